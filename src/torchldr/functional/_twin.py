@@ -1,0 +1,34 @@
+"""Fast kernels with a plain twin.
+
+A hand-written forward and backward is fast for the case that matters, training with x.backward().
+Everything else that autograd can ask (a derivative of the derivative, forward mode) is answered by
+differentiating the twin: the same function in plain torch operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+Plain = Callable[..., Tensor]
+
+
+def plain_backward(plain: Plain, inputs: Sequence[Tensor], grad: Tensor) -> tuple[Tensor, ...]:
+    """The gradients by way of the twin, themselves differentiable."""
+    return torch.func.vjp(plain, *inputs)[1](grad)
+
+
+def plain_jvp(plain: Plain, inputs: Sequence[Tensor], tangents: Sequence[Tensor | None]) -> Tensor:
+    """The tangent by way of the twin: the transpose of its transposed derivative.
+
+    Reverse mode twice, because forward mode cannot be entered again inside a forward-mode rule.
+    """
+    output, pullback = torch.func.vjp(plain, *inputs)
+    filled = tuple(
+        torch.zeros_like(x) if t is None else t for x, t in zip(inputs, tangents, strict=True)
+    )
+    _, pushforward = torch.func.vjp(pullback, torch.zeros_like(output))
+    return pushforward(filled)[0]
+

@@ -1,0 +1,56 @@
+"""Lengths that FFTs like, and contractions of spectra over the rank.
+
+FFT libraries are quick at products of small primes and several times slower at a large prime
+(batch of 50 on a CPU: 882 us at 1021, 129 us at 1024), so every product here either has such a
+length by nature or is padded to one.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+# Odd products of 3, 5 and 7 below 64: times a power of two they leave no gap wider than an eighth.
+_ODD = (1, 3, 5, 7, 9, 15, 21, 25, 27, 35, 45, 49, 63)
+
+
+def fast_length(n: int) -> int:
+    """A product of 2, 3, 5 and 7 that is at least `n` and at most an eighth longer.
+
+    >>> fast_length(1021), fast_length(1024), fast_length(2047)
+    (1024, 1024, 2048)
+    """
+    return min(odd << max(0, (-(-n // odd) - 1).bit_length()) for odd in _ODD)
+
+
+def is_fast_length(n: int) -> bool:
+    """Whether `n` is a product of 2, 3, 5 and 7.
+
+    >>> is_fast_length(784), is_fast_length(1021)
+    (True, False)
+    """
+    for prime in (2, 3, 5, 7):
+        while n % prime == 0:
+            n //= prime
+    return n == 1
+
+
+def contract_rank(a: Tensor, b: Tensor) -> Tensor:
+    """sum_i a[..., i, f] b[i, f] over the rank i, for spectra.
+
+    A running sum: it needs no (..., r, f) intermediate, and complex batched matrix products are
+    slower.
+
+    Args:
+        a: shape (..., r, f).
+        b: shape (r, f).
+
+    Returns:
+        Shape (..., f).
+
+    The same, slowly: `torch.einsum("...if,if->...f", a, b)`.
+    """
+    total = a[..., 0, :] * b[0]
+    for i in range(1, b.shape[0]):
+        total = torch.addcmul(total, a[..., i, :], b[i])
+    return total

@@ -1,0 +1,63 @@
+"""Slow definitions: the oracles that every fast product is held against.
+
+Everything here follows the definition line by line, in the dtype it is given, and is
+differentiable; nothing here is used by a fast path.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def shift_reference(m: int, f: float, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Z_f: ones below the diagonal, f in the top right corner, shape (m, m)."""
+    return subdiagonal_reference(torch.ones(m - 1, dtype=dtype), torch.tensor(f, dtype=dtype))
+
+
+def subdiagonal_reference(subdiagonal: Tensor, corner: Tensor) -> Tensor:
+    """The matrix with this subdiagonal (m - 1) and top right corner (), shape (m, m)."""
+    A = torch.diag(subdiagonal, -1)
+    return A + torch.nn.functional.pad(corner.reshape(1, 1), (A.shape[0] - 1, 0, 0, A.shape[0] - 1))
+
+
+def tridiagonal_reference(
+    subdiagonal: Tensor, diagonal: Tensor, superdiagonal: Tensor, corners: Tensor
+) -> Tensor:
+    """The tridiagonal matrix with corners (top right, bottom left), shape (m, m).
+
+    Where a corner meets another entry (m <= 2) they add.
+    """
+    last = diagonal.shape[0] - 1
+    A = subdiagonal_reference(subdiagonal, corners[0])
+    A = A + torch.diag(diagonal) + torch.diag(superdiagonal, 1)
+    return A + torch.nn.functional.pad(corners[1].reshape(1, 1), (0, last, last, 0))
+
+
+def krylov_reference(A: Tensor, v: Tensor, k: int) -> Tensor:
+    """The Krylov matrix with columns v, Av, .., A^{k-1} v.
+
+    Args:
+        A: operator, shape (m, m).
+        v: start vector, shape (m,).
+        k: how many columns.
+
+    Returns:
+        Shape (m, k).
+    """
+    columns = [v]
+    for _ in range(k - 1):
+        columns.append(A @ columns[-1])
+    return torch.stack(columns, -1)
+
+
+def krylov_of_ring_reference(lower: Tensor, diagonal: Tensor, upper: Tensor, v: Tensor, k: int) -> Tensor:
+    """`krylov_reference` for a cyclic tridiagonal operator, in O(m) a column.
+
+    (Av)_i = lower_i v_{i-1} + diagonal_i v_i + upper_i v_{i+1}, indices modulo m.
+    """
+    columns = [v]
+    for _ in range(k - 1):
+        x = columns[-1]
+        columns.append(lower * x.roll(1) + diagonal * x + upper * x.roll(-1))
+    return torch.stack(columns, -1)

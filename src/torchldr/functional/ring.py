@@ -1,0 +1,136 @@
+"""Products with Krylov matrices of the f-circulant shift Z_f.
+
+Z_f moves every entry one place down and brings the last one to the top, times f. Three views of
+K(Z_f, v) w:
+
+    matrix        sum_j w_j Z_f^j v, the f-circulant matrix with first column v times w
+    polynomial    v(X) w(X) mod X^m - f
+    convolution   t = v * w, folded: y_i = t_i + f t_{m+i}
+
+For f = 1 and f = -1 the polynomial view gives FFTs of length m (half of that for f = -1: mod
+X^m + 1 a real polynomial is a complex one mod X^{m/2} - i). Every other f, and every length that
+FFTs do not like, takes the padded linear convolution and folds it. A transform of either kind is
+a `Ring`; its four maps are adjoint to each other in pairs, so the transposed product multiplies by
+the conjugate spectrum.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .fft import contract_rank, fast_length, is_fast_length
+
+
+@dataclass(frozen=True)
+class Ring:
+    """Real polynomials of degree below m modulo X^m - f, by their spectra.
+
+    `analyse` takes coefficients (..., at most m) to a spectrum and `synthesise` takes a product of
+    two spectra back to m coefficients; `fold` and `unfold` are the adjoints that the transposed
+    product uses.
+    """
+
+    m: int
+    k: int
+    f: float | Tensor
+
+    @property
+    def kind(self) -> str:
+        """How: "cyclic", "alternating" or "half" at length m, "padded" by linear convolution."""
+        if isinstance(self.f, Tensor) or abs(self.f) != 1 or not is_fast_length(self.m):
+            return "padded"
+        if self.f == 1:
+            return "cyclic"
+        return "half" if self.m % 2 == 0 else "alternating"
+
+    @property
+    def length(self) -> int:
+        return fast_length(self.m + self.k - 1) if self.kind == "padded" else self.m
+
+    def analyse(self, v: Tensor) -> Tensor:
+        """The spectrum of coefficients v, shape (..., at most m)."""
+        match self.kind:
+            case "alternating":
+                return torch.fft.rfft(v * _signs(v), self.m)
+            case "half":
+                v = torch.nn.functional.pad(v, (0, self.m - v.shape[-1]))
+                low, high = v[..., : self.m // 2], v[..., self.m // 2 :]
+                return torch.fft.fft(torch.complex(low, high) * _twist(self.m, v))
+        return torch.fft.rfft(v, self.length)
+
+    def synthesise(self, spectrum: Tensor) -> Tensor:
+        """The m coefficients of a product of two spectra."""
+        match self.kind:
+            case "alternating":
+                y = torch.fft.irfft(spectrum, self.m)
+                return y * _signs(y)
+            case "half":
+                y = torch.fft.ifft(spectrum)
+                y = y * _twist(self.m, y.real).conj()
+                return torch.cat((y.real, y.imag), -1)
+            case "cyclic":
+                return torch.fft.irfft(spectrum, self.m)
+        t = torch.fft.irfft(spectrum, self.length)
+        low, high = t[..., : self.m], t[..., self.m : self.m + self.k - 1]
+        return low + self.f * torch.nn.functional.pad(high, (0, self.m - self.k + 1))
+
+    def unfold(self, u: Tensor) -> Tensor:
+        """The spectrum of u for the transposed product: adjoint of `synthesise`."""
+        if self.kind == "padded":
+            u = torch.cat((u, self.f * u[..., : self.k - 1]), -1)
+        return self.analyse(u) if self.kind != "padded" else torch.fft.rfft(u, self.length)
+
+    def fold(self, spectrum: Tensor) -> Tensor:
+        """The first k coefficients of a transposed product: adjoint of `analyse`."""
+        if self.kind == "padded":
+            return torch.fft.irfft(spectrum, self.length)[..., : self.k]
+        return self.synthesise(spectrum)[..., : self.k]
+
+
+def shift_krylov_matmul(V: Tensor, w: Tensor, f: float | Tensor) -> Tensor:
+    """Multiply by the Krylov matrices of Z_f and sum over the rank: sum_i K_k(Z_f, v_i) w_i.
+
+    Args:
+        V: start vectors, shape (r, m).
+        w: coefficients, shape (..., r, k) with k <= m.
+        f: the corner of Z_f.
+
+    Returns:
+        Shape (..., m).
+
+    Two FFTs a vector and rank, one for the sum. The same, slowly:
+    `sum(krylov_reference(shift_reference(m, f), v, k) @ w)`.
+    """
+    ring = Ring(V.shape[-1], w.shape[-1], f)
+    return ring.synthesise(contract_rank(ring.analyse(w), ring.analyse(V)))
+
+
+def shift_krylov_rmatmul(V: Tensor, u: Tensor, f: float | Tensor, k: int) -> Tensor:
+    """Multiply by the transposed Krylov matrices of Z_f: K_k(Z_f, v_i)^T u for every i.
+
+    Args:
+        V: start vectors, shape (r, m).
+        u: vectors, shape (..., m).
+        f: the corner of Z_f.
+        k: how many columns the Krylov matrices have.
+
+    Returns:
+        Shape (..., r, k).
+    """
+    ring = Ring(V.shape[-1], k, f)
+    return ring.fold(ring.unfold(u).unsqueeze(-2) * ring.analyse(V).conj())
+
+
+def _signs(like: Tensor) -> Tensor:
+    signs = torch.ones(like.shape[-1], dtype=like.dtype, device=like.device)
+    signs[1::2] = -1
+    return signs
+
+
+def _twist(m: int, like: Tensor) -> Tensor:
+    angle = torch.arange(m // 2, dtype=torch.float64, device=like.device) * (math.pi / m)
+    return torch.polar(torch.ones_like(angle), angle).to(torch.promote_types(like.dtype, torch.complex64))

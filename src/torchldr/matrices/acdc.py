@@ -1,0 +1,56 @@
+"""ACDC: diagonals between cosine transforms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ..functional.orthogonal import cosine_reference, cosine_transform, inverse_cosine_transform
+from .base import StructuredMatrix, normal_
+
+
+class ACDC(StructuredMatrix, name="acdc"):
+    """ACDC: M = A DCT D DCT^{-1}, the leading m x n part of it.
+
+    DCT is the orthonormal cosine transform (DCT-II) of length N = max(m, n), A and D are diagonal.
+
+    Parameters: `A` (m), `D` (N). Cost: two cosine transforms of length N a vector.
+
+    Reference: Moczulski, Denil, Appleyard, de Freitas, "ACDC: a structured efficient linear layer",
+    2016.
+    """
+
+    ranked = False
+    scaled = ("A",)
+
+    @classmethod
+    def parameter_shapes(cls, out_features: int, in_features: int, rank: int) -> dict[str, tuple[int, ...]]:
+        return {"A": (out_features,), "D": (max(out_features, in_features),)}
+
+    @classmethod
+    def init_(
+        cls, tensors: Mapping[str, Tensor], out_features: int, in_features: int,
+        generator: torch.Generator | None = None, **options: Any,
+    ) -> None:
+        # The entries of DCT D DCT^{-1} have a mean square of 1 / N.
+        normal_(tensors["D"], 1.0, generator)
+        tensors["A"].fill_((max(out_features, in_features) / (3 * in_features)) ** 0.5)
+
+    def factors(self) -> list[tuple[Tensor, ...]]:
+        m, n = self.shape
+        C = cosine_reference(max(m, n), self.dtype).to(self.device)
+        return [(torch.diag(self.A), C[:m], torch.diag(self.D), C.mT[:, :n])]
+
+    def _matmul(self, x: Tensor) -> Tensor:
+        m, n = self.shape
+        spectrum = inverse_cosine_transform(pad(x, (0, max(m, n) - n))) * self.D
+        return cosine_transform(spectrum)[..., :m] * self.A
+
+    def _rmatmul(self, y: Tensor) -> Tensor:
+        m, n = self.shape
+        spectrum = inverse_cosine_transform(pad(y * self.A, (0, max(m, n) - m))) * self.D
+        return cosine_transform(spectrum)[..., :n]

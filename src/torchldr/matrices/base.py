@@ -1,0 +1,475 @@
+"""What a structured matrix is: the contract, the registry, and the checks made once for all classes.
+
+A class must write
+    parameter_shapes    names and shapes of its parameters; keyword-only arguments are its options
+    init_               how they start, so that |M|_F is nn.Linear's
+    factors             its definition, as products of dense factors: the oracle
+    _matmul, _rmatmul   the fast products, (b, in) -> (b, out) and back
+should write, where it applies,
+    constants           tensors that are not learned (nodes, a permutation)
+    prepare             a product with everything that does not depend on the input done before
+and may write
+    operators           its displacement operators A and C, which brings the displacement tests
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+Product = Callable[[Tensor], Tensor]
+
+_REGISTRY: dict[str, type[StructuredMatrix]] = {}
+_EXACT_NORM = 1 << 20  # entries up to which the initial scale is measured instead of computed
+
+
+class Constant(NamedTuple):
+    """A tensor that is not learned; a drawn one persists in the state_dict, a computed one does not."""
+
+    value: Tensor
+    persistent: bool = False
+
+
+class LinearMap:
+    """A real matrix known by its products, shape (out_features, in_features).
+
+    `M.matmul(x)` acts on the last axis of x, as a layer does; `M @ x` is `torch.matmul`.
+    """
+
+    out_features: int
+    in_features: int
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((self.out_features, self.in_features))
+
+    @property
+    def T(self) -> LinearMap:
+        """The transposed matrix, which shares this one's tensors."""
+        return Transposed(self)
+
+    def matmul(self, x: Tensor) -> Tensor:
+        """Multiply vectors: (..., in_features) to (..., out_features)."""
+        raise NotImplementedError
+
+    def rmatmul(self, y: Tensor) -> Tensor:
+        """Multiply by the transposed matrix: (..., out_features) to (..., in_features)."""
+        raise NotImplementedError
+
+    def to_dense(self) -> Tensor:
+        """The matrix itself, from its definition, shape (out_features, in_features)."""
+        raise NotImplementedError
+
+    def __matmul__(self, x: Tensor) -> Tensor:
+        if not isinstance(x, Tensor):
+            return NotImplemented
+        return self.matmul(x) if x.ndim == 1 else self.matmul(x.mT).mT
+
+
+class Transposed(LinearMap):
+    """The transpose of a linear map."""
+
+    def __init__(self, of: LinearMap) -> None:
+        self.of = of
+        self.out_features, self.in_features = of.in_features, of.out_features
+
+    @property
+    def T(self) -> LinearMap:
+        return self.of
+
+    def matmul(self, x: Tensor) -> Tensor:
+        return self.of.rmatmul(x)
+
+    def rmatmul(self, y: Tensor) -> Tensor:
+        return self.of.matmul(y)
+
+    def to_dense(self) -> Tensor:
+        return self.of.to_dense().mT
+
+    def __repr__(self) -> str:
+        return f"{self.of!r}.T"
+
+
+class StructuredMatrix(LinearMap):
+    """A matrix given by a few tensors and frozen options; subclasses are the structured classes.
+
+    Args:
+        out_features: number of rows m.
+        in_features: number of columns n.
+        **fields: the class's tensors by name (constants may be left out) and its options.
+
+    Declaring a subclass with `name=` registers it: layers, the command line, the contract tests, the
+    benchmarks and the documentation find it there.
+    """
+
+    name: ClassVar[str]
+    ranked: ClassVar[bool] = True
+    scaled: ClassVar[tuple[str, ...]] = ("G", "H")  # M is multilinear in these: they carry its scale
+
+    def __init_subclass__(cls, *, name: str | None = None, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if name is not None:
+            cls.name = name
+            _REGISTRY[name] = cls
+
+    def __init__(self, out_features: int, in_features: int, **fields: Any) -> None:
+        cls = type(self)
+        options = cls.check_options({k: v for k, v in fields.items() if not isinstance(v, Tensor)})
+        tensors = {k: v for k, v in fields.items() if isinstance(v, Tensor)}
+        rank = tensors["G"].shape[0] if cls.ranked and "G" in tensors and tensors["G"].ndim else 1
+        shapes = cls.check_shapes(out_features, in_features, rank if cls.ranked else None, options)
+        if missing := [name for name in shapes if name not in tensors]:
+            raise TypeError(f"{cls.__name__}: missing tensor{'s' * (len(missing) > 1)} {', '.join(missing)}.")
+        first = tensors[next(iter(shapes))]
+        constants = cls.constants(out_features, in_features, rank, dtype=first.dtype, device=first.device, **options)
+        if unknown := [name for name in tensors if name not in shapes and name not in constants]:
+            raise TypeError(
+                f"{cls.__name__}: unknown tensor {unknown[0]!r}. Known: {', '.join([*shapes, *constants])}."
+            )
+        for key, shape in {**shapes, **{k: c.value.shape for k, c in constants.items()}}.items():
+            if key in tensors and tensors[key].shape != torch.Size(shape):
+                raise ValueError(
+                    f"{cls.__name__}: {key} must have shape {tuple(shape)} for {out_features} x "
+                    f"{in_features}, got {tuple(tensors[key].shape)}."
+                )
+        self._set(out_features, in_features, {k: c.value for k, c in constants.items()} | tensors, options)
+
+    def _set(self, out_features: int, in_features: int, tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> None:
+        self.out_features, self.in_features = out_features, in_features
+        self.tensors, self.options = dict(tensors), dict(options)
+
+    @classmethod
+    def unchecked(
+        cls, out_features: int, in_features: int, tensors: Mapping[str, Tensor], options: Mapping[str, Any]
+    ) -> Self:
+        """An instance from all its tensors and options, for callers that have checked them."""
+        self = cls.__new__(cls)
+        self._set(out_features, in_features, tensors, options)
+        return self
+
+    def __getattr__(self, name: str) -> Tensor:
+        tensors = self.__dict__.get("tensors", {})
+        if name in tensors:
+            return tensors[name]
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+
+    # What a class says of itself.
+
+    @classmethod
+    def parameter_shapes(cls, out_features: int, in_features: int, rank: int) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of the parameters; a class adds its options as keyword-only arguments."""
+        return {"G": (rank, out_features), "H": (rank, in_features)}
+
+    @classmethod
+    def constants(
+        cls, out_features: int, in_features: int, rank: int, *, dtype: torch.dtype,
+        device: torch.device | str | None = None, generator: torch.Generator | None = None, **options: Any,
+    ) -> dict[str, Constant]:
+        """Tensors that are not learned, by name."""
+        return {}
+
+    @classmethod
+    def init_(
+        cls, tensors: Mapping[str, Tensor], out_features: int, in_features: int,
+        generator: torch.Generator | None = None, **options: Any,
+    ) -> None:
+        """Draw the parameters in place, so that in expectation |M|_F^2 = m / 3, as in nn.Linear.
+
+        `tensors` holds the constants too, as they are.
+        """
+        raise NotImplementedError
+
+    def factors(self) -> list[tuple[Tensor, ...]]:
+        """The definition: M is the sum of these products of dense factors."""
+        raise NotImplementedError
+
+    def _matmul(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def _rmatmul(self, y: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def prepare(self) -> Product:
+        """The product (b, in) -> (b, out) with its constants computed: what inference keeps."""
+        return self._matmul
+
+    def operators(self) -> tuple[Tensor, Tensor] | None:
+        """The displacement operators A and C as dense matrices, where the class has them."""
+        return None
+
+    # What follows from that.
+
+    @classmethod
+    def default_options(cls) -> dict[str, Any]:
+        """The class's options with their defaults: the keyword-only arguments of `parameter_shapes`."""
+        parameters = inspect.signature(cls.parameter_shapes).parameters.values()
+        return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+    @classmethod
+    def check_options(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        """All options, given and default; an unknown one is an error."""
+        known = cls.default_options()
+        for key in options:
+            if key not in known:
+                raise TypeError(f"{cls.__name__}: unknown keyword {key!r}{_near(key, known)}.")
+        chosen = {**known, **options}
+        for key, value in chosen.items():
+            if value is inspect.Parameter.empty:
+                raise TypeError(f"{cls.__name__}: the option {key!r} must be given.")
+        return chosen
+
+    @classmethod
+    def check_shapes(
+        cls, out_features: int, in_features: int, rank: int | None, options: Mapping[str, Any], who: str | None = None
+    ) -> dict[str, tuple[int, ...]]:
+        """The parameter shapes, after checking sizes and rank."""
+        who = who or cls.__name__
+        for key, value in (("out_features", out_features), ("in_features", in_features)):
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise TypeError(f"{who}: {key} must be an int, got {value!r}.")
+            if value < 1:
+                raise ValueError(f"{who}: {key} must be at least 1, got {value}.")
+        if cls.ranked:
+            largest = min(out_features, in_features)
+            if rank is not None and (not isinstance(rank, int) or isinstance(rank, bool)):
+                raise TypeError(f"{who}: rank must be an int, got {rank!r}.")
+            if rank is not None and not 1 <= rank <= largest:
+                raise ValueError(
+                    f"{who}: rank must be between 1 and {largest} (the smaller of "
+                    f"out_features={out_features} and in_features={in_features}), got {rank}."
+                )
+        elif rank is not None:
+            raise ValueError(f"{who}: the structure {cls.name!r} has no rank, got rank={rank}.")
+        return cls.parameter_shapes(out_features, in_features, rank or 1, **options)
+
+    @classmethod
+    @torch.no_grad()
+    def initialise_(
+        cls, tensors: Mapping[str, Tensor], out_features: int, in_features: int,
+        generator: torch.Generator | None = None, **options: Any,
+    ) -> None:
+        """`init_`, and the scale that it gives in expectation made exact where M is small."""
+        cls.init_(tensors, out_features, in_features, generator, **options)
+        if out_features * in_features <= _EXACT_NORM:
+            cls.rescale_(tensors, out_features, in_features, **options)
+
+    @classmethod
+    @torch.no_grad()
+    def rescale_(cls, tensors: Mapping[str, Tensor], out_features: int, in_features: int, **options: Any) -> None:
+        """Rescale so that |M|_F^2 = m / 3: measured on all unit vectors, or on 64 random ones if large."""
+        some = tensors[cls.scaled[0]]
+        if some.is_meta:
+            return
+        M = cls.unchecked(out_features, in_features, tensors, options)
+        M = M.to(torch.promote_types(some.dtype, torch.float32))
+        if out_features * in_features <= _EXACT_NORM:
+            x = torch.eye(in_features, dtype=M.dtype, device=M.device) * in_features**0.5
+        else:
+            x = torch.randn(64, in_features, dtype=M.dtype, device=M.device)
+        scale = (3 * M._matmul(x).square().mean()) ** (-0.5 / len(cls.scaled))
+        for name in cls.scaled:
+            tensors[name].mul_(scale)
+
+    @classmethod
+    @torch.no_grad()
+    def init_paper_(
+        cls, tensors: Mapping[str, Tensor], out_features: int, in_features: int,
+        generator: torch.Generator | None = None, **options: Any,
+    ) -> None:
+        """The authors' start: G and H normal with variance 1 / (r n), other weights with 1 / n."""
+        cls.init_(tensors, out_features, in_features, generator, **options)
+        for name in ("G", "H", "weight", "column"):
+            if name in tensors:
+                rank = tensors[name].shape[0] if name in ("G", "H") else 1
+                normal_(tensors[name], (rank * in_features) ** -0.5, generator)
+
+    @classmethod
+    @torch.no_grad()
+    def random(
+        cls, out_features: int, in_features: int, rank: int | None = None, *, dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None, generator: torch.Generator | None = None, **options: Any,
+    ) -> Self:
+        """A random member of the class, of nn.Linear's scale, its operators drawn too."""
+        options = cls.check_options(options)
+        shapes = cls.check_shapes(out_features, in_features, rank, options)
+        dtype = dtype or torch.get_default_dtype()
+        constants = cls.constants(
+            out_features, in_features, rank or 1, dtype=dtype, device=device, generator=generator, **options
+        )
+        tensors = {name: constant.value for name, constant in constants.items()}
+        tensors |= {name: torch.empty(shape, dtype=dtype, device=device) for name, shape in shapes.items()}
+        cls.init_(tensors, out_features, in_features, generator, **options)
+        cls.draw_operators_(tensors, generator)
+        cls.rescale_(tensors, out_features, in_features, **options)
+        return cls.unchecked(out_features, in_features, tensors, options)
+
+    @classmethod
+    def draw_operators_(cls, tensors: Mapping[str, Tensor], generator: torch.Generator | None = None) -> None:
+        """Move the operators away from where training starts; most classes have none to move."""
+
+    @property
+    def rank(self) -> int | None:
+        return self.tensors["G"].shape[0] if self.ranked else None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.tensors[self.scaled[0]].dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.tensors[self.scaled[0]].device
+
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """The same matrix with its tensors moved or converted, as `Tensor.to`.
+
+        Constants stay in float32 or wider: rounded to fewer digits, nodes would meet.
+        """
+        like = self.tensors[self.scaled[0]].to(*args, **kwargs)
+        wide = torch.promote_types(like.dtype, torch.float32)
+        learned = self.parameter_shapes(self.out_features, self.in_features, self.rank or 1, **self.options)
+        tensors = {
+            name: t.to(like) if name in learned else t.to(like.device, wide if t.is_floating_point() else None)
+            for name, t in self.tensors.items()
+        }
+        return self.unchecked(self.out_features, self.in_features, tensors, self.options)
+
+    def double(self) -> Self:
+        return self.to(torch.float64)
+
+    def to_dense(self) -> Tensor:
+        return sum_of_products(self.factors())
+
+    def magnitude(self) -> Tensor:
+        """The factors' absolute values, multiplied out: what rounding errors are measured by."""
+        positive = [tuple(torch.where(f < 0, -f, f) for f in term) for term in self.factors()]
+        return sum_of_products(positive)
+
+    def promoted(self) -> Self:
+        """The same matrix in the dtype that products run in: float32 or wider."""
+        dtype = torch.promote_types(self.dtype, torch.float32)
+        return self if dtype == self.dtype else self.to(dtype)
+
+    def materialize(self) -> Tensor:
+        """The dense matrix by way of the fast product: what inference keeps. `to_dense` is the oracle."""
+        M = self.promoted()
+        return M._matmul(torch.eye(M.in_features, dtype=M.dtype, device=M.device)).mT.to(self.dtype)
+
+    def matmul(self, x: Tensor) -> Tensor:
+        """Multiply vectors: (..., in_features) to (..., out_features).
+
+        FFTs and sums run in float32 or wider; the result has the dtype of `x` (under autocast that of
+        autocast). A wrong size, dtype or device is an error.
+        """
+        check_input(self, x, self.in_features, "in_features")
+        return run_product(self.promoted()._matmul, x, self.dtype)
+
+    def rmatmul(self, y: Tensor) -> Tensor:
+        check_input(self, y, self.out_features, "out_features")
+        return run_product(self.promoted()._rmatmul, y, self.dtype)
+
+    def displacement(self) -> Tensor:
+        """M - A M C^T, of rank at most twice the matrix's own: the Stein form.
+
+        Raises:
+            TypeError: for a class without displacement operators.
+        """
+        operators = self.operators()
+        if operators is None:
+            raise TypeError(f"{type(self).__name__} has no displacement operators of its own.")
+        A, C = operators
+        M = self.to_dense()
+        return M - A @ M @ C.mT
+
+    def __repr__(self) -> str:
+        parts = [str(self.out_features), str(self.in_features)]
+        parts += [f"rank={self.rank}"] if self.ranked else []
+        parts += [f"{k}={v!r}" for k, v in self.options.items() if v is not None]
+        return f"{type(self).__name__}({', '.join(parts)}, dtype={self.dtype})"
+
+
+def check_input(M: StructuredMatrix, x: Tensor, features: int, what: str, who: str | None = None) -> None:
+    """Errors for an input that cannot be multiplied."""
+    who = who or type(M).__name__
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{who}: expected a tensor, got {type(x).__name__}.")
+    if x.ndim < 1 or x.shape[-1] != features:
+        raise ValueError(
+            f"{who}: the last axis must have {what}={features} entries, got shape {tuple(x.shape)}."
+        )
+    if not x.is_floating_point():
+        raise TypeError(f"{who}: the input must be real floating point, got {x.dtype}.")
+    if x.device != M.device:
+        raise ValueError(f"{who}: the input is on {x.device}, the weights on {M.device}; move one of them.")
+    if x.dtype != M.dtype and not torch.is_autocast_enabled(x.device.type):
+        raise TypeError(f"{who}: the input has dtype {x.dtype}, the weights {M.dtype}; convert one of them.")
+
+
+def run_product(product: Product, x: Tensor, dtype: torch.dtype, bias: Tensor | None = None) -> Tensor:
+    """Flatten the leading axes, compute in float32 or wider outside of autocast, and undo both."""
+    device = x.device.type
+    compute = torch.promote_types(dtype, torch.float32)
+    flat = x.reshape(-1, x.shape[-1]).to(compute)
+    if torch.is_autocast_enabled(device):
+        with torch.autocast(device, enabled=False):
+            y = product(flat)
+        if dtype != torch.float64:
+            dtype = torch.get_autocast_dtype(device)
+    else:
+        y = product(flat)
+    if bias is not None:
+        y = y + bias
+    return y.reshape(*x.shape[:-1], y.shape[-1]).to(dtype)
+
+
+def sum_of_products(terms: list[tuple[Tensor, ...]]) -> Tensor:
+    total = None
+    for term in terms:
+        product = term[0]
+        for factor in term[1:]:
+            product = product @ factor
+        total = product if total is None else total + product
+    assert total is not None
+    return total
+
+
+def normal_(t: Tensor, std: float, generator: torch.Generator | None) -> Tensor:
+    return t.normal_(0, std, generator=generator)
+
+
+def generators_(tensors: Mapping[str, Tensor], mean_square: float, generator: torch.Generator | None) -> None:
+    """Draw G and H normal so that E|M|_F^2 / (m n) = 1 / 3n, given it is `mean_square` at variance 1."""
+    G, H = tensors["G"], tensors["H"]
+    std = (1 / (3 * H.shape[-1] * mean_square)) ** 0.25
+    normal_(G, std, generator)
+    normal_(H, std, generator)
+
+
+def get_structure(name: str | type[StructuredMatrix]) -> type[StructuredMatrix]:
+    """The structured class of this name.
+
+    >>> get_structure("low_rank")
+    <class 'torchldr.matrices.low_rank.LowRank'>
+    """
+    if isinstance(name, type) and issubclass(name, StructuredMatrix):
+        return name
+    if name not in _REGISTRY:
+        raise ValueError(f"unknown structure {name!r}.{_near(name, _REGISTRY, ' ')}")
+    return _REGISTRY[name]
+
+
+def structures() -> dict[str, type[StructuredMatrix]]:
+    """All registered classes by name, in alphabetical order."""
+    return dict(sorted(_REGISTRY.items()))
+
+
+def _near(name: Any, known: Mapping[str, Any], before: str = ". ") -> str:
+    close = difflib.get_close_matches(str(name), known, n=1)
+    hint = f"Did you mean {close[0]!r}? " if close else ""
+    listing = ", ".join(sorted(known)) or "none"
+    return f"{before}{hint}Known: {listing}"

@@ -1,0 +1,81 @@
+"""Cauchy-like matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..functional.cauchy import TILE, cauchy_matmul, cauchy_reference
+from .base import Constant, StructuredMatrix, generators_
+
+
+def interleaved_nodes(
+    m: int, n: int, dtype: torch.dtype, device: torch.device | str | None = None
+) -> tuple[Tensor, Tensor]:
+    """m + n equally spaced points of (-1, 1), dealt out evenly to s (m,) and t (n,)."""
+    p = torch.arange(m + n)
+    mine = (p + 1) * m // (m + n) > p * m // (m + n)
+    points = ((2 * p + 1).to(torch.float64) / (m + n) - 1).to(dtype=dtype, device=device)
+    return points[mine], points[~mine]
+
+
+class CauchyLike(StructuredMatrix, name="cauchy_like"):
+    """Cauchy-like: M[i, j] = sum_k G[k, i] H[k, j] / (s_i - t_j).
+
+    Parameters: `G` (r, m), `H` (r, n); `s` (m) and `t` (n) interleave on (-1, 1) and so cannot meet, or
+    are learned. Cost: O(r m n) operations a vector in O(m + n) memory.
+
+    Options:
+        learn_nodes: make `s` and `t` parameters. Nothing then keeps them apart but the loss.
+    """
+
+    @classmethod
+    def parameter_shapes(
+        cls, out_features: int, in_features: int, rank: int, *, learn_nodes: bool = False
+    ) -> dict[str, tuple[int, ...]]:
+        shapes: dict[str, tuple[int, ...]] = {"G": (rank, out_features), "H": (rank, in_features)}
+        return {**shapes, "s": (out_features,), "t": (in_features,)} if learn_nodes else shapes
+
+    @classmethod
+    def constants(
+        cls, out_features: int, in_features: int, rank: int, *, dtype: torch.dtype,
+        device: torch.device | str | None = None, generator: torch.Generator | None = None, **options: Any,
+    ) -> dict[str, Constant]:
+        if options["learn_nodes"]:
+            return {}
+        s, t = interleaved_nodes(
+            out_features, in_features, torch.promote_types(dtype, torch.float32), device
+        )
+        return {"s": Constant(s), "t": Constant(t)}
+
+    @classmethod
+    def init_(
+        cls, tensors: Mapping[str, Tensor], out_features: int, in_features: int,
+        generator: torch.Generator | None = None, **options: Any,
+    ) -> None:
+        r, m, n = tensors["G"].shape[0], out_features, in_features
+        s, t = interleaved_nodes(m, n, torch.float64)
+        if options.get("learn_nodes"):
+            tensors["s"].copy_(s)
+            tensors["t"].copy_(t)
+        generators_(tensors, r, generator)
+        # Row i of M has mean square r / (s_i - t_j)^2, averaged over j: even the rows out.
+        mean = torch.cat([cauchy_reference(tile, t).square().mean(-1) for tile in s.split(TILE)])
+        tensors["G"].mul_(mean.rsqrt().to(tensors["G"]))
+
+    def factors(self) -> list[tuple[Tensor, ...]]:
+        C = cauchy_reference(self.s, self.t)
+        return [(g.unsqueeze(-1) * C * h,) for g, h in zip(self.G, self.H, strict=True)]
+
+    def _matmul(self, x: Tensor) -> Tensor:
+        z = x.unsqueeze(-2) * self.H
+        y = cauchy_matmul(self.s, self.t, z.flatten(0, 1)).unflatten(0, z.shape[:2])
+        return (y * self.G).sum(-2)
+
+    def _rmatmul(self, y: Tensor) -> Tensor:
+        z = y.unsqueeze(-2) * self.G
+        x = cauchy_matmul(self.t, self.s, z.flatten(0, 1)).unflatten(0, z.shape[:2])
+        return -(x * self.H).sum(-2)

@@ -1,0 +1,132 @@
+"""Circulant and block-circulant matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ..functional.ring import Ring
+from .base import Product, StructuredMatrix, normal_
+
+
+def _columns_as_circulants(column: Tensor) -> Tensor:
+    """(..., b) to (..., b, b): the circulant matrix with that first column."""
+    b = column.shape[-1]
+    i = torch.arange(b, device=column.device)
+    return column[..., (i.unsqueeze(1) - i) % b]
+
+
+class Circulant(StructuredMatrix, name="circulant"):
+    """Circulant: the leading m x n part of the circulant matrix with this first column.
+
+    M[i, j] = column[(i - j) mod N], N = max(m, n). Parameters: `column` (N). Cost: two real FFTs a
+    vector, of length N where that is a product of 2, 3, 5 and 7 (else padded).
+
+    Reference: Cheng et al., "An exploration of parameter redundancy in deep networks with circulant
+    projections", 2015.
+    """
+
+    ranked = False
+    scaled = ("column",)
+
+    @classmethod
+    def parameter_shapes(cls, out_features: int, in_features: int, rank: int) -> dict[str, tuple[int, ...]]:
+        return {"column": (max(out_features, in_features),)}
+
+    @classmethod
+    def init_(
+        cls, tensors: Mapping[str, Tensor], out_features: int, in_features: int,
+        generator: torch.Generator | None = None, **options: Any,
+    ) -> None:
+        normal_(tensors["column"], (3 * in_features) ** -0.5, generator)
+
+    def factors(self) -> list[tuple[Tensor, ...]]:
+        m, n = self.shape
+        return [(_columns_as_circulants(self.column)[:m, :n],)]
+
+    def _matmul(self, x: Tensor) -> Tensor:
+        return self.prepare()(x)
+
+    def prepare(self) -> Product:
+        m, n = self.shape
+        ring = Ring(max(m, n), n, 1)
+        spectrum = ring.analyse(self.column)
+        return lambda x: ring.synthesise(ring.analyse(x) * spectrum)[..., :m]
+
+    def _rmatmul(self, y: Tensor) -> Tensor:
+        m, n = self.shape
+        ring = Ring(max(m, n), n, 1)
+        return ring.fold(ring.unfold(pad(y, (0, ring.m - m))) * ring.analyse(self.column).conj())
+
+
+class BlockCirculant(StructuredMatrix, name="block_circulant"):
+    """Block-circulant: a grid of circulant blocks of b x b, the last ones cropped.
+
+    Parameters: `column` (ceil(m/b), ceil(n/b), b), the first column of every block. Cost: (m + n) / b
+    real FFTs of length b and m n / b complex multiplications a vector.
+
+    Options:
+        block_size: b, from 1 (dense) to max(m, n) (one circulant); by default 8, or max(m, n) if that
+            is smaller. It need not divide m or n.
+
+    Reference: Ding et al., "CirCNN", 2017.
+    """
+
+    ranked = False
+    scaled = ("column",)
+
+    @classmethod
+    def parameter_shapes(
+        cls, out_features: int, in_features: int, rank: int, *, block_size: int | None = None
+    ) -> dict[str, tuple[int, ...]]:
+        largest = max(out_features, in_features)
+        b = min(8, largest) if block_size is None else block_size
+        if not isinstance(b, int) or isinstance(b, bool):
+            raise TypeError(f"{cls.__name__}: block_size must be an int, got {b!r}.")
+        if not 1 <= b <= largest:
+            raise ValueError(
+                f"{cls.__name__}: block_size must be between 1 and {largest} (the larger of "
+                f"out_features={out_features} and in_features={in_features}), got {b}."
+            )
+        return {"column": (-(-out_features // b), -(-in_features // b), b)}
+
+    @classmethod
+    def init_(
+        cls, tensors: Mapping[str, Tensor], out_features: int, in_features: int,
+        generator: torch.Generator | None = None, **options: Any,
+    ) -> None:
+        normal_(tensors["column"], (3 * in_features) ** -0.5, generator)
+
+    def factors(self) -> list[tuple[Tensor, ...]]:
+        m, n = self.shape
+        grid = _columns_as_circulants(self.column)  # (rows, columns, b, b)
+        return [(grid.transpose(1, 2).flatten(2).flatten(0, 1)[:m, :n],)]
+
+    def _ring(self) -> Ring:
+        b = self.column.shape[-1]
+        return Ring(b, b, 1)
+
+    def _matmul(self, x: Tensor) -> Tensor:
+        return self.prepare()(x)
+
+    def prepare(self) -> Product:
+        ring, (m, n) = self._ring(), self.shape
+        spectra = ring.analyse(self.column).permute(2, 1, 0).contiguous()  # (f, columns, rows)
+
+        def product(x: Tensor) -> Tensor:
+            blocks = pad(x, (0, -n % ring.m)).unflatten(-1, (-1, ring.m))
+            y = torch.bmm(ring.analyse(blocks).permute(2, 0, 1), spectra).permute(1, 2, 0)
+            return ring.synthesise(y).flatten(-2)[..., :m]
+
+        return product
+
+    def _rmatmul(self, y: Tensor) -> Tensor:
+        ring, (m, n) = self._ring(), self.shape
+        spectra = ring.analyse(self.column).conj().permute(2, 0, 1)  # (f, rows, columns)
+        blocks = pad(y, (0, -m % ring.m)).unflatten(-1, (-1, ring.m))
+        x = torch.bmm(ring.unfold(blocks).permute(2, 0, 1), spectra).permute(1, 2, 0)
+        return ring.fold(x).flatten(-2)[..., :n]

@@ -1,0 +1,42 @@
+"""The unstructured matrix, for comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .base import StructuredMatrix
+
+
+class Dense(StructuredMatrix, name="dense"):
+    """An unstructured matrix W.
+
+    Parameters: `weight` (m, n). Cost: 2 m n operations a vector.
+    """
+
+    ranked = False
+    scaled = ("weight",)
+
+    @classmethod
+    def parameter_shapes(cls, out_features: int, in_features: int, rank: int) -> dict[str, tuple[int, ...]]:
+        return {"weight": (out_features, in_features)}
+
+    @classmethod
+    def init_(
+        cls, tensors: Mapping[str, Tensor], out_features: int, in_features: int,
+        generator: torch.Generator | None = None, **options: Any,
+    ) -> None:
+        bound = in_features**-0.5
+        tensors["weight"].uniform_(-bound, bound, generator=generator)
+
+    def factors(self) -> list[tuple[Tensor, ...]]:
+        return [(self.weight,)]
+
+    def _matmul(self, x: Tensor) -> Tensor:
+        return x @ self.weight.mT
+
+    def _rmatmul(self, y: Tensor) -> Tensor:
+        return y @ self.weight

@@ -1,0 +1,104 @@
+"""Toeplitz-like and Hankel-like matrices: LDR with fixed shifts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..functional.fft import contract_rank
+from ..functional.reference import krylov_reference, shift_reference
+from ..functional.ring import Ring
+from .base import Product, StructuredMatrix, generators_
+
+
+def corner_sign(m: int, n: int) -> int:
+    """a of the pair (Z_a, Z_{-a}): 1 where the power of two in m is at most that in n, else -1.
+
+    With the other sign K(Z_a, g) K(Z_{-a}, h)^T does not reach every Toeplitz-like matrix: shapes such
+    as 784 -> 512 would have parameters without effect.
+    """
+    return 1 if (m & -m) <= (n & -n) else -1
+
+
+class ToeplitzLike(StructuredMatrix, name="toeplitz_like"):
+    """Toeplitz-like: M = sum_i K_k(Z_a, g_i) K_k(Z_{-a}, h_i)^T, k = min(m, n).
+
+    Z_f shifts down by one and brings the last entry back on top, times f; a = 1 where the power of two
+    in m is at most that in n, else -1. Toeplitz matrices and their inverses have r = 2, products add.
+
+    Parameters: `G` (r, m), `H` (r, n). Cost: 2r + 2 real FFTs a vector, of lengths m and n where those
+    are products of 2, 3, 5 and 7 (else of padded lengths m + k and n + k).
+
+    Reference: Kailath, Kung, Morf, "Displacement ranks of matrices and linear equations", 1979;
+    Sindhwani, Sainath, Kumar, "Structured transforms for small-footprint deep learning", 2015.
+    """
+
+    @classmethod
+    def init_(
+        cls, tensors: Mapping[str, Tensor], out_features: int, in_features: int,
+        generator: torch.Generator | None = None, **options: Any,
+    ) -> None:
+        r, m, n = tensors["G"].shape[0], out_features, in_features
+        generators_(tensors, r * min(m, n), generator)
+
+    def _rings(self) -> tuple[Ring, Ring]:
+        m, n = self.shape
+        a, k = corner_sign(m, n), min(m, n)
+        return Ring(m, k, a), Ring(n, k, -a)
+
+    def factors(self) -> list[tuple[Tensor, ...]]:
+        A, C = ToeplitzLike.operators(self)
+        k = min(self.shape)
+        return [
+            (krylov_reference(A, g, k), krylov_reference(C, h, k).mT)
+            for g, h in zip(self.G, self.H, strict=True)
+        ]
+
+    def operators(self) -> tuple[Tensor, Tensor]:
+        m, n = self.shape
+        a = corner_sign(m, n)
+        A, C = shift_reference(m, a, self.dtype), shift_reference(n, -a, self.dtype)
+        return A.to(self.device), C.to(self.device)
+
+    def _matmul(self, x: Tensor) -> Tensor:
+        return self.prepare()(x)
+
+    def prepare(self) -> Product:
+        left, right = self._rings()
+        g_hat, h_hat = left.analyse(self.G), right.analyse(self.H).conj()
+
+        def product(x: Tensor) -> Tensor:
+            z = right.fold(right.unfold(x).unsqueeze(-2) * h_hat)
+            return left.synthesise(contract_rank(left.analyse(z), g_hat))
+
+        return product
+
+    def _rmatmul(self, y: Tensor) -> Tensor:
+        left, right = self._rings()
+        z = left.fold(left.unfold(y).unsqueeze(-2) * left.analyse(self.G).conj())
+        return right.synthesise(contract_rank(right.analyse(z), right.analyse(self.H)))
+
+
+class HankelLike(ToeplitzLike, name="hankel_like"):
+    """Hankel-like: the rows of a Toeplitz-like matrix in reverse order.
+
+    Parameters and cost as `ToeplitzLike`. Constant along antidiagonals where the other is constant
+    along diagonals.
+    """
+
+    def factors(self) -> list[tuple[Tensor, ...]]:
+        return [(left.flip(0), right) for left, right in super().factors()]
+
+    def operators(self) -> tuple[Tensor, Tensor]:
+        A, C = super().operators()
+        return A.flip(0, 1), C
+
+    def prepare(self) -> Product:
+        product = super().prepare()
+        return lambda x: product(x).flip(-1)
+
+    def _rmatmul(self, y: Tensor) -> Tensor:
+        return super()._rmatmul(y.flip(-1))

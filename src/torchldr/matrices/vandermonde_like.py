@@ -1,0 +1,85 @@
+"""Vandermonde-like matrices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..functional.reference import krylov_reference, shift_reference
+from ..functional.ring import shift_krylov_matmul, shift_krylov_rmatmul
+from ..functional.vandermonde import vandermonde_matmul, vandermonde_reference, vandermonde_rmatmul
+from .base import Constant, StructuredMatrix, generators_
+
+
+def chebyshev_points(m: int, dtype: torch.dtype, device: torch.device | str | None = None) -> Tensor:
+    """cos(pi (2i + 1) / 2m), shape (m,): the points of (-1, 1) that polynomials like best."""
+    i = torch.arange(m, dtype=torch.float64)
+    return torch.cos((2 * i + 1) * (math.pi / (2 * m))).to(dtype=dtype, device=device)
+
+
+class VandermondeLike(StructuredMatrix, name="vandermonde_like"):
+    """Vandermonde-like: M = sum_i K_n(D, g_i) K_n(Z_0, h_i)^T with D = diag(nodes).
+
+    Equally M = sum_i diag(g_i) V T_i, V[i, j] = node_i^j and T_i the upper triangular Toeplitz matrix
+    of h_i: each output is a polynomial of the input's coefficients, evaluated at its node.
+
+    Parameters: `G` (r, m), `H` (r, n); `nodes` (m) are the Chebyshev points of (-1, 1), or learned.
+    Cost: O(r m n) operations a vector in O(m + n) memory.
+
+    Options:
+        learn_nodes: make `nodes` a parameter.
+    """
+
+    @classmethod
+    def parameter_shapes(
+        cls, out_features: int, in_features: int, rank: int, *, learn_nodes: bool = False
+    ) -> dict[str, tuple[int, ...]]:
+        shapes: dict[str, tuple[int, ...]] = {"G": (rank, out_features), "H": (rank, in_features)}
+        return {**shapes, "nodes": (out_features,)} if learn_nodes else shapes
+
+    @classmethod
+    def constants(
+        cls, out_features: int, in_features: int, rank: int, *, dtype: torch.dtype,
+        device: torch.device | str | None = None, generator: torch.Generator | None = None, **options: Any,
+    ) -> dict[str, Constant]:
+        if options["learn_nodes"]:
+            return {}
+        return {"nodes": Constant(chebyshev_points(out_features, torch.promote_types(dtype, torch.float32), device))}
+
+    @classmethod
+    def init_(
+        cls, tensors: Mapping[str, Tensor], out_features: int, in_features: int,
+        generator: torch.Generator | None = None, **options: Any,
+    ) -> None:
+        r, m, n = tensors["G"].shape[0], out_features, in_features
+        if options.get("learn_nodes"):
+            tensors["nodes"].copy_(chebyshev_points(m, tensors["nodes"].dtype))
+        generators_(tensors, r, generator)
+        # Row i of M has mean square r sum_{l <= j} node_i^{2l}, averaged over j: even the rows out.
+        q = chebyshev_points(m, torch.float64).square()
+        mean = (1 - q * (1 - q**n) / (n * (1 - q))) / (1 - q)
+        tensors["G"].mul_(mean.rsqrt().to(tensors["G"]))
+
+    def factors(self) -> list[tuple[Tensor, ...]]:
+        n = self.in_features
+        V = vandermonde_reference(self.nodes, n)
+        Z = shift_reference(n, 0.0, self.dtype).to(self.device)
+        return [
+            (g.unsqueeze(-1) * V, krylov_reference(Z, h, n).mT)
+            for g, h in zip(self.G, self.H, strict=True)
+        ]
+
+    def operators(self) -> tuple[Tensor, Tensor]:
+        return torch.diag(self.nodes), shift_reference(self.in_features, 0.0, self.dtype).to(self.device)
+
+    def _matmul(self, x: Tensor) -> Tensor:
+        z = shift_krylov_rmatmul(self.H, x, 0.0, self.in_features)
+        return (vandermonde_matmul(self.nodes, z) * self.G).sum(-2)
+
+    def _rmatmul(self, y: Tensor) -> Tensor:
+        z = vandermonde_rmatmul(self.nodes, y.unsqueeze(-2) * self.G, self.in_features)
+        return shift_krylov_matmul(self.H, z, 0.0)

@@ -1,0 +1,5 @@
+"""Layers."""
+
+from .linear import StructuredLinear
+
+__all__ = ["StructuredLinear"]

@@ -3,6 +3,10 @@
 FFT libraries are quick at products of small primes and several times slower at a large prime
 (batch of 50 on a CPU: 882 us at 1021, 129 us at 1024), so every product here either has such a
 length by nature or is padded to one.
+
+Spectra are conjugated by `torch.conj_physical`, on the smaller operand of a product: the lazy `.conj()`
+makes a copy of it in the product all the same, and is lost (torch 2.13) in the first call of a compiled
+function.
 """
 
 from __future__ import annotations

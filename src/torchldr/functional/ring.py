@@ -70,7 +70,7 @@ class Ring:
                 return y * _signs(y)
             case "half":
                 y = torch.fft.ifft(spectrum)
-                y = y * _twist(self.m, y.real).conj()
+                y = y * torch.conj_physical(_twist(self.m, y.real))
                 return torch.cat((y.real, y.imag), -1)
             case "cyclic":
                 return torch.fft.irfft(spectrum, self.m)
@@ -122,7 +122,7 @@ def shift_krylov_rmatmul(V: Tensor, u: Tensor, f: float | Tensor, k: int) -> Ten
         Shape (..., r, k).
     """
     ring = Ring(V.shape[-1], k, f)
-    return ring.fold(ring.unfold(u).unsqueeze(-2) * ring.analyse(V).conj())
+    return ring.fold(ring.unfold(u).unsqueeze(-2) * torch.conj_physical(ring.analyse(V)))
 
 
 def _signs(like: Tensor) -> Tensor:

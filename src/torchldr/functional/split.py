@@ -34,6 +34,7 @@ from torch.nn.functional import pad
 from .fft import fast_length
 
 LEAF = 32
+TRACED_LEAF = 256  # exporters take long over many small steps: fewer and larger ones for them
 
 
 class Level(NamedTuple):
@@ -71,7 +72,9 @@ def prefix_products(s: Tensor) -> Tensor:
     return s
 
 
-def split_prepare(s: Tensor, corner: Tensor, V: Tensor, k: int, *, leaf: int = LEAF) -> SplitKrylov:
+def split_prepare(
+    s: Tensor, corner: Tensor, V: Tensor, k: int, *, leaf: int | None = None
+) -> SplitKrylov:
     """Prepare the Krylov matrices K_k(A, v_i) of a subdiagonal operator for products.
 
     Args:
@@ -79,12 +82,13 @@ def split_prepare(s: Tensor, corner: Tensor, V: Tensor, k: int, *, leaf: int = L
         corner: top right entry, shape ().
         V: start vectors, shape (r, m).
         k: how many columns, at most m.
-        leaf: blocks of `leaf` to twice as many indices are dense.
+        leaf: blocks of half as many to `leaf` indices are dense.
 
     Returns:
         The prepared product for `split_matmul` and `split_rmatmul`.
     """
     r, m = V.shape
+    leaf = leaf or (TRACED_LEAF if torch.compiler.is_compiling() else LEAF)
     spans = -(-m // k)
     # `edges` leave each index. Past the last one there are only zeros of V to move and rows to drop.
     edges = pad(s, (0, spans * k - m + 1), value=1.0).view(spans, k)
@@ -247,7 +251,7 @@ def _trees_rmatmul(trees: Trees, u: Tensor) -> Tensor:
         half = rows.shape[-1]
         right = u.unflatten(1, (-1, 2, half))[:, :, 1] * rows
         spectrum = torch.fft.rfft(pad(right, (half, 0)), 2 * half)  # (b, nodes, f)
-        spectrum = (spectrum.unsqueeze(1) * spectra.conj()).sum(2)
+        spectrum = (spectrum.unsqueeze(1) * torch.conj_physical(spectra)).sum(2)
         part = torch.fft.irfft(spectrum, 2 * half)[..., :k]
         z = z + pad(part, (0, k - part.shape[-1]))
     return z

@@ -7,10 +7,10 @@ A has s_1 .. s_{m-1} below the diagonal and c in the top right corner. With P_i 
     convolution   (K(A, v) w)_i = P_i (t_i + f t_{m+i}),  t = (v / P) * w
 
 so one FFT convolution does what the paper's algorithm does with 8 log2(n) of them. Dividing by P
-costs digits in proportion to max|P| / min|P|, and everything when an entry is 0. Hence two products
-and a guard: the convolution where that ratio is at most `RANGE`, else the split product (`split`),
-which is right for every operator. The tests hold both to
-`krylov_reference(subdiagonal_reference(s, c), v, k)`.
+costs digits in proportion to max|P| / min|P|, and everything when an entry is 0. Hence a guard and two
+products: the convolution where that range is at most 32, in float64 where it is larger but a float32
+result keeps its digits all the same, and else the split product (`split`), which is right for every
+operator. The tests hold them to `krylov_reference(subdiagonal_reference(s, c), v, k)`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ from .fft import contract_rank, fast_length
 from .ring import Ring
 from .split import SplitKrylov, split_matmul, split_prepare, split_rmatmul
 
-RANGE = 32.0  # digits that the convolution may lose: five bits
+PRODUCTS = ("auto", "convolution", "split")
+RANGE = 2.0**5  # the convolution may lose five bits of its own dtype ..
+RANGE_FLOAT64 = 2.0**24  # .. and in float64 these, for a result in float32
 
 
 class ConvolutionKrylov(NamedTuple):
@@ -42,22 +44,30 @@ def scales(s: Tensor) -> Tensor:
     return torch.cat((s.new_ones(1), s.cumprod(-1)))
 
 
-def fits_convolution(s: Tensor) -> bool:
-    """The guard: whether the range of the scales lets the single convolution keep its digits.
+def convolution_dtype(s: Tensor, product: str = "auto") -> torch.dtype | None:
+    """The guard: in which dtype the single convolution keeps its digits, or None for the split product.
 
-    Reads values, so where there are none to read (tracing, vmap over operators, capture of a CUDA
-    graph) the answer is no: the split product is always right.
+    "auto" reads the range of the scales. Where there are no values to read (tracing, vmap over
+    operators, capture of a CUDA graph) it answers None: the split product is always right.
+    "convolution" answers float64 unseen, for callers that watch the range themselves.
     """
+    if product != "auto":
+        return torch.float64 if product == "convolution" else None
     if torch.compiler.is_compiling() or (s.is_cuda and torch.cuda.is_current_stream_capturing()):
-        return False
+        return None
     low, high = scales(s.detach()).abs().aminmax()
     try:
-        return bool(high <= RANGE * low)
-    except RuntimeError:  # vmap and fake tensors refuse to turn a tensor into a bool
-        return False
+        reach = (high / low).item()
+    except RuntimeError:  # vmap and fake tensors have no values
+        return None
+    if reach <= RANGE:
+        return s.dtype
+    return torch.float64 if s.dtype == torch.float32 and reach <= RANGE_FLOAT64 else None
 
 
-def krylov_prepare(s: Tensor, corner: Tensor, V: Tensor, k: int) -> ConvolutionKrylov | SplitKrylov:
+def krylov_prepare(
+    s: Tensor, corner: Tensor, V: Tensor, k: int, product: str = "auto"
+) -> ConvolutionKrylov | SplitKrylov:
     """Prepare the Krylov matrices K_k(A, v_i) of a subdiagonal operator for many products.
 
     Args:
@@ -65,14 +75,16 @@ def krylov_prepare(s: Tensor, corner: Tensor, V: Tensor, k: int) -> ConvolutionK
         corner: top right entry, shape ().
         V: start vectors, shape (r, m).
         k: how many columns, at most m.
+        product: "auto", "convolution" or "split", see `convolution_dtype`.
 
     Returns:
         What `prepared_matmul` and `prepared_rmatmul` take: constants of about 2 r m numbers for the
         single convolution, O(r m log m) for the split product.
     """
-    if not fits_convolution(s):
+    dtype = convolution_dtype(s, product)
+    if dtype is None:
         return split_prepare(s, corner, V, k)
-    P = scales(s)
+    P = scales(s.to(dtype))
     ring = Ring(V.shape[-1], k, corner * P[-1])
     return ConvolutionKrylov(P, ring, ring.analyse(V / P))
 
@@ -81,17 +93,19 @@ def prepared_matmul(K: ConvolutionKrylov | SplitKrylov, w: Tensor) -> Tensor:
     """sum_i K_k(A, v_i) w_i for prepared matrices: (b, r, k) to (b, m)."""
     if isinstance(K, SplitKrylov):
         return split_matmul(K, w)
-    return K.scale * K.ring.synthesise(contract_rank(K.ring.analyse(w), K.spectra))
+    w_hat = K.ring.analyse(w.to(K.scale.dtype))
+    return (K.scale * K.ring.synthesise(contract_rank(w_hat, K.spectra))).to(w.dtype)
 
 
 def prepared_rmatmul(K: ConvolutionKrylov | SplitKrylov, u: Tensor) -> Tensor:
     """K_k(A, v_i)^T u for every i, for prepared matrices: (b, m) to (b, r, k)."""
     if isinstance(K, SplitKrylov):
         return split_rmatmul(K, u)
-    return K.ring.fold(K.ring.unfold(K.scale * u).unsqueeze(-2) * K.spectra.conj())
+    u_hat = K.ring.unfold(K.scale * u)
+    return K.ring.fold(u_hat.unsqueeze(-2) * torch.conj_physical(K.spectra)).to(u.dtype)
 
 
-def krylov_matmul(s: Tensor, corner: Tensor, V: Tensor, w: Tensor) -> Tensor:
+def krylov_matmul(s: Tensor, corner: Tensor, V: Tensor, w: Tensor, product: str = "auto") -> Tensor:
     """Multiply by the Krylov matrices of a subdiagonal operator: sum_i K_k(A, v_i) w_i.
 
     Args:
@@ -99,6 +113,7 @@ def krylov_matmul(s: Tensor, corner: Tensor, V: Tensor, w: Tensor) -> Tensor:
         corner: top right entry, shape ().
         V: start vectors, shape (r, m).
         w: coefficients, shape (b, r, k) with k <= m.
+        product: "auto", "convolution" or "split", see `convolution_dtype`.
 
     Returns:
         Shape (b, m), in the dtype of `w` (float32 or float64).
@@ -108,12 +123,18 @@ def krylov_matmul(s: Tensor, corner: Tensor, V: Tensor, w: Tensor) -> Tensor:
 
     The same, slowly: `sum(krylov_reference(subdiagonal_reference(s, corner), v, k) @ w)`.
     """
-    if fits_convolution(s):
-        return _ConvolutionMatmul.apply(s, corner, V, w)[0]
-    return _plain_matmul(s, corner, V, w)
+    dtype = convolution_dtype(s, product)
+    if dtype is None:
+        return _plain_matmul(s, corner, V, w)
+    wide = (t.to(dtype) for t in (s, corner, V, w))
+    if torch.compiler.is_compiling():
+        return _convolution_matmul(*wide)[0].to(w.dtype)
+    return _ConvolutionMatmul.apply(*wide)[0].to(w.dtype)
 
 
-def krylov_rmatmul(s: Tensor, corner: Tensor, V: Tensor, u: Tensor, k: int) -> Tensor:
+def krylov_rmatmul(
+    s: Tensor, corner: Tensor, V: Tensor, u: Tensor, k: int, product: str = "auto"
+) -> Tensor:
     """Multiply by the transposed Krylov matrices: K_k(A, v_i)^T u for every i.
 
     Args:
@@ -122,13 +143,18 @@ def krylov_rmatmul(s: Tensor, corner: Tensor, V: Tensor, u: Tensor, k: int) -> T
         V: start vectors, shape (r, m).
         u: vectors, shape (b, m).
         k: how many columns, at most m.
+        product: "auto", "convolution" or "split", see `convolution_dtype`.
 
     Returns:
         Shape (b, r, k). Costs and rules as for `krylov_matmul`.
     """
-    if fits_convolution(s):
-        return _ConvolutionRmatmul.apply(s, corner, V, u, k)[0]
-    return _plain_rmatmul(s, corner, V, u, k)
+    dtype = convolution_dtype(s, product)
+    if dtype is None:
+        return _plain_rmatmul(s, corner, V, u, k)
+    wide = (t.to(dtype) for t in (s, corner, V, u))
+    if torch.compiler.is_compiling():
+        return _convolution_rmatmul(*wide, k)[0].to(u.dtype)
+    return _ConvolutionRmatmul.apply(*wide, k)[0].to(u.dtype)
 
 
 def _plain_matmul(s: Tensor, corner: Tensor, V: Tensor, w: Tensor) -> Tensor:
@@ -166,26 +192,39 @@ def _gradients(
     that cross it, divided by s_l; from one edge to the next the flow changes by what starts there
     less what ends there, v_l dv_l - u_l y_l, so one cumulative sum gives all of them.
     """
-    dV = torch.fft.irfft((w_hat.conj() * u_hat.unsqueeze(-2)).sum(0), t.shape[-1])
+    spectrum = (w_hat * torch.conj_physical(u_hat).unsqueeze(-2)).sum(0)
+    dV = torch.fft.irfft(torch.conj_physical(spectrum), t.shape[-1])
     dV = dV[..., : V.shape[-1]] / P
     y, high = _folded(P, corner, t, k)
     dc = (u[..., : k - 1] * high).sum()
+    if k == 1:  # nothing moves; the difference below would leave rounding errors for zero
+        return torch.zeros_like(s), dc, dV, y
     flow = ((V * dV).sum(0) - (u * y).sum(0))[:-1].cumsum(0) + corner * dc
     return flow / s, dc, dV, y
 
 
-class _ConvolutionMatmul(torch.autograd.Function):
-    """(s, corner, V, w) to K w, followed by what its backward needs again."""
+def _convolution_matmul(s: Tensor, corner: Tensor, V: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    """K w, followed by what its backward needs again."""
+    P, k = scales(s), w.shape[-1]
+    length = _length(V.shape[-1], k)
+    v_hat, w_hat = torch.fft.rfft(V / P, length), torch.fft.rfft(w, length)
+    t = torch.fft.irfft(contract_rank(w_hat, v_hat), length)
+    return _folded(P, corner, t, k)[0], P, v_hat, w_hat, t
 
+
+def _convolution_rmatmul(s: Tensor, corner: Tensor, V: Tensor, u: Tensor, k: int) -> tuple[Tensor, ...]:
+    """K^T u, followed by what its backward needs again."""
+    P = scales(s)
+    length = _length(V.shape[-1], k)
+    v_hat, u_hat = torch.fft.rfft(V / P, length), _unfolded(P, corner, u, k)
+    z = torch.fft.irfft(u_hat.unsqueeze(-2) * torch.conj_physical(v_hat), length)[..., :k].contiguous()
+    return z, P, v_hat, u_hat
+
+
+class _ConvolutionMatmul(torch.autograd.Function):
     generate_vmap_rule = True
 
-    @staticmethod
-    def forward(s: Tensor, corner: Tensor, V: Tensor, w: Tensor) -> tuple[Tensor, ...]:
-        P, k = scales(s), w.shape[-1]
-        length = _length(V.shape[-1], k)
-        v_hat, w_hat = torch.fft.rfft(V / P, length), torch.fft.rfft(w, length)
-        t = torch.fft.irfft(contract_rank(w_hat, v_hat), length)
-        return _folded(P, corner, t, k)[0], P, v_hat, w_hat, t
+    forward = staticmethod(_convolution_matmul)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
@@ -201,7 +240,7 @@ class _ConvolutionMatmul(torch.autograd.Function):
         k = w.shape[-1]
         u_hat = _unfolded(P, corner, u, k)
         ds, dc, dV, _ = _gradients(s, corner, V, u, k, P, w_hat, u_hat, t)
-        dw = torch.fft.irfft(u_hat.unsqueeze(-2) * v_hat.conj(), t.shape[-1])[..., :k]
+        dw = torch.fft.irfft(u_hat.unsqueeze(-2) * torch.conj_physical(v_hat), t.shape[-1])[..., :k]
         return ds, dc, dV, dw
 
     @staticmethod
@@ -210,17 +249,9 @@ class _ConvolutionMatmul(torch.autograd.Function):
 
 
 class _ConvolutionRmatmul(torch.autograd.Function):
-    """(s, corner, V, u, k) to K^T u, followed by what its backward needs again."""
-
     generate_vmap_rule = True
 
-    @staticmethod
-    def forward(s: Tensor, corner: Tensor, V: Tensor, u: Tensor, k: int) -> tuple[Tensor, ...]:
-        P = scales(s)
-        length = _length(V.shape[-1], k)
-        v_hat, u_hat = torch.fft.rfft(V / P, length), _unfolded(P, corner, u, k)
-        z = torch.fft.irfft(u_hat.unsqueeze(-2) * v_hat.conj(), length)[..., :k].contiguous()
-        return z, P, v_hat, u_hat
+    forward = staticmethod(_convolution_rmatmul)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

@@ -18,10 +18,13 @@ import difflib
 import inspect
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
+
+from . import opaque
 
 Product = Callable[[Tensor], Tensor]
 
@@ -111,6 +114,7 @@ class StructuredMatrix(LinearMap):
     name: ClassVar[str]
     ranked: ClassVar[bool] = True
     scaled: ClassVar[tuple[str, ...]] = ("G", "H")  # M is multilinear in these: they carry its scale
+    opaque: ClassVar[bool] = False  # whether torch.compile should see the product as one operator
 
     def __init_subclass__(cls, *, name: str | None = None, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -202,6 +206,10 @@ class StructuredMatrix(LinearMap):
     def operators(self) -> tuple[Tensor, Tensor] | None:
         """The displacement operators A and C as dense matrices, where the class has them."""
         return None
+
+    def krylov_length(self) -> int:
+        """How many columns the Krylov factors have: k = min(m, n) unless the class says otherwise."""
+        return min(self.shape)
 
     # What follows from that.
 
@@ -367,11 +375,17 @@ class StructuredMatrix(LinearMap):
         autocast). A wrong size, dtype or device is an error.
         """
         check_input(self, x, self.in_features, "in_features")
-        return run_product(self.promoted()._matmul, x, self.dtype)
+        return run_product(self.promoted().product, x, self.dtype)
+
+    def product(self, x: Tensor, *, transposed: bool = False) -> Tensor:
+        """`_matmul` or `_rmatmul`, as a compiler should see it."""
+        if self.opaque and opaque.wanted():
+            return opaque.product(self, x, transposed=transposed)
+        return self._rmatmul(x) if transposed else self._matmul(x)
 
     def rmatmul(self, y: Tensor) -> Tensor:
         check_input(self, y, self.out_features, "out_features")
-        return run_product(self.promoted()._rmatmul, y, self.dtype)
+        return run_product(partial(self.promoted().product, transposed=True), y, self.dtype)
 
     def displacement(self) -> Tensor:
         """M - A M C^T, of rank at most twice the matrix's own: the Stein form.

@@ -60,7 +60,7 @@ class Circulant(StructuredMatrix, name="circulant"):
     def _rmatmul(self, y: Tensor) -> Tensor:
         m, n = self.shape
         ring = Ring(max(m, n), n, 1)
-        return ring.fold(ring.unfold(pad(y, (0, ring.m - m))) * ring.analyse(self.column).conj())
+        return ring.fold(ring.unfold(pad(y, (0, ring.m - m))) * torch.conj_physical(ring.analyse(self.column)))
 
 
 class BlockCirculant(StructuredMatrix, name="block_circulant"):
@@ -126,7 +126,7 @@ class BlockCirculant(StructuredMatrix, name="block_circulant"):
 
     def _rmatmul(self, y: Tensor) -> Tensor:
         ring, (m, n) = self._ring(), self.shape
-        spectra = ring.analyse(self.column).conj().permute(2, 0, 1)  # (f, rows, columns)
+        spectra = torch.conj_physical(ring.analyse(self.column)).permute(2, 0, 1)  # (f, rows, columns)
         blocks = pad(y, (0, -m % ring.m)).unflatten(-1, (-1, ring.m))
         x = torch.bmm(ring.unfold(blocks).permute(2, 0, 1), spectra).permute(1, 2, 0)
         return ring.fold(x).flatten(-2)[..., :n]

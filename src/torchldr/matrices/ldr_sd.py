@@ -29,14 +29,26 @@ class LDRSubdiagonal(StructuredMatrix, name="ldr_sd"):
 
     Parameters: `G` (r, m), `H` (r, n), `subdiagonal_A` (m - 1), `corner_A` (), `subdiagonal_C` (n - 1),
     `corner_C` (): (m + n)(r + 1) in all. Cost: 2r + 2 real FFTs of length m + n a vector where the
-    subdiagonals' products stay within a factor of 32, else O(r n log^2 n).
+    subdiagonals' products stay within a factor of 32 (in float64 within 2^24), else O(r n log^2 n).
+
+    Options:
+        product: "auto" looks at the subdiagonals and chooses; "convolution" takes the FFTs in float64
+            without looking, which is right while their products stay within a factor of 10^7;
+            "split" takes the product that is right for every operator.
 
     Reference: Thomas, Gu, Dao, Rudra, Ré, "Learning Compressed Transforms with Low Displacement Rank",
     2018.
     """
 
+    opaque = True
+
     @classmethod
-    def parameter_shapes(cls, out_features: int, in_features: int, rank: int) -> dict[str, tuple[int, ...]]:
+    def parameter_shapes(
+        cls, out_features: int, in_features: int, rank: int, *, product: str = "auto"
+    ) -> dict[str, tuple[int, ...]]:
+        if product not in subdiagonal.PRODUCTS:
+            known = ", ".join(subdiagonal.PRODUCTS)
+            raise ValueError(f"{cls.__name__}: product must be one of {known}, got {product!r}.")
         return {
             "G": (rank, out_features),
             "H": (rank, in_features),
@@ -81,16 +93,23 @@ class LDRSubdiagonal(StructuredMatrix, name="ldr_sd"):
             subdiagonal_reference(self.subdiagonal_C, self.corner_C),
         )
 
+    def _side(self, side: str) -> tuple[Tensor, Tensor, Tensor]:
+        v = self.tensors["G" if side == "A" else "H"]
+        return self.tensors[f"subdiagonal_{side}"], self.tensors[f"corner_{side}"], v
+
+    def _through(self, first: str, second: str, x: Tensor) -> Tensor:
+        how = self.options["product"]
+        z = subdiagonal.krylov_rmatmul(*self._side(first), x, min(self.shape), how)
+        return subdiagonal.krylov_matmul(*self._side(second), z, how)
+
     def _matmul(self, x: Tensor) -> Tensor:
-        z = subdiagonal.krylov_rmatmul(self.subdiagonal_C, self.corner_C, self.H, x, min(self.shape))
-        return subdiagonal.krylov_matmul(self.subdiagonal_A, self.corner_A, self.G, z)
+        return self._through("C", "A", x)
 
     def _rmatmul(self, y: Tensor) -> Tensor:
-        z = subdiagonal.krylov_rmatmul(self.subdiagonal_A, self.corner_A, self.G, y, min(self.shape))
-        return subdiagonal.krylov_matmul(self.subdiagonal_C, self.corner_C, self.H, z)
+        return self._through("A", "C", y)
 
     def prepare(self) -> Product:
-        k = min(self.shape)
-        left = subdiagonal.krylov_prepare(self.subdiagonal_A, self.corner_A, self.G, k)
-        right = subdiagonal.krylov_prepare(self.subdiagonal_C, self.corner_C, self.H, k)
+        k, how = min(self.shape), self.options["product"]
+        left = subdiagonal.krylov_prepare(*self._side("A"), k, how)
+        right = subdiagonal.krylov_prepare(*self._side("C"), k, how)
         return lambda x: subdiagonal.prepared_matmul(left, subdiagonal.prepared_rmatmul(right, x))

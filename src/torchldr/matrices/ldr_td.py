@@ -36,6 +36,8 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
     2018.
     """
 
+    opaque = True
+
     @classmethod
     def parameter_shapes(
         cls, out_features: int, in_features: int, rank: int, *, normalize: bool = False

@@ -68,7 +68,7 @@ class ToeplitzLike(StructuredMatrix, name="toeplitz_like"):
 
     def prepare(self) -> Product:
         left, right = self._rings()
-        g_hat, h_hat = left.analyse(self.G), right.analyse(self.H).conj()
+        g_hat, h_hat = left.analyse(self.G), torch.conj_physical(right.analyse(self.H))
 
         def product(x: Tensor) -> Tensor:
             z = right.fold(right.unfold(x).unsqueeze(-2) * h_hat)
@@ -78,7 +78,7 @@ class ToeplitzLike(StructuredMatrix, name="toeplitz_like"):
 
     def _rmatmul(self, y: Tensor) -> Tensor:
         left, right = self._rings()
-        z = left.fold(left.unfold(y).unsqueeze(-2) * left.analyse(self.G).conj())
+        z = left.fold(left.unfold(y).unsqueeze(-2) * torch.conj_physical(left.analyse(self.G)))
         return right.synthesise(contract_rank(right.analyse(z), right.analyse(self.H)))
 
 

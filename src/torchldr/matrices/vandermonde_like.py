@@ -76,6 +76,9 @@ class VandermondeLike(StructuredMatrix, name="vandermonde_like"):
     def operators(self) -> tuple[Tensor, Tensor]:
         return torch.diag(self.nodes), shift_reference(self.in_features, 0.0, self.dtype).to(self.device)
 
+    def krylov_length(self) -> int:
+        return self.in_features
+
     def _matmul(self, x: Tensor) -> Tensor:
         z = shift_krylov_rmatmul(self.H, x, 0.0, self.in_features)
         return (vandermonde_matmul(self.nodes, z) * self.G).sum(-2)

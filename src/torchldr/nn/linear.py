@@ -156,7 +156,7 @@ class StructuredLinear(nn.Module):
             return run_product(plan.product, x, matrix.dtype, self.bias)
         if self._plan_choice == "dense":
             return nn.functional.linear(x, matrix.materialize(), self.bias)
-        return run_product(matrix.promoted()._matmul, x, matrix.dtype, self.bias)
+        return run_product(matrix.promoted().product, x, matrix.dtype, self.bias)
 
     def extra_repr(self) -> str:
         parts = [f"in_features={self.in_features}", f"out_features={self.out_features}"]

@@ -1,0 +1,38 @@
+# make setup | test | demo | lint | clean: everything in .venv, from python 3.11 or newer and make alone.
+
+# The first interpreter that is new enough; name another one with `make PYTHON=...`.
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+BIN := .venv/bin
+STAMP := .venv/.stamp
+
+# Not ray and peft: each brings dozens of packages and nothing here runs on them; a user who wants them
+# installs torchldr[ray] or torchldr[peft].
+EXTRAS := experiments,onnx,dev
+
+.PHONY: setup test demo lint clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer found; try make PYTHON=/path/to/python" >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	touch $@
+
+lint: setup
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check --quiet || { echo "run: $(BIN)/ruff format" >&2; exit 1; }
+	$(BIN)/mypy
+
+# Two processes of one thread each are faster than one of two threads, and do not compete.
+test: lint
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(PYTEST)
+
+demo: setup
+	$(BIN)/torchldr demo
+
+# What was made here, except for the virtual environment: remove .venv by hand to begin anew.
+clean:
+	rm -rf build dist out .pytest_cache .hypothesis .mypy_cache .ruff_cache src/*.egg-info
+	find src tests examples scripts -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,24 @@
+"""`torchldr` and `python -m torchldr`: the command line, or what to install for it."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Run the command line of `torchldr.cli`."""
+    try:
+        from torchldr.cli import main as run
+    except ModuleNotFoundError as missing:
+        package = (missing.name or "").partition(".")[0]
+        if package not in ("typer", "rich"):
+            raise
+        print(
+            f"ImportError: the torchldr command needs {package}; pip install torchldr[cli]", file=sys.stderr
+        )
+        sys.exit(1)
+    run()
+
+
+if __name__ == "__main__":
+    main()

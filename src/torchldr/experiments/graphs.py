@@ -1,0 +1,56 @@
+"""A training step as a CUDA graph: captured once for each size of batch, then replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+_WARM_UP = 3  # steps before capture: libraries make their plans and workspaces in the first ones
+
+
+class StepGraphs:
+    """Replays `step(size)`.
+
+    Args:
+        step: what to capture. It must work on tensors that stay where they are, change only `state` in
+            place, and read no value on the host.
+        state: the tensors that a step changes. Warming up runs real steps, so they are put back.
+    """
+
+    def __init__(self, step: Callable[[int], None], state: Sequence[Tensor]) -> None:
+        self._step, self._state = step, state
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+
+    def replay(self, size: int) -> None:
+        """One step on a batch of this size; captures it first where that was not done."""
+        if size not in self._graphs:
+            self._graphs[size] = self._capture(size)
+        self._graphs[size].replay()
+
+    def clear(self) -> None:
+        """Forget what was captured: the step has changed."""
+        torch.cuda.synchronize()
+        self._graphs.clear()
+
+    def _capture(self, size: int) -> torch.cuda.CUDAGraph:
+        saved = [t.detach().clone() for t in self._state]
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(_WARM_UP):
+                self._step(size)
+                # Back at once: further steps would leave the epoch's images behind.
+                self._restore(saved)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        pool = next(iter(self._graphs.values())).pool() if self._graphs else None
+        with torch.cuda.graph(graph, pool=pool):
+            self._step(size)
+        return graph
+
+    @torch.no_grad()
+    def _restore(self, saved: Sequence[Tensor]) -> None:
+        for tensor, value in zip(self._state, saved, strict=True):
+            tensor.copy_(value)

@@ -1,0 +1,168 @@
+"""The paper's two networks, with any structured class for the layer that is compressed.
+
+    shl   pixels -> hidden (structured, no bias) -> ReLU -> logits
+    cnn   two stages of 5x5 convolution, ReLU and 2x2 max-pooling (6 and 16 channels)
+          -> hidden (structured, with bias) -> ReLU -> logits
+
+The hidden layer is square, 784 or 1024 on the paper's images. Baselines are the dense layer, fewer
+hidden units (RHU), and a dense layer pruned by magnitude and trained again.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..nn import StructuredLinear
+from .protocol import Run
+
+_CHANNELS = (6, 16)
+_SCALED = ("G", "H", "weight", "column")  # the tensors that `init_std` draws
+
+
+class PrunedLinear(nn.Linear):
+    """nn.Linear of which only some weights are left: y = x (mask * weight)^T + b.
+
+    Attributes:
+        mask: 1 for a weight that is kept and 0 for one that is pruned, shape of `weight`. A buffer, so
+            it moves and is saved with the layer; all ones until `prune_`.
+    """
+
+    mask: Tensor
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
+        super().__init__(in_features, out_features, bias)
+        self.register_buffer("mask", torch.ones_like(self.weight))
+
+    @torch.no_grad()
+    def prune_(self, keep: int) -> None:
+        """Keep the `keep` weights of largest magnitude and set the others to 0 for good."""
+        self.mask.copy_(magnitude_mask(self.weight, keep))
+        self.weight.mul_(self.mask)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight * self.mask, self.bias)
+
+
+def magnitude_mask(weight: Tensor, keep: int) -> Tensor:
+    """1 at the `keep` entries of largest magnitude of each matrix, 0 elsewhere.
+
+    Args:
+        weight: shape (..., m, n).
+        keep: how many entries of each matrix to keep, at most m n.
+    """
+    flat = weight.flatten(-2)
+    chosen = flat.abs().topk(keep, dim=-1, sorted=False).indices
+    return torch.zeros_like(flat).scatter_(-1, chosen, 1.0).view_as(weight)
+
+
+class SingleHiddenLayer(nn.Module):
+    """The paper's single-hidden-layer network.
+
+    Args:
+        hidden: the hidden layer, pixels to hidden units.
+        logits: the output layer.
+
+    Shape:
+        Input (b, ...) of images or rows, output (b, classes).
+    """
+
+    def __init__(self, hidden: nn.Module, logits: nn.Linear) -> None:
+        super().__init__()
+        self.hidden, self.logits = hidden, logits
+
+    def features(self, x: Tensor) -> Tensor:
+        """What the hidden layer sees, (b, pixels)."""
+        return x.flatten(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.logits(F.relu(self.hidden(self.features(x))))
+
+
+class ConvNet(SingleHiddenLayer):
+    """The paper's LeNet-like network: two convolutions in front of the same two layers.
+
+    Shape:
+        Input (b, channels, height, width), output (b, classes).
+    """
+
+    def __init__(self, channels: int, hidden: nn.Module, logits: nn.Linear) -> None:
+        super().__init__(hidden, logits)
+        self.conv1 = nn.Conv2d(channels, _CHANNELS[0], 5, padding=2)
+        self.conv2 = nn.Conv2d(_CHANNELS[0], _CHANNELS[1], 5, padding=2)
+
+    def features(self, x: Tensor) -> Tensor:
+        for conv in (self.conv1, self.conv2):
+            x = F.max_pool2d(F.relu(conv(x)), 2)
+        return x.flatten(1)
+
+
+def hidden_input(model: str, image_shape: tuple[int, int, int]) -> int:
+    """How many numbers the hidden layer receives: 784 and 1024 for the paper's images."""
+    channels, height, width = image_shape
+    if model == "shl":
+        return channels * height * width
+    if height < 4 or width < 4:
+        raise ValueError(f"cnn: two 2x2 poolings need images of at least 4 x 4, got {height} x {width}.")
+    return _CHANNELS[1] * (height // 2 // 2) * (width // 2 // 2)
+
+
+def build_model(
+    run: Run, image_shape: tuple[int, int, int], outputs: int, generator: torch.Generator | None = None
+) -> SingleHiddenLayer:
+    """The network of a run, freshly initialised.
+
+    Args:
+        run: what to build.
+        image_shape: (channels, height, width).
+        outputs: number of classes to tell apart.
+        generator: where the initial weights come from; the same one gives the same network.
+
+    Returns:
+        The network on the CPU, in the protocol's dtype.
+    """
+    size = hidden_input(run.model, image_shape)
+    units, bias = run.hidden or size, run.model == "cnn"
+    hidden: nn.Module
+    if run.keep is not None:
+        if run.keep > size * units:
+            raise ValueError(f"Run: keep must be at most {size * units}, all hidden weights, got {run.keep}.")
+        hidden = PrunedLinear(size, units, bias)
+    else:
+        hidden = StructuredLinear(
+            size, units, bias, structure=run.structure, rank=run.rank, init=run.init, **dict(run.options)
+        )
+    logits = nn.Linear(units, outputs)
+    model = ConvNet(image_shape[0], hidden, logits) if run.model == "cnn" else SingleHiddenLayer(hidden, logits)
+    _initialise_(model, run.init_std, generator)
+    return model.to(getattr(torch, run.protocol.dtype))
+
+
+@torch.no_grad()
+def _initialise_(model: nn.Module, std: float | None, generator: torch.Generator | None) -> None:
+    """Draw all weights anew from the generator: torch's own starts, and those of the structure."""
+    for layer in model.children():
+        if isinstance(layer, StructuredLinear):
+            layer.reset_parameters(generator)
+        elif isinstance(layer, nn.Linear | nn.Conv2d):
+            bound = layer.weight[0].numel() ** -0.5
+            for tensor in (layer.weight, layer.bias):
+                if tensor is not None:
+                    tensor.uniform_(-bound, bound, generator=generator)
+    if std is not None:
+        hidden = model.get_submodule("hidden")
+        for name, parameter in hidden.named_parameters():
+            if name in _SCALED:
+                parameter.normal_(0, std, generator=generator)
+
+
+def count_parameters(model: SingleHiddenLayer, keep: int | None = None) -> int:
+    """Parameters of the hidden and the output layer, as the paper's tables count them.
+
+    Convolutions are not counted, nor weights that are pruned down to `keep`.
+    """
+    count = sum(p.numel() for layer in (model.hidden, model.logits) for p in layer.parameters())
+    if keep is not None and isinstance(model.hidden, PrunedLinear):
+        count -= model.hidden.weight.numel() - keep
+    return count

@@ -1,0 +1,175 @@
+"""One network with a replica axis: the parameters of all replicas in one matrix, and its forward pass.
+
+Row i of `flat` (R, length) holds all parameters of replica i, one after the other. A step of the
+optimiser is then two operations however many parameters a network has, a replica is a row to copy,
+freeze or save, and its learning rate a number beside the row. `parts` gives the parameters back as
+views (R, ...); their gradients come back by one concatenation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..nn import StructuredLinear
+from .models import ConvNet, PrunedLinear, SingleHiddenLayer
+from .stacked import StackedProduct, Tensors, dense_product, form, stacked_product
+
+ALIGNMENT = 64  # numbers: parameters and rows begin at multiples of it, as vector loads like
+
+
+class Layout:
+    """Where each parameter of a network lies in a row of `flat`."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.shapes = {name: p.shape for name, p in model.named_parameters()}
+        self.sizes: list[int] = []  # of parameters and of the gaps behind them, alternating
+        for shape in self.shapes.values():
+            self.sizes += [shape.numel(), -shape.numel() % ALIGNMENT]
+        self.length = sum(self.sizes)
+
+    def pack(self, models: Sequence[torch.nn.Module]) -> Tensor:
+        """The parameters of the replicas, shape (R, length), gaps 0."""
+        flat = torch.zeros(len(models), self.length, dtype=next(models[0].parameters()).dtype)
+        for row, model in zip(flat, models, strict=True):
+            for part, parameter in zip(row.split(self.sizes)[::2], model.parameters(), strict=True):
+                part.copy_(parameter.detach().flatten())
+        return flat
+
+    def parts(self, flat: Tensor) -> dict[str, Tensor]:
+        """Views of `flat` by name, (R, ...) from (R, length) or (...) from one row."""
+        pieces = flat.split(self.sizes, -1)[::2]
+        return {
+            name: piece.unflatten(-1, shape) if shape else piece.squeeze(-1)
+            for (name, shape), piece in zip(self.shapes.items(), pieces, strict=True)
+        }
+
+
+class StackedNetwork:
+    """The networks of a run as one function of (flat, x).
+
+    Args:
+        models: the replicas, freshly initialised, on the CPU.
+        device: where to compute.
+
+    Attributes:
+        layout: of the parameters.
+        buffers: what the replicas hold besides parameters: drawn constants and pruning masks with the
+            replica axis, computed constants without.
+        structure: the hidden layer's class, None where it is pruned.
+        how: the form of its product, see `stacked`.
+    """
+
+    def __init__(self, models: Sequence[SingleHiddenLayer], device: torch.device) -> None:
+        model = models[0]
+        self.layout, self.device, self.replicas = Layout(model), device, len(models)
+        self.convolutional = isinstance(model, ConvNet)
+        persistent = set(model.state_dict())
+        self.shared = frozenset(name for name, _ in model.named_buffers() if name not in persistent)
+        self.buffers = {
+            name: buffer.to(device)
+            if name in self.shared
+            else torch.stack([m.get_buffer(name) for m in models]).to(device)
+            for name, buffer in model.named_buffers()
+        }
+        hidden = model.hidden
+        self.structure = hidden.structure if isinstance(hidden, StructuredLinear) else None
+        self.pruned = isinstance(hidden, PrunedLinear)
+        shape = hidden.out_features, hidden.in_features
+        if not (isinstance(shape[0], int) and isinstance(shape[1], int)):
+            raise TypeError(f"StackedNetwork: the hidden layer {type(hidden).__name__} has no sizes.")
+        self.shape: tuple[int, int] = shape
+        self.options: dict[str, Any] = dict(hidden.options) if isinstance(hidden, StructuredLinear) else {}
+        if self.options.get("product") == "auto":
+            self.options["product"] = "convolution"
+        self.how = "native"
+        self._product: StackedProduct | None = None
+        self._prepare()
+
+    def set_option(self, name: str, value: Any) -> None:
+        """Change how the hidden layer multiplies, not what."""
+        self.options[name] = value
+        self._prepare()
+
+    def _prepare(self) -> None:
+        if self.structure is not None:
+            self.how = form(self.structure, self.device, self.shape, self.options)
+            shared = frozenset(name.removeprefix("hidden.") for name in self.shared)
+            self._product = stacked_product(
+                self.structure, *self.shape, self.options, shared, how=self.how
+            )
+
+    def logits(self, flat: Tensor, x: Tensor) -> Tensor:
+        """Logits of a batch for every replica: (R, length) and (b, ...) to (R, b, classes)."""
+        parts = self.layout.parts(flat)
+        return self._head(parts, self._hidden(parts, self._features(parts, x)))
+
+    def hidden_tensors(self, parts: Tensors) -> dict[str, Tensor]:
+        """The hidden layer's tensors by the names of its class."""
+        known = {**parts, **self.buffers}
+        found = {k.removeprefix("hidden."): t for k, t in known.items() if k.startswith("hidden.")}
+        found.pop("bias", None)
+        return found
+
+    def _features(self, parts: Tensors, x: Tensor) -> Tensor:
+        """What the hidden layer sees: rows (b, n) common to all replicas, or (R, b, n)."""
+        if not self.convolutional:
+            return x
+        # The replicas' channels side by side: one convolution, then one with a group a replica.
+        for name, groups in (("conv1", 1), ("conv2", self.replicas)):
+            weight, bias = parts[f"{name}.weight"], parts[f"{name}.bias"]
+            x = F.conv2d(x, weight.flatten(0, 1), bias.flatten(), padding=2, groups=groups)
+            x = F.max_pool2d(F.relu(x), 2)
+        return x.unflatten(1, (self.replicas, -1)).flatten(2).transpose(0, 1)
+
+    def _hidden(self, parts: Tensors, x: Tensor) -> Tensor:
+        tensors = self.hidden_tensors(parts)
+        if self._product is None:
+            return dense_product(tensors["weight"] * tensors["mask"], x)
+        return self._product(tensors, x)
+
+    def _head(self, parts: Tensors, hidden: Tensor) -> Tensor:
+        if "hidden.bias" in parts:
+            hidden = hidden + parts["hidden.bias"].unsqueeze(1)
+        weight, bias = parts["logits.weight"], parts["logits.bias"]
+        return torch.baddbmm(bias.unsqueeze(1), F.relu(hidden), weight.mT)
+
+    # Evaluation.
+
+    @torch.no_grad()
+    def correct(self, flat: Tensor, x: Tensor, y: Tensor, rows: Tensor | None = None) -> Tensor:
+        """How many images (or those in `rows`) each replica classifies rightly, shape (R,), int64.
+
+        The hidden layers' matrices are computed once and multiplied as dense ones, except for low rank,
+        whose own product is cheaper.
+        """
+        parts = self.layout.parts(flat)
+        weight = self._materialized(parts, x.dtype)
+        total = torch.zeros(self.replicas, dtype=torch.int64, device=self.device)
+        count, size = len(x) if rows is None else len(rows), self._chunk(x)
+        for start in range(0, count, size):
+            part = slice(start, start + size) if rows is None else rows[start : start + size]
+            features = self._features(parts, x[part])
+            hidden = self._hidden(parts, features) if weight is None else torch.matmul(features, weight)
+            total += (self._head(parts, hidden).argmax(-1) == y[part]).sum(-1)
+        return total
+
+    def _materialized(self, parts: Tensors, dtype: torch.dtype) -> Tensor | None:
+        """M^T of every replica, (R, n, m), or None to multiply by the structure's own product."""
+        if self.structure is not None and self.structure.name == "low_rank":
+            return None
+        if self.structure is None or self.structure.name == "dense":
+            tensors = self.hidden_tensors(parts)
+            return (tensors["weight"] * tensors.get("mask", 1)).mT
+        return self._hidden(parts, torch.eye(self.shape[1], dtype=dtype, device=self.device))
+
+    def _chunk(self, x: Tensor) -> int:
+        """Images at a time: on a GPU some gigabyte of activations, on a CPU what a cache holds."""
+        per_image = math.prod(x.shape[1:]) * (8 if self.convolutional else 1) * self.replicas
+        budget = 1 << (28 if self.device.type == "cuda" else 22)
+        return max(1, budget // per_image)

@@ -1,0 +1,134 @@
+"""What is installed and switched on here: the facts behind `torchldr info`.
+
+Everything is found out without importing an optional package.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+
+import torchldr
+from torchldr.functional import stencil
+from torchldr.matrices import StructuredMatrix, structures
+
+# The packages of each extra in pyproject.toml.
+EXTRAS = {
+    "cli": ("typer", "rich"),
+    "experiments": ("matplotlib", "pandas", "tensorboard", "Pillow"),
+    "onnx": ("onnx", "onnxscript", "onnxruntime"),
+    "ray": ("ray",),
+    "peft": ("peft",),
+}
+
+
+def info() -> dict[str, Any]:
+    """Versions, devices, registered structures, fast paths and optional packages, as plain values.
+
+    Returns:
+        A dictionary that JSON can hold:
+
+        versions: of torchldr, Python and the packages that it always needs; None where one is missing.
+        platform: system, machine, CPU cores and the threads that torch uses.
+        devices: name and description of each device.
+        structures: names of the registered classes.
+        fast_paths: for each, whether it is `on`, what it `does`, and `why_not` where it is off.
+        extras: for each extra, the versions of its packages (None where one is missing) and what to
+            `install` where it is incomplete.
+
+    >>> sorted(info())
+    ['devices', 'extras', 'fast_paths', 'platform', 'structures', 'versions']
+    """
+    return {
+        "versions": {
+            "torchldr": torchldr.__version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "numpy": _version("numpy"),
+            "numba": _version("numba"),
+        },
+        "platform": {
+            "system": platform.system(),
+            "machine": platform.machine(),
+            "cores": os.cpu_count(),
+            "threads": torch.get_num_threads(),
+        },
+        "devices": _devices(),
+        "structures": list(structures()),
+        "fast_paths": _fast_paths(),
+        "extras": {extra: _extra(extra, packages) for extra, packages in EXTRAS.items()},
+    }
+
+
+def describe_structures(out_features: int = 784, in_features: int = 784) -> list[dict[str, Any]]:
+    """The registry as a table: one row for each structured class.
+
+    Args:
+        out_features, in_features: the shape whose parameters are counted, at rank 1 and with default
+            options.
+
+    Returns:
+        Rows of name, class, parameters, whether it has a rank, options with their defaults, summary.
+
+    >>> {row["name"]: row["parameters"] for row in describe_structures()}["ldr_sd"]
+    3136
+    """
+    return [_describe(cls, out_features, in_features) for cls in structures().values()]
+
+
+def _describe(cls: type[StructuredMatrix], m: int, n: int) -> dict[str, Any]:
+    options = cls.check_options({})
+    shapes = cls.check_shapes(m, n, 1 if cls.ranked else None, options)
+    return {
+        "name": cls.name,
+        "class": cls.__name__,
+        "parameters": sum(torch.Size(shape).numel() for shape in shapes.values()),
+        "ranked": cls.ranked,
+        "options": options,
+        "summary": (cls.__doc__ or "").strip().partition("\n")[0],
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _devices() -> list[dict[str, str]]:
+    devices = [{"device": "cpu", "description": platform.processor() or platform.machine()}]
+    for i in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(i)
+        memory = f"{properties.total_memory / 2**30:.0f} GiB"
+        devices.append({"device": f"cuda:{i}", "description": f"{properties.name}, {memory}"})
+    if torch.backends.mps.is_available():
+        devices.append({"device": "mps", "description": "Metal"})
+    return devices
+
+
+def _fast_paths() -> list[dict[str, Any]]:
+    no_cuda = None
+    if not torch.cuda.is_available():
+        no_cuda = "torch was built without CUDA" if torch.version.cuda is None else "no CUDA device was found"
+    no_stencil = stencil.unavailable()
+    if no_stencil:
+        no_stencil += "; the blocked form in torch serves (pip install numba)"
+    return [
+        _path("compiled stencil", "Krylov columns of ldr_td on a CPU, compiled by numba", no_stencil),
+        _path("cuda", "every product on a GPU, by the same torch operations", no_cuda),
+    ]
+
+
+def _path(name: str, does: str, why_not: str | None) -> dict[str, Any]:
+    return {"name": name, "does": does, "on": why_not is None, "why_not": why_not}
+
+
+def _extra(extra: str, packages: tuple[str, ...]) -> dict[str, Any]:
+    found = {package: _version(package) for package in packages}
+    complete = all(found.values())
+    return {"packages": found, "install": None if complete else f"pip install torchldr[{extra}]"}

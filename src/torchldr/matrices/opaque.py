@@ -1,0 +1,102 @@
+"""Products as single operators, for torch.compile.
+
+The fast products of LDR-SD and LDR-TD look at values (a guard) or leave torch (a compiled stencil), so a
+compiler can only trace their plain form: hundreds of small steps that take minutes to compile and run
+slower than the eager product. Instead it is shown one operator, `torchldr::product`, that runs the eager
+product, with a second one for its gradient. torch.export still traces the plain form, so that an exported
+program needs nothing of this package.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from .base import StructuredMatrix
+
+
+def wanted() -> bool:
+    """Whether a compiler, and not an exporter, is looking."""
+    return torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+
+
+def product(M: StructuredMatrix, x: Tensor, *, transposed: bool) -> Tensor:
+    """M x, or M^T x, as one operator: (b, in) to (b, out)."""
+    m, n = M.shape
+    names = ",".join(M.tensors)
+    options = ",".join([f"{key!r}:{value!r}" for key, value in M.options.items()])
+    return torch.ops.torchldr.product(
+        x, list(M.tensors.values()), names, type(M).name, f"{{{options}}}", m, n, transposed
+    )
+
+
+def _run(x: Tensor, tensors: Sequence[Tensor], names: str, structure: str, options: str, m: int, n: int, transposed: bool) -> Tensor:
+    from .base import get_structure
+
+    named = dict(zip(names.split(","), tensors, strict=True))
+    M = get_structure(structure).unchecked(m, n, named, ast.literal_eval(options))
+    return M._rmatmul(x) if transposed else M._matmul(x)
+
+
+def _product(x: Tensor, tensors: Sequence[Tensor], names: str, structure: str, options: str, m: int, n: int, transposed: bool) -> Tensor:
+    return _run(x, tensors, names, structure, options, m, n, transposed).contiguous()
+
+
+def _gradient(grad: Tensor, x: Tensor, tensors: Sequence[Tensor], names: str, structure: str, options: str, m: int, n: int, transposed: bool) -> list[Tensor]:
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        leaves = [t.detach().requires_grad_(t.is_floating_point()) for t in tensors]
+        y = _run(x, leaves, names, structure, options, m, n, transposed)
+        wanted = [t for t in (x, *leaves) if t.requires_grad]
+        found = iter(torch.autograd.grad(y, wanted, grad, allow_unused=True, materialize_grads=True))
+    return [next(found).contiguous() if t.requires_grad else torch.zeros_like(t) for t in (x, *leaves)]
+
+
+def _register() -> None:
+    arguments = "Tensor x, Tensor[] tensors, str names, str structure, str options, SymInt m, SymInt n, bool transposed"
+    torch.library.define("torchldr::product", f"({arguments}) -> Tensor")
+    torch.library.define("torchldr::product_gradient", f"(Tensor grad, {arguments}) -> Tensor[]")
+    torch.library.impl("torchldr::product", "CompositeExplicitAutograd", _product)
+    torch.library.impl("torchldr::product_gradient", "CompositeExplicitAutograd", _gradient)
+
+    @torch.library.register_fake("torchldr::product")
+    def fake(x: Tensor, tensors: Any, names: str, structure: str, options: str, m: int, n: int, transposed: bool) -> Tensor:
+        return x.new_empty(x.shape[0], n if transposed else m)
+
+    @torch.library.register_fake("torchldr::product_gradient")
+    def fake_gradient(grad: Tensor, x: Tensor, tensors: Any, *rest: Any) -> list[Tensor]:
+        return [torch.empty_like(t, memory_format=torch.contiguous_format) for t in (x, *tensors)]
+
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, tensors, *ctx.rest = inputs
+        ctx.save_for_backward(x, *tensors)
+
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        x, *tensors = ctx.saved_tensors
+        dx, *found = torch.ops.torchldr.product_gradient(grad, x, tensors, *ctx.rest)
+        kept = [g if t.is_floating_point() else None for g, t in zip(found, tensors, strict=True)]
+        return dx, kept, *[None] * len(ctx.rest)
+
+    torch.library.register_autograd("torchldr::product", backward, setup_context=setup_context)
+
+    def stacked(info: Any, in_dims: tuple[Any, ...], x: Tensor, tensors: Sequence[Tensor], *rest: Any) -> tuple[Tensor, int]:
+        x_dim, dims, *_ = in_dims
+        outputs = [
+            torch.ops.torchldr.product(
+                x if x_dim is None else x.select(x_dim, i),
+                [t if d is None else t.select(d, i) for t, d in zip(tensors, dims, strict=True)],
+                *rest,
+            )
+            for i in range(info.batch_size)
+        ]
+        return torch.stack(outputs), 0
+
+    torch.library.register_vmap("torchldr::product", stacked)
+
+
+_register()

@@ -1,0 +1,49 @@
+"""Timing that can be compared: minima over repeats, both sides in turn in one run."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+
+
+def minimum_seconds(
+    candidates: Mapping[str, Callable[[], object]], repeats: int = 20, seconds: float = 0.5
+) -> dict[str, float]:
+    """The shortest time of each candidate, in seconds a call.
+
+    The candidates take turns, so that whatever else the machine does hits all of them alike; at least
+    `repeats` rounds, and rounds go on for about `seconds` a candidate. A call of less than 200 us is
+    timed in a batch, for the clock's sake.
+    """
+    counts, best = {}, dict.fromkeys(candidates, float("inf"))
+    for name, call in candidates.items():
+        call()
+        start = time.perf_counter()
+        call()
+        counts[name] = max(1, int(200e-6 / max(time.perf_counter() - start, 1e-7)))
+    start = time.perf_counter()
+    rounds = 0
+    while rounds < repeats or (time.perf_counter() - start < seconds * len(candidates) and rounds < 50 * repeats):
+        for name, call in candidates.items():
+            count = counts[name]
+            begin = time.perf_counter()
+            for _ in range(count):
+                call()
+            best[name] = min(best[name], (time.perf_counter() - begin) / count)
+        rounds += 1
+    return best
+
+
+def machine() -> dict[str, object]:
+    """What a timing was taken on."""
+    return {
+        "machine": platform.machine(),
+        "system": platform.system(),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+    }

@@ -1,0 +1,344 @@
+"""StructuredLinear: torch's conventions, plans, initial scale, errors."""
+
+import copy
+import math
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import torchldr
+from torchldr import StructuredLinear, testing
+
+CLASSES = list(torchldr.structures().values())
+every_class = pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.name)
+
+
+def layer_of(cls, n=12, m=9, rank=2, **kwargs):
+    return StructuredLinear(n, m, structure=cls, rank=rank if cls.ranked else None, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("structure", "rank", "count"),
+    [
+        ("ldr_sd", 1, 10_986),
+        ("ldr_td", 1, 14_122),
+        ("toeplitz_like", 4, 14_122),
+        ("hankel_like", 4, 14_122),
+        ("vandermonde_like", 4, 14_122),
+        ("low_rank", 4, 14_122),
+        ("fastfood", None, 10_202),
+        ("circulant", None, 8_634),
+    ],
+)
+def test_parameter_counts_are_the_papers(structure, rank, count):
+    hidden = StructuredLinear(784, 784, bias=False, structure=structure, rank=rank)
+    network = nn.Sequential(hidden, nn.ReLU(), nn.Linear(784, 10))
+    assert sum(p.numel() for p in network.parameters()) == count
+
+
+@every_class
+def test_conforms(cls):
+    for shape in ((1, 1), (9, 12), (33, 20)):
+        testing.check_layer(layer_of(cls, *shape, rank=1))
+        testing.check_layer(layer_of(cls, *shape, rank=1, dtype=torch.float64, bias=False))
+
+
+@every_class
+def test_every_parameter_gets_a_gradient(cls):
+    """Corners never train in other libraries; here every parameter does, once operators have moved."""
+    layer = layer_of(cls, 16, 16)
+    if testing.has_operators(cls):
+        with torch.no_grad():
+            for name, t in testing.member(cls, 16, 16, 2, regime="near one").tensors.items():
+                layer.get_parameter(name).copy_(t)
+    layer(torch.randn(3, 16)).square().sum().backward()
+    for name, p in layer.named_parameters():
+        assert p.grad.abs().sum() > 0, name
+
+
+def test_corners_train_from_zero():
+    layer = StructuredLinear(8, 8, structure="ldr_sd")
+    layer(torch.randn(3, 8)).square().sum().backward()
+    assert layer.corner_A.grad != 0
+    assert layer.corner_C.grad != 0
+
+
+@every_class
+def test_initial_scale_is_that_of_nn_linear(cls):
+    """Standard deviation over all outputs and 256 normal inputs, mean of 8 seeds, within 15 %."""
+    for n, m in ((64, 64), (784, 100), (100, 784)):
+        for rank in (1, 4, 16) if cls.ranked else (None,):
+            gains = []
+            for seed in range(8):
+                torch.manual_seed(seed)
+                layer = StructuredLinear(n, m, bias=False, structure=cls, rank=rank)
+                with torch.no_grad():
+                    gains.append(layer(torch.randn(256, n)).std().item())
+            assert abs(sum(gains) / 8 * math.sqrt(3) - 1) < 0.15, (n, m, rank)
+
+
+@every_class
+@pytest.mark.parametrize(("n", "m"), [(1500, 1000), (1000, 1500), (2048, 2048)])
+def test_initial_scale_in_closed_form(cls, n, m):
+    torch.manual_seed(0)
+    gains = []
+    for _ in range(3 if cls.name != "dense" else 1):
+        layer = StructuredLinear(n, m, bias=False, structure=cls, rank=1 if cls.ranked else None)
+        with torch.no_grad():
+            gains.append(layer(torch.randn(256, n)).std().item() * math.sqrt(3))
+    assert abs(sum(gains) / len(gains) - 1) < 0.15
+
+
+def test_paper_init():
+    layer = StructuredLinear(400, 400, structure="ldr_sd", rank=4, init="paper")
+    assert layer.G.std().item() == pytest.approx((4 * 400) ** -0.5, rel=0.1)
+    assert layer.H.std().item() == pytest.approx((4 * 400) ** -0.5, rel=0.1)
+    assert (layer.subdiagonal_A == 1).all()
+    dense = StructuredLinear(400, 400, structure="dense", init="paper")
+    assert dense.weight.std().item() == pytest.approx(400**-0.5, rel=0.1)
+
+
+@every_class
+def test_meta_device(cls):
+    layer = layer_of(cls, device="meta")
+    assert all(t.is_meta for t in layer.state_dict().values())
+    layer = layer.to_empty(device="cpu")
+    parameters = list(layer.parameters())
+    layer.reset_parameters()
+    assert all(a is b for a, b in zip(parameters, layer.parameters(), strict=True))
+    testing.check_layer(layer)
+
+
+@every_class
+def test_copies_and_pickles_without_the_plan(cls):
+    layer = layer_of(cls).eval()
+    x = torch.randn(3, 12)
+    with torch.no_grad():
+        y = layer(x)
+        assert torch.equal(copy.deepcopy(layer)(x), y)
+        assert torch.equal(pickle.loads(pickle.dumps(layer))(x), y)
+        assert not any("plan" in key for key in layer.state_dict())
+
+
+def test_state_dict_keys_never_change():
+    expected = {
+        "ldr_sd": {"G", "H", "subdiagonal_A", "corner_A", "subdiagonal_C", "corner_C", "bias"},
+        "ldr_td": {"G", "H", "bias"}
+        | {f"{part}_{side}" for side in "AC" for part in ("subdiagonal", "diagonal", "superdiagonal", "corners")},
+        "fastfood": {"S", "D", "B", "permutation", "bias"},
+        "acdc": {"A", "D", "bias"},
+        "circulant": {"column", "bias"},
+        "block_circulant": {"column", "bias"},
+        "dense": {"weight", "bias"},
+    }
+    for name, cls in torchldr.structures().items():
+        assert set(layer_of(cls).state_dict()) == expected.get(name, {"G", "H", "bias"})
+
+
+# Plans.
+
+
+@every_class
+@pytest.mark.parametrize("plan", ["auto", "fast", "dense"])
+def test_plan_follows_the_parameters(cls, plan):
+    layer = layer_of(cls).eval()
+    layer.plan = plan
+    x = torch.randn(3, 12)
+    with torch.no_grad():
+        y = layer(x)
+        kept = layer._plan
+        assert kept is not None
+        assert layer(x).equal(y)
+        assert layer._plan is kept
+        next(layer.parameters()).mul_(2)
+        assert not layer(x).equal(y)
+        name, p = next(layer.named_parameters())
+        layer._parameters[name] = nn.Parameter(p / 2)
+        assert torch.allclose(layer(x), y, atol=1e-6)
+        layer.load_state_dict({k: v * 0 if v.is_floating_point() else v for k, v in layer.state_dict().items()})
+        assert layer(x).abs().max() == 0
+    assert layer.train()._plan is None
+
+
+def test_plan_is_dropped_on_request_and_by_conversion():
+    layer = StructuredLinear(12, 9).eval()
+    x = torch.randn(3, 12)
+    with torch.inference_mode():
+        y = layer(x)
+        layer.G.data.zero_()
+        layer.drop_plan()
+        assert not layer(x).equal(y)
+    with torch.no_grad():
+        assert layer.double()(x.double()).dtype == torch.float64
+    x = x.double().requires_grad_()
+    with torch.inference_mode():
+        layer(x)
+    layer.requires_grad_(False)
+    layer(x).sum().backward()  # a plan made in inference mode serves autograd too
+    assert x.grad is not None
+
+
+def test_plan_fast_never_makes_a_dense_matrix(monkeypatch):
+    layer = StructuredLinear(12, 9).eval()
+    layer.plan = "fast"
+    monkeypatch.setattr(torchldr.LDRSubdiagonal, "materialize", None)
+    monkeypatch.setattr(torchldr.LDRSubdiagonal, "to_dense", None)
+    with torch.no_grad():
+        layer(torch.randn(3, 12))
+    assert layer._plan.weight is None
+
+
+@every_class
+def test_gradients_in_eval_mode(cls):
+    layer = layer_of(cls).eval()
+    layer(torch.randn(3, 12)).sum().backward()
+    assert all(p.grad is not None for p in layer.parameters())
+
+
+def test_training_with_the_dense_plan():
+    layer = StructuredLinear(12, 9, dtype=torch.float64)
+    x = torch.randn(3, 12, dtype=torch.float64)
+    want = torch.autograd.grad(layer(x).square().sum(), list(layer.parameters()))
+    layer.plan = "dense"
+    got = torch.autograd.grad(layer(x).square().sum(), list(layer.parameters()))
+    assert all(torch.allclose(a, b) for a, b in zip(got, want, strict=True))
+
+
+@every_class
+def test_weight_is_the_dense_matrix(cls):
+    layer = layer_of(cls, dtype=torch.float64)
+    assert torch.allclose(layer.weight, layer.matrix().to_dense())
+    with torch.no_grad():
+        assert torch.allclose(layer.eval().weight, layer.matrix().to_dense())
+    if cls.name != "dense":
+        with pytest.raises((AttributeError, KeyError)):
+            layer.weight = nn.Parameter(torch.zeros(9, 12))
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_inside_a_transformer_encoder_layer(mode):
+    """Its fast path reads `.weight` of the two linear layers."""
+    block = nn.TransformerEncoderLayer(16, 2, 24, dropout=0, batch_first=True)
+    block.linear1, block.linear2 = StructuredLinear(16, 24, rank=2), StructuredLinear(24, 16, rank=2)
+    getattr(block, mode)()
+    plain = copy.deepcopy(block)
+    for name in ("linear1", "linear2"):
+        layer = getattr(block, name)
+        dense = nn.Linear(layer.in_features, layer.out_features)
+        dense.load_state_dict({"weight": layer.matrix().to_dense(), "bias": layer.bias})
+        setattr(plain, name, dense)
+    x = torch.randn(2, 5, 16)
+    with torch.no_grad():
+        assert torch.allclose(block(x), plain(x), atol=1e-5)
+
+
+# Dtypes.
+
+
+@every_class
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast(cls, dtype):
+    """At most twice as wrong as nn.Linear with the same weight, in the same dtype."""
+    layer = layer_of(cls, 64, 48)
+    M = layer.matrix().double()
+    dense = nn.Linear(64, 48)
+    dense.load_state_dict({"weight": M.to_dense(), "bias": layer.bias})
+    x = torch.randn(32, 64)
+    exact = x.double() @ M.to_dense().mT + layer.bias.double()
+    for mode in (layer.train, layer.eval):
+        mode()
+        with torch.no_grad(), torch.autocast("cpu", dtype=dtype):
+            ours, theirs = layer(x), dense(x)
+            assert layer(x.to(dtype)).dtype == dtype
+        assert ours.dtype == theirs.dtype == dtype
+        assert (ours - exact).abs().max() <= 2 * (theirs - exact).abs().max()
+
+
+@every_class
+def test_conversion_keeps_constants_precise(cls):
+    """Nodes rounded to bfloat16 would meet."""
+    layer = layer_of(cls, 200, 150).to(torch.bfloat16)
+    assert all(p.dtype == torch.bfloat16 for p in layer.parameters())
+    assert layer(torch.randn(3, 200, dtype=torch.bfloat16)).isfinite().all()
+
+
+# Errors: each says who, which rule, and what came.
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "error", "message"),
+    [
+        ({"structure": "toeplitz_lik"}, ValueError, r"unknown structure 'toeplitz_lik'\. Did you mean 'toeplitz_like'\? Known: acdc, block_circulant"),
+        ({"rank": 600}, ValueError, r"StructuredLinear: rank must be between 1 and 512 \(the smaller of out_features=512 and in_features=784\), got 600\."),
+        ({"rank": 0}, ValueError, "rank must be between 1 and 512"),
+        ({"rank": 1.5}, TypeError, "rank must be an int, got 1.5"),
+        ({"rank": 4, "structure": "circulant"}, ValueError, "the structure 'circulant' has no rank, got rank=4"),
+        ({"rnk": 4}, TypeError, r"unknown keyword 'rnk'"),
+        ({"block_size": 8}, TypeError, "unknown keyword 'block_size'"),
+        ({"structure": "block_circulant", "block_size": 0}, ValueError, "block_size must be between 1 and 784"),
+        ({"structure": "block_circulant", "block_size": 785}, ValueError, "block_size must be between 1 and 784 .*got 785"),
+        ({"structure": "block_circulant", "block_siz": 8}, TypeError, "Did you mean 'block_size'"),
+        ({"product": "fft"}, ValueError, "product must be one of auto, convolution, split, got 'fft'"),
+        ({"init": "xavier"}, ValueError, "init must be 'linear' or 'paper', got 'xavier'"),
+        ({"bias": 3}, TypeError, "bias must be True or False, got 3"),
+        ({"dtype": torch.int32}, TypeError, "dtype must be real floating point, got torch.int32"),
+        ({"dtype": torch.complex64}, TypeError, "dtype must be real floating point"),
+    ],
+)
+def test_errors_at_construction(kwargs, error, message):
+    with pytest.raises(error, match=message):
+        StructuredLinear(784, 512, **kwargs)
+
+
+@pytest.mark.parametrize("sizes", [(0, 3), (3, -1), (2.0, 3), (True, 3)])
+def test_errors_for_sizes(sizes):
+    with pytest.raises((ValueError, TypeError), match="StructuredLinear: (in|out)_features must be"):
+        StructuredLinear(*sizes)
+
+
+@pytest.mark.parametrize(
+    ("x", "error", "message"),
+    [
+        (torch.randn(3, 11), ValueError, r"StructuredLinear: the last axis must have in_features=12 entries, got shape \(3, 11\)"),
+        (torch.randn(()), ValueError, r"got shape \(\)"),
+        (torch.randn(3, 12, dtype=torch.float64), TypeError, "the input has dtype torch.float64, the weights torch.float32"),
+        (torch.ones(3, 12, dtype=torch.int64), TypeError, "the input must be real floating point, got torch.int64"),
+        (torch.randn(3, 12, dtype=torch.complex64), TypeError, "the input must be real floating point, got torch.complex64"),
+        (torch.empty(3, 12, device="meta"), ValueError, "the input is on meta, the weights on cpu"),
+        ([1.0] * 12, TypeError, "expected a tensor, got list"),
+    ],
+)
+@every_class
+def test_errors_for_inputs(cls, x, error, message):
+    for mode in ("train", "eval"):
+        layer = getattr(layer_of(cls), mode)()
+        with pytest.raises(error, match=message), torch.no_grad():
+            layer(x)
+
+
+def test_error_for_a_wrong_plan():
+    layer = StructuredLinear(4, 4)
+    with pytest.raises(ValueError, match="plan must be one of auto, fast, dense, got 'slow'"):
+        layer.plan = "slow"
+
+
+def test_matrix_errors():
+    with pytest.raises(TypeError, match="LowRank: missing tensor H"):
+        torchldr.LowRank(3, 4, G=torch.zeros(1, 3))
+    with pytest.raises(ValueError, match=r"LowRank: H must have shape \(1, 4\) for 3 x 4, got \(1, 5\)"):
+        torchldr.LowRank(3, 4, G=torch.zeros(1, 3), H=torch.zeros(1, 5))
+    with pytest.raises(TypeError, match="LowRank: unknown tensor 'K'"):
+        torchldr.LowRank(3, 4, G=torch.zeros(1, 3), H=torch.zeros(1, 4), K=torch.zeros(2))
+    with pytest.raises(TypeError, match="Circulant has no displacement operators"):
+        torchldr.Circulant.random(3, 4).displacement()
+
+
+def test_repr():
+    text = repr(StructuredLinear(784, 512, structure="block_circulant", block_size=16, bias=False))
+    assert text == (
+        "StructuredLinear(in_features=784, out_features=512, bias=False, structure='block_circulant', block_size=16)"
+    )
+    assert "rank=4" in repr(StructuredLinear(784, 512, structure="ldr_sd", rank=4))
+    assert repr(torchldr.LowRank.random(3, 4, rank=2)) == "LowRank(3, 4, rank=2, dtype=torch.float32)"

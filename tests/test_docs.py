@@ -1,0 +1,80 @@
+"""The documentation: code blocks run, links lead somewhere, numbers and pages match the registry."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import torchldr
+from torchldr.info import describe_structures
+from torchldr.matrices import base
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+PAGES += sorted((ROOT / "docs").rglob("*.md"))
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+COUNT = re.compile(r"^\| \[?`(\w+)`.*\| ([\d,]+)(?: \(.*\))? \|$", re.MULTILINE)
+
+
+def named(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def anchors(page: Path) -> set[str]:
+    """The addresses of a page's headings, as code hosts make them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if BLOCK.search(page.read_text())], ids=named)
+def test_code_blocks_run(page: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Blocks of a page run one after the other in one namespace, as a reader would type them."""
+    monkeypatch.setattr(base, "_REGISTRY", dict(base._REGISTRY))  # a page may declare a class
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    text, namespace = page.read_text(), {"__name__": "__main__"}
+    for block in BLOCK.finditer(text):
+        line = text.count("\n", 0, block.start(1))
+        exec(compile("\n" * line + block[1], named(page), "exec"), namespace)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_relative_links_resolve(page: Path):
+    prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for link in LINK.findall(prose):
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{named(page)}: {link}"
+        assert not anchor or anchor in anchors(target), f"{named(page)}: {link}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_pages_speak_to_users(page: Path):
+    """No page mentions where it was written."""
+    assert not re.search(r"/work/|\.\./shared|/opt/|/root/|/tmp/", page.read_text())
+
+
+@pytest.mark.parametrize("name", torchldr.structures())
+def test_every_class_has_a_page_and_a_picture(name: str):
+    page = ROOT / "docs" / "classes" / f"{name}.md"
+    text = page.read_text()
+    assert f'structure="{name}"' in text
+    assert f"pictures/{name}.png" in text
+    for option in torchldr.get_structure(name).default_options():
+        assert f"| `{option}` |" in text, f"{named(page)}: the option {option} is not documented"
+    assert f"]({name}.md)" in (page.parent / "index.md").read_text()
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/notation.md"])
+def test_parameter_counts_are_those_of_the_classes(page: str):
+    counts = {row["name"]: row["parameters"] for row in describe_structures(784, 784)}
+    rows = COUNT.findall((ROOT / page).read_text())
+    assert len(rows) >= 8
+    for name, count in rows:
+        assert int(count.replace(",", "")) == counts[name], f"{page}: {name}"

@@ -1,0 +1,31 @@
+"""Every example runs, and is short."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parents[1] / "examples"
+ARGUMENTS = {"swap_linear.py": ["--epochs", "1"]}  # what makes an example quick
+SAYS = {
+    "displacement.py": "by its own operators   2",
+    "own_structure.py": "it satisfies the contract",
+    "swap_linear.py": "ldr_sd, rank 3",
+}
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in FOLDER.glob("*.py")))
+def test_example(name: str, tmp_path: Path):
+    assert len((FOLDER / name).read_text().splitlines()) < 150
+    ran = subprocess.run(
+        [sys.executable, FOLDER / name, *ARGUMENTS.get(name, [])],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=120,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert SAYS[name] in ran.stdout

@@ -1,0 +1,104 @@
+"""The conformance suite itself: classes that are deliberately broken must fail it."""
+
+import pytest
+import torch
+
+import torchldr
+from torchldr import testing
+
+SHAPES = ((3, 5), (16, 16))
+
+
+class LosesATransposedSign(torchldr.LowRank):
+    def _rmatmul(self, y):
+        return -super()._rmatmul(y)
+
+
+class ForgetsTheCorner(torchldr.LDRSubdiagonal):
+    def _matmul(self, x):
+        tensors = {**self.tensors, "corner_A": torch.zeros_like(self.corner_A)}
+        return torchldr.LDRSubdiagonal.unchecked(*self.shape, tensors, self.options)._matmul(x)
+
+
+class CutsTheGradient(torchldr.ToeplitzLike):
+    def _matmul(self, x):
+        tensors = {**self.tensors, "H": self.H.detach()}
+        return torchldr.ToeplitzLike.unchecked(*self.shape, tensors, self.options)._matmul(x)
+
+
+class LosesDigits(torchldr.Circulant):
+    def _matmul(self, x):
+        return super()._matmul(x.float()).to(x.dtype) if x.dtype == torch.float64 else super()._matmul(x)
+
+
+class PreparesSomethingElse(torchldr.Fastfood):
+    def prepare(self):
+        return lambda x: self._matmul(x) * 1.001
+
+
+class ReturnsTheWrongShape(torchldr.Dense):
+    def _matmul(self, x):
+        return super()._matmul(x)[..., :-1] if self.out_features > 1 else super()._matmul(x)
+
+
+class HasTheWrongOperators(torchldr.ToeplitzLike):
+    def operators(self):
+        A, C = super().operators()
+        return A.mT, C
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (LosesATransposedSign, "rmatmul: the error is"),
+        (ForgetsTheCorner, "the error is"),
+        (CutsTheGradient, "gradient of H: the error is"),
+        (LosesDigits, "the error is"),
+        (PreparesSomethingElse, "prepare: the error is"),
+        (ReturnsTheWrongShape, r"matmul: got \(2,\)"),
+        (HasTheWrongOperators, "displacement of"),
+    ],
+)
+def test_a_broken_class_fails(broken, message):
+    with pytest.raises(AssertionError, match=message):
+        testing.check_structure(broken, SHAPES)
+
+
+@pytest.mark.parametrize("cls", [torchldr.LowRank, torchldr.ToeplitzLike, torchldr.ACDC, torchldr.LDRSubdiagonal])
+def test_a_sound_class_passes(cls):
+    testing.check_structure(cls, SHAPES)
+
+
+def test_a_users_class():
+    class Diagonal(torchldr.StructuredMatrix, name="test_diagonal"):
+        """A user's own class."""
+
+        ranked = False
+        scaled = ("d",)
+
+        @classmethod
+        def parameter_shapes(cls, out_features, in_features, rank):
+            return {"d": (min(out_features, in_features),)}
+
+        @classmethod
+        def init_(cls, tensors, out_features, in_features, generator=None, **options):
+            tensors["d"].normal_(generator=generator)
+
+        def factors(self):
+            W = torch.zeros(self.shape, dtype=self.dtype)
+            return [(W.diagonal_scatter(self.d),)]
+
+        def _matmul(self, x):
+            k = self.d.shape[0]
+            return torch.nn.functional.pad(x[..., :k] * self.d, (0, self.out_features - k))
+
+        def _rmatmul(self, y):
+            k = self.d.shape[0]
+            return torch.nn.functional.pad(y[..., :k] * self.d, (0, self.in_features - k))
+
+    try:
+        testing.check_structure(Diagonal)
+        layer = torchldr.StructuredLinear(5, 3, structure="test_diagonal")
+        assert layer(torch.randn(2, 5)).shape == (2, 3)
+    finally:
+        torchldr.matrices.base._REGISTRY.pop("test_diagonal")

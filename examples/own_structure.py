@@ -1,4 +1,4 @@
-"""Declare a structured class of your own: one class, and layers, checks and the command line know it.
+"""Declare a structured class of your own: one class, and layers and the conformance suite know it.
 
 The class here is a diagonal times identity-plus-low-rank, M = diag(D) (E + G^T H): E has ones on its
 diagonal and is m x n like M. It costs O(r (m + n)) a vector and, unlike a low-rank matrix, loses no

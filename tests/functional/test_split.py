@@ -59,14 +59,19 @@ def test_guard_takes_the_convolution_only_where_it_is_right(m, k, regime):
 
 def test_guard():
     ones = torch.ones(100)
-    assert subdiagonal.convolution_dtype(ones) == torch.float32
-    assert subdiagonal.convolution_dtype(0.9 * ones) == torch.float64
-    assert subdiagonal.convolution_dtype(0.8 * ones.double()) is None
-    assert subdiagonal.convolution_dtype(0.1 * ones) is None
-    assert subdiagonal.convolution_dtype(ones * torch.arange(100)) is None
-    assert subdiagonal.convolution_dtype(torch.full((3,), torch.nan)) is None
-    assert subdiagonal.convolution_dtype(ones, "split") is None
-    assert subdiagonal.convolution_dtype(0.1 * ones, "convolution") == torch.float64
+
+    def dtype(s, product="auto"):
+        P = subdiagonal.convolution_scales(s, product)
+        return None if P is None else P.dtype
+
+    assert dtype(ones) == torch.float32
+    assert dtype(0.9 * ones) == torch.float64
+    assert dtype(0.8 * ones.double()) is None
+    assert dtype(0.1 * ones) is None
+    assert dtype(ones * torch.arange(100)) is None
+    assert dtype(torch.full((3,), torch.nan)) is None
+    assert dtype(ones, "split") is None
+    assert dtype(0.1 * ones, "convolution") == torch.float64
 
 
 def test_forward_of_ldr_sd_dispatches_few_operations():

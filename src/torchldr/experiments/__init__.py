@@ -1,0 +1,52 @@
+"""The paper's experiments: networks, the fleet trainer, the ledger of results, the tables.
+
+    from torchldr.experiments import Ledger, Library, Run, sweep, table_rows, get_table
+
+    run = Run("rectangles", structure="ldr_sd", rank=1)    # the paper's protocol, from seed 0
+    ledger = Ledger()                                      # what is published and what was run here
+    sweep([run], ledger, Library(choose_device()))         # trains it, unless the ledger has it
+    ledger.find(run).best                                  # learning rate, epoch, test accuracy
+
+    table_rows(get_table("shl"), ledger)                   # our numbers beside the paper's
+
+A run is frozen data with a hash. `train_run` trains its learning rates and trials together; `sweep` does
+so for many runs, resumes what was interrupted and appends each to the ledger. Tables are functions of
+the ledger alone. On the command line: `torchldr paper`, `torchldr train`.
+"""
+
+from __future__ import annotations
+
+from .batches import Images
+from .ledger import Ledger, default_results
+from .models import ConvNet, PrunedLinear, SingleHiddenLayer, build_model, count_parameters
+from .paper import TABLES, Table, get_table
+from .protocol import Protocol, Run
+from .records import Record
+from .sweep import Library, choose_device, sweep
+from .tables import overview, run_rows, table_rows
+from .training import Outcome, train_run
+
+__all__ = [
+    "TABLES",
+    "ConvNet",
+    "Images",
+    "Ledger",
+    "Library",
+    "Outcome",
+    "Protocol",
+    "PrunedLinear",
+    "Record",
+    "Run",
+    "SingleHiddenLayer",
+    "Table",
+    "build_model",
+    "choose_device",
+    "count_parameters",
+    "default_results",
+    "get_table",
+    "overview",
+    "run_rows",
+    "sweep",
+    "table_rows",
+    "train_run",
+]

@@ -40,7 +40,7 @@ class Images:
     """A dataset's images, standardised, on a device: what all runs on it share.
 
     Attributes:
-        dataset: where they come from; its arrays are not needed any more.
+        name, source, fingerprint, image_shape: of the dataset.
         train_x, test_x: shape (n, pixels) for the SHL, (n, c, h, w) for the CNN.
         train_y, test_y: shape (n,), int64.
         outputs: how many classes the networks tell apart.

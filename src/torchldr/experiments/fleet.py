@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+from torch.nn.functional import cross_entropy
 
 from .batches import Images, Split, generator
 from .graphs import StepGraphs
@@ -84,7 +84,7 @@ class Fleet:
         x, y = self.images.train_x.index_select(0, rows), self.images.train_y.index_select(0, rows)
         logits = self.network.logits(self.flat, x)
         count = len(logits)
-        losses = F.cross_entropy(logits.flatten(0, 1), y.repeat(count), reduction="none")
+        losses = cross_entropy(logits.flatten(0, 1), y.repeat(count), reduction="none")
         loss = losses.view(count, size).mean(1)
         (gradient,) = torch.autograd.grad(loss.sum(), self.flat)
         with torch.no_grad():
@@ -137,7 +137,7 @@ class Fleet:
             return
         tensors = self.network.hidden_tensors(self.network.layout.parts(self.flat.detach()))
         reach = subdiagonal_range(tensors)[torch.tensor(self.alive, device=self.device)]
-        if not bool((reach < MAX_RANGE).all()):
+        if bool((reach >= MAX_RANGE).any()):
             self.network.set_option("product", "split")
             if self._graphs is not None:
                 self._graphs.clear()

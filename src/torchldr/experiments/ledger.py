@@ -85,7 +85,8 @@ class Ledger:
             and fingerprint in (None, record.fingerprint)
         ]
         official = [record for record in found if record.source == "official"]
-        return (official or found or [None])[-1]
+        kept = official or found
+        return kept[-1] if kept else None
 
     def append(self, record: Record) -> None:
         """Write a finished run to the user's ledger, whole or not at all, under a lock."""

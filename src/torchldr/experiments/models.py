@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn.functional import linear, max_pool2d, relu
 
 from ..nn import StructuredLinear
 from .protocol import Run
@@ -42,7 +42,7 @@ class PrunedLinear(nn.Linear):
         self.weight.mul_(self.mask)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight * self.mask, self.bias)
+        return linear(x, self.weight * self.mask, self.bias)
 
 
 def magnitude_mask(weight: Tensor, keep: int) -> Tensor:
@@ -77,7 +77,7 @@ class SingleHiddenLayer(nn.Module):
         return x.flatten(1)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.logits(F.relu(self.hidden(self.features(x))))
+        return self.logits(relu(self.hidden(self.features(x))))
 
 
 class ConvNet(SingleHiddenLayer):
@@ -94,7 +94,7 @@ class ConvNet(SingleHiddenLayer):
 
     def features(self, x: Tensor) -> Tensor:
         for conv in (self.conv1, self.conv2):
-            x = F.max_pool2d(F.relu(conv(x)), 2)
+            x = max_pool2d(relu(conv(x)), 2)
         return x.flatten(1)
 
 
@@ -134,13 +134,15 @@ def build_model(
             size, units, bias, structure=run.structure, rank=run.rank, init=run.init, **dict(run.options)
         )
     logits = nn.Linear(units, outputs)
-    model = ConvNet(image_shape[0], hidden, logits) if run.model == "cnn" else SingleHiddenLayer(hidden, logits)
-    _initialise_(model, run.init_std, generator)
+    model = (
+        ConvNet(image_shape[0], hidden, logits) if run.model == "cnn" else SingleHiddenLayer(hidden, logits)
+    )
+    _initialise_(model, run, generator)
     return model.to(getattr(torch, run.protocol.dtype))
 
 
 @torch.no_grad()
-def _initialise_(model: nn.Module, std: float | None, generator: torch.Generator | None) -> None:
+def _initialise_(model: SingleHiddenLayer, run: Run, generator: torch.Generator | None) -> None:
     """Draw all weights anew from the generator: torch's own starts, and those of the structure."""
     for layer in model.children():
         if isinstance(layer, StructuredLinear):
@@ -150,8 +152,10 @@ def _initialise_(model: nn.Module, std: float | None, generator: torch.Generator
             for tensor in (layer.weight, layer.bias):
                 if tensor is not None:
                     tensor.uniform_(-bound, bound, generator=generator)
+    hidden, std = model.hidden, run.init_std
+    if std is None and run.init == "paper" and isinstance(hidden, PrunedLinear):
+        std = hidden.in_features**-0.5  # as the dense class starts
     if std is not None:
-        hidden = model.get_submodule("hidden")
         for name, parameter in hidden.named_parameters():
             if name in _SCALED:
                 parameter.normal_(0, std, generator=generator)

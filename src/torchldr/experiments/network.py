@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+from torch.nn.functional import conv2d, max_pool2d, relu
 
 from ..nn import StructuredLinear
 from .models import ConvNet, PrunedLinear, SingleHiddenLayer
@@ -80,10 +80,9 @@ class StackedNetwork:
         hidden = model.hidden
         self.structure = hidden.structure if isinstance(hidden, StructuredLinear) else None
         self.pruned = isinstance(hidden, PrunedLinear)
-        shape = hidden.out_features, hidden.in_features
-        if not (isinstance(shape[0], int) and isinstance(shape[1], int)):
-            raise TypeError(f"StackedNetwork: the hidden layer {type(hidden).__name__} has no sizes.")
-        self.shape: tuple[int, int] = shape
+        if not isinstance(hidden, StructuredLinear | PrunedLinear):
+            raise TypeError(f"StackedNetwork: cannot stack a hidden layer of {type(hidden).__name__}.")
+        self.shape = hidden.out_features, hidden.in_features
         self.options: dict[str, Any] = dict(hidden.options) if isinstance(hidden, StructuredLinear) else {}
         if self.options.get("product") == "auto":
             self.options["product"] = "convolution"
@@ -100,9 +99,7 @@ class StackedNetwork:
         if self.structure is not None:
             self.how = form(self.structure, self.device, self.shape, self.options)
             shared = frozenset(name.removeprefix("hidden.") for name in self.shared)
-            self._product = stacked_product(
-                self.structure, *self.shape, self.options, shared, how=self.how
-            )
+            self._product = stacked_product(self.structure, *self.shape, self.options, shared, how=self.how)
 
     def logits(self, flat: Tensor, x: Tensor) -> Tensor:
         """Logits of a batch for every replica: (R, length) and (b, ...) to (R, b, classes)."""
@@ -123,8 +120,8 @@ class StackedNetwork:
         # The replicas' channels side by side: one convolution, then one with a group a replica.
         for name, groups in (("conv1", 1), ("conv2", self.replicas)):
             weight, bias = parts[f"{name}.weight"], parts[f"{name}.bias"]
-            x = F.conv2d(x, weight.flatten(0, 1), bias.flatten(), padding=2, groups=groups)
-            x = F.max_pool2d(F.relu(x), 2)
+            x = conv2d(x, weight.flatten(0, 1), bias.flatten(), padding=2, groups=groups)
+            x = max_pool2d(relu(x), 2)
         return x.unflatten(1, (self.replicas, -1)).flatten(2).transpose(0, 1)
 
     def _hidden(self, parts: Tensors, x: Tensor) -> Tensor:
@@ -137,7 +134,7 @@ class StackedNetwork:
         if "hidden.bias" in parts:
             hidden = hidden + parts["hidden.bias"].unsqueeze(1)
         weight, bias = parts["logits.weight"], parts["logits.bias"]
-        return torch.baddbmm(bias.unsqueeze(1), F.relu(hidden), weight.mT)
+        return torch.baddbmm(bias.unsqueeze(1), relu(hidden), weight.mT)
 
     # Evaluation.
 

@@ -6,7 +6,7 @@ What the fleet must agree with, and what it is timed against.
 from __future__ import annotations
 
 import torch
-from torch.nn import functional as F
+from torch.nn.functional import cross_entropy
 
 from .batches import Images, Split
 from .fleet import initial_models
@@ -32,7 +32,7 @@ def train_plain(run: Run, images: Images, steps: int) -> list[SingleHiddenLayer]
         for rows in _batches(run, split, steps):
             rows = rows.to(images.device)
             optimizer.zero_grad()
-            F.cross_entropy(model(images.train_x[rows]), images.train_y[rows]).backward()
+            cross_entropy(model(images.train_x[rows]), images.train_y[rows]).backward()
             optimizer.step()
     return models
 

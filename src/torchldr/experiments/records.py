@@ -12,6 +12,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 
+from .. import __version__
 from .batches import Images, Split
 from .protocol import Run
 from .selection import Best, Mean
@@ -97,7 +98,9 @@ class Record:
             raise TypeError("not an object")
         if line["version"] != VERSION:
             raise ValueError(f"version {line['version']!r} is not known here, only {VERSION}")
-        record = cls(Run.from_config(line["config"]), line["data"], line["result"], line["machine"], line["time"])
+        record = cls(
+            Run.from_config(line["config"]), line["data"], line["result"], line["machine"], line["time"]
+        )
         if record.hash != line["hash"]:
             raise ValueError(f"its hash is {line['hash']!r}, its config gives {record.hash!r}")
         # Reading what tables need shows now, not later, whether it is there.
@@ -115,8 +118,6 @@ def device_name(device: torch.device) -> str:
 
 def versions() -> dict[str, str]:
     """Versions of what computes the numbers."""
-    from .. import __version__
-
     return {
         "torchldr": __version__,
         "torch": str(torch.__version__),

@@ -59,9 +59,7 @@ def select_mean(metrics: Mapping[str, Column], replicas: Sequence[Replica]) -> M
     """The learning rate with the highest average validation accuracy over trials that have any."""
     means = []
     for lr in dict.fromkeys(replica.lr for replica in replicas):
-        peaks = [
-            _peak(metrics["validation"], [i]) for i, replica in enumerate(replicas) if replica.lr == lr
-        ]
+        peaks = [_peak(metrics["validation"], [i]) for i, replica in enumerate(replicas) if replica.lr == lr]
         places = [place for place in peaks if place is not None]
         if not places:
             continue

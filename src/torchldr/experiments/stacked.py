@@ -42,7 +42,10 @@ def dense_product(weight: Tensor, x: Tensor) -> Tensor:
 
 
 def form(
-    structure: type[StructuredMatrix], device: torch.device, shape: tuple[int, int], options: Mapping[str, Any]
+    structure: type[StructuredMatrix],
+    device: torch.device,
+    shape: tuple[int, int],
+    options: Mapping[str, Any],
 ) -> str:
     """Which of "native", "vmap" and "loop" multiplies on this device."""
     name, cuda, square = structure.name, device.type == "cuda", shape[0] == shape[1]
@@ -141,7 +144,9 @@ class Fastfood:
 
 def _subdiagonal(tensors: Tensors, x: Tensor) -> Tensor:
     """LDR-SD with m = n by one convolution for each operator."""
-    s, corner = (torch.stack([tensors[f"{part}_{side}"] for side in "AC"]) for part in ("subdiagonal", "corner"))
+    s, corner = (
+        torch.stack([tensors[f"{part}_{side}"] for side in "AC"]) for part in ("subdiagonal", "corner")
+    )
     return square_convolution_product(s, corner, torch.stack((tensors["G"], tensors["H"])), x)
 
 

@@ -3,7 +3,8 @@
 With the scales P of A and Q of C (see `functional.subdiagonal`), f = corner * last scale and * for a
 linear convolution,
 
-    z_i = correlation of (Q x, f_C Q x) with h_i / Q,     y = P (t + f_A t'),   (t, t') = sum_i z_i * (g_i / P)
+    z_i = correlation of (Q x, f_C Q x) with h_i / Q
+    y   = P (t + f_A t')    where (t, t') = sum_i z_i * (g_i / P)
 
 in float64 throughout: right while max|P| / min|P| stays far from 10^15 in each operator, which the fleet
 watches once an epoch. The library's own products do the same for one operator at a time; here both

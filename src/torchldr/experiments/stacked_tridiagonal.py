@@ -111,7 +111,7 @@ def krylov_tiles(bands: Tensor, V: Tensor, k: int) -> Tensor:
 
     The same, slowly: `krylov_of_ring_reference(*bands[s].T, V[s, i], k)`.
     """
-    S, r, m = V.shape
+    r = V.shape[1]
     p = min(BLOCK, 1 << (k - 1).bit_length())
     X, power = V.mT, bands
     for q, power in _powers(bands, p):

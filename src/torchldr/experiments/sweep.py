@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -84,9 +84,8 @@ def choose_device(name: str = "auto") -> torch.device:
         raise ValueError(f"unknown device {name!r}; known are auto, cpu, cuda, cuda:0, ...") from error
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"the device {name!r} is not here: torch finds no GPU.")
-    if device.type == "cuda" and device.index is None:
-        device = torch.device("cuda", torch.cuda.current_device())
-    return device
+    # With a number, as tensors say where they are.
+    return torch.device(f"cuda:{torch.cuda.current_device()}") if name == "cuda" else device
 
 
 def sweep(
@@ -97,7 +96,7 @@ def sweep(
     force: bool = False,
     max_seconds: float | None = None,
     save_weights: bool = False,
-    progress: Callable[[int], Progress] | Progress | None = None,
+    progress: Progress | None = None,
     log: Log = no_log,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
 ) -> Report:
@@ -119,7 +118,7 @@ def sweep(
         What became of each run. A dataset that is not here is reported, not raised.
     """
     begun, report = time.monotonic(), Report()
-    shown = progress if isinstance(progress, Progress) else Silent()
+    shown = progress or Silent()
     for run in {run.hash: run for run in runs}.values():
         if run.data in report.absent:
             continue
@@ -136,7 +135,12 @@ def sweep(
             report.absent[run.data] = str(error)
             continue
         outcome = train_run(
-            run, images, results=ledger.results, progress=shown, log=log, checkpoint_seconds=checkpoint_seconds
+            run,
+            images,
+            results=ledger.results,
+            progress=shown,
+            log=log,
+            checkpoint_seconds=checkpoint_seconds,
         )
         if save_weights:
             _save_weights(weights_path(ledger, run), outcome)

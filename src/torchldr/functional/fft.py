@@ -3,10 +3,6 @@
 FFT libraries are quick at products of small primes and several times slower at a large prime
 (batch of 50 on a CPU: 882 us at 1021, 129 us at 1024), so every product here either has such a
 length by nature or is padded to one.
-
-Spectra are conjugated by `torch.conj_physical`, on the smaller operand of a product: the lazy `.conj()`
-makes a copy of it in the product all the same, and is lost (torch 2.13) in the first call of a compiled
-function.
 """
 
 from __future__ import annotations
@@ -39,22 +35,27 @@ def is_fast_length(n: int) -> bool:
     return n == 1
 
 
+def conjugate(z: Tensor) -> Tensor:
+    """The conjugate, made now: for the smaller operand of a product.
+
+    The lazy `z.conj()` would be copied by the product all the same, and in the first call of a compiled
+    function torch 2.13 forgets it; `torch.conj_physical` has no batching rule.
+    """
+    return torch.complex(z.real, -z.imag)
+
+
 def contract_rank(a: Tensor, b: Tensor) -> Tensor:
     """sum_i a[..., i, f] b[i, f] over the rank i, for spectra.
-
-    A running sum: it needs no (..., r, f) intermediate, and complex batched matrix products are
-    slower.
 
     Args:
         a: shape (..., r, f).
         b: shape (r, f).
 
     Returns:
-        Shape (..., f).
+        Shape (..., f). Complex matrix products and einsum are slower than this on a CPU.
 
     The same, slowly: `torch.einsum("...if,if->...f", a, b)`.
     """
-    total = a[..., 0, :] * b[0]
-    for i in range(1, b.shape[0]):
-        total = torch.addcmul(total, a[..., i, :], b[i])
-    return total
+    if b.shape[0] == 1:
+        return a[..., 0, :] * b[0]
+    return (a * b).sum(-2)

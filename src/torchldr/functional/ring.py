@@ -17,78 +17,74 @@ the conjugate spectrum.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from .fft import contract_rank, fast_length, is_fast_length
+from .fft import conjugate, contract_rank, fast_length, is_fast_length
 
 
-@dataclass(frozen=True)
-class Ring:
-    """Real polynomials of degree below m modulo X^m - f, by their spectra.
+class Ring(NamedTuple):
+    """Real polynomials of degree below m modulo X^m - f, by their spectra; made by `ring`.
 
-    `analyse` takes coefficients (..., at most m) to a spectrum and `synthesise` takes a product of
-    two spectra back to m coefficients; `fold` and `unfold` are the adjoints that the transposed
-    product uses.
+    `analyse` takes coefficients (..., at most m) to a spectrum and `synthesise` takes a product of two
+    spectra back to m coefficients; `unfold` and `fold` are their adjoints, for the transposed product
+    with k columns.
     """
 
     m: int
     k: int
     f: float | Tensor
-
-    @property
-    def kind(self) -> str:
-        """How: "cyclic", "alternating" or "half" at length m, "padded" by linear convolution."""
-        if isinstance(self.f, Tensor) or abs(self.f) != 1 or not is_fast_length(self.m):
-            return "padded"
-        if self.f == 1:
-            return "cyclic"
-        return "half" if self.m % 2 == 0 else "alternating"
-
-    @property
-    def length(self) -> int:
-        return fast_length(self.m + self.k - 1) if self.kind == "padded" else self.m
+    kind: str  # "cyclic", "alternating" or "half" at length m, "padded" by linear convolution
+    length: int
 
     def analyse(self, v: Tensor) -> Tensor:
         """The spectrum of coefficients v, shape (..., at most m)."""
-        match self.kind:
-            case "alternating":
-                return torch.fft.rfft(v * _signs(v), self.m)
-            case "half":
-                v = torch.nn.functional.pad(v, (0, self.m - v.shape[-1]))
-                low, high = v[..., : self.m // 2], v[..., self.m // 2 :]
-                return torch.fft.fft(torch.complex(low, high) * _twist(self.m, v))
+        if self.kind == "alternating":
+            return torch.fft.rfft(v * _signs(v), self.m)
+        if self.kind == "half":
+            v = pad(v, (0, self.m - v.shape[-1]))
+            low, high = v[..., : self.m // 2], v[..., self.m // 2 :]
+            return torch.fft.fft(torch.complex(low, high) * _twist(self.m, v))
         return torch.fft.rfft(v, self.length)
 
     def synthesise(self, spectrum: Tensor) -> Tensor:
         """The m coefficients of a product of two spectra."""
-        match self.kind:
-            case "alternating":
-                y = torch.fft.irfft(spectrum, self.m)
-                return y * _signs(y)
-            case "half":
-                y = torch.fft.ifft(spectrum)
-                y = y * torch.conj_physical(_twist(self.m, y.real))
-                return torch.cat((y.real, y.imag), -1)
-            case "cyclic":
-                return torch.fft.irfft(spectrum, self.m)
+        if self.kind == "cyclic":
+            return torch.fft.irfft(spectrum, self.m)
+        if self.kind == "alternating":
+            y = torch.fft.irfft(spectrum, self.m)
+            return y * _signs(y)
+        if self.kind == "half":
+            y = torch.fft.ifft(spectrum)
+            y = y * conjugate(_twist(self.m, y.real))
+            return torch.cat((y.real, y.imag), -1)
         t = torch.fft.irfft(spectrum, self.length)
         low, high = t[..., : self.m], t[..., self.m : self.m + self.k - 1]
-        return low + self.f * torch.nn.functional.pad(high, (0, self.m - self.k + 1))
+        return low + self.f * pad(high, (0, self.m - self.k + 1))
 
     def unfold(self, u: Tensor) -> Tensor:
         """The spectrum of u for the transposed product: adjoint of `synthesise`."""
-        if self.kind == "padded":
-            u = torch.cat((u, self.f * u[..., : self.k - 1]), -1)
-        return self.analyse(u) if self.kind != "padded" else torch.fft.rfft(u, self.length)
+        if self.kind != "padded":
+            return self.analyse(u)
+        return torch.fft.rfft(torch.cat((u, self.f * u[..., : self.k - 1]), -1), self.length)
 
     def fold(self, spectrum: Tensor) -> Tensor:
         """The first k coefficients of a transposed product: adjoint of `analyse`."""
-        if self.kind == "padded":
-            return torch.fft.irfft(spectrum, self.length)[..., : self.k]
-        return self.synthesise(spectrum)[..., : self.k]
+        if self.kind != "padded":
+            return self.synthesise(spectrum)[..., : self.k]
+        return torch.fft.irfft(spectrum, self.length)[..., : self.k]
+
+
+def ring(m: int, k: int, f: float | Tensor) -> Ring:
+    """The ring of X^m - f, by the transform that suits m and f, for products with k columns."""
+    if isinstance(f, Tensor) or abs(f) != 1 or not is_fast_length(m):
+        return Ring(m, k, f, "padded", fast_length(m + k - 1))
+    if f == 1:
+        return Ring(m, k, f, "cyclic", m)
+    return Ring(m, k, f, "half" if m % 2 == 0 else "alternating", m)
 
 
 def shift_krylov_matmul(V: Tensor, w: Tensor, f: float | Tensor) -> Tensor:
@@ -105,8 +101,8 @@ def shift_krylov_matmul(V: Tensor, w: Tensor, f: float | Tensor) -> Tensor:
     Two FFTs a vector and rank, one for the sum. The same, slowly:
     `sum(krylov_reference(shift_reference(m, f), v, k) @ w)`.
     """
-    ring = Ring(V.shape[-1], w.shape[-1], f)
-    return ring.synthesise(contract_rank(ring.analyse(w), ring.analyse(V)))
+    of = ring(V.shape[-1], w.shape[-1], f)
+    return of.synthesise(contract_rank(of.analyse(w), of.analyse(V)))
 
 
 def shift_krylov_rmatmul(V: Tensor, u: Tensor, f: float | Tensor, k: int) -> Tensor:
@@ -121,8 +117,8 @@ def shift_krylov_rmatmul(V: Tensor, u: Tensor, f: float | Tensor, k: int) -> Ten
     Returns:
         Shape (..., r, k).
     """
-    ring = Ring(V.shape[-1], k, f)
-    return ring.fold(ring.unfold(u).unsqueeze(-2) * torch.conj_physical(ring.analyse(V)))
+    of = ring(V.shape[-1], k, f)
+    return of.fold(of.unfold(u).unsqueeze(-2) * conjugate(of.analyse(V)))
 
 
 def _signs(like: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .fft import fast_length
+from .fft import conjugate, fast_length
 
 LEAF = 32
 TRACED_LEAF = 256  # exporters take long over many small steps: fewer and larger ones for them
@@ -73,7 +73,7 @@ def prefix_products(s: Tensor) -> Tensor:
 
 
 def split_prepare(
-    s: Tensor, corner: Tensor, V: Tensor, k: int, *, leaf: int | None = None
+    s: Tensor, corner: Tensor, V: Tensor, k: int, *, leaf: int | None = None, closed: bool = True
 ) -> SplitKrylov:
     """Prepare the Krylov matrices K_k(A, v_i) of a subdiagonal operator for products.
 
@@ -83,6 +83,7 @@ def split_prepare(
         V: start vectors, shape (r, m).
         k: how many columns, at most m.
         leaf: blocks of half as many to `leaf` indices are dense.
+        closed: False leaves the corner out where that saves work: for a corner of exactly 0.
 
     Returns:
         The prepared product for `split_matmul` and `split_rmatmul`.
@@ -94,7 +95,7 @@ def split_prepare(
     edges = pad(s, (0, spans * k - m + 1), value=1.0).view(spans, k)
     v = pad(V, (0, spans * k - m)).view(r, spans, k)
     within = _within(edges, v, leaf)
-    if k == 1:
+    if k == 1 or (spans == 1 and not closed):
         return SplitKrylov(m, k, within, None)
     # Span q is reached from span q - 1; the first from the last k indices, through the corner.
     before = torch.cat((V[:, None, m - k :], v[:, :-1]), 1)
@@ -251,7 +252,7 @@ def _trees_rmatmul(trees: Trees, u: Tensor) -> Tensor:
         half = rows.shape[-1]
         right = u.unflatten(1, (-1, 2, half))[:, :, 1] * rows
         spectrum = torch.fft.rfft(pad(right, (half, 0)), 2 * half)  # (b, nodes, f)
-        spectrum = (spectrum.unsqueeze(1) * torch.conj_physical(spectra)).sum(2)
+        spectrum = (spectrum.unsqueeze(1) * conjugate(spectra)).sum(2)
         part = torch.fft.irfft(spectrum, 2 * half)[..., :k]
         z = z + pad(part, (0, k - part.shape[-1]))
     return z

@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ._twin import plain_backward, plain_jvp
-from .fft import contract_rank, fast_length
-from .ring import Ring
+from .fft import conjugate, contract_rank, fast_length
 from .split import SplitKrylov, split_matmul, split_prepare, split_rmatmul
 
 PRODUCTS = ("auto", "convolution", "split")
@@ -32,11 +32,17 @@ RANGE_FLOAT64 = 2.0**24  # .. and in float64 these, for a result in float32
 
 
 class ConvolutionKrylov(NamedTuple):
-    """K_k(A, v_i) for all i, prepared for the single convolution."""
+    """K_k(A, v_i) for all i, prepared for the single convolution of length `length`.
 
+    `corner` is f = c P_{m-1} where the ring is closed, and None where c is 0 and nothing is folded.
+    """
+
+    k: int
+    length: int
     scale: Tensor  # P, (m,)
-    ring: Ring
+    corner: Tensor | None
     spectra: Tensor  # (r, length // 2 + 1): transforms of v / P
+    conjugates: Tensor
 
 
 def scales(s: Tensor) -> Tensor:
@@ -44,25 +50,29 @@ def scales(s: Tensor) -> Tensor:
     return torch.cat((s.new_ones(1), s.cumprod(-1)))
 
 
-def convolution_dtype(s: Tensor, product: str = "auto") -> torch.dtype | None:
-    """The guard: in which dtype the single convolution keeps its digits, or None for the split product.
+def convolution_scales(s: Tensor, product: str = "auto") -> Tensor | None:
+    """The guard: the scales P in a dtype that keeps the convolution's digits, or None for the split product.
 
     "auto" reads the range of the scales. Where there are no values to read (tracing, vmap over
     operators, capture of a CUDA graph) it answers None: the split product is always right.
-    "convolution" answers float64 unseen, for callers that watch the range themselves.
+    "convolution" answers in float64 unseen, for callers that watch the range themselves.
     """
-    if product != "auto":
-        return torch.float64 if product == "convolution" else None
-    if torch.compiler.is_compiling() or (s.is_cuda and torch.cuda.is_current_stream_capturing()):
+    s = s.detach()
+    if product == "convolution":
+        return scales(s.double())
+    if product == "split" or torch.compiler.is_compiling():
         return None
-    low, high = scales(s.detach()).abs().aminmax()
+    if s.is_cuda and torch.cuda.is_current_stream_capturing():
+        return None
+    P = scales(s)
+    low, high = P.abs().aminmax()
     try:
         reach = (high / low).item()
     except RuntimeError:  # vmap and fake tensors have no values
         return None
     if reach <= RANGE:
-        return s.dtype
-    return torch.float64 if s.dtype == torch.float32 and reach <= RANGE_FLOAT64 else None
+        return P
+    return scales(s.double()) if s.dtype == torch.float32 and reach <= RANGE_FLOAT64 else None
 
 
 def krylov_prepare(
@@ -75,34 +85,43 @@ def krylov_prepare(
         corner: top right entry, shape ().
         V: start vectors, shape (r, m).
         k: how many columns, at most m.
-        product: "auto", "convolution" or "split", see `convolution_dtype`.
+        product: "auto", "convolution" or "split", see `convolution_scales`.
 
     Returns:
         What `prepared_matmul` and `prepared_rmatmul` take: constants of about 2 r m numbers for the
         single convolution, O(r m log m) for the split product.
     """
-    dtype = convolution_dtype(s, product)
-    if dtype is None:
-        return split_prepare(s, corner, V, k)
-    P = scales(s.to(dtype))
-    ring = Ring(V.shape[-1], k, corner * P[-1])
-    return ConvolutionKrylov(P, ring, ring.analyse(V / P))
+    P = convolution_scales(s, product)
+    closed = corner.item() != 0
+    if P is None:
+        return split_prepare(s, corner, V, k, closed=closed)
+    length = _length(V.shape[-1], k)
+    spectra = torch.fft.rfft(V / P, length)
+    return ConvolutionKrylov(k, length, P, corner * P[-1] if closed else None, spectra, conjugate(spectra))
 
 
 def prepared_matmul(K: ConvolutionKrylov | SplitKrylov, w: Tensor) -> Tensor:
     """sum_i K_k(A, v_i) w_i for prepared matrices: (b, r, k) to (b, m)."""
     if isinstance(K, SplitKrylov):
         return split_matmul(K, w)
-    w_hat = K.ring.analyse(w.to(K.scale.dtype))
-    return (K.scale * K.ring.synthesise(contract_rank(w_hat, K.spectra))).to(w.dtype)
+    m, dtype = K.scale.shape[0], w.dtype
+    w_hat = torch.fft.rfft(w.to(K.scale.dtype), K.length)
+    t = torch.fft.irfft(contract_rank(w_hat, K.spectra), K.length)
+    y = t[..., :m]
+    if K.corner is not None:
+        y = y + pad(K.corner * t[..., m : m + K.k - 1], (0, m - K.k + 1))
+    return (y * K.scale).to(dtype)
 
 
 def prepared_rmatmul(K: ConvolutionKrylov | SplitKrylov, u: Tensor) -> Tensor:
     """K_k(A, v_i)^T u for every i, for prepared matrices: (b, m) to (b, r, k)."""
     if isinstance(K, SplitKrylov):
         return split_rmatmul(K, u)
-    u_hat = K.ring.unfold(K.scale * u)
-    return K.ring.fold(u_hat.unsqueeze(-2) * torch.conj_physical(K.spectra)).to(u.dtype)
+    scaled = u * K.scale
+    if K.corner is not None:
+        scaled = torch.cat((scaled, K.corner * scaled[..., : K.k - 1]), -1)
+    u_hat = torch.fft.rfft(scaled, K.length).unsqueeze(-2)
+    return torch.fft.irfft(u_hat * K.conjugates, K.length)[..., : K.k].to(u.dtype)
 
 
 def krylov_matmul(s: Tensor, corner: Tensor, V: Tensor, w: Tensor, product: str = "auto") -> Tensor:
@@ -113,7 +132,7 @@ def krylov_matmul(s: Tensor, corner: Tensor, V: Tensor, w: Tensor, product: str 
         corner: top right entry, shape ().
         V: start vectors, shape (r, m).
         w: coefficients, shape (b, r, k) with k <= m.
-        product: "auto", "convolution" or "split", see `convolution_dtype`.
+        product: "auto", "convolution" or "split", see `convolution_scales`.
 
     Returns:
         Shape (b, m), in the dtype of `w` (float32 or float64).
@@ -123,13 +142,11 @@ def krylov_matmul(s: Tensor, corner: Tensor, V: Tensor, w: Tensor, product: str 
 
     The same, slowly: `sum(krylov_reference(subdiagonal_reference(s, corner), v, k) @ w)`.
     """
-    dtype = convolution_dtype(s, product)
-    if dtype is None:
+    P = convolution_scales(s, product)
+    if P is None:
         return _plain_matmul(s, corner, V, w)
-    wide = (t.to(dtype) for t in (s, corner, V, w))
-    if torch.compiler.is_compiling():
-        return _convolution_matmul(*wide)[0].to(w.dtype)
-    return _ConvolutionMatmul.apply(*wide)[0].to(w.dtype)
+    wide = (t.to(P.dtype) for t in (s, corner, V, w))
+    return _ConvolutionMatmul.apply(*wide, P)[0].to(w.dtype)
 
 
 def krylov_rmatmul(
@@ -143,18 +160,16 @@ def krylov_rmatmul(
         V: start vectors, shape (r, m).
         u: vectors, shape (b, m).
         k: how many columns, at most m.
-        product: "auto", "convolution" or "split", see `convolution_dtype`.
+        product: "auto", "convolution" or "split", see `convolution_scales`.
 
     Returns:
         Shape (b, r, k). Costs and rules as for `krylov_matmul`.
     """
-    dtype = convolution_dtype(s, product)
-    if dtype is None:
+    P = convolution_scales(s, product)
+    if P is None:
         return _plain_rmatmul(s, corner, V, u, k)
-    wide = (t.to(dtype) for t in (s, corner, V, u))
-    if torch.compiler.is_compiling():
-        return _convolution_rmatmul(*wide, k)[0].to(u.dtype)
-    return _ConvolutionRmatmul.apply(*wide, k)[0].to(u.dtype)
+    wide = (t.to(P.dtype) for t in (s, corner, V, u))
+    return _ConvolutionRmatmul.apply(*wide, P, k)[0].to(u.dtype)
 
 
 def _plain_matmul(s: Tensor, corner: Tensor, V: Tensor, w: Tensor) -> Tensor:
@@ -180,7 +195,7 @@ def _folded(P: Tensor, corner: Tensor, t: Tensor, k: int) -> tuple[Tensor, Tenso
     """K w = P_i t_i + c high_i, and high_i = P_i P_{m-1} t_{m+i} (zero from row k - 1 on)."""
     m = P.shape[0]
     high = P[: k - 1] * P[-1] * t[..., m : m + k - 1]
-    return P * t[..., :m] + torch.nn.functional.pad(corner * high, (0, m - k + 1)), high
+    return P * t[..., :m] + pad(corner * high, (0, m - k + 1)), high
 
 
 def _gradients(
@@ -192,8 +207,8 @@ def _gradients(
     that cross it, divided by s_l; from one edge to the next the flow changes by what starts there
     less what ends there, v_l dv_l - u_l y_l, so one cumulative sum gives all of them.
     """
-    spectrum = (w_hat * torch.conj_physical(u_hat).unsqueeze(-2)).sum(0)
-    dV = torch.fft.irfft(torch.conj_physical(spectrum), t.shape[-1])
+    spectrum = (w_hat * conjugate(u_hat).unsqueeze(-2)).sum(0)
+    dV = torch.fft.irfft(conjugate(spectrum), t.shape[-1])
     dV = dV[..., : V.shape[-1]] / P
     y, high = _folded(P, corner, t, k)
     dc = (u[..., : k - 1] * high).sum()
@@ -203,62 +218,59 @@ def _gradients(
     return flow / s, dc, dV, y
 
 
-def _convolution_matmul(s: Tensor, corner: Tensor, V: Tensor, w: Tensor) -> tuple[Tensor, ...]:
-    """K w, followed by what its backward needs again."""
-    P, k = scales(s), w.shape[-1]
-    length = _length(V.shape[-1], k)
-    v_hat, w_hat = torch.fft.rfft(V / P, length), torch.fft.rfft(w, length)
-    t = torch.fft.irfft(contract_rank(w_hat, v_hat), length)
-    return _folded(P, corner, t, k)[0], P, v_hat, w_hat, t
-
-
-def _convolution_rmatmul(s: Tensor, corner: Tensor, V: Tensor, u: Tensor, k: int) -> tuple[Tensor, ...]:
-    """K^T u, followed by what its backward needs again."""
-    P = scales(s)
-    length = _length(V.shape[-1], k)
-    v_hat, u_hat = torch.fft.rfft(V / P, length), _unfolded(P, corner, u, k)
-    z = torch.fft.irfft(u_hat.unsqueeze(-2) * torch.conj_physical(v_hat), length)[..., :k].contiguous()
-    return z, P, v_hat, u_hat
-
-
 class _ConvolutionMatmul(torch.autograd.Function):
+    """(s, corner, V, w, P) to K w, followed by what its backward needs again."""
+
     generate_vmap_rule = True
 
-    forward = staticmethod(_convolution_matmul)
+    @staticmethod
+    def forward(s: Tensor, corner: Tensor, V: Tensor, w: Tensor, P: Tensor) -> tuple[Tensor, ...]:
+        k = w.shape[-1]
+        length = _length(V.shape[-1], k)
+        v_hat, w_hat = torch.fft.rfft(V / P, length), torch.fft.rfft(w, length)
+        t = torch.fft.irfft(contract_rank(w_hat, v_hat), length)
+        return _folded(P, corner, t, k)[0], v_hat, w_hat, t
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
         ctx.mark_non_differentiable(*output[1:])
         ctx.save_for_backward(*inputs, *output[1:])
-        ctx.save_for_forward(*inputs)
+        ctx.save_for_forward(*inputs[:-1])
 
     @staticmethod
-    def backward(ctx: Any, u: Tensor, *_: Any) -> tuple[Tensor, ...]:
+    def backward(ctx: Any, u: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         s, corner, V, w, P, v_hat, w_hat, t = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return plain_backward(_plain_matmul, (s, corner, V, w), u)
+            return *plain_backward(_plain_matmul, (s, corner, V, w), u), None
         k = w.shape[-1]
         u_hat = _unfolded(P, corner, u, k)
         ds, dc, dV, _ = _gradients(s, corner, V, u, k, P, w_hat, u_hat, t)
-        dw = torch.fft.irfft(u_hat.unsqueeze(-2) * torch.conj_physical(v_hat), t.shape[-1])[..., :k]
-        return ds, dc, dV, dw
+        dw = torch.fft.irfft(u_hat.unsqueeze(-2) * conjugate(v_hat), t.shape[-1])[..., :k]
+        return ds, dc, dV, dw, None
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
-        return plain_jvp(_plain_matmul, ctx.saved_tensors, tangents), None, None, None, None
+        return plain_jvp(_plain_matmul, ctx.saved_tensors, tangents[:-1]), None, None, None
 
 
 class _ConvolutionRmatmul(torch.autograd.Function):
+    """(s, corner, V, u, P, k) to K^T u, followed by what its backward needs again."""
+
     generate_vmap_rule = True
 
-    forward = staticmethod(_convolution_rmatmul)
+    @staticmethod
+    def forward(s: Tensor, corner: Tensor, V: Tensor, u: Tensor, P: Tensor, k: int) -> tuple[Tensor, ...]:
+        length = _length(V.shape[-1], k)
+        v_hat, u_hat = torch.fft.rfft(V / P, length), _unfolded(P, corner, u, k)
+        z = torch.fft.irfft(u_hat.unsqueeze(-2) * conjugate(v_hat), length)[..., :k].contiguous()
+        return z, v_hat, u_hat
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         *tensors, ctx.k = inputs
         ctx.mark_non_differentiable(*output[1:])
         ctx.save_for_backward(*tensors, *output[1:])
-        ctx.save_for_forward(*tensors)
+        ctx.save_for_forward(*tensors[:-1])
 
     @staticmethod
     def backward(ctx: Any, w: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
@@ -266,14 +278,14 @@ class _ConvolutionRmatmul(torch.autograd.Function):
         k = ctx.k
         if torch.is_grad_enabled():
             plain = partial(_plain_rmatmul, k=k)
-            return *plain_backward(plain, (s, corner, V, u), w), None
+            return *plain_backward(plain, (s, corner, V, u), w), None, None
         length = _length(V.shape[-1], k)
         w_hat = torch.fft.rfft(w, length)
         t = torch.fft.irfft(contract_rank(w_hat, v_hat), length)
         ds, dc, dV, du = _gradients(s, corner, V, u, k, P, w_hat, u_hat, t)
-        return ds, dc, dV, du, None
+        return ds, dc, dV, du, None, None
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor | None, ...]:
         plain = partial(_plain_rmatmul, k=ctx.k)
-        return plain_jvp(plain, ctx.saved_tensors, tangents[:-1]), None, None, None
+        return plain_jvp(plain, ctx.saved_tensors, tangents[:-2]), None, None

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..functional.ring import Ring
+from ..functional.fft import conjugate
+from ..functional.ring import Ring, ring
 from .base import Product, StructuredMatrix, normal_
 
 
@@ -53,14 +54,14 @@ class Circulant(StructuredMatrix, name="circulant"):
 
     def prepare(self) -> Product:
         m, n = self.shape
-        ring = Ring(max(m, n), n, 1)
-        spectrum = ring.analyse(self.column)
-        return lambda x: ring.synthesise(ring.analyse(x) * spectrum)[..., :m]
+        of = ring(max(m, n), n, 1)
+        spectrum = of.analyse(self.column)
+        return lambda x: of.synthesise(of.analyse(x) * spectrum)[..., :m]
 
     def _rmatmul(self, y: Tensor) -> Tensor:
         m, n = self.shape
-        ring = Ring(max(m, n), n, 1)
-        return ring.fold(ring.unfold(pad(y, (0, ring.m - m))) * torch.conj_physical(ring.analyse(self.column)))
+        of = ring(max(m, n), n, 1)
+        return of.fold(of.unfold(pad(y, (0, of.m - m))) * conjugate(of.analyse(self.column)))
 
 
 class BlockCirculant(StructuredMatrix, name="block_circulant"):
@@ -108,25 +109,25 @@ class BlockCirculant(StructuredMatrix, name="block_circulant"):
 
     def _ring(self) -> Ring:
         b = self.column.shape[-1]
-        return Ring(b, b, 1)
+        return ring(b, b, 1)
 
     def _matmul(self, x: Tensor) -> Tensor:
         return self.prepare()(x)
 
     def prepare(self) -> Product:
-        ring, (m, n) = self._ring(), self.shape
-        spectra = ring.analyse(self.column).permute(2, 1, 0).contiguous()  # (f, columns, rows)
+        of, (m, n) = self._ring(), self.shape
+        spectra = of.analyse(self.column).permute(2, 1, 0).contiguous()  # (f, columns, rows)
 
         def product(x: Tensor) -> Tensor:
-            blocks = pad(x, (0, -n % ring.m)).unflatten(-1, (-1, ring.m))
-            y = torch.bmm(ring.analyse(blocks).permute(2, 0, 1), spectra).permute(1, 2, 0)
-            return ring.synthesise(y).flatten(-2)[..., :m]
+            blocks = pad(x, (0, -n % of.m)).unflatten(-1, (-1, of.m))
+            y = torch.bmm(of.analyse(blocks).permute(2, 0, 1), spectra).permute(1, 2, 0)
+            return of.synthesise(y).flatten(-2)[..., :m]
 
         return product
 
     def _rmatmul(self, y: Tensor) -> Tensor:
-        ring, (m, n) = self._ring(), self.shape
-        spectra = torch.conj_physical(ring.analyse(self.column)).permute(2, 0, 1)  # (f, rows, columns)
-        blocks = pad(y, (0, -m % ring.m)).unflatten(-1, (-1, ring.m))
-        x = torch.bmm(ring.unfold(blocks).permute(2, 0, 1), spectra).permute(1, 2, 0)
-        return ring.fold(x).flatten(-2)[..., :n]
+        of, (m, n) = self._ring(), self.shape
+        spectra = conjugate(of.analyse(self.column)).permute(2, 0, 1)  # (f, rows, columns)
+        blocks = pad(y, (0, -m % of.m)).unflatten(-1, (-1, of.m))
+        x = torch.bmm(of.unfold(blocks).permute(2, 0, 1), spectra).permute(1, 2, 0)
+        return of.fold(x).flatten(-2)[..., :n]

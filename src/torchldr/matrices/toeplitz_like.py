@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..functional.fft import contract_rank
+from ..functional.fft import conjugate, contract_rank
 from ..functional.reference import krylov_reference, shift_reference
-from ..functional.ring import Ring
+from ..functional.ring import Ring, ring
 from .base import Product, StructuredMatrix, generators_
 
 
@@ -47,7 +47,7 @@ class ToeplitzLike(StructuredMatrix, name="toeplitz_like"):
     def _rings(self) -> tuple[Ring, Ring]:
         m, n = self.shape
         a, k = corner_sign(m, n), min(m, n)
-        return Ring(m, k, a), Ring(n, k, -a)
+        return ring(m, k, a), ring(n, k, -a)
 
     def factors(self) -> list[tuple[Tensor, ...]]:
         A, C = ToeplitzLike.operators(self)
@@ -68,7 +68,7 @@ class ToeplitzLike(StructuredMatrix, name="toeplitz_like"):
 
     def prepare(self) -> Product:
         left, right = self._rings()
-        g_hat, h_hat = left.analyse(self.G), torch.conj_physical(right.analyse(self.H))
+        g_hat, h_hat = left.analyse(self.G), conjugate(right.analyse(self.H))
 
         def product(x: Tensor) -> Tensor:
             z = right.fold(right.unfold(x).unsqueeze(-2) * h_hat)
@@ -78,7 +78,7 @@ class ToeplitzLike(StructuredMatrix, name="toeplitz_like"):
 
     def _rmatmul(self, y: Tensor) -> Tensor:
         left, right = self._rings()
-        z = left.fold(left.unfold(y).unsqueeze(-2) * torch.conj_physical(left.analyse(self.G)))
+        z = left.fold(left.unfold(y).unsqueeze(-2) * conjugate(left.analyse(self.G)))
         return right.synthesise(contract_rank(right.analyse(z), right.analyse(self.H)))
 
 

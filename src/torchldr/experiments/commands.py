@@ -1,0 +1,210 @@
+"""`torchldr paper` and `torchldr train`; the command line mounts them with `register`.
+
+Results go to stdout, messages and progress to stderr. Exit codes: 0 done, 1 failed, 2 wrong use.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, NamedTuple, TypeVar
+
+import typer
+
+from ..matrices import get_structure
+from .ledger import Ledger
+from .logs import no_log, tensorboard_log
+from .options import Many, keep_table, parse_filters, parse_options
+from .paper import Table, get_table
+from .printing import TRAIN_COLUMNS, columns_of, show_rows
+from .progress import progress_on_stderr
+from .protocol import Protocol, Run
+from .sweep import Library, Report, choose_device, missing, sweep
+from .tables import overview, run_rows, table_rows
+
+T = TypeVar("T")
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:0, ...")]
+DataDir = Annotated[
+    Path | None, typer.Option("--data-dir", help="A data folder; else $TORCHLDR_DATA, else the user's cache.")
+]
+Results = Annotated[
+    Path | None, typer.Option("--results", help="The ledger's folder; else results/ of the checkout or here.")
+]
+Seeds = Annotated[int, typer.Option(min=1, help="Repeat everything from this many seeds.")]
+Quick = Annotated[bool, typer.Option("--quick", help="A small protocol for a laptop, kept apart.")]
+Force = Annotated[bool, typer.Option("--force", help="Run again what the ledger has.")]
+MaxSeconds = Annotated[
+    float | None, typer.Option("--max-seconds", help="Start no further run after this time; resumable.")
+]
+LogDir = Annotated[Path | None, typer.Option("--logdir", help="Write TensorBoard scalars here.")]
+SaveWeights = Annotated[
+    bool, typer.Option("--save-weights", help="Keep each selected network beside the ledger.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    app.command("paper", cls=Many)(paper_command)
+    app.command("train", cls=Many)(train_command)
+
+
+def paper_command(
+    name: Annotated[str, typer.Argument(help="A table or figure; `list` shows all with their state.")],
+    show: Annotated[bool, typer.Option("--show", help="Show what the ledger holds, run nothing.")] = False,
+    quick: Quick = False,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="Rows to take: dataset=, model=, structure=, rank=, fraction=; commas mean or."),
+    ] = None,
+    seeds: Seeds = 1,
+    device: Device = "auto",
+    data_dir: DataDir = None,
+    results: Results = None,
+    max_seconds: MaxSeconds = None,
+    logdir: LogDir = None,
+    save_weights: SaveWeights = False,
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run, or resume, one table or figure of the paper and print it beside the paper's values."""
+    ledger = Ledger(results)
+    if name == "list":
+        show_rows(overview(ledger), as_json)
+        return
+    table = _used(lambda: keep_table(get_table(name), parse_filters(only or [])))
+    if quick:
+        table = table.changed(lambda run: dataclasses.replace(run, protocol=Protocol.quick()))
+    if not show:
+        runs = [run.with_seed(seed) for seed in range(seeds) for run in table.runs()]
+        library = Library(_used(lambda: choose_device(device)), data_dir)
+        _sweep(runs, ledger, library, Extras(max_seconds, logdir, save_weights, force))
+    rows = table_rows(table, ledger, seeds)
+    show_rows(rows, as_json, title=_title(table, quick), columns=columns_of(rows))
+
+
+def train_command(
+    data: Annotated[str, typer.Option(help="A dataset's name, or the path of your own .npz file.")],
+    model: Annotated[str, typer.Option(help="shl (single hidden layer) or cnn.")] = "shl",
+    structure: Annotated[list[str] | None, typer.Option(help="One or more classes [ldr_sd].")] = None,
+    rank: Annotated[list[int] | None, typer.Option(help="One or more ranks.")] = None,
+    fraction: Annotated[list[float] | None, typer.Option(help="Shares of the training images.")] = None,
+    option: Annotated[list[str] | None, typer.Option(help="Options of the class: name=value.")] = None,
+    hidden: Annotated[int | None, typer.Option(min=1, help="Hidden units; else the input's size.")] = None,
+    keep: Annotated[int | None, typer.Option(min=1, help="Prune a dense layer to so many weights.")] = None,
+    init: Annotated[str, typer.Option(help="paper or linear.")] = "paper",
+    init_std: Annotated[float | None, typer.Option(help="Initial deviation of G and H instead.")] = None,
+    lr: Annotated[list[float] | None, typer.Option(help="Learning rates.")] = None,
+    trials: Annotated[int | None, typer.Option(min=1, help="Trials a learning rate.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1)] = None,
+    batch: Annotated[int | None, typer.Option(min=1)] = None,
+    quick: Quick = False,
+    seeds: Seeds = 1,
+    device: Device = "auto",
+    data_dir: DataDir = None,
+    results: Results = None,
+    max_seconds: MaxSeconds = None,
+    logdir: LogDir = None,
+    save_weights: SaveWeights = False,
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train by the paper's protocol: any dataset, network, structure and rank, or sweeps over them."""
+
+    def build() -> list[Run]:
+        base = Protocol.quick() if quick else Protocol()
+        protocol = dataclasses.replace(
+            base,
+            lrs=tuple(lr) if lr else base.lrs,
+            trials=trials or base.trials,
+            epochs=epochs or base.epochs,
+            batch=batch or base.batch,
+        )
+        common = Run(data, model, init=init, init_std=init_std, hidden=hidden, protocol=protocol)
+        return [
+            dataclasses.replace(
+                common,
+                structure=name,
+                rank=r,
+                keep=keep,
+                train_fraction=share,
+                seed=seed,
+                options=parse_options(option or []),
+            )
+            for seed in range(seeds)
+            for name in structure or (["dense"] if keep else ["ldr_sd"])
+            for r in _ranks(name, rank)
+            for share in fraction or [1.0]
+        ]
+
+    runs, ledger = _used(build), Ledger(results)
+    library = Library(_used(lambda: choose_device(device)), data_dir)
+    _sweep(runs, ledger, library, Extras(max_seconds, logdir, save_weights, force))
+    rows = run_rows(runs, ledger)
+    show_rows(rows, as_json, columns=TRAIN_COLUMNS)
+
+
+def _ranks(structure: str, ranks: Sequence[int] | None) -> Sequence[int | None]:
+    """The ranks to try: a class without a rank is trained once whatever ranks are asked of others."""
+    return [*ranks] if ranks and get_structure(structure).ranked else [None]
+
+
+def _used(build: Callable[[], T]) -> T:
+    """What `build` returns; its complaint about an argument is wrong use, exit code 2."""
+    try:
+        return build()
+    except (ValueError, TypeError) as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+class Extras(NamedTuple):
+    """What both commands hand on to `sweep`."""
+
+    max_seconds: float | None
+    logdir: Path | None
+    save_weights: bool
+    force: bool
+
+
+def _sweep(runs: Sequence[Run], ledger: Ledger, library: Library, extras: Extras) -> None:
+    """Run what is missing, and say what was done and what could not be."""
+    log = no_log if extras.logdir is None else tensorboard_log(extras.logdir)
+    todo = runs if extras.force or extras.save_weights else missing(runs, ledger, library)
+    try:
+        with progress_on_stderr(len(todo)) as progress:
+            report = sweep(
+                runs,
+                ledger,
+                library,
+                force=extras.force,
+                max_seconds=extras.max_seconds,
+                save_weights=extras.save_weights,
+                progress=progress,
+                log=log,
+            )
+    except KeyboardInterrupt:
+        _say("interrupted; the same command goes on from here.")
+        raise typer.Exit(130) from None
+    _tell(report, ledger)
+    if report.absent and not (report.finished or report.present or report.left):
+        raise typer.Exit(1)
+
+
+def _tell(report: Report, ledger: Ledger) -> None:
+    for message in report.absent.values():
+        _say(f"left out: {message}")
+    if report.left:
+        _say(f"{len(report.left)} runs are left; the same command goes on from here.")
+    if report.finished:
+        _say(f"{len(report.finished)} runs finished, {len(report.present)} were there: {ledger.path}")
+
+
+def _title(table: Table, quick: bool) -> str:
+    return f"{table.title} (quick: not comparable with the paper)" if quick else table.title
+
+
+def _say(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)

@@ -1,0 +1,113 @@
+"""Arguments of the commands: options with several values, filters of a table, options of a class."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from typer.core import TyperCommand
+
+from .paper import Cell, Table
+
+Filters = dict[str, set[str]]
+
+_FILTERS: dict[str, Callable[[Cell], Any]] = {
+    "dataset": lambda cell: cell.run.data,
+    "model": lambda cell: cell.run.model,
+    "structure": lambda cell: cell.run.method,
+    "rank": lambda cell: cell.run.rank if cell.matches is None else cell.matches,
+    "fraction": lambda cell: cell.run.train_fraction,
+}
+
+
+class Many(TyperCommand):
+    """A command whose options take several values in a row: `--rank 1 16` is `--rank 1 --rank 16`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        several = {
+            name
+            for parameter in self.params
+            if getattr(parameter, "multiple", False)
+            for name in parameter.opts
+        }
+        return super().parse_args(ctx, spread(args, several))
+
+
+def spread(arguments: Sequence[str], several: set[str]) -> list[str]:
+    """Repeat the name of an option before each further value.
+
+    >>> spread(["x", "--rank", "1", "16", "--quick"], {"--rank"})
+    ['x', '--rank', '1', '--rank', '16', '--quick']
+    """
+    result: list[str] = []
+    current, values = "", 0
+    for argument in arguments:
+        if argument.startswith("--"):
+            name = argument.split("=", 1)[0]
+            current = name if name in several else ""
+            values = 1 if "=" in argument and current else 0
+        elif current:
+            if values:
+                result.append(current)
+            values += 1
+        result.append(argument)
+    return result
+
+
+def parse_filters(texts: Sequence[str]) -> Filters:
+    """Filters from `key=value,value`.
+
+    Raises:
+        ValueError: for another form or an unknown key.
+    """
+    filters: Filters = {}
+    for text in texts:
+        key, mark, wanted = text.partition("=")
+        if not mark or key not in _FILTERS:
+            raise ValueError(f"--only takes key=value with a key of {', '.join(_FILTERS)}, got {text!r}.")
+        filters.setdefault(key, set()).update(wanted.split(","))
+    return filters
+
+
+def keep_table(table: Table, filters: Filters) -> Table:
+    """The cells of a table that pass all filters.
+
+    Raises:
+        ValueError: when none does, with the values that there are.
+    """
+    if not filters:
+        return table
+    cells = tuple(
+        cell
+        for cell in table.cells
+        if all(_text(_FILTERS[key](cell)) in wanted for key, wanted in filters.items())
+    )
+    if not cells:
+        known = {key: sorted({_text(_FILTERS[key](cell)) for cell in table.cells}) for key in filters}
+        listing = "; ".join(f"{key}: {', '.join(found)}" for key, found in known.items())
+        raise ValueError(f"no row of {table.name!r} has what --only asks for. There are {listing}.")
+    return replace(table, cells=cells, quoted=())
+
+
+def parse_options(texts: Sequence[str]) -> tuple[tuple[str, Any], ...]:
+    """A class's options from `name=value`; values are JSON where they can be, else text.
+
+    >>> parse_options(["block_size=8", "product=split"])
+    (('block_size', 8), ('product', 'split'))
+    """
+    pairs = []
+    for text in texts:
+        name, mark, value = text.partition("=")
+        if not mark or not name:
+            raise ValueError(f"--option takes name=value, got {text!r}.")
+        try:
+            pairs.append((name, json.loads(value.lower() if value in ("True", "False") else value)))
+        except json.JSONDecodeError:
+            pairs.append((name, value))
+    return tuple(pairs)
+
+
+def _text(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,69 @@
+"""Rows on stdout: as JSON, or as a table that a person reads."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from .tables import Row
+
+_PAPER_COLUMNS = (
+    "dataset", "model", "structure", "rank", "fraction", "init", "parameters", "test", "deviation", "paper",
+    "difference", "data", "seconds", "seeds", "lr", "diverged", "source",
+)  # fmt: skip
+_ONLY_IF_VARIED = ("model", "fraction", "init", "deviation", "difference", "diverged")
+TRAIN_COLUMNS = (
+    "dataset", "model", "structure", "rank", "fraction", "parameters", "test", "deviation", "data", "seconds",
+    "seeds", "lr", "diverged",
+)  # fmt: skip
+
+
+def columns_of(rows: Sequence[Row]) -> list[str]:
+    """The columns that say something: one in which all rows agree is left out."""
+    return [
+        name for name in _PAPER_COLUMNS if name not in _ONLY_IF_VARIED or len({row[name] for row in rows}) > 1
+    ]
+
+
+def show_rows(
+    rows: Sequence[Row], as_json: bool, *, title: str | None = None, columns: Sequence[str] | None = None
+) -> None:
+    """Print rows to stdout."""
+    if as_json:
+        print(json.dumps(list(rows), indent=2))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    names = list(columns or (rows[0] if rows else ()))
+    table = Table(title=title, title_justify="left", show_edge=False, pad_edge=False)
+    for name in names:
+        numeric = any(isinstance(row[name], int | float) for row in rows)
+        table.add_column(name, justify="right" if numeric else "left", no_wrap=numeric)
+    for row in rows:
+        table.add_row(*(_cell(name, row[name]) for name in names))
+    # A pipe has no width of its own: leave the cutting to what reads it.
+    Console(width=None if sys.stdout.isatty() else 200, markup=False, highlight=False).print(table)
+
+
+def _cell(name: str, value: Any) -> str:
+    match value:
+        case None:
+            return "-"
+        case bool():
+            return "yes" if value else "no"
+        case int():
+            return f"{value:,}"
+        case float() if name == "fraction":
+            return f"{value:.0%}"
+        case float() if name == "seconds":
+            return f"{value:,.1f}"
+        case float() if name == "difference":
+            return f"{value:+.2f}"
+        case float():
+            return f"{value:.2f}"
+        case list():
+            return ", ".join("-" if item is None else f"{item:g}" for item in value) or "-"
+    return str(value)

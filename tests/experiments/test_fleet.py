@@ -82,7 +82,10 @@ def test_accuracies_are_those_of_the_networks(tiny: Dataset, brief: Protocol) ->
             for (x, y), got in (
                 ((images.test_x, images.test_y), scores.test[i]),
                 ((images.train_x[fleet.split.train], images.train_y[fleet.split.train]), scores.train[i]),
-                ((images.train_x[fleet.split.validation], images.train_y[fleet.split.validation]), scores.validation[i]),
+                (
+                    (images.train_x[fleet.split.validation], images.train_y[fleet.split.validation]),
+                    scores.validation[i],
+                ),
             ):
                 want = 100 * (model(x).argmax(-1) == y).double().mean()
                 assert got == pytest.approx(float(want), abs=100.1 / len(y))
@@ -132,7 +135,12 @@ def test_the_last_partial_batch_is_used(tiny: Dataset, brief: Protocol) -> None:
 def test_a_diverged_replica_does_not_disturb_the_others(tiny: Dataset) -> None:
     """The same run with and without a hopeless learning rate: the good replica is the same."""
     wild = Protocol(epochs=3, batch=30, lrs=(0.001, 1e9), trials=1)
-    for model, structure in (("shl", "dense"), ("shl", "ldr_sd"), ("cnn", "ldr_td"), ("cnn", "toeplitz_like")):
+    for model, structure in (
+        ("shl", "dense"),
+        ("shl", "ldr_sd"),
+        ("cnn", "ldr_td"),
+        ("cnn", "toeplitz_like"),
+    ):
         run = Run("rectangles", model, structure, protocol=wild)
         tame = replace(run, protocol=replace(wild, lrs=(0.001, 0.002)))
         rows = []

@@ -21,7 +21,12 @@ pytestmark = [
 @pytest.mark.parametrize("model", ["shl", "cnn"])
 def test_graphs_agree_with_the_plain_loop(model: str, structure: str, tiny: Dataset) -> None:
     """Two epochs of 11 full batches and a partial one, in float64."""
-    run = Run("rectangles", model, structure, protocol=Protocol(lrs=(0.0002, 0.002), trials=1, batch=12, dtype="float64"))
+    run = Run(
+        "rectangles",
+        model,
+        structure,
+        protocol=Protocol(lrs=(0.0002, 0.002), trials=1, batch=12, dtype="float64"),
+    )
     fleet = Fleet(run, Images.of(tiny, run, "cuda:0"))
     assert fleet.network.how != "loop"
     for epoch in range(2):

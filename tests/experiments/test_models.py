@@ -68,7 +68,11 @@ def test_every_class_in_both_networks(model: str, structure: str) -> None:
 
 
 def test_generator_decides_all_weights() -> None:
-    for run in (Run("mnist", "cnn", "fastfood"), Run("mnist", keep=3), Run("mnist", structure="ldr_sd", init_std=0.2)):
+    for run in (
+        Run("mnist", "cnn", "fastfood"),
+        Run("mnist", keep=3),
+        Run("mnist", structure="ldr_sd", init_std=0.2),
+    ):
         first, second, other = (build_model(run, (1, 6, 6), 3, generator(seed)) for seed in (1, 1, 2))
         for name, value in first.state_dict().items():
             assert torch.equal(value, second.state_dict()[name])

@@ -61,7 +61,10 @@ def test_method_and_label() -> None:
     assert Run("rectangles", keep=10).method == "pruning"
     assert Run("rectangles", hidden=10).method == "rhu"
     assert Run("rectangles", structure="ldr_sd", hidden=10).method == "ldr_sd"
-    assert Run("mnist", "cnn", "low_rank", 4, train_fraction=0.5, seed=3).label == "mnist cnn low_rank r=4 50% seed=3"
+    assert (
+        Run("mnist", "cnn", "low_rank", 4, train_fraction=0.5, seed=3).label
+        == "mnist cnn low_rank r=4 50% seed=3"
+    )
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,9 @@ from torchldr.experiments.selection import Best, select_best, select_mean
 REPLICAS = [Replica(0.1, 0), Replica(0.1, 1), Replica(0.2, 0), Replica(0.2, 1)]
 
 
-def metrics(validation: list[list[float | None]], test: list[list[float | None]]) -> dict[str, list[list[float | None]]]:
+def metrics(
+    validation: list[list[float | None]], test: list[list[float | None]]
+) -> dict[str, list[list[float | None]]]:
     return {"validation": validation, "test": test, "train": test}
 
 
@@ -24,7 +26,9 @@ def test_ties_go_to_the_earliest_epoch_then_the_first_replica() -> None:
 
 
 def test_diverged_replicas_count_until_they_diverge() -> None:
-    found = select_best(metrics([[8, 2, None, 4], [None, 3, None, 4]], [[1, 2, None, 4], [None, 6, None, 8]]), REPLICAS)
+    found = select_best(
+        metrics([[8, 2, None, 4], [None, 3, None, 4]], [[1, 2, None, 4], [None, 6, None, 8]]), REPLICAS
+    )
     assert found is not None
     assert (found.epoch, found.replica) == (0, 0)
     assert select_best(metrics([[None] * 4], [[None] * 4]), REPLICAS) is None

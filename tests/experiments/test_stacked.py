@@ -17,7 +17,9 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 NATIVE = ("dense", "fastfood", "ldr_sd", "ldr_td", "low_rank")
 
 
-def drawn(name: str, n: int, rank: int, count: int, **options: Any) -> tuple[Any, dict[str, Tensor], dict[str, Any]]:
+def drawn(
+    name: str, n: int, rank: int, count: int, **options: Any
+) -> tuple[Any, dict[str, Tensor], dict[str, Any]]:
     """`count` members of a class, stacked, in float64; LDR-SD near the shift, as in training."""
     cls = torchldr.get_structure(name)
     g = torch.Generator().manual_seed(n)
@@ -55,7 +57,12 @@ def test_forms_agree(name: str, common: bool) -> None:
 
 
 @settings(deadline=None, max_examples=25)
-@given(n=st.sampled_from([2, 3, 5, 31, 64, 70]), rank=st.integers(1, 2), normalize=st.booleans(), b=st.integers(1, 4))
+@given(
+    n=st.sampled_from([2, 3, 5, 31, 64, 70]),
+    rank=st.integers(1, 2),
+    normalize=st.booleans(),
+    b=st.integers(1, 4),
+)
 def test_native_tridiagonal(n: int, rank: int, normalize: bool, b: int) -> None:
     cls, tensors, options = drawn("ldr_td", n, rank, 2, normalize=normalize)
     x = torch.randn(b, n, dtype=torch.float64, generator=torch.Generator().manual_seed(b))
@@ -70,7 +77,9 @@ def test_native_tridiagonal(n: int, rank: int, normalize: bool, b: int) -> None:
 def test_native_subdiagonal(n: int, rank: int, b: int) -> None:
     cls, tensors, options = drawn("ldr_sd", n, min(rank, n), 2)
     x = torch.randn(b, n, dtype=torch.float64, generator=torch.Generator().manual_seed(b))
-    want = values_and_gradients(stacked_product(cls, n, n, {**options, "product": "split"}, how="loop"), tensors, x)
+    want = values_and_gradients(
+        stacked_product(cls, n, n, {**options, "product": "split"}, how="loop"), tensors, x
+    )
     got = values_and_gradients(stacked_product(cls, n, n, options, how="native"), tensors, x)
     for a, c in zip(got, want, strict=True):
         torch.testing.assert_close(a, c, rtol=1e-9, atol=1e-11)

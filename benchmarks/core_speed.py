@@ -57,11 +57,19 @@ def main() -> int:
         seconds = (inference if what == "inference" else training)(structure)
         ratio = seconds["dense"] / seconds["ours"]
         rows.append(
-            {"what": what, "structure": structure, "rank": 1, "dense_ms": seconds["dense"] * 1e3,
-             "ours_ms": seconds["ours"] * 1e3, "ratio": ratio, "floor": floor}
+            {
+                "what": what,
+                "structure": structure,
+                "rank": 1,
+                "dense_ms": seconds["dense"] * 1e3,
+                "ours_ms": seconds["ours"] * 1e3,
+                "ratio": ratio,
+                "floor": floor,
+            }
         )
-        print(f"{what:10} {structure:14} dense {seconds['dense'] * 1e3:8.3f} ms   ours {seconds['ours'] * 1e3:8.3f} ms   "
-              f"ratio {ratio:6.2f}   floor {floor:4.2f}   {'ok' if ratio >= floor else 'MISSED'}")
+        times = f"dense {seconds['dense'] * 1e3:8.3f} ms   ours {seconds['ours'] * 1e3:8.3f} ms"
+        verdict = "ok" if ratio >= floor else "MISSED"
+        print(f"{what:10} {structure:14} {times}   ratio {ratio:6.2f}   floor {floor:4.2f}   {verdict}")
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")

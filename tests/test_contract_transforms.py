@@ -56,9 +56,13 @@ def test_forward_mode_against_finite_differences(cls):
     direction = tuple(torch.randn_like(t) for t in at)
     _, tangent = jvp(product_of(layer), at, direction)
     h = 1e-5
-    ahead, behind = (product_of(layer)(*(t + sign * h * d for t, d in zip(at, direction, strict=True))) for sign in (1, -1))
+    ahead, behind = (
+        product_of(layer)(*(t + sign * h * d for t, d in zip(at, direction, strict=True))) for sign in (1, -1)
+    )
     assert tangent.abs().max() > 0
-    assert torch.allclose(tangent, (ahead - behind) / (2 * h), rtol=1e-4, atol=1e-5 * tangent.abs().max().item())
+    assert torch.allclose(
+        tangent, (ahead - behind) / (2 * h), rtol=1e-4, atol=1e-5 * tangent.abs().max().item()
+    )
 
 
 @every_class
@@ -88,7 +92,10 @@ def test_vmap_over_an_ensemble(cls):
                 p.add_(0.01 * i)
     x = torch.randn(3, 5, 20, **f64)
     parameters, buffers = stack_module_state(layers)
-    own = [functional_call(layers[0], (dict(layer.named_parameters()), dict(layer.named_buffers())), (v,)) for layer, v in zip(layers, x, strict=True)]
+    own = [
+        functional_call(layers[0], (dict(layer.named_parameters()), dict(layer.named_buffers())), (v,))
+        for layer, v in zip(layers, x, strict=True)
+    ]
 
     def member(parameters, buffers, x):
         return functional_call(layers[0], (parameters, buffers), (x,))

@@ -57,12 +57,21 @@ def tolerance(dtype: torch.dtype, n: int) -> float:
 
 def has_operators(cls: type[StructuredMatrix]) -> bool:
     """Whether the class learns subdiagonals, which the regimes set."""
-    return any(name.startswith("subdiagonal") for name in cls.parameter_shapes(4, 4, 1, **cls.check_options({})))
+    return any(
+        name.startswith("subdiagonal") for name in cls.parameter_shapes(4, 4, 1, **cls.check_options({}))
+    )
 
 
 def member(
-    cls: type[StructuredMatrix], out_features: int, in_features: int, rank: int | None = None, *,
-    regime: str | None = None, dtype: torch.dtype = torch.float64, seed: int = 0, **options: Any,
+    cls: type[StructuredMatrix],
+    out_features: int,
+    in_features: int,
+    rank: int | None = None,
+    *,
+    regime: str | None = None,
+    dtype: torch.dtype = torch.float64,
+    seed: int = 0,
+    **options: Any,
 ) -> StructuredMatrix:
     """A random member of the class, its operators in the given regime, corners on.
 
@@ -117,7 +126,9 @@ def check_values(M: StructuredMatrix, batch: Sequence[int] = (3,), seed: int = 0
         x = torch.randn(*batch, matrix.shape[0], dtype=torch.float64, generator=g).to(M.dtype)
         y = product(x)
         if y.shape != (*batch, matrix.shape[1]) or y.dtype != M.dtype:
-            raise AssertionError(f"{M!r}.{what}: got {tuple(y.shape)}, {y.dtype} for {tuple(x.shape)}, {x.dtype}.")
+            raise AssertionError(
+                f"{M!r}.{what}: got {tuple(y.shape)}, {y.dtype} for {tuple(x.shape)}, {x.dtype}."
+            )
         error = (y.double() - x.double() @ matrix).abs()
         _bounded(error, x.double().abs() @ bound, M.dtype, n, f"{M!r}.{what}")
 
@@ -133,17 +144,25 @@ def _prepared(M: StructuredMatrix) -> Callable[[Tensor], Tensor]:
     return run
 
 
-def _with_leaves(M: StructuredMatrix, learned: Mapping[str, Tensor]) -> tuple[StructuredMatrix, dict[str, Tensor]]:
+def _with_leaves(
+    M: StructuredMatrix, learned: Mapping[str, Tensor]
+) -> tuple[StructuredMatrix, dict[str, Tensor]]:
     leaves = {name: t.detach().clone().requires_grad_() for name, t in learned.items()}
     return M.unchecked(M.out_features, M.in_features, {**M.tensors, **leaves}, M.options), leaves
 
 
-def _gradients(product: Callable[[Tensor], Tensor], leaves: dict[str, Tensor], x: Tensor, y: Tensor) -> dict[str, Tensor]:
+def _gradients(
+    product: Callable[[Tensor], Tensor], leaves: dict[str, Tensor], x: Tensor, y: Tensor
+) -> dict[str, Tensor]:
     x = x.detach().clone().requires_grad_()
     found = torch.autograd.grad(
         product(x), [*leaves.values(), x], y, allow_unused=True, materialize_grads=True
     )
     return dict(zip([*leaves, "input"], found, strict=True))
+
+
+def _dense_product(W: Tensor, what: str) -> Callable[[Tensor], Tensor]:
+    return lambda x: x @ (W.mT if what == "matmul" else W)
 
 
 def check_gradients(M: StructuredMatrix, batch: int = 3, seed: int = 0) -> None:
@@ -157,11 +176,10 @@ def check_gradients(M: StructuredMatrix, batch: int = 3, seed: int = 0) -> None:
         found = _gradients(getattr(ours, what), leaves, x, y)
         D = M.double()
         exact, leaves = _with_leaves(D, {k: D.tensors[k] for k in names})
-        want = _gradients(lambda x, W=exact.to_dense(): x @ (W.mT if what == "matmul" else W), leaves, x.double(), y.double())
+        want = _gradients(_dense_product(exact.to_dense(), what), leaves, x.double(), y.double())
         above, leaves = _with_leaves(D, {k: D.tensors[k].abs() for k in names})
-        size = _gradients(
-            lambda x, W=above.magnitude(): x @ (W.mT if what == "matmul" else W), leaves, x.double().abs(), y.double().abs()
-        )
+        dense = _dense_product(above.magnitude(), what)
+        size = _gradients(dense, leaves, x.double().abs(), y.double().abs())
         for name in found:
             if found[name].shape != want[name].shape or found[name].dtype != M.dtype:
                 raise AssertionError(f"{M!r}.{what}: the gradient of {name} has a wrong shape or dtype.")
@@ -207,13 +225,17 @@ def check_low_precision(M: StructuredMatrix, dtype: torch.dtype, seed: int = 0) 
     dense = (torch.nn.functional.linear(x, W.to(dtype)).double() - exact).abs().max()
     ours = (M.matmul(x).double() - exact).abs().max()
     if not ours <= 2 * dense + torch.finfo(dtype).tiny:
-        raise AssertionError(f"{M!r}: in {dtype} {float(ours / dense):.3g} times as wrong as the dense product.")
+        raise AssertionError(
+            f"{M!r}: in {dtype} {float(ours / dense):.3g} times as wrong as the dense product."
+        )
 
 
 def check_layer(layer: StructuredLinear, seed: int = 0) -> None:
     """A layer of the class: plans agree, copies and state_dict round trips are bit for bit."""
     g = torch.Generator().manual_seed(seed)
-    x = torch.randn(3, layer.in_features, dtype=torch.float64, generator=g).to(layer.bias.dtype if layer.bias is not None else layer.matrix().dtype)
+    x = torch.randn(3, layer.in_features, dtype=torch.float64, generator=g).to(
+        layer.bias.dtype if layer.bias is not None else layer.matrix().dtype
+    )
     y = layer(x)
     M = layer.matrix().double()
     size = tolerance(x.dtype, max(M.shape)) * ((x.double().abs() @ M.magnitude().mT).max() + 1)
@@ -242,7 +264,9 @@ def check_layer(layer: StructuredLinear, seed: int = 0) -> None:
 
 
 def cases(
-    cls: type[StructuredMatrix], shapes: Sequence[tuple[int, int]] = SHAPES, dtypes: Sequence[torch.dtype] = (torch.float32, torch.float64),
+    cls: type[StructuredMatrix],
+    shapes: Sequence[tuple[int, int]] = SHAPES,
+    dtypes: Sequence[torch.dtype] = (torch.float32, torch.float64),
     **options: Any,
 ) -> Iterator[StructuredMatrix]:
     """Members of the class over shapes, ranks, dtypes and regimes."""
@@ -256,7 +280,9 @@ def cases(
                         yield M
 
 
-def check_structure(cls: type[StructuredMatrix], shapes: Sequence[tuple[int, int]] = SHAPES, **options: Any) -> None:
+def check_structure(
+    cls: type[StructuredMatrix], shapes: Sequence[tuple[int, int]] = SHAPES, **options: Any
+) -> None:
     """Hold a class to the whole contract: values, transpose, gradients, precision, layer.
 
     Args:

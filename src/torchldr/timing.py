@@ -26,7 +26,9 @@ def minimum_seconds(
         counts[name] = max(1, int(200e-6 / max(time.perf_counter() - start, 1e-7)))
     start = time.perf_counter()
     rounds = 0
-    while rounds < repeats or (time.perf_counter() - start < seconds * len(candidates) and rounds < 50 * repeats):
+    while rounds < repeats or (
+        time.perf_counter() - start < seconds * len(candidates) and rounds < 50 * repeats
+    ):
         for name, call in candidates.items():
             count = counts[name]
             begin = time.perf_counter()

@@ -126,9 +126,7 @@ def shrink(spec: Spec) -> Spec:
         key = next((key for key in ("noise", "batch", "test", "t10k") if key in name), "train")
         return rows[key]
 
-    files = tuple(
-        dataclasses.replace(file, shape=(fewer(file.name), *file.shape[1:])) for file in spec.files
-    )
+    files = tuple(dataclasses.replace(file, shape=(fewer(file.name), *file.shape[1:])) for file in spec.files)
     # Images are in files that have labels of their own beside them for idx and NORB.
     held = [f for f in files if "-cat" not in f.name and "labels" not in f.name]
     is_test = [("test" in f.name or "t10k" in f.name) for f in held]
@@ -141,8 +139,7 @@ def shrink(spec: Spec) -> Spec:
     if spec.recipe == "bg_rot":
         change |= {"train": 4, "test": 3}
         change["files"] = tuple(
-            dataclasses.replace(file, shape=(count, 785))
-            for file, count in zip(files, (4, 3), strict=True)
+            dataclasses.replace(file, shape=(count, 785)) for file, count in zip(files, (4, 3), strict=True)
         )
     return dataclasses.replace(spec, **change)  # type: ignore[arg-type]
 

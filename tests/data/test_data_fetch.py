@@ -79,9 +79,7 @@ def no_waiting(monkeypatch):
 def rectangles(small, server):
     """Rectangles as one file on the server, with its right checksum."""
     digest = hashlib.sha1(CONTENT).hexdigest()
-    small["rectangles"] = dataclasses.replace(
-        small["rectangles"], checksums={"rectangles.zip": digest}
-    )
+    small["rectangles"] = dataclasses.replace(small["rectangles"], checksums={"rectangles.zip": digest})
     server.files["/x/rectangles.zip"] = CONTENT
     return server.url + "/x"
 
@@ -92,9 +90,7 @@ def left_behind(folder: Path) -> list[str]:
 
 def test_whole(server, rectangles, tmp_path):
     seen = []
-    (path,) = data.fetch(
-        "rectangles", tmp_path / "new", rectangles, progress=lambda *args: seen.append(args)
-    )
+    (path,) = data.fetch("rectangles", tmp_path / "new", rectangles, progress=lambda *args: seen.append(args))
     assert path == tmp_path / "new" / "rectangles" / "rectangles.zip"
     assert path.read_bytes() == CONTENT
     assert left_behind(tmp_path / "new") == ["rectangles.zip"]
@@ -178,9 +174,7 @@ def test_a_wrong_checksum_is_refused_and_leaves_nothing(server, rectangles, tmp_
     if part:
         (tmp_path / "rectangles").mkdir()
         (tmp_path / "rectangles" / "rectangles.zip.part").write_bytes(part)
-    with pytest.raises(
-        data.DataFileError, match=r"rectangles\.zip: sha1 of what came is .* removed"
-    ):
+    with pytest.raises(data.DataFileError, match=r"rectangles\.zip: sha1 of what came is .* removed"):
         data.fetch("rectangles", tmp_path, rectangles, progress=False)
     assert left_behind(tmp_path) == []
 
@@ -227,9 +221,7 @@ def test_other_addresses_are_refused(small, tmp_path):
         data.fetch("nothing", tmp_path)
 
 
-def test_into_the_variables_folder_or_the_users_cache(
-    server, rectangles, tmp_path, monkeypatch, user_cache
-):
+def test_into_the_variables_folder_or_the_users_cache(server, rectangles, tmp_path, monkeypatch, user_cache):
     assert data.fetch("rectangles", url=rectangles, progress=False)[0].is_relative_to(user_cache)
     monkeypatch.setenv("TORCHLDR_DATA", str(tmp_path / "variable"))
     (path,) = data.fetch("rectangles", url=rectangles, progress=False)

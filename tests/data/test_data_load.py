@@ -10,9 +10,7 @@ from torchldr.data import registry
 
 
 def test_an_unknown_name_suggests_the_nearest():
-    with pytest.raises(
-        ValueError, match=r"unknown dataset 'rectangle'\. Did you mean 'rectangles'"
-    ):
+    with pytest.raises(ValueError, match=r"unknown dataset 'rectangle'\. Did you mean 'rectangles'"):
         data.load("rectangle")
     with pytest.raises(ValueError, match="Known: cifar10, "):
         data.load("zzz")

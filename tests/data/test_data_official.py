@@ -77,9 +77,7 @@ def test_rectangles_are_kept_as_bytes(small, maker, put, tmp_path):
     np.testing.assert_array_equal(loaded.train_y, rows[:, -1])
 
 
-def test_noise_images_are_stored_by_columns_and_the_last_rows_are_the_test(
-    small, maker, put, tmp_path
-):
+def test_noise_images_are_stored_by_columns_and_the_last_rows_are_the_test(small, maker, put, tmp_path):
     spec = small["mnist_noise_2"]
     arrays, files = maker.files(spec)
     put(files, tmp_path, "")

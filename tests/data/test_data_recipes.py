@@ -72,9 +72,7 @@ RECTANGLES_SEED_0 = "7f173600360400dc"
 
 @pytest.mark.parametrize("level", range(1, 7))
 def test_noise_has_uniform_marginals_and_the_given_covariance(digits, level):
-    blank = digits._replace(
-        train_x=np.zeros_like(digits.train_x), test_x=np.zeros_like(digits.test_x)
-    )
+    blank = digits._replace(train_x=np.zeros_like(digits.train_x), test_x=np.zeros_like(digits.test_x))
     x, _, _, _ = recipes.mnist_noise(blank, level, 900, 0, seed=3)
     u = (x[:, 0].astype(np.float64) + 0.5) / 256
     assert abs(u.mean() - 0.5) < 0.03
@@ -168,9 +166,7 @@ def test_bg_rot_blends_white_over_patches(digits, pictures):
     ):
         x = np.full_like(digits.train_x, value)
         same = digits._replace(train_x=x, test_x=x[:200])
-        assert all(
-            check(image[0]) for image in recipes.mnist_bg_rot(same, pictures, 20, 0, 0).train_x
-        )
+        assert all(check(image[0]) for image in recipes.mnist_bg_rot(same, pictures, 20, 0, 0).train_x)
 
 
 def save(folder, pictures, suffix="png"):

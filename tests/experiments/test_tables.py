@@ -17,7 +17,7 @@ NEEDED = {"dataset", "model", "structure", "rank", "parameters", "test", "paper"
 def test_names() -> None:
     wanted = {"rectangles", "shl", "cnn", "pruning", "rhu", "samples", "generalization", "rank", "noise"}
     assert wanted <= set(TABLES)
-    with pytest.raises(ValueError, match="unknown table 'rectangle'. Did you mean 'rectangles'"):
+    with pytest.raises(ValueError, match=r"unknown table 'rectangle'\. Did you mean 'rectangles'"):
         get_table("rectangle")
 
 

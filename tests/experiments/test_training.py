@@ -26,7 +26,7 @@ def same(a: Outcome, b: Outcome) -> None:
         assert torch.equal(tensor, b.weights[name]), name
 
 
-class Interrupt(Exception):
+class InterruptError(Exception):
     pass
 
 
@@ -37,7 +37,7 @@ def stop_after(epochs: int):  # type: ignore[no-untyped-def]
         nonlocal seen
         seen += 1
         if seen > epochs:
-            raise Interrupt
+            raise InterruptError
 
     return log
 
@@ -58,7 +58,7 @@ def test_an_interrupted_run_ends_as_if_it_had_not_been(
     images = Images.of(tiny, run)
     whole = train_run(run, images)
     for epochs in (0, 1):
-        with pytest.raises(Interrupt):
+        with pytest.raises(InterruptError):
             train_run(run, images, results=tmp_path, checkpoint_seconds=0, log=stop_after(epochs))
     same(train_run(run, images, results=tmp_path, checkpoint_seconds=0), whole)
 
@@ -71,7 +71,7 @@ def test_a_diverged_replica_is_recorded_and_survives_a_checkpoint(tiny: Dataset,
     assert whole.metrics["test"][2][1] is None
     assert whole.best is not None
     assert whole.best.lr == 0.001
-    with pytest.raises(Interrupt):
+    with pytest.raises(InterruptError):
         train_run(run, images, results=tmp_path, checkpoint_seconds=0, log=stop_after(1))
     same(train_run(run, images, results=tmp_path), whole)
 
@@ -109,7 +109,7 @@ def test_damaged_and_foreign_checkpoints_are_left(
     run = Run("rectangles", protocol=brief)
     images = Images.of(tiny, run)
     file = CheckpointFile(tmp_path, run.hash, images.fingerprint)
-    with pytest.raises(Interrupt):
+    with pytest.raises(InterruptError):
         train_run(run, images, results=tmp_path, checkpoint_seconds=0, log=stop_after(1))
     assert file.load() is not None
     assert CheckpointFile(tmp_path, run.hash, "other data").load() is None

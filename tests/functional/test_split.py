@@ -51,10 +51,14 @@ def test_guard_takes_the_convolution_only_where_it_is_right(m, k, regime):
         s, corner, V, w, u, K = problem(m, k, regime, torch.float32, seed)
         y = subdiagonal.krylov_matmul(s, corner, V, w)
         size = torch.einsum("rmk,brk->bm", K.abs(), w.double().abs()).max()
-        assert (y - torch.einsum("rmk,brk->bm", K, w.double())).abs().max() <= tolerance(torch.float32, m) * size
+        assert (y - torch.einsum("rmk,brk->bm", K, w.double())).abs().max() <= tolerance(
+            torch.float32, m
+        ) * size
         z = subdiagonal.krylov_rmatmul(s, corner, V, u, k)
         size = torch.einsum("rmk,bm->brk", K.abs(), u.double().abs()).max()
-        assert (z - torch.einsum("rmk,bm->brk", K, u.double())).abs().max() <= tolerance(torch.float32, m) * size
+        assert (z - torch.einsum("rmk,bm->brk", K, u.double())).abs().max() <= tolerance(
+            torch.float32, m
+        ) * size
 
 
 def test_guard():

@@ -26,7 +26,9 @@ def test_a_ring_is_the_tridiagonal_matrix_with_corners(m):
     assert torch.allclose(got, krylov_reference(A, V[0], 5))
 
 
-@pytest.mark.parametrize(("m", "k"), [(1, 1), (2, 1), (2, 2), (5, 3), (31, 31), (65, 65), (129, 70), (200, 200)])
+@pytest.mark.parametrize(
+    ("m", "k"), [(1, 1), (2, 1), (2, 2), (5, 3), (31, 31), (65, 65), (129, 70), (200, 200)]
+)
 @pytest.mark.parametrize("form", ["compiled", "plain"])
 def test_values_and_gradients(m, k, form, monkeypatch):
     if form == "plain":
@@ -52,7 +54,8 @@ def test_values_and_gradients(m, k, form, monkeypatch):
         assert torch.allclose(got, want, rtol=1e-11, atol=1e-11 * want.abs().max().item())
         direction = torch.randn_like(want)
         both = [
-            torch.autograd.grad(y, inputs, direction, allow_unused=True, materialize_grads=True) for y in (got, want)
+            torch.autograd.grad(y, inputs, direction, allow_unused=True, materialize_grads=True)
+            for y in (got, want)
         ]
         for a, b in zip(*both, strict=True):
             assert torch.allclose(a, b, rtol=1e-10, atol=1e-10 * max(1, b.abs().max().item()))

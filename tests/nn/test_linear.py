@@ -126,7 +126,11 @@ def test_state_dict_keys_never_change():
     expected = {
         "ldr_sd": {"G", "H", "subdiagonal_A", "corner_A", "subdiagonal_C", "corner_C", "bias"},
         "ldr_td": {"G", "H", "bias"}
-        | {f"{part}_{side}" for side in "AC" for part in ("subdiagonal", "diagonal", "superdiagonal", "corners")},
+        | {
+            f"{part}_{side}"
+            for side in "AC"
+            for part in ("subdiagonal", "diagonal", "superdiagonal", "corners")
+        },
         "fastfood": {"S", "D", "B", "permutation", "bias"},
         "acdc": {"A", "D", "bias"},
         "circulant": {"column", "bias"},
@@ -157,7 +161,9 @@ def test_plan_follows_the_parameters(cls, plan):
         name, p = next(layer.named_parameters())
         layer._parameters[name] = nn.Parameter(p / 2)
         assert torch.allclose(layer(x), y, atol=1e-6)
-        layer.load_state_dict({k: v * 0 if v.is_floating_point() else v for k, v in layer.state_dict().items()})
+        layer.load_state_dict(
+            {k: v * 0 if v.is_floating_point() else v for k, v in layer.state_dict().items()}
+        )
         assert layer(x).abs().max() == 0
     assert layer.train()._plan is None
 
@@ -270,15 +276,36 @@ def test_conversion_keeps_constants_precise(cls):
 @pytest.mark.parametrize(
     ("kwargs", "error", "message"),
     [
-        ({"structure": "toeplitz_lik"}, ValueError, r"unknown structure 'toeplitz_lik'\. Did you mean 'toeplitz_like'\? Known: acdc, block_circulant"),
-        ({"rank": 600}, ValueError, r"StructuredLinear: rank must be between 1 and 512 \(the smaller of out_features=512 and in_features=784\), got 600\."),
+        (
+            {"structure": "toeplitz_lik"},
+            ValueError,
+            r"unknown structure 'toeplitz_lik'\. Did you mean 'toeplitz_like'\? Known: acdc, block_circulant",
+        ),
+        (
+            {"rank": 600},
+            ValueError,
+            r"StructuredLinear: rank must be between 1 and 512 \(the smaller of out_features=512 and "
+            r"in_features=784\), got 600\.",
+        ),
         ({"rank": 0}, ValueError, "rank must be between 1 and 512"),
         ({"rank": 1.5}, TypeError, "rank must be an int, got 1.5"),
-        ({"rank": 4, "structure": "circulant"}, ValueError, "the structure 'circulant' has no rank, got rank=4"),
+        (
+            {"rank": 4, "structure": "circulant"},
+            ValueError,
+            "the structure 'circulant' has no rank, got rank=4",
+        ),
         ({"rnk": 4}, TypeError, r"unknown keyword 'rnk'"),
         ({"block_size": 8}, TypeError, "unknown keyword 'block_size'"),
-        ({"structure": "block_circulant", "block_size": 0}, ValueError, "block_size must be between 1 and 784"),
-        ({"structure": "block_circulant", "block_size": 785}, ValueError, "block_size must be between 1 and 784 .*got 785"),
+        (
+            {"structure": "block_circulant", "block_size": 0},
+            ValueError,
+            "block_size must be between 1 and 784",
+        ),
+        (
+            {"structure": "block_circulant", "block_size": 785},
+            ValueError,
+            "block_size must be between 1 and 784 .*got 785",
+        ),
         ({"structure": "block_circulant", "block_siz": 8}, TypeError, "Did you mean 'block_size'"),
         ({"product": "fft"}, ValueError, "product must be one of auto, convolution, split, got 'fft'"),
         ({"init": "xavier"}, ValueError, "init must be 'linear' or 'paper', got 'xavier'"),
@@ -294,18 +321,34 @@ def test_errors_at_construction(kwargs, error, message):
 
 @pytest.mark.parametrize("sizes", [(0, 3), (3, -1), (2.0, 3), (True, 3)])
 def test_errors_for_sizes(sizes):
-    with pytest.raises((ValueError, TypeError), match="StructuredLinear: (in|out)_features must be"):
+    with pytest.raises((ValueError, TypeError), match=r"StructuredLinear: (in|out)_features must be"):
         StructuredLinear(*sizes)
 
 
 @pytest.mark.parametrize(
     ("x", "error", "message"),
     [
-        (torch.randn(3, 11), ValueError, r"StructuredLinear: the last axis must have in_features=12 entries, got shape \(3, 11\)"),
+        (
+            torch.randn(3, 11),
+            ValueError,
+            r"StructuredLinear: the last axis must have in_features=12 entries, got shape \(3, 11\)",
+        ),
         (torch.randn(()), ValueError, r"got shape \(\)"),
-        (torch.randn(3, 12, dtype=torch.float64), TypeError, "the input has dtype torch.float64, the weights torch.float32"),
-        (torch.ones(3, 12, dtype=torch.int64), TypeError, "the input must be real floating point, got torch.int64"),
-        (torch.randn(3, 12, dtype=torch.complex64), TypeError, "the input must be real floating point, got torch.complex64"),
+        (
+            torch.randn(3, 12, dtype=torch.float64),
+            TypeError,
+            "the input has dtype torch.float64, the weights torch.float32",
+        ),
+        (
+            torch.ones(3, 12, dtype=torch.int64),
+            TypeError,
+            "the input must be real floating point, got torch.int64",
+        ),
+        (
+            torch.randn(3, 12, dtype=torch.complex64),
+            TypeError,
+            "the input must be real floating point, got torch.complex64",
+        ),
         (torch.empty(3, 12, device="meta"), ValueError, "the input is on meta, the weights on cpu"),
         ([1.0] * 12, TypeError, "expected a tensor, got list"),
     ],
@@ -338,7 +381,8 @@ def test_matrix_errors():
 def test_repr():
     text = repr(StructuredLinear(784, 512, structure="block_circulant", block_size=16, bias=False))
     assert text == (
-        "StructuredLinear(in_features=784, out_features=512, bias=False, structure='block_circulant', block_size=16)"
+        "StructuredLinear(in_features=784, out_features=512, bias=False, structure='block_circulant', "
+        "block_size=16)"
     )
     assert "rank=4" in repr(StructuredLinear(784, 512, structure="ldr_sd", rank=4))
     assert repr(torchldr.LowRank.random(3, 4, rank=2)) == "LowRank(3, 4, rank=2, dtype=torch.float32)"

@@ -100,8 +100,7 @@ def algorithm(digest: str) -> str:
     names = {32: "md5", 40: "sha1", 64: "sha256"}
     if len(digest) not in names:
         raise ValueError(
-            f"checksum {digest!r}: expected 32 (md5), 40 (sha1) or 64 (sha256) digits, "
-            f"got {len(digest)}."
+            f"checksum {digest!r}: expected 32 (md5), 40 (sha1) or 64 (sha256) digits, got {len(digest)}."
         )
     return names[len(digest)]
 

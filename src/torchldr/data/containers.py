@@ -129,9 +129,7 @@ def _compare(where: str, expected: str, got: str) -> None:
         )
 
 
-def _streams(
-    container: Path, wanted: list[OfficialFile]
-) -> Iterator[tuple[OfficialFile, IO[bytes], str]]:
+def _streams(container: Path, wanted: list[OfficialFile]) -> Iterator[tuple[OfficialFile, IO[bytes], str]]:
     """Yield (file, its uncompressed stream, its name for messages), each valid until the next."""
     if not container.name.endswith(ARCHIVE_SUFFIXES):
         with gzip.open(container) if container.suffix == ".gz" else container.open("rb") as plain:

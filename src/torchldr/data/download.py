@@ -109,9 +109,7 @@ def download(
         except urllib.error.HTTPError as error:
             error.close()
             if error.code not in _TRANSIENT:
-                raise DownloadError(
-                    f"{url}: the server says {error.code} {error.reason}."
-                ) from error
+                raise DownloadError(f"{url}: the server says {error.code} {error.reason}.") from error
             reason: Exception = error
         except (OSError, http.client.HTTPException) as error:
             reason = error

@@ -122,8 +122,7 @@ def _norb_header(stream: BinaryIO, name: str, shape: Shape, expected: np.dtype[A
 def _check_shape(name: str, got: Shape, expected: Shape) -> None:
     if got != expected:
         raise DataFileError(
-            f"{name}: expected {_by(expected)} values, got {_by(got)}; it is another file or is "
-            "incomplete."
+            f"{name}: expected {_by(expected)} values, got {_by(got)}; it is another file or is incomplete."
         )
 
 
@@ -134,8 +133,7 @@ def _body(stream: BinaryIO, shape: Shape, item: int, name: str) -> bytes:
     if len(data) != expected:
         problem = "truncated" if len(data) < expected else "too long"
         raise DataFileError(
-            f"{name}: {problem}: expected {expected:,} bytes of data ({_by(shape)}), "
-            f"got {len(data):,}."
+            f"{name}: {problem}: expected {expected:,} bytes of data ({_by(shape)}), got {len(data):,}."
         )
     return data
 
@@ -143,9 +141,7 @@ def _body(stream: BinaryIO, shape: Shape, item: int, name: str) -> bytes:
 def _exactly(stream: BinaryIO, count: int, name: str, what: str) -> bytes:
     data = stream.read(count)
     if len(data) != count:
-        raise DataFileError(
-            f"{name}: truncated in {what}: expected {count:,} bytes, got {len(data):,}."
-        )
+        raise DataFileError(f"{name}: truncated in {what}: expected {count:,} bytes, got {len(data):,}.")
     return data
 
 

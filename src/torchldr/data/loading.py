@@ -96,8 +96,7 @@ def load(
         raise DatasetNotFoundError(_absent(spec, places, incomplete))
     if incomplete:
         raise DataFileError(
-            f"{_partly(spec, incomplete[0])} Complete them, or load with source='stand-in' to have "
-            "one made."
+            f"{_partly(spec, incomplete[0])} Complete them, or load with source='stand-in' to have one made."
         )
     return _make(spec, places, seed, verify=verify)
 

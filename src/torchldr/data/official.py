@@ -84,8 +84,7 @@ def _check(spec: Spec, splits: Splits, located: Located) -> None:
         wrong = np.flatnonzero((y < 0) | (y >= spec.classes))
         if len(wrong):
             raise DataFileError(
-                f"{where}: {part} label {wrong[0]} is not a whole number from 0 to "
-                f"{spec.classes - 1}."
+                f"{where}: {part} label {wrong[0]} is not a whole number from 0 to {spec.classes - 1}."
             )
         if x.dtype != np.uint8 and not (x.min() >= -_SLACK and x.max() <= 1 + _SLACK):
             raise DataFileError(

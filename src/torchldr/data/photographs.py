@@ -53,9 +53,7 @@ def read_photographs(files: Sequence[Path]) -> list[Array]:
     try:
         from PIL import Image
     except ImportError as error:
-        raise ImportError(
-            "reading photographs needs Pillow: install torchldr[experiments]."
-        ) from error
+        raise ImportError("reading photographs needs Pillow: install torchldr[experiments].") from error
     pictures = []
     for file in files:
         try:
@@ -137,7 +135,5 @@ def patch_deviation(photograph: Array, side: int) -> Array:
 def _window_sums(values: Array, side: int) -> Array:
     sums = np.zeros((values.shape[0] + 1, values.shape[1] + 1), dtype=np.int64)
     sums[1:, 1:] = values.cumsum(axis=0).cumsum(axis=1)
-    window: Array = (
-        sums[side:, side:] - sums[:-side, side:] - sums[side:, :-side] + sums[:-side, :-side]
-    )
+    window: Array = sums[side:, side:] - sums[:-side, side:] - sums[side:, :-side] + sums[:-side, :-side]
     return window

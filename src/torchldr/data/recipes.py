@@ -91,9 +91,7 @@ def mnist_noise(mnist: Splits, level: int, train: int, test: int, seed: int) -> 
     return Splits(x[:train], y[:train], x[train:], y[train:])
 
 
-def mnist_bg_rot(
-    mnist: Splits, photographs: list[Array], train: int, test: int, seed: int
-) -> Splits:
+def mnist_bg_rot(mnist: Splits, photographs: list[Array], train: int, test: int, seed: int) -> Splits:
     """MNIST-bg-rot: rotated digits, white on patches of photographs.
 
     Each digit is turned by an angle uniform on [0, 2 pi) (bilinear interpolation) and is the

@@ -195,13 +195,9 @@ def _norb() -> Spec:
         (stem.format("46789", "training", i), ()) for i in range(1, 11)
     ]
     # The owner's test files carry the test instances; they are also quoted with the training ones.
-    parts += [
-        (stem.format("01235", "testing", i), (stem.format("46789", "testing", i),)) for i in (1, 2)
-    ]
+    parts += [(stem.format("01235", "testing", i), (stem.format("46789", "testing", i),)) for i in (1, 2)]
     files = [
-        OfficialFile(
-            f"{part}-{kind}.mat", shape, read, tuple(f"{alias}-{kind}.mat" for alias in aliases)
-        )
+        OfficialFile(f"{part}-{kind}.mat", shape, read, tuple(f"{alias}-{kind}.mat" for alias in aliases))
         for part, aliases in parts
         for kind, shape, read in (
             ("dat", (29160, 2, 108, 108), formats.read_norb_left),

@@ -89,9 +89,7 @@ def _read(path: Path) -> dict[str, Array]:
         raise
     except ValueError as error:
         what = f"array {name} cannot be read" if name else "it cannot be read as .npz"
-        raise DataFileError(
-            f"{path}: {what}; Python objects (pickle) are never loaded ({error})."
-        ) from error
+        raise DataFileError(f"{path}: {what}; Python objects (pickle) are never loaded ({error}).") from error
     except (OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise DataFileError(f"{path}: damaged or not a .npz file ({error}).") from error
     return arrays
@@ -140,9 +138,7 @@ def _image_shape(path: Path, arrays: dict[str, Array]) -> tuple[int, int, int]:
 
 def _images(path: Path, name: str, x: Array, shape: tuple[int, int, int]) -> Array:
     if x.ndim < 2 or len(x) == 0 or math.prod(x.shape[1:]) != math.prod(shape):
-        raise DataFileError(
-            f"{path}: {name} has shape {x.shape}, expected images of {shape} as in train_x."
-        )
+        raise DataFileError(f"{path}: {name} has shape {x.shape}, expected images of {shape} as in train_x.")
     if x.dtype.kind not in "biuf":
         raise DataFileError(f"{path}: {name} must hold real numbers, got {x.dtype}.")
     if x.dtype != np.uint8:
@@ -167,9 +163,7 @@ def _labels(path: Path, name: str, y: Array, count: int) -> Array:
     if y.dtype.kind == "f":
         bad = np.flatnonzero(~(np.isfinite(y) & (y == np.rint(y)) & (np.abs(y) < 2**53)))
         if len(bad):
-            raise DataFileError(
-                f"{path}: {name} must hold integers, got {y[bad[0]]} in row {bad[0]}."
-            )
+            raise DataFileError(f"{path}: {name} must hold integers, got {y[bad[0]]} in row {bad[0]}.")
     return y.astype(np.int64)
 
 

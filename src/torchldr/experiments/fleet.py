@@ -33,6 +33,7 @@ class Scores(NamedTuple):
     train: list[float | None]
     validation: list[float | None]
     test: list[float | None]
+    validation_loss: list[float | None]
 
 
 def initial_models(run: Run, images: Images) -> list[SingleHiddenLayer]:
@@ -152,19 +153,21 @@ class Fleet:
         self.velocity.zero_()
 
     def evaluate(self, loss: list[float | None]) -> Scores:
-        """Accuracies in percent on the training, validation and test images, one wait for the device."""
+        """Accuracies in percent on training, validation and test images; one wait for the device."""
         images, flat = self.images, self.flat.detach()
-        counts = [
-            self.network.correct(flat, images.train_x, images.train_y, self._train),
-            self.network.correct(flat, images.train_x, images.train_y, self._validation),
-            self.network.correct(flat, images.test_x, images.test_y),
+        totals = [
+            self.network.score(flat, images.train_x, images.train_y, self._train),
+            self.network.score(flat, images.train_x, images.train_y, self._validation),
+            self.network.score(flat, images.test_x, images.test_y),
         ]
         sizes = len(self._train), len(self._validation), len(images.test_y)
-        accuracies = [
-            [100 * c / size if alive else None for c, alive in zip(row, self.alive, strict=True)]
-            for row, size in zip(torch.stack(counts).tolist(), sizes, strict=True)
-        ]
-        return Scores(loss, *accuracies)
+        counts = torch.stack(totals).tolist()
+
+        def living(row: list[float], factor: float) -> list[float | None]:
+            return [factor * v if alive else None for v, alive in zip(row, self.alive, strict=True)]
+
+        train, validation, test = (living(row[0], 100 / n) for row, n in zip(counts, sizes, strict=True))
+        return Scores(loss, train, validation, test, living(counts[1][1], 1 / sizes[1]))
 
     # What a checkpoint holds.
 

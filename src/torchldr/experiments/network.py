@@ -139,21 +139,25 @@ class StackedNetwork:
     # Evaluation.
 
     @torch.no_grad()
-    def correct(self, flat: Tensor, x: Tensor, y: Tensor, rows: Tensor | None = None) -> Tensor:
-        """How many images (or those in `rows`) each replica classifies rightly, shape (R,), int64.
+    def score(self, flat: Tensor, x: Tensor, y: Tensor, rows: Tensor | None = None) -> Tensor:
+        """How many images (or those in `rows`) each replica classifies rightly, and the sum of its losses.
+
+        Shape (2, R), float64.
 
         The hidden layers' matrices are computed once and multiplied as dense ones, except for low rank,
         whose own product is cheaper.
         """
         parts = self.layout.parts(flat)
         weight = self._materialized(parts, x.dtype)
-        total = torch.zeros(self.replicas, dtype=torch.int64, device=self.device)
+        total = torch.zeros(2, self.replicas, dtype=torch.float64, device=self.device)
         count, size = len(x) if rows is None else len(rows), self._chunk(x)
         for start in range(0, count, size):
             part = slice(start, start + size) if rows is None else rows[start : start + size]
             features = self._features(parts, x[part])
             hidden = self._hidden(parts, features) if weight is None else torch.matmul(features, weight)
-            total += (self._head(parts, hidden).argmax(-1) == y[part]).sum(-1)
+            logits, labels = self._head(parts, hidden), y[part].expand(self.replicas, -1)
+            total[0] += (logits.argmax(-1) == labels).sum(-1)
+            total[1] -= logits.log_softmax(-1).gather(-1, labels.unsqueeze(-1)).sum((1, 2))
         return total
 
     def _materialized(self, parts: Tensors, dtype: torch.dtype) -> Tensor | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,7 +28,8 @@ class Outcome:
     """What a run gave.
 
     Attributes:
-        metrics: "loss", "train", "validation", "test", each a row an epoch with an entry a replica.
+        metrics: "loss", "train", "validation", "test" and "validation_loss", each a row an epoch with
+            an entry a replica.
         best, mean: the selections, see `selection`; None where every replica diverged at once.
         diverged: for each replica the epoch in which it diverged, or None.
         parameters: as the paper counts them.
@@ -199,7 +201,8 @@ def _product(fleet: Fleet) -> dict[str, Any]:
 
 
 def _rounded(row: list[float | None]) -> list[float | None]:
-    return [None if value is None else round(value, 4) for value in row]
+    """Four digits are the whole of an accuracy; a loss that overflowed is no number for JSON."""
+    return [round(value, 4) if value is not None and math.isfinite(value) else None for value in row]
 
 
 def _rounded_fields(selected: Best | Mean | None) -> dict[str, Any] | None:

@@ -25,10 +25,7 @@ def plain_jvp(plain: Plain, inputs: Sequence[Tensor], tangents: Sequence[Tensor 
 
     Reverse mode twice, because forward mode cannot be entered again inside a forward-mode rule.
     """
-    output, pullback = torch.func.vjp(plain, *inputs)
-    filled = tuple(
-        torch.zeros_like(x) if t is None else t for x, t in zip(inputs, tangents, strict=True)
-    )
-    _, pushforward = torch.func.vjp(pullback, torch.zeros_like(output))
+    output, pullback = torch.func.vjp(plain, *inputs)[:2]
+    filled = tuple(torch.zeros_like(x) if t is None else t for x, t in zip(inputs, tangents, strict=True))
+    pushforward = torch.func.vjp(pullback, torch.zeros_like(output))[1]
     return pushforward(filled)[0]
-

@@ -31,7 +31,7 @@ def krylov_transpose_reference(s: Tensor, V: Tensor, u: Tensor) -> Tensor:
 
     The same, slowly: `u @ krylov_reference(subdiagonal_reference(s, 0), v, m)`.
     """
-    (r, m), b = V.shape, u.shape[0]
+    m = V.shape[-1]
     if m & (m - 1):
         raise ValueError(f"krylov_transpose_reference: m must be a power of two, got {m}.")
     total = torch.einsum("bi,ri->br", u, V).unsqueeze(-1)  # S00 of all blocks, summed
@@ -68,5 +68,5 @@ def krylov_multiply_reference(s: Tensor, V: Tensor, w: Tensor) -> Tensor:
         Shape (b, m).
     """
     u = w.new_zeros(w.shape[0], V.shape[-1])
-    _, pullback = torch.func.vjp(lambda u: krylov_transpose_reference(s, V, u), u)
+    pullback = torch.func.vjp(lambda u: krylov_transpose_reference(s, V, u), u)[1]
     return pullback(w)[0]

@@ -107,7 +107,12 @@ def tiles(
 
 
 def adjoint(
-    lower: Tensor, diagonal: Tensor, upper: Tensor, K: Tensor, dK: Tensor, carry: Tensor,
+    lower: Tensor,
+    diagonal: Tensor,
+    upper: Tensor,
+    K: Tensor,
+    dK: Tensor,
+    carry: Tensor,
     gradients: tuple[Tensor, Tensor, Tensor],
 ) -> None:
     """Run the adjoint stencil back over a tile: `carry` and `gradients` are updated in place."""

@@ -149,9 +149,7 @@ def krylov_matmul(s: Tensor, corner: Tensor, V: Tensor, w: Tensor, product: str 
     return _ConvolutionMatmul.apply(*wide, P)[0].to(w.dtype)
 
 
-def krylov_rmatmul(
-    s: Tensor, corner: Tensor, V: Tensor, u: Tensor, k: int, product: str = "auto"
-) -> Tensor:
+def krylov_rmatmul(s: Tensor, corner: Tensor, V: Tensor, u: Tensor, k: int, product: str = "auto") -> Tensor:
     """Multiply by the transposed Krylov matrices: K_k(A, v_i)^T u for every i.
 
     Args:
@@ -199,7 +197,15 @@ def _folded(P: Tensor, corner: Tensor, t: Tensor, k: int) -> tuple[Tensor, Tenso
 
 
 def _gradients(
-    s: Tensor, corner: Tensor, V: Tensor, u: Tensor, k: int, P: Tensor, w_hat: Tensor, u_hat: Tensor, t: Tensor
+    s: Tensor,
+    corner: Tensor,
+    V: Tensor,
+    u: Tensor,
+    k: int,
+    P: Tensor,
+    w_hat: Tensor,
+    u_hat: Tensor,
+    t: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of the form u^T K(A, v) w, summed over the batch, in s, c and v; and K w.
 
@@ -238,7 +244,7 @@ class _ConvolutionMatmul(torch.autograd.Function):
         ctx.save_for_forward(*inputs[:-1])
 
     @staticmethod
-    def backward(ctx: Any, u: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, u: Tensor, *others: Any) -> tuple[Tensor | None, ...]:
         s, corner, V, w, P, v_hat, w_hat, t = ctx.saved_tensors
         if torch.is_grad_enabled():
             return *plain_backward(_plain_matmul, (s, corner, V, w), u), None
@@ -273,7 +279,7 @@ class _ConvolutionRmatmul(torch.autograd.Function):
         ctx.save_for_forward(*tensors[:-1])
 
     @staticmethod
-    def backward(ctx: Any, w: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, w: Tensor, *others: Any) -> tuple[Tensor | None, ...]:
         s, corner, V, u, P, v_hat, u_hat = ctx.saved_tensors
         k = ctx.k
         if torch.is_grad_enabled():

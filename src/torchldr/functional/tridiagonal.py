@@ -60,9 +60,7 @@ def krylov_matmul(lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, w: 
     return _plain_matmul(lower, diagonal, upper, V, w)
 
 
-def krylov_rmatmul(
-    lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, u: Tensor, k: int
-) -> Tensor:
+def krylov_rmatmul(lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, u: Tensor, k: int) -> Tensor:
     """Multiply by the transposed Krylov matrices: K_k(A, v_i)^T u for every i.
 
     Args:
@@ -144,12 +142,9 @@ def _plain_matmul(lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, w: 
     return sum(parts[1:], parts[0])
 
 
-def _plain_rmatmul(
-    lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, u: Tensor, k: int
-) -> Tensor:
+def _plain_rmatmul(lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, u: Tensor, k: int) -> Tensor:
     parts = [
-        (u @ X.flatten(1)).unflatten(1, X.shape[1:])
-        for _, X in _column_blocks(lower, diagonal, upper, V, k)
+        (u @ X.flatten(1)).unflatten(1, X.shape[1:]) for _, X in _column_blocks(lower, diagonal, upper, V, k)
     ]
     return torch.cat(parts, 1).mT
 
@@ -247,7 +242,7 @@ def _adjoint(
     """
     b, r, k = w.shape
     m = u.shape[-1]
-    gradients = tuple(u.new_zeros(m) for _ in range(3))
+    gradients = u.new_zeros(m), u.new_zeros(m), u.new_zeros(m)
     carry = u.new_zeros(r, m)
     other = u.new_zeros(b, m) if transposed else torch.empty_like(w)
     for index in reversed(range(states.shape[0])):
@@ -269,7 +264,7 @@ def _vmap(plain: Any, fast: Any, in_dims: tuple[int | None, ...], inputs: tuple[
     """Inputs mapped alone join the batch of the fast form; stacked operators take the plain one."""
     none = inputs[0].new_zeros(0)
     *fixed, dim = in_dims
-    if any(d is not None for d in fixed):
+    if dim is None or any(d is not None for d in fixed):
         return (torch.vmap(plain, in_dims=in_dims)(*inputs), none), (0, None)
     x = inputs[-1].movedim(dim, 0)
     y = fast(*inputs[:-1], x.flatten(0, 1))

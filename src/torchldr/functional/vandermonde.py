@@ -46,7 +46,7 @@ def vandermonde_matmul(nodes: Tensor, z: Tensor) -> Tensor:
     width = min(TILE, n)
     small = _powers(nodes, width)
     stride = small[:, -1] * nodes
-    blocks = pad(z, (0, -n % width)).unflatten(-1, (-1, width)) 
+    blocks = pad(z, (0, -n % width)).unflatten(-1, (-1, width))
     y = blocks[..., -1, :] @ small.mT
     for t in range(blocks.shape[-2] - 2, -1, -1):
         y = blocks[..., t, :] @ small.mT + stride * y

@@ -33,8 +33,12 @@ class ACDC(StructuredMatrix, name="acdc"):
 
     @classmethod
     def init_(
-        cls, tensors: Mapping[str, Tensor], out_features: int, in_features: int,
-        generator: torch.Generator | None = None, **options: Any,
+        cls,
+        tensors: Mapping[str, Tensor],
+        out_features: int,
+        in_features: int,
+        generator: torch.Generator | None = None,
+        **options: Any,
     ) -> None:
         # The entries of DCT D DCT^{-1} have a mean square of 1 / N.
         normal_(tensors["D"], 1.0, generator)

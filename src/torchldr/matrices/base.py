@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import difflib
 import inspect
-import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, ClassVar, NamedTuple, Self
@@ -131,7 +130,9 @@ class StructuredMatrix(LinearMap):
         if missing := [name for name in shapes if name not in tensors]:
             raise TypeError(f"{cls.__name__}: missing tensor{'s' * (len(missing) > 1)} {', '.join(missing)}.")
         first = tensors[next(iter(shapes))]
-        constants = cls.constants(out_features, in_features, rank, dtype=first.dtype, device=first.device, **options)
+        constants = cls.constants(
+            out_features, in_features, rank, dtype=first.dtype, device=first.device, **options
+        )
         if unknown := [name for name in tensors if name not in shapes and name not in constants]:
             raise TypeError(
                 f"{cls.__name__}: unknown tensor {unknown[0]!r}. Known: {', '.join([*shapes, *constants])}."
@@ -144,7 +145,9 @@ class StructuredMatrix(LinearMap):
                 )
         self._set(out_features, in_features, {k: c.value for k, c in constants.items()} | tensors, options)
 
-    def _set(self, out_features: int, in_features: int, tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> None:
+    def _set(
+        self, out_features: int, in_features: int, tensors: Mapping[str, Tensor], options: Mapping[str, Any]
+    ) -> None:
         self.out_features, self.in_features = out_features, in_features
         self.tensors, self.options = dict(tensors), dict(options)
 
@@ -172,16 +175,27 @@ class StructuredMatrix(LinearMap):
 
     @classmethod
     def constants(
-        cls, out_features: int, in_features: int, rank: int, *, dtype: torch.dtype,
-        device: torch.device | str | None = None, generator: torch.Generator | None = None, **options: Any,
+        cls,
+        out_features: int,
+        in_features: int,
+        rank: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device | str | None = None,
+        generator: torch.Generator | None = None,
+        **options: Any,
     ) -> dict[str, Constant]:
         """Tensors that are not learned, by name."""
         return {}
 
     @classmethod
     def init_(
-        cls, tensors: Mapping[str, Tensor], out_features: int, in_features: int,
-        generator: torch.Generator | None = None, **options: Any,
+        cls,
+        tensors: Mapping[str, Tensor],
+        out_features: int,
+        in_features: int,
+        generator: torch.Generator | None = None,
+        **options: Any,
     ) -> None:
         """Draw the parameters in place, so that in expectation |M|_F^2 = m / 3, as in nn.Linear.
 
@@ -234,7 +248,12 @@ class StructuredMatrix(LinearMap):
 
     @classmethod
     def check_shapes(
-        cls, out_features: int, in_features: int, rank: int | None, options: Mapping[str, Any], who: str | None = None
+        cls,
+        out_features: int,
+        in_features: int,
+        rank: int | None,
+        options: Mapping[str, Any],
+        who: str | None = None,
     ) -> dict[str, tuple[int, ...]]:
         """The parameter shapes, after checking sizes and rank."""
         who = who or cls.__name__
@@ -259,8 +278,12 @@ class StructuredMatrix(LinearMap):
     @classmethod
     @torch.no_grad()
     def initialise_(
-        cls, tensors: Mapping[str, Tensor], out_features: int, in_features: int,
-        generator: torch.Generator | None = None, **options: Any,
+        cls,
+        tensors: Mapping[str, Tensor],
+        out_features: int,
+        in_features: int,
+        generator: torch.Generator | None = None,
+        **options: Any,
     ) -> None:
         """`init_`, and the scale that it gives in expectation made exact where M is small."""
         cls.init_(tensors, out_features, in_features, generator, **options)
@@ -269,7 +292,9 @@ class StructuredMatrix(LinearMap):
 
     @classmethod
     @torch.no_grad()
-    def rescale_(cls, tensors: Mapping[str, Tensor], out_features: int, in_features: int, **options: Any) -> None:
+    def rescale_(
+        cls, tensors: Mapping[str, Tensor], out_features: int, in_features: int, **options: Any
+    ) -> None:
         """Rescale so that |M|_F^2 = m / 3: measured on all unit vectors, or on 64 random ones if large."""
         some = tensors[cls.scaled[0]]
         if some.is_meta:
@@ -287,8 +312,12 @@ class StructuredMatrix(LinearMap):
     @classmethod
     @torch.no_grad()
     def init_paper_(
-        cls, tensors: Mapping[str, Tensor], out_features: int, in_features: int,
-        generator: torch.Generator | None = None, **options: Any,
+        cls,
+        tensors: Mapping[str, Tensor],
+        out_features: int,
+        in_features: int,
+        generator: torch.Generator | None = None,
+        **options: Any,
     ) -> None:
         """The authors' start: G and H normal with variance 1 / (r n), other weights with 1 / n."""
         cls.init_(tensors, out_features, in_features, generator, **options)
@@ -300,8 +329,15 @@ class StructuredMatrix(LinearMap):
     @classmethod
     @torch.no_grad()
     def random(
-        cls, out_features: int, in_features: int, rank: int | None = None, *, dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None, generator: torch.Generator | None = None, **options: Any,
+        cls,
+        out_features: int,
+        in_features: int,
+        rank: int | None = None,
+        *,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        generator: torch.Generator | None = None,
+        **options: Any,
     ) -> Self:
         """A random member of the class, of nn.Linear's scale, its operators drawn too."""
         options = cls.check_options(options)
@@ -342,7 +378,9 @@ class StructuredMatrix(LinearMap):
         wide = torch.promote_types(like.dtype, torch.float32)
         learned = self.parameter_shapes(self.out_features, self.in_features, self.rank or 1, **self.options)
         tensors = {
-            name: t.to(like) if name in learned else t.to(like.device, wide if t.is_floating_point() else None)
+            name: t.to(like)
+            if name in learned
+            else t.to(like.device, wide if t.is_floating_point() else None)
             for name, t in self.tensors.items()
         }
         return self.unchecked(self.out_features, self.in_features, tensors, self.options)

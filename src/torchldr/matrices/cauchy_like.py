@@ -41,20 +41,29 @@ class CauchyLike(StructuredMatrix, name="cauchy_like"):
 
     @classmethod
     def constants(
-        cls, out_features: int, in_features: int, rank: int, *, dtype: torch.dtype,
-        device: torch.device | str | None = None, generator: torch.Generator | None = None, **options: Any,
+        cls,
+        out_features: int,
+        in_features: int,
+        rank: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device | str | None = None,
+        generator: torch.Generator | None = None,
+        **options: Any,
     ) -> dict[str, Constant]:
         if options["learn_nodes"]:
             return {}
-        s, t = interleaved_nodes(
-            out_features, in_features, torch.promote_types(dtype, torch.float32), device
-        )
+        s, t = interleaved_nodes(out_features, in_features, torch.promote_types(dtype, torch.float32), device)
         return {"s": Constant(s), "t": Constant(t)}
 
     @classmethod
     def init_(
-        cls, tensors: Mapping[str, Tensor], out_features: int, in_features: int,
-        generator: torch.Generator | None = None, **options: Any,
+        cls,
+        tensors: Mapping[str, Tensor],
+        out_features: int,
+        in_features: int,
+        generator: torch.Generator | None = None,
+        **options: Any,
     ) -> None:
         r, m, n = tensors["G"].shape[0], out_features, in_features
         s, t = interleaved_nodes(m, n, torch.float64)

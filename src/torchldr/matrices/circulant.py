@@ -40,8 +40,12 @@ class Circulant(StructuredMatrix, name="circulant"):
 
     @classmethod
     def init_(
-        cls, tensors: Mapping[str, Tensor], out_features: int, in_features: int,
-        generator: torch.Generator | None = None, **options: Any,
+        cls,
+        tensors: Mapping[str, Tensor],
+        out_features: int,
+        in_features: int,
+        generator: torch.Generator | None = None,
+        **options: Any,
     ) -> None:
         normal_(tensors["column"], (3 * in_features) ** -0.5, generator)
 
@@ -97,8 +101,12 @@ class BlockCirculant(StructuredMatrix, name="block_circulant"):
 
     @classmethod
     def init_(
-        cls, tensors: Mapping[str, Tensor], out_features: int, in_features: int,
-        generator: torch.Generator | None = None, **options: Any,
+        cls,
+        tensors: Mapping[str, Tensor],
+        out_features: int,
+        in_features: int,
+        generator: torch.Generator | None = None,
+        **options: Any,
     ) -> None:
         normal_(tensors["column"], (3 * in_features) ** -0.5, generator)
 

@@ -26,8 +26,12 @@ class Dense(StructuredMatrix, name="dense"):
 
     @classmethod
     def init_(
-        cls, tensors: Mapping[str, Tensor], out_features: int, in_features: int,
-        generator: torch.Generator | None = None, **options: Any,
+        cls,
+        tensors: Mapping[str, Tensor],
+        out_features: int,
+        in_features: int,
+        generator: torch.Generator | None = None,
+        **options: Any,
     ) -> None:
         bound = in_features**-0.5
         tensors["weight"].uniform_(-bound, bound, generator=generator)

@@ -34,8 +34,15 @@ class Fastfood(StructuredMatrix, name="fastfood"):
 
     @classmethod
     def constants(
-        cls, out_features: int, in_features: int, rank: int, *, dtype: torch.dtype,
-        device: torch.device | str | None = None, generator: torch.Generator | None = None, **options: Any,
+        cls,
+        out_features: int,
+        in_features: int,
+        rank: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device | str | None = None,
+        generator: torch.Generator | None = None,
+        **options: Any,
     ) -> dict[str, Constant]:
         size = max(out_features, in_features)
         where = generator.device if generator is not None else None
@@ -44,8 +51,12 @@ class Fastfood(StructuredMatrix, name="fastfood"):
 
     @classmethod
     def init_(
-        cls, tensors: Mapping[str, Tensor], out_features: int, in_features: int,
-        generator: torch.Generator | None = None, **options: Any,
+        cls,
+        tensors: Mapping[str, Tensor],
+        out_features: int,
+        in_features: int,
+        generator: torch.Generator | None = None,
+        **options: Any,
     ) -> None:
         n, size = in_features, max(out_features, in_features)
         tensors["B"].bernoulli_(0.5, generator=generator).mul_(2).sub_(1)

@@ -23,9 +23,8 @@ def shift_mean_square(m: int, n: int, rank: int) -> float:
 class LDRSubdiagonal(StructuredMatrix, name="ldr_sd"):
     """LDR-SD: M = sum_i K_k(A, g_i) K_k(C, h_i)^T with A and C subdiagonal, plus a corner.
 
-    K_k(A, g) has columns g, Ag, .., A^{k-1} g and k = min(m, n). M - A M C^T has rank at most r while
-    a corner is 0, and at most 2r always. Shifts for A and C (where training starts) give Toeplitz-like
-    matrices; learning them bends the diagonals.
+    K_k(A, g) has columns g, Ag, .., A^{k-1} g and k = min(m, n). M - A M C^T has rank at most r. Shifts
+    for A and C (where training starts) give Toeplitz-like matrices; learning them bends the diagonals.
 
     Parameters: `G` (r, m), `H` (r, n), `subdiagonal_A` (m - 1), `corner_A` (), `subdiagonal_C` (n - 1),
     `corner_C` (): (m + n)(r + 1) in all. Cost: 2r + 2 real FFTs of length m + n a vector where the
@@ -60,8 +59,12 @@ class LDRSubdiagonal(StructuredMatrix, name="ldr_sd"):
 
     @classmethod
     def init_(
-        cls, tensors: Mapping[str, Tensor], out_features: int, in_features: int,
-        generator: torch.Generator | None = None, **options: Any,
+        cls,
+        tensors: Mapping[str, Tensor],
+        out_features: int,
+        in_features: int,
+        generator: torch.Generator | None = None,
+        **options: Any,
     ) -> None:
         for side in "AC":
             tensors[f"subdiagonal_{side}"].fill_(1)

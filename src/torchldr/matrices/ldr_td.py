@@ -52,8 +52,12 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
 
     @classmethod
     def init_(
-        cls, tensors: Mapping[str, Tensor], out_features: int, in_features: int,
-        generator: torch.Generator | None = None, **options: Any,
+        cls,
+        tensors: Mapping[str, Tensor],
+        out_features: int,
+        in_features: int,
+        generator: torch.Generator | None = None,
+        **options: Any,
     ) -> None:
         for side in "AC":
             tensors[f"subdiagonal_{side}"].fill_(1)

@@ -19,8 +19,12 @@ class LowRank(StructuredMatrix, name="low_rank"):
 
     @classmethod
     def init_(
-        cls, tensors: Mapping[str, Tensor], out_features: int, in_features: int,
-        generator: torch.Generator | None = None, **options: Any,
+        cls,
+        tensors: Mapping[str, Tensor],
+        out_features: int,
+        in_features: int,
+        generator: torch.Generator | None = None,
+        **options: Any,
     ) -> None:
         generators_(tensors, tensors["G"].shape[0], generator)
 

@@ -35,7 +35,16 @@ def product(M: StructuredMatrix, x: Tensor, *, transposed: bool) -> Tensor:
     )
 
 
-def _run(x: Tensor, tensors: Sequence[Tensor], names: str, structure: str, options: str, m: int, n: int, transposed: bool) -> Tensor:
+def _run(
+    x: Tensor,
+    tensors: Sequence[Tensor],
+    names: str,
+    structure: str,
+    options: str,
+    m: int,
+    n: int,
+    transposed: bool,
+) -> Tensor:
     from .base import get_structure
 
     named = dict(zip(names.split(","), tensors, strict=True))
@@ -43,11 +52,30 @@ def _run(x: Tensor, tensors: Sequence[Tensor], names: str, structure: str, optio
     return M._rmatmul(x) if transposed else M._matmul(x)
 
 
-def _product(x: Tensor, tensors: Sequence[Tensor], names: str, structure: str, options: str, m: int, n: int, transposed: bool) -> Tensor:
+def _product(
+    x: Tensor,
+    tensors: Sequence[Tensor],
+    names: str,
+    structure: str,
+    options: str,
+    m: int,
+    n: int,
+    transposed: bool,
+) -> Tensor:
     return _run(x, tensors, names, structure, options, m, n, transposed).contiguous()
 
 
-def _gradient(grad: Tensor, x: Tensor, tensors: Sequence[Tensor], names: str, structure: str, options: str, m: int, n: int, transposed: bool) -> list[Tensor]:
+def _gradient(
+    grad: Tensor,
+    x: Tensor,
+    tensors: Sequence[Tensor],
+    names: str,
+    structure: str,
+    options: str,
+    m: int,
+    n: int,
+    transposed: bool,
+) -> list[Tensor]:
     with torch.enable_grad():
         x = x.detach().requires_grad_()
         leaves = [t.detach().requires_grad_(t.is_floating_point()) for t in tensors]
@@ -58,19 +86,23 @@ def _gradient(grad: Tensor, x: Tensor, tensors: Sequence[Tensor], names: str, st
 
 
 def _register() -> None:
-    arguments = "Tensor x, Tensor[] tensors, str names, str structure, str options, SymInt m, SymInt n, bool transposed"
+    arguments = "Tensor x, Tensor[] tensors, str names, str structure, str options, int m, int n"
+    arguments += ", bool transposed"
     torch.library.define("torchldr::product", f"({arguments}) -> Tensor")
     torch.library.define("torchldr::product_gradient", f"(Tensor grad, {arguments}) -> Tensor[]")
     torch.library.impl("torchldr::product", "CompositeExplicitAutograd", _product)
     torch.library.impl("torchldr::product_gradient", "CompositeExplicitAutograd", _gradient)
 
-    @torch.library.register_fake("torchldr::product")
-    def fake(x: Tensor, tensors: Any, names: str, structure: str, options: str, m: int, n: int, transposed: bool) -> Tensor:
+    def fake(
+        x: Tensor, tensors: Any, names: str, structure: str, options: str, m: int, n: int, transposed: bool
+    ) -> Tensor:
         return x.new_empty(x.shape[0], n if transposed else m)
 
-    @torch.library.register_fake("torchldr::product_gradient")
     def fake_gradient(grad: Tensor, x: Tensor, tensors: Any, *rest: Any) -> list[Tensor]:
         return [torch.empty_like(t, memory_format=torch.contiguous_format) for t in (x, *tensors)]
+
+    torch.library.register_fake("torchldr::product", fake)
+    torch.library.register_fake("torchldr::product_gradient", fake_gradient)
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         x, tensors, *ctx.rest = inputs
@@ -84,7 +116,9 @@ def _register() -> None:
 
     torch.library.register_autograd("torchldr::product", backward, setup_context=setup_context)
 
-    def stacked(info: Any, in_dims: tuple[Any, ...], x: Tensor, tensors: Sequence[Tensor], *rest: Any) -> tuple[Tensor, int]:
+    def stacked(
+        info: Any, in_dims: tuple[Any, ...], x: Tensor, tensors: Sequence[Tensor], *rest: Any
+    ) -> tuple[Tensor, int]:
         x_dim, dims, *_ = in_dims
         outputs = [
             torch.ops.torchldr.product(

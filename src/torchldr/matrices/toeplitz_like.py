@@ -38,8 +38,12 @@ class ToeplitzLike(StructuredMatrix, name="toeplitz_like"):
 
     @classmethod
     def init_(
-        cls, tensors: Mapping[str, Tensor], out_features: int, in_features: int,
-        generator: torch.Generator | None = None, **options: Any,
+        cls,
+        tensors: Mapping[str, Tensor],
+        out_features: int,
+        in_features: int,
+        generator: torch.Generator | None = None,
+        **options: Any,
     ) -> None:
         r, m, n = tensors["G"].shape[0], out_features, in_features
         generators_(tensors, r * min(m, n), generator)

@@ -43,17 +43,32 @@ class VandermondeLike(StructuredMatrix, name="vandermonde_like"):
 
     @classmethod
     def constants(
-        cls, out_features: int, in_features: int, rank: int, *, dtype: torch.dtype,
-        device: torch.device | str | None = None, generator: torch.Generator | None = None, **options: Any,
+        cls,
+        out_features: int,
+        in_features: int,
+        rank: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device | str | None = None,
+        generator: torch.Generator | None = None,
+        **options: Any,
     ) -> dict[str, Constant]:
         if options["learn_nodes"]:
             return {}
-        return {"nodes": Constant(chebyshev_points(out_features, torch.promote_types(dtype, torch.float32), device))}
+        return {
+            "nodes": Constant(
+                chebyshev_points(out_features, torch.promote_types(dtype, torch.float32), device)
+            )
+        }
 
     @classmethod
     def init_(
-        cls, tensors: Mapping[str, Tensor], out_features: int, in_features: int,
-        generator: torch.Generator | None = None, **options: Any,
+        cls,
+        tensors: Mapping[str, Tensor],
+        out_features: int,
+        in_features: int,
+        generator: torch.Generator | None = None,
+        **options: Any,
     ) -> None:
         r, m, n = tensors["G"].shape[0], out_features, in_features
         if options.get("learn_nodes"):
@@ -69,8 +84,7 @@ class VandermondeLike(StructuredMatrix, name="vandermonde_like"):
         V = vandermonde_reference(self.nodes, n)
         Z = shift_reference(n, 0.0, self.dtype).to(self.device)
         return [
-            (g.unsqueeze(-1) * V, krylov_reference(Z, h, n).mT)
-            for g, h in zip(self.G, self.H, strict=True)
+            (g.unsqueeze(-1) * V, krylov_reference(Z, h, n).mT) for g, h in zip(self.G, self.H, strict=True)
         ]
 
     def operators(self) -> tuple[Tensor, Tensor]:

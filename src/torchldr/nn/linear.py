@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ class _Plan(NamedTuple):
     """A product kept for inference and the parameters, as they were, that it was made from."""
 
     seen: tuple[tuple[weakref.ref[Tensor], int], ...]
-    product: Product
+    product: Product | None  # one of these two
     weight: Tensor | None
 
 
@@ -122,8 +122,8 @@ class StructuredLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        if "weight" in self._parameters:
-            return self._parameters["weight"]
+        if (weight := self._parameters.get("weight")) is not None:
+            return weight
         matrix = self.matrix()
         if self._keeps_plan(matrix):
             plan = self._planned(matrix)
@@ -151,11 +151,11 @@ class StructuredLinear(nn.Module):
         check_input(matrix, x, self.in_features, "in_features", "StructuredLinear")
         if self._keeps_plan(matrix):
             plan = self._planned(matrix)
-            if plan.weight is not None:
-                return nn.functional.linear(x, plan.weight, self.bias)
-            return run_product(plan.product, x, matrix.dtype, self.bias)
+            if plan.product is not None:
+                return run_product(plan.product, x, matrix.dtype, self.bias)
+            return _dense_product(x, plan.weight, self.bias)
         if self._plan_choice == "dense":
-            return nn.functional.linear(x, matrix.materialize(), self.bias)
+            return _dense_product(x, matrix.materialize(), self.bias)
         return run_product(matrix.promoted().product, x, matrix.dtype, self.bias)
 
     def extra_repr(self) -> str:
@@ -188,10 +188,8 @@ class StructuredLinear(nn.Module):
         ):
             return plan
         with torch.inference_mode(False), torch.no_grad():
-            if self._chooses_dense():
-                weight, product = matrix.materialize(), matrix._matmul
-            else:
-                weight, product = None, matrix.promoted().prepare()
+            weight = matrix.materialize() if self._chooses_dense() else None
+            product = matrix.promoted().prepare() if weight is None else None
         self._plan = _Plan(tuple((weakref.ref(t), t._version) for t in tensors), product, weight)
         return self._plan
 
@@ -201,17 +199,20 @@ class StructuredLinear(nn.Module):
         return self.in_features * self.out_features <= _DENSE_ENTRIES
 
     def _tensors(self) -> dict[str, Tensor]:
-        return {
-            name: self._parameters[name] if name in self._parameters else self._buffers[name]
-            for name in self._names
-        }
+        registered = {**self._buffers, **self._parameters}
+        return {name: cast(Tensor, registered[name]) for name in self._names}
 
     def _refill_constants(self, generator: torch.Generator | None = None, *, drawn: bool = False) -> None:
         """Compute the constants again, and draw anew those that are drawn if asked to."""
         some = self._tensors()[self._learned[0]]
         constants = self.structure.constants(
-            self.out_features, self.in_features, self.rank or 1,
-            dtype=some.dtype, device=some.device, generator=generator, **self.options,
+            self.out_features,
+            self.in_features,
+            self.rank or 1,
+            dtype=some.dtype,
+            device=some.device,
+            generator=generator,
+            **self.options,
         )
         for name, constant in constants.items():
             if drawn or not constant.persistent:
@@ -233,3 +234,9 @@ class StructuredLinear(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_plan": None}
+
+
+def _dense_product(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """nn.functional.linear, and autocast leaves float64 alone, as it does for the fast products."""
+    assert weight is not None
+    return nn.functional.linear(x.to(weight.dtype) if weight.dtype == torch.float64 else x, weight, bias)

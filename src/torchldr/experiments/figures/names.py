@@ -1,0 +1,49 @@
+"""How pictures and the report call things: titles of datasets, methods and sources."""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+
+from ...data.registry import DATASETS
+
+METHODS = {
+    "dense": "Unstructured",
+    "ldr_sd": "LDR-SD",
+    "ldr_td": "LDR-TD",
+    "toeplitz_like": "Toeplitz-like",
+    "hankel_like": "Hankel-like",
+    "vandermonde_like": "Vandermonde-like",
+    "cauchy_like": "Cauchy-like",
+    "low_rank": "Low rank",
+    "circulant": "Circulant",
+    "block_circulant": "Block circulant",
+    "fastfood": "Fastfood",
+    "acdc": "ACDC",
+    "pruning": "Pruning",
+    "rhu": "Fewer hidden units",
+}
+MODELS = {"shl": "Single hidden layer", "cnn": "CNN"}
+SOURCES = {"official": "official data", "stand-in": "stand-in", "user": "own data"}
+
+
+def method_title(name: str) -> str:
+    """A method's title; a name without one (the literature's) is its own."""
+    return METHODS.get(name, name)
+
+
+def dataset_title(name: str) -> str:
+    """The paper's name of a dataset, or the file's name of a user's own.
+
+    >>> dataset_title("mnist_bg_rot"), dataset_title("/home/me/mine.npz")
+    ('MNIST-bg-rot', 'mine.npz')
+    """
+    return DATASETS[name].title if name in DATASETS else PurePath(name).name
+
+
+def model_title(name: str) -> str:
+    return MODELS.get(name, name)
+
+
+def source_title(name: str) -> str:
+    """Where data came from, in words that fit behind a comma."""
+    return SOURCES.get(name, name)

@@ -123,7 +123,7 @@ def check_values(M: StructuredMatrix, batch: Sequence[int] = (3,), seed: int = 0
         ("rmatmul", M.rmatmul, W, size),
         ("prepare", _prepared(M), W.mT, size.mT),
     ):
-        x = torch.randn(*batch, matrix.shape[0], dtype=torch.float64, generator=g).to(M.dtype)
+        x = torch.randn(*batch, matrix.shape[0], dtype=torch.float64, generator=g).to(M.device, M.dtype)
         y = product(x)
         if y.shape != (*batch, matrix.shape[1]) or y.dtype != M.dtype:
             raise AssertionError(
@@ -171,7 +171,7 @@ def check_gradients(M: StructuredMatrix, batch: int = 3, seed: int = 0) -> None:
     names = M.parameter_shapes(M.out_features, M.in_features, M.rank or 1, **M.options)
     for what in ("matmul", "rmatmul"):
         sizes = (M.in_features, M.out_features) if what == "matmul" else (M.out_features, M.in_features)
-        x, y = (torch.randn(batch, s, dtype=torch.float64, generator=g).to(M.dtype) for s in sizes)
+        x, y = (torch.randn(batch, s, dtype=torch.float64, generator=g).to(M.device, M.dtype) for s in sizes)
         ours, leaves = _with_leaves(M, {k: M.tensors[k] for k in names})
         found = _gradients(getattr(ours, what), leaves, x, y)
         D = M.double()
@@ -190,8 +190,8 @@ def check_gradients(M: StructuredMatrix, batch: int = 3, seed: int = 0) -> None:
 def dot_test(M: StructuredMatrix, seed: int = 0) -> None:
     """<M x, y> = <x, M^T y>: matmul and rmatmul are each other's transpose."""
     g = torch.Generator().manual_seed(seed)
-    x = torch.randn(M.in_features, dtype=torch.float64, generator=g).to(M.dtype)
-    y = torch.randn(M.out_features, dtype=torch.float64, generator=g).to(M.dtype)
+    x = torch.randn(M.in_features, dtype=torch.float64, generator=g).to(M.device, M.dtype)
+    y = torch.randn(M.out_features, dtype=torch.float64, generator=g).to(M.device, M.dtype)
     left, right = torch.dot(M.matmul(x).double(), y.double()), torch.dot(x.double(), M.rmatmul(y).double())
     size = y.double().abs() @ M.double().magnitude() @ x.double().abs()
     _bounded((left - right).abs(), 2 * size, M.dtype, max(M.shape), f"dot test of {M!r}")
@@ -219,7 +219,7 @@ def check_low_precision(M: StructuredMatrix, dtype: torch.dtype, seed: int = 0) 
     """In bfloat16 or half: at most twice as wrong as the dense product in that dtype."""
     M = M.to(dtype)
     g = torch.Generator().manual_seed(seed)
-    x = torch.randn(16, M.in_features, dtype=torch.float64, generator=g).to(dtype)
+    x = torch.randn(16, M.in_features, dtype=torch.float64, generator=g).to(M.device, dtype)
     W = M.double().to_dense()
     exact = x.double() @ W.mT
     dense = (torch.nn.functional.linear(x, W.to(dtype)).double() - exact).abs().max()
@@ -233,11 +233,10 @@ def check_low_precision(M: StructuredMatrix, dtype: torch.dtype, seed: int = 0) 
 def check_layer(layer: StructuredLinear, seed: int = 0) -> None:
     """A layer of the class: plans agree, copies and state_dict round trips are bit for bit."""
     g = torch.Generator().manual_seed(seed)
-    x = torch.randn(3, layer.in_features, dtype=torch.float64, generator=g).to(
-        layer.bias.dtype if layer.bias is not None else layer.matrix().dtype
-    )
+    M = layer.matrix()
+    x = torch.randn(3, layer.in_features, dtype=torch.float64, generator=g).to(M.device, M.dtype)
     y = layer(x)
-    M = layer.matrix().double()
+    M = M.double()
     size = tolerance(x.dtype, max(M.shape)) * ((x.double().abs() @ M.magnitude().mT).max() + 1)
     bias = 0 if layer.bias is None else layer.bias.detach().double()
     exact = x.double() @ M.to_dense().detach().mT + bias

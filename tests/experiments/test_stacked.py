@@ -11,6 +11,7 @@ from torch import Tensor
 import torchldr
 from torchldr.experiments.stacked import form, stacked_product, subdiagonal_range
 from torchldr.experiments.stacked_tridiagonal import krylov_tiles
+from torchldr.functional import cuda
 from torchldr.functional.reference import krylov_of_ring_reference
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
@@ -127,3 +128,31 @@ def test_subdiagonal_range() -> None:
     s = torch.tensor([[10.0, 10.0, 0.1], [1.0, 1.0, 1.0], [1.0, 0.0, 1.0]])
     reach = subdiagonal_range({"subdiagonal_A": s, "subdiagonal_C": torch.ones(3, 3)})
     assert reach.tolist() == pytest.approx([2.0, 0.0, float("inf")])
+
+
+def test_the_kernels_are_called_with_stacked_rings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel's place taken by the reference: layouts and gradients, without a GPU."""
+
+    def columns(lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, k: int) -> Tensor:
+        return torch.stack(
+            [
+                torch.stack([krylov_of_ring_reference(*ring, v, k).mT for v in vectors])
+                for *ring, vectors in zip(lower, diagonal, upper, V, strict=True)
+            ]
+        )
+
+    def adjoint(lower: Tensor, diagonal: Tensor, upper: Tensor, K: Tensor, dK: Tensor) -> tuple[Tensor, ...]:
+        inputs = [t.detach().clone().requires_grad_() for t in (lower, diagonal, upper, K[:, :, 0])]
+        with torch.enable_grad():
+            return torch.autograd.grad(columns(*inputs, K.shape[2]), inputs, dK)
+
+    n = 9
+    cls, tensors, options = drawn("ldr_td", n, 2, 3)
+    x = torch.randn(4, n, dtype=torch.float64)
+    want = values_and_gradients(stacked_product(cls, n, n, options, how="loop"), tensors, x)
+    monkeypatch.setattr(cuda, "serves", lambda *_: True)
+    monkeypatch.setattr(cuda, "krylov_columns", columns)
+    monkeypatch.setattr(cuda, "krylov_adjoint", adjoint)
+    got = values_and_gradients(stacked_product(cls, n, n, options, how="native"), tensors, x)
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)

@@ -61,7 +61,8 @@ class Images:
         """The images for the runs of one model and dtype on a device, within the protocol's limits."""
         train, test = dataset.standardized(flat=run.model == "shl")
         dtype, p = getattr(torch, run.protocol.dtype), run.protocol
-        outputs = RECTANGLES_OUTPUTS if dataset.name == "rectangles" else dataset.classes
+        papers = dataset.name == "rectangles" and dataset.source != "user"
+        outputs = RECTANGLES_OUTPUTS if papers else dataset.classes
         return cls(
             name=dataset.name,
             source=dataset.source,

@@ -112,7 +112,11 @@ def train_command(
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train by the paper's protocol: any dataset, network, structure and rank, or sweeps over them."""
+    """Train by the paper's protocol: any dataset, network, structure and rank, or sweeps over them.
+
+    Your own data is one .npz file with the arrays train_x (rows, or images of h x w or c x h x w), train_y
+    (labels from 0), test_x and test_y.
+    """
 
     def build() -> list[Run]:
         base = Protocol.quick() if quick else Protocol()

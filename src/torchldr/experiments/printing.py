@@ -13,7 +13,8 @@ _PAPER_COLUMNS = (
     "dataset", "model", "structure", "rank", "fraction", "init", "parameters", "test", "deviation", "paper",
     "difference", "data", "seconds", "seeds", "lr", "diverged", "source",
 )  # fmt: skip
-_ONLY_IF_VARIED = ("model", "fraction", "init", "deviation", "difference", "diverged")
+_ONLY_IF_VARIED = ("model", "fraction", "init")
+_ONLY_IF_ANY = ("deviation", "difference", "diverged")
 TRAIN_COLUMNS = (
     "dataset", "model", "structure", "rank", "fraction", "parameters", "test", "deviation", "data", "seconds",
     "seeds", "lr", "diverged",
@@ -21,10 +22,10 @@ TRAIN_COLUMNS = (
 
 
 def columns_of(rows: Sequence[Row]) -> list[str]:
-    """The columns that say something: one in which all rows agree is left out."""
-    return [
-        name for name in _PAPER_COLUMNS if name not in _ONLY_IF_VARIED or len({row[name] for row in rows}) > 1
-    ]
+    """The columns that say something about these rows."""
+    dull = {name for name in _ONLY_IF_VARIED if len({row[name] for row in rows}) < 2}
+    dull |= {name for name in _ONLY_IF_ANY if not any(row[name] for row in rows)}
+    return [name for name in _PAPER_COLUMNS if name not in dull]
 
 
 def show_rows(

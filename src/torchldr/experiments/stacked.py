@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..functional.orthogonal import hadamard_reference
+from ..functional.tridiagonal import row_sum_scale
 from ..matrices import StructuredMatrix
 from .stacked_subdiagonal import square_convolution_product
 from .stacked_tridiagonal import square_krylov_product
@@ -152,16 +153,18 @@ def _subdiagonal(tensors: Tensors, x: Tensor) -> Tensor:
 
 def _tridiagonal(tensors: Tensors, x: Tensor, normalize: bool) -> Tensor:
     """LDR-TD with m = n: both operators of all replicas as one stack of rings."""
-    rings = []
-    for side in "AC":
-        corners = tensors[f"corners_{side}"]
-        lower = torch.cat((corners[:, :1], tensors[f"subdiagonal_{side}"]), 1)
-        upper = torch.cat((tensors[f"superdiagonal_{side}"], corners[:, 1:]), 1)
-        rings.append(torch.stack((lower, tensors[f"diagonal_{side}"], upper), -1))
-    bands = torch.cat(rings)  # (2R, n, 3)
+
+    def both(part: str) -> Tensor:
+        return torch.cat([tensors[f"{part}_{side}"] for side in "AC"])
+
+    corners = both("corners")
+    lower = torch.cat((corners[:, :1], both("subdiagonal")), 1)
+    upper = torch.cat((both("superdiagonal"), corners[:, 1:]), 1)
+    ring = lower, both("diagonal"), upper
     if normalize:
-        bands = bands / bands.abs().sum(-1, keepdim=True).amax(1, keepdim=True).clamp(min=1)
-    return square_krylov_product(bands, torch.cat((tensors["G"], tensors["H"])), x)
+        scale = row_sum_scale(*ring).unsqueeze(1)
+        ring = ring[0] / scale, ring[1] / scale, ring[2] / scale
+    return square_krylov_product(*ring, torch.cat((tensors["G"], tensors["H"])), x)
 
 
 def subdiagonal_range(tensors: Tensors) -> Tensor:

@@ -82,6 +82,7 @@ class _Convolution(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
         ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)  # their gradients would be filled with zeros
         ctx.save_for_backward(*inputs, *output)
 
     @staticmethod

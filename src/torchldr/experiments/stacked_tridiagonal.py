@@ -1,14 +1,15 @@
 """LDR-TD for many replicas on a GPU: Krylov matrices of a stack of tridiagonal rings.
 
-The operators are S rings of length m, `bands` (S, m, 3), (A x)_i = lower_i x_{i-1} + diagonal_i x_i +
-upper_i x_{i+1} with indices modulo m. A power A^q has 2q + 1 diagonals, so on a block of p rows it is a
+The operators are S rings of length m, (A x)_i = lower_i x_{i-1} + diagonal_i x_i + upper_i x_{i+1} with
+indices modulo m. Where the kernels of `functional.cuda` serve, one launch runs all stencils, a block a
+vector. Elsewhere, in plain torch: a power A^q has 2q + 1 diagonals, so on a block of p rows it is a
 dense (p, p + 2q) matrix that sees a window of the vector. By doubling,
 
     A^{2q} = A^q A^q    and    K_{2q} = [K_q, A^q K_q]      for q = 1, 2, .. p / 2,
 
 and then, p columns at a time, K = [K_p, A^p K_p, A^{2p} K_p, ..]: some 100 batched operations for all
-operators together, where a column at a time takes m of them. All of it is plain torch and reads no
-value, so it can be captured and replayed. The tests hold it to `krylov_of_ring_reference`.
+operators together, where a column at a time takes m of them. Both read no value, so they can be captured
+and replayed. The tests hold them to `krylov_of_ring_reference`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+
+from ..functional import cuda
 
 BLOCK = 64  # p, at most
 
@@ -46,14 +49,14 @@ class _Windows(torch.autograd.Function):
 
 @lru_cache(maxsize=256)
 def _tables(
-    m: int, size: int, halo: int, dtype: torch.dtype, device: torch.device
+    m: int, rows: int, size: int, halo: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Row numbers of all windows; for each row its places (m, w), flat; and 1 where there is one."""
+    """Row numbers of all windows; for each of the rows its places, flat; and 1 where there is one."""
     blocks = -(-m // size)
     first = torch.arange(blocks).unsqueeze(1) * size - halo
     index = ((first + torch.arange(size + 2 * halo)) % m).flatten()
     order = index.argsort(stable=True)
-    counts = torch.bincount(index, minlength=m)
+    counts = torch.bincount(index, minlength=rows)
     slot = torch.arange(int(counts.max()))
     starts = counts.cumsum(0) - counts
     weights = slot < counts.unsqueeze(1)
@@ -61,12 +64,13 @@ def _tables(
     return index.to(device), back.flatten().to(device), weights.to(device, dtype)
 
 
-def _windows(x: Tensor, size: int, halo: int) -> Tensor:
-    """(S, m, c) to (S, blocks, size + 2 halo, c): blocks of rows with a halo, around the ring.
+def _windows(x: Tensor, m: int, size: int, halo: int) -> Tensor:
+    """(S, rows, c) to (S, blocks, size + 2 halo, c): blocks of rows with a halo, around a ring of m.
 
-    Unrolling the ring to a line makes every window right, even one that is longer than the ring.
+    Unrolling the ring to a line makes every window right, even one that is longer than the ring, and
+    the rows behind the first m, which fill the last block, repeat the first ones.
     """
-    tables = _tables(x.shape[1], size, halo, x.dtype, x.device)
+    tables = _tables(m, x.shape[1], size, halo, x.dtype, x.device)
     return _Windows.apply(x, *tables).unflatten(1, (-1, size + 2 * halo))
 
 
@@ -87,14 +91,14 @@ def _straight(banded: Tensor) -> Tensor:
 def _powers(bands: Tensor, p: int) -> Iterator[tuple[int, Tensor]]:
     """(q, A^q as blocks (S, blocks, p, p + 2q)) for q = 1, 2, 4, .. p."""
     m, q = bands.shape[1], 1
-    yield q, _slanted(_windows(bands, p, 0))
+    power = _slanted(_windows(bands, m, p, 0))
+    yield q, power
     while q < p:
-        # Rows -q .. p + q of A^q, over the columns -2q .. p + 2q that A^{2q} sees.
-        wide = _slanted(_windows(bands, p, q))
-        square = wide[..., q : q + p, q : p + 3 * q] @ wide
-        bands = _straight(square).flatten(1, 2)[:, :m]
+        # A^q A^q: the left one on rows 0 .. p, the right one on all rows -q .. p + q that it sees.
+        power = power @ _slanted(_windows(bands, m, p, q))
+        bands = _straight(power).flatten(1, 2)
         q *= 2
-        yield q, square
+        yield q, power
 
 
 def krylov_tiles(bands: Tensor, V: Tensor, k: int) -> Tensor:
@@ -111,32 +115,47 @@ def krylov_tiles(bands: Tensor, V: Tensor, k: int) -> Tensor:
 
     The same, slowly: `krylov_of_ring_reference(*bands[s].T, V[s, i], k)`.
     """
-    r = V.shape[1]
+    r, m = V.shape[1:]
     p = min(BLOCK, 1 << (k - 1).bit_length())
-    X, power = V.mT, bands
+    X = pad(V.mT, (0, 0, 0, -m % p))
+    power = bands
     for q, power in _powers(bands, p):
         if q < p:
-            X = torch.cat((X, _apply(power, X, q)), -1)
+            X = torch.cat((X, _apply(power, X, m, q)), -1)
     tiles = [X]
     for _ in range(p, k, p):
-        tiles.append(_apply(power, tiles[-1], p))
+        tiles.append(_apply(power, tiles[-1], m, p))
     last = k - (len(tiles) - 1) * p
     if last < p:
         tiles[-1] = pad(tiles[-1][..., : last * r], (0, (p - last) * r))
-    return torch.stack(tiles, 1)
+    return torch.stack(tiles, 1)[:, :, :m]
 
 
-def _apply(power: Tensor, X: Tensor, q: int) -> Tensor:
-    """A^q X for the blocks of A^q and columns X, (S, m, c)."""
-    size = power.shape[-2]
-    return (power @ _windows(X, size, q)).flatten(1, 2)[:, : X.shape[1]]
+def _apply(power: Tensor, X: Tensor, m: int, q: int) -> Tensor:
+    """A^q X for the blocks of A^q and columns X, (S, rows, c)."""
+    return (power @ _windows(X, m, power.shape[-2], q)).flatten(1, 2)
 
 
-def square_krylov_product(bands: Tensor, V: Tensor, x: Tensor) -> Tensor:
+class _Kernel(torch.autograd.Function):
+    """All columns by one kernel, (S, m) thrice and (S, r, m) to (S, r, k, m), and their adjoint."""
+
+    @staticmethod
+    def forward(ctx: Any, lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, k: int) -> Tensor:
+        K = cuda.krylov_columns(lower, diagonal, upper, V, k)
+        ctx.save_for_backward(lower, diagonal, upper, K)
+        return K
+
+    @staticmethod
+    def backward(ctx: Any, dK: Tensor) -> tuple[Tensor | None, ...]:
+        lower, diagonal, upper, K = ctx.saved_tensors
+        return *cuda.krylov_adjoint(lower, diagonal, upper, K, dK), None
+
+
+def square_krylov_product(lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, x: Tensor) -> Tensor:
     """sum_i K(A, g_i) K(C, h_i)^T x for R replicas of a square layer.
 
     Args:
-        bands: the rings of all A, then of all C, shape (2R, n, 3).
+        lower, diagonal, upper: the rings of all A, then of all C, shape (2R, n) each.
         V: all G, then all H, shape (2R, r, n).
         x: shape (b, n) or (R, b, n).
 
@@ -144,6 +163,9 @@ def square_krylov_product(bands: Tensor, V: Tensor, x: Tensor) -> Tensor:
         Shape (R, b, n).
     """
     n = V.shape[-1]
-    KA, KC = krylov_tiles(bands, V, n).chunk(2)
+    if cuda.serves(n, lower, diagonal, upper, V):
+        KA, KC = _Kernel.apply(lower, diagonal, upper, V, n).flatten(1, 2).chunk(2)
+        return (x @ KC.mT) @ KA
+    KA, KC = krylov_tiles(torch.stack((lower, diagonal, upper), -1), V, n).chunk(2)
     z = (x.unsqueeze(1) if x.ndim == 3 else x) @ KC  # (R, tiles, b, p r)
     return (z @ KA.mT).sum(1)

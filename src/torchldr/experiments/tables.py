@@ -100,7 +100,8 @@ def _cell_row(table: str, cell: Cell, records: Sequence[Record], seeds: int) -> 
     kept = [number for number in numbers if number is not None]
     test = statistics.fmean(kept) if kept else None
     sources = {record.source for record in records}
-    comparable = test is not None and cell.paper is not None and sources == {"official"}
+    official = sources == {"official"}
+    difference = test - cell.paper if official and test is not None and cell.paper is not None else None
     return {
         "table": table,
         "dataset": run.data,
@@ -113,7 +114,7 @@ def _cell_row(table: str, cell: Cell, records: Sequence[Record], seeds: int) -> 
         "test": _rounded(test),
         "deviation": _rounded(_deviation(cell.metric, kept, records)),
         "paper": cell.paper,
-        "difference": _rounded(test - cell.paper) if comparable and test and cell.paper else None,
+        "difference": _rounded(difference),
         "metric": cell.metric,
         "source": cell.source,
         "data": next(iter(sources), None),

@@ -10,6 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from . import cuda
+
 # Odd products of 3, 5 and 7 below 64: times a power of two they leave no gap wider than an eighth.
 _ODD = (1, 3, 5, 7, 9, 15, 21, 25, 27, 35, 45, 49, 63)
 
@@ -58,4 +60,8 @@ def contract_rank(a: Tensor, b: Tensor) -> Tensor:
     """
     if b.shape[0] == 1:
         return a[..., 0, :] * b[0]
-    return (a * b).sum(-2)
+    if not a.is_cuda or torch.is_grad_enabled() or a.ndim != 3 or a.dtype != torch.complex64:
+        return (a * b).sum(-2)
+    if torch.compiler.is_compiling() or cuda.unavailable():
+        return (a * b).sum(-2)
+    return cuda.contract(a.contiguous(), b.contiguous())

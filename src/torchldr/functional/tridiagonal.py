@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from . import stencil
+from . import cuda, stencil
 from ._twin import plain_backward, plain_jvp
 
 BLOCK = 32  # columns at a time in the plain form
@@ -57,6 +57,8 @@ def krylov_matmul(lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, w: 
     """
     if stencil.serves(lower, diagonal, upper, V, w):
         return _StencilMatmul.apply(lower, diagonal, upper, V, w)[0]
+    if cuda.serves(V.shape[-1], lower, diagonal, upper, V, w):
+        return w.flatten(1) @ _cuda_krylov(lower, diagonal, upper, V, w.shape[-1]).flatten(0, 1)
     return _plain_matmul(lower, diagonal, upper, V, w)
 
 
@@ -74,6 +76,9 @@ def krylov_rmatmul(lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, u:
     """
     if stencil.serves(lower, diagonal, upper, V, u):
         return _StencilRmatmul.apply(lower, diagonal, upper, V, u, k)[0]
+    if cuda.serves(V.shape[-1], lower, diagonal, upper, V, u):
+        K = _cuda_krylov(lower, diagonal, upper, V, k)
+        return (u @ K.flatten(0, 1).mT).unflatten(1, K.shape[:2])
     return _plain_rmatmul(lower, diagonal, upper, V, u, k)
 
 
@@ -269,3 +274,56 @@ def _vmap(plain: Any, fast: Any, in_dims: tuple[int | None, ...], inputs: tuple[
     x = inputs[-1].movedim(dim, 0)
     y = fast(*inputs[:-1], x.flatten(0, 1))
     return (y.unflatten(0, x.shape[:2]), none), (0, None)
+
+
+# On a GPU: the Krylov matrices themselves, by a kernel, and one matrix product.
+
+
+def _cuda_krylov(lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, k: int) -> Tensor:
+    """(r, k, m): the Krylov matrices, transposed."""
+    stacked = (t.unsqueeze(0) for t in (lower, diagonal, upper, V))
+    return _CudaKrylov.apply(*stacked, k).squeeze(0)
+
+
+def _plain_krylov(lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, k: int) -> Tensor:
+    """`_CudaKrylov` in plain torch: (s, m) thrice and (s, r, m) to (s, r, k, m)."""
+    stacked = []
+    for ring in zip(lower, diagonal, upper, V, strict=True):
+        columns = torch.cat([X for _, X in _column_blocks(*ring, k)], 1)  # (m, k, r)
+        stacked.append(columns.permute(2, 1, 0))
+    return torch.stack(stacked)
+
+
+class _CudaKrylov(torch.autograd.Function):
+    @staticmethod
+    def forward(lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, k: int) -> Tensor:
+        return cuda.krylov_columns(lower, diagonal, upper, V, k)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        *tensors, ctx.k = inputs
+        ctx.save_for_backward(*tensors, output)
+        ctx.save_for_forward(*tensors)
+
+    @staticmethod
+    def backward(ctx: Any, dK: Tensor) -> tuple[Tensor | None, ...]:
+        lower, diagonal, upper, V, K = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            plain = partial(_plain_krylov, k=ctx.k)
+            return *plain_backward(plain, (lower, diagonal, upper, V), dK), None
+        return *cuda.krylov_adjoint(lower, diagonal, upper, K, dK), None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Tensor:
+        return plain_jvp(partial(_plain_krylov, k=ctx.k), ctx.saved_tensors, tangents[:-1])
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Tensor, int]:
+        *tensors, k = inputs
+        size = info.batch_size
+        stacked = [
+            t.expand(size, *t.shape) if d is None else t.movedim(d, 0)
+            for t, d in zip(tensors, in_dims, strict=False)
+        ]
+        K = _CudaKrylov.apply(*(t.flatten(0, 1) for t in stacked), k)
+        return K.unflatten(0, (size, -1)), 0

@@ -115,4 +115,5 @@ class LDRSubdiagonal(StructuredMatrix, name="ldr_sd"):
         k, how = min(self.shape), self.options["product"]
         left = subdiagonal.krylov_prepare(*self._side("A"), k, how)
         right = subdiagonal.krylov_prepare(*self._side("C"), k, how)
-        return lambda x: subdiagonal.prepared_matmul(left, subdiagonal.prepared_rmatmul(right, x))
+        width = getattr(left, "length", None)
+        return lambda x: subdiagonal.prepared_matmul(left, subdiagonal.prepared_rmatmul(right, x, width))

@@ -22,8 +22,8 @@ from ..ledger import Ledger
 from .accuracy import accuracy_against_parameters, accuracy_against_rank
 from .datasets import DataDir, examples
 from .learned import learned_weights
-from .operators import displacement, operators
 from .style import FORMATS, NothingToDrawError, Picture
+from .theory import displacement, operators
 
 __all__ = [
     "FIGURES",

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..ledger import Ledger
 from ..paper import TABLES, Cell, Table, get_table
 from .names import dataset_title, method_title, model_title
 from .series import Point, about, by, points
-from .style import Picture, look, new_figure
+from .style import LOOKS, Picture, look, new_figure, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 BAND = 2.0  # deviations on either side, as in the paper
+DASHED = (0, (5, 3))
 
 
+@styled
 def accuracy_against_rank(ledger: Ledger) -> Picture:
     """The paper's figure: mean test accuracy of the trials by rank, with bands of two deviations.
 
@@ -35,7 +37,7 @@ def accuracy_against_rank(ledger: Ledger) -> Picture:
         ax.set_xticks(ranks)
         ax.set_xlabel("rank")
         ax.set_title(f"{dataset_title(dataset)}\n({about(group, quick)})")
-    _finish(figure, axes, sorted({m for p in panels.values() for m in by(p, "structure")}, key=_order))
+    _finish(figure, axes, panels.values(), dashed="dense")
     return Picture(
         "accuracy_rank",
         "Test accuracy against rank",
@@ -49,6 +51,7 @@ def accuracy_against_rank(ledger: Ledger) -> Picture:
     )
 
 
+@styled
 def accuracy_against_parameters(ledger: Ledger, model: str = "shl") -> Picture:
     """Test accuracy by number of parameters, every method, a panel a dataset.
 
@@ -68,12 +71,12 @@ def accuracy_against_parameters(ledger: Ledger, model: str = "shl") -> Picture:
         ax.set_xscale("log")
         ax.set_xlabel("parameters")
         ax.set_title(f"{dataset_title(dataset)}\n({about(group, quick)})")
-    _finish(figure, axes, sorted({m for p in panels.values() for m in by(p, "structure")}, key=_order))
+    _finish(figure, axes, panels.values())
     return Picture(
         f"accuracy_parameters_{model}",
         f"Test accuracy against parameters, {model_title(model)}",
-        f"{model_title(model)}: parameters of its two last layers. Filled marks are ours, the mean over seeds; "
-        "hollow marks are the paper's values.",
+        f"{model_title(model)}: parameters of its two last layers. Filled marks are ours, the mean over "
+        "seeds; hollow marks are the paper's values.",
         figure,
         datasets=tuple(panels),
         models=(model,),
@@ -90,7 +93,9 @@ def _all_budgets(model: str) -> Table:
             whole = run.train_fraction == 1 and run.init == "paper" and run.init_std is None
             if cell.metric == "test" and run.model == model and whole and _main(run.data):
                 cells.setdefault(run.hash, cell)
-    return Table("rectangles" if model == "shl" else model, "Accuracy against parameters", tuple(cells.values()))
+    return Table(
+        "rectangles" if model == "shl" else model, "Accuracy against parameters", tuple(cells.values())
+    )
 
 
 def _main(dataset: str) -> bool:
@@ -105,7 +110,7 @@ def _band(ax: Axes, method: str, line: Sequence[Point]) -> None:
     high = [point.value + BAND * point.deviation for point in line]
     if line[0].row["rank"] is None:
         ax.axhspan(low[0], high[0], color=colour, alpha=0.12, linewidth=0)
-        ax.axhline(values[0], color=colour, linestyle=(0, (5, 3)), linewidth=1.2)
+        ax.axhline(values[0], color=colour, linestyle=DASHED, linewidth=1.2)
         return
     ranks = [point.row["rank"] for point in line]
     ax.fill_between(ranks, low, high, color=colour, alpha=0.18, linewidth=0)
@@ -146,21 +151,31 @@ def _panels(count: int) -> tuple[Figure, list[Axes]]:
     return figure, axes[:count]
 
 
-def _finish(figure: Figure, axes: Sequence[Axes], methods: Sequence[str]) -> None:
-    """One legend for all panels, below them."""
+def _finish(
+    figure: Figure, axes: Sequence[Axes], panels: Iterable[Sequence[Point]], dashed: str = ""
+) -> None:
+    """One legend for all panels, below them; the method `dashed` is drawn as a level."""
     from matplotlib.lines import Line2D
 
+    rows = [point.row for group in panels for point in group]
     handles = []
-    for method in methods:
+    for method in sorted({row["structure"] for row in rows}, key=_order):
         colour, marker = look(method)
-        handles.append(Line2D([], [], color=colour, marker=marker, markersize=5, label=method_title(method)))
+        style: dict[str, Any] = {"linestyle": DASHED} if method == dashed else {"marker": marker}
+        handles.append(Line2D([], [], color=colour, markersize=5, label=method_title(method), **style))
+    if any(row["paper"] is not None for row in rows):
+        hollow: dict[str, Any] = {
+            "marker": "o",
+            "markersize": 6,
+            "markerfacecolor": "none",
+            "color": "#555555",
+        }
+        handles.append(Line2D([], [], linestyle="none", label="hollow: the paper", **hollow))
     figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 6), fontsize=8)
     for ax in axes:
         ax.margins(x=0.06)
 
 
 def _order(method: str) -> int:
-    from .style import LOOKS
-
     known = list(LOOKS)
     return known.index(method) if method in known else len(known)

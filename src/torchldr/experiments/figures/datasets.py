@@ -12,7 +12,7 @@ from ... import data as datasets
 from ...data import DataFileError, Dataset
 from ...data.dataset import as_pixels
 from .names import dataset_title, source_title
-from .style import PLAIN, NothingToDrawError, Picture, bare, new_figure
+from .style import PLAIN, NothingToDrawError, Picture, bare, new_figure, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,6 +21,7 @@ COLUMNS = 12
 DataDir = str | os.PathLike[str] | None
 
 
+@styled
 def examples(data_dir: DataDir = None, names: list[str] | None = None, columns: int = COLUMNS) -> Picture:
     """A row of training images of every dataset that is here or can be made here.
 

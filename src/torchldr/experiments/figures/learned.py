@@ -24,7 +24,7 @@ from ..records import Record
 from ..sweep import weights_path
 from .datasets import DataDir, choose, show_image
 from .names import dataset_title, method_title, source_title
-from .style import SIGNED, NothingToDrawError, Picture, bare, new_figure
+from .style import SIGNED, NothingToDrawError, Picture, bare, new_figure, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,6 +33,7 @@ CLASSES = ("toeplitz_like", "ldr_sd")
 LAYER = "hidden."
 
 
+@styled
 def learned_weights(ledger: Ledger, dataset: str, data_dir: DataDir = None) -> Picture:
     """Learned weights of single hidden layers: Toeplitz-like, LDR-SD, its subdiagonal, and the inputs.
 
@@ -50,16 +51,18 @@ def learned_weights(ledger: Ledger, dataset: str, data_dir: DataDir = None) -> P
     chosen = {structure: _choose(ledger, dataset, structure) for structure in CLASSES}
     layers = {structure: load_layer(record, path) for structure, (record, path) in chosen.items()}
     images = _inputs(dataset, data_dir)
-    figure, axes = new_figure(9.6, 3.1, 1, 3 if images is None else 4)
+    figure, axes = new_figure(9.6, 3.4, 1, 3 if images is None else 4)
     for ax, structure in zip(axes[0], CLASSES, strict=False):
         record, layer = chosen[structure][0], layers[structure]
-        heat_map(ax, layer.matrix().to_dense().detach())
+        heat_map(ax, layer.weight.detach())
         ax.set_title(f"{method_title(structure)}, r = {record.run.rank}")
         ax.set_xlabel(f"test accuracy {record.best.test:.1f} %" if record.best else "")
     subdiagonal_image(axes[0][2], layers["ldr_sd"])
     axes[0][2].set_title("Subdiagonal of C, LDR-SD")
     if images is not None:
         _mosaic(axes[0][3], images)
+    for ax in axes[0]:
+        ax.set_anchor("N")  # the colour bar makes its panel lower
     sources = dict.fromkeys(source_title(record.source) for record, _ in chosen.values())
     quick = any(record.run.protocol.is_quick for record, _ in chosen.values())
     title = f"Learned weights, {dataset_title(dataset)} ({', '.join(sources)}{', quick' if quick else ''})"
@@ -67,10 +70,10 @@ def learned_weights(ledger: Ledger, dataset: str, data_dir: DataDir = None) -> P
     return Picture(
         f"weights_{dataset}",
         title,
-        "Heat maps of the hidden layer's matrix (red positive, blue negative, saturated at the 99th percentile "
-        "of magnitude); the learned subdiagonal of the input's operator, each entry at its pixel, around the "
-        "1 it started from; and inputs. Where neighbours in the image matter, the matrix repeats with the "
-        "image's width and the subdiagonal shows where the objects lie.",
+        "Heat maps of the hidden layer's matrix (red positive, blue negative, saturated at the 99th "
+        "percentile of magnitude); the learned subdiagonal of the input's operator, each entry at its "
+        "pixel, around the 1 that it started from; and inputs. The paper saw that the matrix of LDR-SD "
+        "repeats with the image's width, and that its subdiagonal shows where the objects lie.",
         figure,
         datasets=(dataset,),
         models=("shl",),
@@ -108,8 +111,8 @@ def heat_map(ax: Axes, M: Tensor) -> None:
 
 def subdiagonal_image(ax: Axes, layer: StructuredLinear) -> None:
     """Draw the corner and subdiagonal of the input's operator as an image, entry i at pixel i."""
-    with torch.no_grad():
-        entries = torch.cat((layer.corner_C.reshape(1), layer.subdiagonal_C)).numpy()
+    tensors = layer.matrix().tensors
+    entries = torch.cat((tensors["corner_C"].reshape(1), tensors["subdiagonal_C"])).detach().numpy()
     side = round(len(entries) ** 0.5)
     shape = (side, side) if side * side == len(entries) else (1, len(entries))
     low, high = np.quantile(entries[1:], (0.01, 0.99)) if len(entries) > 1 else (0.0, 1.0)

@@ -7,21 +7,25 @@ Figures are made as objects, without pyplot: nothing global changes and no displ
 
 from __future__ import annotations
 
+import functools
 import io
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+P = ParamSpec("P")
+
 FORMATS = ("png", "svg")
 DPI = 160
 SIGNED, PLAIN = "RdBu_r", "gray"
 
-_RC: dict[str, Any] = {
+_RC: Any = {
     "axes.axisbelow": True,
     "axes.edgecolor": "#555555",
     "axes.grid": False,
@@ -96,11 +100,9 @@ class Picture:
         """The figure as a file of this format."""
         if format not in FORMATS:
             raise ValueError(f"a figure is saved as {' or '.join(FORMATS)}, got {format!r}.")
-        import matplotlib
-
         stream = io.BytesIO()
         metadata = {"Date": None} if format == "svg" else {"Software": None}
-        with matplotlib.rc_context(_RC):
+        with _style():
             self.figure.savefig(stream, format=format, dpi=DPI, metadata=metadata)
         return stream.getvalue()
 
@@ -113,25 +115,37 @@ class Picture:
         return list(encoded)
 
 
+def styled(draw: Callable[P, Picture]) -> Callable[P, Picture]:
+    """Decorates a function that draws: it runs in our look, or says that matplotlib is missing."""
+
+    @functools.wraps(draw)
+    def drawn(*args: P.args, **kwargs: P.kwargs) -> Picture:
+        with _style():
+            return draw(*args, **kwargs)
+
+    return drawn
+
+
+def _style() -> AbstractContextManager[None]:
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise ImportError("figures need matplotlib; pip install torchldr[experiments]") from error
+    return matplotlib.rc_context(_RC)
+
+
 def new_figure(width: float, height: float, rows: int, columns: int, **options: Any) -> tuple[Figure, Any]:
-    """A figure of our look with an array of axes, shape (rows, columns).
+    """A figure with an array of axes, shape (rows, columns).
 
     Args:
         width, height: in inches.
         rows, columns: of the array.
         options: of `Figure.subplots`.
-
-    Raises:
-        ImportError: where matplotlib is not installed.
     """
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError("figures need matplotlib; pip install torchldr[experiments]") from error
-    with matplotlib.rc_context(_RC):
-        figure = Figure(figsize=(width, height), layout="constrained")
-        return figure, figure.subplots(rows, columns, squeeze=False, **options)
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False, **options)
 
 
 def bare(axes: Axes) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...functional.reference import shift_reference, subdiagonal_reference, tridiagonal_reference
-from .style import SIGNED, Picture, bare, new_figure
+from .style import SIGNED, Picture, bare, new_figure, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,6 +17,7 @@ SIZE = 16
 SMALL = 7
 
 
+@styled
 def displacement(n: int = SIZE) -> Picture:
     """A Toeplitz matrix M, two shifted copies Z_1 M and M Z_{-1}, and their difference, of rank two.
 
@@ -32,14 +33,16 @@ def displacement(n: int = SIZE) -> Picture:
         (left, r"$M Z_{-1}$", "columns moved left"),
         (difference, r"$Z_1 M - M Z_{-1}$", f"displacement, rank {rank}"),
     ]
-    figure, axes = new_figure(9.6, 2.75, 1, len(panels))
+    figure, axes = new_figure(9.6, 2.9, 1, len(panels), gridspec_kw={"wspace": 0.12})
     limit = float(M.abs().max())
     for ax, (matrix, formula, words) in zip(axes[0], panels, strict=True):
         _matrix(ax, matrix, limit)
         ax.set_title(formula)
         ax.set_xlabel(words)
-    for ax, sign in zip(axes[0][1:], ("", "-", "="), strict=True):
-        ax.text(-0.06, 0.5, sign, transform=ax.transAxes, ha="right", va="center", fontsize=15)
+    for ax, sign in zip(axes[0][1:], ("", "\N{MINUS SIGN}", "="), strict=True):
+        ax.text(
+            -0.08, 0.5, sign, transform=ax.transAxes, ha="center", va="center", fontsize=15, in_layout=False
+        )
     return Picture(
         "displacement",
         "Displacement of a Toeplitz matrix",
@@ -50,12 +53,13 @@ def displacement(n: int = SIZE) -> Picture:
     )
 
 
+@styled
 def operators(n: int = SMALL, seed: int = 0) -> Picture:
     """The shift Z_f, the subdiagonal and the tridiagonal operator, as in the paper's figure."""
     g = torch.Generator().manual_seed(seed)
 
     def draw(*shape: int) -> Tensor:
-        return torch.rand(*shape, generator=g, dtype=torch.float64) * 1.1 + 0.4
+        return torch.rand(shape, generator=g, dtype=torch.float64) * 1.1 + 0.4
 
     panels = [
         (shift_reference(n, 0.6), r"Shift $Z_f$", "fixed: Toeplitz-like", ("1", "f")),
@@ -72,7 +76,7 @@ def operators(n: int = SMALL, seed: int = 0) -> Picture:
             ("abc", "st"),
         ),
     ]
-    figure, axes = new_figure(9.6, 3.5, 1, len(panels))
+    figure, axes = new_figure(9.6, 3.8, 1, len(panels))
     for ax, (matrix, title, words, letters) in zip(axes[0], panels, strict=True):
         _matrix(ax, matrix, 2.2)
         ax.set_title(title)

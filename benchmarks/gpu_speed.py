@@ -1,0 +1,129 @@
+"""LDR-SD and the stencil of LDR-TD on a GPU, against a dense layer with TF32 and in bfloat16.
+
+    python benchmarks/gpu_speed.py [--out results/bench/gpu_speed.json] [--quick]
+
+Each side is captured in a CUDA graph and replayed; before every replay 256 MB are written, so that
+nothing is left in the L2 cache; times are minima over 30 replays by CUDA events. Ratio is dense / ours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from torchldr import StructuredLinear
+from torchldr.functional import cuda
+from torchldr.timing import machine
+
+
+def graph_ms(call: Callable[[], object], repeats: int = 30) -> float:
+    """The shortest replay of `call`, in ms, with a cold cache."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            call()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    flush = torch.empty(1 << 26, device="cuda")
+    best = float("inf")
+    for _ in range(repeats):
+        flush.zero_()
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        best = min(best, start.elapsed_time(end))
+    return best
+
+
+def empty_ms() -> float:
+    """What an almost empty graph takes: the floor of this clock."""
+    x = torch.zeros(1, device="cuda")
+    return graph_ms(lambda: x.add_(1))
+
+
+@torch.no_grad()
+def inference(n: int, batch: int, ranks: list[int]) -> list[dict[str, object]]:
+    rows: list[dict[str, object]] = []
+    x = torch.randn(batch, n, device="cuda")
+    W = torch.randn(n, n, device="cuda") * n**-0.5
+    torch.backends.cuda.matmul.allow_tf32 = True
+    tf32 = graph_ms(partial(torch.nn.functional.linear, x, W))
+    torch.backends.cuda.matmul.allow_tf32 = False
+    narrow = W.bfloat16()
+    del W
+    bf16 = graph_ms(partial(torch.nn.functional.linear, x.bfloat16(), narrow))
+    del narrow
+    for structure in ("ldr_sd", "toeplitz_like"):
+        for rank in ranks:
+            layer = StructuredLinear(n, n, bias=False, structure=structure, rank=rank, device="cuda").eval()
+            layer.plan = "fast"
+            layer(x)
+            ours = graph_ms(partial(layer, x))
+            row = {"what": "inference", "structure": structure, "n": n, "batch": batch, "rank": rank}
+            times = {"tf32_ms": tf32, "bf16_ms": bf16, "ours_ms": ours}
+            rows.append({**row, **times, "ratio_tf32": tf32 / ours, "ratio_bf16": bf16 / ours})
+    return rows
+
+
+def training(n: int, batch: int, rank: int, structure: str) -> dict[str, object]:
+    x, target = torch.randn(batch, n, device="cuda", requires_grad=True), torch.randn(batch, n, device="cuda")
+    dense = torch.nn.Linear(n, n, bias=False, device="cuda")
+    options = {"product": "convolution"} if structure == "ldr_sd" else {}
+    ours = StructuredLinear(n, n, bias=False, structure=structure, rank=rank, device="cuda", **options)
+
+    def step(layer: torch.nn.Module) -> None:
+        torch.autograd.grad(layer(x), [x, *layer.parameters()], target)
+
+    torch.backends.cuda.matmul.allow_tf32 = True
+    tf32 = graph_ms(lambda: step(dense))
+    torch.backends.cuda.matmul.allow_tf32 = False
+    own = graph_ms(lambda: step(ours))
+    return {"what": "training", "structure": structure, "n": n, "batch": batch, "rank": rank, "tf32_ms": tf32,
+            "ours_ms": own, "ratio_tf32": tf32 / own}  # fmt: skip
+
+
+@torch.no_grad()
+def stencil(n: int, vectors: int) -> dict[str, object]:
+    ring = [torch.rand(1, n, device="cuda") / 3 for _ in range(3)]
+    V = torch.randn(1, vectors, n, device="cuda")
+    K = cuda.krylov_columns(*ring, V, n)
+    dK = torch.randn_like(K)
+    forward = graph_ms(lambda: cuda.krylov_columns(*ring, V, n))
+    backward = graph_ms(lambda: cuda.krylov_adjoint(*ring, K, dK))
+    return {"what": "stencil", "n": n, "vectors": vectors, "forward_ms": forward, "backward_ms": backward}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--quick", action="store_true")
+    arguments = parser.parse_args()
+    torch.manual_seed(0)
+    rows: list[dict[str, object]] = [{"what": "empty graph", "ms": empty_ms()}]
+    for n, vectors in ((1024, 1), (784, 12), (1024, 16), (4096, 1)):
+        rows.append(stencil(n, vectors))
+    for n in (16384, 32768) if arguments.quick else (1024, 2048, 4096, 8192, 16384, 32768):
+        for batch in (1, 64):
+            rows += inference(n, batch, [1, 8])
+    for n in (4096, 16384):
+        for structure in ("ldr_sd", "toeplitz_like"):
+            rows.append(training(n, 64, 1, structure))
+    rows.append(training(1024, 64, 1, "ldr_td"))
+    for row in rows:
+        print({key: round(value, 4) if isinstance(value, float) else value for key, value in row.items()})
+    if arguments.out is not None:
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        arguments.out.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

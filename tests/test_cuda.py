@@ -1,0 +1,112 @@
+"""On a GPU: every class against its oracle, the stencil kernels, and capture in a CUDA graph."""
+
+import pytest
+import torch
+
+import torchldr
+from torchldr import StructuredLinear, testing
+from torchldr.functional import cuda, tridiagonal
+from torchldr.functional.reference import krylov_of_ring_reference
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+every_class = pytest.mark.parametrize("cls", torchldr.structures().values(), ids=lambda cls: cls.name)
+
+
+@every_class
+def test_values_and_gradients(cls):
+    for M in testing.cases(cls, shapes=((1, 1), (3, 5), (64, 129), (300, 200))):
+        M = M.to("cuda")
+        testing.check_values(M)
+        testing.check_gradients(M)
+        testing.dot_test(M)
+
+
+@every_class
+def test_layer_and_low_precision(cls):
+    rank = 2 if cls.ranked else None
+    testing.check_layer(StructuredLinear(70, 50, structure=cls, rank=rank).cuda().double())
+    regime = "near one" if testing.has_operators(cls) else None
+    for dtype in (torch.bfloat16, torch.float16):
+        testing.check_low_precision(testing.member(cls, 64, 129, rank, regime=regime).to("cuda"), dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("m", "k"), [(1, 1), (2, 2), (5, 3), (33, 33), (192, 192), (200, 70), (784, 784), (2048, 100)]
+)
+def test_stencil_kernels(m, k, dtype):
+    assert cuda.unavailable() is None
+    s, r = 3, 2
+    g = torch.Generator().manual_seed(0)
+    draw = lambda *shape: torch.randn(*shape, dtype=torch.float64, generator=g)
+    ring = [(0.9 + 0.02 * draw(s, m)), 0.05 * draw(s, m), 0.05 * draw(s, m)]
+    V, dK = draw(s, r, m), draw(s, r, k, m)
+    leaves = [t.clone().requires_grad_() for t in (*ring, V)]
+    want = torch.stack(
+        [
+            torch.stack(
+                [
+                    krylov_of_ring_reference(*(t[i] for t in leaves[:3]), leaves[3][i, j], k).mT
+                    for j in range(r)
+                ]
+            )
+            for i in range(s)
+        ]
+    )
+    exact = torch.autograd.grad(want, leaves, dK, allow_unused=True, materialize_grads=True)
+    on_gpu = [t.to("cuda", dtype) for t in (*ring, V)]
+    K = cuda.krylov_columns(*on_gpu, k)
+    got = cuda.krylov_adjoint(*on_gpu[:3], K, dK.to("cuda", dtype))
+    tolerance = testing.tolerance(dtype, m)
+    assert (K.cpu() - want).abs().max() <= tolerance * want.abs().max()
+    for a, b in zip(got, exact, strict=True):
+        assert (a.cpu() - b).abs().max() <= 10 * tolerance * max(1, b.abs().max().item())
+
+
+def test_vmap_over_operators_takes_the_kernel():
+    m, s, b = 100, 4, 3
+    ring = [torch.rand(s, m, device="cuda") for _ in range(3)]
+    ring = [t / 3 for t in ring]
+    V, w = torch.randn(s, 2, m, device="cuda"), torch.randn(s, b, 2, m, device="cuda")
+    together = torch.vmap(tridiagonal.krylov_matmul)(*ring, V, w)
+    alone = [tridiagonal.krylov_matmul(*(t[i] for t in ring), V[i], w[i]) for i in range(s)]
+    assert torch.allclose(together, torch.stack(alone), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {"product": "convolution"},
+        {"product": "auto"},
+        {"structure": "ldr_td"},
+        {"structure": "toeplitz_like"},
+    ],
+)
+def test_a_training_step_is_captured_in_a_graph(kwargs):
+    """No host synchronisation in forward or backward."""
+    layer = StructuredLinear(100, 100, rank=2, **kwargs).cuda()
+    x, target = torch.randn(8, 100, device="cuda"), torch.randn(8, 100, device="cuda")
+
+    def step():
+        for p in layer.parameters():
+            p.grad = None
+        layer(x).backward(target)
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    want = [p.grad.clone() for p in layer.parameters()]
+    graph = torch.cuda.CUDAGraph()
+    for p in layer.parameters():
+        p.grad = None
+    with torch.cuda.graph(graph):
+        layer(x).backward(target)
+    graph.replay()
+    torch.cuda.synchronize()
+    for a, p in zip(want, layer.parameters(), strict=True):
+        assert torch.allclose(a, p.grad, atol=1e-4 * max(1, a.abs().max().item()))

@@ -110,6 +110,21 @@ def test_vmap_over_an_ensemble(cls):
             assert torch.allclose(a[i], b)
 
 
+def test_vmap_over_an_ensemble_without_the_guard():
+    """The single convolution, forced, under vmap: forward and backward."""
+    layers = [StructuredLinear(20, 33, rank=2, product="convolution", **f64) for _ in range(3)]
+    x = torch.randn(3, 5, 20, **f64)
+    parameters, buffers = stack_module_state(layers)
+    together = vmap(lambda p, b, x: functional_call(layers[0], (p, b), (x,)))(parameters, buffers, x)
+    own = torch.stack([layer(v) for layer, v in zip(layers, x, strict=True)])
+    assert torch.allclose(together, own)
+    gradients = torch.autograd.grad(together.square().sum(), list(parameters.values()))
+    for i, layer in enumerate(layers):
+        alone = torch.autograd.grad(layer(x[i]).square().sum(), list(layer.parameters()))
+        for a, b in zip(gradients, alone, strict=True):
+            assert torch.allclose(a[i], b)
+
+
 @every_class
 @pytest.mark.parametrize("mode", ["train", "eval"])
 def test_functional_call_sees_the_parameters_it_is_given(cls, mode):

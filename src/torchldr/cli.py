@@ -211,3 +211,15 @@ def data_fetch(
         raise typer.BadParameter(str(error)) from error
     for path in paths:
         print(path)
+
+
+def _mount() -> None:
+    """Add the commands that live beside what they run."""
+    from torchldr.experiments import commands as experiments
+    from torchldr.experiments.report import commands as report
+
+    for part in (experiments, report):
+        part.register(app)
+
+
+_mount()

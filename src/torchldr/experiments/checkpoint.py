@@ -6,6 +6,7 @@ what is not a tensor is JSON in its header.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -78,3 +79,5 @@ class CheckpointFile:
         """Forget it: the run is in the ledger. What a killed process left half-written goes too."""
         for left in self.path.parent.glob(f"{self.path.stem}.*"):
             left.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # other runs have theirs there
+            self.path.parent.rmdir()

@@ -23,7 +23,7 @@ from .network import StackedNetwork
 from .protocol import Run
 from .stacked import subdiagonal_range
 
-MAX_RANGE = 6.0  # decimal digits that the float64 convolution of LDR-SD may lose
+MAX_RANGE = 9.5  # decimal digits that the float64 convolution of LDR-SD may lose: a float32 has 7 left
 
 
 class Scores(NamedTuple):

@@ -247,6 +247,18 @@ def krylov_adjoint(
     return dl.sum(1), dd.sum(1), du.sum(1), dV
 
 
+def contracts(a: Tensor) -> bool:
+    """Whether `contract` takes these spectra: plain ones on a GPU, not a tracer's or vmap's."""
+    if not a.is_cuda or a.ndim != 3 or a.dtype != torch.complex64:
+        return False
+    if torch.compiler.is_compiling() or unavailable():
+        return False
+    try:
+        return a.data_ptr() != 0 or a.numel() == 0
+    except RuntimeError:  # no storage of its own
+        return False
+
+
 def contract(a: Tensor, g: Tensor) -> Tensor:
     """sum_i a[b, i, f] g[i, f] for complex64 spectra, contiguous: (b, r, f) and (r, f) to (b, f)."""
     b, r, f = a.shape

@@ -60,8 +60,6 @@ def contract_rank(a: Tensor, b: Tensor) -> Tensor:
     """
     if b.shape[0] == 1:
         return a[..., 0, :] * b[0]
-    if not a.is_cuda or torch.is_grad_enabled() or a.ndim != 3 or a.dtype != torch.complex64:
-        return (a * b).sum(-2)
-    if torch.compiler.is_compiling() or cuda.unavailable():
+    if torch.is_grad_enabled() or not cuda.contracts(a):
         return (a * b).sum(-2)
     return cuda.contract(a.contiguous(), b.contiguous())

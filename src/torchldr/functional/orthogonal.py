@@ -54,8 +54,7 @@ def cosine_reference(n: int, dtype: torch.dtype = torch.float64) -> Tensor:
 def _quarter_turns(n: int, like: Tensor) -> Tensor:
     """c_k exp(-i pi k / 2n)."""
     angle = torch.arange(n, dtype=torch.float64, device=like.device) * (-math.pi / (2 * n))
-    size = torch.full_like(angle, math.sqrt(2 / n))
-    size[0] = math.sqrt(1 / n)
+    size = math.sqrt(2 / n) * (1 - (1 - math.sqrt(0.5)) * (angle == 0).to(angle))
     return torch.polar(size, angle).to(torch.promote_types(like.dtype, torch.complex64))
 
 

@@ -17,6 +17,7 @@ the conjugate spectrum.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -45,9 +46,10 @@ class Ring(NamedTuple):
         if self.kind == "alternating":
             return torch.fft.rfft(v * _signs(v), self.m)
         if self.kind == "half":
-            v = pad(v, (0, self.m - v.shape[-1]))
+            if v.shape[-1] < self.m:
+                v = pad(v, (0, self.m - v.shape[-1]))
             low, high = v[..., : self.m // 2], v[..., self.m // 2 :]
-            return torch.fft.fft(torch.complex(low, high) * _twist(self.m, v))
+            return torch.fft.fft(torch.complex(low, high) * _twist(self.m, v.dtype, v.device, 1))
         return torch.fft.rfft(v, self.length)
 
     def synthesise(self, spectrum: Tensor) -> Tensor:
@@ -59,7 +61,7 @@ class Ring(NamedTuple):
             return y * _signs(y)
         if self.kind == "half":
             y = torch.fft.ifft(spectrum)
-            y = y * conjugate(_twist(self.m, y.real))
+            y = y * _twist(self.m, y.real.dtype, y.device, -1)
             return torch.cat((y.real, y.imag), -1)
         t = torch.fft.irfft(spectrum, self.length)
         low, high = t[..., : self.m], t[..., self.m : self.m + self.k - 1]
@@ -122,11 +124,22 @@ def shift_krylov_rmatmul(V: Tensor, u: Tensor, f: float | Tensor, k: int) -> Ten
 
 
 def _signs(like: Tensor) -> Tensor:
-    signs = torch.ones(like.shape[-1], dtype=like.dtype, device=like.device)
-    signs[1::2] = -1
-    return signs
+    return 1 - 2 * (torch.arange(like.shape[-1], dtype=like.dtype, device=like.device) % 2)
 
 
-def _twist(m: int, like: Tensor) -> Tensor:
-    angle = torch.arange(m // 2, dtype=torch.float64, device=like.device) * (math.pi / m)
-    return torch.polar(torch.ones_like(angle), angle).to(torch.promote_types(like.dtype, torch.complex64))
+def _twist(m: int, dtype: torch.dtype, device: torch.device, sign: int) -> Tensor:
+    """exp(+- i pi j / m) for j < m / 2; kept between calls, except for tracers, which want their own."""
+    make = _make_twist if torch.compiler.is_compiling() else _kept_twist
+    return make(m, dtype, device, sign)
+
+
+def _make_twist(m: int, dtype: torch.dtype, device: torch.device, sign: int) -> Tensor:
+    angle = torch.arange(m // 2, dtype=torch.float64, device=device) * (sign * math.pi / m)
+    turn = torch.polar(torch.ones_like(angle), angle)
+    return turn.to(torch.complex128 if dtype == torch.float64 else torch.complex64)
+
+
+@lru_cache(maxsize=64)
+def _kept_twist(m: int, dtype: torch.dtype, device: torch.device, sign: int) -> Tensor:
+    with torch.inference_mode(False):  # or autograd could not use it later
+        return _make_twist(m, dtype, device, sign)

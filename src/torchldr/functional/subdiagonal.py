@@ -28,7 +28,7 @@ from .split import SplitKrylov, split_matmul, split_prepare, split_rmatmul
 
 PRODUCTS = ("auto", "convolution", "split")
 RANGE = 2.0**5  # the convolution may lose five bits of its own dtype ..
-RANGE_FLOAT64 = 2.0**24  # .. and in float64 these, for a result in float32
+RANGE_FLOAT64 = 2.0**32  # .. and in float64 these, which leaves a result in float32 three bits short
 
 
 class ConvolutionKrylov(NamedTuple):
@@ -248,8 +248,9 @@ class _ConvolutionMatmul(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
         ctx.mark_non_differentiable(*output[1:])
+        # Both save the same: the generated vmap rule asks for it.
         ctx.save_for_backward(*inputs, *output[1:])
-        ctx.save_for_forward(*inputs[:-1])
+        ctx.save_for_forward(*inputs, *output[1:])
 
     @staticmethod
     def backward(ctx: Any, u: Tensor, *others: Any) -> tuple[Tensor | None, ...]:
@@ -264,7 +265,7 @@ class _ConvolutionMatmul(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
-        return plain_jvp(_plain_matmul, ctx.saved_tensors, tangents[:-1]), None, None, None
+        return plain_jvp(_plain_matmul, ctx.saved_tensors[:4], tangents[:4]), None, None, None
 
 
 class _ConvolutionRmatmul(torch.autograd.Function):
@@ -284,7 +285,7 @@ class _ConvolutionRmatmul(torch.autograd.Function):
         *tensors, ctx.k = inputs
         ctx.mark_non_differentiable(*output[1:])
         ctx.save_for_backward(*tensors, *output[1:])
-        ctx.save_for_forward(*tensors[:-1])
+        ctx.save_for_forward(*tensors, *output[1:])
 
     @staticmethod
     def backward(ctx: Any, w: Tensor, *others: Any) -> tuple[Tensor | None, ...]:
@@ -302,4 +303,4 @@ class _ConvolutionRmatmul(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor | None, ...]:
         plain = partial(_plain_rmatmul, k=ctx.k)
-        return plain_jvp(plain, ctx.saved_tensors, tangents[:-2]), None, None
+        return plain_jvp(plain, ctx.saved_tensors[:4], tangents[:4]), None, None

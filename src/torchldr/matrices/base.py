@@ -466,7 +466,9 @@ def run_product(product: Product, x: Tensor, dtype: torch.dtype, bias: Tensor | 
     """Flatten the leading axes, compute in float32 or wider outside of autocast, and undo both."""
     device = x.device.type
     compute = torch.promote_types(dtype, torch.float32)
-    flat = x.reshape(-1, x.shape[-1]).to(compute)
+    flat = x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
+    if flat.dtype != compute:
+        flat = flat.to(compute)
     if torch.is_autocast_enabled(device):
         with torch.autocast(device, enabled=False):
             y = product(flat)
@@ -476,7 +478,9 @@ def run_product(product: Product, x: Tensor, dtype: torch.dtype, bias: Tensor | 
         y = product(flat)
     if bias is not None:
         y = y + bias
-    return y.reshape(*x.shape[:-1], y.shape[-1]).to(dtype)
+    if x.ndim != 2:
+        y = y.reshape(*x.shape[:-1], y.shape[-1])
+    return y if y.dtype == dtype else y.to(dtype)
 
 
 def sum_of_products(terms: list[tuple[Tensor, ...]]) -> Tensor:

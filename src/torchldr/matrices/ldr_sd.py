@@ -28,11 +28,11 @@ class LDRSubdiagonal(StructuredMatrix, name="ldr_sd"):
 
     Parameters: `G` (r, m), `H` (r, n), `subdiagonal_A` (m - 1), `corner_A` (), `subdiagonal_C` (n - 1),
     `corner_C` (): (m + n)(r + 1) in all. Cost: 2r + 2 real FFTs of length m + n a vector where the
-    subdiagonals' products stay within a factor of 32 (in float64 within 2^24), else O(r n log^2 n).
+    subdiagonals' products stay within a factor of 32 (in float64 within 2^32), else O(r n log^2 n).
 
     Options:
         product: "auto" looks at the subdiagonals and chooses; "convolution" takes the FFTs in float64
-            without looking, which is right while their products stay within a factor of 10^7;
+            without looking, which is right while their products stay within a factor of 2^32;
             "split" takes the product that is right for every operator.
 
     Reference: Thomas, Gu, Dao, Rudra, Ré, "Learning Compressed Transforms with Low Displacement Rank",

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from ..matrices import StructuredMatrix, get_structure
 from ..matrices.base import Product, check_input, run_product
+from . import plans
 
 PLANS = ("auto", "fast", "dense")
-_DENSE_ENTRIES = 1 << 20  # "auto" keeps the dense matrix in inference up to this size
 
 
 class _Plan(NamedTuple):
@@ -165,6 +165,10 @@ class StructuredLinear(nn.Module):
         parts += [f"{name}={value!r}" for name, value in self.options.items()]
         parts += [f"init={self.init!r}"] if self.init != "linear" else []
         parts += [f"plan={self._plan_choice!r}"] if self._plan_choice != "auto" else []
+        if self._plan_choice == "auto" and self._plan is not None:
+            kept = {"fast": self._plan.product, "dense": self._plan.weight}
+            names = " and ".join(name for name, what in kept.items() if what is not None)
+            parts.append(f"plan='auto' (keeps {names})")
         return ", ".join(parts)
 
     # The plan, and what drops it.
@@ -193,10 +197,10 @@ class StructuredLinear(nn.Module):
         self._plan = _Plan(tuple((weakref.ref(t), t._version) for t in tensors), product, weight)
         return self._plan
 
-    def _chooses_dense(self) -> bool:
+    def _chooses_dense(self, batch: int = 1) -> bool:
         if self._plan_choice != "auto":
             return self._plan_choice == "dense"
-        return self.in_features * self.out_features <= _DENSE_ENTRIES
+        return plans.prefers_dense(self.matrix(), batch)
 
     def _tensors(self) -> dict[str, Tensor]:
         registered = {**self._buffers, **self._parameters}

@@ -75,8 +75,8 @@ def accuracy_against_parameters(ledger: Ledger, model: str = "shl") -> Picture:
     return Picture(
         f"accuracy_parameters_{model}",
         f"Test accuracy against parameters, {model_title(model)}",
-        f"{model_title(model)}: parameters of its two last layers. Filled marks are ours, the mean over "
-        "seeds; hollow marks are the paper's values.",
+        f"Parameters of the two last layers of the {model_title(model)}. Filled marks are ours, the mean "
+        "over seeds; hollow marks are the paper's values.",
         figure,
         datasets=tuple(panels),
         models=(model,),

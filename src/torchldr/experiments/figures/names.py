@@ -22,7 +22,7 @@ METHODS = {
     "pruning": "Pruning",
     "rhu": "Fewer hidden units",
 }
-MODELS = {"shl": "Single hidden layer", "cnn": "CNN"}
+MODELS = {"shl": "single hidden layer", "cnn": "CNN"}
 SOURCES = {"official": "official data", "stand-in": "stand-in", "user": "own data"}
 
 

@@ -6,7 +6,7 @@ const NEXT = { none: "ascending", ascending: "descending", descending: "none" };
 
 function sortKey(row, column) {
   const cell = row.cells[column];
-  if (!("value" in cell.dataset)) return cell.textContent.trim().toLowerCase();
+  if (!("value" in cell.dataset)) return (cell.dataset.text ?? cell.textContent).trim().toLowerCase();
   return cell.dataset.value === "" ? null : Number(cell.dataset.value);
 }
 
@@ -51,6 +51,7 @@ function filter() {
       shown += keep;
     }
     section.hidden = !any;
+    document.querySelector(`.contents a[href="#${section.id}"]`).parentNode.hidden = !any;
   }
   for (const figure of document.querySelectorAll("figure")) {
     const lacks = (words, wanted) => wanted && words && !words.split(" ").includes(wanted);
@@ -78,7 +79,8 @@ function make(tag, attributes, ...children) {
 function chart(run) {
   const curves = Object.entries(run.curves), values = curves.flatMap(([, y]) => y).filter((v) => v !== null);
   if (!values.length) return make("p", { class: "note" }, "Every replica diverged at once: nothing to draw.");
-  const [width, height, left, right, top, bottom] = [640, 210, 36, 74, 10, 24];
+  const width = Math.max(300, Math.min(640, document.documentElement.clientWidth - 32));
+  const [height, left, right, top, bottom] = [210, 36, 74, 10, 24];
   const low = Math.floor(Math.min(...values)), high = Math.max(Math.ceil(Math.max(...values)), low + 1);
   const epochs = Math.max(...curves.map(([, y]) => y.length));
   const x = (epoch) => left + (epoch / Math.max(epochs - 1, 1)) * (width - left - right);

@@ -98,7 +98,9 @@ def _problems(ledger: Ledger) -> Html:
     if not ledger.problems:
         return Html("")
     lines = join([element("li", text(problem)) for problem in ledger.problems])
-    heading = element("summary", text(f"{len(ledger.problems)} lines of the ledger could not be read"))
+    count = len(ledger.problems)
+    what = f"{count} {'line' if count == 1 else 'lines'} of the ledger could not be read"
+    heading = element("summary", text(what))
     return element("details", heading, element("ul", lines), class_="notice")
 
 

@@ -14,10 +14,8 @@ from .markup import Html, element, join, text
 from .tables import table_html
 
 METRICS = {
-    "test": "Test accuracy in percent, of the network and epoch with the highest validation accuracy; "
-    "the mean and deviation over seeds where there are several.",
     "mean": "Test accuracy in percent, the mean over the trials of the chosen learning rate, each at its "
-    "best epoch of validation.",
+    "best epoch of validation; ± is over trials, or over seeds where there are several.",
     "generalization": "Training less test accuracy, in points: less is better.",
 }
 QUICK = "The quick protocol, with fewer epochs, rates, trials and images: not comparable with the paper."
@@ -105,11 +103,12 @@ def _others(ledger: Ledger) -> Iterator[Section]:
     own = [record.run for record in ledger if record.run.with_seed(0).hash not in of_tables]
     if own:
         rows = run_rows(sorted(own, key=lambda run: (run.data, run.model)), ledger)
-        yield Section("other-runs", "Other runs", rows, [METRICS["test"]])
+        yield Section("other-runs", "Other runs", rows, [])
 
 
 def _notes(table: Table) -> list[str]:
-    return [METRICS[metric] for metric in dict.fromkeys(cell.metric for cell in table.cells)]
+    """Which number it compares, where that is not the test accuracy."""
+    return [METRICS[name] for name in dict.fromkeys(cell.metric for cell in table.cells) if name in METRICS]
 
 
 def summary(ledger: Ledger) -> Html:

@@ -22,7 +22,7 @@ class Column:
 
     Attributes:
         minor: left out on a narrow screen.
-        varied: left out where all rows agree.
+        needed: given the values of all rows but quoted ones, whether to show it at all.
     """
 
     key: str
@@ -30,7 +30,15 @@ class Column:
     show: Callable[[Row], Html]
     numeric: bool = False
     minor: bool = False
-    varied: bool = False
+    needed: Callable[[list[Any]], bool] = lambda values: True
+
+
+def _varied(values: list[Any]) -> bool:
+    return len(set(values)) > 1
+
+
+def _given(values: list[Any]) -> bool:
+    return any(value is not None and value != 0 for value in values)
 
 
 def _plain(key: str, form: Callable[[Any], str] = str) -> Callable[[Row], Html]:
@@ -70,27 +78,28 @@ def _source(row: Row) -> Html:
 
 
 def _rates(row: Row) -> Html:
+    """The chosen learning rate of each seed, once where all agree."""
     rates = [ABSENT if rate is None else f"{rate:g}" for rate in row["lr"]]
-    return text(", ".join(rates) or ABSENT)
+    return text(", ".join(rates[:1] if len(set(rates)) == 1 else rates) or ABSENT)
 
 
 COLUMNS = (
     Column("structure", "Method", lambda row: text(method_title(row["structure"]))),
-    Column("rank", "Rank", _plain("rank"), numeric=True, varied=True),
-    Column("dataset", "Dataset", lambda row: text(dataset_title(row["dataset"]))),
-    Column("model", "Network", lambda row: text(model_title(row["model"])), varied=True),
-    Column("fraction", "Training data", _plain("fraction", "{:.0%}".format), numeric=True, varied=True),
-    Column("init", "Start", _plain("init"), varied=True),
+    Column("rank", "Rank", _plain("rank"), numeric=True, needed=_given),
+    Column("dataset", "Dataset", lambda row: text(dataset_title(row["dataset"])), minor=True),
+    Column("model", "Network", lambda row: text(model_title(row["model"])), minor=True, needed=_varied),
+    Column("fraction", "Training data", _plain("fraction", "{:.0%}".format), numeric=True, needed=_varied),
+    Column("init", "Start", _plain("init"), needed=_varied),
     Column("test", "Ours", _ours, numeric=True),
-    Column("paper", "Paper", _plain("paper", "{:.2f}".format), numeric=True, varied=True),
-    Column("difference", "Difference", _difference, numeric=True, varied=True),
+    Column("paper", "Paper", _plain("paper", "{:.2f}".format), numeric=True, needed=_given),
+    Column("difference", "Difference", _difference, numeric=True, needed=_given),
     Column("parameters", "Parameters", _plain("parameters", "{:,}".format), numeric=True),
     Column("data", "Data", _source),
-    Column("lr", "Learning rate", _rates, numeric=True, minor=True),
+    Column("lr", "Rate", _rates, numeric=True, minor=True),
     Column("seeds", "Seeds", _plain("seeds"), numeric=True, minor=True),
-    Column("diverged", "Diverged", _plain("diverged"), numeric=True, minor=True, varied=True),
+    Column("diverged", "Diverged", _plain("diverged"), numeric=True, minor=True, needed=_given),
     Column("seconds", "Seconds", _plain("seconds", "{:,.1f}".format), numeric=True, minor=True),
-    Column("source", "In the paper", _plain("source"), minor=True, varied=True),
+    Column("source", "In the paper", _plain("source"), minor=True, needed=_varied),
 )
 
 
@@ -101,7 +110,8 @@ def table_html(rows: Sequence[Row], caption: str) -> Html:
         rows: of `torchldr.experiments.tables`, at least one.
         caption: what a reader who does not see the heading is told.
     """
-    columns = [c for c in COLUMNS if not c.varied or len({str(row[c.key]) for row in rows}) > 1]
+    ours = [row for row in rows if row["state"] != "quoted"]
+    columns = [column for column in COLUMNS if column.needed([row[column.key] for row in ours])]
     heads = join([_head(column) for column in columns], "")
     body = join([_row(row, columns) for row in rows])
     table = element(
@@ -125,14 +135,22 @@ def _row(row: Row, columns: Sequence[Column]) -> Html:
         cells.append(
             element(
                 tag,
-                column.show(row),
+                join([column.show(row), _where(row, columns)], "") if tag == "th" else column.show(row),
                 scope="row" if tag == "th" else None,
                 class_=_classes(column),
                 data_value=_sort_value(row, column),
+                data_text=method_title(row["structure"]) if tag == "th" else None,
             )
         )
     filters = {"data_dataset": row["dataset"], "data_model": row["model"], "data_state": row["state"]}
     return element("tr", join(cells, ""), **filters)
+
+
+def _where(row: Row, columns: Sequence[Column]) -> Html:
+    """The dataset and network below a method's name, for a screen that has no room for their columns."""
+    varied = any(column.key == "model" for column in columns)
+    words = [dataset_title(row["dataset"]), *([model_title(row["model"])] if varied else [])]
+    return element("small", text(", ".join(words)), class_="where")
 
 
 def _sort_value(row: Row, column: Column) -> str | None:

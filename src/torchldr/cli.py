@@ -215,10 +215,11 @@ def data_fetch(
 
 def _mount() -> None:
     """Add the commands that live beside what they run."""
+    from torchldr.bench import command as bench
     from torchldr.experiments import commands as experiments
     from torchldr.experiments.report import commands as report
 
-    for part in (experiments, report):
+    for part in (experiments, report, bench):
         part.register(app)
 
 

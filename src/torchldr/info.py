@@ -13,13 +13,14 @@ from typing import Any
 import torch
 
 import torchldr
-from torchldr.functional import stencil
+from torchldr.functional import cuda, stencil
 from torchldr.matrices import StructuredMatrix, structures
+from torchldr.nn import plans
 
 # The packages of each extra in pyproject.toml.
 EXTRAS = {
     "cli": ("typer", "rich"),
-    "experiments": ("matplotlib", "pandas", "tensorboard", "Pillow"),
+    "experiments": ("matplotlib", "pandas", "tensorboard", "Pillow", "safetensors"),
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
     "ray": ("ray",),
     "peft": ("peft",),
@@ -37,11 +38,12 @@ def info() -> dict[str, Any]:
         devices: name and description of each device.
         structures: names of the registered classes.
         fast_paths: for each, whether it is `on`, what it `does`, and `why_not` where it is off.
+        plans: what the `auto` plan of layers chose on this machine, and by which rule.
         extras: for each extra, the versions of its packages (None where one is missing) and what to
             `install` where it is incomplete.
 
     >>> sorted(info())
-    ['devices', 'extras', 'fast_paths', 'platform', 'structures', 'versions']
+    ['devices', 'extras', 'fast_paths', 'plans', 'platform', 'structures', 'versions']
     """
     return {
         "versions": {
@@ -60,6 +62,7 @@ def info() -> dict[str, Any]:
         "devices": _devices(),
         "structures": list(structures()),
         "fast_paths": _fast_paths(),
+        "plans": plans.describe(),
         "extras": {extra: _extra(extra, packages) for extra, packages in EXTRAS.items()},
     }
 
@@ -121,6 +124,9 @@ def _fast_paths() -> list[dict[str, Any]]:
     return [
         _path("compiled stencil", "Krylov columns of ldr_td on a CPU, compiled by numba", no_stencil),
         _path("cuda", "every product on a GPU, by the same torch operations", no_cuda),
+        _path(
+            "cuda kernels", "the stencil of ldr_td on a GPU, compiled by NVRTC", no_cuda or cuda.unavailable()
+        ),
     ]
 
 

@@ -193,7 +193,7 @@ def test_plan_fast_never_makes_a_dense_matrix(monkeypatch):
     monkeypatch.setattr(torchldr.LDRSubdiagonal, "to_dense", None)
     with torch.no_grad():
         layer(torch.randn(3, 12))
-    assert layer._plan.weight is None
+    assert layer._plan._weight is None
 
 
 @every_class

@@ -98,7 +98,7 @@ def structured_side(case: Case, setting: Setting) -> tuple[Call, str]:
     x = _input(case, setting)
     call = _without_gradients(partial(layer, x))
     call()
-    dense = layer._plan is not None and layer._plan.product is None
+    dense = layer._plan is not None and layer._plan.dense(case.batch)
     return call, "dense" if dense else plans.path(layer.matrix())
 
 

@@ -28,7 +28,7 @@ from .split import SplitKrylov, split_matmul, split_prepare, split_rmatmul
 
 PRODUCTS = ("auto", "convolution", "split")
 RANGE = 2.0**5  # the convolution may lose five bits of its own dtype ..
-RANGE_FLOAT64 = 2.0**32  # .. and in float64 these, which leaves a result in float32 three bits short
+RANGE_FLOAT64 = 2.0**24  # .. and in float64 these, for a result and its gradients in float32
 
 
 class ConvolutionKrylov(NamedTuple):
@@ -113,23 +113,15 @@ def prepared_matmul(K: ConvolutionKrylov | SplitKrylov, w: Tensor) -> Tensor:
     return (y * K.scale).to(dtype)
 
 
-def prepared_rmatmul(K: ConvolutionKrylov | SplitKrylov, u: Tensor, width: int | None = None) -> Tensor:
-    """K_k(A, v_i)^T u for every i, for prepared matrices: (b, m) to (b, r, k).
-
-    With `width` the result is padded with zeros to that length where this is free: a convolution that
-    follows would pad it all the same.
-    """
+def prepared_rmatmul(K: ConvolutionKrylov | SplitKrylov, u: Tensor) -> Tensor:
+    """K_k(A, v_i)^T u for every i, for prepared matrices: (b, m) to (b, r, k)."""
     if isinstance(K, SplitKrylov):
         return split_rmatmul(K, u)
     scaled = u * K.scale
     if K.corner is not None:
         scaled = torch.cat((scaled, K.corner * scaled[..., : K.k - 1]), -1)
     u_hat = torch.fft.rfft(scaled, K.length).unsqueeze(-2)
-    z = torch.fft.irfft(u_hat * K.conjugates, K.length)
-    if width == K.length and u.dtype == z.dtype and not z.requires_grad:
-        z[..., K.k :] = 0
-        return z
-    return z[..., : K.k].to(u.dtype)
+    return torch.fft.irfft(u_hat * K.conjugates, K.length)[..., : K.k].to(u.dtype)
 
 
 def krylov_matmul(s: Tensor, corner: Tensor, V: Tensor, w: Tensor, product: str = "auto") -> Tensor:

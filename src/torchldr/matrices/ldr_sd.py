@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..functional import subdiagonal
+from ..functional import closed_rings, subdiagonal
 from ..functional.reference import krylov_of_ring_reference, subdiagonal_reference
 from .base import Product, StructuredMatrix, generators_
 
@@ -28,11 +29,11 @@ class LDRSubdiagonal(StructuredMatrix, name="ldr_sd"):
 
     Parameters: `G` (r, m), `H` (r, n), `subdiagonal_A` (m - 1), `corner_A` (), `subdiagonal_C` (n - 1),
     `corner_C` (): (m + n)(r + 1) in all. Cost: 2r + 2 real FFTs of length m + n a vector where the
-    subdiagonals' products stay within a factor of 32 (in float64 within 2^32), else O(r n log^2 n).
+    subdiagonals' products stay within a factor of 32 (in float64 within 2^24), else O(r n log^2 n).
 
     Options:
         product: "auto" looks at the subdiagonals and chooses; "convolution" takes the FFTs in float64
-            without looking, which is right while their products stay within a factor of 2^32;
+            without looking, which is right while their products stay within a factor of 2^24;
             "split" takes the product that is right for every operator.
 
     Reference: Thomas, Gu, Dao, Rudra, Ré, "Learning Compressed Transforms with Low Displacement Rank",
@@ -113,7 +114,9 @@ class LDRSubdiagonal(StructuredMatrix, name="ldr_sd"):
 
     def prepare(self) -> Product:
         k, how = min(self.shape), self.options["product"]
+        closed = closed_rings.prepare(self._side("A"), self._side("C"), how)
+        if closed is not None:
+            return partial(closed_rings.matmul, closed)
         left = subdiagonal.krylov_prepare(*self._side("A"), k, how)
         right = subdiagonal.krylov_prepare(*self._side("C"), k, how)
-        width = getattr(left, "length", None)
-        return lambda x: subdiagonal.prepared_matmul(left, subdiagonal.prepared_rmatmul(right, x, width))
+        return lambda x: subdiagonal.prepared_matmul(left, subdiagonal.prepared_rmatmul(right, x))

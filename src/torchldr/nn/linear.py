@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import weakref
-from typing import Any, NamedTuple, Self, cast
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,12 +14,63 @@ from . import plans
 PLANS = ("auto", "fast", "dense")
 
 
-class _Plan(NamedTuple):
-    """A product kept for inference and the parameters, as they were, that it was made from."""
+class _Plan:
+    """What a layer keeps for inference, and the tensors, as they were, that it was made from.
 
-    seen: tuple[tuple[weakref.ref[Tensor], int], ...]
-    product: Product | None  # one of these two
-    weight: Tensor | None
+    Both ways to multiply are made when first chosen and then kept, so that batches of different sizes may
+    take turns.
+    """
+
+    def __init__(self, layer: StructuredLinear, matrix: StructuredMatrix) -> None:
+        self.matrix, self.choice = matrix, layer.plan
+        self.in_features, self.dtype, self.device = matrix.in_features, matrix.dtype, matrix.device
+        registries = (layer._parameters, layer._buffers)
+        self.seen = [(r, name, t, t._version) for r in registries for name, t in r.items() if t is not None]
+        self.choices: dict[int, bool] = {}
+        self._product: Product | None = None
+        self._weight: Tensor | None = None
+
+    def holds(self) -> bool:
+        """Whether every tensor is still the one it was, and no gradient of it is wanted."""
+        gradients = torch.is_grad_enabled()
+        for registry, name, t, version in self.seen:
+            if registry.get(name) is not t or t._version != version or (gradients and t.requires_grad):
+                return False
+        return True
+
+    def serves(self, x: Tensor) -> bool:
+        """Whether `x` needs neither an error nor a conversion."""
+        return (
+            x.dtype is self.dtype
+            and x.device == self.device
+            and x.ndim > 0
+            and x.shape[-1] == self.in_features
+            and not torch.is_autocast_enabled(self.device.type)
+        )
+
+    def dense(self, batch: int) -> bool:
+        """Whether a batch of this size takes the dense matrix."""
+        if self.choice != "auto":
+            return self.choice == "dense"
+        size = plans.batch_class(batch)
+        if size not in self.choices:
+            self.choices[size] = plans.prefers_dense(self.matrix, batch, self._product)
+        return self.choices[size]
+
+    @property
+    def product(self) -> Product:
+        if self._product is None:
+            # A plan made in inference mode may have to serve autograd later.
+            with torch.inference_mode(False), torch.no_grad():
+                self._product = self.matrix.promoted().prepare()
+        return self._product
+
+    @property
+    def weight(self) -> Tensor:
+        if self._weight is None:
+            with torch.inference_mode(False), torch.no_grad():
+                self._weight = plans.dense_weight(self.matrix)
+        return self._weight
 
 
 class StructuredLinear(nn.Module):
@@ -125,11 +175,7 @@ class StructuredLinear(nn.Module):
         if (weight := self._parameters.get("weight")) is not None:
             return weight
         matrix = self.matrix()
-        if self._keeps_plan(matrix):
-            plan = self._planned(matrix)
-            if plan.weight is not None:
-                return plan.weight
-        return matrix.materialize()
+        return self._planned(matrix).weight if self._keeps_plan(matrix) else matrix.materialize()
 
     @property
     def plan(self) -> str:
@@ -147,16 +193,22 @@ class StructuredLinear(nn.Module):
         self._plan = None
 
     def forward(self, x: Tensor) -> Tensor:
+        if not (self.training or self._plan is None or torch.compiler.is_compiling()):
+            plan = self._plan  # the short way, for the second inference and all that follow
+            if isinstance(x, Tensor) and plan.serves(x) and plan.holds():
+                return self._infer(plan, x)
         matrix = self.matrix()
         check_input(matrix, x, self.in_features, "in_features", "StructuredLinear")
         if self._keeps_plan(matrix):
-            plan = self._planned(matrix)
-            if plan.product is not None:
-                return run_product(plan.product, x, matrix.dtype, self.bias)
-            return _dense_product(x, plan.weight, self.bias)
+            return self._infer(self._planned(matrix), x)
         if self._plan_choice == "dense":
             return _dense_product(x, matrix.materialize(), self.bias)
         return run_product(matrix.promoted().product, x, matrix.dtype, self.bias)
+
+    def _infer(self, plan: _Plan, x: Tensor) -> Tensor:
+        if plan.dense(x.numel() // self.in_features):
+            return _dense_product(x, plan.weight, self.bias)
+        return run_product(plan.product, x, plan.dtype, self.bias)
 
     def extra_repr(self) -> str:
         parts = [f"in_features={self.in_features}", f"out_features={self.out_features}"]
@@ -166,9 +218,9 @@ class StructuredLinear(nn.Module):
         parts += [f"init={self.init!r}"] if self.init != "linear" else []
         parts += [f"plan={self._plan_choice!r}"] if self._plan_choice != "auto" else []
         if self._plan_choice == "auto" and self._plan is not None:
-            kept = {"fast": self._plan.product, "dense": self._plan.weight}
-            names = " and ".join(name for name, what in kept.items() if what is not None)
-            parts.append(f"plan='auto' (keeps {names})")
+            kept = {"fast": self._plan._product, "dense": self._plan._weight}
+            names = [name for name, what in kept.items() if what is not None]
+            parts += [f"plan='auto' (keeps {' and '.join(names)})"] if names else []
         return ", ".join(parts)
 
     # The plan, and what drops it.
@@ -186,21 +238,9 @@ class StructuredLinear(nn.Module):
         return True
 
     def _planned(self, matrix: StructuredMatrix) -> _Plan:
-        plan, tensors = self._plan, matrix.tensors.values()
-        if plan is not None and all(
-            ref() is t and version == t._version for (ref, version), t in zip(plan.seen, tensors, strict=True)
-        ):
-            return plan
-        with torch.inference_mode(False), torch.no_grad():
-            weight = matrix.materialize() if self._chooses_dense() else None
-            product = matrix.promoted().prepare() if weight is None else None
-        self._plan = _Plan(tuple((weakref.ref(t), t._version) for t in tensors), product, weight)
+        if self._plan is None or not self._plan.holds():
+            self._plan = _Plan(self, matrix)
         return self._plan
-
-    def _chooses_dense(self, batch: int = 1) -> bool:
-        if self._plan_choice != "auto":
-            return self._plan_choice == "dense"
-        return plans.prefers_dense(self.matrix(), batch)
 
     def _tensors(self) -> dict[str, Tensor]:
         registered = {**self._buffers, **self._parameters}
@@ -240,7 +280,6 @@ class StructuredLinear(nn.Module):
         return {**self.__dict__, "_plan": None}
 
 
-def _dense_product(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+def _dense_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """nn.functional.linear, and autocast leaves float64 alone, as it does for the fast products."""
-    assert weight is not None
     return nn.functional.linear(x.to(weight.dtype) if weight.dtype == torch.float64 else x, weight, bias)

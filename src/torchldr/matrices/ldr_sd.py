@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..functional import closed_rings, subdiagonal
+from ..functional import closed_rings, single, subdiagonal
 from ..functional.reference import krylov_of_ring_reference, subdiagonal_reference
 from .base import Product, StructuredMatrix, generators_
 
@@ -113,6 +113,19 @@ class LDRSubdiagonal(StructuredMatrix, name="ldr_sd"):
         return self._through("A", "C", y)
 
     def prepare(self) -> Product:
+        how = self.options["product"]
+        several = self._prepare_batches()
+        P_A = subdiagonal.convolution_scales(self.subdiagonal_A, how)
+        P_C = subdiagonal.convolution_scales(self.subdiagonal_C, how)
+        if P_A is None or P_C is None:
+            return several
+        corners = self.corner_A * P_A[-1], self.corner_C * P_C[-1]
+        one = single.prepare(P_A, corners[0], self.G, P_C, corners[1], self.H)
+        if one is None:
+            return several
+        return lambda x: single.matmul(one, x) if single.serves(x) else several(x)
+
+    def _prepare_batches(self) -> Product:
         k, how = min(self.shape), self.options["product"]
         closed = closed_rings.prepare(self._side("A"), self._side("C"), how)
         if closed is not None:

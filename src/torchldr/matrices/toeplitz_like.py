@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..functional import single
 from ..functional.fft import conjugate, contract_rank
 from ..functional.reference import krylov_reference, shift_reference
 from ..functional.ring import Ring, ring
@@ -68,9 +69,17 @@ class ToeplitzLike(StructuredMatrix, name="toeplitz_like"):
         return A.to(self.device), C.to(self.device)
 
     def _matmul(self, x: Tensor) -> Tensor:
-        return self.prepare()(x)
+        return self._prepare_batches()(x)
 
     def prepare(self) -> Product:
+        several, (m, n) = self._prepare_batches(), self.shape
+        a = torch.tensor(float(corner_sign(m, n)), dtype=self.dtype)
+        one = single.prepare(torch.ones_like(self.G[0]), a, self.G, torch.ones_like(self.H[0]), -a, self.H)
+        if one is None:
+            return several
+        return lambda x: single.matmul(one, x) if single.serves(x) else several(x)
+
+    def _prepare_batches(self) -> Product:
         left, right = self._rings()
         g_hat, h_hat = left.analyse(self.G), conjugate(right.analyse(self.H))
 
@@ -103,6 +112,9 @@ class HankelLike(ToeplitzLike, name="hankel_like"):
     def prepare(self) -> Product:
         product = super().prepare()
         return lambda x: product(x).flip(-1)
+
+    def _matmul(self, x: Tensor) -> Tensor:
+        return super()._matmul(x).flip(-1)
 
     def _rmatmul(self, y: Tensor) -> Tensor:
         return super()._rmatmul(y.flip(-1))

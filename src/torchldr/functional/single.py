@@ -38,11 +38,8 @@ class Single(NamedTuple):
     """The constants of a product, complex arrays."""
 
     dtype: torch.dtype
-    enter: Any  # (n,): P_C (1 + i e) w^j
-    leave: Any  # (n,): P_A (1 - i f) w^-j / n
-    weight: Any  # (n,): w^j
-    right: Any  # (r, n): conjugate spectra of h / P_C, over n
-    left: Any  # (r, n): spectra of g / P_A
+    scalings: Any  # (3, n): enter, P_C (1 + i e) w^j; between, w^j; leave, P_A (1 - i f) w^-j / n
+    spectra: Any  # (2, r, n): conjugate ones of h / P_C, over n; those of g / P_A
     turns: Any  # (2, n): twiddles of all stages and their conjugates; those of half h from h on
 
 
@@ -65,15 +62,9 @@ def prepare(P_A: Tensor, f: Tensor, G: Tensor, P_C: Tensor, e: Tensor, H: Tensor
     left, right = g / p_A * w, h / p_C * w
     for row in (*left, *right):
         _kernels()[0](row, turns)
-    constants = (
-        p_C * (1 + 1j * e.item()) * w,
-        p_A * (1 - 1j * f.item()) * w.conj() / n,
-        w,
-        right.conj() / n,
-        left,
-        np.stack((turns, turns.conj())),
-    )
-    return Single(dtype, *(np.ascontiguousarray(c.astype(narrow)) for c in constants))
+    enter, leave = p_C * (1 + 1j * e.item()) * w, p_A * (1 - 1j * f.item()) * w.conj() / n
+    constants = (enter, w, leave), (right.conj() / n, left), (turns, turns.conj())
+    return Single(dtype, *(np.stack(c).astype(narrow) for c in constants))
 
 
 def serves(x: Tensor) -> bool:
@@ -91,10 +82,12 @@ def serves(x: Tensor) -> bool:
 
 def matmul(K: Single, x: Tensor) -> Tensor:
     """The product for prepared constants: (b, n) to (b, n), in the dtype of `x`."""
-    source = x.detach().to(K.dtype).contiguous().numpy()
-    y = np.empty_like(source)
-    _kernels()[1](source, y, *K[1:])
-    return torch.from_numpy(y).to(x.dtype)
+    dtype, scalings, spectra, turns = K
+    source = x if x.dtype is dtype else x.to(dtype)
+    y = np.empty(x.shape, scalings.real.dtype)
+    _kernels()[1](source.detach().numpy(), y, scalings, spectra, turns)
+    result = torch.from_numpy(y)
+    return result if x.dtype is dtype else result.to(x.dtype)
 
 
 @cache
@@ -105,9 +98,11 @@ def _kernels() -> tuple[Any, Any]:
     compiled = numba.njit(cache=True, nogil=True, fastmath={"contract"}, error_model="numpy")
     forward, backward = compiled(_forward), compiled(_backward)
 
-    def product(x, y, enter, leave, weight, right, left, turns):  # type: ignore[no-untyped-def]
+    def product(x, y, scalings, spectra, turns):  # type: ignore[no-untyped-def]
+        enter, weight, leave = scalings
+        right, left = spectra
         n, r = x.shape[1], right.shape[0]
-        u, z, total = np.empty((3, n), enter.dtype)
+        u, z, total = np.empty((3, n), scalings.dtype)
         for b in range(x.shape[0]):
             for j in range(n):
                 u[j] = x[b, j] * enter[j]

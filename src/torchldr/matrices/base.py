@@ -465,7 +465,7 @@ def check_input(M: StructuredMatrix, x: Tensor, features: int, what: str, who: s
 def run_product(product: Product, x: Tensor, dtype: torch.dtype, bias: Tensor | None = None) -> Tensor:
     """Flatten the leading axes, compute in float32 or wider outside of autocast, and undo both."""
     device = x.device.type
-    compute = torch.promote_types(dtype, torch.float32)
+    compute = torch.float64 if dtype == torch.float64 else torch.float32
     flat = x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
     if flat.dtype != compute:
         flat = flat.to(compute)

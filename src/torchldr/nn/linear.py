@@ -24,6 +24,7 @@ class _Plan:
     def __init__(self, layer: StructuredLinear, matrix: StructuredMatrix) -> None:
         self.matrix, self.choice = matrix, layer.plan
         self.in_features, self.dtype, self.device = matrix.in_features, matrix.dtype, matrix.device
+        self.wide = self.dtype in (torch.float32, torch.float64)  # products run in it as it is
         registries = (layer._parameters, layer._buffers)
         self.seen = [(r, name, t, t._version) for r in registries for name, t in r.items() if t is not None]
         self.choices: dict[int, bool] = {}
@@ -196,7 +197,7 @@ class StructuredLinear(nn.Module):
         if not (self.training or self._plan is None or torch.compiler.is_compiling()):
             plan = self._plan  # the short way, for the second inference and all that follow
             if isinstance(x, Tensor) and plan.serves(x) and plan.holds():
-                return self._infer(plan, x)
+                return self._infer(plan, x, plain=True)
         matrix = self.matrix()
         check_input(matrix, x, self.in_features, "in_features", "StructuredLinear")
         if self._keeps_plan(matrix):
@@ -205,10 +206,17 @@ class StructuredLinear(nn.Module):
             return _dense_product(x, matrix.materialize(), self.bias)
         return run_product(matrix.promoted().product, x, matrix.dtype, self.bias)
 
-    def _infer(self, plan: _Plan, x: Tensor) -> Tensor:
-        if plan.dense(x.numel() // self.in_features):
-            return _dense_product(x, plan.weight, self.bias)
-        return run_product(plan.product, x, plan.dtype, self.bias)
+    def _infer(self, plan: _Plan, x: Tensor, plain: bool = False) -> Tensor:
+        bias = self._parameters["bias"]
+        if plan.dense(x.numel() // plan.in_features):
+            return _dense_product(x, plan.weight, bias)
+        if not (plain and plan.wide):
+            return run_product(plan.product, x, plan.dtype, bias)
+        if x.ndim == 2:
+            y = plan.product(x)
+        else:
+            y = plan.product(x.reshape(-1, plan.in_features)).reshape(*x.shape[:-1], self.out_features)
+        return y if bias is None else y + bias
 
     def extra_repr(self) -> str:
         parts = [f"in_features={self.in_features}", f"out_features={self.out_features}"]

@@ -51,6 +51,12 @@ def test_gradients_of_large_members(cls, regime):
     testing.check_gradients(testing.member(cls, 784, 129, 2, regime=regime, dtype=torch.float32, **options))
 
 
+@pytest.mark.parametrize("cls", [cls for cls in CLASSES if cls not in OPERATORS], ids=lambda cls: cls.name)
+def test_gradients_of_large_members_without_operators(cls):
+    for shape in ((784, 129), (129, 784)):
+        testing.check_gradients(testing.member(cls, *shape, 2 if cls.ranked else None, dtype=torch.float32))
+
+
 @every_class
 def test_displacement(cls):
     for M in testing.cases(cls, shapes=((3, 3), (16, 5), (5, 16), (64, 64)), dtypes=(torch.float64,)):

@@ -14,9 +14,8 @@ and may write
 
 from __future__ import annotations
 
-import difflib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -24,10 +23,10 @@ import torch
 from torch import Tensor
 
 from . import opaque
+from .linear_map import LinearMap
+from .products import Product, check_input, run_product, sum_of_products
+from .registry import REGISTRY, near
 
-Product = Callable[[Tensor], Tensor]
-
-_REGISTRY: dict[str, type[StructuredMatrix]] = {}
 _EXACT_NORM = 1 << 20  # entries up to which the initial scale is measured instead of computed
 
 
@@ -36,66 +35,6 @@ class Constant(NamedTuple):
 
     value: Tensor
     persistent: bool = False
-
-
-class LinearMap:
-    """A real matrix known by its products, shape (out_features, in_features).
-
-    `M.matmul(x)` acts on the last axis of x, as a layer does; `M @ x` is `torch.matmul`.
-    """
-
-    out_features: int
-    in_features: int
-
-    @property
-    def shape(self) -> torch.Size:
-        return torch.Size((self.out_features, self.in_features))
-
-    @property
-    def T(self) -> LinearMap:
-        """The transposed matrix, which shares this one's tensors."""
-        return Transposed(self)
-
-    def matmul(self, x: Tensor) -> Tensor:
-        """Multiply vectors: (..., in_features) to (..., out_features)."""
-        raise NotImplementedError
-
-    def rmatmul(self, y: Tensor) -> Tensor:
-        """Multiply by the transposed matrix: (..., out_features) to (..., in_features)."""
-        raise NotImplementedError
-
-    def to_dense(self) -> Tensor:
-        """The matrix itself, from its definition, shape (out_features, in_features)."""
-        raise NotImplementedError
-
-    def __matmul__(self, x: Tensor) -> Tensor:
-        if not isinstance(x, Tensor):
-            return NotImplemented
-        return self.matmul(x) if x.ndim == 1 else self.matmul(x.mT).mT
-
-
-class Transposed(LinearMap):
-    """The transpose of a linear map."""
-
-    def __init__(self, of: LinearMap) -> None:
-        self.of = of
-        self.out_features, self.in_features = of.in_features, of.out_features
-
-    @property
-    def T(self) -> LinearMap:
-        return self.of
-
-    def matmul(self, x: Tensor) -> Tensor:
-        return self.of.rmatmul(x)
-
-    def rmatmul(self, y: Tensor) -> Tensor:
-        return self.of.matmul(y)
-
-    def to_dense(self) -> Tensor:
-        return self.of.to_dense().mT
-
-    def __repr__(self) -> str:
-        return f"{self.of!r}.T"
 
 
 class StructuredMatrix(LinearMap):
@@ -119,7 +58,7 @@ class StructuredMatrix(LinearMap):
         super().__init_subclass__(**kwargs)
         if name is not None:
             cls.name = name
-            _REGISTRY[name] = cls
+            REGISTRY[name] = cls
 
     def __init__(self, out_features: int, in_features: int, **fields: Any) -> None:
         cls = type(self)
@@ -239,7 +178,7 @@ class StructuredMatrix(LinearMap):
         known = cls.default_options()
         for key in options:
             if key not in known:
-                raise TypeError(f"{cls.__name__}: unknown keyword {key!r}{_near(key, known)}.")
+                raise TypeError(f"{cls.__name__}: unknown keyword {key!r}{near(key, known)}.")
         chosen = {**known, **options}
         for key, value in chosen.items():
             if value is inspect.Parameter.empty:
@@ -445,55 +384,6 @@ class StructuredMatrix(LinearMap):
         return f"{type(self).__name__}({', '.join(parts)}, dtype={self.dtype})"
 
 
-def check_input(M: StructuredMatrix, x: Tensor, features: int, what: str, who: str | None = None) -> None:
-    """Errors for an input that cannot be multiplied."""
-    who = who or type(M).__name__
-    if not isinstance(x, Tensor):
-        raise TypeError(f"{who}: expected a tensor, got {type(x).__name__}.")
-    if x.ndim < 1 or x.shape[-1] != features:
-        raise ValueError(
-            f"{who}: the last axis must have {what}={features} entries, got shape {tuple(x.shape)}."
-        )
-    if not x.is_floating_point():
-        raise TypeError(f"{who}: the input must be real floating point, got {x.dtype}.")
-    if x.device != M.device:
-        raise ValueError(f"{who}: the input is on {x.device}, the weights on {M.device}; move one of them.")
-    if x.dtype != M.dtype and not torch.is_autocast_enabled(x.device.type):
-        raise TypeError(f"{who}: the input has dtype {x.dtype}, the weights {M.dtype}; convert one of them.")
-
-
-def run_product(product: Product, x: Tensor, dtype: torch.dtype, bias: Tensor | None = None) -> Tensor:
-    """Flatten the leading axes, compute in float32 or wider outside of autocast, and undo both."""
-    device = x.device.type
-    compute = torch.float64 if dtype == torch.float64 else torch.float32
-    flat = x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
-    if flat.dtype != compute:
-        flat = flat.to(compute)
-    if torch.is_autocast_enabled(device):
-        with torch.autocast(device, enabled=False):
-            y = product(flat)
-        if dtype != torch.float64:
-            dtype = torch.get_autocast_dtype(device)
-    else:
-        y = product(flat)
-    if bias is not None:
-        y = y + bias
-    if x.ndim != 2:
-        y = y.reshape(*x.shape[:-1], y.shape[-1])
-    return y if y.dtype == dtype else y.to(dtype)
-
-
-def sum_of_products(terms: list[tuple[Tensor, ...]]) -> Tensor:
-    total = None
-    for term in terms:
-        product = term[0]
-        for factor in term[1:]:
-            product = product @ factor
-        total = product if total is None else total + product
-    assert total is not None
-    return total
-
-
 def normal_(t: Tensor, std: float, generator: torch.Generator | None) -> Tensor:
     return t.normal_(0, std, generator=generator)
 
@@ -504,28 +394,3 @@ def generators_(tensors: Mapping[str, Tensor], mean_square: float, generator: to
     std = (1 / (3 * H.shape[-1] * mean_square)) ** 0.25
     normal_(G, std, generator)
     normal_(H, std, generator)
-
-
-def get_structure(name: str | type[StructuredMatrix]) -> type[StructuredMatrix]:
-    """The structured class of this name.
-
-    >>> get_structure("low_rank")
-    <class 'torchldr.matrices.low_rank.LowRank'>
-    """
-    if isinstance(name, type) and issubclass(name, StructuredMatrix):
-        return name
-    if name not in _REGISTRY:
-        raise ValueError(f"unknown structure {name!r}.{_near(name, _REGISTRY, ' ')}")
-    return _REGISTRY[name]
-
-
-def structures() -> dict[str, type[StructuredMatrix]]:
-    """All registered classes by name, in alphabetical order."""
-    return dict(sorted(_REGISTRY.items()))
-
-
-def _near(name: Any, known: Mapping[str, Any], before: str = ". ") -> str:
-    close = difflib.get_close_matches(str(name), known, n=1)
-    hint = f"Did you mean {close[0]!r}? " if close else ""
-    listing = ", ".join(sorted(known)) or "none"
-    return f"{before}{hint}Known: {listing}"

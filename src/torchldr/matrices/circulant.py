@@ -11,7 +11,8 @@ from torch.nn.functional import pad
 
 from ..functional.fft import conjugate
 from ..functional.ring import Ring, ring
-from .base import Product, StructuredMatrix, normal_
+from .base import StructuredMatrix, normal_
+from .products import Product
 
 
 def _columns_as_circulants(column: Tensor) -> Tensor:

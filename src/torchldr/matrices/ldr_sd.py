@@ -11,7 +11,8 @@ from torch import Tensor
 
 from ..functional import closed_rings, single, subdiagonal
 from ..functional.reference import krylov_of_ring_reference, subdiagonal_reference
-from .base import Product, StructuredMatrix, generators_
+from .base import StructuredMatrix, generators_
+from .products import Product
 
 
 def shift_mean_square(m: int, n: int, rank: int) -> float:

@@ -45,7 +45,7 @@ def _run(
     n: int,
     transposed: bool,
 ) -> Tensor:
-    from .base import get_structure
+    from .registry import get_structure
 
     named = dict(zip(names.split(","), tensors, strict=True))
     M = get_structure(structure).unchecked(m, n, named, ast.literal_eval(options))

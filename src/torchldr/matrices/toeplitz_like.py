@@ -12,7 +12,8 @@ from ..functional import single
 from ..functional.fft import conjugate, contract_rank
 from ..functional.reference import krylov_reference, shift_reference
 from ..functional.ring import Ring, ring
-from .base import Product, StructuredMatrix, generators_
+from .base import StructuredMatrix, generators_
+from .products import Product
 
 
 def corner_sign(m: int, n: int) -> int:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..matrices import StructuredMatrix, get_structure
-from ..matrices.base import Product, check_input, run_product
+from ..matrices.products import Product, check_input, run_product
 from . import plans
 
 PLANS = ("auto", "fast", "dense")

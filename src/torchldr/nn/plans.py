@@ -30,7 +30,7 @@ from torch.nn.functional import linear
 
 from ..functional import cuda, stencil, subdiagonal
 from ..matrices import StructuredMatrix
-from ..matrices.base import Product, run_product
+from ..matrices.products import Product, run_product
 from ..timing import minimum_seconds
 
 SMALL_ENTRIES = 1 << 14  # always dense: no product of several steps beats one of 128 x 128

@@ -1,0 +1,63 @@
+"""What happens around every product: checks, leading axes, dtypes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from .base import StructuredMatrix
+
+Product = Callable[[Tensor], Tensor]
+
+
+def check_input(M: StructuredMatrix, x: Tensor, features: int, what: str, who: str | None = None) -> None:
+    """Errors for an input that cannot be multiplied."""
+    who = who or type(M).__name__
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{who}: expected a tensor, got {type(x).__name__}.")
+    if x.ndim < 1 or x.shape[-1] != features:
+        raise ValueError(
+            f"{who}: the last axis must have {what}={features} entries, got shape {tuple(x.shape)}."
+        )
+    if not x.is_floating_point():
+        raise TypeError(f"{who}: the input must be real floating point, got {x.dtype}.")
+    if x.device != M.device:
+        raise ValueError(f"{who}: the input is on {x.device}, the weights on {M.device}; move one of them.")
+    if x.dtype != M.dtype and not torch.is_autocast_enabled(x.device.type):
+        raise TypeError(f"{who}: the input has dtype {x.dtype}, the weights {M.dtype}; convert one of them.")
+
+
+def run_product(product: Product, x: Tensor, dtype: torch.dtype, bias: Tensor | None = None) -> Tensor:
+    """Flatten the leading axes, compute in float32 or wider outside of autocast, and undo both."""
+    device = x.device.type
+    compute = torch.float64 if dtype == torch.float64 else torch.float32
+    flat = x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
+    if flat.dtype != compute:
+        flat = flat.to(compute)
+    if torch.is_autocast_enabled(device):
+        with torch.autocast(device, enabled=False):
+            y = product(flat)
+        if dtype != torch.float64:
+            dtype = torch.get_autocast_dtype(device)
+    else:
+        y = product(flat)
+    if bias is not None:
+        y = y + bias
+    if x.ndim != 2:
+        y = y.reshape(*x.shape[:-1], y.shape[-1])
+    return y if y.dtype == dtype else y.to(dtype)
+
+
+def sum_of_products(terms: list[tuple[Tensor, ...]]) -> Tensor:
+    total = None
+    for term in terms:
+        product = term[0]
+        for factor in term[1:]:
+            product = product @ factor
+        total = product if total is None else total + product
+    assert total is not None
+    return total

@@ -10,7 +10,7 @@ import torch
 
 import torchldr
 from torchldr.info import describe_structures
-from torchldr.matrices import base
+from torchldr.matrices.registry import REGISTRY
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
@@ -33,13 +33,14 @@ def anchors(page: Path) -> set[str]:
 @pytest.mark.parametrize("page", [page for page in PAGES if BLOCK.search(page.read_text())], ids=named)
 def test_code_blocks_run(page: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """Blocks of a page run one after the other in one namespace, as a reader would type them."""
-    monkeypatch.setattr(base, "_REGISTRY", dict(base._REGISTRY))  # a page may declare a class
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
-    text, namespace = page.read_text(), {"__name__": "__main__"}
+    text, namespace, known = page.read_text(), {"__name__": "__main__"}, set(REGISTRY)
     for block in BLOCK.finditer(text):
         line = text.count("\n", 0, block.start(1))
         exec(compile("\n" * line + block[1], named(page), "exec"), namespace)
+    for name in set(REGISTRY) - known:  # a page may declare a class
+        del REGISTRY[name]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)

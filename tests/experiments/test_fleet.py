@@ -169,7 +169,7 @@ def test_wide_range_switches_to_the_split_product(tiny: Dataset, brief: Protocol
     assert fleet.network.options["product"] == "convolution"
     with torch.no_grad():
         parts = fleet.network.layout.parts(fleet.flat.detach())
-        parts["hidden.subdiagonal_A"][2, :10] = 0.2
+        parts["hidden.subdiagonal_A"][2, :15] = 0.2
     fleet.train_epoch(1)
     fleet.finish_epoch()
     assert fleet.network.options["product"] == "split"

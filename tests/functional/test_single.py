@@ -33,16 +33,17 @@ def test_transforms_are_inverse_and_diagonalise_convolutions(n):
 @pytest.mark.parametrize("cls", [LDRSubdiagonal, ToeplitzLike, HankelLike])
 @pytest.mark.parametrize("regime", ["ones", "near one", "signs", "0.8"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("n", [64, 128, 1024])
+@pytest.mark.parametrize("n", [64, 128, 256])
 def test_single_vectors(cls, regime, dtype, n):
     M = testing.member(cls, n, n, 2, regime=regime, dtype=dtype)
     testing.check_values(M, ())
     testing.check_values(M, (3,))
-    if regime != "0.8" or cls is not LDRSubdiagonal:
-        M.prepare()(torch.randn(1, n, dtype=dtype))
-    assert single.serves(torch.randn(4, n))
-    assert not single.serves(torch.randn(5, n))
-    assert not single.serves(torch.randn(1, n, requires_grad=True))
+
+
+def test_single_serves_few_plain_vectors():
+    assert single.serves(torch.randn(4, 64))
+    assert not single.serves(torch.randn(5, 64))
+    assert not single.serves(torch.randn(1, 64, requires_grad=True))
 
 
 @needs_numba

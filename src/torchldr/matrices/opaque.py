@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from .registry import get_structure
+
 if TYPE_CHECKING:
     from .base import StructuredMatrix
 
@@ -45,41 +47,20 @@ def _run(
     n: int,
     transposed: bool,
 ) -> Tensor:
-    from .registry import get_structure
-
     named = dict(zip(names.split(","), tensors, strict=True))
     M = get_structure(structure).unchecked(m, n, named, ast.literal_eval(options))
     return M._rmatmul(x) if transposed else M._matmul(x)
 
 
-def _product(
-    x: Tensor,
-    tensors: Sequence[Tensor],
-    names: str,
-    structure: str,
-    options: str,
-    m: int,
-    n: int,
-    transposed: bool,
-) -> Tensor:
-    return _run(x, tensors, names, structure, options, m, n, transposed).contiguous()
+def _product(*arguments: Any) -> Tensor:
+    return _run(*arguments).contiguous()
 
 
-def _gradient(
-    grad: Tensor,
-    x: Tensor,
-    tensors: Sequence[Tensor],
-    names: str,
-    structure: str,
-    options: str,
-    m: int,
-    n: int,
-    transposed: bool,
-) -> list[Tensor]:
+def _gradient(grad: Tensor, x: Tensor, tensors: Sequence[Tensor], *rest: Any) -> list[Tensor]:
     with torch.enable_grad():
         x = x.detach().requires_grad_()
         leaves = [t.detach().requires_grad_(t.is_floating_point()) for t in tensors]
-        y = _run(x, leaves, names, structure, options, m, n, transposed)
+        y = _run(x, leaves, *rest)
         wanted = [t for t in (x, *leaves) if t.requires_grad]
         found = iter(torch.autograd.grad(y, wanted, grad, allow_unused=True, materialize_grads=True))
     return [next(found).contiguous() if t.requires_grad else torch.zeros_like(t) for t in (x, *leaves)]

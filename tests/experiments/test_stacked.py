@@ -10,6 +10,7 @@ from torch import Tensor
 
 import torchldr
 from torchldr.experiments.stacked import form, stacked_product, subdiagonal_range
+from torchldr.experiments.stacked_scan import STRUCTURES
 from torchldr.experiments.stacked_tridiagonal import krylov_tiles
 from torchldr.functional import cuda
 from torchldr.functional.reference import krylov_of_ring_reference
@@ -51,7 +52,7 @@ def test_forms_agree(name: str, common: bool) -> None:
     cls, tensors, options = drawn(name, n, 2, count)
     x = torch.randn(*(() if common else (count,)), 5, n, dtype=torch.float64)
     want = values_and_gradients(stacked_product(cls, n, n, options, how="loop"), tensors, x)
-    for how in ("vmap", "native") if name in NATIVE else ("vmap",):
+    for how in ("vmap", *(["native"] if name in NATIVE else []), *(["scan"] if name in STRUCTURES else [])):
         got = values_and_gradients(stacked_product(cls, n, n, options, how=how), tensors, x)
         for a, b in zip(got, want, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
@@ -114,7 +115,7 @@ def test_form() -> None:
     """No class may loop on a GPU, where a step is one graph; on a CPU only the compiled stencil does."""
     for name, cls in torchldr.structures().items():
         options = cls.default_options()
-        assert form(cls, CUDA, (8, 8), options) in ("native", "vmap")
+        assert form(cls, CUDA, (8, 8), options) in ("native", "scan", "vmap")
         assert form(cls, CPU, (8, 8), options) == "loop" if name in ("ldr_sd", "ldr_td") else True
     convolution = {"product": "convolution"}
     assert form(torchldr.LDRSubdiagonal, CPU, (8, 8), convolution) == "native"

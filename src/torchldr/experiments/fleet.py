@@ -134,7 +134,8 @@ class Fleet:
         self._rates[index].zero_()
 
     def _watch_range(self) -> None:
-        if self.network.options.get("product") != "convolution" or not any(self.alive):
+        network = self.network
+        if network.how != "native" or network.options.get("product") != "convolution" or not any(self.alive):
             return
         tensors = self.network.hidden_tensors(self.network.layout.parts(self.flat.detach()))
         reach = subdiagonal_range(tensors)[torch.tensor(self.alive, device=self.device)]

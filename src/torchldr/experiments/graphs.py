@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 
 import torch
@@ -17,17 +18,25 @@ class StepGraphs:
         step: what to capture. It must work on tensors that stay where they are, change only `state` in
             place, and read no value on the host.
         state: the tensors that a step changes. Warming up runs real steps, so they are put back.
+        stream: where to capture and replay; by default replays run on the current stream. Graphs that are
+            to run side by side need streams of their own: matrix libraries keep a workspace a stream.
     """
 
-    def __init__(self, step: Callable[[int], None], state: Sequence[Tensor]) -> None:
-        self._step, self._state = step, state
+    def __init__(
+        self, step: Callable[[int], None], state: Sequence[Tensor], stream: torch.cuda.Stream | None = None
+    ) -> None:
+        self._step, self._state, self._stream = step, state, stream
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
 
     def replay(self, size: int) -> None:
         """One step on a batch of this size; captures it first where that was not done."""
         if size not in self._graphs:
             self._graphs[size] = self._capture(size)
-        self._graphs[size].replay()
+        if self._stream is None:
+            self._graphs[size].replay()
+            return
+        with torch.cuda.stream(self._stream):
+            self._graphs[size].replay()
 
     def clear(self) -> None:
         """Forget what was captured: the step has changed."""
@@ -36,7 +45,7 @@ class StepGraphs:
 
     def _capture(self, size: int) -> torch.cuda.CUDAGraph:
         saved = [t.detach().clone() for t in self._state]
-        side = torch.cuda.Stream()
+        side = torch.cuda.Stream() if self._stream is None else self._stream
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(_WARM_UP):
@@ -44,9 +53,10 @@ class StepGraphs:
                 # Back at once: further steps would leave the epoch's images behind.
                 self._restore(saved)
         torch.cuda.current_stream().wait_stream(side)
+        gc.collect()  # a graph of an earlier run that is collected during capture would spoil it
         graph = torch.cuda.CUDAGraph()
         pool = next(iter(self._graphs.values())).pool() if self._graphs else None
-        with torch.cuda.graph(graph, pool=pool):
+        with torch.cuda.graph(graph, pool=pool, stream=self._stream):
             self._step(size)
         return graph
 

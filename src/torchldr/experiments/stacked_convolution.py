@@ -29,29 +29,39 @@ def replica_convolution(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
     The same, slowly: `conv2d(x[i], weight[i], bias[i], padding=q // 2)` for each replica i.
     """
-    R, b, c, h, w = x.shape
-    patches = _Patches.apply(x.flatten(0, 1), weight.shape[-1]).view(R, b * h * w, -1)
-    flat = pad(weight.flatten(2), (0, 1))  # for the patches' last entry, which is no pixel
-    return torch.baddbmm(bias.unsqueeze(1), patches, flat.mT).view(R, b, h, w, -1)
+    b, (h, w) = x.shape[1], x.shape[-2:]
+    y: Tensor = _Convolution.apply(x, pad(weight.flatten(2), (0, 1)), weight.shape[-1])
+    return (y + bias.unsqueeze(1)).view(len(x), b, h, w, -1)
 
 
-class _Patches(torch.autograd.Function):
-    """(N, c, h, w) to (N, h w, c q q + 1); the last entry of a patch stands for what lies outside."""
+class _Convolution(torch.autograd.Function):
+    """(R, b, c, h, w) and filters (R, o, c q q + 1) to (R, b h w, o).
+
+    A patch has one entry more than the filter, its last, which stands for what lies outside the image
+    and has the weight 0.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, q: int) -> Tensor:
+    def forward(ctx: Any, x: Tensor, filters: Tensor, q: int) -> Tensor:
+        R, b, c, h, w = x.shape
+        index, _ = _tables(c, h, w, q, x.device)
+        patches = pad(x, (q // 2,) * 4).view(R * b, -1).index_select(1, index).view(R, b * h * w, -1)
+        ctx.save_for_backward(patches, filters)
         ctx.shape, ctx.q = x.shape, q
-        c, h, w = x.shape[1:]
-        patches, _ = _tables(c, h, w, q, x.device)
-        flat = pad(x, (q // 2,) * 4).flatten(1)
-        return flat.index_select(1, patches).view(len(x), h * w, -1)
+        return patches @ filters.mT
 
     @staticmethod
-    def backward(ctx: Any, u: Tensor) -> tuple[Tensor, None]:
-        c, h, w = ctx.shape[1:]
-        _, back = _tables(c, h, w, ctx.q, u.device)
-        # Its last entry has the weight 0, so its gradient is 0: what a tap outside the image gives.
-        return u.flatten(1).index_select(1, back).view(*ctx.shape, -1).sum(-1), None
+    def backward(ctx: Any, u: Tensor) -> tuple[Tensor | None, ...]:
+        patches, filters = ctx.saved_tensors
+        R, b, c, h, w = ctx.shape
+        dx = None
+        if ctx.needs_input_grad[0]:
+            _, back = _tables(c, h, w, ctx.q, u.device)
+            taps = (u @ filters).view(R * b, -1).index_select(1, back)
+            dx = taps.view(*ctx.shape, -1).sum(-1)
+        # An image at a time, then their sum: one long product a replica would keep few processors busy.
+        each = u.reshape(R * b, h * w, -1).mT @ patches.view(R * b, h * w, -1)
+        return dx, each.view(R, b, *each.shape[1:]).sum(1), None
 
 
 @lru_cache(maxsize=16)

@@ -29,8 +29,17 @@ lint: setup
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(PYTEST)
 
+# One thread: the networks are small, and two threads wait for each other more than they compute.
 demo: setup
-	$(BIN)/torchldr demo
+	OMP_NUM_THREADS=1 $(BIN)/torchldr paper rectangles --quick --save-weights
+	$(BIN)/torchldr report
+	@echo
+	@echo "Above: one table of the paper on a small protocol, its numbers beside ours."
+	@echo "Open   out/report.html       everything that was run, here and by us, with figures"
+	@echo "Try    $(BIN)/torchldr demo            one matrix fitted by every class, with a picture"
+	@echo "       $(BIN)/torchldr paper list      the paper's other tables"
+	@echo "       $(BIN)/torchldr bench --quick   where each class beats a dense layer on this machine"
+	@echo "Read   docs/getting-started.md"
 
 # What was made here, except for the virtual environment: remove .venv by hand to begin anew.
 clean:

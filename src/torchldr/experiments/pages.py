@@ -1,0 +1,100 @@
+"""The tables of docs/experiments.md, from the published ledger: `python -m torchldr.experiments.pages`.
+
+    python -m torchldr.experiments.pages [--root FOLDER] [--check]
+
+Everything between `<!-- table: NAME key=value .. -->` and `<!-- end -->` is replaced by the rows of the
+paper's table NAME for which the keys have these values. --check changes nothing and exits with 1 where the
+page differs from the ledger.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from .ledger import Ledger
+from .paper import get_table
+from .tables import Row, table_rows
+
+_MARKED = re.compile(r"(<!-- table: (\w+)((?: \w+=\S+)*) -->\n).*?(<!-- end -->)", re.DOTALL)
+_COLUMNS = {
+    "dataset": "data",
+    "model": "model",
+    "structure": "structure",
+    "rank": "rank",
+    "fraction": "training set",
+    "init": "start",
+    "parameters": "parameters",
+    "test": "test",
+    "deviation": "spread",
+    "paper": "paper",
+    "lr": "learning rates chosen",
+    "seconds": "seconds",
+}
+_ALWAYS = ("structure", "parameters", "test", "paper")
+
+
+def render(rows: Sequence[Row]) -> str:
+    """Rows that have been run, as Markdown; columns that say the same in every row are left out."""
+    rows = [row for row in rows if row["state"] in ("done", "partial")]
+    shown = [
+        key for key in _COLUMNS if key in _ALWAYS or len({str(row[key]) for row in rows}) > 1 or key == "lr"
+    ]
+    rule = ["---" if key in ("dataset", "model", "structure") else "---:" for key in shown]
+    lines = [[_COLUMNS[key] for key in shown], rule, *([_cell(key, row) for key in shown] for row in rows)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _cell(key: str, row: Row) -> str:
+    value = row[key]
+    if value is None or value == []:
+        return "-"
+    if key == "structure":
+        return f"`{value}`"
+    if key == "lr":
+        return ", ".join(f"{rate:g}" for rate in value)
+    if key == "fraction":
+        return f"{value:.0%}"
+    if key == "parameters":
+        return f"{value:,}"
+    if key in ("test", "deviation", "paper"):
+        return f"{value:.2f}"
+    return f"{value:.0f}" if key == "seconds" else str(value)
+
+
+def fill(text: str, ledger: Ledger) -> str:
+    """A page with its tables as the ledger has them."""
+
+    def table(match: re.Match[str]) -> str:
+        name, wanted = match[2], dict(pair.split("=", 1) for pair in match[3].split())
+        rows = [row for row in table_rows(get_table(name), ledger) if _matches(row, wanted)]
+        return f"{match[1]}{render(rows)}{match[4]}"
+
+    return _MARKED.sub(table, text)
+
+
+def _matches(row: Row, wanted: Mapping[str, str]) -> bool:
+    return all(str(row[key]) in value.split(",") for key, value in wanted.items())
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--root", type=Path, default=Path())
+    parser.add_argument("--check", action="store_true")
+    chosen = parser.parse_args(arguments)
+    page = chosen.root / "docs" / "experiments.md"
+    text = page.read_text(encoding="utf-8")
+    # An empty folder of one's own: the page shows what is published and nothing else.
+    filled = fill(text, Ledger(chosen.root / "no-results-of-ones-own"))
+    if filled == text:
+        return
+    if chosen.check:
+        sys.exit(f"{page} differs from the published ledger: run python -m torchldr.experiments.pages")
+    page.write_text(filled, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from torchldr.experiments.ledger import Ledger
+from torchldr.experiments.pages import fill, main
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_page_shows_the_published_ledger() -> None:
+    main(["--root", str(ROOT), "--check"])
+
+
+def test_a_page_that_differs_is_reported_and_mended(tmp_path: Path) -> None:
+    page = tmp_path / "docs" / "experiments.md"
+    page.parent.mkdir()
+    shutil.copy(ROOT / "docs" / "experiments.md", page)
+    good = page.read_text()
+    page.write_text(good.replace("93.39", "99.99"))
+    with pytest.raises(SystemExit, match="differs from the published ledger"):
+        main(["--root", str(tmp_path), "--check"])
+    main(["--root", str(tmp_path)])
+    assert page.read_text() == good
+
+
+def test_rows_are_chosen_by_their_values(tmp_path: Path) -> None:
+    text = "<!-- table: shl dataset=cifar10_grey rank=16 -->\nold\n<!-- end -->\n"
+    filled = fill(text, Ledger(tmp_path))
+    assert filled.count("| `") == 1
+    assert "`ldr_sd`" in filled
+    assert "45,066" in filled

@@ -6,56 +6,80 @@ import torch
 import torchldr
 from torchldr.functional import stencil, tridiagonal
 from torchldr.functional.reference import krylov_of_ring_reference, krylov_reference, tridiagonal_reference
+from torchldr.functional.threads import WORTHWHILE
 
 
-def problem(m, k, seed=0, b=3, r=2):
+def problem(m, seed=0, r=2):
+    """Lower, diagonal, upper and start vectors of an operator near the shift."""
     g = torch.Generator().manual_seed(seed)
     draw = lambda *shape: torch.randn(*shape, dtype=torch.float64, generator=g)
-    ring = (1 + 0.02 * draw(m), 0.1 * draw(m), 0.1 * draw(m))
-    return ring, draw(r, m), draw(b, r, k), draw(b, m)
+    return 1 + 0.02 * draw(m), 0.1 * draw(m), 0.1 * draw(m), draw(r, m)
 
 
 @pytest.mark.parametrize("m", [1, 2, 3, 7])
 def test_a_ring_is_the_tridiagonal_matrix_with_corners(m):
-    (lower, diagonal, upper), V, *_ = problem(m, m)
+    lower, diagonal, upper, V = problem(m)
     A = tridiagonal_reference(lower[1:], diagonal, upper[:-1], torch.stack((lower[0], upper[-1])))
     got = krylov_of_ring_reference(lower, diagonal, upper, V[0], 5)
     assert torch.allclose(got, krylov_reference(A, V[0], 5))
 
 
+def definition(*inputs):
+    """The product from dense Krylov matrices."""
+    *A, G, c, d, e, H, x = inputs
+    k = min(G.shape[-1], H.shape[-1])
+    return sum(
+        x @ krylov_of_ring_reference(c, d, e, h, k) @ krylov_of_ring_reference(*A, g, k).mT
+        for g, h in zip(G, H, strict=True)
+    )
+
+
 @pytest.mark.parametrize(
-    ("m", "k"), [(1, 1), (2, 1), (2, 2), (5, 3), (31, 31), (65, 65), (129, 70), (200, 200)]
+    ("m", "n"), [(1, 1), (2, 1), (2, 2), (5, 3), (3, 6), (7, 7), (31, 31), (129, 150), (300, 137)]
 )
 @pytest.mark.parametrize("form", ["compiled", "plain"])
-def test_values_and_gradients(m, k, form, monkeypatch):
+def test_values_and_gradients(m, n, form, monkeypatch):
     if form == "plain":
         monkeypatch.setattr(stencil, "serves", lambda *tensors: False)
     elif stencil.unavailable():
         pytest.skip(stencil.unavailable())
-    ring, V, w, u = problem(m, k)
+    inputs = [*problem(m), *problem(n, seed=1), torch.randn(3, n, dtype=torch.float64)]
+    inputs = [t.requires_grad_() for t in inputs]
+    got, want = tridiagonal.product(inputs[:4], inputs[4:8], inputs[8]), definition(*inputs)
+    assert torch.allclose(got, want, rtol=1e-11, atol=1e-11 * want.abs().max().item())
+    direction = torch.randn_like(want)
+    both = [
+        torch.autograd.grad(y, inputs, direction, allow_unused=True, materialize_grads=True)
+        for y in (got, want)
+    ]
+    for a, b in zip(*both, strict=True):
+        assert torch.allclose(a, b, rtol=1e-10, atol=1e-10 * max(1, b.abs().max().item()))
 
-    def forward(*args):
-        *ring, V, w = args
-        return sum(w[:, i] @ krylov_of_ring_reference(*ring, V[i], k).mT for i in range(len(V)))
 
-    def transposed(*args):
-        *ring, V, u = args
-        return torch.stack([u @ krylov_of_ring_reference(*ring, v, k) for v in V], 1)
+def test_more_derivatives():
+    inputs = [*problem(4, r=1), *problem(3, seed=1, r=1), torch.randn(2, 3, dtype=torch.float64)]
+    inputs = [t.requires_grad_() for t in inputs]
+    product = lambda *t: tridiagonal.product(t[:4], t[4:8], t[8])
+    assert torch.autograd.gradcheck(product, inputs, check_forward_ad=True, check_batched_grad=True)
+    assert torch.autograd.gradgradcheck(product, inputs)
 
-    for ours, exact, x in (
-        (tridiagonal.krylov_matmul, forward, w),
-        (lambda *args: tridiagonal.krylov_rmatmul(*args, k), transposed, u),
-    ):
-        inputs = [t.clone().requires_grad_() for t in (*ring, V, x)]
-        got, want = ours(*inputs), exact(*inputs)
-        assert torch.allclose(got, want, rtol=1e-11, atol=1e-11 * want.abs().max().item())
-        direction = torch.randn_like(want)
-        both = [
-            torch.autograd.grad(y, inputs, direction, allow_unused=True, materialize_grads=True)
-            for y in (got, want)
-        ]
-        for a, b in zip(*both, strict=True):
-            assert torch.allclose(a, b, rtol=1e-10, atol=1e-10 * max(1, b.abs().max().item()))
+
+@pytest.mark.skipif(bool(stencil.unavailable()), reason="numba is not installed")
+def test_two_threads_give_the_same():
+    A, C = problem(2048, r=1), problem(2048, seed=1, r=1)
+    x, threads, results = torch.randn(2, 2048, dtype=torch.float64), torch.get_num_threads(), []
+    steps = tridiagonal.TILE * 2048
+    assert 2 * steps >= 8 * WORTHWHILE  # or this test would test nothing
+    inputs = [t.requires_grad_() for t in (*A, *C, x)]
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            y = tridiagonal.product(inputs[:4], inputs[4:8], inputs[8])
+            results.append((y.detach(), *torch.autograd.grad(y.sum(), inputs)))
+    finally:
+        torch.set_num_threads(threads)
+    for a, b in zip(*results, strict=True):
+        assert torch.allclose(a, b, rtol=1e-9, atol=1e-9 * b.abs().max().item())
 
 
 @pytest.mark.parametrize("operator", ["superdiagonal .3", "random"])

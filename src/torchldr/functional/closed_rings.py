@@ -4,19 +4,19 @@ With A = D_A Z_f D_A^{-1} and C = D_C Z_e D_C^{-1} (see `subdiagonal`) the matri
 
     M' = D_A^{-1} M D_C^{-1} = sum_i K(Z_f, g_i) K(Z_e, h_i)^T,      g = G / P_A,  h = H / P_C,
 
-needs linear convolutions, FFTs of length 2n, because f and e are not 1 and -1. But Z_1 differs from Z_f,
-and Z_{-1} from Z_e, by one entry each, so the displacement of M' with respect to that pair has only two
-more terms, made of the last row and the last column of M'. With a = 1 - f, b = -1 - e,
+needs linear convolutions, FFTs of length 2n, because f and e are not 1 and -1. But Z_a differs from Z_f,
+and Z_b from Z_e, by one entry each, so the displacement of M' with respect to that pair has only two
+more terms, made of the last row and the last column of M':
 
-    M' - Z_1 M' Z_{-1}^T = (1 - f e) G^T H + e_0 p^T + q e_0^T,
-    p = -a Z_e row,   q = -b Z_f column - a b M'_{last, last} e_0,
+    M' - Z_a M' Z_b^T = (1 - f e) G^T H + e_0 p^T + q e_0^T,
+    p = (f - a) Z_e row,   q = (e - b) Z_f column - (f - a) (e - b) M'_{last, last} e_0,
 
-and, as K(Z_{+-1}, e_0) is the identity, twice the matrix is
+and, as K(Z_a, e_0) and K(Z_b, e_0) are the identity, for any a and b with a b != 1
 
-    2 M' = (1 - f e) sum_i K(Z_1, g_i) K(Z_{-1}, h_i)^T + K(Z_{-1}, p)^T + K(Z_1, q).
+    (1 - a b) M' = (1 - f e) sum_i K(Z_a, g_i) K(Z_b, h_i)^T + K(Z_b, p)^T + K(Z_a, q).
 
-That is 2r + 4 FFTs of length n a vector instead of 2r + 2 of length 2n: a quarter less work at rank one,
-nearly half at high rank. The constants are computed in float64 once.
+With a = 1 and b = -1 that is 2r + 4 FFTs of length n a vector instead of 2r + 2 of length 2n: a quarter less
+work at rank one, nearly half at high rank. The constants are computed in float64 once.
 """
 
 from __future__ import annotations
@@ -28,9 +28,7 @@ from torch import Tensor
 
 from .fft import conjugate, contract_rank, is_fast_length
 from .ring import Ring, ring, shift_krylov_matmul, shift_krylov_rmatmul
-from .subdiagonal import convolution_scales
-
-Side = tuple[Tensor, Tensor, Tensor]  # subdiagonal (n - 1,), corner (), start vectors (r, n)
+from .subdiagonal import Side, convolution_scales
 
 
 class ClosedRings(NamedTuple):
@@ -53,37 +51,38 @@ def prepare(A: Side, C: Side, product: str = "auto") -> ClosedRings | None:
     r, n = A[2].shape
     if C[2].shape[-1] != n or r < 4 or not is_fast_length(n):
         return None
-    P_A, P_C = convolution_scales(A[0], product), convolution_scales(C[0], product)
-    if P_A is None or P_C is None:
+    scales = convolution_scales(A[0], product), convolution_scales(C[0], product)
+    if scales[0] is None or scales[1] is None:
         return None
-    dtype = torch.promote_types(P_A.dtype, P_C.dtype)
-    (g, f), (h, e) = _scaled(A), _scaled(C)
+    dtype = torch.promote_types(scales[0].dtype, scales[1].dtype)
+    forward, backward = ring(n, n, 1), ring(n, n, -1)
+    P_A, left, P_C, right = (t.to(dtype) for t in generators(A, C, 1.0, -1.0))
+    return ClosedRings(P_A, P_C, forward, backward, conjugate(backward.analyse(right)), forward.analyse(left))
+
+
+def generators(A: Side, C: Side, a: float, b: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """P_A (n,), left (r + 1, n), P_C, right in float64, of a square M with respect to Z_a and Z_b:
+
+    M = D_A (sum_{i < r} K(Z_a, left_i) K(Z_b, right_i)^T + K(Z_a, left_r) + K(Z_b, right_r)^T) D_C.
+    """
+    (P_A, g, f), (P_C, h, e) = _scaled(A), _scaled(C)
+    n = g.shape[-1]
     unit = torch.zeros(1, n, dtype=torch.float64, device=g.device)
     unit[:, -1:].fill_(1)
     column = shift_krylov_matmul(g, shift_krylov_rmatmul(h, unit, e, n), f)[0]
     row = shift_krylov_matmul(h, shift_krylov_rmatmul(g, unit, f, n), e)[0]
-    a, b = 1 - f, -1 - e
-    p = -a * _shifted(row, e)
-    q = -b * _shifted(column, f)
-    q = torch.cat((q[:1] - a * b * column[-1:], q[1:]))
-    forward, backward = ring(n, n, 1), ring(n, n, -1)
-    right = torch.cat((h, p.unsqueeze(0) / 2)).to(dtype)
-    left = (torch.cat(((1 - f * e) * g, q.unsqueeze(0))) / 2).to(dtype)
-    return ClosedRings(
-        P_A.to(dtype),
-        P_C.to(dtype),
-        forward,
-        backward,
-        conjugate(backward.analyse(right)),
-        forward.analyse(left),
-    )
+    p = (f - a) * _shifted(row, e)
+    q = (e - b) * _shifted(column, f)
+    q = torch.cat((q[:1] - (f - a) * (e - b) * column[-1:], q[1:]))
+    left = torch.cat(((1 - f * e) * g, q.unsqueeze(0))) / (1 - a * b)
+    return P_A, left, P_C, torch.cat((h, p.unsqueeze(0) / (1 - a * b)))
 
 
-def _scaled(side: Side) -> tuple[Tensor, Tensor]:
-    """The start vectors over the scales, and the corner that they leave, in float64."""
-    s, corner, V = (t.double() for t in side)
+def _scaled(side: Side) -> tuple[Tensor, Tensor, Tensor]:
+    """The scales, the start vectors over them, and the corner that they leave, in float64."""
+    s, corner, V = (t.detach().double() for t in side)
     P = torch.cat((s.new_ones(1), s.cumprod(-1)))
-    return V / P, corner * P[-1]
+    return P, V / P, corner * P[-1]
 
 
 def _shifted(v: Tensor, f: Tensor) -> Tensor:

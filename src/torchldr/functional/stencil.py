@@ -1,16 +1,13 @@
 """The compiled stencil: Krylov columns of a ring operator and their adjoint, on a CPU.
 
-Numba compiles two loops, lazily and once (the machine code is cached on disk). Without Numba, or
-where a tensor is not a plain one in CPU memory, `serves` says no and the plain form of `tridiagonal`
-is taken.
+Numba compiles the loops of `compiled_stencil` once (the machine code is cached on disk). Without Numba, or
+where a tensor is not in CPU memory, `serves` says no and the plain form of `tridiagonal` is taken.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,93 +26,65 @@ def serves(*tensors: Tensor) -> bool:
     return all(t.device.type == "cpu" and t.dtype in (torch.float32, torch.float64) for t in tensors)
 
 
-@cache
-def _kernels() -> tuple[Any, Any]:
-    import numba
-
-    # fastmath would reassociate sums; contraction to fused multiply-adds is all that is wanted.
-    compiled = numba.njit(cache=True, nogil=True, fastmath={"contract"}, error_model="numpy")
-    return compiled(_columns), compiled(_adjoint)
-
-
-def _columns(lower: Any, diagonal: Any, upper: Any, K: Any, ready: int) -> None:
-    """Fill columns `ready` .. of K (r, columns, m) from the one before."""
-    r, columns, m = K.shape
-    for i in range(r):
-        for j in range(ready, columns):
-            x, y = K[i, j - 1], K[i, j]
-            y[0] = lower[0] * x[m - 1] + diagonal[0] * x[0] + upper[0] * x[1 % m]
-            for p in range(1, m - 1):
-                y[p] = lower[p] * x[p - 1] + diagonal[p] * x[p] + upper[p] * x[p + 1]
-            if m > 1:
-                y[m - 1] = lower[m - 1] * x[m - 2] + diagonal[m - 1] * x[m - 1] + upper[m - 1] * x[0]
+def is_plain(t: Tensor) -> bool:
+    """Whether there is memory behind the tensor: those of vmap and other transformations have none."""
+    try:
+        t.data_ptr()
+    except RuntimeError:
+        return False
+    return True
 
 
-def _adjoint(
-    lower: Any, diagonal: Any, upper: Any, K: Any, dK: Any, carry: Any, dl: Any, dd: Any, du: Any
-) -> None:
-    """Run the adjoint stencil back over the columns of K, lambda_j = dK_j + A^T lambda_{j+1}.
+# Rows are this much longer than they seem: of length 4096 all of them would share a few sets of the cache.
+_STAGGER = 112
 
-    `carry` (r, m) is lambda of the column that follows, and in the end of the first one; the
-    gradients of the coefficients, lambda_{j+1} K_j^T on the three diagonals, are added to dl, dd, du.
+
+def _staggered(like: Tensor, *shape: int) -> Tensor:
+    return like.new_empty(*shape[:-1], shape[-1] + _STAGGER)[..., : shape[-1]]
+
+
+class Stencil:
+    """A ring operator made ready for compiled loops, with room for `width` Krylov columns of r vectors.
+
+    Attributes:
+        gradients: of lower, diagonal and upper (m,) and of the state before the columns (r, m), as far as
+            `adjoint` has come.
     """
-    r, columns, m = K.shape
-    for i in range(r):
-        after = carry[i]
-        for j in range(columns - 1, -1, -1):
-            x, now = K[i, j], dK[i, j]
-            for p in range(1, m):
-                dl[p] += after[p] * x[p - 1]
-            for p in range(m):
-                dd[p] += after[p] * x[p]
-            for p in range(m - 1):
-                du[p] += after[p] * x[p + 1]
-            dl[0] += after[0] * x[m - 1]
-            du[m - 1] += after[m - 1] * x[0]
-            for p in range(m):
-                now[p] += diagonal[p] * after[p]
-            for p in range(m - 1):
-                now[p] += lower[p + 1] * after[p + 1]
-            for p in range(1, m):
-                now[p] += upper[p - 1] * after[p - 1]
-            now[m - 1] += lower[0] * after[0]
-            now[0] += upper[m - 1] * after[m - 1]
-            after = now
-        carry[i] = after
 
+    def __init__(self, lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, width: int) -> None:
+        r, m = V.shape
+        self._scratch = _staggered(V, r, width + 1, m)
+        self._gradient: Tensor | None = None
+        block = _staggered(V, 6 + r, m).zero_()
+        torch.stack((lower, diagonal, upper), out=block[:3])
+        self._ring, self._collected = block[:3].numpy(), block[3:].numpy()
+        self.gradients = block[3], block[4], block[5], block[6:]
 
-def tiles(
-    lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, k: int, width: int
-) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Run the stencil from V, `width` columns at a time.
+    def run(self, state: Tensor, width: int) -> None:
+        """Make `columns` state, A state, .. of every Krylov matrix."""
+        from .compiled_stencil import columns  # imports numba
 
-    Yields:
-        (j, column j of every Krylov matrix (r, m), columns j .. (r, width or fewer, m)). The last is
-        scratch that the next step overwrites.
-    """
-    step = _kernels()[0]
-    ring = [t.detach().contiguous().numpy() for t in (lower, diagonal, upper)]
-    state = V.detach().clone(memory_format=torch.contiguous_format)
-    r, m = V.shape
-    scratch = V.new_empty(r, min(width, k) + 1, m)
-    for j in range(0, k, width):
-        columns = min(width, k - j)
-        scratch[:, 0] = state
-        step(*ring, scratch[:, : columns + 1].numpy(), 1)
-        yield j, state, scratch[:, :columns]
-        state = scratch[:, columns].clone()
+        array = self._scratch.numpy()[:, : width + 1]
+        array[:, 0] = state.detach().numpy()  # not by torch: other threads do not know of no_grad
+        columns(self._ring, array)
 
+    def columns(self, width: int) -> Tensor:
+        """The columns of the last run, (r, width, m)."""
+        return self._scratch[:, :width]
 
-def adjoint(
-    lower: Tensor,
-    diagonal: Tensor,
-    upper: Tensor,
-    K: Tensor,
-    dK: Tensor,
-    carry: Tensor,
-    gradients: tuple[Tensor, Tensor, Tensor],
-) -> None:
-    """Run the adjoint stencil back over a tile: `carry` and `gradients` are updated in place."""
-    ring = [t.detach().contiguous().numpy() for t in (lower, diagonal, upper)]
-    collected = [g.numpy() for g in gradients]
-    _kernels()[1](*ring, K.numpy(), dK.numpy(), carry.numpy(), *collected)
+    def following(self, width: int) -> Tensor:
+        """The state after `width` columns of the last run, (r, m), a copy."""
+        return self._scratch[:, width].clone()
+
+    def gradient(self, width: int) -> Tensor:
+        """Room for the gradient of the columns, (r, width, m)."""
+        if self._gradient is None:
+            self._gradient = _staggered(self._scratch, *self._scratch.shape)
+        return self._gradient[:, :width]
+
+    def adjoint(self, width: int) -> None:
+        """Take the gradient of the columns, and that of the state that follows, back to the state before."""
+        from .compiled_stencil import adjoint
+
+        columns, gradient = self._scratch.numpy()[:, :width], self.gradient(width).numpy()
+        adjoint(self._ring, columns, gradient, self._collected)

@@ -15,6 +15,7 @@ operator. The tests hold them to `krylov_reference(subdiagonal_reference(s, c), 
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,9 +23,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from . import stencil
 from ._twin import plain_backward, plain_jvp
 from .fft import conjugate, contract_rank, fast_length
 from .split import SplitKrylov, split_matmul, split_prepare, split_rmatmul
+
+Side = tuple[Tensor, Tensor, Tensor]  # of an operator: subdiagonal (m - 1,), corner (), start vectors (r, m)
 
 PRODUCTS = ("auto", "convolution", "split")
 RANGE = 2.0**5  # the convolution may lose five bits of its own dtype ..
@@ -64,15 +68,23 @@ def convolution_scales(s: Tensor, product: str = "auto") -> Tensor | None:
         return None
     if s.is_cuda and torch.cuda.is_current_stream_capturing():
         return None
-    P = scales(s)
-    low, high = P.abs().aminmax()
-    try:
-        reach = (high / low).item()
-    except RuntimeError:  # vmap and fake tensors have no values
-        return None
+    if stencil.serves(s) and stencil.is_plain(s):
+        from .compiled_kernels import scales as compiled_scales  # imports numba
+
+        values, low, high = compiled_scales(s.contiguous().numpy())
+        P, reach = torch.from_numpy(values), high / low if low else math.inf
+    else:
+        P = scales(s)
+        low, high = P.abs().aminmax()
+        try:
+            reach = (high / low).item()
+        except RuntimeError:  # vmap and fake tensors have no values
+            return None
     if reach <= RANGE:
-        return P
-    return scales(s.double()) if s.dtype == torch.float32 and reach <= RANGE_FLOAT64 else None
+        return P.to(s.dtype)
+    if s.dtype == torch.float32 and reach <= RANGE_FLOAT64:
+        return P if P.dtype == torch.float64 else scales(s.double())
+    return None
 
 
 def krylov_prepare(

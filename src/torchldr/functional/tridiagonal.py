@@ -9,16 +9,16 @@ so lower_0 is the top right corner and upper_{m-1} the bottom left one. Views of
     matrix      sum_j w_j A^j v
     stencil     a three-point stencil with fixed coefficients, run for k steps in time
 
-On a CPU the stencil is compiled (`stencil`) and run in tiles of columns that are multiplied with the
-batch while they are in cache, so nothing of size m k is held in inference, and k / TILE states of
-size m in training. Everywhere else the plain form below serves: A^p has 2p + 1 diagonals, so blocks
-of p columns follow each other by one batched product of small dense matrices. The tests hold both to
-`krylov_reference(tridiagonal_reference(..), v, k)`.
+On a CPU the stencil is compiled (`stencil`) and both operators of a layer (`product`) are run in tiles of
+columns that are multiplied with the batch while they are in cache, so nothing of size m k is held in
+inference, and k / TILE states of size m in training. Everywhere else the plain form below serves: A^p has
+2p + 1 diagonals, so blocks of p columns follow each other by one batched product of small dense matrices.
+The tests hold both to `krylov_reference(tridiagonal_reference(..), v, k)`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -28,14 +28,36 @@ from torch.nn.functional import pad
 
 from . import cuda, stencil
 from ._twin import plain_backward, plain_jvp
+from .threads import both
+
+Operator = tuple[Tensor, Tensor, Tensor, Tensor]  # lower, diagonal, upper (m,) and start vectors (r, m)
 
 BLOCK = 32  # columns at a time in the plain form
-TILE = 64  # columns at a time in the compiled form
+TILE = 128  # columns at a time in the compiled form
 
 
 def row_sum_scale(lower: Tensor, diagonal: Tensor, upper: Tensor) -> Tensor:
     """The largest absolute row sum of A where that exceeds 1, else 1: A over it never grows."""
     return (lower.abs() + diagonal.abs() + upper.abs()).amax(-1).clamp(min=1)
+
+
+def product(A: Operator, C: Operator, x: Tensor) -> Tensor:
+    """sum_i K_k(A, g_i) K_k(C, h_i)^T x, k = min(m, n).
+
+    Args:
+        A, C: lower, diagonal, upper and start vectors, (m,) thrice and (r, m) for A, likewise n for C.
+        x: vectors, shape (b, n).
+
+    Returns:
+        Shape (b, m), in the dtype of `x` (float32 or float64).
+
+    O(r (m + n) k) work for the stencils and O(b r (m + n) k) in matrix products, tile by tile; without
+    gradients nothing of size m k is held. Powers grow with the operator: see `row_sum_scale`. Differentiable
+    any number of times; vmap, jvp and tracing hold.
+    """
+    if stencil.serves(*A, *C, x):
+        return _StencilProduct.apply(*A, *C, x)[0]
+    return krylov_matmul(*A, krylov_rmatmul(*C, x, _columns(A, C)))
 
 
 def krylov_matmul(lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, w: Tensor) -> Tensor:
@@ -49,14 +71,11 @@ def krylov_matmul(lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, w: 
     Returns:
         Shape (b, m), in the dtype of `w` (float32 or float64).
 
-    O(r m k) work for the stencil and O(b r m k) in matrix products; O(r m) extra memory without
-    gradients. Powers grow with the operator: see `row_sum_scale`. Differentiable any number of times;
-    vmap, jvp and tracing hold.
+    O(r m k) work for the columns, by a kernel on a GPU and in blocks elsewhere, and O(b r m k) in matrix
+    products. Differentiable any number of times; vmap, jvp and tracing hold.
 
     The same, slowly: `sum(krylov_of_ring_reference(lower, diagonal, upper, v, k) @ w)`.
     """
-    if stencil.serves(lower, diagonal, upper, V, w):
-        return _StencilMatmul.apply(lower, diagonal, upper, V, w)[0]
     if cuda.serves(V.shape[-1], lower, diagonal, upper, V, w):
         return w.flatten(1) @ _cuda_krylov(lower, diagonal, upper, V, w.shape[-1]).flatten(0, 1)
     return _plain_matmul(lower, diagonal, upper, V, w)
@@ -74,8 +93,6 @@ def krylov_rmatmul(lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, u:
     Returns:
         Shape (b, r, k). Costs and rules as for `krylov_matmul`.
     """
-    if stencil.serves(lower, diagonal, upper, V, u):
-        return _StencilRmatmul.apply(lower, diagonal, upper, V, u, k)[0]
     if cuda.serves(V.shape[-1], lower, diagonal, upper, V, u):
         K = _cuda_krylov(lower, diagonal, upper, V, k)
         return (u @ K.flatten(0, 1).mT).unflatten(1, K.shape[:2])
@@ -157,123 +174,106 @@ def _plain_rmatmul(lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, u:
 # The compiled form.
 
 
-class _StencilMatmul(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, w: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        b, r, k = w.shape
-        y = w.new_zeros(b, V.shape[-1])
-        states = []
-        for j, state, tile in stencil.tiles(lower, diagonal, upper, V, k, TILE):
-            states.append(state)
-            for i in range(r):
-                y.addmm_(w[:, i, j : j + tile.shape[1]], tile[i])
-        return y, torch.stack(states)
+class _StencilProduct(torch.autograd.Function):
+    """(A, G, C, H, x) to y, followed by K(C, h_i)^T x and the states before every tile of A and of C."""
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
-        ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(*inputs, output[1])
+    def forward(*inputs: Tensor) -> tuple[Tensor, ...]:
+        A, C, x = _parted(inputs)
+        (r, m), b, k = A[3].shape, x.shape[0], _columns(A, C)
+        y, z, across = x.new_zeros(b, m), x.new_empty(r, k, b), x.mT.contiguous()
+        left, right = stencil.Stencil(*A, TILE), stencil.Stencil(*C, TILE)
+        states = [(A[3], C[3])]
+        for columns in _tiles(k):
+            width = columns.stop - columns.start
+            K_A, K_C = _run(left, right, states[-1], width)
+            for i, part in enumerate(z[:, columns]):
+                torch.mm(K_C[i], across, out=part)
+                y.addmm_(part.mT, K_A[i])
+            states.append((left.following(width), right.following(width)))
+        return y, z, *(torch.stack(of) for of in zip(*states[:-1], strict=True))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*inputs, *output[1:])
         ctx.save_for_forward(*inputs)
 
     @staticmethod
-    def backward(ctx: Any, u: Tensor, _: Any) -> tuple[Tensor, ...]:
-        *inputs, states = ctx.saved_tensors
-        if torch.is_grad_enabled() or not stencil.serves(*inputs, u):
-            return plain_backward(_plain_matmul, inputs, u)
-        lower, diagonal, upper, _, w = inputs
-        *operator, dw = _adjoint(lower, diagonal, upper, states, w, u, transposed=False)
-        return *operator, dw
+    def backward(ctx: Any, u: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+        if u is None:
+            return (None,) * 9
+        inputs, saved = ctx.saved_tensors[:9], ctx.saved_tensors[9:]
+        if torch.is_grad_enabled() or not stencil.is_plain(u):
+            return plain_backward(_plain_product, inputs, u)
+        return _adjoint(*_parted(inputs), u.contiguous(), *saved)
 
     @staticmethod
-    def jvp(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor, None]:
-        return plain_jvp(_plain_matmul, ctx.saved_tensors, tangents), None
+    def jvp(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        return plain_jvp(_plain_product, ctx.saved_tensors[:9], tangents), None, None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Tensor) -> Any:
-        return _vmap(_plain_matmul, krylov_matmul, in_dims, inputs)
+        """Inputs mapped alone join the batch; stacked operators take the plain form."""
+        none, dims = [inputs[8].new_zeros(0)] * 3, (0, None, None, None)
+        *fixed, dim = in_dims
+        if dim is None or any(d is not None for d in fixed):
+            return (torch.vmap(_plain_product, in_dims=in_dims)(*inputs), *none), dims
+        x = inputs[8].movedim(dim, 0)
+        y = _StencilProduct.apply(*inputs[:8], x.flatten(0, 1))[0]
+        return (y.unflatten(0, x.shape[:2]), *none), dims
 
 
-class _StencilRmatmul(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, u: Tensor, k: int
-    ) -> tuple[Tensor, Tensor]:
-        z = u.new_empty(u.shape[0], V.shape[0], k)
-        states = []
-        for j, state, tile in stencil.tiles(lower, diagonal, upper, V, k, TILE):
-            states.append(state)
-            for i in range(V.shape[0]):
-                z[:, i, j : j + tile.shape[1]] = u @ tile[i].mT
-        return z, torch.stack(states)
+def _columns(A: Operator, C: Operator) -> int:
+    return min(A[3].shape[-1], C[3].shape[-1])
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        *tensors, ctx.k = inputs
-        ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(*tensors, output[1])
-        ctx.save_for_forward(*tensors)
 
-    @staticmethod
-    def backward(ctx: Any, w: Tensor, _: Any) -> tuple[Tensor | None, ...]:
-        *inputs, states = ctx.saved_tensors
-        if torch.is_grad_enabled() or not stencil.serves(*inputs, w):
-            return *plain_backward(partial(_plain_rmatmul, k=ctx.k), inputs, w), None
-        lower, diagonal, upper, _, u = inputs
-        *operator, du = _adjoint(lower, diagonal, upper, states, w, u, transposed=True)
-        return *operator, du, None
+def _run(
+    left: stencil.Stencil, right: stencil.Stencil, states: Sequence[Tensor], width: int
+) -> tuple[Tensor, Tensor]:
+    """The next columns of A and of C."""
+    steps = width * states[0].numel()
+    both(steps, partial(left.run, states[0], width), partial(right.run, states[1], width))
+    return left.columns(width), right.columns(width)
 
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor, None]:
-        plain = partial(_plain_rmatmul, k=ctx.k)
-        return plain_jvp(plain, ctx.saved_tensors, tangents[:-1]), None
 
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> Any:
-        k = inputs[-1]
-        plain, fast = partial(_plain_rmatmul, k=k), partial(krylov_rmatmul, k=k)
-        return _vmap(plain, fast, in_dims[:-1], inputs[:-1])
+def _tiles(k: int) -> list[slice]:
+    return [slice(j, min(j + TILE, k)) for j in range(0, k, TILE)]
+
+
+def _parted(inputs: Sequence[Tensor]) -> tuple[Operator, Operator, Tensor]:
+    a, b, c, G, d, e, f, H, x = inputs
+    return (a, b, c, G), (d, e, f, H), x
+
+
+def _plain_product(*inputs: Tensor) -> Tensor:
+    A, C, x = _parted(inputs)
+    return _plain_matmul(*A, _plain_rmatmul(*C, x, _columns(A, C)))
 
 
 def _adjoint(
-    lower: Tensor, diagonal: Tensor, upper: Tensor, states: Tensor, w: Tensor, u: Tensor, *, transposed: bool
+    A: Operator, C: Operator, x: Tensor, u: Tensor, z: Tensor, left: Tensor, right: Tensor
 ) -> tuple[Tensor, ...]:
-    """Gradients of the form u^T K(A, v) w in the operator, v and (transposed) u or else w.
+    """Gradients of u^T M x in both operators, their start vectors and x.
 
-    Tile by tile from the last: the tile's columns are run again from the state before it, their
-    gradients w^T u are one matrix product, and the adjoint stencil
-    lambda_{j-1} = A^T lambda_j + dK_{j-1} carries them back to v, collecting those of A on the way.
+    Tile by tile from the last: the columns are run again from the states before them, their gradients
+    z_i u and dz_i x are matrix products, and the adjoint stencil lambda_{j-1} = A^T lambda_j + dK_{j-1}
+    carries them back to the start vectors, collecting those of the coefficients on the way.
     """
-    b, r, k = w.shape
-    m = u.shape[-1]
-    gradients = u.new_zeros(m), u.new_zeros(m), u.new_zeros(m)
-    carry = u.new_zeros(r, m)
-    other = u.new_zeros(b, m) if transposed else torch.empty_like(w)
-    for index in reversed(range(states.shape[0])):
-        j = index * TILE
-        columns = slice(j, min(j + TILE, k))
-        _, _, tile = next(stencil.tiles(lower, diagonal, upper, states[index], columns.stop - j, TILE))
-        dK = tile.new_empty(tile.shape)
-        for i in range(r):
-            torch.mm(w[:, i, columns].mT, u, out=dK[i])
-            if transposed:
-                other.addmm_(w[:, i, columns], tile[i])
-            else:
-                other[:, i, columns] = u @ tile[i].mT
-        stencil.adjoint(lower, diagonal, upper, tile, dK, carry, gradients)
-    return *gradients, carry, other
-
-
-def _vmap(plain: Any, fast: Any, in_dims: tuple[int | None, ...], inputs: tuple[Tensor, ...]) -> Any:
-    """Inputs mapped alone join the batch of the fast form; stacked operators take the plain one."""
-    none = inputs[0].new_zeros(0)
-    *fixed, dim = in_dims
-    if dim is None or any(d is not None for d in fixed):
-        return (torch.vmap(plain, in_dims=in_dims)(*inputs), none), (0, None)
-    x = inputs[-1].movedim(dim, 0)
-    y = fast(*inputs[:-1], x.flatten(0, 1))
-    return (y.unflatten(0, x.shape[:2]), none), (0, None)
+    across, dx = u.mT.contiguous(), torch.zeros_like(x)
+    stencils = stencil.Stencil(*A, TILE), stencil.Stencil(*C, TILE)
+    for columns, *states in reversed(list(zip(_tiles(z.shape[1]), left, right, strict=True))):
+        width = columns.stop - columns.start
+        K_A, K_C = _run(*stencils, states, width)
+        dK_A, dK_C = (of.gradient(width) for of in stencils)
+        for i, part in enumerate(z[:, columns]):
+            torch.mm(part, u, out=dK_A[i])
+            dz = K_A[i] @ across
+            torch.mm(dz, x, out=dK_C[i])
+            dx.addmm_(dz.mT, K_C[i])
+        both(2 * K_A.numel(), partial(stencils[0].adjoint, width), partial(stencils[1].adjoint, width))
+    return *stencils[0].gradients, *stencils[1].gradients, dx
 
 
 # On a GPU: the Krylov matrices themselves, by a kernel, and one matrix product.

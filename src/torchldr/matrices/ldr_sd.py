@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..functional import closed_rings, single, subdiagonal
+from ..functional import closed_rings, joint, single, split_single, stencil, subdiagonal
 from ..functional.reference import krylov_of_ring_reference, subdiagonal_reference
 from .base import StructuredMatrix, generators_
-from .products import Product
+from .products import Product, kept_for_autograd
 
 
 def shift_mean_square(m: int, n: int, rank: int) -> float:
@@ -103,9 +103,7 @@ class LDRSubdiagonal(StructuredMatrix, name="ldr_sd"):
         return self.tensors[f"subdiagonal_{side}"], self.tensors[f"corner_{side}"], v
 
     def _through(self, first: str, second: str, x: Tensor) -> Tensor:
-        how = self.options["product"]
-        z = subdiagonal.krylov_rmatmul(*self._side(first), x, min(self.shape), how)
-        return subdiagonal.krylov_matmul(*self._side(second), z, how)
+        return joint.product(self._side(second), self._side(first), x, self.options["product"])
 
     def _matmul(self, x: Tensor) -> Tensor:
         return self._through("C", "A", x)
@@ -114,17 +112,26 @@ class LDRSubdiagonal(StructuredMatrix, name="ldr_sd"):
         return self._through("A", "C", y)
 
     def prepare(self) -> Product:
-        how = self.options["product"]
-        several = self._prepare_batches()
-        P_A = subdiagonal.convolution_scales(self.subdiagonal_A, how)
-        P_C = subdiagonal.convolution_scales(self.subdiagonal_C, how)
+        compiled = self._prepare_compiled()
+        if compiled is None:
+            return self._prepare_batches()
+        others = kept_for_autograd(self._prepare_batches)
+        return lambda x: compiled(x) if single.serves(x) else others()(x)
+
+    def _prepare_compiled(self) -> Product | None:
+        A, C, how = self._side("A"), self._side("C"), self.options["product"]
+        if not stencil.serves(*A, *C):
+            return None
+        P_A, P_C = (subdiagonal.convolution_scales(side[0], how) for side in (A, C))
         if P_A is None or P_C is None:
-            return several
-        corners = self.corner_A * P_A[-1], self.corner_C * P_C[-1]
-        one = single.prepare(P_A, corners[0], self.G, P_C, corners[1], self.H)
-        if one is None:
-            return several
-        return lambda x: single.matmul(one, x) if single.serves(x) else several(x)
+            left, right = (split_single.prepare(s, min(self.shape), transposed=s is C) for s in (A, C))
+            if left is None or right is None:
+                return None
+            return lambda x: split_single.matmul(left, split_single.rmatmul(right, x))
+        rings = single.prepare(A, C, torch.promote_types(P_A.dtype, P_C.dtype))
+        if rings is not None:
+            return partial(single.matmul, rings)
+        return partial(joint.matmul, joint.prepare(A, C, (P_A, P_C)))
 
     def _prepare_batches(self) -> Product:
         k, how = min(self.shape), self.options["product"]

@@ -99,9 +99,7 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
         return dense(*self._ring("A")), dense(*self._ring("C"))
 
     def _matmul(self, x: Tensor) -> Tensor:
-        z = tridiagonal.krylov_rmatmul(*self._ring("C"), self.H, x, min(self.shape))
-        return tridiagonal.krylov_matmul(*self._ring("A"), self.G, z)
+        return tridiagonal.product((*self._ring("A"), self.G), (*self._ring("C"), self.H), x)
 
     def _rmatmul(self, y: Tensor) -> Tensor:
-        z = tridiagonal.krylov_rmatmul(*self._ring("A"), self.G, y, min(self.shape))
-        return tridiagonal.krylov_matmul(*self._ring("C"), self.H, z)
+        return tridiagonal.product((*self._ring("C"), self.H), (*self._ring("A"), self.G), y)

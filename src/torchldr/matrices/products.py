@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -50,6 +51,17 @@ def run_product(product: Product, x: Tensor, dtype: torch.dtype, bias: Tensor | 
     if x.ndim != 2:
         y = y.reshape(*x.shape[:-1], y.shape[-1])
     return y if y.dtype == dtype else y.to(dtype)
+
+
+def kept_for_autograd(prepare: Callable[[], Product]) -> Callable[[], Product]:
+    """`prepare`, run when first needed and kept; inference mode may be on then, and autograd asks later."""
+
+    @cache
+    def kept() -> Product:
+        with torch.inference_mode(False), torch.no_grad():
+            return prepare()
+
+    return kept
 
 
 def sum_of_products(terms: list[tuple[Tensor, ...]]) -> Tensor:

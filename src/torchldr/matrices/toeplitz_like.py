@@ -13,7 +13,7 @@ from ..functional.fft import conjugate, contract_rank
 from ..functional.reference import krylov_reference, shift_reference
 from ..functional.ring import Ring, ring
 from .base import StructuredMatrix, generators_
-from .products import Product
+from .products import Product, kept_for_autograd
 
 
 def corner_sign(m: int, n: int) -> int:
@@ -73,12 +73,14 @@ class ToeplitzLike(StructuredMatrix, name="toeplitz_like"):
         return self._prepare_batches()(x)
 
     def prepare(self) -> Product:
-        several, (m, n) = self._prepare_batches(), self.shape
+        m, n = self.shape
         a = torch.tensor(float(corner_sign(m, n)), dtype=self.dtype)
-        one = single.prepare(torch.ones_like(self.G[0]), a, self.G, torch.ones_like(self.H[0]), -a, self.H)
+        left, right = ((torch.ones_like(V[0, 1:]), f, V) for V, f in ((self.G, a), (self.H, -a)))
+        one = single.prepare(left, right, self.dtype)
         if one is None:
-            return several
-        return lambda x: single.matmul(one, x) if single.serves(x) else several(x)
+            return self._prepare_batches()
+        others = kept_for_autograd(self._prepare_batches)
+        return lambda x: single.matmul(one, x) if single.serves(x) else others()(x)
 
     def _prepare_batches(self) -> Product:
         left, right = self._rings()

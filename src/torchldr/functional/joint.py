@@ -1,0 +1,187 @@
+"""Both Krylov products of an LDR-SD layer as one compiled function, with a hand-written backward.
+
+    y = sum_i K_k(A, g_i) K_k(C, h_i)^T x
+
+by the convolutions of `subdiagonal`, in the ring of `compiled_fft` with 2N >= m + k - 1 of either operator:
+2r + 2 complex FFTs of length N a vector forward and as many backward, everything between them while it is in
+cache, rows of the batch in as many threads as torch uses. The gradients are those of `subdiagonal`:
+correlations, summed over the batch as spectra. Derivatives of derivatives, forward mode and stacked operators
+take the plain form, the split product. `serves` says where it applies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from . import stencil
+from ._twin import plain_backward, plain_jvp
+from .split import split_matmul, split_prepare, split_rmatmul
+from .subdiagonal import Side, convolution_scales, krylov_matmul, krylov_rmatmul
+from .threads import in_parts
+
+
+class Joint(NamedTuple):
+    """A product for which everything that does not depend on the input is done."""
+
+    k: int
+    A: tuple[Any, Any, Any]  # P (m,), f = corner P_{m-1}, spectra of g_i / P (r, 2N)
+    C: tuple[Any, Any, Any]
+    tables: tuple[Any, Any]  # of the FFT
+
+
+def product(A: Side, C: Side, x: Tensor, how: str = "auto") -> Tensor:
+    """sum_i K_k(A, g_i) K_k(C, h_i)^T x, k = min(m, n).
+
+    Args:
+        A, C: subdiagonal, corner () and start vectors, (m - 1,) and (r, m) for A, (n - 1,) and (r, n) for C.
+        x: vectors, shape (b, n).
+        how: "auto", "convolution" or "split", see `subdiagonal.convolution_scales`.
+
+    Returns:
+        Shape (b, m), in the dtype of `x` (float32 or float64): by the compiled function where the guard
+        allows both convolutions and tensors are in CPU memory, else by one Krylov product after the other.
+        Differentiable in every argument, any number of times; vmap, jvp and tracing hold.
+    """
+    if stencil.serves(*A, *C, x):
+        P_A, P_C = convolution_scales(A[0], how), convolution_scales(C[0], how)
+        if P_A is not None and P_C is not None:
+            dtype = _wider(P_A, P_C)
+            wide = (t.to(dtype) for t in (*A, *C, x, P_A, P_C))
+            return _Joint.apply(*wide)[0].to(x.dtype)
+        # What was found for one operator need not be looked for again.
+        first, second = ("split" if P is None else how for P in (P_C, P_A))
+    else:
+        first = second = how
+    z = krylov_rmatmul(*C, x, min(A[2].shape[-1], C[2].shape[-1]), first)
+    return krylov_matmul(*A, z, second)
+
+
+def _wider(P_A: Tensor, P_C: Tensor) -> torch.dtype:
+    return torch.float64 if torch.float64 in (P_A.dtype, P_C.dtype) else torch.float32
+
+
+def prepare(A: Side, C: Side, scales: tuple[Tensor, Tensor]) -> Joint:
+    """The constants of the product, for `matmul`."""
+    from . import compiled_fft, compiled_kernels
+
+    m, n = A[2].shape[-1], C[2].shape[-1]
+    k = min(m, n)
+    N = max(compiled_fft.SMALLEST, 1 << ((max(m, n) + k - 2) // 2).bit_length())
+    dtype = _wider(*scales)
+    tables = compiled_fft.tables(N, str(dtype).removeprefix("torch."))
+    sides = []
+    for (_, corner, V), scale in ((A, scales[0]), (C, scales[1])):
+        starts, P = V.detach().to(dtype).contiguous().numpy(), scale.to(dtype).numpy()
+        hats = np.empty((len(starts), 2 * N), P.dtype)
+        compiled_kernels.generator_spectra(starts, P, hats, *tables)
+        sides.append((P, P.dtype.type(corner.item()) * P[-1], hats))
+    return Joint(k, sides[0], sides[1], tables)
+
+
+def matmul(K: Joint, x: Tensor, saved: Sequence[Tensor] = ()) -> Tensor:
+    """The product for prepared constants: (b, n) to (b, m), in the dtype of `x`.
+
+    `saved` are the three arrays that `layer_forward` fills for a backward.
+    """
+    from .compiled_kernels import layer_forward
+
+    P, _, hats = K.A
+    source = x.to(torch.float64 if P.dtype == np.float64 else torch.float32).detach().contiguous().numpy()
+    y = np.empty((len(source), len(P)), P.dtype)
+    kept = [t.numpy() for t in saved] or [np.empty((0,) * axes, P.dtype) for axes in (2, 3, 2)]
+
+    def rows(start: int, stop: int) -> None:
+        part = slice(start, stop)
+        arrays = tuple(t[part] for t in kept)
+        layer_forward(source[part], y[part], K.k, K.A, K.C, arrays, *K.tables)
+
+    in_parts(len(source), hats.size, rows)
+    return torch.from_numpy(y).to(x.dtype)
+
+
+def _plain(
+    s_A: Tensor, corner_A: Tensor, G: Tensor, s_C: Tensor, corner_C: Tensor, H: Tensor, x: Tensor
+) -> Tensor:
+    k = min(G.shape[-1], H.shape[-1])
+    z = split_rmatmul(split_prepare(s_C, corner_C, H, k), x)
+    return split_matmul(split_prepare(s_A, corner_A, G, k), z)
+
+
+class _Joint(torch.autograd.Function):
+    """(A, C, x, P_A, P_C) to y, followed by what the backward needs again."""
+
+    @staticmethod
+    def forward(*inputs: Tensor) -> tuple[Tensor, ...]:
+        s_A, corner_A, G, s_C, corner_C, H, x, P_A, P_C = inputs
+        K = prepare((s_A, corner_A, G), (s_C, corner_C, H), (P_A, P_C))
+        (r, size), b = K.A[2].shape, len(x)
+        saved = x.new_empty(b, size), x.new_empty(b, r, size), x.new_empty(b, K.k)
+        y = matmul(K, x, saved)
+        return y, y.clone(), *saved  # what follows may change y in place, and the backward needs it
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*inputs, *output[1:])
+        ctx.save_for_forward(*inputs[:7])
+
+    @staticmethod
+    def backward(ctx: Any, u: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+        if u is None:
+            return (None,) * 9
+        inputs, outputs = ctx.saved_tensors[:9], ctx.saved_tensors[9:]
+        if torch.is_grad_enabled() or not stencil.is_plain(u):
+            return *plain_backward(_plain, inputs[:7], u), None, None
+        return *_gradients(inputs, outputs, u), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor | None, ...]:
+        return plain_jvp(_plain, ctx.saved_tensors[:7], tangents[:7]), *[None] * 4
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Tensor) -> Any:
+        none, dims = [inputs[6].new_zeros(0)] * 4, (0, *[None] * 4)
+        *fixed, dim, _, _ = in_dims
+        if dim is None or any(d is not None for d in fixed):  # stacked operators
+            return (torch.vmap(_plain, in_dims=in_dims[:7])(*inputs[:7]), *none), dims
+        x = inputs[6].movedim(dim, 0)
+        y = _Joint.apply(*inputs[:6], x.flatten(0, 1), *inputs[7:])[0]
+        return (y.unflatten(0, x.shape[:2]), *none), dims
+
+
+def _gradients(inputs: Sequence[Tensor], outputs: Sequence[Tensor], u: Tensor) -> tuple[Tensor, ...]:
+    """Of s, corner and V of A, of those of C, and of x."""
+    from .compiled_kernels import layer_backward, side_gradients
+
+    s_A, corner_A, G, s_C, corner_C, H, x, P_A, P_C = (t.detach().contiguous() for t in inputs)
+    A, C = (s_A, corner_A, G), (s_C, corner_C, H)
+    K = prepare(A, C, (P_A, P_C))
+    dx = torch.empty_like(x)
+    y, *saved = (t.numpy() for t in outputs)
+    batch = u.contiguous().numpy(), x.numpy(), y, dx.numpy()
+    parts: dict[int, Any] = {}
+
+    def rows(start: int, stop: int) -> None:
+        part = slice(start, stop)
+        shapes = [(K.A[2].shape, P.shape, (K.k,)) for P in (P_A, P_C)]
+        sums = tuple(tuple(np.zeros(shape, y.dtype) for shape in side) for side in shapes)
+        kept = tuple(t[part] for t in saved)
+        layer_backward(*(t[part] for t in batch), K.k, K.A, K.C, kept, sums, *K.tables)
+        parts[start] = sums
+
+    in_parts(len(x), K.A[2].size, rows)
+    found = []
+    for side, ((s, corner, V), P) in enumerate(((A, P_A), (C, P_C))):
+        # In the order of the rows, so that sums do not depend on the clock.
+        sums = tuple(sum(arrays) for arrays in zip(*(parts[i][side] for i in sorted(parts)), strict=True))
+        ds, dV = torch.empty_like(s), torch.empty_like(V)
+        known = s.numpy(), corner.item(), V.numpy(), P.numpy(), K.k, sums
+        dc = side_gradients(*known, ds.numpy(), dV.numpy(), *K.tables)
+        found += [ds, torch.tensor(dc, dtype=s.dtype), dV]
+    return *found, dx

@@ -218,8 +218,9 @@ def _mount() -> None:
     from torchldr.bench import command as bench
     from torchldr.experiments import commands as experiments
     from torchldr.experiments.report import commands as report
+    from torchldr.theory import command as theory
 
-    for part in (experiments, report, bench):
+    for part in (experiments, report, bench, theory):
         part.register(app)
 
 

@@ -374,8 +374,8 @@ def test_matrix_errors():
         torchldr.LowRank(3, 4, G=torch.zeros(1, 3), H=torch.zeros(1, 5))
     with pytest.raises(TypeError, match="LowRank: unknown tensor 'K'"):
         torchldr.LowRank(3, 4, G=torch.zeros(1, 3), H=torch.zeros(1, 4), K=torch.zeros(2))
-    with pytest.raises(TypeError, match="Circulant has no displacement operators"):
-        torchldr.Circulant.random(3, 4).displacement()
+    with pytest.raises(TypeError, match="Fastfood has no displacement operators"):
+        torchldr.Fastfood.random(3, 4).displacement()
 
 
 def test_repr():

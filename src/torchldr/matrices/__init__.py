@@ -1,6 +1,33 @@
 """The structured classes, one a file, and the registry that finds them by name."""
 
 from .acdc import ACDC
+from .algebra import (
+    BlockDiagonal,
+    DenseOperator,
+    Diagonal,
+    Displacement,
+    Operator,
+    Power,
+    Shift,
+    Subdiagonal,
+    TransposedOperator,
+    Tridiagonal,
+    block,
+    displacement,
+    displacement_rank,
+    from_displacement,
+    generators,
+    same,
+)
+from .algebra.condition import condition_estimate
+from .algebra.constructors import Cauchy, Hankel, Toeplitz, Vandermonde, block_circulant, circulant
+from .algebra.constructors_convolution import Convolution2d, convolution1d
+from .algebra.constructors_exact import to_hankel_like, to_ldr_td, to_toeplitz_like
+from .algebra.constructors_known import known_displacement
+from .algebra.equivariance import LearnedOperators, equivariance_error, learned_operators
+from .algebra.scipy_operator import as_scipy
+from .algebra.solve import IllConditionedWarning, solve, solvers
+from .algebra.transforms import DCT2, DFT, Chebyshev, Legendre, OrthogonalPolynomials
 from .base import Constant, StructuredMatrix
 from .cauchy_like import CauchyLike
 from .circulant import BlockCirculant, Circulant
@@ -10,26 +37,70 @@ from .ldr_sd import LDRSubdiagonal
 from .ldr_td import LDRTridiagonal
 from .linear_map import LinearMap
 from .low_rank import LowRank
+from .projection import Projection, from_dense
 from .registry import get_structure, structures
 from .toeplitz_like import HankelLike, ToeplitzLike
 from .vandermonde_like import VandermondeLike
 
 __all__ = [
     "ACDC",
+    "DCT2",
+    "DFT",
     "BlockCirculant",
+    "BlockDiagonal",
+    "Cauchy",
     "CauchyLike",
+    "Chebyshev",
     "Circulant",
     "Constant",
+    "Convolution2d",
     "Dense",
+    "DenseOperator",
+    "Diagonal",
+    "Displacement",
     "Fastfood",
+    "Hankel",
     "HankelLike",
+    "IllConditionedWarning",
     "LDRSubdiagonal",
     "LDRTridiagonal",
+    "LearnedOperators",
+    "Legendre",
     "LinearMap",
     "LowRank",
+    "Operator",
+    "OrthogonalPolynomials",
+    "Power",
+    "Projection",
+    "Shift",
     "StructuredMatrix",
+    "Subdiagonal",
+    "Toeplitz",
     "ToeplitzLike",
+    "TransposedOperator",
+    "Tridiagonal",
+    "Vandermonde",
     "VandermondeLike",
+    "as_scipy",
+    "block",
+    "block_circulant",
+    "circulant",
+    "condition_estimate",
+    "convolution1d",
+    "displacement",
+    "displacement_rank",
+    "equivariance_error",
+    "from_dense",
+    "from_displacement",
+    "generators",
     "get_structure",
+    "known_displacement",
+    "learned_operators",
+    "same",
+    "solve",
+    "solvers",
     "structures",
+    "to_hankel_like",
+    "to_ldr_td",
+    "to_toeplitz_like",
 ]

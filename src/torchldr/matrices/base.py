@@ -10,6 +10,7 @@ should write, where it applies,
     prepare             a product with everything that does not depend on the input done before
 and may write
     operators           its displacement operators A and C, which brings the displacement tests
+and register rules of the algebra (`rules`): what its sums, products and transposes are.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -26,6 +27,9 @@ from . import opaque
 from .linear_map import LinearMap
 from .products import Product, check_input, run_product, sum_of_products
 from .registry import REGISTRY, near
+
+if TYPE_CHECKING:
+    from .projection import Projection
 
 _EXACT_NORM = 1 << 20  # entries up to which the initial scale is measured instead of computed
 
@@ -293,6 +297,13 @@ class StructuredMatrix(LinearMap):
         return cls.unchecked(out_features, in_features, tensors, options)
 
     @classmethod
+    def from_dense(cls, W: Tensor, rank: int | None = None, **options: Any) -> Projection:
+        """The nearest member of the class to a dense matrix that we can find: `torchldr.from_dense`."""
+        from .projection import from_dense
+
+        return from_dense(W, cls, rank, **options)
+
+    @classmethod
     def draw_operators_(cls, tensors: Mapping[str, Tensor], generator: torch.Generator | None = None) -> None:
         """Move the operators away from where training starts; most classes have none to move."""
 
@@ -363,19 +374,6 @@ class StructuredMatrix(LinearMap):
     def rmatmul(self, y: Tensor) -> Tensor:
         check_input(self, y, self.out_features, "out_features")
         return run_product(partial(self.promoted().product, transposed=True), y, self.dtype)
-
-    def displacement(self) -> Tensor:
-        """M - A M C^T, of rank at most twice the matrix's own: the Stein form.
-
-        Raises:
-            TypeError: for a class without displacement operators.
-        """
-        operators = self.operators()
-        if operators is None:
-            raise TypeError(f"{type(self).__name__} has no displacement operators of its own.")
-        A, C = operators
-        M = self.to_dense()
-        return M - A @ M @ C.mT
 
     def __repr__(self) -> str:
         parts = [str(self.out_features), str(self.in_features)]

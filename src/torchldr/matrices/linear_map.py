@@ -1,28 +1,45 @@
-"""A matrix known by its products."""
+"""A matrix known by its products, and the operations that its algebra offers."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from . import rules
+
+if TYPE_CHECKING:
+    from .algebra.structure import Displacement
+
+Number = int | float | complex | Tensor
+
 
 class LinearMap:
-    """A real matrix known by its products, shape (out_features, in_features).
+    """A matrix known by its products, shape (out_features, in_features).
 
     `M.matmul(x)` acts on the last axis of x, as a layer does; `M @ x` is `torch.matmul`.
+
+    Maps form an algebra: `M.T`, `M + N`, `M - N`, `c * M`, `M @ N`, `M.inverse()` are maps again, whose
+    products are composed of the fast ones. Where M and N have low displacement rank, the result knows its
+    operators, its generators and a bound of its rank: see `displacement_structure` and `rank_bound`.
     """
 
     out_features: int
     in_features: int
+    _transpose: LinearMap | None = None  # the map that this one is the transpose of
+
+    @property
+    def dtype(self) -> torch.dtype:
+        raise NotImplementedError
+
+    @property
+    def device(self) -> torch.device:
+        raise NotImplementedError
 
     @property
     def shape(self) -> torch.Size:
         return torch.Size((self.out_features, self.in_features))
-
-    @property
-    def T(self) -> LinearMap:
-        """The transposed matrix, which shares this one's tensors."""
-        return Transposed(self)
 
     def matmul(self, x: Tensor) -> Tensor:
         """Multiply vectors: (..., in_features) to (..., out_features)."""
@@ -36,31 +53,124 @@ class LinearMap:
         """The matrix itself, from its definition, shape (out_features, in_features)."""
         raise NotImplementedError
 
-    def __matmul__(self, x: Tensor) -> Tensor:
+    # The algebra: each result is of the most special class that a rule knows.
+
+    @property
+    def T(self) -> LinearMap:
+        """The transposed matrix: of the same class where that is closed, else lazy."""
+        if self._transpose is None:
+            found: LinearMap = rules.apply("transpose", LinearMap, self)
+            found._transpose = self
+            return found
+        return self._transpose
+
+    def __matmul__(self, x: Any) -> Any:
+        if isinstance(x, LinearMap):
+            check_sizes("@", self, x, self.in_features, x.out_features)
+            return rules.apply("matmul", LinearMap, self, x)
         if not isinstance(x, Tensor):
             return NotImplemented
         return self.matmul(x) if x.ndim == 1 else self.matmul(x.mT).mT
 
+    def __rmatmul__(self, x: Any) -> Any:
+        return self.rmatmul(x) if isinstance(x, Tensor) else NotImplemented
 
-class Transposed(LinearMap):
-    """The transpose of a linear map."""
+    def __add__(self, other: LinearMap) -> LinearMap:
+        if not isinstance(other, LinearMap):
+            return NotImplemented
+        check_sizes("+", self, other, tuple(self.shape), tuple(other.shape))
+        return rules.apply("add", LinearMap, self, other)
 
-    def __init__(self, of: LinearMap) -> None:
-        self.of = of
-        self.out_features, self.in_features = of.in_features, of.out_features
+    def __sub__(self, other: LinearMap) -> LinearMap:
+        return self + -other if isinstance(other, LinearMap) else NotImplemented
+
+    def __mul__(self, scalar: Number) -> LinearMap:
+        if not isinstance(scalar, int | float | complex) and not (
+            isinstance(scalar, Tensor) and scalar.ndim == 0
+        ):
+            return NotImplemented
+        return rules.apply("scale", LinearMap, self, scalar=scalar)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, scalar: Number) -> LinearMap:
+        return self * (1 / scalar)
+
+    def __neg__(self) -> LinearMap:
+        return self * -1.0
+
+    def inverse(self) -> LinearMap:
+        """The inverse of a square matrix: products with it solve systems with this one."""
+        if self.out_features != self.in_features:
+            raise ValueError(f"{type(self).__name__}: only a square matrix has an inverse, got {show(self)}.")
+        return rules.apply("inverse", LinearMap, self)
+
+    def solve(self, b: Tensor, *, tol: float | None = None, method: str | None = None) -> Tensor:
+        """The x with M x = b, for b of shape (n,) or (..., n, k); see `torchldr.solve`."""
+        return rules.apply("solve", LinearMap, self, b=b, tol=tol, method=method)
+
+    def as_scipy(self) -> Any:
+        """A `scipy.sparse.linalg.LinearOperator` with these products; see `torchldr.as_scipy`."""
+        return rules.apply("as_scipy", LinearMap, self)
+
+    # Displacement.
+
+    def displacement_structure(self) -> Displacement | None:
+        """Operators, rank bound and generators of this matrix's displacement; None where it claims none."""
+        return rules.first("displacement_structure", LinearMap, self)
+
+    def _structure(self) -> Displacement:
+        found = self.displacement_structure()
+        if found is None:
+            raise TypeError(
+                f"{type(self).__name__} has no displacement operators of its own; "
+                "torchldr.displacement(M, A, B) takes them as arguments."
+            )
+        return found
 
     @property
-    def T(self) -> LinearMap:
-        return self.of
+    def rank_bound(self) -> int | None:
+        """What the closure rules say of the displacement rank: a bound, or None where they claim none."""
+        found = self.displacement_structure()
+        return None if found is None else found.rank
 
-    def matmul(self, x: Tensor) -> Tensor:
-        return self.of.rmatmul(x)
+    def displacement(self) -> Tensor:
+        """M - A M B or A M - M B by this matrix's own operators, as a dense matrix.
 
-    def rmatmul(self, y: Tensor) -> Tensor:
-        return self.of.matmul(y)
+        Raises:
+            TypeError: for a matrix without displacement operators.
+        """
+        return self._structure().of_dense(self.to_dense())
 
-    def to_dense(self) -> Tensor:
-        return self.of.to_dense().mT
+    def displacement_rank(self, tol: float | None = None) -> int:
+        """The rank of `displacement()`, from the generators: never a dense matrix.
 
-    def __repr__(self) -> str:
-        return f"{self.of!r}.T"
+        Args:
+            tol: singular values count above `tol` times the size of the generators; by default the
+                larger side times the rounding unit.
+        """
+        return self.generators(tol)[0].shape[0]
+
+    def generators(self, tol: float | None = None) -> tuple[Tensor, Tensor]:
+        """G (r, m) and H (r, n) with the fewest rows such that `displacement()` is G^T H."""
+        return self._structure().reduced(tol).generators()
+
+    def recompress(self, tol: float | None = None, structure: str | None = None) -> LinearMap:
+        """The same matrix with the fewest generators, as a member of a structured class where one fits.
+
+        Args:
+            tol: as for `displacement_rank`.
+            structure: the name of a class to put it in, by default whichever has these operators.
+        """
+        return rules.apply("recompress", LinearMap, self, tol=tol, structure=structure)
+
+
+def show(M: LinearMap) -> str:
+    return f"{M.out_features} x {M.in_features}"
+
+
+def check_sizes(operation: str, M: LinearMap, N: LinearMap, left: object, right: object) -> None:
+    if left != right:
+        raise ValueError(
+            f"{type(M).__name__} {operation} {type(N).__name__}: sizes {show(M)} and {show(N)} do not fit."
+        )

@@ -1,0 +1,137 @@
+"""What a matrix of a classical family is: a linear map that knows its displacement operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..linear_map import LinearMap
+from .operators import Operator
+from .structure import Displacement, Form
+
+if TYPE_CHECKING:
+    from ..ldr_td import LDRTridiagonal
+    from ..toeplitz_like import ToeplitzLike
+
+
+class Operators(NamedTuple):
+    """A pair of displacement operators.
+
+    Attributes:
+        A: m x m, acts on the rows.
+        B: n x n, acts on the columns; the transpose of the C of a Krylov form.
+        form: "sylvester" for A M - M B, "stein" for M - A M B.
+    """
+
+    A: Operator
+    B: Operator
+    form: Form = "sylvester"
+
+
+class ClassicalMatrix(LinearMap):
+    """A matrix given by a few vectors, of low displacement rank by its form alone.
+
+    Unlike the structured classes it is no layer's weight: it may be complex, it promotes the dtype of its
+    input, and its operators are those of the paper's proposition on expressiveness. Products with vectors
+    are differentiable in its vectors and in the input.
+    """
+
+    def operators(self) -> Operators:
+        """The displacement operators with respect to which its rank is low."""
+        raise NotImplementedError
+
+    def support(self) -> tuple[Sequence[int], Sequence[int]]:
+        """The rows and columns outside of which the displacement is zero, whatever the entries."""
+        raise NotImplementedError
+
+    def _matmul(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def _rmatmul(self, y: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def _cross(self) -> tuple[Sequence[int], Sequence[int]]:
+        """`support`, where that is fewer lines than the matrix has."""
+        (rows, columns), (m, n) = self.support(), self.shape
+        if len(rows) + len(columns) <= min(m, n):
+            return rows, columns
+        return (range(m), ()) if m <= n else ((), range(n))
+
+    @property
+    def displacement_rank_bound(self) -> int:
+        """What the rank of `displacement()` cannot exceed, whatever the entries."""
+        rows, columns = self._cross()
+        return len(rows) + len(columns)
+
+    def displacement_structure(self) -> Displacement:
+        """Operators, rank bound and generators of the displacement, which is G^T H."""
+        return Displacement(*self.operators(), self.displacement_rank_bound, self._generators)
+
+    def _generators(self) -> tuple[Tensor, Tensor]:
+        """The rows and columns that hold the displacement, by products with unit vectors."""
+        (rows, columns), (A, B, form) = self._cross(), self.operators()
+        E, F = self._units(rows, self.out_features), self._units(columns, self.in_features)
+        if form == "stein":
+            row_part = self.rmatmul(E) - B.rmatmul(self.rmatmul(A.rmatmul(E)))
+            column_part = self.matmul(F) - A.matmul(self.matmul(B.matmul(F)))
+        else:
+            row_part = self.rmatmul(A.rmatmul(E)) - B.rmatmul(self.rmatmul(E))
+            column_part = A.matmul(self.matmul(F)) - self.matmul(B.matmul(F))
+        column_part = column_part * (1 - E.sum(0))  # where they cross, the rows have it
+        return torch.cat((E, column_part)), torch.cat((row_part, F))
+
+    def _units(self, places: Sequence[int], size: int) -> Tensor:
+        units = torch.zeros(len(places), size, dtype=self.dtype, device=self.device)
+        units[range(len(places)), list(places)] = 1
+        return units
+
+    def matmul(self, x: Tensor) -> Tensor:
+        return self._run(self._matmul, x, self.in_features, "in_features")
+
+    def rmatmul(self, y: Tensor) -> Tensor:
+        """Multiply by the transposed matrix, not conjugated: (..., out_features) to (..., in_features)."""
+        return self._run(self._rmatmul, y, self.out_features, "out_features")
+
+    def to_ldr_td(self) -> LDRTridiagonal:
+        """The same matrix as a member of LDR-TD; see `torchldr.to_ldr_td`."""
+        from .constructors_exact import to_ldr_td
+
+        return to_ldr_td(self)
+
+    def to_toeplitz_like(self) -> ToeplitzLike:
+        """The same matrix as a Toeplitz-like one; see `torchldr.to_toeplitz_like`."""
+        from .constructors_exact import to_toeplitz_like
+
+        return to_toeplitz_like(self)
+
+    def _run(self, product: Callable[[Tensor], Tensor], x: Tensor, size: int, what: str) -> Tensor:
+        who = type(self).__name__
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{who}: expected a tensor, got {type(x).__name__}.")
+        if x.ndim < 1 or x.shape[-1] != size:
+            raise ValueError(
+                f"{who}: the last axis must have {what}={size} entries, got shape {tuple(x.shape)}."
+            )
+        if x.device != self.device:
+            raise ValueError(f"{who}: the input is on {x.device}, the matrix on {self.device}; move one.")
+        dtype = torch.promote_types(x.dtype, self.dtype)
+        wide = torch.promote_types(dtype, torch.float32)  # FFTs know no narrower one
+        y = product(x.reshape(-1, size).to(wide))
+        return y.reshape(*x.shape[:-1], y.shape[-1]).to(dtype)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.out_features}, {self.in_features}, dtype={self.dtype})"
+
+
+def checked_vector(t: Tensor, who: str, name: str) -> Tensor:
+    """A vector of at least one entry, floating point or complex, or an error."""
+    if not isinstance(t, Tensor):
+        raise TypeError(f"{who}: {name} must be a tensor, got {type(t).__name__}.")
+    if t.ndim != 1 or t.shape[0] < 1:
+        raise ValueError(f"{who}: {name} must be a vector of at least one entry, got shape {tuple(t.shape)}.")
+    if not (t.is_floating_point() or t.is_complex()):
+        raise TypeError(f"{who}: {name} must be floating point or complex, got {t.dtype}.")
+    return t

@@ -1,5 +1,19 @@
 """Layers."""
 
+from .channels import StructuredChannels
+from .channels_stack import MatrixStack
+from .convolution import ConvolutionMatrix, conv_to_matrix
 from .linear import StructuredLinear
+from .recurrent import StructuredGRU, StructuredLSTM
+from .recurrent_step import RecurrentStep
 
-__all__ = ["StructuredLinear"]
+__all__ = [
+    "ConvolutionMatrix",
+    "MatrixStack",
+    "RecurrentStep",
+    "StructuredChannels",
+    "StructuredGRU",
+    "StructuredLSTM",
+    "StructuredLinear",
+    "conv_to_matrix",
+]

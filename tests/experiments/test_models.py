@@ -86,6 +86,9 @@ def test_initial_deviation() -> None:
         assert drawn.std() == pytest.approx(0.3, rel=0.1)
     dense = build_model(Run("mnist", keep=4, init="paper"), MNIST, 2, generator(0)).hidden
     assert dense.get_parameter("weight").detach().std() == pytest.approx(784**-0.5, rel=0.01)
+    logits = build_model(Run("mnist", output_std=0.3), MNIST, 10, generator(0)).logits
+    assert logits.weight.detach().std() == pytest.approx(0.3, rel=0.05)
+    assert not logits.bias.any()
 
 
 def test_pruning_keeps_the_largest() -> None:

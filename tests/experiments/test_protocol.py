@@ -36,6 +36,7 @@ def test_hash_tells_runs_apart_and_equal_ones_together() -> None:
         replace(run, options=(("product", "split"),)),
         replace(run, init="paper"),
         replace(run, init_std=0.1),
+        replace(run, output_std=0.1),
         replace(run, hidden=9),
         replace(run, train_fraction=0.5),
         replace(run, seed=1),
@@ -78,6 +79,7 @@ def test_method_and_label() -> None:
         ({"train_fraction": 0.0}, "train_fraction must lie in"),
         ({"init": "papers"}, "Did you mean 'paper'"),
         ({"init_std": -1.0}, "init_std must be positive"),
+        ({"output_std": 0.0}, "output_std must be positive"),
         ({"seed": -1}, "seed must be at least 0"),
     ],
 )

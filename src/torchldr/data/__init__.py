@@ -24,6 +24,10 @@ be gzipped, or lie in its .zip, .tar, .tar.gz or .tgz archive:
                    norb-5x01235x9x18x6x2x108x108-testing-{01,02}-{dat,cat}.mat
     small_norb/    smallnorb-5x{46789,01235}x9x18x6x2x96x96-{training,testing}-{dat,cat}.mat
     backgrounds/   *.png                                      photographs for the bg-rot stand-in
+
+Texts are loaded by `load_corpus`, see `torchldr.data.text`:
+
+    wikitext-2/    {train,valid,test}.txt                     or wiki.{train,valid,test}.tokens
 """
 
 from __future__ import annotations
@@ -34,9 +38,11 @@ from torchldr.data.errors import DataFileError, DatasetNotFoundError, DownloadEr
 from torchldr.data.loading import DatasetStatus, load, status, table
 from torchldr.data.places import search_path, user_cache
 from torchldr.data.registry import names
+from torchldr.data.text import Corpus, load_corpus
 from torchldr.data.user import load_npz
 
 __all__ = [
+    "Corpus",
     "DataFileError",
     "Dataset",
     "DatasetNotFoundError",
@@ -45,6 +51,7 @@ __all__ = [
     "as_pixels",
     "fetch",
     "load",
+    "load_corpus",
     "load_npz",
     "names",
     "search_path",

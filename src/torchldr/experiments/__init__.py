@@ -16,6 +16,7 @@ the ledger alone. On the command line: `torchldr paper`, `torchldr train`.
 
 from __future__ import annotations
 
+from . import language  # also makes its protocol known to `Run.from_config`
 from .batches import Images
 from .ledger import Ledger, default_results
 from .models import ConvNet, PrunedLinear, SingleHiddenLayer, build_model, count_parameters
@@ -44,6 +45,7 @@ __all__ = [
     "count_parameters",
     "default_results",
     "get_table",
+    "language",
     "overview",
     "run_rows",
     "sweep",

@@ -14,6 +14,7 @@ from typing import Annotated, NamedTuple, TypeVar
 import typer
 
 from ..matrices import get_structure
+from .language import sweep_language
 from .ledger import Ledger
 from .logs import no_log, tensorboard_log
 from .options import Many, keep_table, parse_filters, parse_options
@@ -77,18 +78,22 @@ def paper_command(
         return
     table = _used(lambda: keep_table(get_table(name), parse_filters(only or [])))
     if quick:
-        table = table.changed(lambda run: dataclasses.replace(run, protocol=Protocol.quick()))
+        table = table.changed(lambda run: dataclasses.replace(run, protocol=run.protocol.quick()))
     if not show:
         runs = [run.with_seed(seed) for seed in range(seeds) for run in table.runs()]
         library = Library(_used(lambda: choose_device(device)), data_dir)
-        _sweep(runs, ledger, library, Extras(max_seconds, logdir, save_weights, force))
+        extras = Extras(max_seconds, logdir, save_weights, force)
+        if table.name == "lstm":
+            _sweep_language(runs, ledger, library, extras)
+        else:
+            _sweep(runs, ledger, library, extras)
     rows = table_rows(table, ledger, seeds)
     show_rows(rows, as_json, title=_title(table, quick), columns=columns_of(rows))
 
 
 def train_command(
     data: Annotated[str, typer.Option(help="A dataset's name, or the path of your own .npz file.")],
-    model: Annotated[str, typer.Option(help="shl (single hidden layer) or cnn.")] = "shl",
+    model: Annotated[str, typer.Option(help="shl (single hidden layer), cnn, channels, wide, ...")] = "shl",
     structure: Annotated[list[str] | None, typer.Option(help="One or more classes [ldr_sd].")] = None,
     rank: Annotated[list[int] | None, typer.Option(help="One or more ranks.")] = None,
     fraction: Annotated[list[float] | None, typer.Option(help="Shares of the training images.")] = None,
@@ -97,6 +102,7 @@ def train_command(
     keep: Annotated[int | None, typer.Option(min=1, help="Prune a dense layer to so many weights.")] = None,
     init: Annotated[str, typer.Option(help="paper or linear.")] = "paper",
     init_std: Annotated[float | None, typer.Option(help="Initial deviation of G and H instead.")] = None,
+    output_std: Annotated[float | None, typer.Option(help="Initial deviation of the output layer.")] = None,
     lr: Annotated[list[float] | None, typer.Option(help="Learning rates.")] = None,
     trials: Annotated[int | None, typer.Option(min=1, help="Trials a learning rate.")] = None,
     epochs: Annotated[int | None, typer.Option(min=1)] = None,
@@ -127,7 +133,9 @@ def train_command(
             epochs=epochs or base.epochs,
             batch=batch or base.batch,
         )
-        common = Run(data, model, init=init, init_std=init_std, hidden=hidden, protocol=protocol)
+        common = Run(
+            data, model, init=init, init_std=init_std, output_std=output_std, hidden=hidden, protocol=protocol
+        )
         return [
             dataclasses.replace(
                 common,
@@ -194,6 +202,28 @@ def _sweep(runs: Sequence[Run], ledger: Ledger, library: Library, extras: Extras
         raise typer.Exit(130) from None
     _tell(report, ledger)
     if report.absent and not (report.finished or report.present or report.left):
+        raise typer.Exit(1)
+
+
+def _sweep_language(runs: Sequence[Run], ledger: Ledger, library: Library, extras: Extras) -> None:
+    """The same for language models, which are trained side by side."""
+    if extras.logdir is not None or extras.save_weights:
+        raise typer.BadParameter("--logdir and --save-weights are not for the language models.")
+    try:
+        report = sweep_language(
+            runs,
+            ledger,
+            library.device,
+            library.data_dir,
+            force=extras.force,
+            max_seconds=extras.max_seconds,
+            say=_say,
+        )
+    except KeyboardInterrupt:
+        _say("interrupted; the same command goes on from the last checkpoint.")
+        raise typer.Exit(130) from None
+    _tell(report, ledger)
+    if report.absent and not report.present:
         raise typer.Exit(1)
 
 

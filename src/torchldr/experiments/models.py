@@ -1,4 +1,4 @@
-"""The paper's two networks, with any structured class for the layer that is compressed.
+"""The paper's networks for images, with any structured class for the layers that are compressed.
 
     shl   pixels -> hidden (structured, no bias) -> ReLU -> logits
     cnn   two stages of 5x5 convolution, ReLU and 2x2 max-pooling (6 and 16 channels)
@@ -6,18 +6,30 @@
 
 The hidden layer is square, 784 or 1024 on the paper's images. Baselines are the dense layer, fewer
 hidden units (RHU), and a dense layer pruned by magnitude and trained again.
+
+Where convolutions are replaced, a first layer without bias stands in front of a hidden layer of 512 units,
+also without bias:
+
+    conv3, conv3_pool, conv4_pool   3 or 4 channels of 5x5 convolutions -> ReLU (-> 2x2 max-pooling)
+    channels                        a structured matrix for every pair of channels -> ReLU
+    wide                            one structured matrix for all channels, of as many times the rank -> ReLU
+    channels_square, wide_square    the same, the hidden layer the first rows of a square matrix, as the
+                                    paper counts its parameters
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, max_pool2d, relu
 
-from ..nn import StructuredLinear
-from .protocol import Run
+from ..nn import StructuredChannels, StructuredLinear
+from .protocol import CONVOLUTIONS, REPLACEMENTS, Run
 
 _CHANNELS = (6, 16)
+REPLACED_UNITS = 512  # hidden units behind convolutions and what replaces them
 _SCALED = ("G", "H", "weight", "column")  # the tensors that `init_std` draws
 
 
@@ -98,6 +110,43 @@ class ConvNet(SingleHiddenLayer):
         return x.flatten(1)
 
 
+class CroppedLinear(StructuredLinear):
+    """The first rows of a square structured matrix, y = (x M^T)[:units], without bias.
+
+    Args:
+        in_features: size of the matrix.
+        units: how many outputs are kept.
+        options: as for `StructuredLinear`.
+    """
+
+    def __init__(self, in_features: int, units: int, **options: Any) -> None:
+        super().__init__(in_features, in_features, False, **options)
+        self.units = units
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)[..., : self.units]
+
+
+class ReplacedConvolution(SingleHiddenLayer):
+    """One layer of convolution channels, or of what replaces them, in front of the hidden layer.
+
+    Args:
+        front: from (b, channels, height, width) to the same with other channels.
+        pool: whether 2x2 max-pooling follows.
+        hidden, logits: as in `SingleHiddenLayer`.
+    """
+
+    def __init__(
+        self, front: nn.Conv2d | StructuredChannels, pool: bool, hidden: nn.Module, logits: nn.Linear
+    ) -> None:
+        super().__init__(hidden, logits)
+        self.front, self.pool = front, pool
+
+    def features(self, x: Tensor) -> Tensor:
+        x = relu(self.front(x))
+        return (max_pool2d(x, 2) if self.pool else x).flatten(1)
+
+
 def hidden_input(model: str, image_shape: tuple[int, int, int]) -> int:
     """How many numbers the hidden layer receives: 784 and 1024 for the paper's images."""
     channels, height, width = image_shape
@@ -122,6 +171,10 @@ def build_model(
     Returns:
         The network on the CPU, in the protocol's dtype.
     """
+    if run.model in CONVOLUTIONS or run.model in REPLACEMENTS:
+        replaced = _build_replaced(run, image_shape, outputs)
+        _initialise_(replaced, run, generator)
+        return replaced.to(getattr(torch, run.protocol.dtype))
     size = hidden_input(run.model, image_shape)
     units, bias = run.hidden or size, run.model == "cnn"
     hidden: nn.Module
@@ -141,11 +194,35 @@ def build_model(
     return model.to(getattr(torch, run.protocol.dtype))
 
 
+def _build_replaced(run: Run, image_shape: tuple[int, int, int], outputs: int) -> ReplacedConvolution:
+    channels, height, width = image_shape
+    units = run.hidden or REPLACED_UNITS
+    if run.keep is not None:
+        raise ValueError(f"Run: keep prunes the hidden layer of shl and cnn, got model={run.model!r}.")
+    common: dict[str, Any] = {"structure": run.structure, "init": run.init, **dict(run.options)}
+    logits = nn.Linear(units, outputs)
+    if run.model in CONVOLUTIONS:
+        out, pool = int(run.model[4]), run.model.endswith("_pool")
+        front: nn.Conv2d | StructuredChannels = nn.Conv2d(channels, out, 5, padding=2, bias=False)
+        size = out * (height // 2) * (width // 2) if pool else out * height * width
+        hidden = StructuredLinear(size, units, False, rank=run.rank, **common)
+        return ReplacedConvolution(front, pool, hidden, logits)
+    size, form = channels * height * width, "wide" if run.model.startswith("wide") else "grid"
+    first = run.rank if form == "grid" or run.rank is None else channels * run.rank
+    front = StructuredChannels(
+        channels, channels, (height, width), bias=False, form=form, rank=first, **common
+    )
+    if run.model.endswith("_square"):
+        return ReplacedConvolution(front, False, CroppedLinear(size, units, rank=run.rank, **common), logits)
+    hidden = StructuredLinear(size, units, False, rank=run.rank, **common)
+    return ReplacedConvolution(front, False, hidden, logits)
+
+
 @torch.no_grad()
 def _initialise_(model: SingleHiddenLayer, run: Run, generator: torch.Generator | None) -> None:
     """Draw all weights anew from the generator: torch's own starts, and those of the structure."""
     for layer in model.children():
-        if isinstance(layer, StructuredLinear):
+        if isinstance(layer, StructuredLinear | StructuredChannels):
             layer.reset_parameters(generator)
         elif isinstance(layer, nn.Linear | nn.Conv2d):
             bound = layer.weight[0].numel() ** -0.5
@@ -159,13 +236,19 @@ def _initialise_(model: SingleHiddenLayer, run: Run, generator: torch.Generator 
         for name, parameter in hidden.named_parameters():
             if name in _SCALED:
                 parameter.normal_(0, std, generator=generator)
+    if run.output_std is not None:
+        model.logits.weight.normal_(0, run.output_std, generator=generator)
+        model.logits.bias.zero_()
 
 
 def count_parameters(model: SingleHiddenLayer, keep: int | None = None) -> int:
     """Parameters of the hidden and the output layer, as the paper's tables count them.
 
-    Convolutions are not counted, nor weights that are pruned down to `keep`.
+    Convolutions are not counted, nor weights that are pruned down to `keep`. Where convolutions are
+    replaced it is the other way around: the first layer counts and the output layer does not.
     """
+    if isinstance(model, ReplacedConvolution):
+        return sum(p.numel() for layer in (model.front, model.hidden) for p in layer.parameters())
     count = sum(p.numel() for layer in (model.hidden, model.logits) for p in layer.parameters())
     if keep is not None and isinstance(model.hidden, PrunedLinear):
         count -= model.hidden.weight.numel() - keep

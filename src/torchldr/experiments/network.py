@@ -10,16 +10,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import conv2d, max_pool2d, relu
 
+from ..functional.cuda import unavailable
 from ..nn import StructuredLinear
-from .models import ConvNet, PrunedLinear, SingleHiddenLayer
+from .models import ConvNet, CroppedLinear, PrunedLinear, ReplacedConvolution, SingleHiddenLayer
 from .stacked import StackedProduct, Tensors, dense_product, form, stacked_product
 from .stacked_convolution import replica_convolution
+from .stacked_front import Front
+from .stacked_rectangle import STRUCTURES, rectangle_product
 
 ALIGNMENT = 64  # numbers: parameters and rows begin at multiples of it, as vector loads like
 
@@ -87,6 +91,12 @@ class StackedNetwork:
         self.options: dict[str, Any] = dict(hidden.options) if isinstance(hidden, StructuredLinear) else {}
         if self.options.get("product") == "auto":
             self.options["product"] = "convolution"
+        self.units = hidden.units if isinstance(hidden, CroppedLinear) else None
+        self._front = (
+            Front(model, self.replicas, self.shared, device)
+            if isinstance(model, ReplacedConvolution)
+            else None
+        )
         self.how = "native"
         self._product: StackedProduct | None = None
         self._prepare()
@@ -98,6 +108,12 @@ class StackedNetwork:
 
     def _prepare(self) -> None:
         if self.structure is not None:
+            m, n = self.shape
+            wide = self.device.type == "cuda" and m < n and unavailable() is None
+            if wide and self.structure.name in STRUCTURES:
+                # Fewer and larger operations than the class's own product, mapped over the replicas.
+                self.how, self._product = "rectangle", partial(rectangle_product, self.structure.name)
+                return
             self.how = form(self.structure, self.device, self.shape, self.options)
             shared = frozenset(name.removeprefix("hidden.") for name in self.shared)
             self._product = stacked_product(self.structure, *self.shape, self.options, shared, how=self.how)
@@ -116,6 +132,8 @@ class StackedNetwork:
 
     def _features(self, parts: Tensors, x: Tensor) -> Tensor:
         """What the hidden layer sees: rows (b, n) common to all replicas, or (R, b, n)."""
+        if self._front is not None:
+            return self._front({**parts, **self.buffers}, x)
         if not self.convolutional:
             return x
         # The replicas' channels side by side: one convolution, then one with a group a replica.
@@ -133,7 +151,7 @@ class StackedNetwork:
         tensors = self.hidden_tensors(parts)
         if self._product is None:
             return dense_product(tensors["weight"] * tensors["mask"], x)
-        return self._product(tensors, x)
+        return self._product(tensors, x)[..., : self.units]
 
     def _head(self, parts: Tensors, hidden: Tensor) -> Tensor:
         if "hidden.bias" in parts:
@@ -176,6 +194,7 @@ class StackedNetwork:
 
     def _chunk(self, x: Tensor) -> int:
         """Images at a time: on a GPU some gigabyte of activations, on a CPU what a cache holds."""
-        per_image = math.prod(x.shape[1:]) * (8 if self.convolutional else 1) * self.replicas
+        several = self.convolutional or self._front is not None
+        per_image = math.prod(x.shape[1:]) * (8 if several else 1) * self.replicas
         budget = 1 << (28 if self.device.type == "cuda" else 22)
         return max(1, budget // per_image)

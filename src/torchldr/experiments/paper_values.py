@@ -140,3 +140,30 @@ LITERATURE: tuple[tuple[str, str, int, float], ...] = (
     ("Sindhwani et al. 2015", "circulant", 8634, 62.11),
     ("Sindhwani et al. 2015", "Toeplitz-like, r = 2", 10986, 55.21),
 )
+
+# Table 2: test perplexities on WikiText-2 by class, at the budgets (parameters of the four matrices) and
+# ranks below; and of the unstructured layer.
+LSTM_BUDGETS = (2048, 3072, 5120, 9216, 17408, 25600)
+LSTM_RANKS = {
+    "ldr_sd": (1, 2, 4, 8, 16, 24),
+    "toeplitz_like": (2, 3, 5, 9, 17, 25),
+    "low_rank": (2, 3, 5, 9, 17, 25),
+}
+LSTM: dict[str, tuple[float, ...]] = {
+    "ldr_sd": (166.97, 154.51, 141.91, 143.60, 132.43, 129.46),
+    "toeplitz_like": (186.91, 177.60, 178.07, 186.52, 162.58, 155.73),
+    "low_rank": (205.72, 179.46, 172.38, 144.41, 135.65, 133.37),
+}
+LSTM_DENSE = 117.74
+
+# Table 3: test accuracies on CIFAR-10 where convolutions are replaced, and parameters as the paper counts
+# them, by (network, structure, rank of the hidden layer).
+CONVOLUTION: dict[tuple[str, str, int | None], tuple[float, int]] = {
+    ("conv3", "dense", None): (54.59, 1573089),
+    ("conv3_pool", "dense", None): (55.14, 393441),
+    ("conv4_pool", "dense", None): (60.05, 524588),
+    ("channels", "toeplitz_like", 16): (57.29, 393216),
+    ("channels", "ldr_sd", 16): (59.36, 417792),
+    ("wide", "toeplitz_like", 16): (55.29, 393216),
+    ("wide", "ldr_sd", 16): (59.00, 405504),
+}

@@ -10,11 +10,11 @@ from typing import Any
 from .tables import Row
 
 _PAPER_COLUMNS = (
-    "dataset", "model", "structure", "rank", "fraction", "init", "parameters", "test", "deviation", "paper",
-    "difference", "data", "seconds", "seeds", "lr", "diverged", "source",
+    "dataset", "model", "structure", "rank", "fraction", "init", "parameters", "paper_parameters",
+    "test", "deviation", "paper", "difference", "data", "seconds", "seeds", "lr", "diverged", "source",
 )  # fmt: skip
 _ONLY_IF_VARIED = ("model", "fraction", "init")
-_ONLY_IF_ANY = ("deviation", "difference", "diverged")
+_ONLY_IF_ANY = ("paper_parameters", "deviation", "difference", "diverged")
 TRAIN_COLUMNS = (
     "dataset", "model", "structure", "rank", "fraction", "parameters", "test", "deviation", "data", "seconds",
     "seeds", "lr", "diverged",

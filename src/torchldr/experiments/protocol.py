@@ -13,11 +13,13 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 from ..matrices import get_structure
 
-MODELS = ("shl", "cnn")
+CONVOLUTIONS = ("conv3", "conv3_pool", "conv4_pool")
+REPLACEMENTS = ("channels", "wide", "channels_square", "wide_square")
+MODELS = ("shl", "cnn", *CONVOLUTIONS, *REPLACEMENTS)
 INITS = ("linear", "paper")
 DTYPES = ("float32", "float64")
 HASH_LENGTH = 16
@@ -54,6 +56,8 @@ class Protocol:
     train_limit: int | None = None
     test_limit: int | None = None
     dtype: str = "float32"
+
+    models: ClassVar[tuple[str, ...]] = MODELS
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "lrs", tuple(float(lr) for lr in self.lrs))
@@ -92,13 +96,16 @@ class Run:
 
     Attributes:
         data: a dataset's name, or the path of a user's .npz file.
-        model: "shl" (single hidden layer) or "cnn".
+        model: "shl" (single hidden layer), "cnn", one of the convolutions and replacements of `models`, or
+            "lstm", which has a protocol of its own.
         structure: class of the hidden layer's weight; "dense" is the unstructured layer.
         rank: its rank; None is 1 for a class that has a rank.
         options: the class's own options, a mapping or sorted pairs.
         init: "linear" or "paper", as in `StructuredLinear`.
         init_std: where given, the weights that carry the scale (G and H, or the only ones) start
             normal with this deviation instead.
+        output_std: where given, the output layer's weights start normal with this deviation and its
+            biases at 0, instead of as `nn.Linear`'s.
         hidden: number of hidden units; None is the size of the layer's input. Fewer is RHU.
         keep: where given, magnitude pruning of a dense hidden layer down to so many weights.
         train_fraction: share of the training images to train on; those for validation stay.
@@ -113,6 +120,7 @@ class Run:
     options: tuple[tuple[str, Any], ...] = ()
     init: str = "linear"
     init_std: float | None = None
+    output_std: float | None = None
     hidden: int | None = None
     keep: int | None = None
     train_fraction: float = 1.0
@@ -120,7 +128,7 @@ class Run:
     protocol: Protocol = field(default_factory=Protocol)
 
     def __post_init__(self) -> None:
-        _choice("Run", "model", self.model, MODELS)
+        _choice("Run", "model", self.model, self.protocol.models)
         _choice("Run", "init", self.init, INITS)
         structure = get_structure(self.structure)
         given: Any = self.options
@@ -137,8 +145,9 @@ class Run:
             raise ValueError(f"Run: keep prunes a dense layer, got structure={self.structure!r}.")
         if not 0 < self.train_fraction <= 1:
             raise ValueError(f"Run: train_fraction must lie in (0, 1], got {self.train_fraction}.")
-        if self.init_std is not None and self.init_std <= 0:
-            raise ValueError(f"Run: init_std must be positive, got {self.init_std}.")
+        for name in ("init_std", "output_std"):
+            if (std := getattr(self, name)) is not None and std <= 0:
+                raise ValueError(f"Run: {name} must be positive, got {std}.")
 
     @property
     def method(self) -> str:
@@ -156,6 +165,7 @@ class Run:
         parts += [f"keep={self.keep}"] if self.keep is not None else []
         parts += [f"{self.train_fraction:.0%}"] if self.train_fraction < 1 else []
         parts += [f"std={self.init_std:g}"] if self.init_std is not None else []
+        parts += [f"output_std={self.output_std:g}"] if self.output_std is not None else []
         return " ".join([*parts, f"seed={self.seed}"])
 
     def config(self) -> dict[str, Any]:
@@ -176,11 +186,14 @@ class Run:
         """
         known = {f.name for f in fields(cls)}
         protocol = dict(config.get("protocol", {}))
+        # Each model is trained by one kind of protocol.
+        kinds: list[type[Protocol]] = [Protocol, *Protocol.__subclasses__()]
+        kind = next((kind for kind in kinds if config.get("model", "shl") in kind.models), Protocol)
         unknown = [k for k in config if k not in known]
-        unknown += [f"protocol.{k}" for k in protocol if k not in {f.name for f in fields(Protocol)}]
+        unknown += [f"protocol.{k}" for k in protocol if k not in {f.name for f in fields(kind)}]
         if unknown:
             raise ValueError(f"Run: unknown key {unknown[0]!r} in a config.")
-        return cls(**{**config, "protocol": Protocol(**protocol)})
+        return cls(**{**config, "protocol": kind(**protocol)})
 
     @cached_property
     def hash(self) -> str:

@@ -3,8 +3,9 @@
 A row is a flat mapping that JSON can hold, the same keys in every row of a table:
 
     table, dataset, model, structure ("pruning" and "rhu" for those baselines), rank, fraction, init
-    parameters, test (mean over seeds), deviation (over seeds; over trials for the metric "mean"),
-    paper, difference, metric, source (where in the paper), data ("official", "stand-in", "user"),
+    parameters, paper_parameters (where the paper may count otherwise), test (mean over seeds),
+    deviation (over seeds; over trials for the metric "mean"), paper, difference, metric,
+    source (where in the paper), data ("official", "stand-in", "user"),
     seconds (of all seeds), seeds, lr (chosen, for each seed), diverged (replicas), quick,
     state ("done", "partial" or "missing"), hashes (of the runs)
 """
@@ -109,8 +110,9 @@ def _cell_row(table: str, cell: Cell, records: Sequence[Record], seeds: int) -> 
         "structure": run.method,
         "rank": run.rank if cell.matches is None else cell.matches,
         "fraction": run.train_fraction,
-        "init": f"std {run.init_std:g}" if run.init_std is not None else run.init,
+        "init": _start(run),
         "parameters": records[0].result["parameters"] if records else None,
+        "paper_parameters": cell.parameters,
         "test": _rounded(test),
         "deviation": _rounded(_deviation(cell.metric, kept, records)),
         "paper": cell.paper,
@@ -129,7 +131,7 @@ def _cell_row(table: str, cell: Cell, records: Sequence[Record], seeds: int) -> 
 
 
 def _quoted_row(table: str, quoted: Quoted) -> Row:
-    blank = dict.fromkeys(("rank", "init", "test", "deviation", "difference", "seconds"))
+    blank = dict.fromkeys(("rank", "init", "paper_parameters", "test", "deviation", "difference", "seconds"))
     return {
         "table": table,
         "dataset": quoted.data,
@@ -149,6 +151,11 @@ def _quoted_row(table: str, quoted: Quoted) -> Row:
         "state": "quoted",
         "hashes": [],
     }
+
+
+def _start(run: Run) -> str:
+    hidden = run.init if run.init_std is None else f"std {run.init_std:g}"
+    return hidden if run.output_std is None else f"{hidden}, output std {run.output_std:g}"
 
 
 def _deviation(metric: str, numbers: Sequence[float], records: Sequence[Record]) -> float | None:

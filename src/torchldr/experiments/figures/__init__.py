@@ -20,7 +20,9 @@ from typing import NamedTuple
 
 from ..ledger import Ledger
 from .accuracy import accuracy_against_parameters, accuracy_against_rank
+from .channels import learned_channels
 from .datasets import DataDir, examples
+from .language import perplexity_against_parameters, validation_curves
 from .learned import learned_weights
 from .style import FORMATS, NothingToDrawError, Picture
 from .theory import displacement, operators
@@ -37,9 +39,12 @@ __all__ = [
     "draw",
     "draw_all",
     "examples",
+    "learned_channels",
     "learned_weights",
     "operators",
+    "perplexity_against_parameters",
     "save_figures",
+    "validation_curves",
 ]
 
 Draw = Callable[[Ledger, DataDir], Picture]
@@ -54,6 +59,9 @@ FIGURES: Mapping[str, Draw] = MappingProxyType(
         "accuracy_parameters_cnn": lambda ledger, data_dir: accuracy_against_parameters(ledger, "cnn"),
         "weights_mnist_bg_rot": lambda ledger, data_dir: learned_weights(ledger, "mnist_bg_rot", data_dir),
         "weights_cifar10_grey": lambda ledger, data_dir: learned_weights(ledger, "cifar10_grey", data_dir),
+        "perplexity_parameters": lambda ledger, data_dir: perplexity_against_parameters(ledger),
+        "perplexity_curves": lambda ledger, data_dir: validation_curves(ledger),
+        "channels_cifar10": lambda ledger, data_dir: learned_channels(ledger),
     }
 )
 

@@ -22,7 +22,19 @@ METHODS = {
     "pruning": "Pruning",
     "rhu": "Fewer hidden units",
 }
-MODELS = {"shl": "single hidden layer", "cnn": "CNN"}
+MODELS = {
+    "shl": "single hidden layer",
+    "cnn": "CNN",
+    "lstm": "LSTM",
+    "conv3": "3 convolution channels",
+    "conv3_pool": "3 convolution channels, max-pooling",
+    "conv4_pool": "4 convolution channels, max-pooling",
+    "channels": "structured channels",
+    "wide": "wide structured matrix",
+    "channels_square": "structured channels, square hidden layer",
+    "wide_square": "wide structured matrix, square hidden layer",
+}
+CORPORA = {"wikitext2": "WikiText-2"}
 SOURCES = {"official": "official data", "stand-in": "stand-in", "user": "own data"}
 
 
@@ -37,6 +49,8 @@ def dataset_title(name: str) -> str:
     >>> dataset_title("mnist_bg_rot"), dataset_title("/home/me/mine.npz")
     ('MNIST-bg-rot', 'mine.npz')
     """
+    if name in CORPORA:
+        return CORPORA[name]
     return DATASETS[name].title if name in DATASETS else PurePath(name).name
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 from ..ledger import Ledger
 from ..paper import Table
-from ..protocol import Protocol
 from ..records import Record
 from ..tables import Row, table_rows
 from .style import NothingToDrawError
@@ -31,7 +30,7 @@ class Point:
 
 def quick_version(table: Table) -> Table:
     """The table by the quick protocol, whose runs are kept apart."""
-    return table.changed(lambda run: replace(run, protocol=Protocol.quick()))
+    return table.changed(lambda run: replace(run, protocol=run.protocol.quick()))
 
 
 def points(table: Table, ledger: Ledger) -> tuple[list[Point], bool]:

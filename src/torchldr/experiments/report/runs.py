@@ -54,13 +54,14 @@ def _curves(metrics: Any, replica: int) -> dict[str, list[float | None]]:
 
 
 def _replicas(record: Record) -> list[dict[str, Any]]:
-    """Each replica: its rate and trial, its best validation accuracy, the test accuracy there."""
+    """Each replica: its rate and trial, its best validation (accuracy, or perplexity), the test there."""
     metrics, diverged = record.result["metrics"], record.result["diverged"]
+    sign = -1 if record.run.model == "lstm" else 1  # of a perplexity the lowest is the best
     rows = []
     for i, replica in enumerate(record.run.protocol.replicas):
         validation = _column(metrics.get("validation", ()), i)
         test = _column(metrics.get("test", ()), i)
-        known = [(value, -epoch) for epoch, value in enumerate(validation) if value is not None]
+        known = [(sign * value, -epoch) for epoch, value in enumerate(validation) if value is not None]
         peak = -max(known)[1] if known else None
         rows.append(
             {

@@ -65,7 +65,8 @@ def _difference(row: Row) -> Html:
     if value is None:
         return text(ABSENT)
     # The sign says it too: colour is not needed to read it.
-    level = "above" if value >= 0 else "near" if value >= -NEAR else "below"
+    better = -value if row["metric"] == "perplexity" else value
+    level = "above" if better >= 0 else "near" if better >= -NEAR else "below"
     kind = level if row["metric"] != "generalization" else "plain"
     return element("span", text(f"{value:+.2f}".replace("-", "\N{MINUS SIGN}")), class_=f"difference {kind}")
 
@@ -94,6 +95,14 @@ COLUMNS = (
     Column("paper", "Paper", _plain("paper", "{:.2f}".format), numeric=True, needed=_given),
     Column("difference", "Difference", _difference, numeric=True, needed=_given),
     Column("parameters", "Parameters", _plain("parameters", "{:,}".format), numeric=True),
+    Column(
+        "paper_parameters",
+        "Parameters in the paper",
+        _plain("paper_parameters", "{:,}".format),
+        numeric=True,
+        minor=True,
+        needed=_given,
+    ),
     Column("data", "Data", _source),
     Column("lr", "Rate", _rates, numeric=True, minor=True),
     Column("seeds", "Seeds", _plain("seeds"), numeric=True, minor=True),

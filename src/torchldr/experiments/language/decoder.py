@@ -1,0 +1,119 @@
+"""The decoder and its cross entropy for many replicas: loss and gradients without a graph of operations.
+
+    logits = h W^T + b,    loss = -log softmax(logits)[target],    dlogits = (softmax - onehot) / tokens
+
+A vocabulary of 33,278 words makes this nearly all of a step's work and memory traffic. So the softmax is
+the only array of tokens x words besides the logits, and it becomes the logits' gradient in place. The bias
+is a column of W beside a constant input of 1, so that the products add it and give its gradient. Words
+are filled up to a multiple of 64, which matrix units like, by words of bias -10,000: their probability
+and all their gradients are exactly 0.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+ALIGNED = 64  # words
+EXTRA = 8  # columns behind the hidden units: the bias and zeros, so that rows begin at 16 bytes in bfloat16
+NEVER = -1e4  # the bias of a word that is none
+
+
+def decoder_shape(words: int, hidden: int) -> tuple[int, int]:
+    """Rows and columns of a replica's decoder in memory."""
+    return -(-words // ALIGNED) * ALIGNED, hidden + EXTRA
+
+
+def pack(weight: Tensor, bias: Tensor) -> Tensor:
+    """A decoder in memory from W (..., words, hidden) and b (..., words)."""
+    words, hidden = weight.shape[-2:]
+    packed = weight.new_zeros(*weight.shape[:-2], *decoder_shape(words, hidden))
+    packed[..., :words, :hidden] = weight
+    packed[..., :words, hidden] = bias
+    packed[..., words:, hidden] = NEVER
+    return packed
+
+
+def with_ones(h: Tensor, dtype: torch.dtype) -> Tensor:
+    """(R, N, H) to (R, N, H + EXTRA): the constant input of the bias behind the hidden units."""
+    R, N, H = h.shape
+    extended = torch.zeros(R, N, H + EXTRA, dtype=dtype, device=h.device)
+    extended[..., :H] = h
+    extended[..., H] = 1
+    return extended
+
+
+def losses(h: Tensor, decoder: Tensor, targets: Tensor) -> Tensor:
+    """-log p(target): (R, N, H), the packed decoder and (N,) to (R, N).
+
+    In the decoder's dtype; on a GPU the product of float32 may round its factors to TF32.
+    """
+    with _tf32(h.device):
+        logits = torch.bmm(with_ones(h, decoder.dtype), decoder.mT)
+    return _pick(logits.softmax(-1), targets).log().neg()
+
+
+def loss_and_gradients(
+    h: Tensor, decoder: Tensor, targets: Tensor, precision: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The losses of a batch, and the gradients of their mean.
+
+    Args:
+        h: (R, N, H).
+        decoder: packed, (R, words, H + EXTRA).
+        targets: (N,), common to all replicas.
+        precision: "full", or "bf16" for products of bfloat16 as torch.autocast makes them: factors and
+            results rounded to bfloat16, sums in float32.
+
+    Returns:
+        The losses (R, N) and the gradient of h (R, N, H) in the dtype of h; and N times the gradient of the
+        decoder, shaped like it, in the dtype of the products (a division there would round once more).
+    """
+    H = h.shape[-1]
+    dtype = torch.bfloat16 if precision == "bf16" else decoder.dtype
+    narrow, inputs = decoder.to(dtype), with_ones(h, dtype)
+    with _wide_sums(h.device):
+        d = torch.bmm(inputs, narrow.mT).softmax(-1)
+        chosen = _pick(d, targets).to(h.dtype)
+        index = targets.expand(len(h), -1).unsqueeze(-1)
+        d.scatter_(-1, index, (chosen - 1).to(dtype).unsqueeze(-1))
+        dh = torch.bmm(d, narrow[..., :H]).to(h.dtype) / len(targets)
+        d_decoder = torch.bmm(d.mT, inputs)
+    return chosen.log().neg(), dh, d_decoder
+
+
+def _pick(p: Tensor, targets: Tensor) -> Tensor:
+    """The targets' probabilities, (R, N, words) to (R, N)."""
+    return p.gather(-1, targets.expand(len(p), -1).unsqueeze(-1)).squeeze(-1)
+
+
+@contextlib.contextmanager
+def _tf32(device: torch.device) -> Iterator[None]:
+    """Let products of float32 round their factors to TF32 (10 bits) on a GPU."""
+    if device.type != "cuda":
+        yield
+        return
+    flags = torch.backends.cuda.matmul
+    before, flags.allow_tf32 = flags.allow_tf32, True
+    try:
+        yield
+    finally:
+        flags.allow_tf32 = before
+
+
+@contextlib.contextmanager
+def _wide_sums(device: torch.device) -> Iterator[None]:
+    """Keep parts of a sum that is split over a GPU in float32, where torch would round them."""
+    if device.type != "cuda":
+        yield
+        return
+    flags = torch.backends.cuda.matmul
+    before = flags.allow_bf16_reduced_precision_reduction
+    flags.allow_bf16_reduced_precision_reduction = False
+    try:
+        yield
+    finally:
+        flags.allow_bf16_reduced_precision_reduction = before

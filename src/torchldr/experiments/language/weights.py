@@ -1,0 +1,137 @@
+"""The input matrices of many LSTMs at once: parameters of a class to dense matrices, differentiably.
+
+    tensors    name -> (R, 4, ...): replicas, gates
+    result     (R, 4, n, n)
+
+At n = 128 the matrices are small, and the same for all 35 steps of a batch: making them is cheaper than
+35 structured products, whatever the class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...matrices import get_structure
+from ...matrices.toeplitz_like import corner_sign
+
+Tensors = Mapping[str, Tensor]
+Build = Callable[[Tensors], Tensor]
+
+GATES = ("o", "i", "f", "g")  # the order in which gates lie in memory, see `recurrence`
+
+
+def krylov_sum(a: Tensor, c: Tensor, E: Tensor) -> Tensor:
+    """sum_{j < n} A^j E (C^T)^j for cyclic weighted shifts A and C, by doubling.
+
+    (A v)_i = a_i v_{i-1}, indices modulo n: a_0 is the corner, the rest the subdiagonal. A^k is a shift by
+    k with weights a^(k), so
+
+        S_2k = S_k + A^k S_k (C^k)^T,     a^(2k)_i = a^(k)_i a^(k)_{i-k},
+
+    log2(n) elementwise steps without a division: right for every operator.
+
+    Args:
+        a, c: weights of the shifts, shape (..., n).
+        E: shape (..., n, n).
+
+    Returns:
+        Shape (..., n, n). With E = G^T H it is sum_i K(A, g_i) K(C, h_i)^T.
+    """
+
+    def moved(S: Tensor, a: Tensor, c: Tensor, k: int) -> Tensor:
+        return a.unsqueeze(-1) * c.unsqueeze(-2) * S.roll((k, k), (-2, -1))
+
+    n = E.shape[-1]
+    S, k, left, right = E, 1, a, c
+    for bit in f"{n:b}"[1:]:
+        S = S + moved(S, left, right, k)
+        left, right, k = left * left.roll(k, -1), right * right.roll(k, -1), 2 * k
+        if bit == "1":
+            S = E + moved(S, a, c, 1)
+            left, right, k = a * left.roll(1, -1), c * right.roll(1, -1), k + 1
+    return S
+
+
+def _subdiagonal(tensors: Tensors) -> Tensor:
+    a, c = (
+        torch.cat((tensors[f"corner_{side}"].unsqueeze(-1), tensors[f"subdiagonal_{side}"]), -1)
+        for side in "AC"
+    )
+    return krylov_sum(a, c, tensors["G"].mT @ tensors["H"])
+
+
+def _toeplitz(tensors: Tensors) -> Tensor:
+    E = tensors["G"].mT @ tensors["H"]
+    n = E.shape[-1]
+    place = torch.arange(n, device=E.device)
+    first, sign = (place == 0).to(E.dtype), float(corner_sign(n, n))
+    return krylov_sum(1 + (sign - 1) * first, 1 - (sign + 1) * first, E)
+
+
+BUILDS: Mapping[str, Build] = {
+    "dense": lambda tensors: tensors["weight"],
+    "low_rank": lambda tensors: tensors["G"].mT @ tensors["H"],
+    "toeplitz_like": _toeplitz,
+    "ldr_sd": _subdiagonal,
+}
+
+
+def initial_tensors(
+    structure: str,
+    size: int,
+    ranks: Sequence[int | None],
+    generators: Sequence[torch.Generator],
+    init: str = "linear",
+    init_std: float | None = None,
+) -> dict[str, Tensor]:
+    """The parameters of all replicas' input matrices as the library starts them, float32 on the CPU.
+
+    Generators of a smaller rank than the largest are filled up with zeros: where g_i = h_i = 0 the gradients
+    of both are 0, so they stay what they are.
+
+    Args:
+        structure: a class of `BUILDS`.
+        size: n.
+        ranks: one a replica; None for a class without rank.
+        generators: one a replica.
+        init, init_std: as in `Run`.
+
+    Returns:
+        name -> (R, 4, ...).
+    """
+    if structure not in BUILDS:
+        raise ValueError(f"language model: unknown structure {structure!r}. Known: {', '.join(BUILDS)}.")
+    kind = get_structure(structure)
+    start: Any = kind.init_paper_ if init == "paper" else kind.init_
+    largest = max(rank or 1 for rank in ranks)
+    stacked: dict[str, list[Tensor]] = {}
+    for rank, generator in zip(ranks, generators, strict=True):
+        gates: dict[str, list[Tensor]] = {}
+        for _ in GATES:
+            shapes = kind.parameter_shapes(size, size, rank or 1)
+            tensors = {name: torch.empty(shape) for name, shape in shapes.items()}
+            start(tensors, size, size, generator, **kind.default_options())
+            if init == "linear":
+                # |M|_F as in nn.Linear, as `initialise_` of the class would make it.
+                norm = BUILDS[structure]({k: t.unsqueeze(0) for k, t in tensors.items()}).norm()
+                for name in kind.scaled:
+                    tensors[name].mul_((size**0.5 / 3**0.5 / norm) ** (1 / len(kind.scaled)))
+            for name, tensor in tensors.items():
+                if init_std is not None and name in kind.scaled:
+                    tensor.normal_(0, init_std, generator=generator)
+                if name in ("G", "H"):
+                    tensor = torch.cat((tensor, tensor.new_zeros(largest - len(tensor), size)))
+                gates.setdefault(name, []).append(tensor)
+        for name, parts in gates.items():
+            stacked.setdefault(name, []).append(torch.stack(parts))
+    return {name: torch.stack(parts) for name, parts in stacked.items()}
+
+
+def count_parameters(structure: str, size: int, rank: int | None) -> int:
+    """Parameters of the four matrices, as the paper counts them."""
+    shapes = get_structure(structure).parameter_shapes(size, size, rank or 1)
+    return len(GATES) * sum(torch.Size(shape).numel() for shape in shapes.values())

@@ -1,0 +1,106 @@
+"""The networks that replace convolutions: their counts, and the fleet against a plain loop."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from torchldr.data import Dataset
+from torchldr.data.dataset import Splits, fingerprint
+from torchldr.experiments import Images, Protocol, Run, build_model, count_parameters, get_table, train_run
+from torchldr.experiments.fleet import Fleet
+from torchldr.experiments.plain import train_plain
+from torchldr.experiments.protocol import CONVOLUTIONS, REPLACEMENTS
+
+COLOUR = (3, 32, 32)
+
+
+@pytest.fixture(scope="module")
+def colours() -> Dataset:
+    """90 + 40 colour images of 6 x 6 whose label is the brightest channel."""
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(130, 3, 6, 6)).astype(np.float32)
+    y = draw.integers(3, size=130)
+    x[np.arange(130), y] += 0.8
+    splits = Splits(x[:90], y[:90], x[90:], y[90:])
+    return Dataset("cifar10", **splits._asdict(), image_shape=(3, 6, 6), classes=3, source="user",
+                   fingerprint=fingerprint(splits))  # fmt: skip
+
+
+def runs() -> list[Run]:
+    found = [Run("cifar10", model, init="paper", hidden=7) for model in CONVOLUTIONS]
+    for model in REPLACEMENTS:
+        for structure, rank in (("ldr_sd", 2), ("toeplitz_like", 2), ("low_rank", 1)):
+            found.append(Run("cifar10", model, structure, rank, init="linear", hidden=7))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("model", "structure", "paper", "ours"),
+    [
+        ("conv3", "dense", 1573089, None),
+        ("conv3_pool", "dense", 393441, None),
+        ("conv4_pool", "dense", 524588, None),
+        ("channels_square", "toeplitz_like", 393216, None),
+        ("channels_square", "ldr_sd", 417792, None),
+        ("wide_square", "toeplitz_like", 393216, None),
+        ("wide_square", "ldr_sd", 405504, None),
+        # The hidden layer as it is, 512 x 3072: (512 + 3072) r, and r + 1 for LDR-SD.
+        ("channels", "toeplitz_like", 393216, 294912 + 57344),
+        ("channels", "ldr_sd", 417792, 313344 + 60928),
+        ("wide", "toeplitz_like", 393216, 294912 + 57344),
+        ("wide", "ldr_sd", 405504, 301056 + 60928),
+    ],
+)
+def test_parameters_are_counted_as_in_the_paper(
+    model: str, structure: str, paper: int, ours: int | None
+) -> None:
+    rank = None if structure == "dense" else 16
+    run = Run("cifar10", model, structure, rank, init="paper")
+    with torch.device("meta"):
+        built = build_model(run, COLOUR, 10)
+    assert count_parameters(built) == (paper if ours is None else ours)
+    if structure != "dense":
+        cells = [*get_table("conv").cells, *get_table("conv_square").cells]
+        (cell,) = (cell for cell in cells if (cell.run.model, cell.run.structure) == (model, structure))
+        assert cell.parameters == paper
+
+
+@pytest.mark.parametrize("run", runs(), ids=lambda run: f"{run.model}-{run.structure}")
+def test_the_fleet_does_what_a_plain_loop_does(run: Run, colours: Dataset) -> None:
+    protocol = Protocol(lrs=(0.001, 0.01), trials=1, batch=30, dtype="float64")
+    run = Run.from_config({**run.config(), "protocol": {"lrs": protocol.lrs, "trials": 1, "batch": 30,
+                                                        "dtype": "float64"}})  # fmt: skip
+    images = Images.of(colours, run)
+    fleet = Fleet(run, images)
+    for epoch in range(2):
+        fleet.train_epoch(epoch)
+        assert all(loss is not None for loss in fleet.finish_epoch())
+    steps = 2 * -(-len(fleet.split.train) // 30)
+    models = train_plain(run, images, steps)
+    parts = fleet.network.layout.parts(fleet.flat.detach())
+    for i, plain in enumerate(models):
+        for name, parameter in plain.named_parameters():
+            torch.testing.assert_close(parts[name][i], parameter.detach(), rtol=1e-8, atol=1e-8)
+    scores = fleet.evaluate([0.0, 0.0])
+    for i, plain in enumerate(models):
+        plain.eval()
+        with torch.no_grad():
+            right = (plain(images.test_x).argmax(-1) == images.test_y).double().mean()
+        assert scores.test[i] == pytest.approx(100 * right.item())
+
+
+def test_a_run_learns_and_is_recorded(colours: Dataset) -> None:
+    run = Run(
+        "cifar10",
+        "channels",
+        "ldr_sd",
+        2,
+        hidden=8,
+        protocol=Protocol(epochs=8, batch=5, lrs=(0.02,), trials=2),
+    )
+    outcome = train_run(run, Images.of(colours, run))
+    assert outcome.best is not None
+    assert outcome.best.validation > 60
+    assert outcome.parameters == 9 * 2 * 36 * 3 + (108 + 8) * 3

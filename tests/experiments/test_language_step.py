@@ -1,0 +1,310 @@
+"""The step of the language models against a plain loop of torch modules, in float64."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from torchldr.data.text import Corpus
+from torchldr.experiments.language import LanguageFleet, LanguageProtocol, Masks, Text, cell, recurrence
+from torchldr.experiments.language import decoder as decoders
+from torchldr.experiments.language.weights import BUILDS, GATES, initial_tensors, krylov_sum
+from torchldr.experiments.protocol import Run
+from torchldr.functional.reference import subdiagonal_reference
+from torchldr.matrices import get_structure
+
+WORDS = 23
+SMALL = LanguageProtocol(
+    epochs=2, batch=3, hidden=6, embedding=6, bptt=5, evaluation_batch=2, precision="full", dtype="float64"
+)
+TORCH_GATES = ("i", "f", "g", "o")
+
+
+def corpus(seed: int = 0, train: int = 70, valid: int = 31, test: int = 24) -> Corpus:
+    numbers = np.random.default_rng(seed)
+    parts = [numbers.integers(WORDS, size=size) for size in (train, valid, test)]
+    return Corpus("wikitext2", *parts, words=WORDS, source="user", fingerprint=str(seed))
+
+
+def runs(structure: str, ranks: tuple[int | None, ...], protocol: LanguageProtocol = SMALL) -> list[Run]:
+    return [Run("wikitext2", "lstm", structure, rank, protocol=protocol) for rank in ranks]
+
+
+class Plain:
+    """One replica as torch's own modules, its input matrices from the library's classes."""
+
+    def __init__(self, fleet: LanguageFleet, index: int) -> None:
+        run, protocol, n = fleet.runs[index], fleet.protocol, fleet.protocol.hidden
+        self.run, self.protocol = run, protocol
+        self.embedding, self.decoder = nn.Embedding(WORDS, n).double(), nn.Linear(n, WORDS).double()
+        self.lstm = nn.LSTM(n, n).double()
+        order = [GATES.index(gate) for gate in TORCH_GATES]
+
+        def gates(t: Tensor) -> Tensor:
+            return t[index].unflatten(0, (4, n))[order].flatten(0, 1).clone()
+
+        with torch.no_grad():
+            self.embedding.weight.copy_(fleet.embedding[index])
+            self.decoder.weight.copy_(fleet.decoder[index, :WORDS, :n])
+            self.decoder.bias.copy_(fleet.decoder[index, :WORDS, n])
+            self.lstm.weight_hh_l0.copy_(gates(fleet.hidden))
+            self.lstm.bias_ih_l0.copy_(gates(fleet.bias_input))
+            self.lstm.bias_hh_l0.copy_(gates(fleet.bias_hidden))
+        kind = get_structure(run.structure)
+        self.structured = [
+            {
+                name: (t[index, gate][: run.rank] if name in "GH" else t[index, gate])
+                .detach()
+                .clone()
+                .requires_grad_()
+                for name, t in fleet.structured.items()
+            }
+            for gate in order
+        ]
+        self.kind = kind
+        learned = [t for tensors in self.structured for t in tensors.values()]
+        kept = [p for name, p in self.lstm.named_parameters() if name != "weight_ih_l0"]
+        self.parameters = [*self.embedding.parameters(), *self.decoder.parameters(), *kept, *learned]
+        self.optimizer = torch.optim.SGD(self.parameters, lr=protocol.lrs[0])
+
+    def weights(self) -> Tensor:
+        n, kind = self.protocol.hidden, self.kind
+        return torch.cat([kind(n, n, **tensors).to_dense() for tensors in self.structured])
+
+    def forward(self, words: Tensor, state: object, keep_x: Tensor, keep_h: Tensor) -> tuple[Tensor, object]:
+        x = self.embedding(words) * keep_x
+        h, state = functional_call(self.lstm, {"weight_ih_l0": self.weights()}, (x, state))
+        return self.decoder(h * keep_h), state
+
+    def train(self, text: Text, masks: Masks) -> float:
+        p, total = self.protocol, 0.0
+        state = (torch.zeros(1, p.batch, p.hidden, dtype=torch.float64),) * 2
+        for start in range(0, len(text.train) - 1, p.bptt):
+            size = min(p.bptt, len(text.train) - 1 - start)
+            kept = torch.ones(size, p.batch, 2, p.hidden, dtype=torch.float64)
+            if masks.kept is not None:
+                kept = masks.kept[start : start + size].double() / masks.share
+            state = tuple(s.detach() for s in state)
+            logits, state = self.forward(
+                text.train[start : start + size], state, kept[:, :, 0], kept[:, :, 1]
+            )
+            targets = text.train[start + 1 : start + 1 + size]
+            loss = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+            self.optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(self.parameters, p.clip)
+            self.optimizer.step()
+            if p.bound:
+                for tensors in self.structured:
+                    for name, tensor in tensors.items():
+                        if name not in ("G", "H", "weight"):
+                            tensor.data.clamp_(-p.bound, p.bound)
+            total += float(loss.detach()) * targets.numel()
+        return total / text.counts[0]
+
+    @torch.no_grad()
+    def evaluate(self, words: np.ndarray) -> float:
+        p = self.protocol
+        count = len(words) // p.evaluation_batch
+        columns = torch.from_numpy(words[: count * p.evaluation_batch]).view(p.evaluation_batch, -1).T
+        state = (torch.zeros(1, p.evaluation_batch, p.hidden, dtype=torch.float64),) * 2
+        one = torch.ones((), dtype=torch.float64)
+        total = 0.0
+        for start in range(0, count - 1, p.bptt):
+            size = min(p.bptt, count - 1 - start)
+            logits, state = self.forward(columns[start : start + size], state, one, one)
+            targets = columns[start + 1 : start + 1 + size]
+            total += size * float(nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten()))
+        return total / (count - 1)
+
+
+def epoch(fleet: LanguageFleet, number: int) -> None:
+    fleet.masks.draw(number)
+    for training, rows in ((True, len(fleet.text.train)), (False, len(fleet.text.scored))):
+        (fleet.begin_training if training else fleet.begin_scoring)()
+        for start in range(0, rows - 1, fleet.protocol.bptt):
+            fleet.advance(min(fleet.protocol.bptt, rows - 1 - start), training=training)
+
+
+@pytest.mark.parametrize(
+    ("structure", "ranks"),
+    [("ldr_sd", (1, 2, 3)), ("toeplitz_like", (1, 3)), ("low_rank", (2, 1)), ("dense", (None,))],
+)
+@pytest.mark.parametrize(("lr", "dropout"), [(20.0, 0.2), (0.5, 0.0)])
+def test_epochs_are_those_of_a_plain_loop(
+    structure: str, ranks: tuple[int | None, ...], lr: float, dropout: float
+) -> None:
+    # At the small rate nothing is clipped in the end; at the large one every step is.
+    large = lr > 1
+    protocol = dataclasses.replace(
+        SMALL, lrs=(lr,), dropout=dropout, clip=0.25 if large else 100.0, bound=1.0 if large else 0.0
+    )
+    source = corpus()
+    text = Text.of(source, protocol)
+    masks = Masks(text, protocol, seed=0)
+    fleet = LanguageFleet(runs(structure, ranks, protocol), text, masks)
+    if structure == "ldr_sd":
+        with torch.no_grad():
+            draw = torch.Generator().manual_seed(3)
+            for name, tensor in fleet.structured.items():
+                if name not in "GH":
+                    tensor.add_(torch.empty_like(tensor).normal_(0, 0.2, generator=draw))
+    plain = [Plain(fleet, index) for index in range(len(ranks))]
+    for number in range(2):
+        masks.draw(number)
+        losses = [model.train(text, masks) for model in plain]
+        epoch(fleet, number)
+        scores = fleet.scores()
+        assert scores.train == pytest.approx(losses, rel=1e-8)
+        assert scores.validation == pytest.approx([m.evaluate(source.valid) for m in plain], rel=1e-8)
+        assert scores.test == pytest.approx([m.evaluate(source.test) for m in plain], rel=1e-8)
+    n = protocol.hidden
+    for index, model in enumerate(plain):
+        for ours, theirs in (
+            (fleet.embedding[index], model.embedding.weight),
+            (fleet.decoder[index, :WORDS, :n], model.decoder.weight),
+            (fleet.decoder[index, :WORDS, n], model.decoder.bias),
+        ):
+            torch.testing.assert_close(ours, theirs.detach(), rtol=1e-8, atol=1e-8)
+        order = [GATES.index(gate) for gate in TORCH_GATES]
+        ours = fleet.input_weights()[index, order].flatten(0, 1)
+        torch.testing.assert_close(ours, model.weights().detach(), rtol=1e-8, atol=1e-8)
+    # What fills the decoder up stays what it was.
+    assert torch.equal(
+        fleet.decoder[:, WORDS:, n], torch.full_like(fleet.decoder[:, WORDS:, n], decoders.NEVER)
+    )
+    assert not fleet.decoder[:, WORDS:, :n].any()
+    assert not fleet.decoder[..., n + 1 :].any()
+
+
+@given(n=st.integers(1, 21), r=st.integers(1, 3), seed=st.integers(0, 2**32 - 1))
+@settings(deadline=None, max_examples=40)
+def test_krylov_sum_is_the_sum_of_powers(n: int, r: int, seed: int) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    a, c = (torch.empty(n, dtype=torch.float64).normal_(generator=draw) for _ in range(2))
+    a[torch.rand(n, generator=draw) < 0.2] = 0  # no division: a zero is an entry like any other
+    G, H = (torch.empty(r, n, dtype=torch.float64).normal_(generator=draw) for _ in range(2))
+    A, C = (subdiagonal_reference(v[1:], v[0]) for v in (a, c))
+    expected, magnitude = torch.zeros(n, n, dtype=torch.float64), torch.zeros(n, n, dtype=torch.float64)
+    term, size = G.mT @ H, G.mT.abs() @ H.abs()
+    for _ in range(n):
+        expected, magnitude = expected + term, magnitude + size
+        term, size = A @ term @ C.mT, A.abs() @ size @ C.mT.abs()
+    error = (krylov_sum(a, c, G.mT @ H) - expected).abs()
+    assert (error <= 8 * (n + r) * torch.finfo(torch.float64).eps * magnitude).all()
+
+
+@pytest.mark.parametrize("structure", BUILDS)
+@pytest.mark.parametrize("size", [5, 8])
+def test_matrices_are_those_of_the_class(structure: str, size: int) -> None:
+    kind = get_structure(structure)
+    ranks = (1, 3) if kind.ranked else (None, None)
+    sources = [torch.Generator().manual_seed(seed) for seed in range(2)]
+    tensors = {k: t.double() for k, t in initial_tensors(structure, size, ranks, sources).items()}
+    built = BUILDS[structure](tensors)
+    for index, rank in enumerate(ranks):
+        for gate in range(4):
+            own = {k: t[index, gate][:rank] if k in "GH" else t[index, gate] for k, t in tensors.items()}
+            dense = kind(size, size, **own).to_dense()
+            torch.testing.assert_close(built[index, gate], dense)
+            assert dense.norm().item() == pytest.approx(
+                (size / 3) ** 0.5, rel=0.5 if structure == "dense" else 1e-5
+            )
+
+
+def test_decoder_in_bfloat16_is_near_the_exact_one() -> None:
+    """Each of the three products rounds factors and result to 8 bits: errors of some parts in 2^8."""
+    draw = torch.Generator().manual_seed(0)
+    h = torch.empty(2, 40, 16).uniform_(-1, 1, generator=draw)
+    weight, bias = (torch.empty(2, *s).normal_(generator=draw) for s in ((1000, 16), (1000,)))
+    targets = torch.randint(1000, (40,), generator=draw)
+    packed = decoders.pack(weight, bias)
+    exact = decoders.loss_and_gradients(h.double(), packed.double(), targets, "full")
+    rough = decoders.loss_and_gradients(h, packed, targets, "bf16")
+    assert rough[2].dtype == torch.bfloat16
+    assert rough[0].mean().item() == pytest.approx(exact[0].mean().item(), rel=2e-3)
+    for ours, theirs in zip(rough[1:], exact[1:], strict=True):
+        assert (ours.double() - theirs).norm() <= 3 * 2**-8 * theirs.norm()
+    assert decoders.losses(h, packed, targets).double().sub(exact[0]).abs().max() < 1e-5
+
+
+HEAD = """
+#include <cmath>
+using std::exp; using std::tanh;
+#define Real double
+#define __global__
+#define __device__
+#define __forceinline__ inline
+struct Three { int x, y, z; };
+static Three blockIdx, blockDim, threadIdx;
+"""
+TAIL = """
+#define EACH(body) \\
+    blockDim.x = 4; \\
+    for (blockIdx.x = 0; blockIdx.x * 4 < R * B * H; blockIdx.x++) \\
+        for (threadIdx.x = 0; threadIdx.x < 4; threadIdx.x++) { body; }
+extern "C" void forward(Real* g, Real* c, Real* h, int t, int T, int R, int B, int H) {
+    EACH(cell_forward(g, c, h, t, T, R, B, H))
+}
+extern "C" void backward(Real* g, Real* c, Real* dh, Real* dc, Real* da, int t, int T, int R, int B, int H) {
+    EACH(cell_backward(g, c, dh, dc, da, t, T, R, B, H))
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """The kernels' source, their threads run one after the other."""
+    if shutil.which("g++") is None:
+        pytest.skip("needs g++")
+    folder = tmp_path_factory.mktemp("cell")
+    (folder / "cell.cpp").write_text(HEAD + cell.SOURCE + TAIL)
+    command = [
+        "g++",
+        "-O1",
+        "-w",
+        "-shared",
+        "-fPIC",
+        str(folder / "cell.cpp"),
+        "-o",
+        str(folder / "cell.so"),
+    ]
+    subprocess.run(command, check=True)
+    return ctypes.CDLL(str(folder / "cell.so"))
+
+
+def test_the_kernels_do_what_the_plain_cell_does(
+    compiled: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    R, T, B, H = 2, 4, 3, 5
+    draw = torch.Generator().manual_seed(0)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.empty(shape, dtype=torch.float64).normal_(generator=draw)
+
+    inputs, U, h, c, dh = normal(R, T, B, 4 * H), normal(R, 4 * H, H), *normal(2, R, B, H), normal(R, T, B, H)
+    plain = recurrence.forward(inputs.clone(), U, h, c)
+    gradient = recurrence.backward(plain, U, dh.clone())
+
+    def run(name: str, gates: Tensor, *others: Tensor, t: int) -> None:
+        assert all(tensor.is_contiguous() for tensor in (gates, *others))
+        pointers = [ctypes.c_void_p(tensor.data_ptr()) for tensor in (gates, *others)]
+        getattr(compiled, name)(*pointers, t, T, R, B, H)
+
+    monkeypatch.setattr(cell, "serves", lambda t: True)
+    monkeypatch.setattr(cell, "cell_forward", lambda *args: run("forward", *args[:-1], t=args[-1]))
+    monkeypatch.setattr(cell, "cell_backward", lambda *args: run("backward", *args[:-1], t=args[-1]))
+    trace = recurrence.forward(inputs.clone(), U, h, c)
+    for ours, theirs in zip(trace, plain, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    torch.testing.assert_close(recurrence.backward(trace, U, dh.clone()), gradient)

@@ -103,10 +103,10 @@ def test_generators_by_other_operators(cls, seed, form):
     R = dense_displacement(M.to_dense(), A, B, form)
     size = float(M.magnitude().max())
     assert (G.mT @ H - R).abs().max() <= 1e-12 * size * m
-    rank = int((torch.linalg.svdvals(R) > 1e-9 * size).sum())
-    assert (
-        displacement_rank(M, A, B, 1e-11, form) == displacement_rank(M.to_dense(), A, B, 1e-11, form) == rank
-    )
+    # Singular values may lie on either side of a tolerance: between two of them the ranks must be.
+    least, most = (int((torch.linalg.svdvals(R) > tol * size).sum()) for tol in (1e-8, 1e-13))
+    for known in (M, M.to_dense()):
+        assert least <= displacement_rank(known, A, B, 1e-11, form) <= most
 
 
 @given(m=sizes, n=sizes, r=st.integers(1, 3), seed=seeds, kind=st.integers(0, 4), form=forms)

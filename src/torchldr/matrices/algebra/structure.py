@@ -123,11 +123,12 @@ def sparse_inverse(A: Operator) -> Operator | None:
     """The inverse of an operator with one entry a row, where dividing by these loses few digits.
 
     Their condition number is the ratio of the largest to the smallest. Past eps^(-1/4), 8e3 in float64,
-    what is known by A is not worth knowing by its inverse: a node of 6e-17 would lose all digits.
+    what is known by A is not worth knowing by its inverse: a node of 6e-17 would lose all digits. So would
+    one such node alone, beside another operator of ordinary size: the largest counts as at least 1.
     """
     size = A.entries().values.detach().abs()
     size = size[size > 0]
-    if size.shape[0] != A.n or size.max() > torch.finfo(size.dtype).eps ** -0.25 * size.min():
+    if size.shape[0] != A.n or size.max().clamp(min=1) > torch.finfo(size.dtype).eps ** -0.25 * size.min():
         return None
     try:
         return A.inverse()

@@ -122,7 +122,9 @@ def _fast_paths() -> list[dict[str, Any]]:
     if no_stencil:
         no_stencil += "; the blocked form in torch serves (pip install numba)"
     return [
-        _path("compiled loops", "products of ldr_sd, ldr_td and toeplitz_like on a CPU, by numba", no_stencil),
+        _path(
+            "compiled loops", "products of ldr_sd, ldr_td and toeplitz_like on a CPU, by numba", no_stencil
+        ),
         _path("cuda", "every product on a GPU, by the same torch operations", no_cuda),
         _path(
             "cuda kernels", "the stencil of ldr_td on a GPU, compiled by NVRTC", no_cuda or cuda.unavailable()

@@ -65,10 +65,25 @@ def test_more_derivatives():
 
 
 @pytest.mark.skipif(bool(stencil.unavailable()), reason="numba is not installed")
+@pytest.mark.parametrize(("m", "n"), [(40, 40), (33, 50), (50, 33)])
+def test_any_width_of_the_tiles_gives_the_same(m, n, monkeypatch):
+    A, C = problem(m, r=2), problem(n, seed=1, r=2)
+    inputs = [t.requires_grad_() for t in (*A, *C, torch.randn(3, n, dtype=torch.float64))]
+    results = []
+    for width in (1, 7, 64):
+        monkeypatch.setattr(tridiagonal, "TILE_COLUMNS", (width, width))
+        y = tridiagonal.product(inputs[:4], inputs[4:8], inputs[8])
+        results.append((y.detach(), *torch.autograd.grad(y.square().sum(), inputs)))
+    for other in results[1:]:
+        for a, b in zip(results[0], other, strict=True):
+            assert torch.allclose(a, b, rtol=1e-10, atol=1e-12 * b.abs().max().item())
+
+
+@pytest.mark.skipif(bool(stencil.unavailable()), reason="numba is not installed")
 def test_two_threads_give_the_same():
     A, C = problem(2048, r=1), problem(2048, seed=1, r=1)
     x, threads, results = torch.randn(2, 2048, dtype=torch.float64), torch.get_num_threads(), []
-    steps = tridiagonal.TILE * 2048
+    steps = tridiagonal.TILE_ENTRIES // 2048 * 2048
     assert 2 * steps >= 8 * WORTHWHILE  # or this test would test nothing
     inputs = [t.requires_grad_() for t in (*A, *C, x)]
     try:

@@ -11,7 +11,7 @@ so lower_0 is the top right corner and upper_{m-1} the bottom left one. Views of
 
 On a CPU the stencil is compiled (`stencil`) and both operators of a layer (`product`) are run in tiles of
 columns that are multiplied with the batch while they are in cache, so nothing of size m k is held in
-inference, and k / TILE states of size m in training. Everywhere else the plain form below serves: A^p has
+inference, and a state of size m a tile in training. Everywhere else the plain form below serves: A^p has
 2p + 1 diagonals, so blocks of p columns follow each other by one batched product of small dense matrices.
 The tests hold both to `krylov_reference(tridiagonal_reference(..), v, k)`.
 """
@@ -33,7 +33,8 @@ from .threads import both
 Operator = tuple[Tensor, Tensor, Tensor, Tensor]  # lower, diagonal, upper (m,) and start vectors (r, m)
 
 BLOCK = 32  # columns at a time in the plain form
-TILE = 128  # columns at a time in the compiled form
+TILE_ENTRIES = 1 << 20  # of the compiled form's tiles, as a matrix product likes them and a cache holds them
+TILE_COLUMNS = 128, 512  # at least and at most
 
 
 def row_sum_scale(lower: Tensor, diagonal: Tensor, upper: Tensor) -> Tensor:
@@ -182,9 +183,10 @@ class _StencilProduct(torch.autograd.Function):
         A, C, x = _parted(inputs)
         (r, m), b, k = A[3].shape, x.shape[0], _columns(A, C)
         y, z, across = x.new_zeros(b, m), x.new_empty(r, k, b), x.mT.contiguous()
-        left, right = stencil.Stencil(*A, TILE), stencil.Stencil(*C, TILE)
+        room = _width(A, C)
+        left, right = stencil.Stencil(*A, room), stencil.Stencil(*C, room)
         states = [(A[3], C[3])]
-        for columns in _tiles(k):
+        for columns in _tiles(A, C):
             width = columns.stop - columns.start
             K_A, K_C = _run(left, right, states[-1], width)
             for i, part in enumerate(z[:, columns]):
@@ -238,8 +240,15 @@ def _run(
     return left.columns(width), right.columns(width)
 
 
-def _tiles(k: int) -> list[slice]:
-    return [slice(j, min(j + TILE, k)) for j in range(0, k, TILE)]
+def _width(A: Operator, C: Operator) -> int:
+    """Columns in a tile."""
+    least, most = TILE_COLUMNS
+    return max(least, min(most, TILE_ENTRIES // max(A[3].numel(), C[3].numel())))
+
+
+def _tiles(A: Operator, C: Operator) -> list[slice]:
+    k, width = _columns(A, C), _width(A, C)
+    return [slice(j, min(j + width, k)) for j in range(0, k, width)]
 
 
 def _parted(inputs: Sequence[Tensor]) -> tuple[Operator, Operator, Tensor]:
@@ -262,8 +271,9 @@ def _adjoint(
     carries them back to the start vectors, collecting those of the coefficients on the way.
     """
     across, dx = u.mT.contiguous(), torch.zeros_like(x)
-    stencils = stencil.Stencil(*A, TILE), stencil.Stencil(*C, TILE)
-    for columns, *states in reversed(list(zip(_tiles(z.shape[1]), left, right, strict=True))):
+    room = _width(A, C)
+    stencils = stencil.Stencil(*A, room), stencil.Stencil(*C, room)
+    for columns, *states in reversed(list(zip(_tiles(A, C), left, right, strict=True))):
         width = columns.stop - columns.start
         K_A, K_C = _run(*stencils, states, width)
         dK_A, dK_C = (of.gradient(width) for of in stencils)

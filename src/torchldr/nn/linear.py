@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from operator import attrgetter, is_
 from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
 
 from ..matrices import StructuredMatrix, get_structure
 from ..matrices.products import Product, check_input, run_product
 from . import plans
 
 PLANS = ("auto", "fast", "dense")
+_version = attrgetter("_version")
+# Whether autocast is on for any device, in a tenth of the time of `torch.is_autocast_enabled`.
+_autocasts = torch._C._is_any_autocast_enabled
 
 
 class _Plan:
@@ -25,29 +30,22 @@ class _Plan:
         self.matrix, self.choice = matrix, layer.plan
         self.in_features, self.dtype, self.device = matrix.in_features, matrix.dtype, matrix.device
         self.wide = self.dtype in (torch.float32, torch.float64)  # products run in it as it is
-        registries = (layer._parameters, layer._buffers)
-        self.seen = [(r, name, t, t._version) for r in registries for name, t in r.items() if t is not None]
+        self.registries = [(registry, list(registry.values())) for registry in _registries(layer)]
+        self.changing = [t for _, tensors in self.registries for t in tensors if t is not None]
+        self.versions = list(map(_version, self.changing))
         self.choices: dict[int, bool] = {}
+        self.ways: dict[torch.Size, Product] = {}  # for inputs of these shapes that need no conversion
         self._product: Product | None = None
         self._weight: Tensor | None = None
 
     def holds(self) -> bool:
         """Whether every tensor is still the one it was, and no gradient of it is wanted."""
-        gradients = torch.is_grad_enabled()
-        for registry, name, t, version in self.seen:
-            if registry.get(name) is not t or t._version != version or (gradients and t.requires_grad):
+        for registry, tensors in self.registries:
+            if len(registry) != len(tensors) or not all(map(is_, registry.values(), tensors)):
                 return False
-        return True
-
-    def serves(self, x: Tensor) -> bool:
-        """Whether `x` needs neither an error nor a conversion."""
-        return (
-            x.dtype is self.dtype
-            and x.device == self.device
-            and x.ndim > 0
-            and x.shape[-1] == self.in_features
-            and not torch.is_autocast_enabled(self.device.type)
-        )
+        if list(map(_version, self.changing)) != self.versions:
+            return False
+        return not (torch.is_grad_enabled() and any(t.requires_grad for t in self.changing))
 
     def dense(self, batch: int) -> bool:
         """Whether a batch of this size takes the dense matrix."""
@@ -193,30 +191,50 @@ class StructuredLinear(nn.Module):
         """Forget what is kept for inference: needed only after an edit through `.data`."""
         self._plan = None
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """nn.Module's call, with a short cut for the second inference of a kind and all that follow.
+
+        What nn.Module does before it comes to `forward` takes longer than the product of a small layer.
+        """
+        plan = self._plan
+        if plan is None or self.training or kwargs or torch.compiler.is_compiling() or _is_hooked(self):
+            return super().__call__(*args, **kwargs)
+        x = args[0] if len(args) == 1 else None
+        if type(x) is Tensor and x.dtype is plan.dtype and x.device == plan.device and not _autocasts():
+            way = plan.ways.get(x.shape)
+            if way is not None and plan.holds():
+                return way(x)
+        return super().__call__(*args, **kwargs)
+
     def forward(self, x: Tensor) -> Tensor:
-        if not (self.training or self._plan is None or torch.compiler.is_compiling()):
-            plan = self._plan  # the short way, for the second inference and all that follow
-            if isinstance(x, Tensor) and plan.serves(x) and plan.holds():
-                return self._infer(plan, x, plain=True)
         matrix = self.matrix()
         check_input(matrix, x, self.in_features, "in_features", "StructuredLinear")
         if self._keeps_plan(matrix):
-            return self._infer(self._planned(matrix), x)
+            plan = self._planned(matrix)
+            dense = plan.dense(x.numel() // self.in_features)
+            if plan.wide and x.dtype is plan.dtype and not _autocasts():
+                way = plan.ways[x.shape] = self._way(plan, x.shape, dense)
+                return way(x)
+            if dense:
+                return _dense_product(x, plan.weight, self.bias)
+            return run_product(plan.product, x, plan.dtype, self.bias)
         if self._plan_choice == "dense":
             return _dense_product(x, matrix.materialize(), self.bias)
         return run_product(matrix.promoted().product, x, matrix.dtype, self.bias)
 
-    def _infer(self, plan: _Plan, x: Tensor, plain: bool = False) -> Tensor:
+    def _way(self, plan: _Plan, shape: torch.Size, dense: bool) -> Product:
+        """The product for inputs of a shape that need no conversion."""
         bias = self._parameters["bias"]
-        if plan.dense(x.numel() // plan.in_features):
-            return _dense_product(x, plan.weight, bias)
-        if not (plain and plan.wide):
-            return run_product(plan.product, x, plan.dtype, bias)
-        if x.ndim == 2:
-            y = plan.product(x)
-        else:
-            y = plan.product(x.reshape(-1, plan.in_features)).reshape(*x.shape[:-1], self.out_features)
-        return y if bias is None else y + bias
+        if dense:
+            weight = plan.weight
+            return lambda x: nn.functional.linear(x, weight, bias)
+        product, result = plan.product, (*shape[:-1], self.out_features)
+        if len(shape) == 2:
+            return product if bias is None else lambda x: product(x) + bias
+        rows = -1, self.in_features
+        if bias is None:
+            return lambda x: product(x.reshape(rows)).reshape(result)
+        return lambda x: product(x.reshape(rows)).reshape(result) + bias
 
     def extra_repr(self) -> str:
         parts = [f"in_features={self.in_features}", f"out_features={self.out_features}"]
@@ -286,6 +304,25 @@ class StructuredLinear(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_plan": None}
+
+
+def _registries(layer: nn.Module) -> list[dict[str, Any]]:
+    return [registry for registry in (layer._parameters, layer._buffers) if registry]
+
+
+def _is_hooked(layer: nn.Module) -> bool:
+    """Whether nn.Module's call would do more than call `forward`."""
+    return bool(
+        layer._compiled_call_impl is not None
+        or layer._forward_hooks
+        or layer._forward_pre_hooks
+        or layer._backward_hooks
+        or layer._backward_pre_hooks
+        or torch_module._global_forward_hooks
+        or torch_module._global_forward_pre_hooks
+        or torch_module._global_backward_hooks
+        or torch_module._global_backward_pre_hooks
+    )
 
 
 def _dense_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

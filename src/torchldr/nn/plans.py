@@ -36,7 +36,9 @@ from ..timing import minimum_seconds
 SMALL_ENTRIES = 1 << 14  # always dense: no product of several steps beats one of 128 x 128
 DENSE_ENTRIES = 1 << 26  # never dense above: 256 MiB in float32
 UNMEASURED_ENTRIES = 1 << 20  # dense up to here where nothing can be timed (capture, meta device)
-MARGIN = 1.1  # how much faster the fast product must be
+# How much faster the fast product must be. They are timed back to back, each with its code and constants
+# in the caches; among other calls a product of many steps loses more than a single one.
+MARGIN = 1.4
 LARGEST_BATCH = 256  # larger ones take as long a vector
 _CHUNK = 1 << 24  # numbers of one intermediate while the dense matrix is made
 _SLICE = 1 << 23  # entries of the dense matrix that are timed; the rest takes its share of that

@@ -22,7 +22,7 @@ from .widening import may_require_grad, widened
 
 LinAlgError: type[RuntimeError] = torch.linalg.LinAlgError  # type: ignore[attr-defined] # not in its stubs
 
-TOLERANCE = 1e-12  # of |b - M x| / |b|, where rounding errors allow it
+TOLERANCE = 1e-10  # of |b - M x| / |b|, where rounding errors allow it
 ACCEPTED = 1e-10  # of the backward error: with more, the next solver is tried
 ILL_CONDITIONED = 1e8
 
@@ -37,7 +37,7 @@ def solve(M: LinearMap, b: Tensor, *, tol: float | None = None, method: str | No
     Args:
         M: a square linear map.
         b: shape (n,), or (..., n, k) for k right-hand sides in columns, as for `torch.linalg.solve`.
-        tol: what |b - M x| / |b| should come to, by default 1e-12. Iterative refinement goes on until
+        tol: what |b - M x| / |b| should come to, by default 1e-10. Iterative refinement goes on until
             then, or until the rounding errors of M x allow no more.
         method: the name of one solver, out of `solvers(M)`; by default they are tried in turn.
 

@@ -164,3 +164,22 @@ def test_spread() -> None:
     assert parse_options(["learn_nodes=True"]) == (("learn_nodes", True),)
     with pytest.raises(ValueError, match="name=value"):
         parse_options(["x"])
+
+
+def test_several_runs_at_a_time(own_file: Path, tmp_path: Path) -> None:
+    from torchldr.experiments import Protocol, Run
+    from torchldr.experiments.ledger import Ledger
+    from torchldr.experiments.parallel import Settings, sweep_in_parallel
+
+    brief = Protocol(epochs=1, batch=30, lrs=(0.01,), trials=1)
+    runs = [Run(str(own_file), structure=name, protocol=brief) for name in ("low_rank", "circulant")]
+    settings, lines = Settings(tmp_path, "cpu", None, 2), list[str]()
+    report = sweep_in_parallel([*runs, runs[0], Run("norb", protocol=brief)], settings, lines.append)
+    assert {run.hash for run in report.finished} == {run.hash for run in runs}
+    assert "norb" in report.absent
+    assert len(lines) == 2
+    records = [Ledger(tmp_path).find(run) for run in runs]
+    assert [record.result["notes"]["jobs"] for record in records if record is not None] == [2, 2]
+    assert len(sweep_in_parallel(runs, settings._replace(jobs=1), lines.append).present) == 2
+    late = sweep_in_parallel(runs, settings._replace(force=True, deadline=0.0), lines.append)
+    assert len(late.left) == 2

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, NamedTuple, TypeVar
@@ -19,6 +20,7 @@ from .ledger import Ledger
 from .logs import no_log, tensorboard_log
 from .options import Many, keep_table, parse_filters, parse_options
 from .paper import Table, get_table
+from .parallel import Settings, sweep_in_parallel
 from .printing import TRAIN_COLUMNS, columns_of, show_rows
 from .progress import progress_on_stderr
 from .protocol import Protocol, Run
@@ -40,6 +42,10 @@ Quick = Annotated[bool, typer.Option("--quick", help="A small protocol for a lap
 Force = Annotated[bool, typer.Option("--force", help="Run again what the ledger has.")]
 MaxSeconds = Annotated[
     float | None, typer.Option("--max-seconds", help="Start no further run after this time; resumable.")
+]
+Jobs = Annotated[
+    int,
+    typer.Option(min=1, help="So many runs at a time, each in a process of its own: they share the device."),
 ]
 LogDir = Annotated[Path | None, typer.Option("--logdir", help="Write TensorBoard scalars here.")]
 SaveWeights = Annotated[
@@ -66,6 +72,7 @@ def paper_command(
     data_dir: DataDir = None,
     results: Results = None,
     max_seconds: MaxSeconds = None,
+    jobs: Jobs = 1,
     logdir: LogDir = None,
     save_weights: SaveWeights = False,
     force: Force = False,
@@ -82,7 +89,7 @@ def paper_command(
     if not show:
         runs = [run.with_seed(seed) for seed in range(seeds) for run in table.runs()]
         library = Library(_used(lambda: choose_device(device)), data_dir)
-        extras = Extras(max_seconds, logdir, save_weights, force)
+        extras = Extras(max_seconds, logdir, save_weights, force, jobs)
         if table.name == "lstm":
             _sweep_language(runs, ledger, library, extras)
         else:
@@ -179,10 +186,14 @@ class Extras(NamedTuple):
     logdir: Path | None
     save_weights: bool
     force: bool
+    jobs: int = 1
 
 
 def _sweep(runs: Sequence[Run], ledger: Ledger, library: Library, extras: Extras) -> None:
     """Run what is missing, and say what was done and what could not be."""
+    if extras.jobs > 1:
+        _sweep_in_parallel(runs, ledger, library, extras)
+        return
     log = no_log if extras.logdir is None else tensorboard_log(extras.logdir)
     todo = runs if extras.force or extras.save_weights else missing(runs, ledger, library)
     try:
@@ -205,10 +216,34 @@ def _sweep(runs: Sequence[Run], ledger: Ledger, library: Library, extras: Extras
         raise typer.Exit(1)
 
 
+def _sweep_in_parallel(runs: Sequence[Run], ledger: Ledger, library: Library, extras: Extras) -> None:
+    if extras.logdir is not None:
+        raise typer.BadParameter("--logdir writes one run after the other; leave out --jobs.")
+    deadline = None if extras.max_seconds is None else time.time() + extras.max_seconds
+    settings = Settings(
+        ledger.results,
+        str(library.device),
+        library.data_dir,
+        extras.jobs,
+        extras.force,
+        extras.save_weights,
+        deadline,
+    )
+    try:
+        report = sweep_in_parallel(runs, settings, _say)
+    except KeyboardInterrupt:
+        _say("interrupted; the same command goes on from here.")
+        raise typer.Exit(130) from None
+    ledger.read_again()
+    _tell(report, ledger)
+    if report.absent and not (report.finished or report.present or report.left):
+        raise typer.Exit(1)
+
+
 def _sweep_language(runs: Sequence[Run], ledger: Ledger, library: Library, extras: Extras) -> None:
     """The same for language models, which are trained side by side."""
-    if extras.logdir is not None or extras.save_weights:
-        raise typer.BadParameter("--logdir and --save-weights are not for the language models.")
+    if extras.logdir is not None or extras.save_weights or extras.jobs > 1:
+        raise typer.BadParameter("--logdir, --save-weights and --jobs are not for the language models.")
     try:
         report = sweep_language(
             runs,

@@ -56,6 +56,10 @@ class Ledger:
         if published:
             for name, text in _published():
                 self._take(name, text)
+        self.read_again()
+
+    def read_again(self) -> None:
+        """Take in what other processes have written to one's own ledger since."""
         if self.path.is_file():
             self._take(str(self.path), self.path.read_text(encoding="utf-8", errors="replace"))
 

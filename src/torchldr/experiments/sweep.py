@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -99,6 +100,7 @@ def sweep(
     progress: Progress | None = None,
     log: Log = no_log,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    notes: Mapping[str, Any] | None = None,
 ) -> Report:
     """Run what the ledger lacks, each appended when it is finished.
 
@@ -113,6 +115,7 @@ def sweep(
         progress: what to report to.
         log: called with every epoch's scores.
         checkpoint_seconds: see `train_run`.
+        notes: what to add to the notes of each run's record.
 
     Returns:
         What became of each run. A dataset that is not here is reported, not raised.
@@ -142,6 +145,7 @@ def sweep(
             log=log,
             checkpoint_seconds=checkpoint_seconds,
         )
+        outcome.notes.update(notes or {})
         if save_weights:
             _save_weights(weights_path(ledger, run), outcome)
         ledger.append(Record.of(run, images, outcome))

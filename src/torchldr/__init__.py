@@ -1,5 +1,7 @@
 """torchldr: weight matrices with low displacement rank for PyTorch."""
 
+from typing import TYPE_CHECKING, Any
+
 from .matrices import (
     ACDC,
     DCT2,
@@ -69,6 +71,16 @@ from .nn import (
     conv_to_matrix,
 )
 
+if TYPE_CHECKING:
+    from .compress import (
+        CompressionReport,
+        Structure,
+        compress_,
+        load_compressed,
+        materialize_,
+        save_compressed,
+    )
+
 __version__ = "0.1.0"
 
 __all__ = [
@@ -81,6 +93,7 @@ __all__ = [
     "CauchyLike",
     "Chebyshev",
     "Circulant",
+    "CompressionReport",
     "Convolution2d",
     "Dense",
     "DenseOperator",
@@ -101,6 +114,7 @@ __all__ = [
     "Power",
     "Projection",
     "Shift",
+    "Structure",
     "StructuredChannels",
     "StructuredGRU",
     "StructuredLSTM",
@@ -117,6 +131,7 @@ __all__ = [
     "block",
     "block_circulant",
     "circulant",
+    "compress_",
     "condition_estimate",
     "conv_to_matrix",
     "convolution1d",
@@ -129,7 +144,10 @@ __all__ = [
     "get_structure",
     "known_displacement",
     "learned_operators",
+    "load_compressed",
+    "materialize_",
     "same",
+    "save_compressed",
     "solve",
     "solvers",
     "structures",
@@ -137,3 +155,27 @@ __all__ = [
     "to_ldr_td",
     "to_toeplitz_like",
 ]
+
+# Loaded when first asked for: most programs use layers alone, and `import torchldr` is to be quick.
+_OF_COMPRESS = frozenset(
+    (
+        "CompressionReport",
+        "Structure",
+        "compress_",
+        "load_compressed",
+        "materialize_",
+        "save_compressed",
+    )
+)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _OF_COMPRESS:
+        from . import compress
+
+        return getattr(compress, name)
+    raise AttributeError(f"module 'torchldr' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

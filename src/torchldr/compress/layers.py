@@ -1,0 +1,195 @@
+"""Structured modules from projected weights, and dense ones from structured modules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..matrices import StructuredMatrix
+from ..nn import StructuredGRU, StructuredLinear, StructuredLSTM
+from ..nn.recurrent_base import StructuredRecurrent
+
+# What nn.Module keeps of hooks. The registries themselves move, so that handles given out still remove.
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    "_is_full_backward_hook",
+)
+
+
+class StructuredPointwise(nn.Module):
+    """A 1 x 1 convolution whose channels are mixed by a structured matrix.
+
+    Args:
+        linear: the matrix and the bias, from in_channels to out_channels.
+        stride: (rows, columns) between the pixels that are kept.
+
+    Shape:
+        Input (..., in_channels, height, width), output (..., out_channels, height', width') as nn.Conv2d.
+
+    Examples:
+        >>> layer = StructuredPointwise(StructuredLinear(64, 32, structure="low_rank", rank=2))
+        >>> layer(torch.randn(5, 64, 7, 7)).shape
+        torch.Size([5, 32, 7, 7])
+    """
+
+    kernel_size = (1, 1)
+
+    def __init__(self, linear: nn.Module, stride: Sequence[int] = (1, 1)) -> None:
+        super().__init__()
+        self.linear, self.stride = linear, (int(stride[0]), int(stride[1]))
+
+    @property
+    def weight(self) -> Tensor:
+        return self.linear.weight[..., None, None]  # type: ignore[index]
+
+    @property
+    def bias(self) -> nn.Parameter | None:
+        return self.linear._parameters["bias"]
+
+    def forward(self, x: Tensor) -> Tensor:
+        down, right = self.stride
+        pixels = x[..., ::down, ::right].movedim(-3, -1)
+        # nn.Conv2d's result can be viewed as (batch, -1), and models do so.
+        return self.linear(pixels).movedim(-1, -3).contiguous()
+
+    def extra_repr(self) -> str:
+        return f"stride={self.stride}"
+
+
+def quiet_linear(
+    out_features: int, in_features: int, matrix: StructuredMatrix | type[StructuredMatrix], **more: Any
+) -> StructuredLinear:
+    """A StructuredLinear without a bias that leaves torch's random numbers alone."""
+    structure = matrix if isinstance(matrix, type) else type(matrix)
+    with torch.random.fork_rng(devices=[]):
+        return StructuredLinear(in_features, out_features, False, structure=structure, **more)
+
+
+def linear_from(matrix: StructuredMatrix, bias: nn.Parameter | None, *, learned: bool) -> StructuredLinear:
+    """The layer that holds this matrix and this very bias."""
+    layer = quiet_linear(
+        matrix.out_features,
+        matrix.in_features,
+        matrix,
+        rank=matrix.rank,
+        dtype=matrix.dtype,
+        **matrix.options,
+    ).to(matrix.device)
+    for name, tensor in matrix.tensors.items():
+        if name in layer._parameters:
+            layer._parameters[name] = nn.Parameter(tensor.detach().clone(), requires_grad=learned)
+        elif name not in layer._non_persistent_buffers_set:
+            layer._buffers[name] = tensor.detach().clone()
+    layer._parameters["bias"] = bias
+    return layer
+
+
+def recurrent_from(layer: nn.RNNBase, matrices: Sequence[StructuredMatrix]) -> StructuredRecurrent:
+    """The structured LSTM or GRU with these input matrices, gate by gate, and everything else as it was."""
+    some = layer._parameters["weight_ih_l0"]
+    assert some is not None
+    first = matrices[0]
+    ours = empty_recurrent(layer, type(first), first.rank, first.options)
+    gates = len(ours.gates)
+    for i, (name, stack) in enumerate(ours._stacks().items()):
+        group = matrices[i * gates : (i + 1) * gates]
+        weight = layer._parameters[name]
+        for key in stack.tensors():
+            if key in stack.shared:
+                continue
+            value = torch.stack([M.tensors[key].detach() for M in group])
+            if key in stack._parameters:
+                learned = weight is not None and weight.requires_grad
+                stack._parameters[key] = nn.Parameter(value, requires_grad=learned)
+            else:
+                stack._buffers[key] = value
+    for name in ours._parameters:
+        ours._parameters[name] = layer._parameters[name]
+    return ours
+
+
+def empty_recurrent(
+    layer: nn.RNNBase, structure: type[StructuredMatrix], rank: int | None, options: Mapping[str, Any]
+) -> StructuredRecurrent:
+    """A structured layer of the same sizes, with numbers of its own."""
+    some = next(layer.parameters())
+    more = {"proj_size": layer.proj_size} if isinstance(layer, nn.LSTM) else {}
+    cls: Any = StructuredLSTM if isinstance(layer, nn.LSTM) else StructuredGRU
+    with torch.random.fork_rng(devices=[]):
+        made = cls(
+            layer.input_size,
+            layer.hidden_size,
+            layer.num_layers,
+            layer.bias,
+            layer.batch_first,
+            layer.dropout,
+            layer.bidirectional,
+            dtype=some.dtype,
+            structure=structure,
+            rank=rank,
+            **more,
+            **options,
+        )
+    return made.to(some.device)
+
+
+def keep_state(old: nn.Module, new: nn.Module) -> None:
+    """Give a replacement the hooks and the mode of what it replaces."""
+    for name in _HOOKS:
+        if name in old.__dict__:
+            new.__dict__[name] = old.__dict__[name]
+    new.train(old.training)
+
+
+def replace_modules(model: nn.Module, replacements: Mapping[int, nn.Module]) -> None:
+    """Put replacements in every place where a module, given by its id, is registered."""
+    for parent in list(model.modules()):
+        for name, child in parent._modules.items():
+            if child is not None and id(child) in replacements:
+                parent._modules[name] = replacements[id(child)]
+    _set_nesting(model)
+
+
+def _set_nesting(model: nn.Module) -> None:
+    """Keep nn.TransformerEncoder from nesting padded batches while it has structured layers.
+
+    It looks at its first layer alone before it does, and our layers take no nested tensors. Results differ
+    only at padded positions, which nesting sets to zero.
+    """
+    for encoder in model.modules():
+        if isinstance(encoder, nn.TransformerEncoder):
+            structured = any(isinstance(module, StructuredLinear) for module in encoder.modules())
+            kept = encoder.__dict__
+            if structured and kept.get("use_nested_tensor"):
+                kept["use_nested_tensor"], kept["_nests_when_dense"] = False, True
+            elif not structured and kept.pop("_nests_when_dense", False):
+                kept["use_nested_tensor"] = True
+
+
+def tie(follower: nn.Module, leader: nn.Module) -> None:
+    """Let one StructuredLinear hold the matrix of another; biases stay their own."""
+    for name, p in leader._parameters.items():
+        if name != "bias":
+            follower._parameters[name] = p
+    for name, buffer in leader._buffers.items():
+        follower._buffers[name] = buffer
+
+
+def dense_linear(layer: nn.Module) -> nn.Linear:
+    """The nn.Linear of the same function, with the same bias."""
+    weight: Any = layer.weight
+    out_features, in_features = weight.shape
+    made = nn.utils.skip_init(nn.Linear, in_features, out_features, False, dtype=weight.dtype)
+    learned = any(p.requires_grad for name, p in layer.named_parameters() if name != "bias")
+    made.weight = nn.Parameter(weight.detach().clone(), requires_grad=learned)
+    made._parameters["bias"] = layer._parameters["bias"]
+    return made

@@ -1,0 +1,214 @@
+"""A compressed model in a folder: safetensors for the numbers, a JSON manifest for what they mean."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from .layers import keep_state, replace_modules
+from .records import build, record
+
+FORMAT, VERSION, MANIFEST = "torchldr.compressed", 1, "manifest.json"
+
+
+def save_compressed(model: nn.Module, folder: str | os.PathLike[str]) -> None:
+    """Write a model with structured layers to a folder, which `load_compressed` reads.
+
+    The tensors file is named by its checksum and the manifest is replaced last, in one step: whoever
+    reads the folder finds the old model or the new one, never a mixture. Tied tensors are written once.
+
+    Args:
+        model: any module; its whole state_dict is written.
+        folder: made where it does not exist.
+    """
+    save = _safetensors("save_compressed").save
+    layers: dict[str, Any] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        # What lies inside a recorded module is part of its entry; parents come before their children.
+        if name.rpartition(".")[0] not in layers and (entry := record(module)) is not None:
+            layers[name] = entry
+    tensors: dict[str, Tensor] = {}
+    aliases: dict[str, str] = {}
+    first: dict[int, str] = {}
+    for key, value in model.state_dict(keep_vars=True).items():
+        if not isinstance(value, Tensor):
+            raise TypeError(
+                f"save_compressed: {key} is a {type(value).__name__}, only tensors can be written."
+            )
+        if id(value) in first:
+            aliases[key] = first[id(value)]
+        else:
+            first[id(value)] = key
+            # A copy, since views of one storage are refused.
+            tensors[key] = value.detach().to("cpu", copy=True).contiguous()
+    content = save(tensors)
+    checksum = hashlib.sha256(content).hexdigest()
+    file = f"model-{checksum[:16]}.safetensors"
+    from .. import __version__
+
+    manifest = {
+        "format": FORMAT,
+        "version": VERSION,
+        "torchldr": __version__,
+        "tensors": {"file": file, "sha256": checksum},
+        "shapes": {key: list(value.shape) for key, value in tensors.items()},
+        "aliases": aliases,
+        "layers": layers,
+    }
+    text = json.dumps(manifest, indent=2, sort_keys=True) + "\n"
+    path = Path(folder)
+    path.mkdir(parents=True, exist_ok=True)
+    _write(path / file, content)
+    _write(path / MANIFEST, text.encode())
+    for old in path.glob("model-*.safetensors"):
+        if old.name != file:
+            old.unlink()
+
+
+def load_compressed(model: nn.Module, folder: str | os.PathLike[str]) -> nn.Module:
+    """Give a model the layers and the numbers that `save_compressed` wrote, in place.
+
+    Args:
+        model: of the same architecture as the one that was compressed, with dense layers or with the
+            structured ones already. Its device and dtype stay.
+        folder: what `save_compressed` wrote.
+
+    Returns:
+        The model.
+
+    Raises:
+        FileNotFoundError: where a file of the folder is missing.
+        ValueError: where the folder is damaged or does not fit the model, naming the layer; the model is
+            then as it was.
+    """
+    path = Path(folder)
+    manifest = _read_manifest(path)
+    state = _read_tensors(path, manifest)
+    modules = dict(model.named_modules(remove_duplicate=False))
+    made: dict[int, nn.Module] = {}
+    originals: dict[int, nn.Module] = {}
+    entries: dict[int, tuple[str, Any]] = {}
+    for name, entry in manifest["layers"].items():
+        if name not in modules:
+            raise _misfit(f"the model has no layer {name}")
+        old = modules[name]
+        if id(old) in entries:
+            if entries[id(old)][1] != entry:
+                raise _misfit(f"{name} and {entries[id(old)][0]} are one layer here and were two")
+            continue
+        entries[id(old)] = name, entry
+        if record(old) == entry:
+            continue
+        if name == "":
+            raise _misfit("the model is itself a layer, which cannot be replaced in place")
+        try:
+            new = build(old, entry)
+        except (TypeError, ValueError, KeyError) as error:
+            raise _misfit(f"{name}: {error}") from None
+        keep_state(old, new)
+        made[id(old)], originals[id(new)] = new, old
+    replace_modules(model, made)
+    try:
+        _retie(model, manifest["aliases"], set(originals))
+        _check_state(model, state)
+    except ValueError:
+        replace_modules(model, originals)
+        raise
+    model.load_state_dict(state)
+    return model
+
+
+def _safetensors(who: str) -> Any:
+    try:
+        import safetensors.torch
+    except ImportError:
+        raise ImportError(f"{who} needs the package safetensors: pip install safetensors") from None
+    return safetensors.torch
+
+
+def _misfit(what: str) -> ValueError:
+    return ValueError(f"load_compressed: {what}.")
+
+
+def _write(path: Path, content: bytes) -> None:
+    """All of it or nothing, and on the disk before it has its name."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with partial.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    file = path / MANIFEST
+    try:
+        manifest = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise _misfit(f"{file} is not JSON ({error})") from None
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise _misfit(f"{file} is not the manifest of a compressed model")
+    version = manifest.get("version")
+    if version != VERSION:
+        raise _misfit(
+            f"{file} has format version {version!r}, this torchldr reads {VERSION}; update torchldr"
+        )
+    if not all(isinstance(manifest.get(key), dict) for key in ("tensors", "aliases", "layers", "shapes")):
+        raise _misfit(f"{file} lacks tensors, shapes, aliases or layers")
+    return manifest
+
+
+def _read_tensors(path: Path, manifest: dict[str, Any]) -> dict[str, Tensor]:
+    name, checksum = manifest["tensors"].get("file"), manifest["tensors"].get("sha256")
+    if not isinstance(name, str) or Path(name).name != name:
+        raise _misfit(f"the tensors file must lie in the folder itself, got {name!r}")
+    content = (path / name).read_bytes()
+    if hashlib.sha256(content).hexdigest() != checksum:
+        raise _misfit(f"{path / name} is damaged: its checksum is not the one in {MANIFEST}")
+    try:
+        state: dict[str, Tensor] = _safetensors("load_compressed").load(content)
+    except ImportError:
+        raise
+    except Exception as error:
+        # safetensors raises several classes of its own; all say that the content is not what it should be.
+        raise _misfit(f"{path / name} cannot be read ({error})") from None
+    if {key: list(value.shape) for key, value in state.items()} != manifest["shapes"]:
+        raise _misfit(f"the shapes in {MANIFEST} are not those of {name}")
+    for key, leader in manifest["aliases"].items():
+        if leader not in state:
+            raise _misfit(f"{key} is tied to {leader}, which {name} lacks")
+    return {**state, **{key: state[leader] for key, leader in manifest["aliases"].items()}}
+
+
+def _retie(model: nn.Module, aliases: dict[str, str], fresh: set[int]) -> None:
+    """Tie the tensors of new layers as they were."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    new = {id(part) for module in modules.values() if id(module) in fresh for part in module.modules()}
+    for key, leader in aliases.items():
+        (owner, _, leaf), (source, _, root) = key.rpartition("."), leader.rpartition(".")
+        if owner in modules and source in modules and id(modules[owner]) in new:
+            for registry in ("_parameters", "_buffers"):
+                held, given = getattr(modules[owner], registry), getattr(modules[source], registry)
+                if leaf in held and root in given:
+                    held[leaf] = given[root]
+
+
+def _check_state(model: nn.Module, state: dict[str, Tensor]) -> None:
+    wanted = model.state_dict(keep_vars=True)
+    for key, value in wanted.items():
+        if key not in state:
+            raise _misfit(f"{key} of the model is not in the folder")
+        if isinstance(value, Tensor) and value.shape != state[key].shape:
+            shapes = f"{tuple(value.shape)} in the model and {tuple(state[key].shape)} in the folder"
+            raise _misfit(f"{key} has shape {shapes}")
+    for key in state:
+        if key not in wanted:
+            raise _misfit(f"{key} of the folder is not in the model")

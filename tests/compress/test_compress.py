@@ -1,0 +1,397 @@
+"""compress_ against dense oracles: every replaced module computes what its dense weights would."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import torchldr
+from torchldr.compress.layers import StructuredPointwise
+
+LOW = torchldr.Structure("low_rank", rank=3)
+
+
+class Conv1D(nn.Module):
+    """Shaped as Hugging Face's: y = x W + b with W (in, out)."""
+
+    def __init__(self, nf: int, nx: int) -> None:
+        super().__init__()
+        self.nf = nf
+        self.weight = nn.Parameter(torch.randn(nx, nf) / nx**0.5)
+        self.bias = nn.Parameter(torch.randn(nf))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight + self.bias
+
+
+def low_rank(W: Tensor, rank: int = 3) -> Tensor:
+    """The best approximation of a rank, by Eckart and Young."""
+    U, s, V = torch.linalg.svd(W.double(), full_matrices=False)
+    return ((U[:, :rank] * s[:rank]) @ V[:rank]).to(W.dtype)
+
+
+def close(a: Tensor, b: Tensor) -> bool:
+    """Equal but for rounding errors of a few products of some 100 terms."""
+    return torch.allclose(a, b, rtol=0, atol=500 * torch.finfo(a.dtype).eps * max(1.0, b.abs().max().item()))
+
+
+@given(m=st.integers(2, 40), n=st.integers(2, 40), bias=st.booleans(), seed=st.integers(0, 2**31 - 1))
+@settings(max_examples=15, deadline=None)
+def test_linear_is_the_projection_of_its_weight(m, n, bias, seed):
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(n, m, bias, dtype=torch.float64))
+    dense, x = model[0], torch.randn(3, n, dtype=torch.float64)
+    rank = min(3, m, n)
+    report = torchldr.compress_(model, torchldr.Structure("low_rank", rank=rank), min_features=1)
+    assert isinstance(model[0], torchldr.StructuredLinear)
+    assert close(model(x), nn.functional.linear(x, low_rank(dense.weight.detach(), rank), dense.bias))
+    assert model[0].bias is dense.bias
+    (row,) = report.layers
+    expected = (dense.weight - low_rank(dense.weight, rank)).norm() / dense.weight.norm()
+    assert row.residual == pytest.approx(expected.item(), abs=1e-9)
+    assert (row.parameters_before, row.parameters_after) == (m * n, rank * (m + n))
+    assert row.bytes_after == 8 * row.parameters_after
+
+
+@pytest.mark.parametrize(
+    "name", ["toeplitz_like", "block_circulant", "fastfood", "ldr_sd", "circulant", "acdc"]
+)
+def test_any_class_serves(name):
+    ranked = torchldr.get_structure(name).ranked
+    model = nn.Sequential(nn.Linear(16, 12), nn.Tanh(), nn.Linear(12, 16))
+    first, x = model[0].weight.detach(), torch.randn(4, 16)
+    torchldr.compress_(
+        model, torchldr.Structure(name, rank=1 if ranked else None), min_features=4, effort=0.1
+    )
+    found = torchldr.from_dense(first, name, 1 if ranked else None, effort=0.1).matrix
+    y = torch.tanh(x @ found.to_dense().T + model[0].bias) @ model[2].matrix().to_dense().T + model[2].bias
+    assert close(model(x), y)
+
+
+def test_conv1d_and_pointwise_convolutions():
+    model = nn.Sequential(nn.Conv2d(32, 40, 1, stride=(2, 1)), nn.Flatten(2), Conv1D(36, 35))
+    convolution, conv1d = model[0], model[2]
+    x = torch.randn(2, 32, 9, 7)
+    torchldr.compress_(model, LOW, min_features=8)
+    assert isinstance(model[0], StructuredPointwise)
+    assert isinstance(model[2], torchldr.StructuredLinear)
+    W = low_rank(convolution.weight.detach().flatten(1))[..., None, None]
+    y = nn.functional.conv2d(x, W, convolution.bias, stride=(2, 1))
+    assert close(model[0](x), y)
+    assert model[0](x).is_contiguous()
+    assert close(model(x), y.flatten(2) @ low_rank(conv1d.weight.detach()) + conv1d.bias)
+
+
+def test_other_convolutions_and_subclasses_are_left_alone():
+    class Mine(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return -super().forward(x)
+
+    parts = [
+        nn.Conv2d(32, 32, 3),
+        nn.Conv2d(32, 32, 1, groups=2),
+        nn.Conv2d(32, 32, 1, padding=1),
+        Mine(32, 32),
+    ]
+    parts.append(nn.utils.parametrizations.weight_norm(nn.Linear(32, 32)))
+    model = nn.Sequential(*parts)
+    report = torchldr.compress_(model, LOW)
+    assert report.layers == ()
+    assert all(now is before for now, before in zip(model, parts, strict=True))
+
+
+@pytest.mark.parametrize(("kind", "options"), [(nn.LSTM, {"proj_size": 12}), (nn.LSTM, {}), (nn.GRU, {})])
+def test_recurrent_input_weights(kind, options):
+    model = nn.ModuleDict({"rnn": kind(20, 24, 2, bidirectional=True, **options)})
+    dense, x = model["rnn"], torch.randn(5, 3, 20)
+    (row,) = torchldr.compress_(model, LOW, min_features=8).layers
+    assert row.matrices == 4 * (4 if kind is nn.LSTM else 3)
+    assert model["rnn"].weight_hh_l0 is dense.weight_hh_l0
+    oracle = kind(20, 24, 2, bidirectional=True, **options)
+    oracle.load_state_dict(dense.state_dict())
+    for name, p in oracle.named_parameters():
+        if name.startswith("weight_ih"):
+            gates = p.detach().chunk(4 if kind is nn.LSTM else 3)
+            p.data = torch.cat([low_rank(gate) for gate in gates])
+    assert close(model["rnn"](x)[0], oracle(x)[0])
+
+
+def test_tied_weights_stay_tied_and_shared_modules_are_replaced_once():
+    model = nn.ModuleDict({"a": nn.Linear(32, 32), "b": nn.Linear(32, 32), "c": nn.Linear(32, 32)})
+    model["b"].weight = model["a"].weight
+    model["d"] = model["c"]
+    report = torchldr.compress_(model, LOW)
+    assert model["a"].G is model["b"].G
+    assert model["a"].bias is not model["b"].bias
+    assert model["c"] is model["d"]
+    assert [(row.name, row.tied) for row in report.layers] == [("a", ("b",)), ("c", ("d",))]
+    torchldr.materialize_(model)
+    assert model["a"].weight is model["b"].weight
+    assert model["c"] is model["d"]
+    assert isinstance(model["c"], nn.Linear)
+
+
+def test_a_weight_shared_with_an_embedding_is_left_alone():
+    model = nn.ModuleDict({"table": nn.Embedding(50, 32), "head": nn.Linear(32, 50, False)})
+    model["head"].weight = model["table"].weight
+    report = torchldr.compress_(model, LOW)
+    assert report.left == {"head": "its weight is shared with table"}
+    assert model["head"].weight is model["table"].weight
+
+
+def test_hooks_mode_dtype_and_frozen_weights_survive():
+    model = nn.Sequential(nn.Linear(32, 32, dtype=torch.bfloat16), nn.Linear(32, 32))
+    model[0].eval()
+    model[0].weight.requires_grad_(False)
+    calls = []
+    handle = model[0].register_forward_hook(lambda *_: calls.append(1))
+    torchldr.compress_(model, LOW)
+    layer = model[0]
+    assert not layer.training
+    assert model[1].training
+    assert layer.G.dtype == torch.bfloat16
+    assert not layer.G.requires_grad
+    assert layer.bias.requires_grad
+    assert model[1].G.requires_grad
+    layer(torch.randn(2, 32, dtype=torch.bfloat16))
+    assert calls == [1]
+    handle.remove()
+    layer(torch.randn(2, 32, dtype=torch.bfloat16))
+    assert calls == [1]
+
+
+def test_random_numbers_are_left_alone():
+    model = nn.Sequential(nn.Linear(32, 32), nn.LSTM(32, 32))
+    state = torch.get_rng_state()
+    torchldr.compress_(model, LOW)
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_precedence_of_a_plan():
+    model = nn.ModuleDict({f"block{i}": nn.ModuleDict({"up": nn.Linear(32, 32)}) for i in range(3)})
+    plan = {
+        "block0.up": torchldr.Structure("low_rank", rank=1),  # exact, though first and short
+        "block*.up": torchldr.Structure("low_rank", rank=2),
+        "*": torchldr.Structure("low_rank", rank=3),
+        "block?.up": torchldr.Structure("low_rank", rank=4),  # as long as block*.up, and later
+        "block2*": torchldr.Structure("dense"),  # shorter than block?.up
+    }
+    report = torchldr.compress_(model, plan)
+    assert [row.rank for row in report.layers] == [1, 4, 4]
+    model = nn.ModuleDict({"a": nn.Linear(32, 32), "b": nn.Linear(32, 32)})
+    report = torchldr.compress_(model, {"*": LOW, "b": torchldr.Structure("dense")})
+    assert isinstance(model["b"], nn.Linear)
+    assert report.left == {"b": "stays dense by the plan"}
+
+
+def test_filter_and_small_layers():
+    model = nn.ModuleDict({"a": nn.Linear(32, 32), "b": nn.Linear(32, 32), "c": nn.Linear(32, 31)})
+    report = torchldr.compress_(model, LOW, filter_fn=lambda module, name: name != "b")
+    assert [row.name for row in report.layers] == ["a"]
+    assert report.left == {"b": "left out by filter_fn", "c": "has 31 features, fewer than min_features=32"}
+
+
+@pytest.mark.parametrize("budget", [0.1, 0.3, 0.6, 2000])
+def test_a_budget_is_kept_and_used(budget):
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(48, 64), nn.Linear(64, 40), nn.Linear(40, 40))
+    whole = 48 * 64 + 64 * 40 + 40 * 40
+    report = torchldr.compress_(model, budget, min_features=8, structures=("low_rank", "block_circulant"))
+    limit = budget * whole if budget < 1 else budget
+    assert 0.7 * limit < report.parameters_after <= limit
+    assert report.parameters_before == whole
+    assert (
+        sum(p.numel() for name, p in model.named_parameters() if "bias" not in name)
+        == report.parameters_after
+    )
+
+
+def test_a_budget_finds_the_structure_that_is_there():
+    """A Toeplitz-like weight, one of low rank and one of none: each gets what suits it, and what it needs."""
+    toeplitz = torchldr.ToeplitzLike.random(32, 32, rank=1).to_dense()
+    low = torchldr.LowRank.random(32, 32, rank=4).to_dense()
+    model = nn.Sequential(*(nn.Linear(32, 32) for _ in range(3)))
+    for layer, W in zip(model, (toeplitz, low, torch.randn(32, 32)), strict=False):
+        layer.weight.data = W.contiguous()
+    report = torchldr.compress_(model, (64 + 256 + 1024) / 3072)
+    assert [(row.structure, row.rank) for row in report.layers] == [
+        ("toeplitz_like", 1),
+        ("low_rank", 4),
+        ("dense", None),
+    ]
+    assert all(row.residual < 1e-5 for row in report.layers)
+
+
+def test_activations_lower_the_error_that_counts():
+    scales = torch.logspace(0, -2, 40)
+    batches = [(torch.randn(50, 40) * scales, None) for _ in range(4)]
+    dense = nn.Sequential(nn.Linear(40, 40), nn.Dropout(0.5), nn.Linear(40, 36))
+    X = torch.cat([batch for batch, _ in batches])
+    errors, reports = [], []
+    for loader in (None, batches):
+        model = nn.Sequential(nn.Linear(40, 40), nn.Dropout(0.5), nn.Linear(40, 36))
+        model.load_state_dict(dense.state_dict())
+        reports.append(torchldr.compress_(model, {"0": LOW}, loader=loader))
+        assert model[1].training
+        errors.append((model[0](X) - dense[0](X)).norm() / (X @ dense[0].weight.T).norm())
+    assert errors[1] < 0.8 * errors[0]
+    assert reports[0].layers[0].weighted_residual is None
+    assert reports[1].layers[0].weighted_residual == pytest.approx(errors[1].item(), rel=1e-4)
+    model = nn.Sequential(nn.Linear(40, 40), nn.Dropout(0.5), nn.Linear(40, 36))
+    model.load_state_dict(dense.state_dict())
+    given = torchldr.compress_(model, {"0": LOW}, activations={"0": X})
+    assert given.layers[0].weighted_residual == pytest.approx(errors[1].item(), rel=1e-4)
+
+
+INPUTS = [
+    ({"activations": {"0": torch.zeros(5, 32)}}, "activations of 0 must be finite and not all zero"),
+    (
+        {"activations": {"0": torch.ones(5, 31)}},
+        r"activations of 0 must have 32 entries .* got shape \(5, 31\)",
+    ),
+    ({"activations": {"9": torch.ones(5, 32)}}, "activations for '9', which is no weight"),
+    (
+        {"loader": [torch.full((5, 32), float("inf"))]},
+        "inputs of 0 on the loader's batches are not all finite",
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), INPUTS)
+def test_wrong_activations_are_named(options, message):
+    model = nn.Sequential(nn.Linear(32, 32))
+    with pytest.raises(ValueError, match=message):
+        torchldr.compress_(model, LOW, **options)
+    assert type(model[0]) is nn.Linear
+    assert not model[0]._forward_pre_hooks
+
+
+def test_materialize_goes_back_with_the_same_function():
+    class Everything(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.pointwise = nn.Conv2d(32, 32, 1)
+            self.attention = nn.MultiheadAttention(32, 4, batch_first=True)
+            self.rnn = nn.GRU(32, 32, batch_first=True)
+            self.head = Conv1D(40, 32)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.pointwise(x).flatten(2).transpose(1, 2)
+            x = self.attention(x, x, x, need_weights=False)[0]
+            return self.head(self.rnn(x)[0])
+
+    model = Everything().eval()
+    x = torch.randn(2, 32, 3, 3)
+    torchldr.compress_(model, LOW)
+    y, biases = model(x), (model.head.bias, model.rnn.bias_ih_l0)
+    assert torchldr.materialize_(model) is model
+    kinds = [type(model.get_submodule(name)) for name in ("pointwise", "attention", "rnn", "head")]
+    assert kinds == [nn.Conv2d, nn.MultiheadAttention, nn.GRU, nn.Linear]
+    assert close(model(x), y)
+    assert (model.head.bias, model.rnn.bias_ih_l0) == biases
+    assert not any(module.training for module in model.modules())
+
+
+def test_gradients_flow():
+    model = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32))
+    torchldr.compress_(model, torchldr.Structure("toeplitz_like", rank=1))
+    model(torch.randn(4, 32)).square().sum().backward()
+    assert all(p.grad is not None and p.grad.any() for p in model.parameters())
+
+
+def test_report_prints_and_saves(tmp_path):
+    model = nn.Sequential(nn.Linear(64, 32), nn.Linear(32, 8))
+    report = torchldr.compress_(model, LOW)
+    text = str(report)
+    assert "2,048 -> 288" in text
+    assert "low_rank rank=3" in text
+    assert "left alone: 1 (has 8 features" in text
+    report.save(tmp_path / "report.json")
+    saved = json.loads((tmp_path / "report.json").read_text())
+    assert saved["layers"][0]["name"] == "0"
+    assert saved["parameters_after"] == 288
+    assert saved["model_parameters_after"] == sum(p.numel() for p in model.parameters())
+
+
+def test_progress_is_reported():
+    seen = []
+    model = nn.Sequential(nn.Linear(32, 32))
+    torchldr.compress_(model, 0.5, structures=("low_rank",), progress=lambda *step: seen.append(step))
+    assert seen == [("looking at 0", 0, 1), ("projecting 0", 0, 1)]
+
+
+BAD = [
+    (lambda: {"0": "low_rank"}, TypeError, "must map to a torchldr.Structure"),
+    (lambda: {"nothing*": LOW}, ValueError, "'nothing\\*' matches no layer"),
+    (lambda: {"1": LOW}, ValueError, "1 has 4 features, fewer than min_features"),
+    (
+        lambda: torchldr.Structure("low_rank", rank=33),
+        ValueError,
+        "compress_: 0: .*rank must be between 1 and 32",
+    ),
+    (lambda: 1.5, ValueError, "between 0 and 1, got 1.5"),
+    (lambda: 0, ValueError, "at least 1, got 0"),
+    (lambda: True, TypeError, "spec must be"),
+    (lambda: 0.001, ValueError, "too small, the smallest candidates have"),
+]
+
+
+@pytest.mark.parametrize(("spec", "kind", "message"), BAD)
+def test_errors_leave_the_model_as_it_was(spec, kind, message):
+    model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 4))
+    before = list(model)
+    with pytest.raises(kind, match=message):
+        torchldr.compress_(model, spec(), structures=("low_rank",))
+    assert all(a is b for a, b in zip(model, before, strict=True))
+
+
+def test_weights_that_are_not_finite_are_named():
+    model = nn.ModuleDict({"good": nn.Linear(32, 32), "bad": nn.Linear(32, 32)})
+    model["bad"].weight.data[3, 3] = float("nan")
+    with pytest.raises(ValueError, match="the weight of bad has entries that are not finite"):
+        torchldr.compress_(model, LOW)
+    assert isinstance(model["good"], nn.Linear)
+
+
+def test_a_layer_alone_cannot_be_replaced_in_place():
+    with pytest.raises(ValueError, match=r"put it into an nn\.Sequential"):
+        torchldr.compress_(nn.Linear(32, 32), LOW)
+    with pytest.raises(ValueError, match=r"put it into an nn\.Sequential"):
+        torchldr.materialize_(torchldr.StructuredLinear(32, 32))
+
+
+WRONG = [
+    (("lowrank",), {}, ValueError),
+    (("circulant", 2), {}, ValueError),
+    (("low_rank", 0), {}, ValueError),
+    (("low_rank", 2.0), {}, TypeError),
+    (("low_rank", 2), {"block_size": 3}, TypeError),
+]
+
+
+@pytest.mark.parametrize(("arguments", "options", "kind"), WRONG)
+def test_structures_are_checked_when_made(arguments, options, kind):
+    with pytest.raises(kind):
+        torchldr.Structure(*arguments, **options)
+
+
+def test_structures_compare_and_hash():
+    a = torchldr.Structure("block_circulant", block_size=4)
+    assert a == torchldr.Structure("block_circulant", block_size=4)
+    assert len({a, torchldr.Structure("block_circulant", block_size=8)}) == 2
+    with pytest.raises(AttributeError):
+        a.rank = 3
+
+
+def test_the_budget_may_be_named():
+    model = nn.Sequential(nn.Linear(64, 64))
+    report = torchldr.compress_(model, budget=0.2, structures=["low_rank"])
+    assert report.layers[0].parameters_after <= 0.2 * 64 * 64
+    for arguments in ({}, {"spec": 0.1, "budget": 0.1}):
+        with pytest.raises(TypeError, match="one of spec"):
+            torchldr.compress_(model, **arguments)

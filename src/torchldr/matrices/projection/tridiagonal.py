@@ -28,7 +28,7 @@ class Effort:
         large = problem.large
         self.operator_steps = 2 if large else 20
         self.screening = problem.steps(4 if large else 40)
-        self.descent = problem.steps(30 if large else 250)
+        self.descent = problem.steps(15 if large else 250)
 
 
 def from_rings(A: Tensor, C: Tensor, G: Tensor, H: Tensor) -> Tensors:

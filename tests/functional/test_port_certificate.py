@@ -1,0 +1,126 @@
+"""The certificate of the port product: never exceeded, and finite where the product is right."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from torchldr.functional.port import port_rmatmul
+from torchldr.functional.port_certificate import certified_port_rmatmul
+from torchldr.functional.reference import krylov_of_ring_reference
+
+REGIMES = ("near shift", "raw shift", "uniform", "signs", "normal", "zeros", "drift", "growing")
+
+
+def ring(regime: str, n: int, corners: bool, generator: torch.Generator) -> list[Tensor]:
+    uniform = torch.rand(3, n, generator=generator, dtype=torch.float64)
+    normal = torch.randn(3, n, generator=generator, dtype=torch.float64)
+    shift = torch.stack((1 + 0.05 * normal[0], 0.1 * normal[1], 0.1 * normal[2]))
+    share = torch.rand((), generator=generator, dtype=torch.float64) / 2
+    A = {
+        "near shift": shift,
+        "raw shift": shift,
+        "uniform": uniform,
+        "signs": 2 * uniform - 1,
+        "normal": normal,
+        "zeros": normal * (uniform > 0.3),
+        "drift": torch.stack((1 - share, 0 * share, share)).unsqueeze(1).expand(3, n).clone(),
+        "growing": 0.8 * normal,
+    }[regime]
+    if regime not in ("raw shift", "growing"):
+        A = A / A.abs().sum(0).max()
+    if not corners:
+        A[0, 0] = A[2, -1] = 0
+    return list(A)
+
+
+def measured(
+    A: list[Tensor], V: Tensor, U: Tensor, k: int, c: int = 4
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The largest errors (b, r), their bound, its part without rounding, and the tails."""
+    got, certificate = certified_port_rmatmul(*A, V, U, k, oversampling=c)
+    exact = [x.double() for x in A]
+    want = torch.stack([U.double() @ krylov_of_ring_reference(*exact, v.double(), k) for v in V], 1)
+    errors = (got.double() - want).abs().amax(-1).nan_to_num(nan=math.inf)
+    return errors, certificate.bound, certificate.truncation, certificate.tails
+
+
+@pytest.mark.parametrize("corners", [False, True])
+@pytest.mark.parametrize("regime", REGIMES)
+def test_never_exceeded(regime: str, corners: bool) -> None:
+    """Twenty operators a case, 320 in all; finite for all that are bounded and forget.
+
+    A raw shift closed to a ring grows with every turn, and some of those products are indeed wrong.
+    """
+    finite = 0
+    for seed in range(20):
+        generator = torch.Generator().manual_seed(seed)
+        n = int(torch.randint(1, 300, (), generator=generator))
+        c = (2, 4, 8)[seed % 3]
+        k = max(1, (n, 2 * n, n, n // 2)[seed % 4])
+        dtype = (torch.float64, torch.float32)[seed % 2]
+        A = [x.to(dtype) for x in ring(regime, n, corners, generator)]
+        V, U = torch.randn(2, 2, n, generator=generator, dtype=dtype)
+        errors, bound, truncation, tails = measured(A, V, U, k, c)
+        assert (errors <= bound).all(), (seed, n, k, errors / bound)
+        assert (truncation <= bound).all()
+        assert tails.shape == (max(0, math.ceil(math.log2(n / 32))) + 1,)
+        finite += bool(bound.isfinite().all())
+    if regime not in ("drift", "growing") and not (regime == "raw shift" and corners):
+        assert finite == 20
+
+
+@pytest.mark.parametrize("corner", [1.0, -1.0])
+@pytest.mark.parametrize("n", [5, 64, 200])
+def test_a_ring_without_loss(n: int, corner: float) -> None:
+    lower, zeros = torch.ones(n, dtype=torch.float64), torch.zeros(n, dtype=torch.float64)
+    lower[0] = corner
+    generator = torch.Generator().manual_seed(n)
+    V, U = torch.randn(2, 2, n, generator=generator, dtype=torch.float64) / n**0.5
+    errors, bound, _, tails = measured([lower, zeros, zeros], V, U, n)
+    assert (errors <= bound).all()
+    assert bound.max() < 1e-7
+    assert tails.max() < 1e-14
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_symmetric_walk_is_told(dtype: torch.dtype) -> None:
+    """It never forgets: the product is wrong, the tails are large and the bound is infinite."""
+    n, generator = 200, torch.Generator().manual_seed(0)
+    half, zeros = torch.full((n,), 0.5, dtype=dtype), torch.zeros(n, dtype=dtype)
+    V, U = torch.randn(2, 1, n, generator=generator, dtype=dtype) / n**0.5
+    errors, bound, truncation, tails = measured([half, zeros, half], V, U, n)
+    assert errors.max() > 1e-4
+    assert tails.max() > 0.1
+    assert bound.isinf().all()
+    assert truncation.isinf().all()
+
+
+def test_oversampling_lowers_the_part_without_rounding() -> None:
+    """Where truncation rules the error, the bound follows it down until rounding is left."""
+    n, generator = 256, torch.Generator().manual_seed(1)
+    lower, zeros = torch.full((n,), 0.8, dtype=torch.float64), torch.zeros(n, dtype=torch.float64)
+    upper = 1 - lower
+    lower[0] = upper[-1] = 0
+    V, U = torch.randn(2, 1, n, generator=generator, dtype=torch.float64) / n**0.5
+    seen = [measured([lower, zeros, upper], V, U, n, c) for c in (2, 4, 8, 16)]
+    truncations = [float(truncation) for _, _, truncation, _ in seen]
+    assert all(errors <= bound for errors, bound, _, _ in seen)
+    assert truncations == sorted(truncations, reverse=True)
+    assert truncations[0] > 1e-9
+    assert truncations[-1] < 1e-13
+    assert float(seen[-1][3].max()) < 1e-10
+
+
+def test_watching_changes_nothing_and_takes_no_gradient() -> None:
+    generator = torch.Generator().manual_seed(2)
+    A = ring("near shift", 100, True, generator)
+    V, U = torch.randn(2, 2, 100, generator=generator, dtype=torch.float64)
+    inputs = [x.requires_grad_() for x in (*A, V, U)]
+    result, certificate = certified_port_rmatmul(*inputs, 100)
+    assert torch.equal(result, port_rmatmul(*inputs, 100))
+    assert result.requires_grad
+    assert not any(x.requires_grad for x in certificate)

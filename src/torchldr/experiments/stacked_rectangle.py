@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..functional.rectangle import rectangle, rectangle_adjoint, rectangle_parts
 from ..matrices.toeplitz_like import corner_sign
+from .stacked_scan import flow_gradient, input_gradient
 
 Tensors = Mapping[str, Tensor]
 
@@ -63,15 +64,9 @@ class _Subdiagonal(torch.autograd.Function):
         da_0 = (D * crossing).sum((1, 2))
         raised = torch.cat((c[:, :1] + 1, c[:, 1:]), 1)
         dc_0 = (D * (rectangle(a, raised, e) - M)).sum((1, 2))
-        da = _flow(a, da_0, (G * dG).sum(1), (u * y).sum(1))
-        dc = _flow(c, dc_0, (H * dH).sum(1), (x * dx).sum(1))
+        da = flow_gradient(a, da_0, (G * dG).sum(1), (u * y).sum(1))
+        dc = flow_gradient(c, dc_0, (H * dH).sum(1), (x * dx).sum(1))
         return da, dc, dG, dH, (dx if x.ndim == 3 else dx.sum(0)) if ctx.needs_input_grad[4] else None
-
-
-def _flow(a: Tensor, d_corner: Tensor, starts: Tensor, ends: Tensor) -> Tensor:
-    """The gradient of an operator's corner and subdiagonal from its flow, shape (R, n)."""
-    flow = (starts - ends)[:, :-1].double().cumsum(-1).to(a.dtype) + (a[:, 0] * d_corner).unsqueeze(-1)
-    return torch.cat((d_corner.unsqueeze(-1), flow / a[:, 1:]), -1)
 
 
 class _Shifts(torch.autograd.Function):
@@ -87,8 +82,4 @@ class _Shifts(torch.autograd.Function):
     def backward(ctx: Any, u: Tensor) -> tuple[Tensor | None, ...]:
         a, c, G, H, x, M = ctx.saved_tensors
         E = rectangle_adjoint(a, c, u.mT @ x)
-        dx = None
-        if ctx.needs_input_grad[4]:
-            dx = u @ M
-            dx = dx if x.ndim == 3 else dx.sum(0)
-        return None, None, H @ E.mT, G @ E, dx
+        return None, None, H @ E.mT, G @ E, input_gradient(u, M, x) if ctx.needs_input_grad[4] else None

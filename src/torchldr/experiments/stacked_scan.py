@@ -68,12 +68,12 @@ class _Subdiagonal(torch.autograd.Function):
         E = scan.stein_scan_adjoint(a, c, D)
         dG, dH, dx = H @ E.mT, G @ E, u @ M
         da_0, dc_0 = scan.corner_gradients(a, c, e, D)
-        da = _flow(a, da_0, (G * dG).sum(1), (u * y).sum(1))
-        dc = _flow(c, dc_0, (H * dH).sum(1), (x * dx).sum(1))
+        da = flow_gradient(a, da_0, (G * dG).sum(1), (u * y).sum(1))
+        dc = flow_gradient(c, dc_0, (H * dH).sum(1), (x * dx).sum(1))
         return da, dc, dG, dH, (dx if x.ndim == 3 else dx.sum(0)) if ctx.needs_input_grad[4] else None
 
 
-def _flow(a: Tensor, d_corner: Tensor, starts: Tensor, ends: Tensor) -> Tensor:
+def flow_gradient(a: Tensor, d_corner: Tensor, starts: Tensor, ends: Tensor) -> Tensor:
     """The gradient of an operator's corner and subdiagonal from its flow, shape (R, n)."""
     flow = (starts - ends)[:, :-1].double().cumsum(-1).to(a.dtype) + (a[:, 0] * d_corner).unsqueeze(-1)
     return torch.cat((d_corner.unsqueeze(-1), flow / a[:, 1:]), -1)
@@ -92,7 +92,7 @@ class _Shifts(torch.autograd.Function):
     def backward(ctx: Any, u: Tensor) -> tuple[Tensor | None, ...]:
         a, c, G, H, x, M = ctx.saved_tensors
         E = scan.stein_scan_adjoint(a, c, u.mT @ x)
-        return None, None, H @ E.mT, G @ E, _input_gradient(u, M, x) if ctx.needs_input_grad[4] else None
+        return None, None, H @ E.mT, G @ E, input_gradient(u, M, x) if ctx.needs_input_grad[4] else None
 
 
 class _Vandermonde(torch.autograd.Function):
@@ -109,10 +109,10 @@ class _Vandermonde(torch.autograd.Function):
         shift, nodes, G, H, x, N = ctx.saved_tensors
         E = scan.stein_scan_adjoint(shift, nodes, x.mT @ u, straight=True)
         d_nodes = (E[:, 1:] * N[:, :-1]).sum(1) if ctx.needs_input_grad[1] else None
-        dx = _input_gradient(u, N.mT, x) if ctx.needs_input_grad[4] else None
+        dx = input_gradient(u, N.mT, x) if ctx.needs_input_grad[4] else None
         return None, d_nodes, H @ E, G @ E.mT, dx
 
 
-def _input_gradient(u: Tensor, M: Tensor, x: Tensor) -> Tensor:
+def input_gradient(u: Tensor, M: Tensor, x: Tensor) -> Tensor:
     dx = u @ M
     return dx if x.ndim == 3 else dx.sum(0)

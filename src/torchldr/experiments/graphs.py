@@ -44,10 +44,10 @@ class StepGraphs:
         self._graphs.clear()
 
     def _capture(self, size: int) -> torch.cuda.CUDAGraph:
-        saved = [t.detach().clone() for t in self._state]
         side = torch.cuda.Stream() if self._stream is None else self._stream
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
+            saved = [t.detach().clone() for t in self._state]  # behind the replays that still run there
             for _ in range(_WARM_UP):
                 self._step(size)
                 # Back at once: further steps would leave the epoch's images behind.

@@ -90,7 +90,7 @@ def paper_command(
         runs = [run.with_seed(seed) for seed in range(seeds) for run in table.runs()]
         library = Library(_used(lambda: choose_device(device)), data_dir)
         extras = Extras(max_seconds, logdir, save_weights, force, jobs)
-        if table.name == "lstm":
+        if table.cells[0].run.model == "lstm":
             _sweep_language(runs, ledger, library, extras)
         else:
             _sweep(runs, ledger, library, extras)

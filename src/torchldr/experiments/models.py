@@ -30,7 +30,7 @@ from .protocol import CONVOLUTIONS, REPLACEMENTS, Run
 
 _CHANNELS = (6, 16)
 REPLACED_UNITS = 512  # hidden units behind convolutions and what replaces them
-_SCALED = ("G", "H", "weight", "column")  # the tensors that `init_std` draws
+_SCALED = ("G", "H", "weight", "column", "S")  # the tensors that `init_std` draws
 
 
 class PrunedLinear(nn.Linear):

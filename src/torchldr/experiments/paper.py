@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 from types import MappingProxyType
 
 from . import paper_values as values
@@ -19,7 +20,8 @@ SHL_DATA = ("mnist_bg_rot", "mnist_noise_6", "cifar10_grey", "norb")
 CNN_DATA = ("mnist_bg_rot", "mnist_noise_6", "cifar10", "norb")
 RANK_PROTOCOL = Protocol(trials=5)
 SCALES = (0.005, 0.01, 0.018, 0.03, 0.06)
-OUTPUT_SCALES = (0.1, 0.3, 1.0)
+FASTFOOD_SCALES = (0.3, 1.0, 3.0)
+OUTPUT_SCALES = (0.1, 0.3, 1.0, 3.0)
 LSTM_STARTS = (None, 0.01, 0.03)  # of G and H: the scale of nn.Linear, or this standard deviation
 LSTM_START_BUDGETS = (1, 4)  # of the table's six: 3072 and 17,408 parameters
 
@@ -148,15 +150,19 @@ def _noise() -> Iterator[Cell]:
 
 
 def _scales() -> Iterator[Cell]:
+    """Every start of the hidden layer with every start of the output layer."""
+    outputs = (None, *OUTPUT_SCALES)
     value = values.RECTANGLES["low_rank", 4]
-    for init in ("linear", "paper"):
-        yield Cell(_run("rectangles", "shl", "low_rank", 4, init=init), value, "Table 13")
-    for std in SCALES:
-        yield Cell(_run("rectangles", "shl", "low_rank", 4, init_std=std), value, "Table 13")
-    for structure, rank in (("low_rank", 4), ("fastfood", None)):
-        for std in OUTPUT_SCALES:
-            run = _run("rectangles", "shl", structure, rank, output_std=std)
-            yield Cell(run, values.RECTANGLES[structure, rank], "Table 13")
+    for output, init in product(outputs, ("linear", "paper")):
+        run = _run("rectangles", "shl", "low_rank", 4, init=init, output_std=output)
+        yield Cell(run, value, "Table 13")
+    for output, std in product(outputs, SCALES):
+        yield Cell(
+            _run("rectangles", "shl", "low_rank", 4, init_std=std, output_std=output), value, "Table 13"
+        )
+    value = values.RECTANGLES["fastfood", None]
+    for output, std in product(outputs, (None, *FASTFOOD_SCALES)):
+        yield Cell(_run("rectangles", "shl", "fastfood", init_std=std, output_std=output), value, "Table 13")
 
 
 def _lstm() -> Iterator[Cell]:

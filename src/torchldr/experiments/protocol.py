@@ -102,8 +102,8 @@ class Run:
         rank: its rank; None is 1 for a class that has a rank.
         options: the class's own options, a mapping or sorted pairs.
         init: "linear" or "paper", as in `StructuredLinear`.
-        init_std: where given, the weights that carry the scale (G and H, the S of Fastfood, or the only ones) start
-            normal with this deviation instead.
+        init_std: where given, the weights that carry the scale (G and H, the S of Fastfood, or the only
+            ones) start normal with this deviation instead.
         output_std: where given, the output layer's weights start normal with this deviation and its
             biases at 0, instead of as `nn.Linear`'s.
         hidden: number of hidden units; None is the size of the layer's input. Fewer is RHU.

@@ -7,7 +7,8 @@ CUDA graph that takes the next words by a counter on the device.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -74,9 +75,10 @@ class LanguageFleet:
         self._read = torch.zeros(2, R, text.scored.shape[1], n, dtype=dtype, device=device)
         self._weight = torch.zeros(R, 4 * n, n, dtype=dtype, device=device)
         self.stream: torch.cuda.Stream | None = None
+        self._patient: torch.cuda.Stream | None = None
         self._graphs: tuple[StepGraphs, StepGraphs] | None = None
         if device.type == "cuda":
-            self.stream = torch.cuda.Stream(device)
+            self.stream, self._patient = torch.cuda.Stream(device, priority=-1), torch.cuda.Stream(device)
             changed = [*self.parameters().values(), self._losses, self._position, self._state]
             scored = [self._totals, self._position, self._read]
             self._graphs = (
@@ -119,7 +121,10 @@ class LanguageFleet:
         h, c = self._state.unbind(0)
         trace = recurrence.forward(inputs.view(R, size, -1, 4 * n), self.hidden, h, c)
         out = trace.h[:, 1:].flatten(1, 2) * keep_h
-        loss, dh, d_decoder = decoder.loss_and_gradients(out, self.decoder, targets, protocol.precision)
+        count = len(words)
+        with self._patiently():
+            loss, dh, d_decoder = decoder.loss_and_gradients(out, self.decoder, targets, protocol.precision)
+            d_norm = torch.linalg.vector_norm(d_decoder, dim=(1, 2), dtype=out.dtype) / count
         da = recurrence.backward(trace, self.hidden, (dh * keep_h).view(R, size, -1, n)).flatten(1, 2)
         dx = torch.bmm(da, W) * keep_x
         d_bias = da.sum(1)
@@ -135,9 +140,7 @@ class LanguageFleet:
         # matrix that says which words are equal, and a row that is written twice is written the same.
         equal = (words.unsqueeze(1) == words).to(dx.dtype)
         d_vectors = torch.matmul(equal, dx)
-        count = len(words)
-        squares = (dx * d_vectors).sum((1, 2))
-        squares += (torch.linalg.vector_norm(d_decoder, dim=(1, 2), dtype=dx.dtype) / count).square()
+        squares = (dx * d_vectors).sum((1, 2)) + d_norm.square()
         for d in gradients.values():
             squares += d.flatten(1).square().sum(1)
         scale = -self.rates * (protocol.clip / (squares.sqrt() + _TINY)).clamp(max=1)
@@ -146,12 +149,25 @@ class LanguageFleet:
             parameters[name].addcmul_(d, scale.view(R, *[1] * (d.ndim - 1)))
         self._bring_back()
         wide = scale.view(R, 1, 1)
-        self.decoder.addcmul_(d_decoder, wide / count)
+        with self._patiently():
+            self.decoder.addcmul_(d_decoder, wide / count)
         self.embedding.index_copy_(1, words, torch.addcmul(vectors, d_vectors, wide))
         h.copy_(trace.h[:, -1])
         c.copy_(trace.c[:, -1])
         self._losses.add_(loss.sum(1))
         self._position.add_(size)
+
+    @contextlib.contextmanager
+    def _patiently(self) -> Iterator[None]:
+        """Long kernels in here give way to short ones of other fleets, which would wait for them."""
+        if self._patient is None:
+            yield
+            return
+        now = torch.cuda.current_stream()
+        self._patient.wait_stream(now)
+        with torch.cuda.stream(self._patient):
+            yield
+        now.wait_stream(self._patient)
 
     @torch.no_grad()
     def _bring_back(self) -> None:

@@ -5,7 +5,7 @@ import torch
 
 import torchldr
 from torchldr import StructuredLinear, testing
-from torchldr.functional import cuda, tridiagonal
+from torchldr.functional import cuda, paired_rings, tridiagonal
 from torchldr.functional.reference import krylov_of_ring_reference
 
 pytestmark = [
@@ -74,6 +74,19 @@ def test_vmap_over_operators_takes_the_kernel():
     together = torch.vmap(tridiagonal.krylov_matmul)(*ring, V, w)
     alone = [tridiagonal.krylov_matmul(*(t[i] for t in ring), V[i], w[i]) for i in range(s)]
     assert torch.allclose(together, torch.stack(alone), atol=1e-4)
+
+
+@pytest.mark.parametrize("batch", [2, 5])
+@pytest.mark.parametrize(("n", "rank"), [(4, 1), (625, 3), (4096, 8)])
+def test_pairs(n, rank, batch):
+    """LDR-SD of a batch in inference goes by complex pairs."""
+    M = testing.member(torchldr.LDRSubdiagonal, n, n, rank, dtype=torch.float32, regime="near one").to("cuda")
+    K = paired_rings.prepare(M._side("A"), M._side("C"))
+    x = torch.randn(batch, n, device="cuda")
+    assert K is not None
+    assert paired_rings.serves(x)
+    exact = x.double() @ M.to(torch.float64).to_dense().mT
+    assert (paired_rings.matmul(K, x) - exact).abs().max() <= 1e-6 * n**0.5 * exact.abs().max()
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..functional import closed_rings, joint, single, split_single, stencil, subdiagonal
+from ..functional import closed_rings, joint, paired_rings, single, split_single, stencil, subdiagonal
 from ..functional.reference import krylov_of_ring_reference, subdiagonal_reference
 from .base import StructuredMatrix, generators_
 from .products import Product, kept_for_autograd
@@ -112,10 +112,14 @@ class LDRSubdiagonal(StructuredMatrix, name="ldr_sd"):
         return self._through("A", "C", y)
 
     def prepare(self) -> Product:
+        others = kept_for_autograd(self._prepare_batches)
+        if self.device.type == "cuda":
+            pairs = paired_rings.prepare(self._side("A"), self._side("C"), self.options["product"])
+            if pairs is not None:
+                return lambda x: paired_rings.matmul(pairs, x) if paired_rings.serves(x) else others()(x)
         compiled = self._prepare_compiled()
         if compiled is None:
             return self._prepare_batches()
-        others = kept_for_autograd(self._prepare_batches)
         return lambda x: compiled(x) if single.serves(x) else others()(x)
 
     def _prepare_compiled(self) -> Product | None:

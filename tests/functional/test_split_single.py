@@ -19,7 +19,7 @@ if stencil.unavailable():
 def test_row_by_row(data):
     k = data.draw(st.sampled_from([32, 64, 128, 256]))
     m = k + data.draw(st.sampled_from([0, 1, 70, 300]))
-    r, b = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3))
+    r, b = data.draw(st.integers(1, 3)), data.draw(st.integers(0, 3))
     dtype = data.draw(st.sampled_from([torch.float32, torch.float64]))
     regime = data.draw(st.sampled_from(list(REGIMES)))
     g = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
@@ -37,7 +37,7 @@ def test_row_by_row(data):
     assert (error.abs() <= bound * size + m * tiny).all()
     error = split_single.rmatmul(right, u) - torch.einsum("rmk,bm->brk", K, u.double())
     size = torch.einsum("rmk,bm->brk", K.abs(), u.double().abs())
-    assert (error.abs() <= bound * size.max() + m * tiny).all()
+    assert (error.abs() <= bound * size.amax((1, 2), keepdim=True) + m * tiny).all()
 
 
 @pytest.mark.parametrize("regime", ["uniform", "zeros", "tiny", "1.05"])

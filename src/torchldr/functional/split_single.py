@@ -73,7 +73,7 @@ def matmul(K: CompiledSplit, w: Tensor) -> Tensor:
         turned, other = np.zeros_like(coefficients), np.empty_like(y)
         turned[..., 1:] = coefficients[..., :0:-1]
         _run(trees_matmul, turned, other, K.across)
-        y += other.reshape(len(w), -1, K.k)[..., ::-1].reshape(y.shape)
+        y += other.reshape(len(w), _total(K) // K.k, K.k)[..., ::-1].reshape(y.shape)
     return torch.from_numpy(y[:, : K.m])
 
 
@@ -87,7 +87,7 @@ def rmatmul(K: CompiledSplit, u: Tensor) -> Tensor:
     z = np.empty((len(u), K.within[0].shape[1], K.k), source.dtype)
     _run(trees_rmatmul, source, z, K.within)
     if K.across is not None:
-        turned = np.ascontiguousarray(source.reshape(len(u), -1, K.k)[..., ::-1]).reshape(source.shape)
+        turned = np.ascontiguousarray(source.reshape(len(u), _total(K) // K.k, K.k)[..., ::-1]).reshape(source.shape)
         other = np.empty_like(z)
         _run(trees_rmatmul, turned, other, K.across)
         z[..., 1:] += other[..., :0:-1]

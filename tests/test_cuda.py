@@ -35,7 +35,7 @@ def test_layer_and_low_precision(cls):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(
-    ("m", "k"), [(1, 1), (2, 2), (5, 3), (33, 33), (192, 192), (200, 70), (784, 784), (2048, 100)]
+    ("m", "k"), [(1, 1), (2, 2), (5, 3), (33, 33), (192, 192), (200, 70), (784, 784), (2048, 100), (4096, 37)]
 )
 def test_stencil_kernels(m, k, dtype):
     assert cuda.unavailable() is None

@@ -133,3 +133,21 @@ def test_a_training_forward_dispatches_few_operations():
     with Count():
         layer(x)
     assert Count.calls <= 30
+
+
+@pytest.mark.parametrize("regime", ["near one", "zeros", "uniform"])
+@pytest.mark.parametrize("shape", [(1, 1), (40, 40), (24, 40)])
+def test_by_columns_as_on_a_gpu(regime, shape, monkeypatch):
+    """An LDR-SD layer is an LDR-TD layer: what a GPU multiplies by while the columns are few."""
+    inputs = problem(*shape, 2, 3, regime)
+    want = definition(*inputs)
+    monkeypatch.setattr(joint, "_columns_fit", lambda *_: True)
+    got = product(*inputs)
+    assert not taken(got)
+    torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
+    u = torch.randn_like(want)
+    ours, exact = (
+        torch.autograd.grad(y, inputs, u, allow_unused=True, materialize_grads=True) for y in (got, want)
+    )
+    for a, b in zip(ours, exact, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)

@@ -18,11 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import stencil
+from . import cuda, stencil, tridiagonal
 from ._twin import plain_backward, plain_jvp
 from .split import split_matmul, split_prepare, split_rmatmul
 from .subdiagonal import Side, convolution_scales, krylov_matmul, krylov_rmatmul
 from .threads import in_parts
+
+COLUMNS = 1 << 25  # entries of Krylov columns that a GPU makes and keeps for the gradient
 
 
 class Joint(NamedTuple):
@@ -44,9 +46,12 @@ def product(A: Side, C: Side, x: Tensor, how: str = "auto") -> Tensor:
 
     Returns:
         Shape (b, m), in the dtype of `x` (float32 or float64): by the compiled function where the guard
-        allows both convolutions and tensors are in CPU memory, else by one Krylov product after the other.
+        allows both convolutions and tensors are in CPU memory, by the Krylov columns themselves on a GPU
+        while they are few, else by one Krylov product after the other.
         Differentiable in every argument, any number of times; vmap, jvp and tracing hold.
     """
+    if how == "auto" and _columns_fit(A, C, x):
+        return tridiagonal.product(_as_ring(A), _as_ring(C), x)
     if stencil.serves(*A, *C, x):
         P_A, P_C = convolution_scales(A[0], how), convolution_scales(C[0], how)
         if P_A is not None and P_C is not None:
@@ -59,6 +64,20 @@ def product(A: Side, C: Side, x: Tensor, how: str = "auto") -> Tensor:
         first = second = how
     z = krylov_rmatmul(*C, x, min(A[2].shape[-1], C[2].shape[-1]), first)
     return krylov_matmul(*A, z, second)
+
+
+def _columns_fit(A: Side, C: Side, x: Tensor) -> bool:
+    """Whether a GPU makes the columns: right for every operator, so that no value is looked at."""
+    (r, m), n = A[2].shape, C[2].shape[-1]
+    return r * min(m, n) * (m + n) <= COLUMNS and cuda.serves(max(m, n), *A, *C, x)
+
+
+def _as_ring(side: Side) -> tridiagonal.Operator:
+    """A subdiagonal operator as a tridiagonal one."""
+    s, corner, V = side
+    lower = torch.cat((corner.reshape(1), s))
+    zero = torch.zeros_like(lower)
+    return lower, zero, zero, V
 
 
 def _wider(P_A: Tensor, P_C: Tensor) -> torch.dtype:

@@ -139,7 +139,7 @@ def test_a_training_forward_dispatches_few_operations():
 @pytest.mark.parametrize("shape", [(1, 1), (40, 40), (24, 40)])
 def test_by_columns_as_on_a_gpu(regime, shape, monkeypatch):
     """An LDR-SD layer is an LDR-TD layer: what a GPU multiplies by while the columns are few."""
-    inputs = problem(*shape, 2, 3, regime)
+    inputs = problem(*shape, min(2, *shape), 3, regime)
     want = definition(*inputs)
     monkeypatch.setattr(joint, "_columns_fit", lambda *_: True)
     got = product(*inputs)

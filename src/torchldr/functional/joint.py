@@ -24,7 +24,8 @@ from .split import split_matmul, split_prepare, split_rmatmul
 from .subdiagonal import Side, convolution_scales, krylov_matmul, krylov_rmatmul
 from .threads import in_parts
 
-COLUMNS = 1 << 25  # entries of Krylov columns that a GPU makes and keeps for the gradient
+LONGEST_COLUMN = 1024  # that a GPU makes, and their number of entries: beyond, convolutions are faster
+COLUMNS = 1 << 25
 
 
 class Joint(NamedTuple):
@@ -69,7 +70,8 @@ def product(A: Side, C: Side, x: Tensor, how: str = "auto") -> Tensor:
 def _columns_fit(A: Side, C: Side, x: Tensor) -> bool:
     """Whether a GPU makes the columns: right for every operator, so that no value is looked at."""
     (r, m), n = A[2].shape, C[2].shape[-1]
-    return r * min(m, n) * (m + n) <= COLUMNS and cuda.serves(max(m, n), *A, *C, x)
+    few = max(m, n) <= LONGEST_COLUMN and r * min(m, n) * (m + n) <= COLUMNS
+    return few and cuda.serves(max(m, n), *A, *C, x)
 
 
 def _as_ring(side: Side) -> tridiagonal.Operator:

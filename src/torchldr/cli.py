@@ -216,11 +216,12 @@ def data_fetch(
 def _mount() -> None:
     """Add the commands that live beside what they run."""
     from torchldr.bench import command as bench
+    from torchldr.compress import command as compress
     from torchldr.experiments import commands as experiments
     from torchldr.experiments.report import commands as report
     from torchldr.theory import command as theory
 
-    for part in (experiments, report, bench, theory):
+    for part in (experiments, report, bench, compress, theory):
         part.register(app)
 
 

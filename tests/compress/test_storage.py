@@ -206,3 +206,23 @@ def test_state_that_is_no_tensor_is_refused(tmp_path):
 
     with pytest.raises(TypeError, match="_extra_state is a dict"):
         torchldr.save_compressed(nn.Sequential(Extra()), tmp_path)
+
+
+def test_weights_alone_do_not_fit_a_transposed_layer(tmp_path):
+    """A Conv1D stores W^T: nothing in a file of tensors says so, and a square one would fit."""
+
+    class Conv1D(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.nf = 32
+            self.weight, self.bias = nn.Parameter(torch.randn(32, 32)), nn.Parameter(torch.zeros(32))
+
+        def forward(self, x):
+            return x @ self.weight + self.bias
+
+    model = nn.ModuleDict({"c": Conv1D()})
+    matrix = torchldr.from_dense(model["c"].weight.detach(), "low_rank", rank=2).matrix
+    torchldr.save_weights({"c.weight": matrix, "c.bias": torch.zeros(32)}, tmp_path / "out")
+    with pytest.raises(ValueError, match=r"c: the folder was made from weights alone, and a Conv1D"):
+        torchldr.load_compressed(model, tmp_path / "out")
+    assert isinstance(model["c"], Conv1D)

@@ -1,10 +1,16 @@
-"""How many multiply-adds a product takes, by the formulas in the documentation of the classes."""
+"""What a structure costs: multiply-adds by the formulas of the classes' documentation, and bytes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..matrices import get_structure
+from .structure import Structure
 
 Cost = Callable[[int, int, int, Mapping[str, Any]], float]
 
@@ -56,3 +62,22 @@ def multiply_adds(
     """
     cost = _COSTS.get(name)
     return None if cost is None else round(cost(out_features, in_features, rank or 1, options))
+
+
+def stored_bytes(structure: Structure, matrices: Sequence[Tensor]) -> int:
+    """The bytes that matrices of these shapes and dtypes take with a structure, drawn constants with them.
+
+    >>> W = torch.zeros(64, 64)
+    >>> stored_bytes(Structure("low_rank", 2), [W]), stored_bytes(Structure("fastfood"), [W])
+    (1024, 1280)
+    """
+    cls, total = get_structure(structure.name), 0
+    for W in matrices:
+        m, n = W.shape
+        total += structure.parameters(m, n) * W.element_size()
+        options = cls.check_options(structure.options)
+        constants = cls.constants(
+            m, n, structure.rank or 1, dtype=W.dtype, generator=torch.Generator(), **options
+        )
+        total += sum(c.value.numel() * c.value.element_size() for c in constants.values() if c.persistent)
+    return total

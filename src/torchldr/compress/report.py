@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+import torch
+
+from ..matrices import Projection
+from .choose import Weight
+from .costs import multiply_adds, stored_bytes
+from .structure import Structure
 
 
 @dataclass(frozen=True)
@@ -14,7 +22,8 @@ class LayerReport:
     """One weight, and what it became.
 
     `multiply_adds` are of one input vector, by the formulas of the classes (None for a class of your
-    own); `residual` is |W - M| / |W|, and `weighted_residual` counts errors by the activations.
+    own); `residual` is |W - M| / |W|, and `weighted_residual` counts errors by the activations. The
+    latencies, in milliseconds, are there after a budget of latency.
     """
 
     name: str
@@ -33,6 +42,8 @@ class LayerReport:
     residual: float
     weighted_residual: float | None = None
     tied: tuple[str, ...] = ()
+    latency_before: float | None = None
+    latency_after: float | None = None
 
 
 @dataclass(frozen=True)
@@ -53,9 +64,30 @@ class CompressionReport:
     def parameters_after(self) -> int:
         return sum(layer.parameters_after for layer in self.layers)
 
+    @property
+    def bytes_before(self) -> int:
+        return sum(layer.bytes_before for layer in self.layers)
+
+    @property
+    def bytes_after(self) -> int:
+        return sum(layer.bytes_after for layer in self.layers)
+
+    @property
+    def latency_before(self) -> float | None:
+        """Milliseconds of the layers one after the other, None where they were not measured."""
+        return _sum([layer.latency_before for layer in self.layers])
+
+    @property
+    def latency_after(self) -> float | None:
+        return _sum([layer.latency_after for layer in self.layers])
+
     def to_json(self) -> str:
         """All of it as JSON."""
-        totals = {"parameters_before": self.parameters_before, "parameters_after": self.parameters_after}
+        totals = {
+            f"{what}_{when}": getattr(self, f"{what}_{when}")
+            for what in ("parameters", "bytes", "latency")
+            for when in ("before", "after")
+        }
         return json.dumps({**asdict(self), **totals}, indent=2)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -64,24 +96,84 @@ class CompressionReport:
 
     def __str__(self) -> str:
         head = ("layer", "shape", "structure", "parameters", "multiply-adds", "residual")
-        rows = [head] + [_row(layer) for layer in self.layers]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
-        lines = []
-        for row in rows:
-            left = [cell.ljust(width) for cell, width in zip(row[:3], widths[:3], strict=True)]
-            right = [cell.rjust(width) for cell, width in zip(row[3:], widths[3:], strict=True)]
-            lines.append("  ".join(left + right).rstrip())
-        lines.insert(1, "  ".join("-" * width for width in widths))
+        lines = table_lines([head, *map(_row, self.layers)], texts=3)
         lines.append(f"weights: {_change(self.parameters_before, self.parameters_after)} parameters")
+        if self.latency_before is not None and self.latency_after is not None:
+            lines.append(f"latency: {self.latency_before:.3g} -> {self.latency_after:.3g} ms")
         before, after = self.model_parameters_before, self.model_parameters_after
         lines.append(f"model:   {_change(before, after)} parameters")
         lines += [f"left alone: {name} ({why})" for name, why in self.left.items()]
         return "\n".join(lines)
 
 
+def table_lines(rows: Sequence[Sequence[str]], texts: int) -> list[str]:
+    """Rows of cells as lines of a table, the first its head; columns after the first `texts` are numbers."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.ljust(width) if i < texts else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    lines.insert(1, "  ".join("-" * width for width in widths))
+    return lines
+
+
+def words(structure: Structure) -> str:
+    """A structure in words.
+
+    >>> words(Structure("low_rank", 3)), words(Structure("block_circulant", block_size=4))
+    ('low_rank rank=3', 'block_circulant block_size=4')
+    """
+    rank = [f"rank={structure.rank}"] * (structure.rank is not None)
+    return " ".join([structure.name, *rank, *(f"{key}={value}" for key, value in structure.items)])
+
+
+def describe(
+    weight: Weight,
+    structure: Structure,
+    found: Sequence[Projection],
+    latency_before: float | None = None,
+    latency_after: float | None = None,
+) -> LayerReport:
+    """The row of a weight that became these projections; of one that stays dense, of none."""
+    matrices = weight.matrices
+    operations = [
+        multiply_adds(structure.name, W.shape[0], W.shape[1], structure.rank, structure.options)
+        for W in matrices
+    ]
+    known = [count for count in operations if count is not None]
+    squares = [float(W.to("cpu", torch.float64).square().sum()) for W in matrices]
+    lost = sum(p.residual**2 * square for p, square in zip(found, squares, strict=False))  # none where dense
+    return LayerReport(
+        name=weight.name,
+        kind=weight.kind,
+        structure=structure.name,
+        rank=structure.rank,
+        options=structure.options,
+        shape=(matrices[0].shape[0], matrices[0].shape[1]),
+        matrices=len(matrices),
+        parameters_before=weight.size,
+        parameters_after=sum(structure.parameters(*W.shape) for W in matrices),
+        bytes_before=weight.size * matrices[0].element_size(),
+        bytes_after=stored_bytes(structure, matrices),
+        multiply_adds_before=weight.size,
+        multiply_adds_after=sum(known) if len(known) == len(operations) else None,
+        residual=(lost / (sum(squares) or 1.0)) ** 0.5,
+        weighted_residual=found[0].weighted_residual if found else None,
+        tied=tuple(weight.names[1:]),
+        latency_before=latency_before,
+        latency_after=latency_after,
+    )
+
+
+def _sum(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
 def _row(layer: LayerReport) -> tuple[str, str, str, str, str, str]:
-    options = [f"{key}={value}" for key, value in layer.options.items()]
-    options = [f"rank={layer.rank}"] * (layer.rank is not None) + options
     name = layer.name + (f" (= {', '.join(layer.tied)})" if layer.tied else "")
     shape = f"{layer.shape[0]} x {layer.shape[1]}"
     many = f"{layer.matrices} of {shape}" if layer.matrices > 1 else shape
@@ -92,7 +184,7 @@ def _row(layer: LayerReport) -> tuple[str, str, str, str, str, str]:
     return (
         name,
         many,
-        " ".join([layer.structure, *options]),
+        words(Structure(layer.structure, layer.rank, **layer.options)),
         f"{layer.parameters_before:,} -> {layer.parameters_after:,}",
         f"{layer.multiply_adds_before:,} -> {operations}",
         residual,

@@ -106,6 +106,11 @@ def load_compressed(model: nn.Module, folder: str | os.PathLike[str]) -> nn.Modu
             continue
         if name == "":
             raise _misfit("the model is itself a layer, which cannot be replaced in place")
+        if "weights" in manifest and type(old).__name__ == "Conv1D":
+            raise _misfit(
+                f"{name}: the folder was made from weights alone, and a Conv1D stores its weight transposed; "
+                "use load_weights, or compress_ on the model"
+            )
         try:
             new = build(old, entry)
         except (TypeError, ValueError, KeyError) as error:

@@ -1,0 +1,196 @@
+"""`analyze`: what every weight could become, and at what loss."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..matrices import get_structure
+from ..matrices import structures as known_structures
+from ..matrices.projection.progress import reporting
+from .analyze_result import Analysis, Plan, Trial, WeightAnalysis
+from .analyze_shares import Rows, Share
+from .api import find_roots
+from .budget import Budget, check_budget
+from .budget_choose import check_count, screen
+from .choose import EXACT, WORK, Report, Search, Weight
+from .sites import FilterFn, Unit, describe_site, find_units
+from .structure import Structure
+from .tensors import Source, check_finite, find_tensors, open_tensors
+from .tensors_workers import Workers, errors_of
+
+BUDGETS = (1 / 2, 1 / 5, 1 / 10, 1 / 20)
+USUAL_RANKS = (1, 2, 4, 8, 16)
+REFINED = 3
+
+
+def analyze(
+    source: nn.Module | Source,
+    *,
+    budget: Budget | Sequence[Budget] = BUDGETS,
+    structures: Sequence[str] | None = None,
+    ranks: Sequence[int] | None = None,
+    skip: Sequence[str] = (),
+    filter_fn: FilterFn | None = None,
+    min_features: int = 32,
+    loader: Iterable[Any] | None = None,
+    batches: int = 8,
+    effort: float = 1.0,
+    seed: int = 0,
+    jobs: int = 1,
+    progress: bool | Report | None = None,
+) -> Analysis:
+    """Try every structured class at several ranks on every weight: residual against size.
+
+    All are tried by quick projections. For each budget the best three classes of a weight are then
+    projected with full effort, and the best of these is the choice.
+
+    Args:
+        source: a module, whose weights are those that `compress_` would replace; or the path of a
+            .safetensors file or a mapping of names to tensors, of which every matrix is a weight.
+        budget: one or several. A fraction is here of each weight by itself; a number of parameters,
+            `Bytes` or `Latency` of all of them together, shared out by residual as `compress_` does.
+        structures: names of the classes to try; all by default.
+        ranks: to try of the classes that have one, however long it takes. By default 1, 2, 4, 8, 16 and
+            the largest that fits each fraction, of low rank some 50; classes whose quick projection would
+            take more than some ten seconds are then left out.
+        skip: names and patterns of weights to leave alone.
+        filter_fn: called with (module, name) for a module; False leaves a layer alone.
+        min_features: weights with fewer rows or columns are left alone.
+        loader, batches: as for `compress_`: residuals count by the inputs that a module's layers get.
+        effort, seed: of the projections.
+        jobs: how many processes project; with more than one, a script needs the usual
+            `if __name__ == "__main__":`.
+        progress: True for a bar on stderr, or a function that is called with (stage, done, total).
+
+    Returns:
+        An `Analysis`: print it, `.plan(budget)`, `.to_json()`, `.save(path)`, `.plot(path)`.
+
+    Examples:
+        >>> import torch
+        >>> W = torch.randn(64, 2) @ torch.randn(2, 64)
+        >>> found = analyze({"W": W}, budget=0.1, structures=["low_rank", "circulant"])
+        >>> found.plan(0.1)
+        {'W': Structure('low_rank', rank=2)}
+    """
+    budgets = _budgets(budget)
+    search = _search(budgets, structures, ranks)
+    check_count("analyze", min_features=min_features, batches=batches)
+    weights, left, roots = _weights(source, skip, filter_fn, min_features, loader, batches)
+    if not weights:
+        raise ValueError(f"analyze: no weight with two axes of {min_features} or more was found.")
+    check_finite("analyze", weights)
+    with reporting(progress) as report, Workers(jobs) as workers:
+        rows = screen(search, weights, roots, seed, workers, report)
+        shares = [Share(budget, weights, rows) for budget in budgets]
+        refined = _refine(shares, weights, rows, roots, seed, effort, workers, report)
+    rows = [
+        [replace(c, error=refined.get((w, c.structure), c.error)) for c in row] for w, row in enumerate(rows)
+    ]
+    plans = [share.plan(weights, rows) for share in shares]
+    analysed = []
+    for w, (weight, row) in enumerate(zip(weights, rows, strict=True)):
+        trials: dict[Structure, Trial] = {}
+        for c in sorted(row, key=lambda c: (c.parameters, c.error)):
+            known = c.structure.name in EXACT or (w, c.structure) in refined
+            trials[c.structure] = Trial(c.structure, c.parameters, c.error**0.5, known)
+        best = [_best(share, plan, w, weight, trials) for share, plan in zip(shares, plans, strict=True)]
+        m, n = weight.matrices[0].shape
+        parts = weight.name, weight.kind, (m, n), len(weight.matrices), weight.size
+        analysed.append(WeightAnalysis(*parts, tuple(trials.values()), tuple(best)))
+    name = str(os.fspath(source)) if isinstance(source, str | os.PathLike) else None
+    return Analysis(budgets, tuple(analysed), tuple(plans), left, name)
+
+
+def _refine(
+    shares: Sequence[Share],
+    weights: Sequence[Weight],
+    rows: Rows,
+    roots: Mapping[str, Tensor],
+    seed: int,
+    effort: float,
+    workers: Workers,
+    report: Report,
+) -> dict[tuple[int, Structure], float]:
+    """The errors of the best candidates by full projections, by the weight's place and the structure."""
+    leaders = [
+        (w, s) for w, row in enumerate(rows) for share in shares for s in share.leaders(w, row, REFINED)
+    ]
+    tasks = [(w, s) for w, s in dict.fromkeys(leaders) if s.name not in EXACT]
+    arguments = [
+        (workers.parcel(weights[w], roots.get(weights[w].name)), [structure], seed, effort)
+        for w, structure in tasks
+    ]
+    found = workers.run([f"refining {weights[w].name}" for w, _ in tasks], errors_of, arguments, report)
+    return {task: error for task, (error,) in zip(tasks, found, strict=True)}
+
+
+def _best(
+    share: Share, plan: Plan, w: int, weight: Weight, trials: Mapping[Structure, Trial]
+) -> Trial | None:
+    """For a fraction the best that is known well and fits the weight's part; else what the plan has."""
+    if not isinstance(share.budget, float):
+        structure = plan.structures.get(weight.name)
+        return None if structure is None else trials[structure]
+    fitting = [t for s, t in trials.items() if t.refined and share.costs[w][s] <= share.limits[w]]
+    return min(fitting, key=lambda trial: (trial.residual, trial.parameters), default=None)
+
+
+def _budgets(budget: Budget | Sequence[Budget]) -> tuple[Budget, ...]:
+    budgets = tuple(budget) if isinstance(budget, list | tuple) else (budget,)
+    for one in budgets:
+        check_budget("analyze", one)
+    if not budgets:
+        raise ValueError("analyze: budget must be one or more, got none.")
+    return tuple(dict.fromkeys(budgets))
+
+
+def _search(
+    budgets: Sequence[Budget], structures: Sequence[str] | None, ranks: Sequence[int] | None
+) -> Search:
+    if isinstance(structures, str):
+        raise TypeError(f"analyze: structures must be a sequence of names, got {structures!r}.")
+    names = [get_structure(name).name for name in structures or known_structures()]
+    for rank in ranks or ():
+        check_count("analyze", ranks=rank)
+    shares = [budget for budget in budgets if isinstance(budget, float)]
+    return Search(names, ranks, USUAL_RANKS, WORK if ranks is None else None, shares)
+
+
+def _weights(
+    source: nn.Module | Source,
+    skip: Sequence[str],
+    filter_fn: FilterFn | None,
+    min_features: int,
+    loader: Iterable[Any] | None,
+    batches: int,
+) -> tuple[list[Weight], dict[str, str], dict[str, Tensor]]:
+    """The weights of a module or of tensors, why others are left alone, and roots of their activations."""
+    if not isinstance(source, nn.Module):
+        if filter_fn is not None or loader is not None:
+            raise TypeError("analyze: filter_fn and loader need a module, a file has tensors alone.")
+        tensors = open_tensors("analyze", source)
+        found, left = find_tensors("analyze", tensors, skip, min_features)
+        return list(found), left, {}
+
+    def keep(module: nn.Module, name: str) -> bool:
+        return filter_fn is None or filter_fn(module, name)
+
+    alone = describe_site(source, [""]) is not None
+    model = nn.ModuleDict({"weight": source}) if alone else source
+    units, left = find_units(model, keep, min_features)
+    for pattern in skip:
+        if not any(fnmatchcase(alias, pattern) for unit in units for alias in unit.aliases):
+            raise ValueError(f"analyze: no weight matches skip={pattern!r}.")
+    kept: list[Unit] = []
+    for unit in units:
+        if any(fnmatchcase(alias, pattern) for alias in unit.aliases for pattern in skip):
+            left[unit.name] = "skipped"
+        else:
+            kept.append(unit)
+    return list(kept), left, find_roots("analyze", source, kept, None, loader, batches)

@@ -1,0 +1,86 @@
+"""`compress_weights`: the matrices of a checkpoint, without the code of its model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from ..matrices import StructuredMatrix
+from ..matrices.projection.progress import reporting
+from .budget_choose import Spec, check_count, check_spec, chosen
+from .choose import CANDIDATES, Report
+from .report import CompressionReport, describe
+from .tensors import Source, check_finite, find_tensors, open_tensors
+from .tensors_workers import Workers, project_packed
+
+_WHO = "compress_weights"
+
+
+def compress_weights(
+    source: Source,
+    spec: Spec,
+    *,
+    skip: Sequence[str] = (),
+    min_features: int = 32,
+    structures: Sequence[str] = CANDIDATES,
+    effort: float = 1.0,
+    seed: int = 0,
+    jobs: int = 1,
+    progress: bool | Report | None = None,
+) -> tuple[dict[str, Tensor | StructuredMatrix], CompressionReport]:
+    """Project the matrices of a checkpoint on structured ones; everything else stays as it is.
+
+    A matrix is a tensor with two axes, taken as a layer's weight (out_features, in_features). An embedding
+    looks the same: `skip` it where it should stay.
+
+    Args:
+        source: the path of a .safetensors file, or a mapping of names to tensors (a state_dict).
+        spec: a budget, a Structure for all, or a mapping of names and patterns to structures, as for
+            `compress_`. A weight is called by its name, or by that without ".weight".
+        skip: names and patterns of matrices to leave alone.
+        min_features: matrices with fewer rows or columns are left alone.
+        structures: names of the classes that a budget may choose from.
+        effort, seed: of the projections.
+        jobs: how many processes project; with more than one, a script needs the usual
+            `if __name__ == "__main__":`.
+        progress: True for a bar on stderr, or a function that is called with (stage, done, total).
+
+    Returns:
+        The tensors by name, structured matrices where they were replaced, and what was done.
+
+    Examples:
+        >>> import torch
+        >>> weights = {"0.weight": torch.randn(64, 64), "0.bias": torch.zeros(64)}
+        >>> made, report = compress_weights(weights, 0.25, structures=["low_rank"])
+        >>> made["0.weight"]
+        LowRank(64, 64, rank=8, dtype=torch.float32)
+    """
+    check_spec(_WHO, spec)
+    check_count(_WHO, min_features=min_features)
+    tensors = open_tensors(_WHO, source)
+    weights, left = find_tensors(_WHO, tensors, skip, min_features)
+    if not weights:
+        raise ValueError(f"{_WHO}: no tensor can be replaced: none has two axes of {min_features} or more.")
+    check_finite(_WHO, weights)
+    with reporting(progress) as report, Workers(jobs) as workers:
+        found = chosen(_WHO, spec, weights, left, structures, {}, seed, workers, report)
+        arguments = [
+            (workers.parcel(weight), structure, seed, effort)
+            for weight, structure in zip(weights, found.structures, strict=True)
+        ]
+        stages = [f"projecting {weight.name}" for weight in weights]
+        packed = workers.run(stages, project_packed, arguments, report)
+    replaced: dict[str, StructuredMatrix] = {}
+    rows = []
+    for weight, structure, parts, latency in zip(
+        weights, found.structures, packed, found.latencies, strict=True
+    ):
+        projections = [part.unpack() for part in parts]
+        rows.append(describe(weight, structure, projections, *latency))
+        for projection in projections:
+            replaced[weight.name] = projection.matrix
+    made = {name: replaced.get(name, tensors[name]) for name in tensors}
+    before = sum(tensors[name].numel() for name in tensors if tensors[name].is_floating_point())
+    saved = sum(row.parameters_before - row.parameters_after for row in rows)
+    return made, CompressionReport(tuple(rows), {**left, **found.stays}, before, before - saved)

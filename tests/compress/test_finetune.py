@@ -1,0 +1,409 @@
+"""finetune: groups, distillation, resuming after a kill, early stop; each against a plain loop or by hand."""
+
+from __future__ import annotations
+
+import copy
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, kl_div
+from torch.utils.data import DataLoader, TensorDataset
+
+import torchldr
+from torchldr.compress.finetune import FinetuneResult, finetune
+from torchldr.compress.finetune_groups import even_factors, operator_names, parameter_groups
+from torchldr.compress.finetune_teacher import Distillation, replaced_layers
+
+SRC = Path(__file__).parents[2] / "src"
+
+
+def small(structure: str = "ldr_sd", **more: object) -> nn.Sequential:
+    torch.manual_seed(1)
+    hidden = torchldr.StructuredLinear(16, 16, structure=structure, rank=2, **more)
+    return nn.Sequential(hidden, nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 4))
+
+
+def data(count: int = 60) -> TensorDataset:
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(count, 16, generator=generator)
+    return TensorDataset(x, (x @ torch.randn(16, 4, generator=generator)).argmax(1))
+
+
+def loader(**more: object) -> DataLoader[tuple[Tensor, ...]]:
+    return DataLoader(data(), batch_size=10, shuffle=True, **more)
+
+
+def same(a: nn.Module, b: nn.Module) -> bool:
+    left, right = a.state_dict(), b.state_dict()
+    return all(torch.equal(left[name], right[name]) for name in left)
+
+
+# Groups.
+
+
+@pytest.mark.parametrize("name", torchldr.structures())
+def test_operators_are_what_the_matrix_is_not_linear_in(name: str):
+    """By the definition: doubling a parameter that is no operator doubles M, with all of its like."""
+    cls = torchldr.get_structure(name)
+    for options in ({}, {"learn_nodes": True}):
+        if options and "learn_nodes" not in cls.default_options():
+            continue
+        M = cls.random(8, 8, 2 if cls.ranked else None, dtype=torch.float64, **options)
+        shapes = cls.parameter_shapes(8, 8, 2, **M.options)
+        for key in shapes:
+            doubled = cls(8, 8, **{**M.tensors, key: 2 * M.tensors[key]}, **M.options)
+            linear = torch.allclose(doubled.to_dense(), 2 * M.to_dense())
+            assert linear == (key not in operator_names(cls, **options)), key
+
+
+def test_groups_hold_every_parameter_once_and_only_weights_decay():
+    model = small("ldr_td")
+    model.append(nn.LayerNorm(4)).append(nn.Linear(4, 4))
+    model[-1].weight = nn.Parameter(torch.randn(4, 4))
+    model.append(model[-1])  # used twice
+    model[3].bias.requires_grad_(False)
+    groups = {group["name"]: group for group in parameter_groups(model, 0.1, weight_decay=0.5, even=False)}
+    ids = [id(p) for group in groups.values() for p in group["params"]]
+    assert sorted(ids) == sorted({id(p) for p in model.parameters() if p.requires_grad})
+    hidden = model[0]
+    assert {id(p) for p in groups["weights"]["params"]} == {
+        id(p) for p in (hidden.G, hidden.H, model[3].weight, model[5].weight)
+    }
+    operators = [p for name, p in hidden.named_parameters() if name not in ("G", "H", "bias")]
+    assert {id(p) for p in groups["operators"]["params"]} == set(map(id, operators))
+    assert [groups[k]["weight_decay"] for k in ("weights", "others", "operators")] == [0.5, 0, 0]
+    assert groups["operators"]["lr"] == pytest.approx(0.01)
+    assert parameter_groups(model, 0.1, operator_lr=0.3, even=False)[-1]["lr"] == 0.3
+
+
+def test_groups_find_the_operators_of_recurrent_and_channel_layers():
+    model = nn.ModuleList(
+        [
+            torchldr.StructuredLSTM(8, 8, structure="ldr_sd"),
+            torchldr.StructuredChannels(2, 2, (4, 4), structure="ldr_sd"),
+        ]
+    )
+    found = parameter_groups(model, 1.0, even=False)[-1]
+    assert found["name"] == "operators"
+    by_name = [p for name, p in model.named_parameters() if "subdiagonal" in name or "corner" in name]
+    assert set(map(id, found["params"])) == set(map(id, by_name))
+    assert by_name
+
+
+@pytest.mark.parametrize("name", torchldr.structures())
+def test_even_rates_move_every_class_as_far(name: str):
+    """A step of all rates with random signs, on the dense matrix: as far as it moves a dense one."""
+    torch.manual_seed(2)
+    cls = torchldr.get_structure(name)
+    layer = torchldr.StructuredLinear(48, 40, structure=name, rank=3 if cls.ranked else None).double()
+    M = layer.weight.detach()
+    groups = {group["name"]: group for group in parameter_groups(layer, 1e-5)}
+    learned = [key for key, _ in layer.named_parameters() if key in groups]
+    assert learned == [k for k in layer._learned if k not in operator_names(cls)]
+    for key in learned:
+        moved = []
+        for _ in range(8):
+            again = copy.deepcopy(layer)
+            p = again.get_parameter(key) if key != "weight" else again._parameters["weight"]
+            with torch.no_grad():
+                p.add_(groups[key]["lr"] * torch.randint(0, 2, p.shape).mul(2).sub(1))
+            moved.append((again.weight - M).norm().item())
+        dense = 1e-5 * (48 * 40) ** 0.5
+        assert 0.6 < sum(moved) / 8 / dense < 1.6, key
+
+
+def test_even_groups_hold_every_parameter_once():
+    model = nn.Sequential(small("toeplitz_like"), nn.LayerNorm(4))
+    ids = [id(p) for group in parameter_groups(model, 1.0, weight_decay=0.1) for p in group["params"]]
+    assert sorted(ids) == sorted({id(p) for p in model.parameters()})
+    groups = {group["name"]: group for group in parameter_groups(model, 1.0, weight_decay=0.1)}
+    assert groups["0.0.G"]["weight_decay"] == 0.1
+    assert groups["0.0.G"]["lr"] == even_factors(model[0][0])["G"]
+    assert groups["weights"]["lr"] == 1
+
+
+# Training.
+
+
+def test_it_is_the_plain_loop():
+    """Groups, clipping, warm-up and cosine by hand."""
+    model, batches = small(), [(x, y) for x, y in DataLoader(data(), batch_size=10)]
+    model[2].p = 0.0
+    plain = copy.deepcopy(model)
+    optimizer = torch.optim.AdamW(parameter_groups(plain, 0.01, weight_decay=0.1))
+    rates = [group["lr"] for group in optimizer.param_groups]
+    losses = []
+    for step in range(12):
+        factor = (
+            (step + 1) / 3 if step < 2 else 0.5 * (1 + torch.cos(torch.tensor((step - 2) / 10 * torch.pi)))
+        )
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate * float(factor)
+        x, y = batches[step % 6]
+        optimizer.zero_grad()
+        loss = cross_entropy(plain(x), y)
+        loss.backward()
+        nn.utils.clip_grad_norm_(plain.parameters(), 0.5)
+        optimizer.step()
+        losses.append(loss.item())
+    result = finetune(
+        model, batches, epochs=2, lr=0.01, weight_decay=0.1, clip=0.5, warmup=0.1, progress=None
+    )
+    for p, q in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(p, q)
+    assert [entry["step"] for entry in result.history] == [6, 12]
+    assert result.history[1]["loss"] == pytest.approx(sum(losses[6:]) / 6, rel=1e-5)
+    assert not model.training
+    assert result.steps == 12
+    assert result.best is None
+
+
+def test_torchs_random_numbers_are_left_alone_and_the_seed_decides():
+    results = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(7)
+        before = torch.get_rng_state()
+        model = small()
+        torch.set_rng_state(before)
+        finetune(model, loader(), epochs=2, progress=None, seed=seed)
+        assert torch.equal(torch.get_rng_state(), before)
+        results.append(model)
+    assert same(results[0], results[1])
+    assert not same(results[0], results[2])
+
+
+def test_mappings_and_steps():
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torchldr.StructuredLinear(16, 4, structure="low_rank", rank=2)
+
+        def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+            return {"loss": cross_entropy(self.layer(x), labels)}
+
+    batches = [{"x": x, "labels": y} for x, y in DataLoader(data(), batch_size=10)]
+    result = finetune(Model(), iter_twice(batches), steps=9, lr=0.03, progress=None)
+    assert [entry["step"] for entry in result.history] == [6, 9]
+    assert result.history[1]["loss"] < result.history[0]["loss"]
+
+
+class iter_twice:  # noqa: N801
+    """An iterable without a length."""
+
+    def __init__(self, items: list[object]) -> None:
+        self.items = items
+
+    def __iter__(self):
+        return iter(self.items)
+
+
+def test_bf16_trains_float32_weights_to_nearly_the_same():
+    losses = []
+    for amp in (None, "bf16"):
+        model = small("low_rank")
+        result = finetune(model, loader(), epochs=6, lr=0.02, amp=amp, progress=None)
+        assert all(p.dtype == torch.float32 for p in model.parameters())
+        losses.append([entry["loss"] for entry in result.history])
+    assert losses[0] != losses[1]
+    assert losses[0] == pytest.approx(losses[1], rel=0.03)
+    assert losses[1][-1] < losses[1][0]
+
+
+# Distillation.
+
+
+def test_distillation_is_what_it_says():
+    """One step's loss, by hand: targets, softened logits, and outputs of the replaced layer."""
+    torch.manual_seed(0)
+    teacher = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4))
+    model = copy.deepcopy(teacher)
+    torchldr.compress_(model, torchldr.Structure("low_rank", rank=2))
+    assert replaced_layers(model, teacher) == ["0"]
+    x, y = torch.randn(10, 32), torch.randint(4, (10,))
+    how = Distillation(task=0.7, logits=0.5, layers=0.3, temperature=3.0)
+    with torch.no_grad():
+        ours, theirs = model(x), teacher(x)
+        soft = kl_div((ours / 3).log_softmax(-1), (theirs / 3).softmax(-1), reduction="batchmean")
+        hidden, wanted = model[0](x), teacher[0](x)
+        relative = (hidden - wanted).square().mean() / wanted.square().mean()
+        expected = 0.7 * cross_entropy(ours, y) + 0.5 * 9 * soft + 0.3 * relative
+    teacher.train()
+    before = copy.deepcopy(teacher.state_dict())
+    result = finetune(model, [(x, y)], steps=1, lr=0.0, teacher=teacher, distillation=how, progress=None)
+    assert result.history[0]["loss"] == pytest.approx(float(expected), rel=1e-5)
+    assert teacher.training
+    assert all(torch.equal(before[k], v) for k, v in teacher.state_dict().items())
+    assert not teacher[0]._forward_hooks
+    assert not model[0]._forward_hooks
+
+
+def test_distillation_brings_the_student_to_the_teacher():
+    torch.manual_seed(0)
+    teacher = nn.Sequential(nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 4))
+    model = copy.deepcopy(teacher)
+    torchldr.compress_(model, torchldr.Structure("block_circulant", block_size=2))
+    x = torch.randn(200, 32)
+    gap = (model(x) - teacher(x)).square().mean().item()
+    batches = [(part, torch.zeros(20, dtype=torch.long)) for part in x.split(20)]
+    how = Distillation(task=0.0)
+    finetune(model, batches, epochs=10, lr=5e-3, teacher=teacher, distillation=how, progress=None)
+    with torch.no_grad():
+        assert (model(x) - teacher(x)).square().mean().item() < 0.5 * gap
+
+
+class Reader(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(32, 2, batch_first=True)
+        self.lstm, self.head = nn.LSTM(32, 32, batch_first=True), nn.Linear(32, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.lstm(self.attention(x, x, x, need_weights=False)[0])[0][:, -1])
+
+
+def test_attention_and_recurrent_outputs_are_matched():
+    torch.manual_seed(0)
+    teacher = Reader()
+    model = copy.deepcopy(teacher)
+    torchldr.compress_(model, torchldr.Structure("low_rank", rank=4))
+    assert {"attention", "lstm"} <= set(replaced_layers(model, teacher))
+    x, how = torch.randn(10, 6, 32), Distillation(task=0.0, logits=0.0, layers=1.0)
+    with torch.no_grad():
+        outputs = []
+        for one in (model, teacher):
+            attended = one.attention(x, x, x, need_weights=False)[0]
+            outputs.append((attended, one.lstm(attended)[0]))
+        errors = [(a - b).square().mean() / b.square().mean() for a, b in zip(*outputs, strict=True)]
+    batch = [(x, torch.zeros(10, dtype=torch.long))]
+    result = finetune(model, batch, steps=1, lr=0.0, teacher=teacher, distillation=how, progress=None)
+    assert result.history[0]["loss"] == pytest.approx(float(sum(errors)) / 2, rel=1e-4)
+
+
+# Early stop.
+
+
+def test_early_stop_puts_the_best_back():
+    scores, seen = iter([1.0, 3.0, 2.0, 2.5, 9.0]), []
+
+    def validate(model: nn.Module) -> float:
+        assert not model.training
+        assert not torch.is_grad_enabled()
+        seen.append(copy.deepcopy(model.state_dict()))
+        return next(scores)
+
+    model = small()
+    result = finetune(model, loader(), epochs=5, lr=0.01, validate=validate, patience=2, progress=None)
+    assert result.stopped_early
+    assert result.best == (3.0, 1)
+    assert [entry["validation"] for entry in result.history] == [1.0, 3.0, 2.0, 2.5]
+    assert all(torch.equal(seen[1][name], t) for name, t in model.state_dict().items())
+    assert not all(torch.equal(seen[3][name], t) for name, t in model.state_dict().items())
+
+
+# Interruptions.
+
+SCRIPT = """
+import sys, time
+sys.path[:0] = [{src!r}, {here!r}]
+from test_finetune import long_run, small
+def pace(stage, done, total):
+    print(done, flush=True)
+    time.sleep(0.05)
+long_run(small(), {folder!r}, pace)
+"""
+
+
+def long_run(model: nn.Module, folder: str, progress: object = None) -> FinetuneResult:
+    return finetune(
+        model,
+        loader(),
+        epochs=4,
+        lr=0.01,
+        checkpoint=folder,
+        every=4,
+        validate=lambda m: -float(m[0].G.norm()),
+        progress=progress,  # type: ignore[arg-type]
+    )
+
+
+def test_a_killed_run_goes_on_with_the_same_numbers(tmp_path: Path):
+    here = str(Path(__file__).parent)
+    code = SCRIPT.format(src=str(SRC), here=here, folder=str(tmp_path / "killed"))
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    for line in child.stdout:
+        if int(line) >= 11:  # in the middle of the second pass, three steps after a checkpoint
+            os.kill(child.pid, signal.SIGKILL)
+            break
+    assert child.wait() == -signal.SIGKILL
+    seen: list[int] = []
+    killed, whole = small(), small()
+    second = long_run(killed, str(tmp_path / "killed"), lambda stage, done, total: seen.append(done))
+    assert seen[0] == 9  # after the checkpoint of step 8, not from the start
+    first = long_run(whole, str(tmp_path / "whole"))
+    assert same(killed, whole)
+    assert second.best == first.best
+    for a, b in zip(second.history, first.history, strict=True):
+        assert {**a, "seconds": 0} == {**b, "seconds": 0}
+
+
+def test_a_finished_run_is_not_run_again_and_another_is_refused(tmp_path: Path):
+    model = small()
+    first = finetune(model, loader(), epochs=1, checkpoint=tmp_path, progress=None)
+    fresh = small()
+    begun = time.perf_counter()
+    second = finetune(fresh, loader(), epochs=1, checkpoint=tmp_path, progress=None)
+    assert time.perf_counter() - begun < 5
+    assert second.history == first.history
+    assert same(model, fresh)
+    with pytest.raises(ValueError, match=r"is of another fine-tuning: lr was 0\.001 there and is 0\.1 here"):
+        finetune(small(), loader(), epochs=1, lr=0.1, checkpoint=tmp_path, progress=None)
+    file = next(tmp_path.iterdir())
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(ValueError, match="is no checkpoint that can be read"):
+        finetune(small(), loader(), epochs=1, checkpoint=tmp_path, progress=None)
+
+
+def test_a_loss_that_is_not_finite_is_an_error_and_no_checkpoint(tmp_path: Path):
+    def broken(output: Tensor, target: Tensor) -> Tensor:
+        return cross_entropy(output, target) * float("inf")
+
+    with pytest.raises(FloatingPointError, match="not finite any more at step 2"):
+        finetune(small(), loader(), epochs=1, loss=broken, checkpoint=tmp_path, every=2, progress=None)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({}, "give one of epochs and steps"),
+        ({"epochs": 0}, "epochs must be an int of at least 1, got 0"),
+        ({"steps": 1, "schedule": "cosin"}, "schedule must be one of cosine, linear, constant, got 'cosin'"),
+        ({"steps": 1, "amp": "fp16"}, "amp must be 'bf16' or None, got 'fp16'"),
+        ({"steps": 1, "patience": 1}, "patience needs validate"),
+        ({"steps": 1, "lr": -1}, "lr must be a number of at least 0, got -1"),
+        ({"steps": 1, "clip": 0}, "clip must be positive or None, got 0"),
+        ({"steps": 1, "distillation": Distillation()}, "distillation needs a teacher"),
+    ],
+)
+def test_wrong_arguments(wrong: dict[str, object], message: str):
+    with pytest.raises((TypeError, ValueError), match=message):
+        finetune(small(), loader(), progress=None, **wrong)  # type: ignore[arg-type]
+
+
+def test_loaders_that_do_not_serve():
+    with pytest.raises(TypeError, match="a batch must be a mapping, or a tuple or list"):
+        finetune(small(), [torch.randn(3, 16)], steps=1, progress=None)
+    with pytest.raises(ValueError, match="needs a loader with a length"):
+        finetune(small(), iter_twice([]), epochs=1, progress=None)
+    with pytest.raises(ValueError, match="the loader gave no batch"):
+        finetune(
+            small(), iter([(torch.randn(2, 16), torch.zeros(2, dtype=torch.long))]), steps=3, progress=None
+        )

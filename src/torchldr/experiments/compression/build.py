@@ -1,0 +1,229 @@
+"""Dense matrices from stacked parameters of a class, differentiably: name -> (S, ...) to (S, m, n).
+
+A model's layers of one shape, or one layer of many models, are made by the same few operations. At the
+widths of these models the dense matrix of every class is cheap to make on a GPU, and nothing reads a value
+on the way, so that a step can be captured as a graph. `pruned` is a weight with a mask.
+
+    ldr_sd, toeplitz_like, hankel_like     recurrences along diagonals, `functional.scan` and `.rectangle`
+    vandermonde_like                       the same down the columns
+    ldr_td                                 Krylov columns, then products of matrices
+    the others                             products of matrices and gathers
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ...functional import cuda, scan
+from ...functional.cauchy import cauchy_reference
+from ...functional.orthogonal import cosine_reference, hadamard_reference
+from ...functional.rectangle import rectangle, rectangle_adjoint, rectangle_parts
+from ...matrices.toeplitz_like import corner_sign
+from ..stacked_scan import flow_gradient
+from ..stacked_tridiagonal import _Kernel, krylov_tiles
+
+Tensors = Mapping[str, Tensor]
+Shape = tuple[int, int]
+
+
+def build(name: str, shape: Shape, tensors: Tensors) -> Tensor:
+    """The dense matrices of a class.
+
+    Args:
+        name: of the class, or "pruned".
+        shape: (m, n).
+        tensors: its parameters and constants with an axis S in front; computed constants without.
+
+    Returns:
+        Shape (S, m, n). The same, slowly: `to_dense` of every matrix.
+    """
+    m, n = shape
+    match name:
+        case "dense":
+            return tensors["weight"]
+        case "pruned":
+            return tensors["weight"] * tensors["mask"]
+        case "low_rank":
+            return tensors["G"].mT @ tensors["H"]
+        case "cauchy_like":
+            return (tensors["G"].mT @ tensors["H"]) * cauchy_reference(tensors["s"], tensors["t"])
+        case "ldr_sd":
+            a, c = (
+                torch.cat((tensors[f"corner_{side}"].unsqueeze(-1), tensors[f"subdiagonal_{side}"]), -1)
+                for side in "AC"
+            )
+            return _diagonals(a, c, tensors["G"].mT @ tensors["H"])
+        case "toeplitz_like" | "hankel_like":
+            E, sign = tensors["G"].mT @ tensors["H"], float(corner_sign(m, n))
+            M = _diagonals(_shift(E, m, sign), _shift(E, n, -sign), E)
+            return M.flip(-2) if name == "hankel_like" else M
+        case "vandermonde_like":
+            return _vandermonde(tensors["nodes"], tensors["G"], tensors["H"])
+        case "ldr_td":
+            KA, KC = _krylov(tensors, min(m, n))
+            return KA.mT @ KC
+        case "circulant":
+            return _Circulants.apply(tensors["column"])[..., :m, :n]
+        case "block_circulant":
+            grid = _Circulants.apply(tensors["column"])  # (S, rows, columns, b, b)
+            return grid.transpose(2, 3).flatten(3).flatten(1, 2)[:, :m, :n]
+        case "fastfood":
+            N = tensors["D"].shape[-1]
+            H = _hadamard(1 << (N - 1).bit_length(), tensors["D"].dtype, tensors["D"].device)
+            inner = H[:N, :n][tensors["permutation"]] * tensors["D"].unsqueeze(-1)
+            return tensors["S"].unsqueeze(-1) * (H[:m, :N] @ inner) * tensors["B"].unsqueeze(-2)
+        case "acdc":
+            C = _cosine(max(m, n), tensors["D"].dtype, tensors["D"].device)
+            return tensors["A"].unsqueeze(-1) * (C[:m] @ (tensors["D"].unsqueeze(-1) * C.mT[:, :n]))
+    raise ValueError(f"build: no way to build {name!r}.")
+
+
+def product(name: str, shape: Shape, tensors: Tensors, x: Tensor) -> Tensor:
+    """x M^T for every matrix: (b, n) or (S, b, n) to (S, b, m), not through M where that is cheaper."""
+    if name == "low_rank":
+        return (x @ tensors["H"].mT) @ tensors["G"]
+    if name == "ldr_td":
+        KA, KC = _krylov(tensors, min(shape))
+        return (x @ KC.mT) @ KA
+    return x @ build(name, shape, tensors).mT
+
+
+# Recurrences along diagonals.
+
+
+def _shift(E: Tensor, n: int, corner: float) -> Tensor:
+    one = E.new_ones(len(E), n)
+    return one.masked_fill(one.cumsum(1) == 1, corner)
+
+
+def _diagonals(a: Tensor, c: Tensor, E: Tensor) -> Tensor:
+    """sum_{t < min(m, n)} A^t E (C^t)^T, A and C given by corner and subdiagonal."""
+    m, n = E.shape[-2:]
+    if m > n:
+        return _Wide.apply(c, a, E.mT).mT
+    return _Square.apply(a, c, E) if m == n else _Wide.apply(a, c, E)
+
+
+class _Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, c: Tensor, e: Tensor) -> Tensor:
+        M = scan.stein_scan(a, c, e)
+        ctx.save_for_backward(a, c, e, M)
+        return M
+
+    @staticmethod
+    def backward(ctx: Any, D: Tensor) -> tuple[Tensor | None, ...]:
+        a, c, e, M = ctx.saved_tensors
+        dE = scan.stein_scan_adjoint(a, c, D)
+        if not (ctx.needs_input_grad[0] or ctx.needs_input_grad[1]):
+            return None, None, dE
+        return *_operator_gradients(a, c, e, M, D, dE, *scan.corner_gradients(a, c, e, D)), dE
+
+
+class _Wide(torch.autograd.Function):
+    """m <= n. M is affine in either corner: no term crosses one twice."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, c: Tensor, e: Tensor) -> Tensor:
+        straight, crossing = rectangle_parts(a, c, e)
+        M = torch.addcmul(straight, a[:, :1, None], crossing)
+        ctx.save_for_backward(a, c, e, crossing, M)
+        return M
+
+    @staticmethod
+    def backward(ctx: Any, D: Tensor) -> tuple[Tensor | None, ...]:
+        a, c, e, crossing, M = ctx.saved_tensors
+        dE = rectangle_adjoint(a, c, D)
+        if not (ctx.needs_input_grad[0] or ctx.needs_input_grad[1]):
+            return None, None, dE
+        raised = torch.cat((c[:, :1] + 1, c[:, 1:]), 1)
+        da_0 = (D * crossing).sum((1, 2))
+        dc_0 = (D * (rectangle(a, raised, e) - M)).sum((1, 2))
+        return *_operator_gradients(a, c, e, M, D, dE, da_0, dc_0), dE
+
+
+def _operator_gradients(
+    a: Tensor, c: Tensor, e: Tensor, M: Tensor, D: Tensor, dE: Tensor, da_0: Tensor, dc_0: Tensor
+) -> tuple[Tensor, Tensor]:
+    """From what flows over the operators' edges, as in `stacked_scan`: what starts less what ends."""
+    starts, ends = e * dE, D * M
+    return (
+        flow_gradient(a, da_0, starts.sum(-1), ends.sum(-1)),
+        flow_gradient(c, dc_0, starts.sum(-2), ends.sum(-2)),
+    )
+
+
+class _Columns(torch.autograd.Function):
+    """X_ij = nodes_j X_{i-1, j} + e_ij for squares: down the columns. The nodes are not learned."""
+
+    @staticmethod
+    def forward(ctx: Any, shift: Tensor, nodes: Tensor, e: Tensor) -> Tensor:
+        ctx.save_for_backward(shift, nodes)
+        return scan.stein_scan(shift, nodes, e, straight=True)
+
+    @staticmethod
+    def backward(ctx: Any, D: Tensor) -> tuple[Tensor | None, ...]:
+        shift, nodes = ctx.saved_tensors
+        return None, None, scan.stein_scan_adjoint(shift, nodes, D, straight=True)
+
+
+def _vandermonde(nodes: Tensor, G: Tensor, H: Tensor) -> Tensor:
+    """M_ij = node_i M_{i, j-1} + (G^T H)_ij, transposed and filled up to a square."""
+    m, n = G.shape[-1], H.shape[-1]
+    size = max(m, n)
+    E = pad(H.mT @ G, (0, size - m, 0, size - n))
+    nodes = pad(nodes, (0, size - m)).to(E.dtype).expand(len(E), size)
+    return _Columns.apply(_shift(E, size, 0.0), nodes.contiguous(), E)[:, :n, :m].mT
+
+
+def _krylov(tensors: Tensors, k: int) -> tuple[Tensor, Tensor]:
+    """Both operators' Krylov matrices as rows: (S, q, m) and (S, q, n)."""
+
+    def side(which: str, V: Tensor) -> Tensor:
+        corners = tensors[f"corners_{which}"]
+        lower = torch.cat((corners[:, :1], tensors[f"subdiagonal_{which}"]), 1)
+        upper = torch.cat((tensors[f"superdiagonal_{which}"], corners[:, 1:]), 1)
+        diagonal = tensors[f"diagonal_{which}"]
+        if cuda.serves(V.shape[-1], lower, diagonal, upper, V):
+            return _Kernel.apply(lower, diagonal, upper, V.contiguous(), k).flatten(1, 2)
+        return krylov_tiles(torch.stack((lower, diagonal, upper), -1), V, k).transpose(2, 3).flatten(1, 2)
+
+    return side("A", tensors["G"]), side("C", tensors["H"])
+
+
+# Gathers and fixed transforms.
+
+
+class _Circulants(torch.autograd.Function):
+    """(..., b) to (..., b, b), M[i, j] = column[(i - j) mod b]; the backward gathers too and then sums."""
+
+    @staticmethod
+    def forward(ctx: Any, column: Tensor) -> Tensor:
+        return column[..., _differences(column.shape[-1], column.device)]
+
+    @staticmethod
+    def backward(ctx: Any, D: Tensor) -> Tensor:
+        index = _differences(D.shape[-1], D.device)
+        return D.gather(-1, index.expand_as(D)).sum(-2)
+
+
+@lru_cache(maxsize=16)
+def _differences(b: int, device: torch.device) -> Tensor:
+    i = torch.arange(b, device=device)
+    return (i.unsqueeze(1) - i) % b
+
+
+@lru_cache(maxsize=4)
+def _hadamard(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return hadamard_reference(size, dtype).to(device)
+
+
+@lru_cache(maxsize=4)
+def _cosine(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return cosine_reference(size, dtype).to(device)

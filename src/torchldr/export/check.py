@@ -1,0 +1,132 @@
+"""An exported file against its model, in onnxruntime."""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from .inputs import Inputs
+from .report import ExportError
+
+TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-10}
+
+
+def require(who: str, *packages: str) -> None:
+    """One clear error where packages are missing."""
+    missing = []
+    for package in packages:
+        try:
+            import_module(package)
+        except ImportError:
+            missing.append(package)
+    if missing:
+        raise ImportError(f"{who} needs {', '.join(missing)}: pip install 'torchldr[onnx]'.")
+
+
+def session(path: str | os.PathLike[str], threads: int = 0) -> Any:
+    """An onnxruntime session on the CPU; 0 threads means as many as it likes."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3
+    return onnxruntime.InferenceSession(os.fspath(path), options, providers=["CPUExecutionProvider"])
+
+
+def feeds(running: Any, inputs: Inputs) -> dict[str, Any]:
+    """What a session takes, by name: the tensors in their order."""
+    names, tensors = [given.name for given in running.get_inputs()], inputs.tensors()
+    if len(names) != len(tensors):
+        raise ExportError(
+            f"to_onnx: the file has the inputs {', '.join(names)}, the example {len(tensors)} tensors."
+        )
+    return {name: t.numpy() for name, t in zip(names, tensors, strict=True)}
+
+
+@torch.no_grad()
+def outputs(model: nn.Module, inputs: Inputs) -> list[Tensor]:
+    """The tensors that a model answers with, in order."""
+    answer = model(*inputs.args, **inputs.kwargs)
+    return [leaf for leaf in pytree.tree_leaves(answer) if isinstance(leaf, Tensor)]
+
+
+def deviation(found: list[Any], wanted: list[Tensor], who: str = "to_onnx") -> float:
+    """The largest difference relative to the largest entry of its output; nan and shapes count as inf."""
+    if len(found) != len(wanted):
+        raise ExportError(f"{who}: the result has {len(found)} outputs, the model {len(wanted)}.")
+    worst = 0.0
+    for got, want in zip(found, wanted, strict=True):
+        expected = want.detach().cpu().numpy()
+        if got.shape != expected.shape:
+            raise ExportError(f"{who}: an output has shape {got.shape}, the model's {expected.shape}.")
+        if not expected.size:
+            continue
+        if expected.dtype.kind != "f":
+            worst = max(worst, 0.0 if np.array_equal(got, expected) else float("inf"))
+            continue
+        finite = np.isfinite(expected)
+        same = np.array_equal(got[~finite], expected[~finite], equal_nan=True)
+        error = np.abs(got[finite] - expected[finite]).max(initial=0.0)
+        size = np.abs(expected[finite]).max(initial=0.0)
+        relative = float(error / size) if size else float(error)
+        worst = max(worst, relative if same and not np.isnan(relative) else float("inf"))
+    return worst
+
+
+def check_file(
+    path: str | os.PathLike[str], model: nn.Module, examples: list[Inputs], tolerance: float
+) -> float:
+    """The deviation of a file from its model on these inputs; an error where it exceeds the tolerance."""
+    running = session(path, threads=1)
+    worst = 0.0
+    for inputs in examples:
+        try:
+            found = running.run(None, feeds(running, inputs))
+        except ExportError:
+            raise
+        except Exception as error:  # onnxruntime has no base class for its errors
+            shapes = [tuple(t.shape) for t in inputs.tensors()]
+            raise ExportError(
+                f"to_onnx: onnxruntime fails on inputs of shapes {shapes}: {_first_line(error)}"
+            ) from error
+        worst = max(worst, deviation(found, outputs(model, inputs)))
+    if not worst <= tolerance:
+        raise ExportError(
+            f"to_onnx: onnxruntime's results differ from the model's by {worst:.1e} of the largest entry, "
+            f"more than tolerance={tolerance:.1e}; nothing was written."
+        )
+    return worst
+
+
+def check_program(
+    program: torch.export.ExportedProgram, model: nn.Module, inputs: Inputs, tolerance: float
+) -> None:
+    """An error where a program differs from its model."""
+    found = [output.numpy() for output in outputs(program.module(), inputs)]
+    worst = deviation(found, outputs(model, inputs), "to_program")
+    if not worst <= tolerance:
+        raise ExportError(
+            f"to_program: the program's results differ from the model's by {worst:.1e} of the largest entry, "
+            f"more than tolerance={tolerance:.1e}."
+        )
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+def default_tolerance(who: str, model: nn.Module, given: float | None) -> float:
+    if given is not None:
+        if not isinstance(given, int | float) or not given > 0:
+            raise ValueError(f"{who}: tolerance must be a positive number, got {given!r}.")
+        return float(given)
+    tensors = (*model.parameters(), *model.buffers())
+    dtypes = {t.dtype for t in tensors if t.is_floating_point()}
+    return TOLERANCE[torch.float64 if dtypes == {torch.float64} else torch.float32]

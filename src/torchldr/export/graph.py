@@ -1,0 +1,304 @@
+"""Products as ONNX nodes.
+
+torch's exporter takes about a tenth of a second for every operation, and folds constants that are to stay
+small. So it is shown each product as one placeholder, and the product's module is run here on symbols that
+write nodes: `Symbol` knows the few operations that the modules of this package use.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from .placeholder import DOMAIN
+from .report import ExportError
+
+_LAST = np.iinfo(np.int64).max
+Size = int | None  # None where it changes from call to call
+
+
+class Builder:
+    """Nodes and initializers of one file; what is the same is written once."""
+
+    def __init__(self, opset: int, taken: Sequence[str]) -> None:
+        self.opset, self.nodes, self.initializers = opset, [], []  # type: ignore[var-annotated]
+        self._taken, self._count = set(taken), itertools.count()
+        self._known: dict[Any, str] = {}
+
+    def constant(self, values: Any) -> str:
+        """The name of an initializer with these values."""
+        from onnx import numpy_helper
+
+        array = np.ascontiguousarray(values)
+        key = array.dtype.str, np.shape(values), array.tobytes()
+        if key not in self._known:
+            name = self._known[key] = self._name()
+            self.initializers.append(numpy_helper.from_array(array.reshape(np.shape(values)), name))
+        return self._known[key]
+
+    def node(self, operator: str, *inputs: str, **attributes: Any) -> str:
+        """The name of a node's only output."""
+        from onnx import helper
+
+        key = operator, inputs, tuple(sorted((k, str(v)) for k, v in attributes.items()))
+        if key not in self._known:
+            name = self._known[key] = self._name()
+            self.nodes.append(helper.make_node(operator, list(inputs), [name], **attributes))
+        return self._known[key]
+
+    def renamed(self, name: str, output: str) -> None:
+        from onnx import helper
+
+        self.nodes.append(helper.make_node("Identity", [name], [output]))
+
+    def _name(self) -> str:
+        return next(name for name in (f"t{i}" for i in self._count) if name not in self._taken)
+
+
+class Symbol:
+    """A tensor of the graph, with the interface of torch's as far as products use it."""
+
+    def __init__(self, builder: Builder, name: str, shape: Sequence[Size], *, pairs: bool = False) -> None:
+        self.builder, self.name, self.shape, self.pairs = builder, name, tuple(shape), pairs
+
+    ndim = property(lambda self: len(self.shape))
+
+    def _new(self, shape: Sequence[Size], operator: str, *inputs: Any, **attributes: Any) -> Symbol:
+        return Symbol(self.builder, self.builder.node(operator, *inputs, **attributes), shape)
+
+    def _integers(self, *values: int) -> str:
+        return self.builder.constant(np.array(values, dtype=np.int64))
+
+    def _axis(self, axis: int) -> int:
+        return axis % len(self.shape)
+
+    # Elementwise operations and products.
+
+    def _with(self, operator: str, other: Any) -> Symbol:
+        if not isinstance(other, Symbol):
+            raise ExportError(f"to_onnx: a form combines a tensor with {other!r}; make that a buffer.")
+        return self._new(_broadcast(self.shape, other.shape), operator, self.name, other.name)
+
+    def __mul__(self, other: Any) -> Symbol:
+        return self._with("Mul", other)
+
+    def __add__(self, other: Any) -> Symbol:
+        return self._with("Add", other)
+
+    def __sub__(self, other: Any) -> Symbol:
+        return self._with("Sub", other)
+
+    def __truediv__(self, other: Any) -> Symbol:
+        return self._with("Div", other)
+
+    def __neg__(self) -> Symbol:
+        return self._new(self.shape, "Neg", self.name)
+
+    def remainder(self, divisor: int) -> Symbol:
+        return self._new(self.shape, "Mod", self.name, self._integers(divisor))
+
+    def __matmul__(self, other: Symbol) -> Symbol:
+        lead = _broadcast(self.shape[:-2], other.shape[:-2])
+        shape = (*lead, self.shape[-2], other.shape[-1])
+        return self._new(shape, "MatMul", self.name, other.name)
+
+    def sum(self, axis: int, keepdim: bool = False) -> Symbol:
+        axis = self._axis(axis)
+        middle = (1,) if keepdim else ()
+        shape = (*self.shape[:axis], *middle, *self.shape[axis + 1 :])
+        return self._new(shape, "ReduceSum", self.name, self._integers(axis), keepdims=int(keepdim))
+
+    # Shapes.
+
+    def unsqueeze(self, axis: int) -> Symbol:
+        axis = axis % (len(self.shape) + 1)
+        shape = (*self.shape[:axis], 1, *self.shape[axis:])
+        return self._new(shape, "Unsqueeze", self.name, self._integers(axis))
+
+    def squeeze(self, axis: int) -> Symbol:
+        axis = self._axis(axis)
+        return self._new(
+            self.shape[:axis] + self.shape[axis + 1 :], "Squeeze", self.name, self._integers(axis)
+        )
+
+    def reshape(self, *shape: Any) -> Symbol:
+        sizes = list(shape[0]) if isinstance(shape[0], tuple) else list(shape)
+        found: list[Size] = [None if size == -1 else size for size in sizes]
+        return self._new(found, "Reshape", self.name, self._integers(*sizes))
+
+    def flatten(self, first: int) -> Symbol:
+        sizes = [size for size in self.shape[first:] if size is not None]
+        return self.reshape(*[-1] * first, int(np.prod(sizes)))
+
+    def permute(self, *axes: int) -> Symbol:
+        return self._new([self.shape[a] for a in axes], "Transpose", self.name, perm=list(axes))
+
+    def transpose(self, a: int, b: int) -> Symbol:
+        axes = list(range(len(self.shape)))
+        a, b = self._axis(a), self._axis(b)
+        axes[a], axes[b] = b, a
+        return self.permute(*axes)
+
+    mT = property(lambda self: self.transpose(-1, -2))  # noqa: N815 - torch's name
+
+    def contiguous(self) -> Symbol:
+        return self
+
+    # Parts.
+
+    def _slice(self, axis: int, start: int, end: int, step: int, size: Size) -> Symbol:
+        shape = (*self.shape[:axis], size, *self.shape[axis + 1 :])
+        bounds = [self._integers(v) for v in (start, end, axis, step)]
+        return self._new(shape, "Slice", self.name, *bounds)
+
+    def flip(self, axis: int) -> Symbol:
+        axis = self._axis(axis)
+        return self._slice(axis, -1, -_LAST, -1, self.shape[axis])
+
+    def index_select(self, axis: int, index: Symbol) -> Symbol:
+        axis = self._axis(axis)
+        shape = (*self.shape[:axis], *index.shape, *self.shape[axis + 1 :])
+        return self._new(shape, "Gather", self.name, index.name, axis=axis)
+
+    def __getitem__(self, index: Any) -> Symbol:
+        parts = index if isinstance(index, tuple) else (index,)
+        if Ellipsis in parts:
+            place = parts.index(Ellipsis)
+            missing = len(self.shape) - len(parts) + 1
+            parts = (*parts[:place], *[slice(None)] * missing, *parts[place + 1 :])
+        made, axis = self, 0
+        for part in parts:
+            size = made.shape[axis]
+            if isinstance(part, int):
+                scalar = self.builder.constant(np.array(part % size if size else part, dtype=np.int64))
+                shape = made.shape[:axis] + made.shape[axis + 1 :]
+                made = made._new(shape, "Gather", made.name, scalar, axis=axis)
+                continue
+            if part != slice(None):
+                assert size is not None
+                start, end, step = part.indices(size)
+                if (start, end) != (0, size):
+                    made = made._slice(axis, start, end, step, end - start)
+            axis += 1
+        return made
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if function not in _FUNCTIONS:
+            name = getattr(function, "__name__", function)
+            raise ExportError(f"to_onnx: a form uses {name}, which cannot be written to ONNX.")
+        return _FUNCTIONS[function](*args, **(kwargs or {}))
+
+
+def _broadcast(a: Sequence[Size], b: Sequence[Size]) -> tuple[Size, ...]:
+    pairs = itertools.zip_longest(reversed(a), reversed(b), fillvalue=1)
+    return tuple(reversed([x if y == 1 else y for x, y in pairs]))
+
+
+def _cat(parts: Sequence[Symbol], axis: int = 0) -> Symbol:
+    first = parts[0]
+    axis = first._axis(axis)
+    total = sum(part.shape[axis] or 0 for part in parts)
+    shape = (*first.shape[:axis], total, *first.shape[axis + 1 :])
+    return first._new(shape, "Concat", *(part.name for part in parts), axis=axis)
+
+
+def _stack(parts: Sequence[Symbol], axis: int = 0) -> Symbol:
+    return _cat([part.unsqueeze(axis) for part in parts], axis)
+
+
+def _pad(x: Symbol, widths: Sequence[int], *_: Any, **__: Any) -> Symbol:
+    """Zeros behind the last axes; widths (0, behind) from the last axis back, as torch has them."""
+    behind = [0] * len(x.shape)
+    for i, width in enumerate(widths[1::2]):
+        behind[len(x.shape) - 1 - i] = width
+    if not any(behind):
+        return x
+    shape = [None if size is None else size + width for size, width in zip(x.shape, behind, strict=True)]
+    return x._new(shape, "Pad", x.name, x._integers(*[0] * len(behind), *behind))
+
+
+def _complex(x: Symbol) -> Symbol:
+    return Symbol(x.builder, x.name, x.shape[:-1], pairs=True)
+
+
+def _real(x: Symbol) -> Symbol:
+    return Symbol(x.builder, x.name, (*x.shape, 2))
+
+
+def _dft(x: Symbol, inverse: int) -> Symbol:
+    axis = len(x.shape) - 1
+    if x.builder.opset < 20:
+        name = x.builder.node("DFT", x.name, axis=axis, inverse=inverse)
+    else:
+        name = x.builder.node(
+            "DFT", x.name, "", x.builder.constant(np.array(axis, dtype=np.int64)), inverse=inverse
+        )
+    return Symbol(x.builder, name, x.shape, pairs=True)
+
+
+_FUNCTIONS: dict[Any, Callable[..., Any]] = {
+    torch.cat: _cat,
+    torch.stack: _stack,
+    functional.pad: _pad,
+    torch.view_as_complex: _complex,
+    torch.view_as_real: _real,
+    torch.fft.fft: lambda x: _dft(x, 0),
+    torch.fft.ifft: lambda x: _dft(x, 1),
+    functional.embedding: lambda index, x, **_: x.index_select(0, index),
+}
+
+
+def write(product: nn.Module, x: Symbol) -> Symbol:
+    """The nodes of a product's module for the input x (None, in_features)."""
+    kept = [(part, part._buffers) for part in product.modules()]
+    try:
+        for part, buffers in kept:
+            symbols: Any = {name: _initializer(x.builder, values) for name, values in buffers.items()}
+            part._buffers = symbols
+        return product(x)
+    finally:
+        for part, buffers in kept:
+            part._buffers = buffers
+
+
+def _initializer(builder: Builder, values: Tensor | None) -> Symbol | None:
+    if values is None:
+        return None
+    return Symbol(builder, builder.constant(values.detach().cpu().numpy()), values.shape)
+
+
+def expand(model: Any, products: Sequence[nn.Module], sizes: Sequence[int], opset: int) -> None:
+    """Replace the placeholders of an ONNX model by the nodes of their products, in place.
+
+    Args:
+        model: an onnx.ModelProto.
+        products: the modules, by the index of their placeholder.
+        sizes: in_features of each.
+        opset: of the model.
+    """
+    graph = model.graph
+    taken = {name for node in graph.node for name in (*node.input, *node.output)}
+    taken |= {value.name for value in (*graph.input, *graph.initializer)}
+    builder = Builder(opset, sorted(taken))
+    for node in graph.node:
+        if node.domain != DOMAIN:
+            builder.nodes.append(node)
+            continue
+        index = node.attribute[0].i
+        made = write(products[index], Symbol(builder, node.input[0], (None, sizes[index])))
+        builder.renamed(made.name, node.output[0])
+    nodes = list(builder.nodes)
+    del graph.node[:]
+    graph.node.extend(nodes)
+    graph.initializer.extend(builder.initializers)
+    for imported in [each for each in model.opset_import if each.domain == DOMAIN]:
+        model.opset_import.remove(imported)

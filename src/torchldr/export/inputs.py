@@ -1,0 +1,93 @@
+"""Example inputs: their names, random ones like them, and which of their axes may change."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+
+class Inputs(NamedTuple):
+    """What a model is called with, its arguments by name in the order of its signature."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    names: tuple[str, ...]
+
+    def tensors(self) -> list[Tensor]:
+        return [leaf for leaf in pytree.tree_leaves((self.args, self.kwargs)) if isinstance(leaf, Tensor)]
+
+    def tensor_names(self) -> list[str] | None:
+        """Names for all tensors, where every argument is one."""
+        values = (*self.args, *self.kwargs.values())
+        return list(self.names) if all(isinstance(value, Tensor) for value in values) else None
+
+    def map(self, change: Callable[[Tensor], Any]) -> Inputs:
+        args, kwargs = pytree.tree_map_only(Tensor, change, (self.args, self.kwargs))
+        return Inputs(args, kwargs, self.names)
+
+
+def take_inputs(who: str, model: nn.Module, example: Any) -> Inputs:
+    """A tensor, a tuple or list of arguments, or a mapping of keyword arguments."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"{who}: model must be an nn.Module, got {type(model).__name__}.")
+    args: tuple[Any, ...] = (example,)
+    kwargs: dict[str, Any] = {}
+    if isinstance(example, Mapping):
+        args, kwargs = (), dict(example)
+    elif isinstance(example, tuple | list):
+        args = tuple(example)
+    try:
+        bound = inspect.signature(model.forward).bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(
+            f"{who}: example_inputs do not fit {type(model).__name__}.forward: {error}."
+        ) from error
+    bound_kwargs = {name: kwargs[name] for name in bound.arguments if name in kwargs}
+    kwargs = {**bound_kwargs, **{k: v for k, v in kwargs.items() if k not in bound_kwargs}}
+    positional = [name for name in bound.arguments if name not in kwargs][: len(args)]
+    positional += [f"input_{i}" for i in range(len(positional), len(args))]
+    made = Inputs(args, kwargs, (*positional, *kwargs))
+    if not made.tensors():
+        raise TypeError(f"{who}: example_inputs must hold a tensor, got {type(example).__name__}.")
+    return made.map(lambda t: t.detach().cpu())
+
+
+def at_least_two(t: Tensor) -> Tensor:
+    """The first axis repeated where it is 1: torch.export takes a size of 1 for a constant."""
+    return torch.cat((t, t)) if t.ndim and t.shape[0] == 1 else t
+
+
+def random_like(inputs: Inputs, generator: torch.Generator, rows: int | None = None) -> Inputs:
+    """Random inputs: normal numbers of the example's size, and of integers and booleans its own values.
+
+    `rows` changes the first axis of every tensor.
+    """
+
+    def drawn(t: Tensor) -> Tensor:
+        shape = list(t.shape)
+        if rows is not None and t.ndim:
+            shape[0] = rows
+        if t.is_floating_point() and bool(t.isfinite().all()):
+            scale = t.double().square().mean().sqrt().item() if t.numel() else 1.0
+            return (torch.randn(shape, generator=generator, dtype=torch.float64) * (scale or 1.0)).to(t.dtype)
+        if not t.numel() or not t.ndim:
+            return t
+        if t.is_floating_point():  # a mask with infinities: as it is
+            return t if rows is None else t[torch.arange(rows) % t.shape[0]]
+        flat = t.flatten()
+        return flat[torch.randint(len(flat), shape, generator=generator)]
+
+    return inputs.map(drawn)
+
+
+def first_axes(inputs: Inputs) -> Any:
+    """Dynamic shapes for torch.export: the first axis of every tensor, where the model allows it."""
+    free = inputs.map(lambda t: {0: torch.export.Dim.AUTO} if t.ndim else None)
+    if inputs.kwargs and not inputs.args:
+        return free.kwargs
+    return (*free.args, *free.kwargs.values())

@@ -1,0 +1,223 @@
+"""A copy of a model whose structured layers are plain modules: constants and well-known operations."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from ..compress.layers import keep_state
+from ..matrices import StructuredMatrix
+from ..nn import RecurrentStep, StructuredChannels, StructuredLinear
+from ..nn.recurrent_base import StructuredRecurrent
+from .classes import DenseProduct
+from .convolution import numbers
+from .forms import product_module
+from .placeholder import Placeholder
+
+
+class ExportedLayer(NamedTuple):
+    """What became of one structured matrix, or of the matrices of one layer."""
+
+    name: str
+    structure: str
+    out_features: int
+    in_features: int
+    form: str
+    numbers: int  # kept as constants
+
+    def __str__(self) -> str:
+        shape = f"{self.out_features} x {self.in_features}"
+        return f"{self.name or 'the model'}: {self.structure}, {shape}: {self.form}, {self.numbers:,} numbers"
+
+
+class FlatLinear(nn.Module):
+    """y = product(x) + bias with any leading axes."""
+
+    def __init__(self, product: nn.Module, bias: Tensor | None, out_features: int) -> None:
+        super().__init__()
+        self.product, self.out_features = product, out_features
+        self.register_buffer("bias", None if bias is None else bias.detach().clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.product(x if x.ndim == 2 else x.reshape(-1, x.shape[-1]))
+        y = y if self.bias is None else y + self.bias
+        return y if x.ndim == 2 else y.reshape(*x.shape[:-1], self.out_features)
+
+
+class StackedProduct(nn.Module):
+    """The products of several matrices with the same vectors, side by side: (b, n) to (b, matrices * m)."""
+
+    def __init__(self, products: list[nn.Module]) -> None:
+        super().__init__()
+        self.products = nn.ModuleList(products)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([product(x) for product in self.products], -1)
+
+
+class ChannelProducts(nn.Module):
+    """StructuredChannels with a product for every pair of channels, or one for all of them."""
+
+    bias: Tensor | None
+
+    def __init__(self, layer: StructuredChannels, products: list[list[nn.Module]]) -> None:
+        super().__init__()
+        self.products = nn.ModuleList(nn.ModuleList(row) for row in products)
+        self.parts = len(products[0])
+        self.axes = len(layer.features)
+        self.out_channels, self.out_features = layer.out_channels, layer.out_features
+        self.register_buffer(
+            "bias", None if layer.bias is None else layer.bias.detach().unsqueeze(-1).clone()
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        lead, channels = x.shape[: -1 - self.axes], x.shape[-1 - self.axes :]
+        x = x.reshape(-1, self.parts, channels.numel() // self.parts)
+        rows = []
+        for row in self.products:
+            parts = [product(x[:, i]) for i, product in enumerate(cast(nn.ModuleList, row))]
+            rows.append(torch.stack(parts).sum(0) if len(parts) > 1 else parts[0])
+        y = torch.stack(rows, 1).reshape(-1, self.out_channels, math.prod(self.out_features))
+        y = y if self.bias is None else y + self.bias
+        return y.reshape(*lead, self.out_channels, *self.out_features)
+
+
+class Held:
+    """Products that stand aside while torch's exporter sees placeholders, by the index of those."""
+
+    def __init__(self) -> None:
+        self.products: list[nn.Module] = []
+        self.sizes: list[int] = []  # in_features
+
+    def add(self, product: nn.Module, matrix: StructuredMatrix) -> nn.Module:
+        self.products.append(product)
+        self.sizes.append(matrix.in_features)
+        return Placeholder(len(self.products) - 1, matrix.out_features)
+
+
+class _Maker:
+    """Replacements in one mode, and what was done."""
+
+    def __init__(self, mode: str, plan: str, held: Held | None) -> None:
+        self.mode, self.plan, self.held = mode, plan, held
+        self.rows: list[ExportedLayer] = []
+
+    def product(self, matrix: StructuredMatrix) -> nn.Module:
+        return product_module(matrix, self.mode, self.plan, grow=self.held is not None)
+
+    def shown(self, product: nn.Module, matrix: StructuredMatrix) -> nn.Module:
+        """What the exporter is shown of a product: itself, or a placeholder for it."""
+        if self.held is None or isinstance(product, DenseProduct):
+            return product
+        return self.held.add(product, matrix)
+
+    def note(
+        self, name: str, structure: type[StructuredMatrix], shape: Any, made: Sequence[nn.Module]
+    ) -> None:
+        forms = " or ".join(dict.fromkeys(str(part.form) for part in made))
+        count = sum(numbers(part) for part in made)
+        self.rows.append(ExportedLayer(name, structure.name, int(shape[0]), int(shape[1]), forms, count))
+
+    def linear(self, name: str, layer: StructuredLinear) -> nn.Module:
+        matrix = layer.matrix()
+        product = self.product(matrix)
+        self.note(name, layer.structure, matrix.shape, [product])
+        if not isinstance(product, DenseProduct):
+            return FlatLinear(self.shown(product, matrix), layer.bias, layer.out_features)
+        made = nn.utils.skip_init(nn.Linear, layer.in_features, layer.out_features, bias=False)
+        made.weight = nn.Parameter(product.weight, requires_grad=False)
+        made._parameters["bias"] = layer.bias
+        return made
+
+    def channels(self, name: str, layer: StructuredChannels) -> nn.Module:
+        grid = layer.grid
+        assert grid is not None
+        places = itertools.product(range(layer.out_channels), range(layer.in_channels))
+        matrices = [grid.matrix(*place) for place in places]
+        products = [self.product(matrix) for matrix in matrices]
+        self.note(name, grid.structure, matrices[0].shape, products)
+        if all(isinstance(product, DenseProduct) for product in products):
+            return ChannelProducts(layer, [[DenseProduct(layer.weight)]])
+        shown, n = list(map(self.shown, products, matrices)), layer.in_channels
+        return ChannelProducts(layer, [shown[i : i + n] for i in range(0, len(shown), n)])
+
+    def recurrent_(self, name: str, layer: StructuredRecurrent) -> None:
+        """Let a layer multiply by products that are modules, step by step."""
+        for part, stack in layer._stacks().items():
+            matrices = [stack.matrix(i) for i in range(stack.stack[0])]
+            products = [self.product(matrix) for matrix in matrices]
+            self.note(f"{name}.{part}".lstrip("."), stack.structure, matrices[0].shape, products)
+            layer._modules[part] = StackedProduct(list(map(self.shown, products, matrices)))
+            like = matrices[0].tensors[stack.structure.scaled[0]]
+        if next(layer.parameters(), None) is None:  # the layer asks one for its dtype
+            layer.register_parameter("_like", nn.Parameter(like.new_empty(0), requires_grad=False))
+        layer.__dict__["_product"] = partial(_recurrent_product, layer)
+        layer.__dict__["_run_fused"] = layer._run_steps
+
+
+def _recurrent_product(layer: StructuredRecurrent, side: str, suffix: str) -> Any:
+    weight = getattr(layer, f"weight_{side}{suffix}")
+    bias = getattr(layer, f"bias_{side}{suffix}") if layer.bias else None
+    if isinstance(weight, Tensor):
+        return lambda x: nn.functional.linear(x, weight, bias)
+    return lambda x: weight(x) if bias is None else weight(x) + bias
+
+
+@torch.no_grad()
+def exportable(
+    model: nn.Module, mode: str, plan: str = "auto", held: Held | None = None
+) -> tuple[nn.Module, list[ExportedLayer]]:
+    """A copy of a model, on the CPU and in `eval()`, that exporters take, and what became of its layers.
+
+    Structured layers become plain modules, in the places of the originals; a layer that is used twice
+    becomes one module.
+
+    Args:
+        model: any module.
+        mode, plan: see `forms.product_module`.
+        held: where to keep products that the exporter sees as placeholders; None shows it the products
+            themselves, and then no graph computes a matrix from its parameters.
+    """
+    model = copy.deepcopy(model).cpu().eval()
+    made: dict[int, nn.Module] = {}
+    maker = _Maker(mode, plan, held)
+    steps = {id(part.layer) for part in model.modules() if isinstance(part, RecurrentStep)}
+    for name, module in list(model.named_modules()):
+        if isinstance(module, StructuredLinear):
+            made[id(module)] = maker.linear(name, module)
+        elif isinstance(module, StructuredChannels) and module.grid is not None:
+            made[id(module)] = maker.channels(name, module)
+        elif isinstance(module, StructuredRecurrent):
+            if mode == "dense" and id(module) not in steps:
+                for part, stack in module._stacks().items():
+                    dense = [DenseProduct(stack.matrix(i).materialize()) for i in range(stack.stack[0])]
+                    maker.note(f"{name}.{part}".lstrip("."), stack.structure, stack.matrix(0).shape, dense)
+                made[id(module)] = module.to_torch().eval()
+            else:
+                maker.recurrent_(name, module)
+    for module in list(model.modules()):
+        if id(module) in made:
+            keep_state(module, made[id(module)])
+        for key, child in module._modules.items():
+            if child is not None and id(child) in made:
+                module._modules[key] = made[id(child)]
+    return made.get(id(model), model).eval().requires_grad_(False), maker.rows
+
+
+def check_dtypes(who: str, model: nn.Module) -> None:
+    """An error for weights that are not in the dtypes that products run in."""
+    for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
+        if tensor.is_floating_point() and tensor.dtype not in (torch.float32, torch.float64):
+            raise TypeError(
+                f"{who}: {name} has dtype {tensor.dtype}, only float32 and float64 are exported; convert the "
+                "model with model.float()."
+            )
+        if tensor.is_complex():
+            raise TypeError(f"{who}: {name} is complex, which ONNX has no operators for.")

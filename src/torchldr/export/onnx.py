@@ -1,0 +1,147 @@
+"""`to_onnx`: a model with structured layers as an ONNX file, checked in onnxruntime."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from .check import check_file, default_tolerance, require
+from .graph import expand
+from .inputs import Inputs, random_like, take_inputs
+from .layers import Held, check_dtypes, exportable
+from .program import check_choices, first_sizes, quiet, reference, traced
+from .report import ExportError, ExportReport
+
+OPSETS = range(18, 24)
+
+
+def to_onnx(
+    model: nn.Module,
+    example_inputs: Any,
+    path: str | os.PathLike[str],
+    *,
+    mode: str = "fft",
+    plan: str = "auto",
+    check: bool = True,
+    tolerance: float | None = None,
+    dynamic_shapes: Any = None,
+    input_names: Sequence[str] | None = None,
+    output_names: Sequence[str] | None = None,
+    opset: int = 20,
+) -> ExportReport:
+    """Write a model with structured layers as an ONNX file.
+
+    Args:
+        model: any module; it is not changed. Exported as in `eval()`, on the CPU, in float32 or float64.
+        example_inputs: a tensor, a tuple of arguments, or a mapping of keyword arguments.
+        path: of the file; its folder must exist. Nothing is written if something fails.
+        mode: "fft" for the DFT operator, "matmul" for runtimes without it (matrix products, elementwise
+            operations, gathers), "dense" for dense weights.
+        plan: "auto" takes a dense weight where it is smaller than the fast product's constants, "fast"
+            never. "load" keeps the file as small and computes as fast as dense weights do: the graph makes
+            the dense matrix from the fast product's constants, and onnxruntime does so once, when it loads.
+        check: run the file in onnxruntime on random input and compare with the model.
+        tolerance: how large a difference may be relative to the largest entry of an output; by default 1e-4,
+            and 1e-10 for a model in float64.
+        dynamic_shapes: as torch.export takes them; by default the first axis of every input may change,
+            where the model allows it.
+        input_names, output_names: of the file's inputs and outputs.
+        opset: of the file, 18 to 23.
+
+    Returns:
+        What was written: size, the form of every layer, the deviation that was found.
+
+    Raises:
+        ExportError: the model cannot be exported, or the file computes something else.
+        NotImplementedError: a class of your own has no form for this mode.
+    """
+    check_choices("to_onnx", mode, plan)
+    if opset not in OPSETS:
+        raise ValueError(f"to_onnx: opset must be between {OPSETS[0]} and {OPSETS[-1]}, got {opset!r}.")
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"to_onnx: the folder {path.parent} does not exist.")
+    require("to_onnx", "onnx", "onnxscript", *["onnxruntime"] * check)
+    import onnx
+
+    inputs = take_inputs("to_onnx", model, example_inputs)
+    check_dtypes("to_onnx", model)
+    allowed = default_tolerance("to_onnx", model, tolerance)
+    held = Held()
+    plain, layers = exportable(model, mode, plan, held)
+    program = traced("to_onnx", plain, inputs, dynamic_shapes)
+    proto = _converted(program, opset, input_names or inputs.tensor_names(), output_names)
+    expand(proto, held.products, held.sizes, opset)
+    descriptor, name = tempfile.mkstemp(suffix=".onnx", dir=path.parent)
+    os.close(descriptor)
+    draft = Path(name)
+    try:
+        onnx.save_model(proto, os.fspath(draft))
+        found = None
+        if check:
+            examples = _examples(inputs, program if dynamic_shapes is None else None)
+            found = check_file(draft, reference(model), examples, allowed)
+        size = draft.stat().st_size
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+    operators = dict(sorted(Counter(node.op_type for node in proto.graph.node).items()))
+    return ExportReport(str(path), mode, opset, size, tuple(layers), operators, found, allowed)
+
+
+def _examples(inputs: Inputs, program: torch.export.ExportedProgram | None) -> list[Inputs]:
+    """Random inputs of the example's shapes, and with three rows where the first axes may change."""
+    generator = torch.Generator().manual_seed(0)
+    examples = [random_like(inputs, generator)]
+    if program is not None:
+        sizes = first_sizes(program)
+        if sizes and all(not isinstance(size, int) for size in sizes) and len(set(map(str, sizes))) == 1:
+            examples.append(random_like(inputs, generator, rows=3))
+    return examples
+
+
+def _converted(
+    program: torch.export.ExportedProgram,
+    opset: int,
+    input_names: Sequence[str] | None,
+    output_names: Sequence[str] | None,
+) -> Any:
+    """The onnx.ModelProto, with placeholders for products; without what is known of values between nodes,
+    which runtimes find out, and which is half of a small file."""
+    from onnx_ir.passes import common
+
+    try:
+        with quiet():
+            graph = torch.onnx.export(
+                program,
+                (),
+                dynamo=True,
+                verbose=False,
+                opset_version=opset,
+                input_names=None if input_names is None else list(input_names),
+                output_names=None if output_names is None else list(output_names),
+            )
+            assert graph is not None
+            common.ClearMetadataAndDocStringPass()(graph.model)
+            proto = graph.model_proto
+    except Exception as error:
+        raise ExportError(f"to_onnx: torch's exporter cannot convert this model: {_reason(error)}") from error
+    del proto.graph.value_info[:]
+    for node in proto.graph.node:
+        node.name = ""
+    return proto
+
+
+def _reason(error: BaseException) -> str:
+    """The innermost cause of an exporter's error, in one line."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

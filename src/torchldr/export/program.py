@@ -1,0 +1,133 @@
+"""`to_program`: torch.export with structured layers as plain operations."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from .check import check_program, default_tolerance
+from .forms import MODES, PLANS
+from .inputs import Inputs, at_least_two, first_axes, random_like, take_inputs
+from .layers import check_dtypes, exportable
+from .report import ExportError
+
+
+def check_choices(who: str, mode: str, plan: str) -> None:
+    if mode not in MODES:
+        raise ValueError(f"{who}: mode must be one of {', '.join(MODES)}, got {mode!r}.")
+    if plan not in PLANS:
+        raise ValueError(f"{who}: plan must be one of {', '.join(PLANS)}, got {plan!r}.")
+
+
+def to_program(
+    model: nn.Module,
+    example_inputs: Any,
+    *,
+    mode: str = "fft",
+    plan: str = "auto",
+    check: bool = True,
+    tolerance: float | None = None,
+    dynamic_shapes: Any = None,
+) -> torch.export.ExportedProgram:
+    """Export a model with structured layers by torch.export.
+
+    The program needs nothing of this package, and all that depends on parameters alone is a constant in it.
+    Gradients for the structured parameters are not part of it.
+
+    Args:
+        model: any module; it is not changed. Exported as in `eval()`, on the CPU.
+        example_inputs: a tensor, a tuple of arguments, or a mapping of keyword arguments.
+        mode: "fft" for torch.fft, "matmul" for matrix products and elementwise operations alone, "dense" for
+            dense weights.
+        plan: "auto" takes dense weights where they are smaller than the fast product's constants, "fast" only
+            for classes without a fast product in plain operations (LDR-TD, Cauchy-like).
+        check: compare the program with the model on random input.
+        tolerance: how large a difference may be relative to the largest entry of an output; by default 1e-4,
+            and 1e-10 for a model in float64.
+        dynamic_shapes: as torch.export takes them; by default the first axis of every input may change.
+
+    Returns:
+        The program; `program.module()` can be called, and `torch.export.save` writes it.
+
+    Examples:
+        >>> from torchldr import StructuredLinear
+        >>> model = nn.Sequential(StructuredLinear(256, 256, structure="toeplitz_like", rank=2), nn.ReLU())
+        >>> program = to_program(model, torch.randn(2, 256), mode="matmul")
+        >>> x = torch.randn(7, 256)
+        >>> torch.allclose(program.module()(x), model(x), atol=1e-5)
+        True
+    """
+    check_choices("to_program", mode, plan)
+    inputs = take_inputs("to_program", model, example_inputs)
+    check_dtypes("to_program", model)
+    allowed = default_tolerance("to_program", model, tolerance)
+    plain, _ = exportable(model, mode, plan)
+    program = traced("to_program", plain, inputs, dynamic_shapes)
+    if check:
+        example = random_like(inputs, torch.Generator().manual_seed(0))
+        check_program(program, reference(model), example, allowed)
+    return program
+
+
+def reference(model: nn.Module) -> nn.Module:
+    """A copy of the model as it is exported: on the CPU, in `eval()`."""
+    return copy.deepcopy(model).cpu().eval()
+
+
+def traced(who: str, model: nn.Module, inputs: Inputs, dynamic_shapes: Any) -> torch.export.ExportedProgram:
+    """The program of a plain model."""
+    if dynamic_shapes is not None:
+        return _export(who, model, inputs, dynamic_shapes)
+    doubled = inputs.map(at_least_two)
+    if all(t.shape == d.shape for t, d in zip(inputs.tensors(), doubled.tensors(), strict=True)):
+        return _export(who, model, inputs, first_axes(inputs))
+    try:
+        program = _export(who, model, doubled, first_axes(doubled))
+    except ExportError:  # a first axis that must be 1
+        return _export(who, model, inputs, first_axes(inputs))
+    fixed = any(isinstance(size, int) for size in first_sizes(program))
+    return _export(who, model, inputs, first_axes(inputs)) if fixed else program
+
+
+def first_sizes(program: torch.export.ExportedProgram) -> list[Any]:
+    """The first size of every input: a number, or a symbol where it may change."""
+    wanted = set(program.graph_signature.user_inputs)
+    values = [node.meta.get("val") for node in program.graph.nodes if node.name in wanted]
+    return [v.shape[0] for v in values if isinstance(v, torch.Tensor) and v.ndim]
+
+
+def _export(who: str, model: nn.Module, inputs: Inputs, dynamic: Any) -> torch.export.ExportedProgram:
+    try:
+        with quiet(), torch.no_grad():
+            return torch.export.export(
+                model, inputs.args, inputs.kwargs, dynamic_shapes=dynamic, strict=False
+            )
+    except Exception as error:
+        first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise ExportError(f"{who}: torch.export cannot trace {type(model).__name__}: {first}") from error
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without remarks of torch about itself, and without its fused attention, which reads dense weights."""
+    fused = torch.backends.mha.get_fastpath_enabled()
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch._export", "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    torch.backends.mha.set_fastpath_enabled(False)
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -116,6 +116,7 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
         (33, 20, 1, torch.float32),
         (100, 36, 2, torch.float32),
         (132, 20, 1, torch.float64),
+        (2050, 6, 1, torch.float32),  # eight places a thread in the chain
     ],
 )
 def test_columns_and_their_gradients(

@@ -35,7 +35,7 @@ typedef long long i64;
 #define WIDE ((SPAN + 31) / 32)           // of a band's row, entries a lane
 #define OWN (128 - 2 * L)                 // places that a warp answers for
 #define PACK (16 / (int)sizeof(T))        // entries in 16 bytes
-#define ROOM ((4 + 2 * L + PACK - 1) / PACK * PACK)
+#define ROOM ((PER + 2 * L + PACK - 1) / PACK * PACK)
 
 struct alignas(16) Pack { T v[PACK]; };
 
@@ -96,11 +96,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) chain(
     int in_vector, int in_step, int out_vector, int out_step
 ) {
     extern __shared__ __align__(16) T shared[];
-    const int first = 4 * threadIdx.x, size = (m + 2 * L + PACK - 1 + 2 * PACK) / PACK * PACK;
+    const int first = PER * threadIdx.x, size = (m + 2 * L + PER + 2 * PACK) / PACK * PACK;
     const i64 op = blockIdx.x / r;
-    T b[4][SPAN], ahead[4];
+    T b[PER][SPAN], ahead[PER];
     #pragma unroll
-    for (int e = 0; e < 4; e++) {
+    for (int e = 0; e < PER; e++) {
         #pragma unroll
         for (int o = 0; o < SPAN; o++) b[e][o] = first + e < m ? B[(op * m + first + e) * SPAN + o] : 0;
     }
@@ -108,14 +108,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) chain(
     out += (i64)blockIdx.x * out_vector;
     #define AHEAD(c) \
         _Pragma("unroll") \
-        for (int e = 0; e < 4; e++) \
+        for (int e = 0; e < PER; e++) \
             ahead[e] = first + e < m && (c) < given \
                 ? in[(i64)(back ? count - 1 - (c) : (c)) * in_step + first + e] : 0;
     AHEAD(0)
     for (int c = 0; c < count; c++) {
-        T y[4];
+        T y[PER];
         #pragma unroll
-        for (int e = 0; e < 4; e++) y[e] = ahead[e];
+        for (int e = 0; e < PER; e++) y[e] = ahead[e];
         AHEAD(c + 1)
         if (c && first < m) {
             const T* state = shared + (c & 1) * size;
@@ -127,7 +127,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) chain(
                 for (int e = 0; e < PACK; e++) w[q + e] = pack.v[e];
             }
             #pragma unroll
-            for (int e = 0; e < 4; e++) {
+            for (int e = 0; e < PER; e++) {
                 #pragma unroll
                 for (int o = 0; o < SPAN; o++) y[e] += b[e][o] * w[e + o];
             }
@@ -135,7 +135,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) chain(
         T* to = out + (i64)(back ? count - 1 - c : c) * out_step;
         T* state = shared + (c + 1 & 1) * size;  // place i at L + i, and again around the ring
         #pragma unroll
-        for (int e = 0; e < 4; e++) {
+        for (int e = 0; e < PER; e++) {
             int i = first + e;
             if (i >= m) continue;
             to[i] = y[e];
@@ -280,6 +280,7 @@ def settings(dtype: torch.dtype, m: int) -> dict[str, object]:
         "T": "float" if dtype == torch.float32 else "double",
         "L": L,
         "PACKED": int(m % together == 0 and L % together == 0),
+        "PER": _per_thread(m),
         "THREADS": _chain_threads(m),
     }
 
@@ -295,13 +296,18 @@ def _compiled(name: str, definitions: tuple[tuple[str, object], ...]) -> Any:
     return torch.cuda._compile_kernel(head + SOURCE, name)
 
 
+def _per_thread(m: int) -> int:
+    """Places of a thread of `chain`: 512 threads have 128 registers each, 1024 too few."""
+    return 4 if m <= 2048 else 8
+
+
 def _chain_threads(m: int) -> int:
-    return -(-m // 128) * 32
+    return -(-m // (32 * _per_thread(m))) * 32
 
 
 def _chain_bytes(dtype: torch.dtype, m: int) -> int:
     together = 16 // dtype.itemsize
-    size = (m + 2 * chunk_length(dtype, m) + 3 * together - 1) // together * together
+    size = (m + 2 * chunk_length(dtype, m) + _per_thread(m) + 2 * together) // together * together
     return 2 * size * dtype.itemsize
 
 

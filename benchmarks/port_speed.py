@@ -1,27 +1,56 @@
-"""The port product against the compiled stencil: K(A, v)^T u, rank 1, batch 1, float32, one thread.
+"""The port product against the compiled stencil and against dense layers.
 
-    python benchmarks/port_speed.py [--sizes 1024 4096] [--repeats 5] [--oversampling 4]
+    python benchmarks/port_speed.py [--quick] [--threads 2] [--oversampling 2 4]
+    python benchmarks/port_speed.py --device cuda
 
-Prints processor time (the least over the repeats) of both and of the certified port product, their ratio in
-this run, and the largest error of each against the stencil in float64, relative to the largest entry.
+Rank 1, float32, near shifts: subdiagonal 1 +- .05, diagonal and superdiagonal +- .1, corners 0, divided by
+their mean growth so that powers stay in range. On a CPU, for each oversampling:
+
+    rmatmul     K(A, v)^T u, all of it, against the compiled stencil; growth from size to size
+    layer       inference of an LDR-TD layer by two plans against torch.mv of the dense matrix, whose time at
+                sizes that do not fit is that of the largest which does, times the ratio of their bytes
+    training    forward and backward of a layer, batch 8, against the stencil's
+
+On a GPU the layer by two plans, batch 8, against a dense TF32 layer, both in CUDA graphs. Both sides of a row
+take turns and give the least of as many repeats as the JSON says. Errors are against float64, relative to
+the largest entry. Writes results/bench/port_speed.json (--out), with --device cuda port_speed_cuda.json;
+exits with 1 where a floor is missed.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchldr.functional.port import port_rmatmul
-from torchldr.functional.port_certificate import certified_port_rmatmul
+from torchldr.functional import tridiagonal
+from torchldr.functional.port import PortPlan, port_matmul, port_rmatmul
 from torchldr.functional.stencil import Stencil
 from torchldr.functional.tridiagonal import TILE_COLUMNS, TILE_ENTRIES
+from torchldr.timing import machine
 
 TILE = 512  # columns at a time where growth is measured
+Row = dict[str, Any]
+Operator = tuple[Tensor, Tensor, Tensor, Tensor]  # lower, diagonal, upper and V
+
+# What must hold, by table, size and name: at least, or at most where the name is growth.
+FLOORS = {
+    ("rmatmul", 8192, "ratio"): 1.0,
+    ("rmatmul", 65536, "ratio"): 10.0,
+    ("layer", 32768, "ratio"): 1.0,
+    ("layer", 65536, "ratio"): 3.0,
+    ("training", 16384, "ratio"): 5.0,
+    ("cuda layer", 65536, "ratio"): 3.0,
+}
+GROWTH = 2.6  # a doubling, from 2^13 to 2^17
 
 
 def stencil_rmatmul(lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, U: Tensor, k: int) -> Tensor:
@@ -39,63 +68,233 @@ def stencil_rmatmul(lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, U
 
 
 def near_shift(n: int, generator: torch.Generator) -> tuple[Tensor, ...]:
-    """Subdiagonal 1 +- .05, the others +- .1, corners 0, a start vector and an input of norm near 1.
+    """An operator and a start vector of norm near 1.
 
-    Divided by its mean growth in n steps: powers of the raw operator leave float32 at large n, and divided
-    by the row sums they vanish, where a stencil of denormal numbers is slow.
+    Divided by the mean growth in (at most 4096) steps: powers of the raw operator leave float32 at large n,
+    and divided by the row sums they vanish, where a stencil of denormal numbers is slow.
     """
     lower, diagonal, upper = 2 * torch.rand(3, n, generator=generator) - 1
     lower, diagonal, upper = 1 + 0.05 * lower, 0.1 * diagonal, 0.1 * upper
     lower[0] = upper[-1] = 0
-    V, U = torch.randn(2, 1, n, generator=generator) / n**0.5
+    V = torch.randn(1, n, generator=generator) / n**0.5
     ring = torch.stack((lower, diagonal, upper)).double()
     stencil, state, growth = Stencil(*ring, V.double(), TILE), V.double(), 0.0
-    for _ in range(-(-n // TILE)):
+    tiles = min(8, -(-n // TILE))
+    for _ in range(tiles):
         stencil.run(state / state.norm(), TILE)
         state = stencil.following(TILE)
         growth += float(state.norm().log())
-    lower, diagonal, upper = (ring / math.exp(growth / (TILE * -(-n // TILE)))).float()
-    return lower, diagonal, upper, V, U
+    lower, diagonal, upper = (ring / math.exp(growth / (TILE * tiles))).float()
+    return lower, diagonal, upper, V
 
 
-def processor_time(f: Callable[[], object], repeats: int) -> float:
-    f()
-    times = []
-    for _ in range(repeats):
-        start = time.process_time()
-        f()
-        times.append(time.process_time() - start)
-    return min(times)
+def least(candidates: dict[str, Callable[[], object]], seconds: float = 1.0) -> tuple[dict[str, float], Row]:
+    """The shortest time of each, in turn, and the repeats: 20, or as many as fit some seconds, at least 2."""
+    best, repeats = {}, {}
+    for name, call in candidates.items():
+        call()
+        start = time.perf_counter()
+        call()
+        best[name] = time.perf_counter() - start
+        repeats[name] = max(2, min(20, int(10 * seconds / best[name])))
+    for turn in range(max(repeats.values())):
+        for name, call in candidates.items():
+            if turn < repeats[name]:
+                start = time.perf_counter()
+                call()
+                best[name] = min(best[name], time.perf_counter() - start)
+    return best, {f"{name}_repeats": count + 1 for name, count in repeats.items()}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sizes", type=int, nargs="+", default=[1024, 2048, 4096, 8192, 16384, 32768])
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--oversampling", type=int, default=4)
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    generator = torch.Generator().manual_seed(0)
-    print(
-        f"{'n':>7} {'stencil ms':>11} {'port ms':>9} {'certified':>9} {'ratio':>6} {'errors':>17} {'tail':>8}"
-    )
-    for n in options.sizes:
-        print(row(n, near_shift(n, generator), options.repeats, options.oversampling))
+def error(got: Tensor, want: Tensor) -> float:
+    return float((got.double() - want).abs().max() / want.abs().max())
 
 
 @torch.no_grad()
-def row(n: int, operands: tuple[Tensor, ...], repeats: int, c: int) -> str:
-    slow = processor_time(lambda: stencil_rmatmul(*operands, n), min(repeats, 3))
-    fast = processor_time(lambda: port_rmatmul(*operands, n, oversampling=c), repeats)
-    sure = processor_time(lambda: certified_port_rmatmul(*operands, n, oversampling=c), repeats)
-    exact = stencil_rmatmul(*(x.double() for x in operands), n)
-    port, certificate = certified_port_rmatmul(*operands, n, oversampling=c)
-    errors = [(y - exact).abs().max() / exact.abs().max() for y in (stencil_rmatmul(*operands, n), port)]
-    return (
-        f"{n:7d} {slow * 1e3:11.1f} {fast * 1e3:9.1f} {sure * 1e3:9.1f} {slow / fast:6.2f} "
-        f"{errors[0]:8.1e} {errors[1]:8.1e} {certificate.tails.max():8.1e}"
-    )
+def rmatmul_row(n: int, c: int, generator: torch.Generator, largest: int) -> Row:
+    operands = *near_shift(n, generator), torch.randn(1, n, generator=generator) / n**0.5
+    port = lambda: port_rmatmul(*operands, n, oversampling=c)
+    calls: dict[str, Callable[[], object]] = {"port": port}
+    if n <= largest:
+        calls["stencil"] = lambda: stencil_rmatmul(*operands, n)
+    best, repeats = least(calls)
+    row = {"table": "rmatmul", "n": n, "c": c, "port_ms": best["port"] * 1e3, **repeats}
+    if n <= largest:
+        row |= {"stencil_ms": best["stencil"] * 1e3, "ratio": best["stencil"] / best["port"]}
+    if n <= 16384:
+        exact = stencil_rmatmul(*(x.double() for x in operands), n)
+        row |= {
+            "port_error": error(port(), exact),
+            "stencil_error": error(stencil_rmatmul(*operands, n), exact),
+        }
+    return row
+
+
+@torch.no_grad()
+def layer_row(n: int, c: int, generator: torch.Generator, dense: tuple[int, float], largest: int) -> Row:
+    """`dense` is a size and its time, where this one does not fit."""
+    A, C = (near_shift(n, generator) for _ in "AC")
+    x = torch.randn(1, n, generator=generator)
+    start = time.perf_counter()
+    left, right = PortPlan(*A, n, oversampling=c), PortPlan(*C, n, oversampling=c)
+    made = time.perf_counter() - start
+    layer = lambda: left.matmul(right.rmatmul(x))
+    calls: dict[str, Callable[[], object]] = {"port": layer}
+    if n <= largest:
+        W = torch.randn(n, n, generator=generator)
+        calls["dense"] = lambda: torch.mv(W, x[0])
+    best, repeats = least(calls)
+    if n > largest:
+        best["dense"] = dense[1] * (n / dense[0]) ** 2
+    row = {"table": "layer", "n": n, "c": c, "port_ms": best["port"] * 1e3, "dense_ms": best["dense"] * 1e3}
+    row |= {"dense_extrapolated": n > largest, "ratio": best["dense"] / best["port"], "plans_ms": made * 1e3}
+    if n <= 16384:
+        exact = tridiagonal.product(*(tuple(t.double() for t in side) for side in (A, C)), x.double())
+        row["port_error"] = error(layer(), exact)
+    return row | repeats
+
+
+def training_row(n: int, c: int, generator: torch.Generator, batch: int = 8) -> Row:
+    A, C = (tuple(t.requires_grad_() for t in near_shift(n, generator)) for _ in "AC")
+    x = torch.randn(batch, n, generator=generator).requires_grad_()
+    target = torch.randn(batch, n, generator=generator)
+
+    def port() -> None:
+        z = port_rmatmul(*C, x, n, oversampling=c)
+        port_matmul(*A, z, oversampling=c).backward(target)
+
+    best, repeats = least({"port": port, "stencil": lambda: tridiagonal.product(A, C, x).backward(target)})
+    row = {"table": "training", "n": n, "c": c, "batch": batch, "port_ms": best["port"] * 1e3}
+    return row | {"stencil_ms": best["stencil"] * 1e3, "ratio": best["stencil"] / best["port"]} | repeats
+
+
+def shown(row: Row) -> str:
+    """One line, with the verdict of its floor."""
+    other = next((f"{key[:-3]} {row[key]:9.1f} ms" for key in ("stencil_ms", "dense_ms") if key in row), "")
+    other += " (extrapolated)" if row.get("dense_extrapolated") else ""
+    parts = [f"{row['table']:10} n {row['n']:7d}  c {row['c']}  port {row['port_ms']:8.2f} ms", other]
+    parts += [f"{key} {row[key]:.2f}" for key in ("ratio", "growth") if key in row]
+    parts += [f"{key} {row[key]:.0e}" for key in ("port_error", "stencil_error") if key in row]
+    return "   ".join(part for part in [*parts, "" if row.get("holds", True) else "MISSED"] if part)
+
+
+def judged(row: Row, before: Row | None) -> Row:
+    """With growth from the row before, of half the size, and whether floors hold."""
+    holds = True
+    if before and before["table"] == row["table"] and 2 * before["n"] == row["n"]:
+        row["growth"] = row["port_ms"] / before["port_ms"]
+        holds = row["table"] != "rmatmul" or not 8192 < row["n"] <= 1 << 17 or row["growth"] <= GROWTH
+    floor = FLOORS.get((row["table"], row["n"], "ratio"))
+    if floor is not None:
+        row["floor"] = floor
+        holds = holds and row["ratio"] >= floor
+    return row | {"holds": holds}
+
+
+def on_cpu(options: argparse.Namespace) -> list[Row]:
+    torch.set_num_threads(options.threads)
+    shifts, layers, steps = (range(13, 18), range(13, 19), [16384])
+    largest_stencil, largest_dense = 65536, 32768
+    if options.quick:
+        shifts, layers, steps = range(10, 13), range(10, 13), [1024]
+        largest_stencil, largest_dense = 4096, 2048
+    found: list[Row] = []
+
+    def add(row: Row) -> None:
+        found.append(judged(row, found[-1] if found else None))
+        print(shown(found[-1]), flush=True)
+
+    for c in options.oversampling:
+        generator = torch.Generator().manual_seed(0)
+        for level in shifts:
+            add(rmatmul_row(1 << level, c, generator, largest_stencil))
+        dense = 0, 0.0
+        for level in layers:
+            add(layer_row(1 << level, c, generator, dense, largest_dense))
+            if not found[-1]["dense_extrapolated"]:
+                dense = 1 << level, found[-1]["dense_ms"] / 1e3
+        for n in steps:
+            add(training_row(n, c, generator))
+    return found
+
+
+@torch.no_grad()
+def on_cuda(options: argparse.Namespace) -> list[Row]:
+    """A layer of two plans and a dense one, each replayed from its own graph."""
+    n, batch = (4096, 8) if options.quick else (65536, 8)
+    found = []
+    generator = torch.Generator().manual_seed(0)
+    A, C = (near_shift(n, generator) for _ in "AC")
+    x = torch.randn(batch, n, generator=generator)
+    X = x.cuda()
+    torch.backends.cuda.matmul.allow_tf32 = True
+    W = torch.randn(n, n, device="cuda")
+    dense = replayed(lambda: torch.nn.functional.linear(X, W))
+    torch.backends.cuda.matmul.allow_tf32 = False  # the plans keep float32
+    exact = None
+    for c in options.oversampling:
+        left = PortPlan(*(t.cuda() for t in A), n, oversampling=c)
+        right = PortPlan(*(t.cuda() for t in C), n, oversampling=c)
+        layer = replayed(lambda left=left, right=right: left.matmul(right.rmatmul(X)))
+        best = on_device({"port": layer, "dense": dense})
+        if exact is None:  # by plans in float64 on the CPU, twice the oversampling
+            wide = [PortPlan(*(t.double() for t in side), n, oversampling=8) for side in (A, C)]
+            exact = wide[0].matmul(wide[1].rmatmul(x.double()))
+        row = {"table": "cuda layer", "n": n, "c": c, "batch": batch, "port_ms": best["port"] * 1e3}
+        row |= {"dense_ms": best["dense"] * 1e3, "ratio": best["dense"] / best["port"], "repeats": 50}
+        row["port_error"] = error(left.matmul(right.rmatmul(X)).cpu(), exact)
+        row["memory_mb"] = torch.cuda.memory_allocated() / 1e6
+        found.append(judged(row, None))
+        print(shown(found[-1]), flush=True)
+        del left, right, layer
+    return found
+
+
+def replayed(call: Callable[[], object]) -> Callable[[], object]:
+    """The call as a CUDA graph."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            call()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay
+
+
+def on_device(candidates: dict[str, Callable[[], object]], rounds: int = 50) -> dict[str, float]:
+    """The least seconds of each by the device's clock, in turn."""
+    best = dict.fromkeys(candidates, math.inf)
+    for _ in range(rounds):
+        for name, call in candidates.items():
+            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            call()
+            stop.record()
+            stop.synchronize()
+            best[name] = min(best[name], start.elapsed_time(stop) / 1e3)
+    return best
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="small sizes, no floors")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--oversampling", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    rows = on_cuda(options) if options.device == "cuda" else on_cpu(options)
+    name = "port_speed.json" if options.device == "cpu" else "port_speed_cuda.json"
+    out = options.out or (None if options.quick else Path("results/bench") / name)
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        found = {"machine": machine(), "clock": "wall", "growth_at_most": GROWTH, "rows": rows}
+        out.write_text(json.dumps(found, indent=1) + "\n")
+    return int(any(not row["holds"] for row in rows))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

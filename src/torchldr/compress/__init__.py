@@ -4,8 +4,8 @@ from .analyze_result import Analysis, Plan, Trial, WeightAnalysis
 from .analyze_weights import analyze
 from .api import compress_, materialize_
 from .budget import Bytes, Latency, parse_budget
-from .finetune import FinetuneResult, finetune
 from .finetune_groups import parameter_groups
+from .finetune_model import FinetuneResult, finetune
 from .finetune_teacher import Distillation
 from .report import CompressionReport, LayerReport
 from .storage import load_compressed, save_compressed

@@ -161,8 +161,9 @@ def _scales() -> Iterator[Cell]:
             _run("rectangles", "shl", "low_rank", 4, init_std=std, output_std=output), value, "Table 13"
         )
     value = values.RECTANGLES["fastfood", None]
-    for output, std in product(outputs, (None, *FASTFOOD_SCALES)):
-        yield Cell(_run("rectangles", "shl", "fastfood", init_std=std, output_std=output), value, "Table 13")
+    for output, start in product(outputs, (None, *FASTFOOD_SCALES)):
+        run = _run("rectangles", "shl", "fastfood", init_std=start, output_std=output)
+        yield Cell(run, value, "Table 13")
 
 
 def _lstm() -> Iterator[Cell]:

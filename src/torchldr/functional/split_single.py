@@ -87,7 +87,8 @@ def rmatmul(K: CompiledSplit, u: Tensor) -> Tensor:
     z = np.empty((len(u), K.within[0].shape[1], K.k), source.dtype)
     _run(trees_rmatmul, source, z, K.within)
     if K.across is not None:
-        turned = np.ascontiguousarray(source.reshape(len(u), _total(K) // K.k, K.k)[..., ::-1]).reshape(source.shape)
+        blocks = source.reshape(len(u), _total(K) // K.k, K.k)
+        turned = np.ascontiguousarray(blocks[..., ::-1]).reshape(source.shape)
         other = np.empty_like(z)
         _run(trees_rmatmul, turned, other, K.across)
         z[..., 1:] += other[..., :0:-1]

@@ -190,6 +190,8 @@ class StructuredLinear(nn.Module):
     def drop_plan(self) -> None:
         """Forget what is kept for inference: needed only after an edit through `.data`."""
         self._plan = None
+        if (forget := getattr(self.structure, "forget", None)) is not None:
+            forget(self._tensors(), self.options)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """nn.Module's call, with a short cut for the second inference of a kind and all that follow.
@@ -241,6 +243,8 @@ class StructuredLinear(nn.Module):
         parts += [f"bias={self.bias is not None}", f"structure={self.structure.name!r}"]
         parts += [f"rank={self.rank}"] if self.rank is not None else []
         parts += [f"{name}={value!r}" for name, value in self.options.items()]
+        if (in_use := getattr(self.structure, "product_in_use", None)) and (why := in_use(self.matrix())):
+            parts[-1] += f" ({why})"  # the option `product` is the last
         parts += [f"init={self.init!r}"] if self.init != "linear" else []
         parts += [f"plan={self._plan_choice!r}"] if self._plan_choice != "auto" else []
         if self._plan_choice == "auto" and self._plan is not None:
@@ -289,7 +293,7 @@ class StructuredLinear(nn.Module):
                 self.register_buffer(name, constant.value, persistent=constant.persistent)
 
     def train(self, mode: bool = True) -> Self:
-        self.drop_plan()
+        self._plan = None
         return super().train(mode)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:

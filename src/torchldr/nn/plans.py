@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from ..functional import cuda, stencil, subdiagonal
+from ..functional import subdiagonal
 from ..matrices import StructuredMatrix
 from ..matrices.products import Product, run_product
 from ..timing import minimum_seconds
@@ -133,11 +133,6 @@ def path(matrix: StructuredMatrix) -> str:
     if matrix.name == "ldr_sd":
         sides = [_subdiagonal_path(matrix, side) for side in "CA"]
         return " + ".join(dict.fromkeys(sides))
-    if matrix.name == "ldr_td":
-        some = matrix.promoted().G
-        if stencil.serves(some):
-            return "stencil"
-        return "kernel" if cuda.serves(max(matrix.shape), some) else "blocked stencil"
     return {"low_rank": "two products", "dense": "dense"}.get(matrix.name, "fast")
 
 

@@ -1,0 +1,80 @@
+"""How the operators of LDR-TD layers stand: their entries, their growth, and what the port product needs.
+
+    for row in operator_report(layer.matrix()): print(row["side"], row["growth"], row["oversampling"])
+
+One row for A and one for C, of plain numbers, for a ledger or a table by epoch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..functional import port_choice
+from ..functional.reference import tridiagonal_reference
+from ..matrices import LDRTridiagonal
+
+EIGENVALUES_UP_TO = 1024  # rows of an operator whose eigenvalues are computed
+TAIL_AT = 4  # the oversampling at which tails are compared
+
+
+@torch.no_grad()
+def operator_report(
+    matrix: LDRTridiagonal, dtype: torch.dtype = torch.float32, *, spectrum: bool = True
+) -> list[dict[str, Any]]:
+    """What the two operators of an LDR-TD matrix are like.
+
+    Args:
+        matrix: with the values that it has now.
+        dtype: that products run in, whose tolerance the oversampling shall meet.
+        spectrum: whether to compute the spectral radius, of operators of up to 1024 rows.
+
+    Returns:
+        Rows for A and C of
+            subdiagonal, diagonal, superdiagonal, corners: least and largest entry,
+            row_sum: the largest absolute row sum,
+            growth: the mean factor of |A^t v| a step, over k = min(m, n) steps,
+            spectral_radius: where it was computed, else None,
+            tail: the largest share of a series' last quarter at c = 4, the operator divided by its scale,
+            oversampling: the smallest that is accepted, or None where the stencil would be taken,
+            truncation, rounding: of that, as shares of the size of a column (`port_choice.Trial`).
+
+    Waits for the device.
+    """
+    M = matrix.double()
+    k = min(M.shape)
+    operators = {"A": (*M._ring("A"), M.G), "C": (*M._ring("C"), M.H)}
+    rates = {side: port_choice.growth_rate(*operator, k) for side, operator in operators.items()}
+    scales = dict(zip("AC", port_choice.balanced(rates["A"], rates["C"], k), strict=True))
+    rows = []
+    for side, (lower, diagonal, upper, V) in operators.items():
+        scale = float(scales[side])
+        choice = port_choice.choose_port(lower, diagonal, upper, V, k, dtype, log_scale=scale)
+        tail = port_choice.measure(lower, diagonal, upper, V, k, scale, dtype, TAIL_AT)[2]
+        corners = torch.stack((lower[0], upper[-1]))
+        radius = None
+        if spectrum and len(diagonal) <= EIGENVALUES_UP_TO:
+            dense = tridiagonal_reference(lower[1:], diagonal, upper[:-1], corners).cpu()
+            radius = float(torch.linalg.eigvals(dense).abs().max())
+        rows.append(
+            {
+                "side": side,
+                "subdiagonal": _range(lower[1:]),
+                "diagonal": _range(diagonal),
+                "superdiagonal": _range(upper[:-1]),
+                "corners": corners.tolist(),
+                "row_sum": float((lower.abs() + diagonal.abs() + upper.abs()).max()),
+                "growth": float(rates[side].exp()),
+                "spectral_radius": radius,
+                "tail": float(tail),
+                "oversampling": choice.trial.oversampling if choice.accepted else None,
+                "truncation": choice.trial.truncation,
+                "rounding": choice.trial.rounding,
+            }
+        )
+    return rows
+
+
+def _range(x: torch.Tensor) -> list[float]:
+    return [float(x.min()), float(x.max())]

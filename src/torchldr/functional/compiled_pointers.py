@@ -1,0 +1,167 @@
+"""Plain pointers and complex lanes for compiled loops; imports numba.
+
+An array that is handed from function to function brings its shape and a count of references along, which in
+short loops costs more than the arithmetic. These are the lanes of `compiled_fft` behind a bare pointer.
+Nothing is checked, and whoever takes a pointer keeps the array.
+"""
+
+# mypy: ignore-errors
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from .compiled_fft import LANES, Lanes, _arithmetic
+
+over = _arithmetic("fdiv")
+
+
+@intrinsic
+def pointer(typingctx: Any, array: Any) -> Any:
+    """Where a contiguous array starts."""
+
+    def generate(context, builder, signature, arguments):
+        return context.make_array(signature.args[0])(context, builder, arguments[0]).data
+
+    return types.CPointer(array.dtype)(array), generate
+
+
+@intrinsic
+def shifted(typingctx: Any, p: Any, index: Any) -> Any:
+    """The pointer `index` numbers on."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.gep(arguments[0], [arguments[1]])
+
+    return p(p, types.intp), generate
+
+
+@intrinsic
+def get(typingctx: Any, p: Any, index: Any) -> Any:
+    """p[index]."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.load(builder.gep(arguments[0], [arguments[1]]))
+
+    return p.dtype(p, types.intp), generate
+
+
+@intrinsic
+def put(typingctx: Any, p: Any, index: Any, value: Any) -> Any:
+    """p[index] = value."""
+
+    def generate(context, builder, signature, arguments):
+        builder.store(arguments[2], builder.gep(arguments[0], [arguments[1]]))
+        return context.get_dummy_value()
+
+    return types.void(p, types.intp, p.dtype), generate
+
+
+def _lanes_at(builder: Any, p: Any, index: Any) -> Any:
+    return builder.bitcast(builder.gep(p, [index]), ir.VectorType(p.type.pointee, LANES).as_pointer())
+
+
+@intrinsic
+def get4(typingctx: Any, p: Any, index: Any) -> Any:
+    """p[index : index + 4]."""
+
+    def generate(context, builder, signature, arguments):
+        align = context.get_abi_sizeof(arguments[0].type.pointee)
+        return builder.load(_lanes_at(builder, *arguments), align=align)
+
+    return Lanes(p.dtype)(p, types.intp), generate
+
+
+@intrinsic
+def put4(typingctx: Any, p: Any, index: Any, value: Any) -> Any:
+    """p[index : index + 4] = value."""
+
+    def generate(context, builder, signature, arguments):
+        align = context.get_abi_sizeof(arguments[0].type.pointee)
+        builder.store(arguments[2], _lanes_at(builder, *arguments[:2]), align=align)
+        return context.get_dummy_value()
+
+    return types.void(p, types.intp, value), generate
+
+
+@intrinsic
+def number(typingctx: Any, p: Any, value: Any) -> Any:
+    """A float64 in the precision that p points to."""
+
+    def generate(context, builder, signature, arguments):
+        return context.cast(builder, arguments[1], types.float64, signature.return_type)
+
+    return p.dtype(p, types.float64), generate
+
+
+@intrinsic
+def total(typingctx: Any, lanes: Any) -> Any:
+    """The sum of four numbers."""
+
+    def generate(context, builder, signature, arguments):
+        parts = [builder.extract_element(arguments[0], ir.IntType(32)(i)) for i in range(LANES)]
+        return builder.fadd(builder.fadd(parts[0], parts[2]), builder.fadd(parts[1], parts[3]))
+
+    return lanes.dtype(lanes), generate
+
+
+# Complex lanes are pairs of lanes; in memory four real parts are followed by their imaginary parts.
+
+
+@intrinsic
+def get8(typingctx: Any, p: Any, index: Any) -> Any:
+    """p[index : index + 4] + i p[index + 4 : index + 8]."""
+    pair = types.UniTuple(Lanes(p.dtype), 2)
+
+    def generate(context, builder, signature, arguments):
+        p, index = arguments
+        align = context.get_abi_sizeof(p.type.pointee)
+        after = builder.add(index, index.type(LANES))
+        parts = [builder.load(_lanes_at(builder, p, i), align=align) for i in (index, after)]
+        return context.make_tuple(builder, signature.return_type, parts)
+
+    return pair(p, types.intp), generate
+
+
+@intrinsic
+def put8(typingctx: Any, p: Any, index: Any, value: Any) -> Any:
+    """The inverse of `get8`."""
+
+    def generate(context, builder, signature, arguments):
+        p, index, value = arguments
+        align = context.get_abi_sizeof(p.type.pointee)
+        after = builder.add(index, index.type(LANES))
+        for part, i in enumerate((index, after)):
+            builder.store(builder.extract_value(value, part), _lanes_at(builder, p, i), align=align)
+        return context.get_dummy_value()
+
+    return types.void(p, types.intp, value), generate
+
+
+def _complex(formula: Any) -> Any:
+    @intrinsic
+    def operation(typingctx: Any, a: Any, b: Any) -> Any:
+        def generate(context, builder, signature, arguments):
+            parts = [builder.extract_value(x, part) for x in arguments for part in (0, 1)]
+            flags = {"flags": ("contract",)}
+            plus, minus, times = (
+                lambda x, y, name=name: getattr(builder, name)(x, y, **flags)
+                for name in ("fadd", "fsub", "fmul")
+            )
+            return context.make_tuple(builder, signature.return_type, formula(*parts, plus, minus, times))
+
+        return a(a, b), generate
+
+    return operation
+
+
+mul = _complex(
+    lambda a, b, c, d, plus, minus, times: (minus(times(a, c), times(b, d)), plus(times(a, d), times(b, c)))
+)
+mul_conj = _complex(
+    lambda a, b, c, d, plus, minus, times: (plus(times(a, c), times(b, d)), minus(times(b, c), times(a, d)))
+)
+add = _complex(lambda a, b, c, d, plus, minus, times: (plus(a, c), plus(b, d)))

@@ -11,6 +11,8 @@ from __future__ import annotations
 import argparse
 import copy
 import math
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
 
 import torchldr
+from torchldr.data import load_corpus
 
 DROPOUT = 0.1
 
@@ -89,7 +92,7 @@ class Windows:
     def __len__(self) -> int:
         return max(1, len(self.text) // (self.length * self.batch))
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         for _ in range(len(self)):
             starts = torch.randint(len(self.text) - self.length, (self.batch, 1))
             rows = starts + torch.arange(self.length + 1)
@@ -99,14 +102,12 @@ class Windows:
 @torch.no_grad()
 def perplexity(model: GPT, text: Tensor, length: int, batch: int = 16) -> float:
     """Of all words, each with what precedes it in its stretch of the text."""
-    mode, device = model.training, model.head.weight.device
-    model.eval()
+    device = model.eval().head.weight.device
     rows, total = (len(text) - 1) // length, 0.0
     x, y = (text[i : i + rows * length].view(rows, length) for i in (0, 1))
     for part in range(0, rows, batch):
         logits = model(x[part : part + batch].to(device)).float()
         total += language_loss(logits, y[part : part + batch].to(device)).item() * len(logits)
-    model.train(mode)
     return math.exp(total / rows)
 
 
@@ -124,8 +125,6 @@ def main() -> None:
         sizes, length, batch = {"width": 64, "layers": 2, "heads": 2, "length": 32}, 32, 4
         count, epochs, rank = len(numbers), 4, 4
     else:
-        from torchldr.data import load_corpus
-
         corpus = load_corpus()
         train, valid = (torch.from_numpy(np.asarray(part)) for part in (corpus.train, corpus.valid))
         sizes, length, batch = {}, 256, 32
@@ -133,15 +132,15 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
     model, data = GPT(count, **sizes), Windows(train, length, batch)
-    fast = {"amp": "bf16" if device == "cuda" else None, "device": device, "loss": language_loss}
-    torchldr.finetune(model, data, epochs=epochs, lr=1e-3, weight_decay=0.1, **fast)
+    amp = "bf16" if device == "cuda" else None
+    train_it = partial(torchldr.finetune, model, data, amp=amp, device=device, loss=language_loss)
+    train_it(epochs=epochs, lr=1e-3, weight_decay=0.1)
     print(f"dense       perplexity {perplexity(model, valid, length):.1f}")
     teacher = copy.deepcopy(model)
-    report = torchldr.compress_(model, torchldr.Structure(chosen.structure, rank=rank))  # the tied head stays
+    done = torchldr.compress_(model, torchldr.Structure(chosen.structure, rank=rank))  # the tied head stays
     print(f"compressed  perplexity {perplexity(model, valid, length):.1f}")
-    before, after = report.parameters_before, report.parameters_after
-    print(f"            parameters {before:,} -> {after:,} of the linear layers")
-    torchldr.finetune(model, data, epochs=max(1, epochs // 4), lr=5e-4, teacher=teacher, **fast)
+    print(f"{done.parameters_before:,} -> {done.parameters_after:,} of the linear layers' parameters")
+    train_it(epochs=max(1, epochs // 4), lr=5e-4, teacher=teacher)
     print(f"fine-tuned  perplexity {perplexity(model, valid, length):.1f}")
 
 

@@ -199,10 +199,11 @@ def stability() -> Figure:
             ring = torch.stack((1 + 0.05 * lower, 0.1 * diagonal, 0.1 * upper))
             ring[0, 0] = ring[2, -1] = 0
             v, u = start(n), torch.randn(1, n, generator=generator)
-            growth = port_choice.growth_rate(*ring, v, n).exp()
+            growth = port_choice.growth_rate(ring[0], ring[1], ring[2], v, n).exp()
             for name, scale in (("row sum", ring.abs().sum(0).max()), ("growth", growth)):
-                A = *(ring / scale).float(), v.float()
-                exact = stepped(*(x.double() for x in A), u.double(), n)
+                a, d, b = (ring / scale).float()
+                A = a, d, b, v.float()
+                exact = stepped(a.double(), d.double(), b.double(), v.double(), u.double(), n)
                 c = port_choice.choose_port(*A, n, log_scale=0.0).trial.oversampling
                 results = {"port": port_rmatmul(*A, u, n, oversampling=c)[0, 0], "stencil": stepped(*A, u, n)}
                 for kind, got in results.items():

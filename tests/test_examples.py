@@ -11,7 +11,7 @@ import pytest
 FOLDER = Path(__file__).resolve().parents[1] / "examples"
 ARGUMENTS = {"swap_linear.py": ["--epochs", "1"], "gpt.py": ["--quick"]}  # what makes an example quick
 SAYS = {
-    "gpt.py": "98,304 -> 9,216 of the linear layers",
+    "gpt.py": "98,304 -> 9,216 of the linear layers' parameters",
     "displacement.py": "by its own operators   2",
     "own_structure.py": "it satisfies the contract",
     "swap_linear.py": "ldr_sd, rank 3",

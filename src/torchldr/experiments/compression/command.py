@@ -52,9 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 _say(f"{name}: no time left")
                 complete = False
                 continue
-            run = _run_images if name in IMAGE_TABLES else _run_language
             try:
-                done = run(name, rows, device, chosen, deadline)
+                done = _run(name, rows, device, chosen, deadline)
             except DatasetNotFoundError as error:
                 _say(str(error))
                 done = False
@@ -68,20 +67,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if complete else 1
 
 
-def _run_images(
-    name: str, rows: Rows, device: torch.device, chosen: argparse.Namespace, deadline: float
-) -> bool:
-    table = IMAGE_TABLES[name].quick() if chosen.quick else IMAGE_TABLES[name]
-    options = {"data_dir": chosen.data_dir, "thorough": chosen.thorough}
-    return run_image_table(table, rows, device, deadline=deadline, say=_say, **options)
-
-
-def _run_language(
-    name: str, rows: Rows, device: torch.device, chosen: argparse.Namespace, deadline: float
-) -> bool:
-    table = LANGUAGE_TABLES[name].quick() if chosen.quick else LANGUAGE_TABLES[name]
-    options = {"data_dir": chosen.data_dir, "thorough": chosen.thorough}
-    return run_language_table(table, rows, device, deadline=deadline, say=_say, **options)
+def _run(name: str, rows: Rows, device: torch.device, chosen: argparse.Namespace, deadline: float) -> bool:
+    options = {"data_dir": chosen.data_dir, "thorough": chosen.thorough, "deadline": deadline, "say": _say}
+    if name in IMAGE_TABLES:
+        images = IMAGE_TABLES[name].quick() if chosen.quick else IMAGE_TABLES[name]
+        return run_image_table(images, rows, device, **options)
+    texts = LANGUAGE_TABLES[name].quick() if chosen.quick else LANGUAGE_TABLES[name]
+    return run_language_table(texts, rows, device, **options)
 
 
 def _planned(names: Sequence[str], rows: Rows, *, quick: bool) -> float:

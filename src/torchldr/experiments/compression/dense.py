@@ -12,8 +12,9 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from ..models import ConvNet, SingleHiddenLayer, hidden_input
+from ..precision import tf32
 from .fleet import Feed
-from .training import Adam, Trainer, quick_products
+from .training import Adam, Trainer
 
 Trained = tuple[dict[str, Tensor], dict[str, Any]]
 
@@ -94,7 +95,7 @@ def accuracy(
     """In percent, on all images or these rows."""
     right = 0
     rows = torch.arange(len(x), device=x.device) if rows is None else rows
-    with quick_products(x.device):
+    with tf32(x.device):
         for part in rows.split(5000):
             right += int((functional_call(model, dict(tensors), (x[part],)).argmax(-1) == y[part]).sum())
     return 100 * right / len(rows)

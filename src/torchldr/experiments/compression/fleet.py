@@ -11,10 +11,11 @@ from torch.nn.functional import cross_entropy, pad, relu
 
 from ...matrices import get_structure
 from ..batches import generator
+from ..precision import tf32
 from .build import product
 from .methods import PRUNED, Method
 from .starts import Stack
-from .training import Adam, Trainer, quick_products
+from .training import Adam, Trainer
 
 _PROBE = 1e-3
 OPERATOR_RATE = 0.1  # of the learning rate, as `torchldr.parameter_groups` has it
@@ -201,7 +202,7 @@ class Fleet:
     def accuracies(self) -> tuple[list[float], list[float]]:
         """In percent, on validation and test; nan for a model that is not finite any more."""
         data = self.examples
-        with quick_products(data.x.device):
+        with tf32(data.x.device):
             weights = torch.cat(
                 [
                     stack.dense({name: self.adam.tensors[f"{g}.{name}"] for name in stack.learned})

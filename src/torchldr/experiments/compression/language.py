@@ -19,13 +19,14 @@ import torch
 from torch import Tensor
 
 from ...data import load_corpus
+from ..precision import tf32
 from .dense import Trained, load_or_train
 from .fleet import even_rates
 from .methods import FACTORS, Method, methods, parameters, reaches
 from .rows import WEIGHTS, Row, Rows, settings_key
 from .starts import Stack, descend, projected_start, residuals
 from .texts import GPTModel, LSTMModel, TextModel, perplexity
-from .training import Adam, Trainer, quick_products
+from .training import Adam, Trainer
 
 Say = Callable[[str], None]
 _LOOKS = 4  # at the validation text
@@ -136,7 +137,7 @@ class LanguageRun:
         return {name: t.detach() for name, t in tensors.items()}, facts
 
     def _loss(self, tensors: Mapping[str, Tensor], text: Tensor) -> float:
-        with quick_products(self.device):
+        with tf32(self.device):
             return self.model.loss(tensors, text)
 
     def compressed(self, method: Method) -> Row:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from ..graphs import StepGraphs
+from ..precision import tf32
 
 _log = logging.getLogger("torchldr.experiments")
 
@@ -140,7 +140,7 @@ class Trainer:
 
     def run(self, sizes: Sequence[int]) -> None:
         """A step on each of these numbers of examples."""
-        with quick_products(self.adam.device):
+        with tf32(self.adam.device):
             for size in sizes:
                 if self._graphs is None:
                     self._step(size)
@@ -156,17 +156,3 @@ class Trainer:
             _log.warning("a step could not be captured as a CUDA graph and runs without (%s)", error)
             self._graphs = None
             self._step(size)
-
-
-@contextlib.contextmanager
-def quick_products(device: torch.device) -> Iterator[None]:
-    """Let products of float32 round their factors to TF32 on a GPU."""
-    if device.type != "cuda":
-        yield
-        return
-    flags = torch.backends.cuda.matmul
-    before, flags.allow_tf32 = flags.allow_tf32, True
-    try:
-        yield
-    finally:
-        flags.allow_tf32 = before

@@ -17,6 +17,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from ..precision import tf32
+
 ALIGNED = 64  # words
 EXTRA = 8  # columns behind the hidden units: the bias and zeros, so that rows begin at 16 bytes in bfloat16
 NEVER = -1e4  # the bias of a word that is none
@@ -51,7 +53,7 @@ def losses(h: Tensor, decoder: Tensor, targets: Tensor) -> Tensor:
 
     In the decoder's dtype; on a GPU the product of float32 may round its factors to TF32.
     """
-    with _tf32(h.device):
+    with tf32(h.device):
         logits = torch.bmm(with_ones(h, decoder.dtype), decoder.mT)
     return _pick(logits.softmax(-1), targets).log().neg()
 
@@ -88,20 +90,6 @@ def loss_and_gradients(
 def _pick(p: Tensor, targets: Tensor) -> Tensor:
     """The targets' probabilities, (R, N, words) to (R, N)."""
     return p.gather(-1, targets.expand(len(p), -1).unsqueeze(-1)).squeeze(-1)
-
-
-@contextlib.contextmanager
-def _tf32(device: torch.device) -> Iterator[None]:
-    """Let products of float32 round their factors to TF32 (10 bits) on a GPU."""
-    if device.type != "cuda":
-        yield
-        return
-    flags = torch.backends.cuda.matmul
-    before, flags.allow_tf32 = flags.allow_tf32, True
-    try:
-        yield
-    finally:
-        flags.allow_tf32 = before
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from typing import Any
 Rows = Sequence[Mapping[str, Any]]
 Results = Mapping[str, Rows]  # rows by section
 
-PAGES = ("docs/performance.md", "README.md")
+PAGES = ("docs/performance.md", "docs/tridiagonal.md", "README.md")
 _MARKED = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _README = re.compile(r"<!-- speed table -->(?!\n<!-- table)")
 
@@ -107,6 +107,10 @@ def _is(what: str) -> Callable[[Mapping[str, Any]], bool]:
     return lambda row: row.get("what") == what
 
 
+def _of(table: str) -> Callable[[Mapping[str, Any]], bool]:
+    return lambda row: row.get("table") == table
+
+
 _TIMES = {"dense_ms": "dense ms", "ours_ms": "ours ms", "ratio": "ratio"}
 _CASE = {"structure": "structure", "n": "n", "rank": "rank", "batch": "batch"}
 _GPU = {"tf32_ms": "TF32 ms", "bf16_ms": "bf16 ms", "ours_ms": "ours ms", "ratio_tf32": "over TF32"}
@@ -138,6 +142,18 @@ TABLES: dict[str, tuple[str, Callable[[Results], str]]] = {
     "gpu_stencil": ("gpu_speed", _listed("rows", {
         "n": "n", "vectors": "vectors", "forward_ms": "forward ms", "backward_ms": "backward ms"},
         _is("stencil"))),
+    "port_rmatmul": ("port_speed", _listed("rows", {
+        "n": "n", "c": "c", "port_ms": "port ms", "stencil_ms": "stencil ms", "ratio": "ratio",
+        "growth": "times before"}, _of("rmatmul"))),
+    "port_layer": ("port_speed", _listed("rows", {
+        "n": "n", "c": "c", "port_ms": "port ms", "dense_ms": "dense ms",
+        "dense_extrapolated": "extrapolated", "ratio": "ratio", "growth": "times before"}, _of("layer"))),
+    "port_training": ("port_speed", _listed("rows", {
+        "n": "n", "batch": "batch", "c": "c", "port_ms": "port ms", "stencil_ms": "stencil ms",
+        "ratio": "ratio"}, _of("training"))),
+    "port_gpu": ("port_speed_cuda", _listed("rows", {
+        "n": "n", "batch": "batch", "c": "c", "port_ms": "port ms", "dense_ms": "TF32 ms", "ratio": "ratio"},
+        _of("cuda layer"))),
 }  # fmt: skip
 
 
@@ -154,7 +170,9 @@ def render(name: str, folder: Path) -> str:
     sections = content.get("sections") or {"rows": content.get("rows", [])}
     machine = content["machine"]
     where = (
-        f"{machine['machine']}, {machine['threads']} threads" if file == "cpu_speed" else machine["device"]
+        f"{machine['machine']}, {machine['threads']} threads"
+        if machine["device"] == "cpu" or file == "cpu_speed"
+        else machine["device"]
     )
     try:
         table = make(sections)

@@ -158,6 +158,16 @@ def test_interrupt(tmp_path: Path, own_file: Path, monkeypatch: pytest.MonkeyPat
 def test_spread() -> None:
     several = {"--rank", "--structure"}
     assert spread(["--rank=1", "2", "--x", "3", "4"], several) == ["--rank=1", "--rank", "2", "--x", "3", "4"]
+    assert spread(["--rank", "1", "2", "-o", "x", "y"], several) == [
+        "--rank",
+        "1",
+        "--rank",
+        "2",
+        "-o",
+        "x",
+        "y",
+    ]
+    assert spread(["--rank", "1", "-2", "-.5"], several) == ["--rank", "1", "--rank", "-2", "--rank", "-.5"]
     assert spread(["n", "--structure", "a", "b", "c"], several)[1:] == [
         "--structure", "a", "--structure", "b", "--structure", "c",
     ]  # fmt: skip

@@ -44,7 +44,7 @@ def spread(arguments: Sequence[str], several: set[str]) -> list[str]:
     result: list[str] = []
     current, values = "", 0
     for argument in arguments:
-        if argument.startswith("--"):
+        if argument[:1] == "-" and argument[1:2].strip(".0123456789"):  # -o, --out; neither -1 nor -
             name = argument.split("=", 1)[0]
             current = name if name in several else ""
             values = 1 if "=" in argument and current else 0

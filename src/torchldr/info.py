@@ -133,9 +133,7 @@ def _fast_paths() -> list[dict[str, Any]]:
             None,
         ),
         _path("cuda", "every product on a GPU, by the same torch operations", no_cuda),
-        _path(
-            "cuda kernels", "the stencil of ldr_td on a GPU, compiled by NVRTC", no_cuda or cuda.unavailable()
-        ),
+        _path("cuda kernels", "ldr_td and ldr_sd on a GPU, compiled by NVRTC", no_cuda or cuda.unavailable()),
     ]
 
 

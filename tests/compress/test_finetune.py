@@ -189,12 +189,12 @@ def test_mappings_and_steps():
             return {"loss": cross_entropy(self.layer(x), labels)}
 
     batches = [{"x": x, "labels": y} for x, y in DataLoader(data(), batch_size=10)]
-    result = finetune(Model(), iter_twice(batches), steps=9, lr=0.03, progress=None)
+    result = finetune(Model(), IterTwice(batches), steps=9, lr=0.03, progress=None)
     assert [entry["step"] for entry in result.history] == [6, 9]
     assert result.history[1]["loss"] < result.history[0]["loss"]
 
 
-class iter_twice:  # noqa: N801
+class IterTwice:
     """An iterable without a length."""
 
     def __init__(self, items: list[object]) -> None:
@@ -402,7 +402,7 @@ def test_loaders_that_do_not_serve():
     with pytest.raises(TypeError, match="a batch must be a mapping, or a tuple or list"):
         finetune(small(), [torch.randn(3, 16)], steps=1, progress=None)
     with pytest.raises(ValueError, match="needs a loader with a length"):
-        finetune(small(), iter_twice([]), epochs=1, progress=None)
+        finetune(small(), IterTwice([]), epochs=1, progress=None)
     with pytest.raises(ValueError, match="the loader gave no batch"):
         finetune(
             small(), iter([(torch.randn(2, 16), torch.zeros(2, dtype=torch.long))]), steps=3, progress=None

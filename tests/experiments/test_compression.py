@@ -326,6 +326,15 @@ def test_a_language_table_runs_and_resumes(name: str, corpus: Path, tmp_path: Pa
     assert (tmp_path / "results" / FILE).read_text() == before
 
 
+@pytest.mark.parametrize(("rate", "stays"), [(100.0, True), (0.003, False)])
+def test_validation_says_where_fine_tuning_stops(rate: float, stays: bool, corpus: Path, tmp_path: Path):
+    table = replace(language.LANGUAGE_TABLES["lstm"].quick(), rate=rate, steps=8)
+    row = language.LanguageRun(table, tmp_path, torch.device("cpu"), None).compressed(Method("low_rank", 10))
+    assert (row["stopped"] == 0) == stays
+    assert (row["after"] == row["before"]) == stays
+    assert row["after"] <= row["before"]
+
+
 def test_missing_data_is_one_line_and_exit_code_1(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.setenv("TORCHLDR_DATA", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

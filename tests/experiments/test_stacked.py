@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import torchldr
+from torchldr.experiments.models import SingleHiddenLayer
+from torchldr.experiments.network import StackedNetwork
 from torchldr.experiments.stacked import form, stacked_product, subdiagonal_range
 from torchldr.experiments.stacked_scan import STRUCTURES
 from torchldr.experiments.stacked_tridiagonal import krylov_tiles
@@ -157,3 +159,11 @@ def test_the_kernels_are_called_with_stacked_rings(monkeypatch: pytest.MonkeyPat
     got = values_and_gradients(stacked_product(cls, n, n, options, how="native"), tensors, x)
     for a, b in zip(got, want, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
+def test_only_ldr_sd_takes_the_fleets_convolution() -> None:
+    """LDR-TD has an option of the same name: its fleet on a CPU runs the compiled products, one a replica."""
+    for name, product in (("ldr_sd", "convolution"), ("ldr_td", "auto")):
+        hidden = torchldr.StructuredLinear(16, 16, bias=False, structure=name, rank=1)
+        network = StackedNetwork([SingleHiddenLayer(hidden, torch.nn.Linear(16, 3))], CPU)
+        assert network.options["product"] == product

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn.functional import conv2d, max_pool2d, relu
 
 from ..functional.cuda import unavailable
+from ..matrices import LDRSubdiagonal
 from ..nn import StructuredLinear
 from .models import ConvNet, CroppedLinear, PrunedLinear, ReplacedConvolution, SingleHiddenLayer
 from .stacked import StackedProduct, Tensors, dense_product, form, stacked_product
@@ -89,7 +90,7 @@ class StackedNetwork:
             raise TypeError(f"StackedNetwork: cannot stack a hidden layer of {type(hidden).__name__}.")
         self.shape = hidden.out_features, hidden.in_features
         self.options: dict[str, Any] = dict(hidden.options) if isinstance(hidden, StructuredLinear) else {}
-        if self.options.get("product") == "auto":
+        if self.structure is LDRSubdiagonal and self.options["product"] == "auto":
             self.options["product"] = "convolution"
         self.units = hidden.units if isinstance(hidden, CroppedLinear) else None
         self._front = (

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, max_pool2d, relu
 
+from ..matrices import LDRSubdiagonal
 from ..nn import StructuredChannels
 from .models import ReplacedConvolution
 from .stacked import Tensors, form, stacked_product
@@ -46,7 +47,7 @@ class Front:
         self.channels = layer.in_channels if layer.grid is not None else 1
         self.prefix = "front.grid." if layer.grid is not None else "front.wide."
         options = dict(matrices.options)
-        if options.get("product") == "auto":
+        if matrices.structure is LDRSubdiagonal and options["product"] == "auto":
             options["product"] = "convolution"
         m, n = matrices.out_features, matrices.in_features
         self.size = n

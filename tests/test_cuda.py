@@ -17,11 +17,21 @@ every_class = pytest.mark.parametrize("cls", torchldr.structures().values(), ids
 
 @every_class
 def test_values_and_gradients(cls):
-    for M in testing.cases(cls, shapes=((1, 1), (3, 5), (64, 129), (300, 200))):
+    for M in testing.cases(cls, shapes=((1, 1), (3, 5), (64, 129), (150, 100))):
         M = M.to("cuda")
         testing.check_values(M)
         testing.check_gradients(M)
         testing.dot_test(M)
+
+
+@every_class
+def test_an_empty_batch(cls):
+    M = testing.member(cls, 12, 8, 2 if cls.ranked else None).to("cuda")
+    x = torch.zeros(0, 8, dtype=M.dtype, device="cuda", requires_grad=True)
+    y = M.matmul(x)
+    y.sum().backward()
+    assert y.shape == (0, 12)
+    assert x.grad.shape == (0, 8)
 
 
 @every_class

@@ -345,6 +345,7 @@ def test_transformations_and_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(port_keeper._kept) == 1
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_no_step_of_training_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     small_crossover(monkeypatch)

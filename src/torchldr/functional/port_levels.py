@@ -163,7 +163,7 @@ def columns_down(dZ: Tensor, du: Tensor, dw: Tensor, cut: Cuts, at_cut: Tensor, 
     found[0, 1, :, 0] += irfft(d_outer[0], n=2 * N)[..., :N]
     found[1, 0, :, 1] += irfft(d_outer[1], n=2 * N)[..., :N]
     weights = torch.full_like(z, 1 / N)  # of a root and its conjugate among 2N
-    weights[0] = weights[-1] = 0.5 / N
+    weights[::N] /= 2
     weights *= z.conj()
     couplings = [(d * weights).sum(-1).real for d in (ds, dp)]
     return CutGradients(found.flatten(2, 3), rows_down(du, dw, B), *couplings)

@@ -236,7 +236,7 @@ def closing_gradients(
         z = roots(2 * k, w)
         v_hat, u_hat, w_hat = (torch.fft.rfft(lengthened(x, k), n=2 * k) for x in (top[:, 2:], u, w))
         weights = torch.full_like(z, 1 / k)  # of a root and its conjugate among 2k
-        weights[0] = weights[-1] = 0.5 / k
+        weights[::k] /= 2
         around = weights * z
         # conj(w) summed over the batch with either row, then over the start vectors with the other port.
         heard = torch.stack([(w_hat.conj() * row.unsqueeze(1)).sum(0) for row in u_hat])

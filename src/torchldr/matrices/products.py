@@ -39,6 +39,8 @@ def run_product(product: Product, x: Tensor, dtype: torch.dtype, bias: Tensor | 
     flat = x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
     if flat.dtype != compute:
         flat = flat.to(compute)
+    if device == "cuda" and len(flat) == 0:
+        product = _of_no_vectors(product)
     if torch.is_autocast_enabled(device):
         with torch.autocast(device, enabled=False):
             y = product(flat)
@@ -51,6 +53,11 @@ def run_product(product: Product, x: Tensor, dtype: torch.dtype, bias: Tensor | 
     if x.ndim != 2:
         y = y.reshape(*x.shape[:-1], y.shape[-1])
     return y if y.dtype == dtype else y.to(dtype)
+
+
+def _of_no_vectors(product: Product) -> Product:
+    """For an empty batch, which cuFFT refuses: with a row that is dropped again."""
+    return lambda flat: product(torch.nn.functional.pad(flat, (0, 0, 0, 1)))[:-1]
 
 
 def kept_for_autograd(prepare: Callable[[], Product]) -> Callable[[], Product]:

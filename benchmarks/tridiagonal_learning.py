@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 import torchldr
 from torchldr import data
-from torchldr.experiments.operators import operator_report
+from torchldr.experiments.operators import accuracies, movements, operator_report
 from torchldr.timing import machine
 
 RANKS = {"ldr_td": 1, "ldr_sd": 3, "low_rank": 4}
@@ -211,39 +211,23 @@ def summary(rows: list[dict[str, Any]]) -> str:
     lines = [
         f"{'task':<14}{'layer':<14}{'parameters':>11}{'rate':>9}{'test %':>8}{'range':>14}{'ms/step':>9}"
     ]
-    for name, kind in dict.fromkeys((row["task"], row["kind"]) for row in rows):
-        of = [row for row in rows if (row["task"], row["kind"]) == (name, kind)]
-        by_rate = {rate: [row for row in of if row["rate"] == rate] for rate in {row["rate"] for row in of}}
-        rate, best = max(
-            by_rate.items(), key=lambda item: statistics.mean(row["epochs"][-1]["valid"] for row in item[1])
-        )
-        tests = [100 * row["epochs"][-1]["test"] for row in best]
-        spread, speed = (
-            f"{min(tests):.1f}..{max(tests):.1f}",
-            1e3 * min(row["seconds_a_step"] for row in best),
-        )
+    for found in accuracies(rows):
+        tests = found.tests[found.rate]
+        spread = f"{min(tests):.1f}..{max(tests):.1f}"
         lines.append(
-            f"{name:<14}{kind:<14}{best[0]['hidden_parameters']:>11}{rate:>9g}{statistics.mean(tests):>8.1f}"
-            f"{spread:>14}{speed:>9.1f}"
+            f"{found.task:<14}{found.kind:<14}{found.parameters:>11}{found.rate:>9g}"
+            f"{statistics.mean(tests):>8.1f}{spread:>14}{found.ms:>9.1f}"
         )
     lines.append(
-        f"\n{'task':<14}{'epoch':>6} {'side':<5}{'growth':>8}{'row sum':>8}{'tail':>9}{'c':>3}"
-        f"{'truncation':>11}"
+        f"\n{'task':<14}{'epoch':>6}{'growth':>16}{'row sum':>9}{'tail':>8}{'c':>3}{'truncation':>11}"
+        f"{'rounding':>9}"
     )
-    for name in dict.fromkeys(row["task"] for row in rows if row["kind"] == "ldr_td"):
-        of = [row for row in rows if (row["task"], row["kind"]) == (name, "ldr_td")]
-        for epoch in range(len(of[0]["epochs"])):
-            for i, side in enumerate("AC"):
-                seen = [row["epochs"][epoch]["operators"][i] for row in of]
-                worst = {
-                    key: max(r[key] for r in seen) for key in ("growth", "row_sum", "tail", "truncation")
-                }
-                cs = [r["oversampling"] for r in seen]
-                c = "-" if None in cs else max(cs)
-                lines.append(
-                    f"{name:<14}{epoch:>6} {side:<5}{worst['growth']:>8.4f}{worst['row_sum']:>8.3f}"
-                    f"{worst['tail']:>9.0e}{c:>3}{worst['truncation']:>11.0e}"
-                )
+    for moved in movements(rows):
+        growth = f"{moved.growth[0]:.4f}..{moved.growth[1]:.4f}"
+        lines.append(
+            f"{moved.task:<14}{moved.epoch:>6}{growth:>16}{moved.row_sum:>9.3f}{moved.tail:>8.0e}"
+            f"{moved.oversampling or '-':>3}{moved.truncation:>11.0e}{moved.rounding:>9.0e}"
+        )
     return "\n".join(lines)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-import shutil
-import subprocess
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +16,15 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from torchldr.data.text import Corpus
-from torchldr.experiments.language import LanguageFleet, LanguageProtocol, Masks, Text, cell, recurrence
+from torchldr.experiments.language import (
+    LanguageFleet,
+    LanguageProtocol,
+    Masks,
+    Text,
+    cuda_decoder,
+    cuda_recurrence,
+    recurrence,
+)
 from torchldr.experiments.language import decoder as decoders
 from torchldr.experiments.language.weights import BUILDS, GATES, initial_tensors, krylov_sum
 from torchldr.experiments.protocol import Run
@@ -229,8 +237,8 @@ def test_decoder_in_bfloat16_is_near_the_exact_one() -> None:
     weight, bias = (torch.empty(2, *s).normal_(generator=draw) for s in ((1000, 16), (1000,)))
     targets = torch.randint(1000, (40,), generator=draw)
     packed = decoders.pack(weight, bias)
-    exact = decoders.loss_and_gradients(h.double(), packed.double(), targets, "full")
-    rough = decoders.loss_and_gradients(h, packed, targets, "bf16")
+    exact = decoders.loss_and_gradients(h.double(), packed.double(), targets)
+    rough = decoders.loss_and_gradients(h, decoders.narrowed(packed, "bf16"), targets)
     assert rough[2].dtype == torch.bfloat16
     assert rough[0].mean().item() == pytest.approx(exact[0].mean().item(), rel=2e-3)
     for ours, theirs in zip(rough[1:], exact[1:], strict=True):
@@ -238,73 +246,89 @@ def test_decoder_in_bfloat16_is_near_the_exact_one() -> None:
     assert decoders.losses(h, packed, targets).double().sub(exact[0]).abs().max() < 1e-5
 
 
-HEAD = """
-#include <cmath>
-using std::exp; using std::tanh;
-#define Real double
-#define __global__
-#define __device__
-#define __forceinline__ inline
-struct Three { int x, y, z; };
-static Three blockIdx, blockDim, threadIdx;
-"""
-TAIL = """
-#define EACH(body) \\
-    blockDim.x = 4; \\
-    for (blockIdx.x = 0; blockIdx.x * 4 < R * B * H; blockIdx.x++) \\
-        for (threadIdx.x = 0; threadIdx.x < 4; threadIdx.x++) { body; }
-extern "C" void forward(Real* g, Real* c, Real* h, int t, int T, int R, int B, int H) {
-    EACH(cell_forward(g, c, h, t, T, R, B, H))
-}
-extern "C" void backward(Real* g, Real* c, Real* dh, Real* dc, Real* da, int t, int T, int R, int B, int H) {
-    EACH(cell_backward(g, c, dh, dc, da, t, T, R, B, H))
+RECURRENCE = """
+typedef Real* P;
+Real shared[1 << 16];
+extern "C" {
+void recurrence_forward_(int x, int y, int n, P g, P c, P h, P U, int T, int B)
+    { run(x, y, n, [=] { recurrence_forward(g, c, h, U, T, B); }); }
+void recurrence_backward_(int x, int y, int n, P g, P c, P dh, P U, P da, int T, int B)
+    { run(x, y, n, [=] { recurrence_backward(g, c, dh, U, da, T, B); }); }
 }
 """
+DECODER = """
+float shared[1 << 10];
+extern "C" {
+void softmax_gradient_(int x, int y, int n, Eight* logits, i64* targets, float* losses, int v, int N)
+    { run(x, y, n, [=] { softmax_gradient(logits, targets, losses, v, N); }); }
+void update_(int x, int y, int n, Floats* w, Eight* narrow, Eight* d, float* scale, int v)
+    { run(x, y, n, [=] { update(w, narrow, d, scale, v); }); }
+}
+"""
+Compile = Callable[[str, str], ctypes.CDLL]
 
 
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """The kernels' source, their threads run one after the other."""
-    if shutil.which("g++") is None:
-        pytest.skip("needs g++")
-    folder = tmp_path_factory.mktemp("cell")
-    (folder / "cell.cpp").write_text(HEAD + cell.SOURCE + TAIL)
-    command = [
-        "g++",
-        "-O1",
-        "-w",
-        "-shared",
-        "-fPIC",
-        str(folder / "cell.cpp"),
-        "-o",
-        str(folder / "cell.so"),
-    ]
-    subprocess.run(command, check=True)
-    return ctypes.CDLL(str(folder / "cell.so"))
+def pointers(arguments: list[Any]) -> list[Any]:
+    assert all(a.is_contiguous() for a in arguments if isinstance(a, Tensor))
+    return [ctypes.c_void_p(a.data_ptr()) if isinstance(a, Tensor) else a for a in arguments]
 
 
-def test_the_kernels_do_what_the_plain_cell_does(
-    compiled: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(2, 4, 3, 8), (1, 3, 9, 24), (2, 1, 4, 16)])
+def test_the_recurrence_as_kernels(
+    compile_kernels: Compile,
+    monkeypatch: pytest.MonkeyPatch,
+    shape: tuple[int, int, int, int],
+    dtype: torch.dtype,
 ) -> None:
-    R, T, B, H = 2, 4, 3, 5
+    R, T, B, H = shape
     draw = torch.Generator().manual_seed(0)
 
     def normal(*shape: int) -> Tensor:
-        return torch.empty(shape, dtype=torch.float64).normal_(generator=draw)
+        return torch.empty(shape, dtype=dtype).normal_(generator=draw)
 
     inputs, U, h, c, dh = normal(R, T, B, 4 * H), normal(R, 4 * H, H), *normal(2, R, B, H), normal(R, T, B, H)
     plain = recurrence.forward(inputs.clone(), U, h, c)
     gradient = recurrence.backward(plain, U, dh.clone())
+    library = compile_kernels(cuda_recurrence.head(dtype, H) + cuda_recurrence.SOURCE, RECURRENCE)
 
-    def run(name: str, gates: Tensor, *others: Tensor, t: int) -> None:
-        assert all(tensor.is_contiguous() for tensor in (gates, *others))
-        pointers = [ctypes.c_void_p(tensor.data_ptr()) for tensor in (gates, *others)]
-        getattr(compiled, name)(*pointers, t, T, R, B, H)
+    def launch(name: str, gates: Tensor, tensors: list[Any]) -> None:
+        getattr(library, f"{name}_")(-(-B // 4), R, 4 * H, *pointers([*tensors, T, B]))
 
-    monkeypatch.setattr(cell, "serves", lambda t: True)
-    monkeypatch.setattr(cell, "cell_forward", lambda *args: run("forward", *args[:-1], t=args[-1]))
-    monkeypatch.setattr(cell, "cell_backward", lambda *args: run("backward", *args[:-1], t=args[-1]))
+    monkeypatch.setattr(cuda_recurrence, "serves", lambda t: True)
+    monkeypatch.setattr(cuda_recurrence, "_launch", launch)
     trace = recurrence.forward(inputs.clone(), U, h, c)
     for ours, theirs in zip(trace, plain, strict=True):
         torch.testing.assert_close(ours, theirs)
     torch.testing.assert_close(recurrence.backward(trace, U, dh.clone()), gradient)
+
+
+@pytest.mark.parametrize("words", [64, 5000])
+def test_the_decoder_as_kernels(
+    compile_kernels: Compile, monkeypatch: pytest.MonkeyPatch, words: int
+) -> None:
+    """In bfloat16: the losses to float32, the gradient to its last bit."""
+    draw = torch.Generator().manual_seed(0)
+    R, N = 2, 3
+    logits = torch.empty(R, N, words).normal_(std=3, generator=draw).bfloat16()
+    targets = torch.randint(words, (N,), generator=draw)
+    library = compile_kernels(cuda_decoder.head(words) + cuda_decoder.SOURCE, DECODER)
+
+    def launch(name: str, row: int, grid: tuple[int, int], arguments: list[Any]) -> None:
+        getattr(library, f"{name}_")(*grid, cuda_decoder.THREADS, *pointers(arguments))
+
+    monkeypatch.setattr(cuda_decoder, "serves", lambda t: True)
+    monkeypatch.setattr(cuda_decoder, "_launch", launch)
+    exact = logits.double().log_softmax(-1)
+    index = targets.expand(R, -1).unsqueeze(-1)
+    want = exact.exp().scatter_add(-1, index, torch.full((R, N, 1), -1.0, dtype=torch.float64))
+    losses, d = decoders._softmax_gradient(logits.clone(), targets, torch.float32)
+    torch.testing.assert_close(losses.double(), -exact.gather(-1, index).squeeze(-1), rtol=1e-5, atol=1e-5)
+    assert ((d.double() - want).abs() <= 2**-8 * want.abs() + 1e-12).all()
+
+    weight, scale = torch.empty(R, 64, words // 8).normal_(generator=draw), torch.tensor([0.5, -0.25])
+    change = torch.empty_like(weight).normal_(generator=draw).bfloat16()
+    ours, narrow = weight.clone(), torch.empty_like(change)
+    decoders.update(ours, narrow, change, scale)
+    torch.testing.assert_close(ours, weight + scale.view(-1, 1, 1) * change)
+    assert torch.equal(narrow, ours.bfloat16())

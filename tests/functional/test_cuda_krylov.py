@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import shutil
-import subprocess
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,59 +13,7 @@ from torch import Tensor
 from torchldr.functional import cuda_krylov
 from torchldr.functional.reference import krylov_of_ring_reference
 
-HEAD = r"""
-#include <algorithm>
-#include <barrier>
-#include <memory>
-#include <thread>
-#include <vector>
-using std::min;
-#define __global__
-#define __device__
-#define __forceinline__ inline
-#define __shared__
-#define __align__(n) __attribute__((aligned(n)))
-#define __launch_bounds__(n)
-struct Three { unsigned x, y, z; };
-static thread_local Three blockIdx, threadIdx;
-static Three blockDim, gridDim;
-static std::unique_ptr<std::barrier<>> block;
-static std::vector<std::unique_ptr<std::barrier<>>> warps;
-static std::vector<double> slots;
-static void __syncthreads() { block->arrive_and_wait(); }
-template <class X> static X shuffle(X x, int from) {
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    slots[threadIdx.x] = x;
-    warps[warp]->arrive_and_wait();
-    X got = from >= 0 && from < 32 ? (X)slots[warp * 32 + from] : x;
-    warps[warp]->arrive_and_wait();
-    return got;
-}
-template <class X> static X __shfl_up_sync(unsigned, X x, int d)
-    { return shuffle(x, (int)(threadIdx.x % 32) - d); }
-template <class X> static X __shfl_down_sync(unsigned, X x, int d)
-    { return shuffle(x, (int)(threadIdx.x % 32) + d); }
-"""
-
-TAIL = r"""
-__attribute__((aligned(16))) T shared[1 << 14];
-template <class F> static void run(int x, int y, int threads, F kernel) {
-    blockDim = {(unsigned)threads, 1, 1}; gridDim = {(unsigned)x, (unsigned)y, 1};
-    slots.assign(threads, 0);
-    for (int j = 0; j < y; j++) for (int i = 0; i < x; i++) {
-        block = std::make_unique<std::barrier<>>(threads);
-        warps.clear();
-        for (int w = 0; w < threads / 32; w++) warps.push_back(std::make_unique<std::barrier<>>(32));
-        std::vector<std::thread> all;
-        for (int t = 0; t < threads; t++) all.emplace_back([=] {
-            blockIdx = {(unsigned)i, (unsigned)j, 0}; threadIdx = {(unsigned)t, 0, 0};
-            kernel();
-            warps[t / 32]->arrive_and_drop();
-            block->arrive_and_drop();
-        });
-        for (auto& one : all) one.join();
-    }
-}
+WRAPPERS = r"""
 typedef const T* In;
 extern "C" {
 void run_bands(int x, int y, int n, In a, In b, In c, T* B, int m, int t)
@@ -88,22 +33,11 @@ Build = Callable[[torch.dtype, int], ctypes.CDLL]
 
 
 @pytest.fixture(scope="module")
-def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
-    if shutil.which("g++") is None:
-        pytest.skip("needs g++")
-    folder: Path = tmp_path_factory.mktemp("kernels")
-    built: dict[str, ctypes.CDLL] = {}
-
+def build(compile_kernels: Callable[[str, str], ctypes.CDLL]) -> Build:
     def compiled(dtype: torch.dtype, m: int) -> ctypes.CDLL:
         values = cuda_krylov.settings(dtype, m)
         head = "".join(f"#define {key} {value}\n" for key, value in values.items())
-        if head not in built:
-            source, library = folder / f"{len(built)}.cpp", folder / f"{len(built)}.so"
-            source.write_text(head + HEAD + cuda_krylov.SOURCE + TAIL)
-            flags = ["-std=c++20", "-O1", "-pthread", "-shared", "-fPIC", "-w"]
-            subprocess.run(["g++", *flags, "-o", str(library), str(source)], check=True)
-            built[head] = ctypes.CDLL(str(library))
-        return built[head]
+        return compile_kernels(head + cuda_krylov.SOURCE, f"T shared[1 << 14];\n{WRAPPERS}")
 
     return compiled
 

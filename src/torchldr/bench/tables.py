@@ -1,11 +1,11 @@
-"""The speed tables of the documentation, from committed results: `python -m torchldr.bench.tables`.
+"""The tables of the documentation that come from benchmarks: `python -m torchldr.bench.tables`.
 
     python -m torchldr.bench.tables [--root FOLDER] [--check]
 
-In docs/performance.md and README.md of a checkout everything between `<!-- table: NAME -->` and
-`<!-- end -->` is replaced by the table of that name, rendered from results/bench/*.json; README's
-`<!-- speed table -->` stands for one called "speed". --check changes nothing and exits with 1 where a page
-differs from its results.
+In docs/performance.md, docs/tridiagonal.md and README.md of a checkout everything between
+`<!-- table: NAME -->` and `<!-- end -->` is replaced by the table of that name, rendered from
+results/bench/*.json and results/tridiagonal_learning.jsonl; README's `<!-- speed table -->` stands for one
+called "speed". --check changes nothing and exits with 1 where a page differs from its results.
 """
 
 from __future__ import annotations
@@ -13,10 +13,14 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from ..experiments.operators import accuracies, movements
 
 Rows = Sequence[Mapping[str, Any]]
 Results = Mapping[str, Rows]  # rows by section
@@ -91,6 +95,57 @@ def _listed(
     return table
 
 
+def _learning(results: Results) -> str:
+    """Test accuracies by task, layer and rate, the rate that is best in validation in bold."""
+    runs = results["rows"]
+    rates = sorted({run["rate"] for run in runs}, reverse=True)
+    body = []
+    for found in accuracies(runs):
+        cells = []
+        for rate in rates:
+            tests = found.tests.get(rate)
+            mark = "**" if rate == found.rate else ""
+            cells.append("-" if tests is None else f"{mark}{statistics.mean(tests):.1f}{mark}")
+        body.append([found.task, _layer(found.kind), f"{found.parameters:,}", *cells, f"{found.ms:.1f}"])
+    header = ["task", "hidden layer", "its parameters", *(f"rate {rate:g}" for rate in rates), "ms a step"]
+    return f"{markdown(header, body)}\n{_protocol(runs)}\n"
+
+
+def _layer(kind: str) -> str:
+    return kind if " " in kind else f"`{kind}`"
+
+
+def _protocol(runs: Rows) -> str:
+    """How many runs there are and how long they trained, as the runs themselves have it."""
+    seeds = Counter((run["task"], run["kind"], run["rate"]) for run in runs).values()
+    epochs, batches = {len(run["epochs"]) - 1 for run in runs}, {run["batch"] for run in runs}
+    parts = _counted(seeds, "seed"), _counted(epochs, "epoch"), _counted(batches, "example")
+    return f"{len(runs)} runs of {parts[0]} and {parts[1]}, {parts[2]} a step."
+
+
+def _counted(values: Collection[int], what: str) -> str:
+    least, most = min(values), max(values)
+    return f"{least if least == most else f'{least} to {most}'} {what}{'s' * (most > 1)}"
+
+
+def _movements(results: Results) -> str:
+    """The operators of LDR-TD by task and epoch."""
+    body = [
+        [
+            moved.task,
+            str(moved.epoch),
+            f"{moved.growth[0]:.4f} to {moved.growth[1]:.4f}",
+            f"{moved.row_sum:.3f}",
+            f"{moved.tail:.0e}",
+            _text(moved.oversampling),
+            f"{moved.truncation:.0e}",
+            f"{moved.rounding:.0e}",
+        ]
+        for moved in movements(results["rows"])
+    ]
+    return markdown(["task", "epoch", "growth", "row sum", "tail", "c", "truncation", "rounding"], body)
+
+
 def _text(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
@@ -115,7 +170,7 @@ _TIMES = {"dense_ms": "dense ms", "ours_ms": "ours ms", "ratio": "ratio"}
 _CASE = {"structure": "structure", "n": "n", "rank": "rank", "batch": "batch"}
 _GPU = {"tf32_ms": "TF32 ms", "bf16_ms": "bf16 ms", "ours_ms": "ours ms", "ratio_tf32": "over TF32"}
 
-# By name: the file under results/bench and what is made of its sections.
+# By name: the file (JSON under results/bench, or JSON lines under results) and what is made of its sections.
 TABLES: dict[str, tuple[str, Callable[[Results], str]]] = {
     "speed": ("cpu_speed", _cells("ldr_sd", (1, 4, 16))),
     "ldr_sd": ("cpu_speed", _cells("ldr_sd")),
@@ -154,6 +209,8 @@ TABLES: dict[str, tuple[str, Callable[[Results], str]]] = {
     "port_gpu": ("port_speed_cuda", _listed("rows", {
         "n": "n", "batch": "batch", "c": "c", "port_ms": "port ms", "dense_ms": "TF32 ms", "ratio": "ratio"},
         _of("cuda layer"))),
+    "td_learning": ("tridiagonal_learning", _learning),
+    "td_operators": ("tridiagonal_learning", _movements),
 }  # fmt: skip
 
 
@@ -162,11 +219,10 @@ def render(name: str, folder: Path) -> str:
     if name not in TABLES:
         raise ValueError(f"unknown table {name!r}. Known: {', '.join(TABLES)}.")
     file, make = TABLES[name]
-    path = folder / f"{file}.json"
     missing = f"Not measured yet: `python benchmarks/{file}.py`.\n"
-    if not path.exists():
+    content = _content(file, folder)
+    if content is None:
         return missing
-    content = json.loads(path.read_text())
     sections = content.get("sections") or {"rows": content.get("rows", [])}
     machine = content["machine"]
     where = (
@@ -179,6 +235,15 @@ def render(name: str, folder: Path) -> str:
     except KeyError:
         return missing
     return f"{table}\nMeasured on {where}, torch {machine['torch']}.\n"
+
+
+def _content(file: str, folder: Path) -> dict[str, Any] | None:
+    """A benchmark's machine and rows: one object in the folder, or a line a run in the folder above."""
+    path, lines = folder / f"{file}.json", folder.parent / f"{file}.jsonl"
+    if path.exists():
+        return dict(json.loads(path.read_text()))
+    rows = [json.loads(line) for line in lines.read_text().splitlines()] if lines.exists() else []
+    return {"machine": rows[0]["machine"], "rows": rows} if rows else None
 
 
 def filled(text: str, folder: Path) -> str:

@@ -2,12 +2,15 @@
 
     for row in operator_report(layer.matrix()): print(row["side"], row["growth"], row["oversampling"])
 
-One row for A and one for C, of plain numbers, for a ledger or a table by epoch.
+One row for A and one for C, of plain numbers, for a ledger or a table by epoch. `accuracies` and `movements`
+sum up the runs of benchmarks/tridiagonal_learning.py, for what it prints and for the documentation.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,6 +20,8 @@ from ..matrices import LDRTridiagonal
 
 EIGENVALUES_UP_TO = 1024  # rows of an operator whose eigenvalues are computed
 TAIL_AT = 4  # the oversampling at which tails are compared
+
+Runs = Sequence[Mapping[str, Any]]
 
 
 @torch.no_grad()
@@ -78,3 +83,63 @@ def operator_report(
 
 def _range(x: torch.Tensor) -> list[float]:
     return [float(x.min()), float(x.max())]
+
+
+class Accuracy(NamedTuple):
+    """What a layer came to on a task, after the last epoch."""
+
+    task: str
+    kind: str
+    parameters: int  # of the hidden layer
+    tests: dict[float, list[float]]  # accuracies in percent by rate, one a seed
+    rate: float  # the best in validation
+    ms: float  # a step at that rate, the fastest run
+
+
+def accuracies(runs: Runs) -> list[Accuracy]:
+    """Tasks and layers in the order of their first runs; rates are compared by their mean validation."""
+    found = []
+    for task, kind in dict.fromkeys((run["task"], run["kind"]) for run in runs):
+        by_rate: dict[float, list[Mapping[str, Any]]] = {}
+        for run in runs:
+            if (run["task"], run["kind"]) == (task, kind):
+                by_rate.setdefault(run["rate"], []).append(run)
+        rate, best = max(by_rate.items(), key=lambda item: statistics.mean(_last(item[1], "valid")))
+        tests = {rate: [100 * test for test in _last(of, "test")] for rate, of in by_rate.items()}
+        ms = 1e3 * min(run["seconds_a_step"] for run in best)
+        found.append(Accuracy(task, kind, best[0]["hidden_parameters"], tests, rate, ms))
+    return found
+
+
+def _last(runs: Runs, key: str) -> list[float]:
+    return [run["epochs"][-1][key] for run in runs]
+
+
+class Movement(NamedTuple):
+    """The operators of LDR-TD after an epoch: the worst of A and C and of all runs of a task."""
+
+    task: str
+    epoch: int
+    growth: tuple[float, float]  # least and largest
+    row_sum: float
+    tail: float
+    oversampling: int | None  # None where the stencil would be taken
+    truncation: float
+    rounding: float
+
+
+def movements(runs: Runs) -> list[Movement]:
+    """By task and epoch, from what `operator_report` said; epoch 0 is the start."""
+    found = []
+    for task in dict.fromkeys(run["task"] for run in runs if run["kind"] == "ldr_td"):
+        of = [run["epochs"] for run in runs if (run["task"], run["kind"]) == (task, "ldr_td")]
+        for epoch in range(max(map(len, of))):
+            seen = [row for epochs in of if epoch < len(epochs) for row in epochs[epoch]["operators"]]
+            growth = [row["growth"] for row in seen]
+            worst = {
+                key: max(row[key] for row in seen) for key in ("row_sum", "tail", "truncation", "rounding")
+            }
+            cs = [row["oversampling"] for row in seen]
+            c = None if None in cs else max(cs)
+            found.append(Movement(task, epoch, (min(growth), max(growth)), oversampling=c, **worst))
+    return found

@@ -3,7 +3,8 @@
     python -m torchldr.experiments.compression.pages [--root FOLDER] [--check]
 
 Everything between `<!-- compression: NAME -->` and `<!-- end -->` is replaced by the rows of that table in
-`results/compression.jsonl`. --check changes nothing and exits with 1 where the page differs.
+`results/compression.jsonl`, and behind the name `findings` by what all tables say together. --check changes
+nothing and exits with 1 where the page differs.
 """
 
 from __future__ import annotations
@@ -11,15 +12,23 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from .methods import FACTORS, FIXED, PRUNED
+from .methods import FACTORS, FIXED, PRUNED, methods
 from .rows import Row, Rows
 
 _MARKED = re.compile(r"(<!-- compression: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _NAMES = {"low_rank": "`low_rank` (truncated SVD)", PRUNED: "magnitude pruning"}
 BASELINES = ("dense", "low_rank", PRUNED)
+TITLES = {
+    "shl_cifar": "one hidden layer, grey CIFAR-10",
+    "cnn_cifar": "CNN, CIFAR-10",
+    "shl_mnist": "one hidden layer, MNIST",
+    "cnn_mnist": "CNN, MNIST",
+    "lstm": "LSTM, WikiText-2",
+    "gpt": "GPT, WikiText-2",
+}
 
 
 def better(row: Row, other: Row) -> bool:
@@ -50,19 +59,23 @@ def render(rows: Sequence[Row]) -> str:
     known = {(row["method"], row["factor"]): row for row in rows}
     lines = [f"Dense: {_number(first, 'dense')} {unit}"]
     if ("dense", 1) in known:
-        lines[0] += f"; trained further in the same way {_number(known['dense', 1], 'after')}"
-    lines[0] += f". The weights that are compressed have {first['weights']:,} parameters."
+        further = known["dense", 1]
+        kept = further.get("stopped") == 0
+        gain = "no better, so validation kept it" if kept else _number(further, "after")
+        lines[0] += f"; trained further in the same way {gain}"
+    lines[0] += f". The weights that are compressed have {first['weights']:,}{_share(first)} parameters."
     factors = [factor for factor in FACTORS if any(row["factor"] == factor for row in rows)]
     lines += ["", "| class | " + " | ".join(f"{factor} times" for factor in factors) + " |"]
     lines.append("|---|" + "---:|" * len(factors))
-    names = [name for name in dict.fromkeys(row["method"] for row in rows) if name not in ("dense", *FIXED)]
+    ranked = [name for name in dict.fromkeys(m.name for m in methods()) if name not in ("dense", *FIXED)]
+    names = [name for name in ranked if any(row["method"] == name for row in rows)]
     tops = {factor: best(rows, factor) for factor in factors}
     for name in names:
         cells = []
         for factor in factors:
             row = known.get((name, factor))
             cells.append("-" if row is None else _cell(row, top=row is tops[factor]))
-        lines.append(f"| {_NAMES.get(name, f'`{name}`')} | " + " | ".join(cells) + " |")
+        lines.append(f"| {_name(name)} | " + " | ".join(cells) + " |")
     fixed = [row for row in rows if row["method"] in FIXED]
     if fixed:
         parts = []
@@ -70,7 +83,21 @@ def render(rows: Sequence[Row]) -> str:
             times = row["weights"] // row["parameters"]
             parts.append(f"`{row['method']}` at {times} times {_cell(row)}")
         lines += ["", "Classes of one size: " + ", ".join(parts) + "."]
+    absent = [_name(name) for name in ranked if name not in names]
+    if absent:
+        lines += ["", "Not run here: " + ", ".join(absent) + "."]
     return "\n".join(lines) + "\n"
+
+
+def _name(method: str) -> str:
+    return _NAMES.get(method, f"`{method}`")
+
+
+def _share(row: Row) -> str:
+    """How many parameters the whole dense model has."""
+    if "model_parameters" not in row:
+        return ""
+    return f" of the model's {row['model_parameters'] - row['parameters'] + row['weights']:,}"
 
 
 def _cell(row: Row, *, top: bool = False) -> str:
@@ -87,9 +114,80 @@ def _number(row: Row, key: str) -> str:
     return f"{value:.1f}" if value < 1e4 else f"{value:.0e}"
 
 
+def findings(tables: Mapping[str, Sequence[Row]]) -> str:
+    """What tables say together, in Markdown: the best class by factor, all against low rank, starts."""
+    tables = {name: rows for name, rows in tables.items() if rows}
+    if not tables:
+        return "Not measured yet.\n"
+    lines = ["| the best but for pruning | " + " | ".join(f"{factor} times" for factor in FACTORS) + " |"]
+    lines.append("|---|" + "---|" * len(FACTORS))
+    for name, rows in tables.items():
+        tops = [best([row for row in rows if row["method"] != PRUNED], factor) for factor in FACTORS]
+        cells = ["-" if top is None else f"`{top['method']}` {_signed(top, top['dense'])}" for top in tops]
+        lines.append(f"| {TITLES[name]} | " + " | ".join(cells) + " |")
+    lines += ["", "| against `low_rank` | images: better in | by points | text: better in | perplexity |"]
+    lines.append("|---|---:|---:|---:|---:|")
+    for method in dict.fromkeys(m.name for m in methods()):
+        if method not in ("dense", "low_rank", *FIXED):
+            cells = [*_against(tables, method, "accuracy"), *_against(tables, method, "perplexity")]
+            lines.append(f"| {_name(method)} | " + " | ".join(cells) + " |")
+    images, text = (_pruned_wins(tables, metric) for metric in ("accuracy", "perplexity"))
+    lines += [
+        "",
+        f"Of all methods magnitude pruning is the best in {images} on images and in {text} on text.",
+    ]
+    starts = []
+    for name, rows in tables.items():
+        chosen = [row["start"] for row in rows if row["metric"] == "accuracy" and "start" in row]
+        if chosen:
+            starts.append(f"{chosen.count('fresh')} of {len(chosen)} rows ({TITLES[name]})")
+    if starts:
+        lines += ["", f"Validation preferred a fresh start to the projection in {' and '.join(starts)}."]
+    return "\n".join(lines) + "\n"
+
+
+def _gain(row: Row, since: float) -> float:
+    """How far a row after fine-tuning is from a value: points of accuracy, or perplexity in percent."""
+    after = float(row["after"])
+    return after - since if row["metric"] == "accuracy" else 100 * (after / since - 1)
+
+
+def _signed(row: Row, since: float) -> str:
+    gain = _gain(row, since)
+    return f"{gain:+.2f}" if row["metric"] == "accuracy" else f"{gain:+.1f} %"
+
+
+def _against(tables: Mapping[str, Sequence[Row]], method: str, metric: str) -> tuple[str, str]:
+    """In how many columns a method is better than low rank, and by how much at least and at most."""
+    pairs: list[tuple[Row, Row]] = []
+    for rows in tables.values():
+        known = {row["factor"]: row for row in rows if row["method"] == "low_rank"}
+        own = [row for row in rows if row["method"] == method and row["factor"] in known]
+        pairs += [(row, known[row["factor"]]) for row in own if row["metric"] == metric]
+    pairs = [(row, other) for row, other in pairs if None not in (row["after"], other["after"])]
+    if not pairs:
+        return "-", "-"
+    won = sum(better(row, other) for row, other in pairs)
+    pairs.sort(key=lambda pair: _gain(pair[0], pair[1]["after"]))
+    least, most = (_signed(row, other["after"]) for row, other in (pairs[0], pairs[-1]))
+    return f"{won} of {len(pairs)}", f"{least} to {most}"
+
+
+def _pruned_wins(tables: Mapping[str, Sequence[Row]], metric: str) -> str:
+    own = [rows for rows in tables.values() if rows[0]["metric"] == metric]
+    tops = [top for rows in own for factor in FACTORS if (top := best(rows, factor)) is not None]
+    return f"{sum(top['method'] == PRUNED for top in tops)} of {len(tops)} columns"
+
+
 def fill(text: str, rows: Rows) -> str:
     """A page with its tables as the rows have them."""
-    return _MARKED.sub(lambda match: f"{match[1]}{render(rows.of(match[2]))}{match[3]}", text)
+
+    def block(name: str) -> str:
+        if name == "findings":
+            return findings({table: rows.of(table) for table in TITLES})
+        return render(rows.of(name))
+
+    return _MARKED.sub(lambda match: f"{match[1]}{block(match[2])}{match[3]}", text)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -3,7 +3,8 @@
     logits = h W^T + b,    loss = -log softmax(logits)[target],    dlogits = (softmax - onehot) / tokens
 
 A vocabulary of 33,278 words makes this nearly all of a step's work and memory traffic. So the softmax is
-the only array of tokens x words besides the logits, and it becomes the logits' gradient in place. The bias
+the only array of tokens x words besides the logits, and it becomes the logits' gradient in place; on a GPU
+`cuda_decoder` does without the logits too. The bias
 is a column of W beside a constant input of 1, so that the products add it and give its gradient. Words
 are filled up to a multiple of 64, which matrix units like, by words of bias -10,000: their probability
 and all their gradients are exactly 0.
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ..precision import tf32
+from . import cuda_decoder
 
 ALIGNED = 64  # words
 EXTRA = 8  # columns behind the hidden units: the bias and zeros, so that rows begin at 16 bytes in bfloat16
@@ -58,33 +60,52 @@ def losses(h: Tensor, decoder: Tensor, targets: Tensor) -> Tensor:
     return _pick(logits.softmax(-1), targets).log().neg()
 
 
-def loss_and_gradients(
-    h: Tensor, decoder: Tensor, targets: Tensor, precision: str
-) -> tuple[Tensor, Tensor, Tensor]:
+def narrowed(decoder: Tensor, precision: str) -> Tensor:
+    """The decoder as its products take it: itself for "full", a copy in bfloat16 for "bf16"."""
+    return decoder.bfloat16() if precision == "bf16" else decoder
+
+
+def loss_and_gradients(h: Tensor, narrow: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The losses of a batch, and the gradients of their mean.
 
     Args:
         h: (R, N, H).
-        decoder: packed, (R, words, H + EXTRA).
+        narrow: the packed decoder, (R, words, H + EXTRA), in the dtype of the products. In bfloat16 they are
+            what torch.autocast makes: factors and results rounded, sums in float32.
         targets: (N,), common to all replicas.
-        precision: "full", or "bf16" for products of bfloat16 as torch.autocast makes them: factors and
-            results rounded to bfloat16, sums in float32.
 
     Returns:
         The losses (R, N) and the gradient of h (R, N, H) in the dtype of h; and N times the gradient of the
         decoder, shaped like it, in the dtype of the products (a division there would round once more).
     """
-    H = h.shape[-1]
-    dtype = torch.bfloat16 if precision == "bf16" else decoder.dtype
-    narrow, inputs = decoder.to(dtype), with_ones(h, dtype)
+    H, inputs = h.shape[-1], with_ones(h, narrow.dtype)
     with _wide_sums(h.device):
-        d = torch.bmm(inputs, narrow.mT).softmax(-1)
-        chosen = _pick(d, targets).to(h.dtype)
-        index = targets.expand(len(h), -1).unsqueeze(-1)
-        d.scatter_(-1, index, (chosen - 1).to(dtype).unsqueeze(-1))
+        logits = torch.bmm(inputs, narrow.mT)
+        loss, d = _softmax_gradient(logits, targets, h.dtype)
         dh = torch.bmm(d, narrow[..., :H]).to(h.dtype) / len(targets)
         d_decoder = torch.bmm(d.mT, inputs)
-    return chosen.log().neg(), dh, d_decoder
+    return loss, dh, d_decoder
+
+
+def _softmax_gradient(logits: Tensor, targets: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The losses, and softmax - onehot(target); the logits may be overwritten."""
+    if cuda_decoder.serves(logits):
+        return cuda_decoder.softmax_gradient(logits, targets), logits
+    d = logits.softmax(-1)
+    chosen = _pick(d, targets).to(dtype)
+    index = targets.expand(len(d), -1).unsqueeze(-1)
+    d.scatter_(-1, index, (chosen - 1).to(d.dtype).unsqueeze(-1))
+    return chosen.log().neg(), d
+
+
+def update(decoder: Tensor, narrow: Tensor, d: Tensor, scale: Tensor) -> None:
+    """decoder += scale d for each replica, (R,), and `narrow` what `narrowed` would give, in place."""
+    if cuda_decoder.serves(d) and decoder.dtype == torch.float32:
+        cuda_decoder.update(decoder, narrow, d, scale)
+        return
+    decoder.addcmul_(d, scale.view(-1, 1, 1))
+    if narrow is not decoder:
+        narrow.copy_(decoder)
 
 
 def _pick(p: Tensor, targets: Tensor) -> Tensor:

@@ -74,12 +74,19 @@ class LanguageFleet:
         self._state = torch.zeros(2, R, protocol.batch, n, dtype=dtype, device=device)
         self._read = torch.zeros(2, R, text.scored.shape[1], n, dtype=dtype, device=device)
         self._weight = torch.zeros(R, 4 * n, n, dtype=dtype, device=device)
+        self._narrow = decoder.narrowed(self.decoder, protocol.precision)
         self.stream: torch.cuda.Stream | None = None
         self._patient: torch.cuda.Stream | None = None
         self._graphs: tuple[StepGraphs, StepGraphs] | None = None
         if device.type == "cuda":
             self.stream, self._patient = torch.cuda.Stream(device, priority=-1), torch.cuda.Stream(device)
-            changed = [*self.parameters().values(), self._losses, self._position, self._state]
+            changed = [
+                *self.parameters().values(),
+                self._narrow,
+                self._losses,
+                self._position,
+                self._state,
+            ]
             scored = [self._totals, self._position, self._read]
             self._graphs = (
                 StepGraphs(self.step, changed, self.stream),
@@ -123,7 +130,7 @@ class LanguageFleet:
         out = trace.h[:, 1:].flatten(1, 2) * keep_h
         count = len(words)
         with self._patiently():
-            loss, dh, d_decoder = decoder.loss_and_gradients(out, self.decoder, targets, protocol.precision)
+            loss, dh, d_decoder = decoder.loss_and_gradients(out, self._narrow, targets)
             d_norm = torch.linalg.vector_norm(d_decoder, dim=(1, 2), dtype=out.dtype) / count
         da = recurrence.backward(trace, self.hidden, (dh * keep_h).view(R, size, -1, n)).flatten(1, 2)
         dx = torch.bmm(da, W) * keep_x
@@ -150,7 +157,7 @@ class LanguageFleet:
         self._bring_back()
         wide = scale.view(R, 1, 1)
         with self._patiently():
-            self.decoder.addcmul_(d_decoder, wide / count)
+            decoder.update(self.decoder, self._narrow, d_decoder, scale / count)
         self.embedding.index_copy_(1, words, torch.addcmul(vectors, d_vectors, wide))
         h.copy_(trace.h[:, -1])
         c.copy_(trace.c[:, -1])
@@ -209,6 +216,7 @@ class LanguageFleet:
     def begin_training(self) -> None:
         for tensor in (self._position, self._losses, self._state):
             tensor.zero_()
+        self._narrow.copy_(self.decoder)  # which a checkpoint may have changed
 
     def begin_scoring(self) -> None:
         for tensor in (self._position, self._totals, self._read):

@@ -10,8 +10,8 @@ before is done for all steps at once: the input products, and in the backward pa
     dc = dh o (1 - tanh^2 c') + dc'' f''
     da = (dh tanh(c') o(1-o), dc g i(1-i), dc c f(1-f), dc i (1-g^2)),
 
-which leaves seven kernels a step forward and five backward; on a GPU `cell` makes them two and two.
-Gradients stop at the state that the batch begins with.
+which leaves seven kernels a step forward and five backward; on a GPU `cuda_recurrence` makes them one for all
+steps. Gradients stop at the state that the batch begins with.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from . import cell
+from . import cuda_recurrence
 
 
 class Trace(NamedTuple):
@@ -51,18 +51,17 @@ def forward(inputs: Tensor, U: Tensor, h: Tensor, c: Tensor) -> Trace:
     states[:, 0] = h
     cells[:, 0] = c
     transposed, trace = U.mT, Trace(inputs.view(R, T, B, 4, H), cells, states)
-    own = cell.serves(inputs)
+    if cuda_recurrence.serves(trace.gates):
+        cuda_recurrence.forward(*trace, U)
+        return trace
     for t in range(T):
         inputs[:, t].baddbmm_(states[:, t], transposed)
-        if own:
-            cell.cell_forward(*trace, t)
-        else:
-            _cell_forward(*trace, t)
+        _cell(*trace, t)
     return trace
 
 
-def _cell_forward(gates: Tensor, c: Tensor, h: Tensor, t: int) -> None:
-    """What `cell.cell_forward` does."""
+def _cell(gates: Tensor, c: Tensor, h: Tensor, t: int) -> None:
+    """Apply the nonlinearities to the gates of step t and make the states after it, in place."""
     now, after = gates[:, t], c[:, t + 1]
     now[..., :3, :].sigmoid_()
     now[..., 3, :].tanh_()
@@ -78,17 +77,12 @@ def backward(trace: Trace, U: Tensor, dh: Tensor) -> Tensor:
     Args:
         trace: of the forward pass.
         U: (R, 4H, H).
-        dh: gradient of the outputs, (R, T, B, H); it is overwritten.
+        dh: gradient of the outputs, (R, T, B, H); it may be overwritten.
     """
     gates, cells, _ = trace
     R, T, B, _, H = gates.shape
-    if cell.serves(gates):
-        da, dc = torch.empty_like(gates), torch.zeros_like(cells[:, 0])
-        for t in range(T - 1, -1, -1):
-            if t < T - 1:
-                dh[:, t].baddbmm_(da[:, t + 1].flatten(-2), U)
-            cell.cell_backward(gates, cells, dh, dc, da, t)
-        return da.view(R, T, B, 4 * H)
+    if cuda_recurrence.serves(gates):
+        return cuda_recurrence.backward(gates, cells, dh, U).view(R, T, B, 4 * H)
     o, i, f, g = gates.unbind(-2)
     squashed = cells[:, 1:].tanh()
     ends = o * (1 - squashed.square())

@@ -277,6 +277,29 @@ def test_an_operator_that_moves_changes_its_product(monkeypatch: pytest.MonkeyPa
     assert "port, c = 2," not in repr(layer)
 
 
+def test_a_large_first_batch_does_not_bind_later_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch for which only c = 2 pays sees an operator first that asks for more; a small one trains it."""
+    small_crossover(monkeypatch)
+    monkeypatch.setattr(port_keeper, "FIRST_REVISION", 2)
+    cheaper = lambda sizes, r, b, c, device: b < 100 or max(c) <= 2
+    monkeypatch.setattr(port_choice, "port_is_cheaper", cheaper)
+    layer = torchldr.StructuredLinear(256, 256, structure="ldr_td", bias=False)
+    with torch.no_grad():
+        for side in "AC":
+            getattr(layer, f"superdiagonal_{side}").fill_(0.1)
+            getattr(layer, f"subdiagonal_{side}").fill_(0.9)
+    layer(torch.randn(200, 256))
+    assert "stencil: truncation" in repr(layer)
+    x = torch.randn(4, 256)
+    with torch.no_grad():
+        for _ in range(4):
+            layer.G.mul_(1.0001)
+            y = layer(x)
+    assert "port, c = " in repr(layer)
+    want = x.double() @ layer.matrix().double().to_dense().mT
+    assert (y - want).norm() <= 1e-4 * want.norm()
+
+
 def test_loading_drops_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     small_crossover(monkeypatch)
     layer = torchldr.StructuredLinear(80, 80, structure="ldr_td")

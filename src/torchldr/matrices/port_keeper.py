@@ -69,7 +69,6 @@ class Keeper:
         self.memory = [StorageWeakRef(tensors[name].untyped_storage()) for name in _KEYS]
         self.choices: tuple[Choice, Choice] | None = None  # of A and of C
         self.rates: list[float] = []
-        self.most = CANDIDATES[-1]
         self._versions: list[int] = []  # when last looked at, and when last measured
         self._measured: list[int] = []
         self._entries: list[Tensor] = []  # of the operators, when last measured
@@ -85,12 +84,12 @@ class Keeper:
         return Way((A.log_scale, C.log_scale), (A.trial.oversampling, C.trial.oversampling))
 
     def look(self, tensors: Mapping[str, Tensor], operators: Operators, most: int) -> None:
-        """Bring the choice up to date: at the first call by waiting, later without."""
+        """Bring the choice up to date, with an oversampling up to `most`: first by waiting, later without."""
         versions = _versions(tensors)
         if self.choices is None:
-            self.most, self._versions, self._interval = most, versions, FIRST_REVISION
+            self._versions, self._interval = versions, FIRST_REVISION
             self._note(tensors)
-            self._choose(operators)
+            self._choose(operators, most)
             return
         if self._asked is not None:
             self._read()
@@ -108,7 +107,7 @@ class Keeper:
         elif (jumped or self._steps >= self._interval) and self._asked is None:
             self._interval = min(2 * self._interval, LAST_REVISION)
             self._note(tensors)
-            self._ask(operators)
+            self._ask(operators, most)
 
     @torch.no_grad()
     def _note(self, tensors: Mapping[str, Tensor]) -> None:
@@ -126,20 +125,20 @@ class Keeper:
         if self._measured != _versions(tensors):
             self.choices = self._asked = None
 
-    def _choose(self, operators: Operators) -> None:
+    def _choose(self, operators: Operators, most: int) -> None:
         """Measure and wait, raising c one at a time."""
         pair, k, dtype = _facts(operators)
         rates = [port_choice.growth_rate(*operator, k) for operator in pair]
         scales = port_choice.balanced(rates[0], rates[1], k)
         self.rates = [float(rate) for rate in rates]
         A, C = (
-            port_choice.choose_port(*operator, k, dtype, log_scale=float(scale), most=self.most)
+            port_choice.choose_port(*operator, k, dtype, log_scale=float(scale), most=most)
             for operator, scale in zip(pair, scales, strict=True)
         )
         self.choices = A, C
 
     @torch.no_grad()
-    def _ask(self, operators: Operators) -> None:
+    def _ask(self, operators: Operators, most: int) -> None:
         """Measure around the present choice; the numbers come later."""
         assert self.choices is not None
         pair, k, dtype = _facts(operators)
@@ -151,7 +150,7 @@ class Keeper:
         numbers, tried = [torch.stack((*rates, *scales))], []
         for operator, scale, choice in zip(pair, scales, self.choices, strict=True):
             at = choice.trial.oversampling
-            tried.append([c for c in (at // 2, at, 2 * at) if CANDIDATES[0] <= c <= self.most])
+            tried.append(sorted({min(max(c, CANDIDATES[0]), most) for c in (at // 2, at, 2 * at)}))
             numbers += [port_choice.measure(*operator, k, scale, dtype, c) for c in tried[-1]]
         self._asked = _Later(torch.cat(numbers)), tried, dtype, k
         self._read()

@@ -9,6 +9,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+from torchldr.functional import port_series
+
 settings.register_profile("torchldr", deadline=None, derandomize="CI" in os.environ, print_blob=True)
 settings.load_profile("torchldr")
 
@@ -16,6 +18,14 @@ settings.load_profile("torchldr")
 @pytest.fixture(autouse=True)
 def seeded():
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="module")
+def small_leaves():
+    """Port products with leaves of 32 indices, so that small operators have several levels."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(port_series, "LONG_LEAF", port_series.LEAF)
+        yield
 
 
 CUDA_AS_CPP = r"""

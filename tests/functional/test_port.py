@@ -11,6 +11,8 @@ from torch import Tensor
 from torchldr.functional.port import port_matmul, port_rmatmul
 from torchldr.functional.reference import krylov_of_ring_reference
 
+pytestmark = pytest.mark.usefixtures("small_leaves")
+
 
 def forgetful_ring(n: int, generator: torch.Generator, dtype: torch.dtype = torch.float64) -> list[Tensor]:
     """A near shift with both corners, absolute row sums at most 1."""

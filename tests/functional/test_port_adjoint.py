@@ -12,6 +12,8 @@ from torchldr.functional import port_sweep
 from torchldr.functional.port import port_matmul, port_rmatmul
 from torchldr.functional.reference import krylov_of_ring_reference
 
+pytestmark = pytest.mark.usefixtures("small_leaves")
+
 Operands = tuple[list[Tensor], Tensor, Tensor, Tensor]  # lower, diagonal, upper; V, U, w
 
 

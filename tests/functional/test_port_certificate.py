@@ -12,6 +12,8 @@ from torchldr.functional.port import observed_rmatmul, port_matmul
 from torchldr.functional.port_certificate import certified_port_rmatmul, observed_columns
 from torchldr.functional.reference import krylov_of_ring_reference
 
+pytestmark = pytest.mark.usefixtures("small_leaves")
+
 REGIMES = ("near shift", "raw shift", "uniform", "signs", "normal", "zeros", "drift", "growing")
 
 

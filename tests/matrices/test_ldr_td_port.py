@@ -16,6 +16,8 @@ from torchldr.functional.reference import krylov_of_ring_reference
 from torchldr.matrices import port_keeper
 from torchldr.nn import plans
 
+pytestmark = pytest.mark.usefixtures("small_leaves")
+
 SHAPES = [(100, 100), (70, 200), (150, 40)]
 
 

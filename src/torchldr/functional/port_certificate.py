@@ -55,12 +55,21 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .port import LEAF, Series, close, join, observed_rmatmul
-from .port_series import Leaves, laid_out, leaf_blocks, leaf_columns
+from .port_series import (
+    Leaves,
+    Series,
+    close,
+    join,
+    laid_out,
+    leaf_blocks,
+    leaf_columns,
+    leaf_size,
+    observed_rmatmul,
+)
 
 DECADES = 2, 4, 7, 10, 13, 16, 20, 24, 28  # log10 of s^N: more where series die out early
 CLOSING_DECADES = 4, 2, 1, 0.3, 0, -0.3, -0.6, -1, -2, -3, -4, -6  # log10 of s^k
-_LEAVES = 256  # whose columns are held at a time
+_LEAVES = 16  # whose columns are held at a time
 _FOLDS = 1 / (1 - 10 ** -DECADES[0])  # s^-N + s^-2N + .. over s^-N, at most
 
 
@@ -178,13 +187,14 @@ class _Watch:
     def __init__(self, ring: list[Tensor], V: Tensor, k: int, oversampling: int, eps: float) -> None:
         self.ring, self.V, self.eps = [x.double() for x in ring], V.double(), eps
         self.tails: list[Tensor] = []
-        levels = max(0, math.ceil(math.log2(V.shape[-1] / LEAF)))
-        lengths = [oversampling * LEAF << level for level in range(levels + 1)]
+        leaf = leaf_size(oversampling, V.device)
+        levels = max(0, math.ceil(math.log2(V.shape[-1] / leaf)))
+        lengths = [oversampling * leaf << level for level in range(levels + 1)]
         exponents = [0.0, *(d / k for d in CLOSING_DECADES)]
         exponents += [d / N for N in lengths[1:] for d in DECADES]
         self.radii = 10 ** _sent(exponents, V)
         self.kept = 1 + len(CLOSING_DECADES)  # radii that are there to the end
-        self.length = lengths[0]
+        self.leaf, self.length = leaf, lengths[0]
 
     def _rounding(self, N: int) -> Tensor:
         return _sent((0, self.eps * (8 + math.log2(N))), self.V)
@@ -201,7 +211,7 @@ class _Watch:
     @torch.no_grad()
     def leaves(self, power: Tensor, rows: Tensor, columns: Tensor) -> None:
         """Fact 3: A^N of every leaf, (J, m, m)."""
-        lengths = _leaf_lengths(self.ring, self.V, self.length)
+        lengths = _leaf_lengths(self.ring, self.V, self.leaf, self.length)
         weights = self.radii ** torch.arange(self.length, device=self.V.device).unsqueeze(-1)
         squares = lengths[:, :2].square() @ weights.square()  # (J, 2, radii)
         self.rows = squares.sqrt().transpose(0, 1).unsqueeze(1)
@@ -278,10 +288,10 @@ def _sent(numbers: Sequence[float], like: Tensor) -> Tensor:
     return torch.tensor(numbers, dtype=torch.float64).to(like.device, non_blocking=True)
 
 
-def _leaf_lengths(ring: list[Tensor], V: Tensor, N: int) -> Tensor:
+def _leaf_lengths(ring: list[Tensor], V: Tensor, leaf: int, N: int) -> Tensor:
     """|A^t x|_2 in every leaf for t < N and x = e_L, e_R, v_1, .., (J, 2 + r, N), some leaves at a time."""
     lower, diagonal, upper = ring
-    blocks = leaf_blocks(lower, diagonal, upper, laid_out(V.shape[-1], LEAF, V.device))
+    blocks = leaf_blocks(lower, diagonal, upper, laid_out(V.shape[-1], leaf, V.device))
     parts = (x.split(_LEAVES) for x in blocks)
     return torch.cat([leaf_columns(Leaves(*some), V, N).norm(dim=1) for some in zip(*parts, strict=True)])
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .port_series import dealt
+from .port_series import dealt, leaf_size
 from .threads import in_parts
 
 Array = np.ndarray[Any, Any]
@@ -27,9 +27,7 @@ CACHE = 1 << 19  # bytes of spectra that are worked on at a time
 class Ring:
     """A line of n indices dealt to leaves, with its coefficients, for compiled loops."""
 
-    def __init__(
-        self, lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, leaf: int, oversampling: int
-    ) -> None:
+    def __init__(self, lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, oversampling: int) -> None:
         from . import compiled_spectra
 
         ring = torch.stack((lower, diagonal, upper)).detach()
@@ -37,6 +35,7 @@ class Ring:
         self.ring = ring.numpy()
         self.transposed = torch.stack((ring[2].roll(1), ring[1], ring[0].roll(-1))).numpy()
         self.r, self.n = self.V.shape
+        leaf = leaf_size(oversampling, V.device)
         starts = dealt(self.n, leaf)
         self.starts = np.array([*starts, self.n])
         self.N = oversampling * leaf
@@ -311,9 +310,8 @@ class CompiledSweep:
         oversampling: int,
         *,
         keep: bool,
-        leaf: int,
     ) -> None:
-        self._ring, self._keep = Ring(lower, diagonal, upper, V, leaf, oversampling), keep
+        self._ring, self._keep = Ring(lower, diagonal, upper, V, oversampling), keep
         self._levels, top = columns(self._ring, keep)
         self._at_cuts: list[Array] = []
         self._down: Down | None = None

@@ -10,10 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .port_series import LEAF, check
+from .port_series import check
 from .port_sweep import Closing, sweep
-
-GPU_LEAF = 128  # matrix products of this size cost a GPU less than two more levels
 
 
 class PortPlan:
@@ -45,8 +43,7 @@ class PortPlan:
         self.rank, self.n = V.shape
         self.k, self.oversampling = k, oversampling
         self._like = V.new_empty(0)
-        leaf = GPU_LEAF if V.device.type == "cuda" else LEAF
-        self._sweep = sweep(lower, diagonal, upper, V, oversampling, keep=False, leaf=leaf)
+        self._sweep = sweep(lower, diagonal, upper, V, oversampling, keep=False)
         a, b = lower.detach()[0], upper.detach()[-1]
         corners = bool((a != 0) | (b != 0))
         self._closing = Closing(self._sweep.top, a, b, k) if corners else None

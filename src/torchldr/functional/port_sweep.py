@@ -15,7 +15,6 @@ from torch import Tensor
 from . import port_cuda, stencil
 from . import port_levels as levels
 from .port_series import (
-    LEAF,
     Series,
     close,
     closed,
@@ -23,6 +22,7 @@ from .port_series import (
     laid_out,
     leaf_blocks,
     leaf_columns,
+    leaf_size,
     lengthened,
     loop,
     roots,
@@ -59,15 +59,14 @@ def sweep(
     oversampling: int,
     *,
     keep: bool,
-    leaf: int = LEAF,
 ) -> Sweep:
     """A sweep that runs where the tensors are; `keep` what `gradients` needs."""
     lower, diagonal, upper, V = (x.detach() for x in (lower, diagonal, upper, V))
     if stencil.serves(lower, diagonal, upper, V):
         from .port_compiled import CompiledSweep
 
-        return CompiledSweep(lower, diagonal, upper, V, oversampling, keep=keep, leaf=leaf)
-    return TorchSweep(lower, diagonal, upper, V, oversampling, keep=keep, leaf=leaf)
+        return CompiledSweep(lower, diagonal, upper, V, oversampling, keep=keep)
+    return TorchSweep(lower, diagonal, upper, V, oversampling, keep=keep)
 
 
 class TorchSweep:
@@ -83,10 +82,10 @@ class TorchSweep:
         oversampling: int,
         *,
         keep: bool,
-        leaf: int = LEAF,
     ) -> None:
         self._operands, self._keep = (lower, diagonal, upper, V) if keep else (), keep
         self.r, self.n = V.shape
+        leaf = leaf_size(oversampling, V.device)
         self._layout, N = laid_out(self.n, leaf, V.device), oversampling * leaf
         self._N = N
         first, ends = self._layout.first, self._layout.ends

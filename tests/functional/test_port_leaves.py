@@ -1,0 +1,70 @@
+"""The port product with leaves of the size that it ships with; the other tests take smaller ones."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from torchldr.functional import port_choice, port_series, port_sweep
+from torchldr.functional.port import PortPlan, port_matmul, port_rmatmul
+from torchldr.functional.reference import krylov_of_ring_reference
+
+
+def near_shift(n: int, seed: int = 0, corners: float = 0.0) -> tuple[list[Tensor], Tensor]:
+    """Subdiagonal 1 +- .05, others +- .1, divided by the growth of |A^t v|, and a start vector; float64."""
+    generator = torch.Generator().manual_seed(seed)
+    lower, diagonal, upper = 2 * torch.rand(3, n, generator=generator, dtype=torch.float64) - 1
+    ring = [1 + 0.05 * lower, 0.1 * diagonal, 0.1 * upper]
+    ring[0][0], ring[2][-1] = corners, corners
+    V = torch.randn(1, n, generator=generator, dtype=torch.float64)
+    rate = port_choice.growth_rate(*ring, V, n).exp()
+    return [x / rate for x in ring], V
+
+
+def test_leaves_are_long_where_that_lowers_the_oversampling() -> None:
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    sizes = [port_series.leaf_size(c, device) for device in (cpu, cuda) for c in (2, 4, 8)]
+    assert sizes == [128, 32, 32, 128, 128, 128]
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize(("n", "corners"), [(100, 0.1), (700, 0.0), (1000, 0.1)])
+def test_values_and_gradients(
+    monkeypatch: pytest.MonkeyPatch, n: int, corners: float, compiled: bool
+) -> None:
+    if not compiled:
+        monkeypatch.setattr(port_sweep.stencil, "serves", lambda *tensors: False)
+    ring, V = near_shift(n, corners=corners)
+    leaves = [x.requires_grad_() for x in (*ring, V)]
+    U, w = torch.randn(2, n, dtype=torch.float64), torch.randn(2, 1, n, dtype=torch.float64)
+    K = krylov_of_ring_reference(*leaves[:3], leaves[3][0], n)
+    want = (U @ K).unsqueeze(1), w[:, 0] @ K.mT
+    got = port_rmatmul(*leaves, U, n, oversampling=2), port_matmul(*leaves, w, oversampling=2)
+    plan = PortPlan(*leaves, n, oversampling=2)
+    kept = plan.rmatmul(U), plan.matmul(w)
+    for ours, fixed, exact in zip(got, kept, want, strict=True):
+        assert (ours - exact).norm() <= 1e-11 * exact.norm()
+        assert (fixed - exact).norm() <= 1e-11 * exact.norm()
+        weights = torch.randn_like(exact)
+        found = torch.autograd.grad(ours, leaves, weights, retain_graph=True)
+        true = torch.autograd.grad(exact, leaves, weights, retain_graph=True)
+        for a, b in zip(found, true, strict=True):
+            assert (a - b).norm() <= 1e-9 * b.norm()
+
+
+@pytest.mark.parametrize("n", [512, 2048, 8192])
+def test_twofold_oversampling_is_certified_near_shifts(n: int) -> None:
+    """Leaves of 32 indices would ask for fourfold."""
+    for seed in range(2):
+        ring, V = near_shift(n, seed)
+        choice = port_choice.choose_port(*ring, V, n, torch.float32, log_scale=0.0)
+        assert choice.accepted
+        assert choice.trial.oversampling == 2
+        U = torch.randn(2, n, dtype=torch.float64)
+        rough = port_rmatmul(*ring, V, U, n, oversampling=2)
+        exact = port_rmatmul(*ring, V, U, n, oversampling=16)
+        size = exact.square().mean().sqrt()
+        assert (rough - exact).abs().max() <= choice.trial.truncation * size * U.norm(
+            dim=-1
+        ).max() + 1e-12 * size

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import torchldr
+from torchldr.experiments.compression import build as building
 from torchldr.experiments.compression import command, images, language, pages
 from torchldr.experiments.compression.build import build, product
 from torchldr.experiments.compression.fleet import Distilled, Examples, Fleet, Member, joined
@@ -38,8 +39,13 @@ SHAPES = [(12, 12), (7, 20), (20, 7), (13, 13)]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("name", torchldr.structures())
-def test_built_matrices_are_those_of_the_class_with_their_gradients(name: str, shape: tuple[int, int]):
+@pytest.mark.parametrize(
+    ("name", "doubling"), [*((name, False) for name in torchldr.structures()), ("ldr_td", True)]
+)
+def test_built_matrices_are_those_of_the_class_with_their_gradients(
+    monkeypatch: pytest.MonkeyPatch, name: str, doubling: bool, shape: tuple[int, int]
+):
+    monkeypatch.setattr(building, "_doubling_is_cheaper", lambda *args: doubling)
     torch.manual_seed(0)
     cls = torchldr.get_structure(name)
     options = {"block_size": 3} if name == "block_circulant" else {}

@@ -6,12 +6,13 @@ on the way, so that a step can be captured as a graph. `pruned` is a weight with
 
     ldr_sd, toeplitz_like, hankel_like     recurrences along diagonals, `functional.scan` and `.rectangle`
     vandermonde_like                       the same down the columns
-    ldr_td                                 Krylov columns, then products of matrices
+    ldr_td                                 Krylov columns, or for many of them dense powers; then products
     the others                             products of matrices and gathers
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
@@ -66,6 +67,10 @@ def build(name: str, shape: Shape, tensors: Tensors) -> Tensor:
         case "vandermonde_like":
             return _vandermonde(tensors["nodes"], tensors["G"], tensors["H"])
         case "ldr_td":
+            if _doubling_is_cheaper(tensors, shape):
+                return _doubled(
+                    *(_tridiagonal(tensors, side) for side in "AC"), tensors["G"].mT @ tensors["H"]
+                )
             KA, KC = _krylov(tensors, min(m, n))
             return KA.mT @ KC
         case "circulant":
@@ -88,7 +93,7 @@ def product(name: str, shape: Shape, tensors: Tensors, x: Tensor) -> Tensor:
     """x M^T for every matrix: (b, n) or (S, b, n) to (S, b, m), not through M where that is cheaper."""
     if name == "low_rank":
         return (x @ tensors["H"].mT) @ tensors["G"]
-    if name == "ldr_td":
+    if name == "ldr_td" and not _doubling_is_cheaper(tensors, shape):
         KA, KC = _krylov(tensors, min(shape))
         return (x @ KC.mT) @ KA
     return x @ build(name, shape, tensors).mT
@@ -182,14 +187,47 @@ def _vandermonde(nodes: Tensor, G: Tensor, H: Tensor) -> Tensor:
     return _Columns.apply(_shift(E, size, 0.0), nodes.contiguous(), E)[:, :n, :m].mT
 
 
+# Tridiagonal operators with corners.
+
+
+def _ring(tensors: Tensors, side: str) -> tuple[Tensor, Tensor, Tensor]:
+    """What a place takes from the one before it, from itself and from the one after it, (S, size) each."""
+    corners = tensors[f"corners_{side}"]
+    lower = torch.cat((corners[:, :1], tensors[f"subdiagonal_{side}"]), 1)
+    upper = torch.cat((tensors[f"superdiagonal_{side}"], corners[:, 1:]), 1)
+    return lower, tensors[f"diagonal_{side}"], upper
+
+
+def _tridiagonal(tensors: Tensors, side: str) -> Tensor:
+    """The dense operators, (S, size, size)."""
+    lower, diagonal, upper = _ring(tensors, side)
+    identity = torch.eye(diagonal.shape[1], dtype=diagonal.dtype, device=diagonal.device)
+    parts = zip((lower, diagonal, upper), (-1, 0, 1), strict=True)
+    return sum((d.unsqueeze(-1) * identity.roll(by, 1) for d, by in parts), torch.zeros_like(identity))
+
+
+def _doubling_is_cheaper(tensors: Tensors, shape: Shape) -> bool:
+    """Whether some eight products of size^3 a doubling cost less than one of rank times that and columns."""
+    return tensors["G"].shape[-2] > 4 * math.log2(max(shape))
+
+
+def _doubled(A: Tensor, C: Tensor, E: Tensor) -> Tensor:
+    """sum_{t < k} A^t E (C^t)^T, k = min(m, n), by S_2k = S_k + A^k S_k (C^k)^T: the rank does not matter."""
+    S, left, right = E, A, C
+    for bit in f"{min(E.shape[-2:]):b}"[1:]:
+        S = S + left @ S @ right.mT
+        left, right = left @ left, right @ right
+        if bit == "1":
+            S = E + A @ S @ C.mT
+            left, right = A @ left, C @ right
+    return S
+
+
 def _krylov(tensors: Tensors, k: int) -> tuple[Tensor, Tensor]:
     """Both operators' Krylov matrices as rows: (S, q, m) and (S, q, n)."""
 
     def side(which: str, V: Tensor) -> Tensor:
-        corners = tensors[f"corners_{which}"]
-        lower = torch.cat((corners[:, :1], tensors[f"subdiagonal_{which}"]), 1)
-        upper = torch.cat((tensors[f"superdiagonal_{which}"], corners[:, 1:]), 1)
-        diagonal = tensors[f"diagonal_{which}"]
+        lower, diagonal, upper = _ring(tensors, which)
         if cuda.serves(V.shape[-1], lower, diagonal, upper, V):
             return _Kernel.apply(lower, diagonal, upper, V.contiguous(), k).flatten(1, 2)
         return krylov_tiles(torch.stack((lower, diagonal, upper), -1), V, k).transpose(2, 3).flatten(1, 2)

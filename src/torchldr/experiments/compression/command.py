@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--data-dir", default=None)
     parser.add_argument("--quick", action="store_true", help="a small version, to see that it runs")
     parser.add_argument("--max-seconds", type=float, default=math.inf, help="begin nothing new after these")
-    parser.add_argument("--thorough", action="store_true", help="LDR-TD at 2 and 5 times too")
+    parser.add_argument("--thorough", action="store_true", help="LDR-TD of large layers on a CPU too")
     parser.add_argument("--show", action="store_true", help="print what is there and run nothing")
     chosen = parser.parse_args(arguments)
     names = NAMES if "all" in chosen.names else tuple(dict.fromkeys(chosen.names))

@@ -232,17 +232,15 @@ def _picked(whole: Stack, place: int, like: Stack) -> Stack:
 def batches_of_methods(
     table: ImageTable, shape: tuple[int, int], device: torch.device, thorough: bool
 ) -> list[list[Method]]:
-    """What is trained side by side, the dearest last: LDR-TD's Krylov matrices grow with the rank.
+    """What is trained side by side, the dearest last: LDR-TD.
 
-    Below 10 times, and on a CPU for layers of more than 256 features, it is left out unless `thorough`.
+    On a CPU it is left out for layers of more than 256 features unless `thorough`.
     """
     every = [method for method in methods(table.factors) if reaches(method, [shape])]
     tridiagonal = [method for method in every if method.name == "ldr_td"]
-    small = device.type == "cuda" or max(shape) <= 256
-    cheap = [method for method in tridiagonal if small and method.factor and method.factor >= 10]
     others = [method for method in every if method.name != "ldr_td"]
-    dear = [method for method in tridiagonal if method not in cheap] if thorough else []
-    return [part for part in (others, cheap, dear) if part]
+    taken = thorough or device.type == "cuda" or max(shape) <= 256
+    return [others, tridiagonal] if taken and tridiagonal else [others]
 
 
 def run_image_table(

@@ -232,11 +232,10 @@ def run_language_table(
     shapes = [group.shape for group in run.model.groups]
     order = {factor: place for place, factor in enumerate((None, 1, *table.factors))}
     chosen = [method for method in methods(table.factors) if reaches(method, shapes)]
-    small = device.type == "cuda" or max(max(shape) for shape in shapes) <= 256
+    taken = thorough or device.type == "cuda" or max(max(shape) for shape in shapes) <= 256
     complete = True
     for method in sorted(chosen, key=lambda method: order[method.factor]):
-        dear = method.name == "ldr_td" and (not small or (method.factor or 10) < 10)
-        if (dear and not thorough) or rows.find(table.name, method, run.key) is not None:
+        if (method.name == "ldr_td" and not taken) or rows.find(table.name, method, run.key) is not None:
             continue
         if time.monotonic() > deadline:
             say(f"{table.name}: no time left for {method.key} and what follows")

@@ -44,8 +44,13 @@ def corpus(seed: int = 0, train: int = 70, valid: int = 31, test: int = 24) -> C
     return Corpus("wikitext2", *parts, words=WORDS, source="user", fingerprint=str(seed))
 
 
-def runs(structure: str, ranks: tuple[int | None, ...], protocol: LanguageProtocol = SMALL) -> list[Run]:
-    return [Run("wikitext2", "lstm", structure, rank, protocol=protocol) for rank in ranks]
+def runs(
+    structure: str,
+    ranks: tuple[int | None, ...],
+    protocol: LanguageProtocol = SMALL,
+    gain: float | None = None,
+) -> list[Run]:
+    return [Run("wikitext2", "lstm", structure, rank, protocol=protocol, gain=gain) for rank in ranks]
 
 
 class Plain:
@@ -79,7 +84,7 @@ class Plain:
             }
             for gate in order
         ]
-        self.kind = kind
+        self.kind, self.gain = kind, run.gain or 1
         learned = [t for tensors in self.structured for t in tensors.values()]
         kept = [p for name, p in self.lstm.named_parameters() if name != "weight_ih_l0"]
         self.parameters = [*self.embedding.parameters(), *self.decoder.parameters(), *kept, *learned]
@@ -87,7 +92,7 @@ class Plain:
 
     def weights(self) -> Tensor:
         n, kind = self.protocol.hidden, self.kind
-        return torch.cat([kind(n, n, **tensors).to_dense() for tensors in self.structured])
+        return self.gain * torch.cat([kind(n, n, **tensors).to_dense() for tensors in self.structured])
 
     def forward(self, words: Tensor, state: object, keep_x: Tensor, keep_h: Tensor) -> tuple[Tensor, object]:
         x = self.embedding(words) * keep_x
@@ -160,7 +165,10 @@ def test_epochs_are_those_of_a_plain_loop(
     source = corpus()
     text = Text.of(source, protocol)
     masks = Masks(text, protocol, seed=0)
-    fleet = LanguageFleet(runs(structure, ranks, protocol), text, masks)
+    fleet = LanguageFleet(runs(structure, ranks, protocol, None if large else 0.3), text, masks)
+    norms = fleet.input_weights().norm(dim=(-2, -1))  # as nn.Linear's, whatever the gain
+    if structure != "dense":
+        assert norms.sub((protocol.hidden / 3) ** 0.5).abs().max() <= (0.5 if structure == "ldr_sd" else 1e-5)
     if structure == "ldr_sd":
         with torch.no_grad():
             draw = torch.Generator().manual_seed(3)

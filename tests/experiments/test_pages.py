@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from torchldr.experiments.ledger import Ledger
-from torchldr.experiments.pages import fill, main
+from torchldr.experiments.pages import PAGES, fill, main
 
 ROOT = Path(__file__).parents[2]
 
@@ -15,12 +15,15 @@ def test_the_page_shows_the_published_ledger() -> None:
     main(["--root", str(ROOT), "--check"])
 
 
-def test_a_page_that_differs_is_reported_and_mended(tmp_path: Path) -> None:
-    page = tmp_path / "docs" / "experiments.md"
-    page.parent.mkdir()
-    shutil.copy(ROOT / "docs" / "experiments.md", page)
+@pytest.mark.parametrize(("name", "shown"), [("experiments.md", "93.39"), ("language.md", "147.56")])
+def test_a_page_that_differs_is_reported_and_mended(tmp_path: Path, name: str, shown: str) -> None:
+    (tmp_path / "docs").mkdir()
+    for copied in PAGES:
+        shutil.copy(ROOT / "docs" / copied, tmp_path / "docs" / copied)
+    page = tmp_path / "docs" / name
     good = page.read_text()
-    page.write_text(good.replace("93.39", "99.99"))
+    assert shown in good
+    page.write_text(good.replace(shown, "99.99"))
     with pytest.raises(SystemExit, match="differs from the published ledger"):
         main(["--root", str(tmp_path), "--check"])
     main(["--root", str(tmp_path)])

@@ -80,6 +80,7 @@ def test_method_and_label() -> None:
         ({"init": "papers"}, "Did you mean 'paper'"),
         ({"init_std": -1.0}, "init_std must be positive"),
         ({"output_std": 0.0}, "output_std must be positive"),
+        ({"gain": 0.1}, "gain is for the model 'lstm'"),
         ({"seed": -1}, "seed must be at least 0"),
     ],
 )

@@ -26,7 +26,7 @@ def test_sizes() -> None:
     sizes = {name: len(table.runs()) for name, table in TABLES.items()}
     assert sizes == {
         "rectangles": 9, "shl": 56, "cnn": 48, "pruning": 48, "rhu": 48, "samples": 80,
-        "generalization": 20, "rank": 76, "noise": 18, "scales": 55, "lstm": 19, "lstm_starts": 18,
+        "generalization": 20, "rank": 76, "noise": 18, "scales": 55, "lstm": 19, "lstm_starts": 30,
         "conv": 7, "conv_square": 4,
     }  # fmt: skip
     assert len({run.hash for table in TABLES.values() for run in table.runs()}) < sum(sizes.values())

@@ -1,9 +1,9 @@
-"""The tables of docs/experiments.md, from the published ledger: `python -m torchldr.experiments.pages`.
+"""The tables of the pages on experiments, from the published ledger: `python -m torchldr.experiments.pages`.
 
     python -m torchldr.experiments.pages [--root FOLDER] [--check]
 
 Everything between `<!-- table: NAME key=value .. -->` and `<!-- end -->` is replaced by the rows of the
-paper's table NAME for which the keys have these values. --check changes nothing and exits with 1 where the
+paper's table NAME for which the keys have these values. --check changes nothing and exits with 1 where a
 page differs from the ledger.
 """
 
@@ -19,6 +19,7 @@ from .ledger import Ledger
 from .paper import get_table
 from .tables import Row, table_rows
 
+PAGES = ("experiments.md", "language.md")  # under docs/
 _MARKED = re.compile(r"(<!-- table: (\w+)((?: \w+=\S+)*) -->\n).*?(<!-- end -->)", re.DOTALL)
 _COLUMNS = {
     "dataset": "data",
@@ -85,15 +86,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--root", type=Path, default=Path())
     parser.add_argument("--check", action="store_true")
     chosen = parser.parse_args(arguments)
-    page = chosen.root / "docs" / "experiments.md"
-    text = page.read_text(encoding="utf-8")
-    # An empty folder of one's own: the page shows what is published and nothing else.
-    filled = fill(text, Ledger(chosen.root / "no-results-of-ones-own"))
-    if filled == text:
-        return
-    if chosen.check:
-        sys.exit(f"{page} differs from the published ledger: run python -m torchldr.experiments.pages")
-    page.write_text(filled, encoding="utf-8")
+    # An empty folder of one's own: pages show what is published and nothing else.
+    ledger = Ledger(chosen.root / "no-results-of-ones-own")
+    for page in (chosen.root / "docs" / name for name in PAGES):
+        text = page.read_text(encoding="utf-8")
+        filled = fill(text, ledger)
+        if filled == text:
+            continue
+        if chosen.check:
+            sys.exit(f"{page} differs from the published ledger: run python -m torchldr.experiments.pages")
+        page.write_text(filled, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -22,7 +22,8 @@ RANK_PROTOCOL = Protocol(trials=5)
 SCALES = (0.005, 0.01, 0.018, 0.03, 0.06)
 FASTFOOD_SCALES = (0.3, 1.0, 3.0)
 OUTPUT_SCALES = (0.1, 0.3, 1.0, 3.0)
-LSTM_STARTS = (None, 0.01, 0.03)  # of G and H: the scale of nn.Linear, or this standard deviation
+# The deviation of G and H, or None for the scale of nn.Linear; and the gain of the matrices.
+LSTM_STARTS = ((None, None), (0.01, None), (0.03, None), (None, 0.1), (None, 0.01))
 LSTM_START: Mapping[str, float] = {"toeplitz_like": 0.01}  # the best in validation; the others take None
 LSTM_START_BUDGETS = (1, 4)  # of the table's six: 3072 and 17,408 parameters
 
@@ -184,7 +185,7 @@ def _lstm_starts() -> Iterator[Cell]:
     """Which start suits which class: three epochs each, judged by their validation."""
     protocol = LanguageProtocol(epochs=3)
     for structure, ranks in values.LSTM_RANKS.items():
-        for std in LSTM_STARTS:
+        for std, gain in LSTM_STARTS:
             for budget in LSTM_START_BUDGETS:
                 run = _run(
                     "wikitext2",
@@ -193,6 +194,7 @@ def _lstm_starts() -> Iterator[Cell]:
                     ranks[budget],
                     init="linear",
                     init_std=std,
+                    gain=gain,
                     protocol=protocol,
                 )
                 yield Cell(run, None, "Table 2", metric="perplexity")

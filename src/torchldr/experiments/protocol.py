@@ -106,6 +106,8 @@ class Run:
             ones) start normal with this deviation instead.
         output_std: where given, the output layer's weights start normal with this deviation and its
             biases at 0, instead of as `nn.Linear`'s.
+        gain: where given, a language model's input matrices are so many times what the class makes of their
+            parameters: a smaller one makes the steps of the matrices smaller at the same rate.
         hidden: number of hidden units; None is the size of the layer's input. Fewer is RHU.
         keep: where given, magnitude pruning of a dense hidden layer down to so many weights.
         train_fraction: share of the training images to train on; those for validation stay.
@@ -121,6 +123,7 @@ class Run:
     init: str = "linear"
     init_std: float | None = None
     output_std: float | None = None
+    gain: float | None = None
     hidden: int | None = None
     keep: int | None = None
     train_fraction: float = 1.0
@@ -145,9 +148,11 @@ class Run:
             raise ValueError(f"Run: keep prunes a dense layer, got structure={self.structure!r}.")
         if not 0 < self.train_fraction <= 1:
             raise ValueError(f"Run: train_fraction must lie in (0, 1], got {self.train_fraction}.")
-        for name in ("init_std", "output_std"):
-            if (std := getattr(self, name)) is not None and std <= 0:
-                raise ValueError(f"Run: {name} must be positive, got {std}.")
+        for name in ("init_std", "output_std", "gain"):
+            if (value := getattr(self, name)) is not None and value <= 0:
+                raise ValueError(f"Run: {name} must be positive, got {value}.")
+        if self.gain is not None and self.model != "lstm":
+            raise ValueError(f"Run: gain is for the model 'lstm', got model={self.model!r}.")
 
     @property
     def method(self) -> str:
@@ -166,6 +171,7 @@ class Run:
         parts += [f"{self.train_fraction:.0%}"] if self.train_fraction < 1 else []
         parts += [f"std={self.init_std:g}"] if self.init_std is not None else []
         parts += [f"output_std={self.output_std:g}"] if self.output_std is not None else []
+        parts += [f"gain={self.gain:g}"] if self.gain is not None else []
         return " ".join([*parts, f"seed={self.seed}"])
 
     def config(self) -> dict[str, Any]:

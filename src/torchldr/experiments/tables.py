@@ -154,8 +154,10 @@ def _quoted_row(table: str, quoted: Quoted) -> Row:
 
 
 def _start(run: Run) -> str:
-    hidden = run.init if run.init_std is None else f"std {run.init_std:g}"
-    return hidden if run.output_std is None else f"{hidden}, output std {run.output_std:g}"
+    parts = [run.init if run.init_std is None else f"std {run.init_std:g}"]
+    parts += [] if run.output_std is None else [f"output std {run.output_std:g}"]
+    parts += [] if run.gain is None else [f"gain {run.gain:g}"]
+    return ", ".join(parts)
 
 
 def _deviation(metric: str, numbers: Sequence[float], records: Sequence[Record]) -> float | None:

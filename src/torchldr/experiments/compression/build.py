@@ -68,9 +68,8 @@ def build(name: str, shape: Shape, tensors: Tensors) -> Tensor:
             return _vandermonde(tensors["nodes"], tensors["G"], tensors["H"])
         case "ldr_td":
             if _doubling_is_cheaper(tensors, shape):
-                return _doubled(
-                    *(_tridiagonal(tensors, side) for side in "AC"), tensors["G"].mT @ tensors["H"]
-                )
+                A, C = _tridiagonal(tensors, "A"), _tridiagonal(tensors, "C")
+                return _doubled(A, C, tensors["G"].mT @ tensors["H"])
             KA, KC = _krylov(tensors, min(m, n))
             return KA.mT @ KC
         case "circulant":

@@ -61,11 +61,12 @@ class LanguageFleet:
             setattr(self, name, tensor.to(device, dtype))
         ranks, sources = [run.rank for run in runs], [generator(run.seed, "structured") for run in runs]
         first = runs[0]
-        drawn = initial_tensors(first.structure, n, ranks, sources, first.init, first.init_std)
+        gain = 1.0 if first.gain is None else first.gain
+        drawn = initial_tensors(first.structure, n, ranks, sources, first.init, first.init_std, gain)
         self._operators = [name for name in drawn if name.startswith(("subdiagonal", "corner"))]
         self.structured = {name: t.to(device, dtype).requires_grad_() for name, t in drawn.items()}
         self._bring_back()
-        self._build = BUILDS[first.structure]
+        self._build, self._gain = BUILDS[first.structure], gain
         self.rates = torch.full((R,), protocol.lrs[0], dtype=dtype, device=device)
         self._losses = torch.zeros(R, dtype=torch.float64, device=device)
         self._totals = torch.zeros(R, 2, dtype=torch.float64, device=device)
@@ -107,7 +108,7 @@ class LanguageFleet:
     @torch.no_grad()
     def input_weights(self) -> Tensor:
         """The four input matrices of every replica, (R, 4, n, n), gates in the order of `GATES`."""
-        return self._build(self.structured)
+        return self._gain * self._build(self.structured)
 
     # A step of training.
 
@@ -120,7 +121,7 @@ class LanguageFleet:
         words, targets = block[:-1].reshape(-1), block[1:].reshape(-1)
         keep_x, keep_h = self._kept(rows[:size])
         with torch.enable_grad():
-            built = self._build(self.structured).reshape(R, 4 * n, n)
+            built = (self._gain * self._build(self.structured)).reshape(R, 4 * n, n)
         W = built.detach()
         vectors = self.embedding.index_select(1, words)
         x = vectors * keep_x

@@ -87,6 +87,7 @@ def initial_tensors(
     generators: Sequence[torch.Generator],
     init: str = "linear",
     init_std: float | None = None,
+    gain: float = 1.0,
 ) -> dict[str, Tensor]:
     """The parameters of all replicas' input matrices as the library starts them, float32 on the CPU.
 
@@ -98,7 +99,7 @@ def initial_tensors(
         size: n.
         ranks: one a replica; None for a class without rank.
         generators: one a replica.
-        init, init_std: as in `Run`.
+        init, init_std, gain: as in `Run`.
 
     Returns:
         name -> (R, 4, ...).
@@ -117,7 +118,7 @@ def initial_tensors(
             start(tensors, size, size, generator, **kind.default_options())
             if init == "linear":
                 # |M|_F as in nn.Linear, as `initialise_` of the class would make it.
-                norm = BUILDS[structure]({k: t.unsqueeze(0) for k, t in tensors.items()}).norm()
+                norm = gain * BUILDS[structure]({k: t.unsqueeze(0) for k, t in tensors.items()}).norm()
                 for name in kind.scaled:
                     tensors[name].mul_((size**0.5 / 3**0.5 / norm) ** (1 / len(kind.scaled)))
             for name, tensor in tensors.items():

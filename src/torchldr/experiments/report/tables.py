@@ -90,10 +90,10 @@ COLUMNS = (
     Column("dataset", "Dataset", lambda row: text(dataset_title(row["dataset"])), minor=True),
     Column("model", "Network", lambda row: text(model_title(row["model"])), minor=True, needed=_varied),
     Column("fraction", "Training data", _plain("fraction", "{:.0%}".format), numeric=True, needed=_varied),
-    Column("init", "Start", _plain("init"), needed=_varied),
     Column("test", "Ours", _ours, numeric=True),
     Column("paper", "Paper", _plain("paper", "{:.2f}".format), numeric=True, needed=_given),
     Column("difference", "Difference", _difference, numeric=True, needed=_given),
+    Column("init", "Start", _plain("init"), needed=_varied),
     Column("parameters", "Parameters", _plain("parameters", "{:,}".format), numeric=True),
     Column(
         "paper_parameters",

@@ -18,19 +18,12 @@ import torch
 
 from torchldr import StructuredLinear
 from torchldr.functional import cuda
-from torchldr.timing import machine
+from torchldr.timing import captured, machine
 
 
 def graph_ms(call: Callable[[], object], repeats: int = 30) -> float:
     """The shortest replay of `call`, in ms, with a cold cache."""
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            call()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
+    graph = captured(call)
     flush = torch.empty(1 << 26, device="cuda")
     best = float("inf")
     for _ in range(repeats):

@@ -36,7 +36,7 @@ from torchldr.functional import port_choice, tridiagonal
 from torchldr.functional.port import PortPlan, port_matmul, port_rmatmul
 from torchldr.functional.stencil import Stencil
 from torchldr.functional.tridiagonal import TILE_COLUMNS, TILE_ENTRIES
-from torchldr.timing import machine
+from torchldr.timing import captured, machine
 
 TILE = 512  # columns at a time where growth is measured
 Row = dict[str, Any]
@@ -248,13 +248,13 @@ def on_cuda(options: argparse.Namespace) -> list[Row]:
     X = x.cuda()
     torch.backends.cuda.matmul.allow_tf32 = True
     W = torch.randn(n, n, device="cuda")
-    dense = replayed(lambda: torch.nn.functional.linear(X, W))
+    dense = captured(lambda: torch.nn.functional.linear(X, W)).replay
     torch.backends.cuda.matmul.allow_tf32 = False  # the plans keep float32
     exact = None
     for c in options.oversampling:
         left = PortPlan(*(t.cuda() for t in A), n, oversampling=c)
         right = PortPlan(*(t.cuda() for t in C), n, oversampling=c)
-        layer = replayed(lambda left=left, right=right: left.matmul(right.rmatmul(X)))
+        layer = captured(lambda left=left, right=right: left.matmul(right.rmatmul(X))).replay
         best = on_device({"port": layer, "dense": dense})
         if exact is None:  # by plans in float64 on the CPU, twice the oversampling
             wide = [PortPlan(*(t.double() for t in side), n, oversampling=8) for side in (A, C)]
@@ -268,20 +268,6 @@ def on_cuda(options: argparse.Namespace) -> list[Row]:
         print(shown(found[-1]), flush=True)
         del left, right, layer
     return found
-
-
-def replayed(call: Callable[[], object]) -> Callable[[], object]:
-    """The call as a CUDA graph."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            call()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    return graph.replay
 
 
 def on_device(candidates: dict[str, Callable[[], object]], rounds: int = 50) -> dict[str, float]:

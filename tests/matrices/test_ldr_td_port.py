@@ -336,6 +336,9 @@ def test_inference_keeps_ports(monkeypatch: pytest.MonkeyPatch) -> None:
     want = layer.matrix().double().to_dense().sum(0).expand(3, -1)
     assert (got - want).norm() <= 1e-5 * want.norm()
     assert plans.path(layer.matrix()).startswith("port")
+    monkeypatch.setattr(port_choice, "port_is_cheaper", lambda sizes, r, b, c, device: b < 50)
+    assert plans.path(layer.matrix(), 49).startswith("port")
+    assert plans.path(layer.matrix(), 50) == "stencil"
     with torch.no_grad():
         layer.G.mul_(2)
         y = layer(x)

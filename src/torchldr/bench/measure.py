@@ -20,7 +20,7 @@ from torch.nn.functional import linear
 
 from ..nn import plans
 from ..nn.linear import StructuredLinear
-from ..timing import minimum_seconds
+from ..timing import captured, minimum_seconds
 from .grid import INFERENCE, TRAINING, Case
 from .paper_values import acceleration
 
@@ -92,14 +92,14 @@ def structured_side(case: Case, setting: Setting) -> tuple[Call, str]:
     options = {"product": "convolution"} if vouch else {}
     layer = structured_layer(case.structure, case.n, case.rank, setting.device, **options)
     if case.what == TRAINING:
-        return _step(layer, case, setting), plans.path(layer.matrix())
+        return _step(layer, case, setting), plans.path(layer.matrix(), case.batch)
     layer.eval()
     layer.plan = setting.plan
     x = _input(case, setting)
     call = _without_gradients(partial(layer, x))
     call()
     dense = layer._plan is not None and layer._plan.dense(case.batch)
-    return call, "dense" if dense else plans.path(layer.matrix())
+    return call, "dense" if dense else plans.path(layer.matrix(), case.batch)
 
 
 def dense_side(case: Case, setting: Setting) -> Call:
@@ -159,14 +159,7 @@ def time_calls(calls: dict[str, Call], setting: Setting) -> dict[str, float]:
 
 def _cuda_seconds(call: Call, repeats: int) -> float:
     """The shortest replay of a captured graph, by CUDA events, with nothing left in the L2 cache."""
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            call()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
+    graph = captured(call)
     flush, best = torch.empty(1 << 26, device="cuda"), float("inf")
     for _ in range(repeats):
         flush.zero_()

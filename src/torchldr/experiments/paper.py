@@ -25,7 +25,7 @@ OUTPUT_SCALES = (0.1, 0.3, 1.0, 3.0)
 LOW_RANK_START = {"init_std": 0.01, "output_std": 3.0}  # the best of these on Rectangles, by validation
 # The deviation of G and H, or None for the scale of nn.Linear; and the gain of the matrices.
 LSTM_STARTS = ((None, None), (0.01, None), (0.03, None), (None, 0.1), (None, 0.01))
-LSTM_START: Mapping[str, float] = {"toeplitz_like": 0.01}  # the best in validation; the others take None
+LSTM_START: Mapping[str, float] = {"toeplitz_like": 0.01}  # the others take None
 LSTM_START_BUDGETS = (1, 4)  # of the table's six: 3072 and 17,408 parameters
 
 

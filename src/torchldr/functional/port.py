@@ -45,10 +45,9 @@ from torch import Tensor
 
 from . import port_adjoint
 from .port_plan import PortPlan
-from .port_series import LEAF, Observer, Series, check, close, join, observed_rmatmul
+from .port_series import Observer, Series, check, close, join, observed_rmatmul
 
 __all__ = [
-    "LEAF",
     "Observer",
     "PortPlan",
     "Series",

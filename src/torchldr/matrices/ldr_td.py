@@ -165,10 +165,10 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
 
         return product
 
-    def path(self) -> str:
-        """The product that a single vector takes, in two words, for the timings of the `auto` plan."""
+    def path(self, batch: int = 1) -> str:
+        """The product that so many vectors take, in two words, for the timings of the `auto` plan."""
         some = self.promoted()
-        way = some._way(some.H[:1].detach())
+        way = some._way(some.H[:1].detach().expand(batch, -1))
         if way is not None:
             return f"port {'+'.join(str(c) for c in dict.fromkeys(way.oversampling))}"
         if stencil.serves(some.G):

@@ -123,13 +123,13 @@ def lay_out(weight: Tensor, batch: int) -> Tensor:
     return weight.contiguous() if batch == 1 else weight
 
 
-def path(matrix: StructuredMatrix) -> str:
-    """The way a product of this matrix takes with the values that it has now, in two words.
+def path(matrix: StructuredMatrix, batch: int = 1) -> str:
+    """The way a product of this matrix and so many vectors takes with the values it has now, in two words.
 
-    A class may say so itself by a method `path`. Needs the values: on a GPU this synchronises.
+    A class may say so itself by a method `path(batch)`. Needs the values: on a GPU this synchronises.
     """
     if (own := getattr(type(matrix), "path", None)) is not None:
-        return str(own(matrix))
+        return str(own(matrix, batch))
     if matrix.name == "ldr_sd":
         sides = [_subdiagonal_path(matrix, side) for side in "CA"]
         return " + ".join(dict.fromkeys(sides))
@@ -225,7 +225,9 @@ def _case(matrix: StructuredMatrix, batch: int) -> str:
     shape = f"{matrix.out_features} x {matrix.in_features}"
     rank = [f"rank {matrix.rank}"] if matrix.rank is not None else []
     options = [f"{k}={v}" for k, v in matrix.options.items() if k != "product" and v is not None]
-    return ", ".join([matrix.name, shape, *rank, *options, path(matrix), f"batch {batch}", dtype, where])
+    return ", ".join(
+        [matrix.name, shape, *rank, *options, path(matrix, batch), f"batch {batch}", dtype, where]
+    )
 
 
 def _machine() -> str:

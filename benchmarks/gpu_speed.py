@@ -67,21 +67,25 @@ def inference(n: int, batch: int, ranks: list[int]) -> list[dict[str, object]]:
     return rows
 
 
-def training(n: int, batch: int, rank: int, structure: str) -> dict[str, object]:
+def training(n: int, batch: int, rank: int, structure: str, **options: str) -> dict[str, object]:
+    """Forward and backward, with gradients of the input and of all parameters."""
     x, target = torch.randn(batch, n, device="cuda", requires_grad=True), torch.randn(batch, n, device="cuda")
-    dense = torch.nn.Linear(n, n, bias=False, device="cuda")
-    options = {"product": "convolution"} if structure == "ldr_sd" else {}
-    ours = StructuredLinear(n, n, bias=False, structure=structure, rank=rank, device="cuda", **options)
 
-    def step(layer: torch.nn.Module) -> None:
+    def step(layer: torch.nn.Module, x: torch.Tensor, target: torch.Tensor) -> None:
         torch.autograd.grad(layer(x), [x, *layer.parameters()], target)
 
+    dense = torch.nn.Linear(n, n, bias=False, device="cuda")
     torch.backends.cuda.matmul.allow_tf32 = True
-    tf32 = graph_ms(lambda: step(dense))
+    tf32 = graph_ms(partial(step, dense, x, target))
     torch.backends.cuda.matmul.allow_tf32 = False
-    own = graph_ms(lambda: step(ours))
-    return {"what": "training", "structure": structure, "n": n, "batch": batch, "rank": rank, "tf32_ms": tf32,
-            "ours_ms": own, "ratio_tf32": tf32 / own}  # fmt: skip
+    narrow = x.detach().bfloat16().requires_grad_()
+    bf16 = graph_ms(partial(step, dense.bfloat16(), narrow, target.bfloat16()))
+    del dense
+    ours = StructuredLinear(n, n, bias=False, structure=structure, rank=rank, device="cuda", **options)
+    own = graph_ms(partial(step, ours, x, target))
+    row = {"what": "training", "structure": structure, "product": options.get("product", ""), "n": n}
+    times = {"batch": batch, "rank": rank, "tf32_ms": tf32, "bf16_ms": bf16, "ours_ms": own}
+    return {**row, **times, "ratio_tf32": tf32 / own, "ratio_bf16": bf16 / own}
 
 
 @torch.no_grad()
@@ -107,9 +111,12 @@ def main() -> None:
     for n in (16384, 32768) if arguments.quick else (1024, 2048, 4096, 8192, 16384, 32768):
         for batch in (1, 64):
             rows += inference(n, batch, [1, 8])
-    for n in (4096, 16384):
-        for structure in ("ldr_sd", "toeplitz_like"):
-            rows.append(training(n, 64, 1, structure))
+    for n, rank in ((4096, 1), (16384, 1), (16384, 8), (32768, 1), (32768, 8)):
+        rows.append(training(n, 64, rank, "ldr_sd", product="convolution"))
+        rows.append(training(n, 64, rank, "toeplitz_like"))
+    # In a capture "auto" takes what is right for every operator: Krylov columns, then the dense matrix.
+    for n, product in ((1024, "auto"), (4096, "auto"), (4096, "split")):
+        rows.append(training(n, 64, 1, "ldr_sd", product=product))
     rows.append(training(1024, 64, 1, "ldr_td"))
     for row in rows:
         print({key: round(value, 4) if isinstance(value, float) else value for key, value in row.items()})

@@ -1,5 +1,7 @@
 """On a GPU: every class against its oracle, the stencil kernels, and capture in a CUDA graph."""
 
+import copy
+
 import pytest
 import torch
 
@@ -104,14 +106,16 @@ def test_pairs(n, rank, batch):
     [
         {"product": "convolution"},
         {"product": "auto"},
+        {"product": "auto", "n": 2000},  # beyond the Krylov columns
         {"structure": "ldr_td"},
         {"structure": "toeplitz_like"},
     ],
 )
 def test_a_training_step_is_captured_in_a_graph(kwargs):
     """No host synchronisation in forward or backward."""
-    layer = StructuredLinear(100, 100, rank=2, **kwargs).cuda()
-    x, target = torch.randn(8, 100, device="cuda"), torch.randn(8, 100, device="cuda")
+    n = kwargs.pop("n", 100)
+    layer = StructuredLinear(n, n, rank=2, **kwargs).cuda()
+    x, target = torch.randn(8, n, device="cuda"), torch.randn(8, n, device="cuda")
 
     def step():
         for p in layer.parameters():
@@ -133,3 +137,43 @@ def test_a_training_step_is_captured_in_a_graph(kwargs):
     torch.cuda.synchronize()
     for a, p in zip(want, layer.parameters(), strict=True):
         assert torch.allclose(a, p.grad, atol=1e-4 * max(1, a.abs().max().item()))
+
+
+def gradients_in_float64(layer, x, target):
+    """Of the layer's parameters, by the dense oracle."""
+    exact = copy.deepcopy(layer).cpu().double()
+    (x.cpu().double() @ exact.matrix().to_dense().mT).backward(target.cpu().double())
+    return [p.grad for p in exact.parameters()]
+
+
+@pytest.mark.parametrize("n", [100, 1500])
+@pytest.mark.parametrize("reach", [2.0, 1e4, 1e30])
+def test_no_step_of_training_waits(n, reach):
+    """LDR-SD in steps that the host queues without looking, then held to the oracle where it came to."""
+    torch.manual_seed(0)
+    layer = StructuredLinear(n, n, bias=False, structure="ldr_sd").cuda()
+    with torch.no_grad():
+        for side in "AC":
+            s = layer.get_parameter(f"subdiagonal_{side}")
+            s[: n // 2] /= reach ** (2 / n)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=1e-6)
+    x, target = torch.randn(8, n, device="cuda"), torch.randn(8, n, device="cuda")
+
+    def step():
+        optimizer.zero_grad(set_to_none=True)
+        layer(x).backward(target)
+        optimizer.step()
+
+    step()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(5):
+            step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    torch.cuda.synchronize()
+    optimizer.zero_grad(set_to_none=True)
+    layer(x).backward(target)
+    for p, want in zip(layer.parameters(), gradients_in_float64(layer, x, target), strict=True):
+        assert (p.grad.cpu() - want).abs().max() <= 1e-4 * max(1, want.abs().max().item())

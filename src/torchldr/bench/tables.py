@@ -193,7 +193,8 @@ TABLES: dict[str, tuple[str, Callable[[Results], str]]] = {
         "four_batched_ffts_ms": "four of a batch ms", "dense_bytes_ms": "reading a dense matrix ms"},
         _has("n"))),
     "gpu": ("gpu_speed", _listed("rows", {**_CASE, **_GPU, "ratio_bf16": "over bf16"}, _is("inference"))),
-    "gpu_training": ("gpu_speed", _listed("rows", {**_CASE, **_GPU}, _is("training"))),
+    "gpu_training": ("gpu_speed", _listed("rows", {
+        **_CASE, "product": "product", **_GPU, "ratio_bf16": "over bf16"}, _is("training"))),
     "gpu_stencil": ("gpu_speed", _listed("rows", {
         "n": "n", "vectors": "vectors", "forward_ms": "forward ms", "backward_ms": "backward ms"},
         _is("stencil"))),

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+PER = 4  # places of a thread of `chain`
 LARGEST = 4096  # places: beyond, a band does not fit in a block's registers
 
 SOURCE = r"""
@@ -280,7 +281,7 @@ def settings(dtype: torch.dtype, m: int) -> dict[str, object]:
         "T": "float" if dtype == torch.float32 else "double",
         "L": L,
         "PACKED": int(m % together == 0 and L % together == 0),
-        "PER": _per_thread(m),
+        "PER": PER,
         "THREADS": _chain_threads(m),
     }
 
@@ -296,18 +297,13 @@ def _compiled(name: str, definitions: tuple[tuple[str, object], ...]) -> Any:
     return torch.cuda._compile_kernel(head + SOURCE, name)
 
 
-def _per_thread(m: int) -> int:
-    """Places of a thread of `chain`: 512 threads have 128 registers each, 1024 too few."""
-    return 4 if m <= 2048 else 8
-
-
 def _chain_threads(m: int) -> int:
-    return -(-m // (32 * _per_thread(m))) * 32
+    return -(-m // (32 * PER)) * 32
 
 
 def _chain_bytes(dtype: torch.dtype, m: int) -> int:
     together = 16 // dtype.itemsize
-    size = (m + 2 * chunk_length(dtype, m) + _per_thread(m) + 2 * together) // together * together
+    size = (m + 2 * chunk_length(dtype, m) + PER + 2 * together) // together * together
     return 2 * size * dtype.itemsize
 
 

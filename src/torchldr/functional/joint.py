@@ -20,12 +20,14 @@ from torch import Tensor
 
 from . import cuda, stencil, tridiagonal
 from ._twin import plain_backward, plain_jvp
+from .doubling import shifted_sum
 from .split import split_matmul, split_prepare, split_rmatmul
-from .subdiagonal import Side, convolution_scales, krylov_matmul, krylov_rmatmul
+from .subdiagonal import Side, matmul_by, rmatmul_by, watched_scales
 from .threads import in_parts
 
 LONGEST_COLUMN = 1024  # that a GPU makes, and their number of entries: beyond, convolutions are faster
 COLUMNS = 1 << 25
+DOUBLED = 1 << 24  # entries of a dense matrix that a GPU makes rather than take the split product
 
 
 class Joint(NamedTuple):
@@ -47,24 +49,23 @@ def product(A: Side, C: Side, x: Tensor, how: str = "auto") -> Tensor:
 
     Returns:
         Shape (b, m), in the dtype of `x` (float32 or float64): by the compiled function where the guard
-        allows both convolutions and tensors are in CPU memory, by the Krylov columns themselves on a GPU
-        while they are few, else by one Krylov product after the other.
+        allows both convolutions and tensors are in CPU memory; on a GPU by the Krylov columns themselves
+        while they are few, and where the guard refuses by the dense matrix while that is not large; else by
+        one Krylov product after the other.
         Differentiable in every argument, any number of times; vmap, jvp and tracing hold.
     """
     if how == "auto" and _columns_fit(A, C, x):
         return tridiagonal.product(_as_ring(A), _as_ring(C), x)
-    if stencil.serves(*A, *C, x):
-        P_A, P_C = convolution_scales(A[0], how), convolution_scales(C[0], how)
-        if P_A is not None and P_C is not None:
-            dtype = _wider(P_A, P_C)
-            wide = (t.to(dtype) for t in (*A, *C, x, P_A, P_C))
-            return _Joint.apply(*wide)[0].to(x.dtype)
-        # What was found for one operator need not be looked for again.
-        first, second = ("split" if P is None else how for P in (P_C, P_A))
-    else:
-        first = second = how
-    z = krylov_rmatmul(*C, x, min(A[2].shape[-1], C[2].shape[-1]), first)
-    return krylov_matmul(*A, z, second)
+    P_A, P_C = watched_scales(A[0], how), watched_scales(C[0], how)
+    k = min(A[2].shape[-1], C[2].shape[-1])
+    if P_A is None or P_C is None:
+        if how == "auto" and x.is_cuda and A[2].shape[-1] * C[2].shape[-1] <= DOUBLED:
+            return x @ shifted_sum(A[2], C[2], _lower(A), _lower(C), k).mT
+    elif stencil.serves(*A, *C, x):
+        dtype = _wider(P_A, P_C)
+        wide = (t.to(dtype) for t in (*A, *C, x, P_A, P_C))
+        return _Joint.apply(*wide)[0].to(x.dtype)
+    return matmul_by(P_A, *A, rmatmul_by(P_C, *C, x, k))
 
 
 def _columns_fit(A: Side, C: Side, x: Tensor) -> bool:
@@ -76,10 +77,15 @@ def _columns_fit(A: Side, C: Side, x: Tensor) -> bool:
 
 def _as_ring(side: Side) -> tridiagonal.Operator:
     """A subdiagonal operator as a tridiagonal one."""
-    s, corner, V = side
-    lower = torch.cat((corner.reshape(1), s))
+    lower, V = _lower(side), side[2]
     zero = torch.zeros_like(lower)
     return lower, zero, zero, V
+
+
+def _lower(side: Side) -> Tensor:
+    """The corner, then the subdiagonal, (m,)."""
+    s, corner, _ = side
+    return torch.cat((corner.reshape(1), s))
 
 
 def _wider(P_A: Tensor, P_C: Tensor) -> torch.dtype:

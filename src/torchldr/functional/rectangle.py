@@ -29,6 +29,8 @@ _THREADS = 64
 # Where `back`, both matrices are read and written from their other end. `before` and `q` are given for M''.
 SOURCE = r"""
 typedef long long i64;
+#define TILE 16                               // rows that are on their way from memory at once
+#define PLACE(j, t) ((j) + (t) - ((j) + (t) < n ? 0 : n))
 extern "C" __global__ void rectangle(
     const T* __restrict__ a, const T* __restrict__ c, const T* __restrict__ e,
     const T* __restrict__ q, const T* __restrict__ before, T* __restrict__ X,
@@ -38,21 +40,31 @@ extern "C" __global__ void rectangle(
     if (s >= n) return;
     i64 R = blockIdx.y, size = (i64)m * n, last = size - 1;
     a += R * m; c += R * n; q += R * n; e += R * size; before += R * size; X += R * size;
-    T x = 0;
+    T x = 0, source[TILE], weight[TILE];
+    // A place wraps at most once in a tile, as m <= n; `around` is m columns behind j.
     int j = s, around = (s - m % n + n) % n;
     if (crossed) {
         i64 k = (i64)(m - 1) * n + (s ? s - 1 : n - 1);
         x = before[back ? last - k : k];
     }
-    #pragma unroll 8
-    for (int i = 0; i < m; i++) {
-        i64 row = (i64)i * n, k = row + j, from = crossed ? row + around : k;
-        T source = e[back ? last - from : from];
-        if (crossed) source *= q[j];
-        x = (i ? a[i] : 1) * c[j] * x + source;
-        X[back ? last - k : k] = x;
-        if (++j == n) j = 0;
-        if (++around == n) around = 0;
+    for (int first = 0; first < m; first += TILE) {
+        #pragma unroll
+        for (int t = 0; t < TILE; t++) {
+            int i = first + t, column = PLACE(j, t);
+            if (i >= m) continue;
+            i64 from = (i64)i * n + (crossed ? PLACE(around, t) : column);
+            source[t] = e[back ? last - from : from] * (crossed ? q[column] : 1);
+            weight[t] = (i ? a[i] : 1) * c[column];
+        }
+        #pragma unroll
+        for (int t = 0; t < TILE; t++) {
+            if (first + t >= m) continue;
+            x = weight[t] * x + source[t];
+            i64 k = (i64)(first + t) * n + PLACE(j, t);
+            X[back ? last - k : k] = x;
+        }
+        j = PLACE(j, TILE);
+        around = PLACE(around, TILE);
     }
 }
 """

@@ -23,6 +23,7 @@ from torch.autograd import forward_ad
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ..functional import port_choice, stencil
+from ..functional.later import Later
 from ..functional.port_choice import CANDIDATES, Choice, Trial
 from ..functional.tridiagonal import Operator
 
@@ -45,23 +46,6 @@ class Way(NamedTuple):
         return Way(self.scales[::-1], self.oversampling[::-1])
 
 
-class _Later:
-    """Numbers that are on their way to the host; on a GPU nobody waits for them."""
-
-    def __init__(self, numbers: Tensor) -> None:
-        self._numbers, self._event = numbers, None
-        if numbers.is_cuda:
-            room = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
-            self._numbers, self._event = room.copy_(numbers, non_blocking=True), torch.cuda.Event()
-            self._event.record()
-
-    def here(self) -> bool:
-        return self._event is None or self._event.query()
-
-    def read(self) -> list[float]:
-        return self._numbers.tolist()
-
-
 class Keeper:
     """The choice for one matrix."""
 
@@ -73,8 +57,8 @@ class Keeper:
         self._measured: list[int] = []
         self._entries: list[Tensor] = []  # of the operators, when last measured
         self._steps, self._interval = 0, FIRST_REVISION
-        self._asked: tuple[_Later, list[list[int]], torch.dtype, int] | None = None
-        self._moved: _Later | None = None
+        self._asked: tuple[Later, list[list[int]], torch.dtype, int] | None = None
+        self._moved: Later | None = None
 
     @property
     def way(self) -> Way | None:
@@ -97,7 +81,7 @@ class Keeper:
             return
         self._versions, self._steps = versions, self._steps + 1
         if self._moved is None:
-            self._moved = _Later(self._distance(tensors))
+            self._moved = Later(self._distance(tensors))
         jumped = False
         if self._moved.here():
             jumped, self._moved = self._moved.read()[0] > JUMP, None
@@ -152,7 +136,7 @@ class Keeper:
             at = choice.trial.oversampling
             tried.append(sorted({min(max(c, CANDIDATES[0]), most) for c in (at // 2, at, 2 * at)}))
             numbers += [port_choice.measure(*operator, k, scale, dtype, c) for c in tried[-1]]
-        self._asked = _Later(torch.cat(numbers)), tried, dtype, k
+        self._asked = Later(torch.cat(numbers)), tried, dtype, k
         self._read()
 
     def _read(self) -> None:

@@ -1,14 +1,7 @@
-"""Dense weights of many structured matrices at once, by doubling.
+"""Dense weights of many structured matrices at once.
 
-A stack is a dictionary of tensors that have one more axis in front, one entry a matrix. Where the
-operators A and C only shift and scale, as in LDR-SD and in the Toeplitz-like classes,
-
-    M_j     = sum_{l < j} A^l G^T H (C^l)^T
-    M_{i+j} = M_i + A^i M_j (C^i)^T,      (A^i v)_a = (lower_a lower_{a-1} .. lower_{a-i+1}) v_{a-i}
-
-with indices modulo m, so about log2 k passes over the m n entries give M = M_k, whatever the rank.
-Nothing is divided and no value is read: right for every operator, and fit for vmap, tracing and CUDA
-graphs. The tests hold it to `to_dense`.
+A stack is a dictionary of tensors that have one more axis in front, one entry a matrix. LDR-SD and the
+Toeplitz-like classes go by `functional.doubling`. The tests hold the weights to `to_dense`.
 """
 
 from __future__ import annotations
@@ -20,43 +13,11 @@ import torch
 from torch import Tensor
 
 from ..functional import stencil, subdiagonal
+from ..functional.doubling import shifted_sum
 from ..matrices import StructuredMatrix
 from ..matrices.toeplitz_like import corner_sign
 
 Tensors = Mapping[str, Tensor]
-
-
-def shifted_sum(G: Tensor, H: Tensor, lower_A: Tensor, lower_C: Tensor, k: int) -> Tensor:
-    """The dense matrix sum_{l < k} A^l G^T H (C^l)^T of two scaled cyclic shifts.
-
-    Args:
-        G: generators, shape (..., r, m).
-        H: generators, shape (..., r, n).
-        lower_A: (A v)_i = lower_A[i] v_{i-1}, indices modulo m: the corner, then the subdiagonal,
-            shape (..., m).
-        lower_C: the same for C, shape (..., n).
-        k: how many terms, at least 1.
-
-    Returns:
-        Shape (..., m, n). 2 log2 k passes over m n entries at most, and one product of rank r.
-
-    The same, slowly: the sum of `krylov_reference(A, g, k) @ krylov_reference(C, h, k).mT`.
-    """
-    start = M = G.mT @ H
-    # M holds the first j terms, a and c the coefficients of A^j and C^j.
-    j, a, c = 1, lower_A, lower_C
-    for bit in f"{k:b}"[1:]:
-        M = M + _moved(a, c, M, j)
-        j, a, c = 2 * j, a * a.roll(j, -1), c * c.roll(j, -1)
-        if bit == "1":
-            M = start + _moved(lower_A, lower_C, M, 1)
-            j, a, c = j + 1, lower_A * a.roll(1, -1), lower_C * c.roll(1, -1)
-    return M
-
-
-def _moved(a: Tensor, c: Tensor, M: Tensor, j: int) -> Tensor:
-    """A^j M (C^j)^T for the coefficients of A^j and C^j."""
-    return a.unsqueeze(-1) * c.unsqueeze(-2) * M.roll((j, j), (-2, -1))
 
 
 def stacked_dense(

@@ -142,7 +142,7 @@ def findings(tables: Mapping[str, Sequence[Row]]) -> str:
         if chosen:
             starts.append(f"{chosen.count('fresh')} of {len(chosen)} rows ({TITLES[name]})")
     if starts:
-        lines += ["", f"Validation preferred a fresh start to the projection in {' and '.join(starts)}."]
+        lines += ["", f"Validation preferred a fresh start to the projection in {', '.join(starts)}."]
     return "\n".join(lines) + "\n"
 
 

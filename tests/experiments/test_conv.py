@@ -33,6 +33,8 @@ def runs() -> list[Run]:
     for model in REPLACEMENTS:
         for structure, rank in (("ldr_sd", 2), ("toeplitz_like", 2), ("low_rank", 1)):
             found.append(Run("cifar10", model, structure, rank, init="linear", hidden=7))
+    for model in ("channels", "wide"):
+        found.append(Run("cifar10", model, "ldr_sd", 2, init="paper", hidden=7, fixed=True, l1=0.01))
     return found
 
 
@@ -67,7 +69,7 @@ def test_parameters_are_counted_as_in_the_paper(
         assert cell.parameters == paper
 
 
-@pytest.mark.parametrize("run", runs(), ids=lambda run: f"{run.model}-{run.structure}")
+@pytest.mark.parametrize("run", runs(), ids=lambda run: f"{run.model}-{run.method}-{run.init}")
 def test_the_fleet_does_what_a_plain_loop_does(run: Run, colours: Dataset) -> None:
     protocol = Protocol(lrs=(0.001, 0.01), trials=1, batch=30, dtype="float64")
     run = Run.from_config({**run.config(), "protocol": {"lrs": protocol.lrs, "trials": 1, "batch": 30,
@@ -104,3 +106,35 @@ def test_a_run_learns_and_is_recorded(colours: Dataset) -> None:
     assert outcome.best is not None
     assert outcome.best.validation > 60
     assert outcome.parameters == 9 * 2 * 36 * 3 + (108 + 8) * 3
+
+
+def test_fixed_operators_are_shifts_and_not_counted(colours: Dataset) -> None:
+    """LDR-SD whose operators stay is Toeplitz-like, without corners."""
+    protocol = Protocol(lrs=(0.01,), trials=1, batch=30, epochs=2)
+    run = Run("cifar10", "channels", "ldr_sd", 2, init="paper", hidden=7, fixed=True, protocol=protocol)
+    assert run.method == "toeplitz_like"
+    fleet = Fleet(run, Images.of(colours, run))
+    before = fleet.flat.detach().clone()
+    fleet.train_epoch(0)
+    old, new = (fleet.network.layout.parts(flat.detach()) for flat in (before, fleet.flat))
+    for name, t in new.items():
+        assert torch.equal(t, old[name]) == ("subdiagonal" in name or "corner" in name), name
+    counts = [
+        count_parameters(build_model(Run("cifar10", "channels", structure, 2, hidden=7), (3, 6, 6), 3), **how)
+        for structure, how in (("ldr_sd", {"fixed": True}), ("toeplitz_like", {}))
+    ]
+    assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"structure": "toeplitz_like", "fixed": True}, "fixed is True or None"),
+        ({"structure": "ldr_sd", "fixed": False}, "fixed is True or None"),
+        ({"structure": "ldr_sd", "model": "shl", "l1": 0.1}, "l1 is for the models"),
+        ({"structure": "ldr_sd", "l1": -1.0}, "l1 must be positive"),
+    ],
+)
+def test_wrong_fields(fields: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Run(**{"data": "cifar10", "model": "channels", **fields})  # type: ignore[arg-type]

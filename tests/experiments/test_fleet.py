@@ -45,6 +45,19 @@ def test_agrees_with_the_plain_loop(model: str, structure: str, tiny: Dataset, b
     assert largest_difference(fleet, train_plain(run, images, 20)) < 1e-10
 
 
+@pytest.mark.parametrize("structure", ["dense", "fastfood", "low_rank"])
+def test_a_gain_multiplies_the_hidden_matrix(structure: str, tiny: Dataset, brief: Protocol) -> None:
+    protocol = replace(brief, dtype="float64", lrs=(0.0002, 0.002), trials=1, batch=12)
+    run = Run("rectangles", structure=structure, gain=3.0, protocol=protocol)
+    images = Images.of(tiny, run)
+    fleet = Fleet(run, images)
+    train_steps(fleet, 10)
+    models = train_plain(run, images, 10)
+    assert largest_difference(fleet, models) < 1e-10
+    right = [(model(images.test_x).argmax(-1) == images.test_y).double().mean() for model in models]
+    assert fleet.evaluate([0.0, 0.0]).test == pytest.approx([100 * float(share) for share in right])
+
+
 @pytest.mark.parametrize("structure", ["dense", "ldr_sd", "ldr_td", "toeplitz_like"])
 def test_agrees_at_784(structure: str, rectangles: Dataset) -> None:
     protocol = Protocol(lrs=(0.001, 0.002), trials=1, batch=20, dtype="float64")

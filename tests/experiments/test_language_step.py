@@ -85,7 +85,12 @@ class Plain:
             for gate in order
         ]
         self.kind, self.gain = kind, run.gain or 1
-        learned = [t for tensors in self.structured for t in tensors.values()]
+        learned = [
+            t
+            for tensors in self.structured
+            for name, t in tensors.items()
+            if not run.fixed or name in ("G", "H")
+        ]
         kept = [p for name, p in self.lstm.named_parameters() if name != "weight_ih_l0"]
         self.parameters = [*self.embedding.parameters(), *self.decoder.parameters(), *kept, *learned]
         self.optimizer = torch.optim.SGD(self.parameters, lr=protocol.lrs[0])
@@ -117,7 +122,7 @@ class Plain:
             loss.backward()
             nn.utils.clip_grad_norm_(self.parameters, p.clip)
             self.optimizer.step()
-            if p.bound:
+            if p.bound and not self.run.fixed:
                 for tensors in self.structured:
                     for name, tensor in tensors.items():
                         if name not in ("G", "H", "weight"):
@@ -147,6 +152,28 @@ def epoch(fleet: LanguageFleet, number: int) -> None:
         (fleet.begin_training if training else fleet.begin_scoring)()
         for start in range(0, rows - 1, fleet.protocol.bptt):
             fleet.advance(min(fleet.protocol.bptt, rows - 1 - start), training=training)
+
+
+def test_the_authors_start_with_fixed_operators() -> None:
+    """Recurrent matrices are the identity and biases 0; operators that are fixed stay shifts."""
+    protocol = dataclasses.replace(SMALL, clip=0.25)
+    run = Run("wikitext2", "lstm", "ldr_sd", 3, init="paper", fixed=True, protocol=protocol)
+    source = corpus()
+    text = Text.of(source, protocol)
+    masks = Masks(text, protocol, seed=0)
+    fleet = LanguageFleet([run], text, masks)
+    n = protocol.hidden
+    assert torch.equal(fleet.hidden[0].unflatten(0, (4, n)), torch.eye(n).double().expand(4, n, n))
+    assert not fleet.bias_input.any()
+    assert not fleet.bias_hidden.any()
+    plain = Plain(fleet, 0)
+    masks.draw(0)
+    loss = plain.train(text, masks)
+    epoch(fleet, 0)
+    assert fleet.scores().train == pytest.approx([loss], rel=1e-8)
+    for side in "AC":
+        assert (fleet.structured[f"subdiagonal_{side}"] == 1).all()
+        assert not fleet.structured[f"corner_{side}"].any()
 
 
 @pytest.mark.parametrize(

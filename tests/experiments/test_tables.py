@@ -7,6 +7,7 @@ import pytest
 
 from torchldr.experiments import TABLES, Ledger, Protocol, Run, get_table, overview, run_rows, table_rows
 from torchldr.experiments import paper_values as values
+from torchldr.experiments.language.weights import count_parameters
 from torchldr.experiments.options import keep_table, parse_filters
 
 from .test_ledger import make
@@ -26,10 +27,22 @@ def test_sizes() -> None:
     sizes = {name: len(table.runs()) for name, table in TABLES.items()}
     assert sizes == {
         "rectangles": 9, "shl": 56, "cnn": 48, "pruning": 48, "rhu": 48, "samples": 80,
-        "generalization": 20, "rank": 76, "noise": 18, "scales": 55, "lstm": 19, "lstm_starts": 30,
-        "conv": 7, "conv_square": 4,
+        "generalization": 20, "rank": 76, "noise": 18, "scales": 57, "lstm": 19, "lstm_starts": 30,
+        "lstm_gain": 18, "lstm_authors": 19, "conv": 7, "conv_square": 4, "conv_starts": 10,
     }  # fmt: skip
     assert len({run.hash for table in TABLES.values() for run in table.runs()}) < sum(sizes.values())
+
+
+def test_toeplitz_like_as_the_authors_trained_it() -> None:
+    """The rows are those of LDR-SD with operators that stay, called and counted as Toeplitz-like."""
+    budgets = dict.fromkeys(values.LSTM_RANKS["toeplitz_like"], 0)
+    for cell in get_table("lstm_authors").cells:
+        if cell.run.method == "toeplitz_like":
+            assert cell.run.fixed
+            budgets[cell.run.rank] = count_parameters("ldr_sd", 128, cell.run.rank, fixed=True)
+    assert list(budgets.values()) == [2048, 3072, 5120, 9216, 17408, 25600]
+    methods = {(cell.run.model, cell.run.method) for cell in get_table("conv").cells}
+    assert {("channels", "toeplitz_like"), ("wide", "toeplitz_like")} <= methods
 
 
 def test_values_that_the_papers_text_repeats() -> None:

@@ -10,6 +10,7 @@ is written.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ from torch.nn.functional import cross_entropy
 
 from .batches import Images, Split, generator
 from .graphs import StepGraphs
-from .models import SingleHiddenLayer, build_model, magnitude_mask
+from .models import SingleHiddenLayer, build_model, is_operator, is_penalised, magnitude_mask
 from .network import StackedNetwork
 from .protocol import Run
 from .stacked import subdiagonal_range
@@ -73,11 +74,20 @@ class Fleet:
         self._losses = torch.zeros(len(models), dtype=self.flat.dtype, device=self.device)
         self._train = self.split.train.to(self.device)
         self._validation = self.split.validation.to(self.device)
+        self._penalty = None if run.l1 is None else run.l1 * self._where(is_penalised)
+        self._learned = 1 - self._where(is_operator) if run.fixed else None
         self._graphs = StepGraphs(self.step, self._state()) if self.device.type == "cuda" else None
 
     def _state(self) -> list[Tensor]:
         """What a step changes."""
         return [self.flat, self.velocity, self._position, self._losses]
+
+    def _where(self, condition: Callable[[str], bool]) -> Tensor:
+        """1 where a row of parameters holds those whose names meet the condition, else 0."""
+        chosen = torch.zeros_like(self.flat[0], requires_grad=False)
+        for name, part in self.network.layout.parts(chosen).items():
+            part.fill_(float(condition(name)))
+        return chosen
 
     def step(self, size: int) -> None:
         """One step of gradient descent on the next `size` images. Reads no value on the host."""
@@ -89,6 +99,10 @@ class Fleet:
         loss = losses.view(count, size).mean(1)
         (gradient,) = torch.autograd.grad(loss.sum(), self.flat)
         with torch.no_grad():
+            if self._penalty is not None:
+                gradient = torch.addcmul(gradient, self.flat.sign(), self._penalty)
+            if self._learned is not None:
+                gradient = gradient * self._learned
             torch.add(gradient, self.velocity, alpha=self.run.protocol.momentum, out=self.velocity)
             self.flat.addcmul_(self.velocity, self._rates)
             self._losses.add_(loss.detach(), alpha=size)

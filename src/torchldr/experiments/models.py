@@ -75,21 +75,22 @@ class SingleHiddenLayer(nn.Module):
     Args:
         hidden: the hidden layer, pixels to hidden units.
         logits: the output layer.
+        gain: what the hidden layer's outputs are multiplied by.
 
     Shape:
         Input (b, ...) of images or rows, output (b, classes).
     """
 
-    def __init__(self, hidden: nn.Module, logits: nn.Linear) -> None:
+    def __init__(self, hidden: nn.Module, logits: nn.Linear, gain: float = 1.0) -> None:
         super().__init__()
-        self.hidden, self.logits = hidden, logits
+        self.hidden, self.logits, self.gain = hidden, logits, gain
 
     def features(self, x: Tensor) -> Tensor:
         """What the hidden layer sees, (b, pixels)."""
         return x.flatten(1)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.logits(relu(self.hidden(self.features(x))))
+        return self.logits(relu(self.gain * self.hidden(self.features(x))))
 
 
 class ConvNet(SingleHiddenLayer):
@@ -188,7 +189,9 @@ def build_model(
         )
     logits = nn.Linear(units, outputs)
     model = (
-        ConvNet(image_shape[0], hidden, logits) if run.model == "cnn" else SingleHiddenLayer(hidden, logits)
+        ConvNet(image_shape[0], hidden, logits)
+        if run.model == "cnn"
+        else SingleHiddenLayer(hidden, logits, run.gain or 1.0)
     )
     _initialise_(model, run, generator)
     return model.to(getattr(torch, run.protocol.dtype))
@@ -241,15 +244,28 @@ def _initialise_(model: SingleHiddenLayer, run: Run, generator: torch.Generator 
         model.logits.bias.zero_()
 
 
-def count_parameters(model: SingleHiddenLayer, keep: int | None = None) -> int:
+def is_operator(name: str) -> bool:
+    """Whether a parameter of this name belongs to an operator of LDR-SD, which `Run.fixed` leaves alone."""
+    return name.split(".")[-1].startswith(("subdiagonal_", "corner_"))
+
+
+def is_penalised(name: str) -> bool:
+    """Whether `Run.l1` counts a parameter of this name."""
+    return name.startswith("front.") and name.endswith((".G", ".H"))
+
+
+def count_parameters(model: SingleHiddenLayer, keep: int | None = None, *, fixed: bool = False) -> int:
     """Parameters of the hidden and the output layer, as the paper's tables count them.
 
     Convolutions are not counted, nor weights that are pruned down to `keep`. Where convolutions are
-    replaced it is the other way around: the first layer counts and the output layer does not.
+    replaced it is the other way around: the first layer counts and the output layer does not. Operators
+    that are `fixed` do not count.
     """
+    layers: tuple[nn.Module, ...] = (model.hidden, model.logits)
     if isinstance(model, ReplacedConvolution):
-        return sum(p.numel() for layer in (model.front, model.hidden) for p in layer.parameters())
-    count = sum(p.numel() for layer in (model.hidden, model.logits) for p in layer.parameters())
+        layers = (model.front, model.hidden)
+    named = (pair for layer in layers for pair in layer.named_parameters())
+    count = sum(p.numel() for name, p in named if not (fixed and is_operator(name)))
     if keep is not None and isinstance(model.hidden, PrunedLinear):
         count -= model.hidden.weight.numel() - keep
     return count

@@ -83,6 +83,7 @@ class StackedNetwork:
             else torch.stack([m.get_buffer(name) for m in models]).to(device)
             for name, buffer in model.named_buffers()
         }
+        self.gain = model.gain
         hidden = model.hidden
         self.structure = hidden.structure if isinstance(hidden, StructuredLinear) else None
         self.pruned = isinstance(hidden, PrunedLinear)
@@ -152,7 +153,8 @@ class StackedNetwork:
         tensors = self.hidden_tensors(parts)
         if self._product is None:
             return dense_product(tensors["weight"] * tensors["mask"], x)
-        return self._product(tensors, x)[..., : self.units]
+        y = self._product(tensors, x)[..., : self.units]
+        return y if self.gain == 1 else self.gain * y
 
     def _head(self, parts: Tensors, hidden: Tensor) -> Tensor:
         if "hidden.bias" in parts:
@@ -190,7 +192,7 @@ class StackedNetwork:
             return None
         if self.structure is None or self.structure.name == "dense":
             tensors = self.hidden_tensors(parts)
-            return (tensors["weight"] * tensors.get("mask", 1)).mT
+            return (tensors["weight"] * tensors.get("mask", 1)).mT * self.gain
         return self._hidden(parts, torch.eye(self.shape[1], dtype=dtype, device=self.device))
 
     def _chunk(self, x: Tensor) -> int:

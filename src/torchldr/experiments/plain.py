@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from .batches import Images, Split
 from .fleet import initial_models
-from .models import SingleHiddenLayer
+from .models import SingleHiddenLayer, is_operator, is_penalised
 from .protocol import Run
 
 
@@ -28,11 +28,16 @@ def train_plain(run: Run, images: Images, steps: int) -> list[SingleHiddenLayer]
     split, protocol = Split.of(run, len(images.train_y)), run.protocol
     models = [model.to(images.device) for model in initial_models(run, images)]
     for model, (lr, _) in zip(models, protocol.replicas, strict=True):
-        optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=protocol.momentum)
+        learned = [p for name, p in model.named_parameters() if not (run.fixed and is_operator(name))]
+        optimizer = torch.optim.SGD(learned, lr=lr, momentum=protocol.momentum)
         for rows in _batches(run, split, steps):
             rows = rows.to(images.device)
             optimizer.zero_grad()
-            cross_entropy(model(images.train_x[rows]), images.train_y[rows]).backward()
+            loss = cross_entropy(model(images.train_x[rows]), images.train_y[rows])
+            if run.l1 is not None:
+                counted = (p.abs().sum() for name, p in model.named_parameters() if is_penalised(name))
+                loss = loss + run.l1 * sum(counted)
+            loss.backward()
             optimizer.step()
     return models
 

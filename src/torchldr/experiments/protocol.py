@@ -106,8 +106,13 @@ class Run:
             ones) start normal with this deviation instead.
         output_std: where given, the output layer's weights start normal with this deviation and its
             biases at 0, instead of as `nn.Linear`'s.
-        gain: where given, a language model's input matrices are so many times what the class makes of their
-            parameters: a smaller one makes the steps of the matrices smaller at the same rate.
+        gain: where given, the hidden matrix of "shl", or a language model's input matrices, are so many times
+            what the class makes of their parameters. A language model's start is scaled to make up for it: a
+            smaller gain makes the steps of the matrices smaller at the same rate. That of "shl" is not.
+        l1: where given, so many times the absolute values of G and H of the layer that replaces convolutions
+            are added to the loss.
+        fixed: True leaves the operators of LDR-SD what they are at the start, shifts without a corner. That
+            is the Toeplitz-like class as the authors trained it, and counted and named as such.
         hidden: number of hidden units; None is the size of the layer's input. Fewer is RHU.
         keep: where given, magnitude pruning of a dense hidden layer down to so many weights.
         train_fraction: share of the training images to train on; those for validation stay.
@@ -124,6 +129,8 @@ class Run:
     init_std: float | None = None
     output_std: float | None = None
     gain: float | None = None
+    l1: float | None = None
+    fixed: bool | None = None
     hidden: int | None = None
     keep: int | None = None
     train_fraction: float = 1.0
@@ -148,17 +155,29 @@ class Run:
             raise ValueError(f"Run: keep prunes a dense layer, got structure={self.structure!r}.")
         if not 0 < self.train_fraction <= 1:
             raise ValueError(f"Run: train_fraction must lie in (0, 1], got {self.train_fraction}.")
-        for name in ("init_std", "output_std", "gain"):
+        for name in ("init_std", "output_std", "gain", "l1"):
             if (value := getattr(self, name)) is not None and value <= 0:
                 raise ValueError(f"Run: {name} must be positive, got {value}.")
-        if self.gain is not None and self.model != "lstm":
-            raise ValueError(f"Run: gain is for the model 'lstm', got model={self.model!r}.")
+        if self.gain is not None and (self.model not in ("shl", "lstm") or self.keep is not None):
+            raise ValueError(
+                f"Run: gain is for the models 'shl' and 'lstm' without keep, got model={self.model!r}, "
+                f"keep={self.keep}."
+            )
+        if self.fixed is not None and (self.fixed is not True or self.structure != "ldr_sd"):
+            raise ValueError(
+                f"Run: fixed is True or None and for 'ldr_sd', got {self.fixed!r} for {self.structure!r}."
+            )
+        if self.l1 is not None and self.model not in REPLACEMENTS:
+            known = ", ".join(REPLACEMENTS)
+            raise ValueError(f"Run: l1 is for the models {known}, got model={self.model!r}.")
 
     @property
     def method(self) -> str:
         """What a table calls it: the structure's name, "pruning" or "rhu"."""
         if self.keep is not None:
             return "pruning"
+        if self.fixed:
+            return "toeplitz_like"
         return "rhu" if self.hidden is not None and self.structure == "dense" else self.structure
 
     @property
@@ -172,6 +191,8 @@ class Run:
         parts += [f"std={self.init_std:g}"] if self.init_std is not None else []
         parts += [f"output_std={self.output_std:g}"] if self.output_std is not None else []
         parts += [f"gain={self.gain:g}"] if self.gain is not None else []
+        parts += [f"l1={self.l1:g}"] if self.l1 is not None else []
+        parts += ["open"] if self.fixed else []
         return " ".join([*parts, f"seed={self.seed}"])
 
     def config(self) -> dict[str, Any]:

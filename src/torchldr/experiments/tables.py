@@ -157,6 +157,8 @@ def _start(run: Run) -> str:
     parts = [run.init if run.init_std is None else f"std {run.init_std:g}"]
     parts += [] if run.output_std is None else [f"output std {run.output_std:g}"]
     parts += [] if run.gain is None else [f"gain {run.gain:g}"]
+    parts += [] if run.l1 is None else [f"l1 {run.l1:g}"]
+    parts += ["open"] if run.fixed else []
     return ", ".join(parts)
 
 

@@ -125,7 +125,7 @@ class _Training:
             best=select_best(metrics, replicas),
             mean=select_mean(metrics, replicas),
             diverged=self.diverged,
-            parameters=count_parameters(model, self.run.keep),
+            parameters=count_parameters(model, self.run.keep, fixed=bool(self.run.fixed)),
             seconds=self.seconds,
             weights={name: tensor.cpu() for name, tensor in row.items()},
             notes={"form": self.fleet.network.how, **_product(self.fleet)},

@@ -61,7 +61,7 @@ def _choose(ledger: Ledger, model: str, structure: str) -> tuple[Record, Path]:
     kept = [
         (record, weights_path(ledger, record.run))
         for record in ledger
-        if (record.run.model, record.run.structure) == (model, structure)
+        if (record.run.model, record.run.method) == (model, structure)
         and weights_path(ledger, record.run).is_file()
     ]
     if not kept:

@@ -138,7 +138,7 @@ def _kept(ledger: Ledger, dataset: str, structure: str) -> Iterator[tuple[Record
     shipped = Path(str(resources.files("torchldr.experiments"))) / "published" / "weights"
     for record in ledger:
         run = record.run
-        if (run.data, run.model, run.structure, run.hidden) == (dataset, "shl", structure, None):
+        if (run.data, run.model, run.method, run.hidden) == (dataset, "shl", structure, None):
             for path in (weights_path(ledger, run), shipped / f"{run.hash}.safetensors"):
                 if path.is_file():
                     yield record, path

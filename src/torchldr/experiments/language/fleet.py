@@ -64,6 +64,7 @@ class LanguageFleet:
         gain = 1.0 if first.gain is None else first.gain
         drawn = initial_tensors(first.structure, n, ranks, sources, first.init, first.init_std, gain)
         self._operators = [name for name in drawn if name.startswith(("subdiagonal", "corner"))]
+        self._fixed = self._operators if first.fixed else []
         self.structured = {name: t.to(device, dtype).requires_grad_() for name, t in drawn.items()}
         self._bring_back()
         self._build, self._gain = BUILDS[first.structure], gain
@@ -141,7 +142,7 @@ class LanguageFleet:
             "bias_input": d_bias,
             "bias_hidden": d_bias,
         }
-        names = list(self.structured)
+        names = [name for name in self.structured if name not in self._fixed]
         found = torch.autograd.grad(built, [self.structured[name] for name in names], torch.bmm(da.mT, x))
         gradients |= {f"structured.{name}": d for name, d in zip(names, found, strict=True)}
         # A word's gradient is the sum over its occurrences: their vectors are summed by a product with the
@@ -181,7 +182,7 @@ class LanguageFleet:
     def _bring_back(self) -> None:
         """Bring the operators' entries back within the protocol's bound."""
         bound = self.protocol.bound
-        for name in self._operators if bound else ():
+        for name in self._operators if bound and not self._fixed else ():
             self.structured[name].clamp_(-bound, bound)
 
     def _kept(self, rows: Tensor) -> tuple[Tensor | float, Tensor | float]:
@@ -245,10 +246,10 @@ _PLAIN = ("embedding", "decoder", "hidden", "bias_input", "bias_hidden")
 
 def _initial(runs: Sequence[Run], protocol: LanguageProtocol, words: int) -> dict[str, Tensor]:
     """All parameters but those of the input matrices; the same for runs of the same seed."""
-    n, bound = protocol.hidden, protocol.hidden**-0.5
+    n = protocol.hidden
     parts: dict[str, list[Tensor]] = {name: [] for name in _PLAIN}
     for run in runs:
-        source = generator(run.seed, "language")
+        source, bound = generator(run.seed, "language"), n**-0.5
 
         def uniform(*shape: int, within: float, source: torch.Generator = source) -> Tensor:
             return torch.empty(shape).uniform_(-within, within, generator=source)
@@ -256,7 +257,11 @@ def _initial(runs: Sequence[Run], protocol: LanguageProtocol, words: int) -> dic
         parts["embedding"].append(uniform(words, n, within=SPREAD))
         weight = uniform(words, n, within=SPREAD)
         parts["decoder"].append(decoder.pack(weight, weight.new_zeros(words)))
-        parts["hidden"].append(uniform(len(GATES) * n, n, within=bound))
+        if run.init == "paper":  # the authors' start: a state that is passed on
+            parts["hidden"].append(torch.eye(n).repeat(len(GATES), 1))
+            bound = 0.0
+        else:
+            parts["hidden"].append(uniform(len(GATES) * n, n, within=bound))
         parts["bias_input"].append(uniform(len(GATES) * n, within=bound))
         parts["bias_hidden"].append(uniform(len(GATES) * n, within=bound))
     return {name: torch.stack(tensors) for name, tensors in parts.items()}

@@ -121,7 +121,7 @@ class FleetTraining:
         lost = next((e for e, value in enumerate(metrics["validation"]) if value is None), None)
         size = protocol.hidden
         model = 2 * self.fleet.text.words * size + self.fleet.text.words + 4 * size * (size + 2)
-        structured = count_parameters(run.structure, size, run.rank)
+        structured = count_parameters(run.structure, size, run.rank, fixed=bool(run.fixed))
         return {
             "parameters": structured,
             "seconds": round(self.seconds / len(self.runs), 2),

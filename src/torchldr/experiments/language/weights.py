@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ...matrices import get_structure
 from ...matrices.toeplitz_like import corner_sign
+from ..models import is_operator
 
 Tensors = Mapping[str, Tensor]
 Build = Callable[[Tensors], Tensor]
@@ -132,7 +133,8 @@ def initial_tensors(
     return {name: torch.stack(parts) for name, parts in stacked.items()}
 
 
-def count_parameters(structure: str, size: int, rank: int | None) -> int:
-    """Parameters of the four matrices, as the paper counts them."""
+def count_parameters(structure: str, size: int, rank: int | None, *, fixed: bool = False) -> int:
+    """Parameters of the four matrices, as the paper counts them; operators that are fixed do not count."""
     shapes = get_structure(structure).parameter_shapes(size, size, rank or 1)
-    return len(GATES) * sum(torch.Size(shape).numel() for shape in shapes.values())
+    learned = (shape for name, shape in shapes.items() if not (fixed and is_operator(name)))
+    return len(GATES) * sum(torch.Size(shape).numel() for shape in learned)

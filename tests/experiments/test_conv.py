@@ -65,7 +65,7 @@ def test_parameters_are_counted_as_in_the_paper(
     assert count_parameters(built) == (paper if ours is None else ours)
     if structure != "dense":
         cells = [*get_table("conv").cells, *get_table("conv_square").cells]
-        (cell,) = (cell for cell in cells if (cell.run.model, cell.run.structure) == (model, structure))
+        (cell,) = (cell for cell in cells if (cell.run.model, cell.run.method) == (model, structure))
         assert cell.parameters == paper
 
 

@@ -10,7 +10,6 @@ is written.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -19,7 +18,7 @@ from torch.nn.functional import cross_entropy
 
 from .batches import Images, Split, generator
 from .graphs import StepGraphs
-from .models import SingleHiddenLayer, build_model, is_operator, is_penalised, magnitude_mask
+from .models import SingleHiddenLayer, build_model, is_penalised, magnitude_mask
 from .network import StackedNetwork
 from .protocol import Run
 from .stacked import subdiagonal_range
@@ -61,7 +60,7 @@ class Fleet:
     def __init__(self, run: Run, images: Images) -> None:
         self.run, self.images, self.device = run, images, images.device
         models = initial_models(run, images)
-        self.network = StackedNetwork(models, self.device)
+        self.network = StackedNetwork(models, self.device, fixed=bool(run.fixed))
         self.flat = self.network.layout.pack(models).to(self.device).requires_grad_()
         self.velocity = torch.zeros_like(self.flat, requires_grad=False)
         self.split = Split.of(run, len(images.train_y))
@@ -74,19 +73,18 @@ class Fleet:
         self._losses = torch.zeros(len(models), dtype=self.flat.dtype, device=self.device)
         self._train = self.split.train.to(self.device)
         self._validation = self.split.validation.to(self.device)
-        self._penalty = None if run.l1 is None else run.l1 * self._where(is_penalised)
-        self._learned = 1 - self._where(is_operator) if run.fixed else None
+        self._penalty = None if run.l1 is None else run.l1 * self._penalised()
         self._graphs = StepGraphs(self.step, self._state()) if self.device.type == "cuda" else None
 
     def _state(self) -> list[Tensor]:
         """What a step changes."""
         return [self.flat, self.velocity, self._position, self._losses]
 
-    def _where(self, condition: Callable[[str], bool]) -> Tensor:
-        """1 where a row of parameters holds those whose names meet the condition, else 0."""
+    def _penalised(self) -> Tensor:
+        """1 where a row of parameters holds what `Run.l1` counts, else 0."""
         chosen = torch.zeros_like(self.flat[0], requires_grad=False)
         for name, part in self.network.layout.parts(chosen).items():
-            part.fill_(float(condition(name)))
+            part.fill_(float(is_penalised(name)))
         return chosen
 
     def step(self, size: int) -> None:
@@ -101,8 +99,6 @@ class Fleet:
         with torch.no_grad():
             if self._penalty is not None:
                 gradient = torch.addcmul(gradient, self.flat.sign(), self._penalty)
-            if self._learned is not None:
-                gradient = gradient * self._learned
             torch.add(gradient, self.velocity, alpha=self.run.protocol.momentum, out=self.velocity)
             self.flat.addcmul_(self.velocity, self._rates)
             self._losses.add_(loss.detach(), alpha=size)

@@ -20,7 +20,14 @@ from torch.nn.functional import conv2d, max_pool2d, relu
 from ..functional.cuda import unavailable
 from ..matrices import LDRSubdiagonal
 from ..nn import StructuredLinear
-from .models import ConvNet, CroppedLinear, PrunedLinear, ReplacedConvolution, SingleHiddenLayer
+from .models import (
+    ConvNet,
+    CroppedLinear,
+    PrunedLinear,
+    ReplacedConvolution,
+    SingleHiddenLayer,
+    is_operator,
+)
 from .stacked import StackedProduct, Tensors, dense_product, form, stacked_product
 from .stacked_convolution import replica_convolution
 from .stacked_front import Front
@@ -62,6 +69,7 @@ class StackedNetwork:
     Args:
         models: the replicas, freshly initialised, on the CPU.
         device: where to compute.
+        fixed: whether the operators of LDR-SD get no gradient, see `Run.fixed`.
 
     Attributes:
         layout: of the parameters.
@@ -71,8 +79,10 @@ class StackedNetwork:
         how: the form of its product, see `stacked`.
     """
 
-    def __init__(self, models: Sequence[SingleHiddenLayer], device: torch.device) -> None:
-        model = models[0]
+    def __init__(
+        self, models: Sequence[SingleHiddenLayer], device: torch.device, *, fixed: bool = False
+    ) -> None:
+        model, self._fixed = models[0], fixed
         self.layout, self.device, self.replicas = Layout(model), device, len(models)
         self.convolutional = isinstance(model, ConvNet)
         persistent = set(model.state_dict())
@@ -123,6 +133,8 @@ class StackedNetwork:
     def logits(self, flat: Tensor, x: Tensor) -> Tensor:
         """Logits of a batch for every replica: (R, length) and (b, ...) to (R, b, classes)."""
         parts = self.layout.parts(flat)
+        if self._fixed:
+            parts = {name: part.detach() if is_operator(name) else part for name, part in parts.items()}
         return self._head(parts, self._hidden(parts, self._features(parts, x)))
 
     def hidden_tensors(self, parts: Tensors) -> dict[str, Tensor]:

@@ -31,7 +31,8 @@ def rectangle_product(name: str, tensors: Tensors, x: Tensor) -> Tensor:
             torch.cat((tensors[f"corner_{side}"].unsqueeze(-1), tensors[f"subdiagonal_{side}"]), -1)
             for side in "AC"
         )
-        return _Subdiagonal.apply(a, c, G, H, x)
+        learned = a.requires_grad or c.requires_grad
+        return (_Subdiagonal if learned else _Shifts).apply(a, c, G, H, x)
     sign = float(corner_sign(G.shape[-1], H.shape[-1]))
     a, c = (_shift(v, corner) for v, corner in ((G, sign), (H, -sign)))
     return _Shifts.apply(a, c, G, H, x)
@@ -70,7 +71,7 @@ class _Subdiagonal(torch.autograd.Function):
 
 
 class _Shifts(torch.autograd.Function):
-    """The product with the shifts A and C, which are not learned."""
+    """The product with operators A and C that are not learned."""
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, c: Tensor, G: Tensor, H: Tensor, x: Tensor) -> Tensor:

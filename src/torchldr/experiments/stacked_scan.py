@@ -40,7 +40,8 @@ def scan_product(name: str, tensors: Tensors, x: Tensor) -> Tensor:
             torch.cat((tensors[f"corner_{side}"].unsqueeze(-1), tensors[f"subdiagonal_{side}"]), -1)
             for side in "AC"
         )
-        return _Subdiagonal.apply(a, c, G, H, x)
+        learned = a.requires_grad or c.requires_grad
+        return (_Subdiagonal if learned else _Shifts).apply(a, c, G, H, x)
     one = G.new_ones(R, n)
     first = one.cumsum(1) == 1
     if name == "vandermonde_like":
@@ -80,7 +81,7 @@ def flow_gradient(a: Tensor, d_corner: Tensor, starts: Tensor, ends: Tensor) -> 
 
 
 class _Shifts(torch.autograd.Function):
-    """The product with the shifts A and C, which are not learned."""
+    """The product with operators A and C that are not learned."""
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, c: Tensor, G: Tensor, H: Tensor, x: Tensor) -> Tensor:

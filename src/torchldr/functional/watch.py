@@ -22,12 +22,13 @@ _Key = tuple[Any, ...]
 
 
 class _Watch:
+    """What is known of one subdiagonal."""
+
     def __init__(self, s: Tensor) -> None:
         self.memory = StorageWeakRef(s.untyped_storage())
-        self.version, self.asked = s._version, None
+        self.version = s._version
         self.reach = float(_reach(s))
-
-    asked: Later | None
+        self.asked: Later | None = None
 
     def look(self, s: Tensor) -> float:
         if self.asked is not None and self.asked.here():

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,10 @@ from ..batches import Images, Split
 from ..protocol import Protocol, Run
 from .dense import image_model, in_parts, load_or_train, train_image_model
 from .fleet import Distilled, Examples, Fleet, Member, joined
+from .loop import Say, affords_tridiagonal, run_missing
 from .methods import FACTORS, Method, methods, parameters, reaches
 from .rows import WEIGHTS, Row, Rows, settings_key
 from .starts import Stack, descend, fresh_start, projected_start, residuals
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -232,15 +231,11 @@ def _picked(whole: Stack, place: int, like: Stack) -> Stack:
 def batches_of_methods(
     table: ImageTable, shape: tuple[int, int], device: torch.device, thorough: bool
 ) -> list[list[Method]]:
-    """What is trained side by side, the dearest last: LDR-TD.
-
-    On a CPU it is left out for layers of more than 256 features unless `thorough`.
-    """
+    """What is trained side by side, the dearest last: LDR-TD."""
     every = [method for method in methods(table.factors) if reaches(method, [shape])]
     tridiagonal = [method for method in every if method.name == "ldr_td"]
     others = [method for method in every if method.name != "ldr_td"]
-    taken = thorough or device.type == "cuda" or max(shape) <= 256
-    return [others, tridiagonal] if taken and tridiagonal else [others]
+    return [others, tridiagonal] if affords_tridiagonal([shape], device, thorough) else [others]
 
 
 def run_image_table(
@@ -257,23 +252,5 @@ def run_image_table(
     begun = time.monotonic()
     run = ImageRun(table, rows.path.parent, device, data_dir)
     say(f"{table.name}: dense {run.dense_accuracy:.2f} %, ready after {time.monotonic() - begun:.1f} s")
-    complete = True
-    for part in batches_of_methods(table, run.shape, device, thorough):
-        missing = [method for method in part if rows.find(table.name, method, run.key) is None]
-        if not missing:
-            continue
-        if time.monotonic() > deadline:
-            say(f"{table.name}: no time left for {len(missing)} methods ({missing[0].key} ..)")
-            return False
-        begun = time.monotonic()
-        try:
-            found = run.fleet(missing)
-        except RuntimeError as error:  # out of memory, say: what else there is may still run
-            say(f"{table.name}: {missing[0].key} .. failed: {error}")
-            complete = False
-            continue
-        for row in found:
-            rows.append(row, device)
-        names = ", ".join(dict.fromkeys(method.name for method in missing))
-        say(f"{table.name}: {len(missing)} methods in {time.monotonic() - begun:.1f} s ({names})")
-    return complete
+    groups = batches_of_methods(table, run.shape, device, thorough)
+    return run_missing(table.name, run.key, groups, run.fleet, rows, device, deadline=deadline, say=say)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -22,13 +22,13 @@ from ...data import load_corpus
 from ..precision import tf32
 from .dense import Trained, load_or_train
 from .fleet import even_rates
+from .loop import Say, affords_tridiagonal, run_missing
 from .methods import FACTORS, Method, methods, parameters, reaches
 from .rows import WEIGHTS, Row, Rows, settings_key
 from .starts import Stack, descend, projected_start, residuals
 from .texts import GPTModel, LSTMModel, TextModel, perplexity
 from .training import Adam, Trainer
 
-Say = Callable[[str], None]
 _LOOKS = 4  # at the validation text
 
 
@@ -231,22 +231,11 @@ def run_language_table(
     say(f"{table.name}: dense {run.dense_perplexity:.1f}, ready after {time.monotonic() - begun:.1f} s")
     shapes = [group.shape for group in run.model.groups]
     order = {factor: place for place, factor in enumerate((None, 1, *table.factors))}
-    chosen = [method for method in methods(table.factors) if reaches(method, shapes)]
-    taken = thorough or device.type == "cuda" or max(max(shape) for shape in shapes) <= 256
-    complete = True
-    for method in sorted(chosen, key=lambda method: order[method.factor]):
-        if (method.name == "ldr_td" and not taken) or rows.find(table.name, method, run.key) is not None:
-            continue
-        if time.monotonic() > deadline:
-            say(f"{table.name}: no time left for {method.key} and what follows")
-            return False
-        try:
-            row = run.compressed(method)
-        except RuntimeError as error:  # out of memory, say: what else there is may still run
-            say(f"{table.name}: {method.key} failed: {error}")
-            complete = False
-            continue
-        rows.append(row, device)
-        told = " -> ".join("inf" if row[k] is None else f"{row[k]:.1f}" for k in ("before", "after"))
-        say(f"{table.name}: {method.key} {told} in {row['seconds']:.1f} s")
-    return complete
+    taken = affords_tridiagonal(shapes, device, thorough)
+    chosen = [m for m in methods(table.factors) if reaches(m, shapes) and (taken or m.name != "ldr_td")]
+    groups = ([method] for method in sorted(chosen, key=lambda method: order[method.factor]))
+
+    def train(missing: list[Method]) -> list[Row]:
+        return [run.compressed(method) for method in missing]
+
+    return run_missing(table.name, run.key, groups, train, rows, device, deadline=deadline, say=say)

@@ -161,6 +161,25 @@ def test_nothing_is_overwritten_without_force(run, file, tmp_path, monkeypatch):
     assert not (tmp_path / "new").exists()
 
 
+def test_the_checkpoint_and_the_folder_are_not_written_over(run, file: Path, tmp_path: Path) -> None:
+    content, new = file.read_bytes(), tmp_path / "new"
+    for dense, message in (
+        (file, "is the checkpoint itself"),
+        (new, "which holds the compressed model"),
+        (new / "dense.safetensors", "which holds the compressed model"),
+        (tmp_path, "is a folder"),
+    ):
+        code, _, err = run("compress", file, "-o", new, "--dense", dense, "--budget", 0.3, "--force", *LOW)
+        assert code == 1, dense
+        assert message in err
+        assert not new.exists()
+    for option in ("--save-plan", "--plot"):
+        code, _, err = run("analyze", file, "--budget", 0.3, option, file, *LOW)
+        assert (code, err.count("\n")) == (1, 1)
+        assert f"{option} {file} is the checkpoint itself" in err
+    assert file.read_bytes() == content
+
+
 def _truncated(path: Path) -> str:
     content = path.read_bytes()
     path.write_bytes(content[: len(content) - 100])

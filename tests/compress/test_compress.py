@@ -259,6 +259,7 @@ INPUTS = [
         {"loader": [torch.full((5, 32), float("inf"))]},
         "inputs of 0 on the loader's batches are not all finite",
     ),
+    ({"loader": iter(())}, "the loader gave no batch"),
 ]
 
 

@@ -199,6 +199,18 @@ def test_another_architecture_is_refused(saved):
     assert type(model[0]) is nn.Linear
 
 
+def test_a_model_compressed_in_another_way_is_refused(tmp_path):
+    def compressed(rank):
+        model = nn.Sequential(nn.Linear(40, 40))
+        torchldr.compress_(model, torchldr.Structure("low_rank", rank=rank))
+        return model
+
+    torchldr.save_compressed(compressed(2), tmp_path / "out")
+    with pytest.raises(ValueError, match="0: the model's layer is compressed in another way"):
+        torchldr.load_compressed(compressed(3), tmp_path / "out")
+    torchldr.load_compressed(compressed(2), tmp_path / "out")
+
+
 def test_state_that_is_no_tensor_is_refused(tmp_path):
     class Extra(nn.Module):
         def get_extra_state(self):

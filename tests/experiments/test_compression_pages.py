@@ -68,7 +68,7 @@ def test_findings_count_and_compare() -> None:
 
 def test_a_table_says_what_is_compressed_what_validation_kept_and_what_was_not_run() -> None:
     image, language = pages.render(IMAGES), pages.render(TEXT)
-    assert image.startswith("Dense: 50.00 %; trained further in the same way 50.50. The weights")
+    assert image.startswith("Dense: 50.00 %; trained anew in the same way 50.50. The weights")
     assert "Dense: 100.0 perplexity; trained further in the same way no better" in language
     assert "have 1,000 of the model's 1,250 parameters." in image
     order = re.findall(r"^\| (?:`(\w+)`|magnitude)", image, re.MULTILINE)

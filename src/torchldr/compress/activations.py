@@ -37,13 +37,17 @@ def collect_roots(
     try:
         model.eval()
         with torch.no_grad():
+            seen = 0
             for batch in islice(loader, batches):
                 _call(model, batch)
+                seen += 1
     finally:
         for handle in handles:
             handle.remove()
         for module, mode in modes:
             module.training = mode
+    if not seen:
+        raise ValueError("compress_: the loader gave no batch (a generator gives its batches once).")
     for name, gram in moments.items():
         if not gram.isfinite().all():
             raise ValueError(f"compress_: the inputs of {name} on the loader's batches are not all finite.")

@@ -73,6 +73,8 @@ def analyze_command(
     _check_structures(structures)
     if save_plan is not None and len(budgets) != 1:
         raise typer.BadParameter("--save-plan takes one --budget.")
+    _spare(file, save_plan, "--save-plan")
+    _spare(file, plot, "--plot")
     if plot is not None:
         with _wrong_use("--plot"):
             check_picture(plot)
@@ -118,8 +120,8 @@ def compress_command(
         raise typer.BadParameter("--structures goes with --budget; a plan names its own.")
     _check_structures(structures)
     check_target(out, force)
-    if dense is not None and dense.exists() and not force:
-        raise FileExistsError(f"{dense} exists already; --force replaces it.")
+    if dense is not None:
+        _check_dense(dense, file, out, force)
     spec: Spec = _budget(budget, batch) if budget is not None else read_plan(plan or "")
     with _interrupts():
         weights, report = compress_weights(
@@ -130,6 +132,25 @@ def compress_command(
             save_weights(weights, out, report, force=force)
     print(report.to_json() if as_json else report)
     _say(f"written: {out}")
+
+
+def _check_dense(dense: Path, file: Path, out: Path, force: bool) -> None:
+    """Raise where the plain file may not be written."""
+    _spare(file, dense, "--dense")
+    if out.resolve() in (dense.resolve(), *dense.resolve().parents):
+        raise ValueError(
+            f"--dense {dense} lies in {out}, which holds the compressed model: name another place."
+        )
+    if dense.is_dir():
+        raise IsADirectoryError(f"--dense {dense} is a folder: name a file.")
+    if dense.exists() and not force:
+        raise FileExistsError(f"{dense} exists already; --force replaces it.")
+
+
+def _spare(file: Path, target: Path | None, option: str) -> None:
+    """Raise where an option would overwrite the checkpoint itself."""
+    if target is not None and target.resolve() == file.resolve():
+        raise ValueError(f"{option} {target} is the checkpoint itself: name another file.")
 
 
 def _budget(text: str, batch: int) -> Budget:

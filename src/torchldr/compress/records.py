@@ -64,6 +64,10 @@ def build(old: nn.Module, entry: Mapping[str, Any]) -> nn.Module:
     site = describe_site(old, [""])
     kind = "linear" if site is not None and site.kind == "conv1d" else site.kind if site is not None else None
     if kind != entry["kind"]:
+        if record(old) is not None:
+            raise ValueError(
+                "the model's layer is compressed in another way than the folder's; load into a dense one"
+            )
         raise ValueError(f"the folder has a layer of kind {entry['kind']}, the model a {type(old).__name__}")
     made: nn.Module
     if isinstance(old, nn.MultiheadAttention):

@@ -61,7 +61,10 @@ def compress_weights(
     tensors = open_tensors(_WHO, source)
     weights, left = find_tensors(_WHO, tensors, skip, min_features)
     if not weights:
-        raise ValueError(f"{_WHO}: no tensor can be replaced: none has two axes of {min_features} or more.")
+        raise ValueError(
+            f"{_WHO}: no tensor can be replaced: none has two axes of {min_features} or more, or all are "
+            "skipped."
+        )
     check_finite(_WHO, weights)
     with reporting(progress) as report, Workers(jobs) as workers:
         found = chosen(_WHO, spec, weights, left, structures, {}, seed, workers, report)

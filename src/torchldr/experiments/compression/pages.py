@@ -62,7 +62,8 @@ def render(rows: Sequence[Row]) -> str:
         further = known["dense", 1]
         kept = further.get("stopped") == 0
         gain = "no better, so validation kept it" if kept else _number(further, "after")
-        lines[0] += f"; trained further in the same way {gain}"
+        how = "trained anew" if further.get("start") == "fresh" else "trained further"
+        lines[0] += f"; {how} in the same way {gain}"
     lines[0] += f". The weights that are compressed have {first['weights']:,}{_share(first)} parameters."
     factors = [factor for factor in FACTORS if any(row["factor"] == factor for row in rows)]
     lines += ["", "| class | " + " | ".join(f"{factor} times" for factor in factors) + " |"]

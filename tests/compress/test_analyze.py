@@ -350,6 +350,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_an_interrupt_ends_the_processes_too(tmp_path: Path):
     script = tmp_path / "script.py"

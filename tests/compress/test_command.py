@@ -353,6 +353,7 @@ def test_without_matplotlib_one_line_says_what_to_install(run, file, tmp_path, m
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_is_exit_code_130_and_writes_nothing(tmp_path: Path):
     path = tmp_path / "big.safetensors"
     save_file({"W": torch.randn(400, 400)}, path)

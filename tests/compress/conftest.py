@@ -15,7 +15,7 @@ def _seeded():
 
 @pytest.fixture
 def interruptible():
-    """Programs that a test starts can be interrupted, also where the tests themselves run in the background."""
+    """Programs that a test starts can be interrupted, also where the tests run in the background."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

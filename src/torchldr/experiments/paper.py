@@ -286,9 +286,17 @@ TABLES: Mapping[str, Table] = MappingProxyType(
             Table("rank", "Accuracy against rank, mean of five trials", tuple(_rank())),
             Table("noise", "Six levels of noise, rank one", tuple(_noise())),
             Table("lstm", "Test perplexity on WikiText-2, one LSTM layer", tuple(_lstm())),
-            Table("lstm_gain", "The same with a gain of 0.1", tuple(_lstm_gain())),
-            Table("lstm_authors", "The same from the authors' start", tuple(_lstm_authors())),
-            Table("lstm_starts", "The same after three epochs, by initial scale", tuple(_lstm_starts())),
+            Table("lstm_gain", "Test perplexity on WikiText-2 with a gain of 0.1", tuple(_lstm_gain())),
+            Table(
+                "lstm_authors",
+                "Test perplexity on WikiText-2 from the authors' start",
+                tuple(_lstm_authors()),
+            ),
+            Table(
+                "lstm_starts",
+                "Test perplexity on WikiText-2 after three epochs, by start",
+                tuple(_lstm_starts()),
+            ),
             Table("conv", "CIFAR-10, replacing convolutions", tuple(_convolution(square=False))),
             Table(
                 "conv_square",

@@ -83,7 +83,8 @@ def _train(
         raise TypeError(f"sweep_language: expected a LanguageProtocol, got {type(protocol).__name__}.")
     classes: dict[object, list[Run]] = {}
     for run in runs:
-        classes.setdefault((run.structure, run.init, run.init_std, run.gain), []).append(run)
+        alike = run.structure, run.init, run.init_std, run.gain, run.fixed
+        classes.setdefault(alike, []).append(run)
     text = Text.of(corpus, protocol, device)
     masks = Masks(text, protocol, runs[0].seed)
     trainings = [FleetTraining(group, text, masks, ledger.results) for group in classes.values()]

@@ -56,7 +56,7 @@ class FleetTraining:
     def label(self) -> str:
         first = self.runs[0]
         ranks = ", ".join(str(run.rank) for run in self.runs if run.rank is not None)
-        return f"{first.data} lstm {first.structure}{f' r={ranks}' if ranks else ''} seed={first.seed}"
+        return f"{first.data} lstm {first.method}{f' r={ranks}' if ranks else ''} seed={first.seed}"
 
     def note(self) -> None:
         """Take the scores of an epoch and anneal."""
@@ -167,7 +167,7 @@ def describe(trainings: Sequence[FleetTraining]) -> str:
     for one in trainings:
         values = [perplexity(loss) for loss in one.history["validation"][-1]]
         told = " ".join("-" if value is None else f"{value:.1f}" for value in values)
-        parts.append(f"{one.runs[0].structure} {told}")
+        parts.append(f"{one.runs[0].method} {told}")
     return "; ".join(parts)
 
 

@@ -133,6 +133,7 @@ def test_fixed_operators_are_shifts_and_not_counted(colours: Dataset) -> None:
         ({"structure": "ldr_sd", "fixed": False}, "fixed is True or None"),
         ({"structure": "ldr_sd", "model": "shl", "l1": 0.1}, "l1 is for the models"),
         ({"structure": "ldr_sd", "l1": -1.0}, "l1 must be positive"),
+        ({"structure": "circulant", "l1": 0.1}, "l1 is for the models .* and classes with a rank"),
     ],
 )
 def test_wrong_fields(fields: dict[str, object], message: str) -> None:

@@ -235,7 +235,8 @@ def test_auto_leaves_small_layers_alone(monkeypatch: pytest.MonkeyPatch) -> None
     assert port_keeper._kept == {}
 
 
-def test_training_revises_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("fused", [False, True])  # which counts no versions
+def test_training_revises_the_choice(monkeypatch: pytest.MonkeyPatch, fused: bool) -> None:
     """Measured at the first product, after 4 steps, 8 more, and then every 16 (10, 20, .. 200 in earnest)."""
     small_crossover(monkeypatch)
     monkeypatch.setattr(port_keeper, "FIRST_REVISION", 4)
@@ -249,11 +250,11 @@ def test_training_revises_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(port_keeper.Keeper, "_ask", counted)
     layer = torchldr.StructuredLinear(80, 80, structure="ldr_td")
-    optimizer = torch.optim.SGD(layer.parameters(), 1e-5)
+    optimizer = torch.optim.SGD(layer.parameters(), 1e-5, fused=fused)
     x = torch.randn(4, 80)
     for step in range(60):  # noqa: B007
         optimizer.zero_grad()
-        (layer(x) + layer(x)).square().sum().backward()  # twice a step, counted once
+        layer(x).square().sum().backward()
         optimizer.step()
     assert asked == [4, 12, 28, 44]
     assert "port, c = 2" in repr(layer)

@@ -30,6 +30,7 @@ LSTM_STARTS = ((None, None), (0.01, None), (0.03, None), (None, 0.1), (None, 0.0
 LSTM_START: Mapping[str, float] = {"toeplitz_like": 0.01}  # the others take None
 LSTM_GAIN = 0.1
 LSTM_START_BUDGETS = (1, 4)  # of the table's six: 3072 and 17,408 parameters
+SWEEPS = ("scales", "lstm_starts", "conv_starts")  # tables of starts, beside those of the paper
 CHANNELS_L1 = 1e-4  # of Toeplitz-like channels, as the authors trained them
 
 

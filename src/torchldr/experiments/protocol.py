@@ -101,14 +101,16 @@ class Run:
         structure: class of the hidden layer's weight; "dense" is the unstructured layer.
         rank: its rank; None is 1 for a class that has a rank.
         options: the class's own options, a mapping or sorted pairs.
-        init: "linear" or "paper", as in `StructuredLinear`.
+        init: "linear" or "paper", as in `StructuredLinear`; with "paper" the recurrent matrices of a language
+            model start at the identity and its biases at 0.
         init_std: where given, the weights that carry the scale (G and H, the S of Fastfood, or the only
             ones) start normal with this deviation instead.
         output_std: where given, the output layer's weights start normal with this deviation and its
             biases at 0, instead of as `nn.Linear`'s.
         gain: where given, the hidden matrix of "shl", or a language model's input matrices, are so many times
-            what the class makes of their parameters. A language model's start is scaled to make up for it: a
-            smaller gain makes the steps of the matrices smaller at the same rate. That of "shl" is not.
+            what the class makes of their parameters. With init="linear" a language model's start is scaled to
+            make up for it: a smaller gain makes the steps of the matrices smaller at the same rate. Other
+            starts are not.
         l1: where given, so many times the absolute values of G and H of the layer that replaces convolutions
             are added to the loss.
         fixed: True leaves the operators of LDR-SD what they are at the start, shifts without a corner. That
@@ -167,9 +169,12 @@ class Run:
             raise ValueError(
                 f"Run: fixed is True or None and for 'ldr_sd', got {self.fixed!r} for {self.structure!r}."
             )
-        if self.l1 is not None and self.model not in REPLACEMENTS:
+        if self.l1 is not None and (self.model not in REPLACEMENTS or not structure.ranked):
             known = ", ".join(REPLACEMENTS)
-            raise ValueError(f"Run: l1 is for the models {known}, got model={self.model!r}.")
+            raise ValueError(
+                f"Run: l1 is for the models {known} and classes with a rank, got model={self.model!r}, "
+                f"structure={self.structure!r}."
+            )
 
     @property
     def method(self) -> str:

@@ -22,12 +22,12 @@ from . import cuda, stencil, tridiagonal
 from ._twin import plain_backward, plain_jvp
 from .doubling import shifted_sum
 from .split import split_matmul, split_prepare, split_rmatmul
-from .subdiagonal import Side, matmul_by, rmatmul_by, watched_scales
+from .subdiagonal import Side, convolution_scales, matmul_by, rmatmul_by
 from .threads import in_parts
 
 LONGEST_COLUMN = 1024  # that a GPU makes, and their number of entries: beyond, convolutions are faster
 COLUMNS = 1 << 25
-DOUBLED = 1 << 24  # entries of a dense matrix that a GPU makes rather than take the split product
+DOUBLED = 1 << 24  # entries of a dense matrix that is made in the capture of a CUDA graph
 
 
 class Joint(NamedTuple):
@@ -50,18 +50,19 @@ def product(A: Side, C: Side, x: Tensor, how: str = "auto") -> Tensor:
     Returns:
         Shape (b, m), in the dtype of `x` (float32 or float64): by the compiled function where the guard
         allows both convolutions and tensors are in CPU memory; on a GPU by the Krylov columns themselves
-        while they are few, and where the guard refuses by the dense matrix while that is not large; else by
-        one Krylov product after the other.
+        while they are few, and in a capture by the dense matrix while that is not large; else by one Krylov
+        product after the other.
         Differentiable in every argument, any number of times; vmap, jvp and tracing hold.
     """
     if how == "auto" and _columns_fit(A, C, x):
         return tridiagonal.product(_as_ring(A), _as_ring(C), x)
-    P_A, P_C = watched_scales(A[0], how), watched_scales(C[0], how)
     k = min(A[2].shape[-1], C[2].shape[-1])
-    if P_A is None or P_C is None:
-        if how == "auto" and x.is_cuda and A[2].shape[-1] * C[2].shape[-1] <= DOUBLED:
-            return x @ shifted_sum(A[2], C[2], _lower(A), _lower(C), k).mT
-    elif stencil.serves(*A, *C, x):
+    # In a capture there is no range to look at, and the split product would make its FFT plans in it.
+    captured = how == "auto" and x.is_cuda and torch.cuda.is_current_stream_capturing()
+    if captured and A[2].shape[-1] * C[2].shape[-1] <= DOUBLED:
+        return x @ shifted_sum(A[2], C[2], _lower(A), _lower(C), k).mT
+    P_A, P_C = convolution_scales(A[0], how), convolution_scales(C[0], how)
+    if P_A is not None and P_C is not None and stencil.serves(*A, *C, x):
         dtype = _wider(P_A, P_C)
         wide = (t.to(dtype) for t in (*A, *C, x, P_A, P_C))
         return _Joint.apply(*wide)[0].to(x.dtype)

@@ -16,8 +16,9 @@ class Later:
         self._numbers, self._event = numbers, None
         if numbers.is_cuda:
             room = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
-            self._numbers, self._event = room.copy_(numbers, non_blocking=True), torch.cuda.Event()
-            self._event.record()
+            with torch.cuda.device(numbers.device):  # whose stream the copy and the event are for
+                self._numbers, self._event = room.copy_(numbers, non_blocking=True), torch.cuda.Event()
+                self._event.record()
 
     def here(self) -> bool:
         return self._event is None or self._event.query()

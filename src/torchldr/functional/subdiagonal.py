@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from . import stencil, watch
+from . import stencil
 from ._twin import plain_backward, plain_jvp
 from .fft import conjugate, contract_rank, fast_length
 from .split import SplitKrylov, split_matmul, split_prepare, split_rmatmul
@@ -33,7 +33,6 @@ Side = tuple[Tensor, Tensor, Tensor]  # of an operator: subdiagonal (m - 1,), co
 PRODUCTS = ("auto", "convolution", "split")
 RANGE = 2.0**5  # the convolution may lose five bits of its own dtype ..
 RANGE_FLOAT64 = 2.0**24  # .. and in float64 these, for a result and its gradients in float32
-ROOM = 2.0**3  # for the steps that a watched range may be old
 
 
 class ConvolutionKrylov(NamedTuple):
@@ -86,24 +85,6 @@ def convolution_scales(s: Tensor, product: str = "auto") -> Tensor | None:
     if s.dtype == torch.float32 and reach <= RANGE_FLOAT64:
         return P if P.dtype == torch.float64 else scales(s.double())
     return None
-
-
-def watched_scales(s: Tensor, product: str = "auto") -> Tensor | None:
-    """As `convolution_scales`; where a GPU trains the operator, by a range that may be some steps old.
-
-    So its limits are lower by `ROOM`. What a range grows beyond the limits in these steps costs digits in
-    proportion; only entries that are set anew in the midst of training could cost them all (`watch.forget`).
-    """
-    trained = s.is_cuda and s.requires_grad and torch.is_grad_enabled() and not torch.compiler.is_compiling()
-    if product != "auto" or not trained or torch.cuda.is_current_stream_capturing() or not watch.lasts(s):
-        return convolution_scales(s, product)
-    reach = watch.reach(s)
-    s = s.detach()
-    if s.dtype == torch.float64:
-        return scales(s) if reach <= RANGE else None
-    if reach <= RANGE / ROOM:
-        return scales(s)
-    return scales(s.double()) if reach <= RANGE_FLOAT64 / ROOM else None
 
 
 def krylov_prepare(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..functional import closed_rings, joint, paired_rings, single, split_single, stencil, subdiagonal, watch
+from ..functional import closed_rings, joint, paired_rings, single, split_single, stencil, subdiagonal
 from ..functional.reference import krylov_of_ring_reference, subdiagonal_reference
 from .base import StructuredMatrix, generators_
 from .products import Product, kept_for_autograd
@@ -110,12 +110,6 @@ class LDRSubdiagonal(StructuredMatrix, name="ldr_sd"):
 
     def _rmatmul(self, y: Tensor) -> Tensor:
         return self._through("A", "C", y)
-
-    @classmethod
-    def forget(cls, tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> None:
-        """Drop what is known of the operators: needed only after an edit that is no step of training."""
-        for side in "AC":
-            watch.forget(tensors[f"subdiagonal_{side}"])
 
     def prepare(self) -> Product:
         others = kept_for_autograd(self._prepare_batches)

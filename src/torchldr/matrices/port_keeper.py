@@ -1,14 +1,15 @@
 """Which product an LDR-TD matrix takes, kept from one product to the next.
 
 A matrix is made anew at every forward pass, its tensors stay: so choices are kept by the memory of G, H and
-the subdiagonals, and go when that goes. The first product of a matrix waits for its choice. After that the
-steps of training are counted by the versions of the tensors; after 10 of them, after 20 more, and so on up to
-every 200, the operators are measured again, on their device, at the oversampling in use, its half and its
-double. An entry of an operator that has moved by more than `JUMP` since the last measurement is no step of
-training: then the choice is made anew at once. On a GPU all these numbers are copied without waiting and read
-at the first later product that finds them there: no step waits for the device, and after a jump some steps
-still take the old choice (`StructuredLinear.drop_plan` drops it). Where no oversampling is accepted, or none
-is cheaper, the stencil is taken, until a later revision says otherwise.
+the subdiagonals, and go when that goes. The first product of a matrix waits for its choice. After that its
+steps are counted: products of tensors whose versions are new, or with gradients, as fused optimisers count no
+versions. After 10 of them, after 20 more, and so on up to every 200, the operators are measured again, on
+their device, at the oversampling in use, its half and its double. An entry of an operator that has moved by
+more than `JUMP` since the last measurement is no step of training: then the choice is made anew at once. On a
+GPU all these numbers are copied without waiting and read at the first later product that finds them there: no
+step waits for the device, and after a jump some steps still take the old choice (`StructuredLinear.drop_plan`
+drops it). Where no oversampling is accepted, or none is cheaper, the stencil is taken, until a later revision
+says otherwise.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class Keeper:
             return
         if self._asked is not None:
             self._read()
-        if versions == self._versions:
+        if versions == self._versions and not _trains(tensors):
             return
         self._versions, self._steps = versions, self._steps + 1
         if self._moved is None:
@@ -159,6 +160,11 @@ class Keeper:
 
 def _versions(tensors: Mapping[str, Tensor]) -> list[int]:
     return [t._version for t in tensors.values() if not t.is_inference()]
+
+
+def _trains(tensors: Mapping[str, Tensor]) -> bool:
+    """Whether this may be a step of training: fused optimisers change tensors without a new version."""
+    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors.values())
 
 
 def _entries(tensors: Mapping[str, Tensor]) -> list[Tensor]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..ledger import Ledger
-from ..paper import TABLES, Cell, Table, get_table
+from ..paper import SWEEPS, TABLES, Cell, Table, get_table
 from .names import dataset_title, method_title, model_title
 from .series import Point, about, by, points
 from .style import LOOKS, Picture, look, new_figure, styled
@@ -85,14 +85,12 @@ def accuracy_against_parameters(ledger: Ledger, model: str = "shl") -> Picture:
 
 
 def _all_budgets(model: str) -> Table:
-    """Every cell of the tables that compares test accuracies of this network on all the data."""
+    """Every cell that compares test accuracies of this network on all the data, but for sweeps of starts."""
     cells: dict[str, Cell] = {}
-    for table in TABLES.values():
-        for cell in table.cells:
-            run = cell.run
-            whole = run.train_fraction == 1 and run.init == "paper" and run.init_std is None
-            if cell.metric == "test" and run.model == model and whole and _main(run.data):
-                cells.setdefault(run.hash, cell)
+    for cell in (cell for table in TABLES.values() if table.name not in SWEEPS for cell in table.cells):
+        run = cell.run
+        if (cell.metric, run.model, run.train_fraction) == ("test", model, 1) and _main(run.data):
+            cells.setdefault(run.hash, cell)
     return Table(
         "rectangles" if model == "shl" else model, "Accuracy against parameters", tuple(cells.values())
     )

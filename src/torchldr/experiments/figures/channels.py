@@ -69,7 +69,14 @@ def _choose(ledger: Ledger, model: str, structure: str) -> tuple[Record, Path]:
             f"no weights of {method_title(structure)} in place of convolutions were kept; run: torchldr "
             f"paper conv --save-weights --only model={model}"
         )
-    return max(kept, key=lambda pair: (pair[0].source == "official", not pair[0].run.protocol.is_quick))
+    return max(kept, key=_worth)
+
+
+def _worth(kept: tuple[Record, Path]) -> tuple[bool, bool, float]:
+    """Official data, the full protocol, then the best validation."""
+    record, _ = kept
+    validation = record.best.validation if record.best is not None else 0.0
+    return record.source == "official", not record.run.protocol.is_quick, validation
 
 
 def _weight(record: Record, path: Path) -> tuple[Tensor, int]:

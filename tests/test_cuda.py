@@ -146,12 +146,13 @@ def gradients_in_float64(layer, x, target):
     return [p.grad for p in exact.parameters()]
 
 
-@pytest.mark.parametrize(("n", "product"), [(100, "auto"), (1000, "auto"), (1500, "convolution")])
-@pytest.mark.parametrize("reach", [2.0, 1e4, 1e30])
+@pytest.mark.parametrize(
+    ("n", "product", "reach"),
+    [(100, "auto", 1e30), (1000, "auto", 2.0), (1000, "auto", 1e4), (1000, "auto", 1e30),
+     (1500, "convolution", 2.0), (1500, "convolution", 1e4)],
+)  # fmt: skip
 def test_no_step_of_training_waits(n, product, reach):
     """LDR-SD in steps that the host queues without looking, then held to the oracle where it came to."""
-    if product == "convolution" and reach > 1e5:
-        pytest.skip("beyond what it is right for")
     torch.manual_seed(0)
     layer = StructuredLinear(n, n, bias=False, structure="ldr_sd", product=product).cuda()
     with torch.no_grad():

@@ -26,8 +26,9 @@ from torchldr.experiments.language import (
     recurrence,
 )
 from torchldr.experiments.language import decoder as decoders
-from torchldr.experiments.language.weights import BUILDS, GATES, initial_tensors, krylov_sum
+from torchldr.experiments.language.weights import BUILDS, GATES, initial_tensors
 from torchldr.experiments.protocol import Run
+from torchldr.functional.doubling import shifted_sum
 from torchldr.functional.reference import subdiagonal_reference
 from torchldr.matrices import get_structure
 
@@ -232,7 +233,7 @@ def test_epochs_are_those_of_a_plain_loop(
 
 @given(n=st.integers(1, 21), r=st.integers(1, 3), seed=st.integers(0, 2**32 - 1))
 @settings(deadline=None, max_examples=40)
-def test_krylov_sum_is_the_sum_of_powers(n: int, r: int, seed: int) -> None:
+def test_doubling_gives_the_sum_of_powers(n: int, r: int, seed: int) -> None:
     draw = torch.Generator().manual_seed(seed)
     a, c = (torch.empty(n, dtype=torch.float64).normal_(generator=draw) for _ in range(2))
     a[torch.rand(n, generator=draw) < 0.2] = 0  # no division: a zero is an entry like any other
@@ -243,7 +244,7 @@ def test_krylov_sum_is_the_sum_of_powers(n: int, r: int, seed: int) -> None:
     for _ in range(n):
         expected, magnitude = expected + term, magnitude + size
         term, size = A @ term @ C.mT, A.abs() @ size @ C.mT.abs()
-    error = (krylov_sum(a, c, G.mT @ H) - expected).abs()
+    error = (shifted_sum(G, H, a, c, n) - expected).abs()
     assert (error <= 8 * (n + r) * torch.finfo(torch.float64).eps * magnitude).all()
 
 

@@ -75,7 +75,7 @@ class Protocol:
     @classmethod
     def quick(cls) -> Protocol:
         """A small version for a laptop: fewer epochs, rates, trials and images."""
-        return cls(epochs=15, lrs=(0.001, 0.002), trials=1, train_limit=3000, test_limit=2000)
+        return cls(epochs=15, lrs=(0.0005, 0.002), trials=1, train_limit=3000, test_limit=2000)
 
     @property
     def is_quick(self) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...functional.doubling import shifted_sum
 from ...matrices import get_structure
 from ...matrices.toeplitz_like import corner_sign
 from ..models import is_operator
@@ -25,52 +26,19 @@ Build = Callable[[Tensors], Tensor]
 GATES = ("o", "i", "f", "g")  # the order in which gates lie in memory, see `recurrence`
 
 
-def krylov_sum(a: Tensor, c: Tensor, E: Tensor) -> Tensor:
-    """sum_{j < n} A^j E (C^T)^j for cyclic weighted shifts A and C, by doubling.
-
-    (A v)_i = a_i v_{i-1}, indices modulo n: a_0 is the corner, the rest the subdiagonal. A^k is a shift by
-    k with weights a^(k), so
-
-        S_2k = S_k + A^k S_k (C^k)^T,     a^(2k)_i = a^(k)_i a^(k)_{i-k},
-
-    log2(n) elementwise steps without a division: right for every operator.
-
-    Args:
-        a, c: weights of the shifts, shape (..., n).
-        E: shape (..., n, n).
-
-    Returns:
-        Shape (..., n, n). With E = G^T H it is sum_i K(A, g_i) K(C, h_i)^T.
-    """
-
-    def moved(S: Tensor, a: Tensor, c: Tensor, k: int) -> Tensor:
-        return a.unsqueeze(-1) * c.unsqueeze(-2) * S.roll((k, k), (-2, -1))
-
-    n = E.shape[-1]
-    S, k, left, right = E, 1, a, c
-    for bit in f"{n:b}"[1:]:
-        S = S + moved(S, left, right, k)
-        left, right, k = left * left.roll(k, -1), right * right.roll(k, -1), 2 * k
-        if bit == "1":
-            S = E + moved(S, a, c, 1)
-            left, right, k = a * left.roll(1, -1), c * right.roll(1, -1), k + 1
-    return S
-
-
 def _subdiagonal(tensors: Tensors) -> Tensor:
     a, c = (
         torch.cat((tensors[f"corner_{side}"].unsqueeze(-1), tensors[f"subdiagonal_{side}"]), -1)
         for side in "AC"
     )
-    return krylov_sum(a, c, tensors["G"].mT @ tensors["H"])
+    return shifted_sum(tensors["G"], tensors["H"], a, c, a.shape[-1])
 
 
 def _toeplitz(tensors: Tensors) -> Tensor:
-    E = tensors["G"].mT @ tensors["H"]
-    n = E.shape[-1]
-    place = torch.arange(n, device=E.device)
-    first, sign = (place == 0).to(E.dtype), float(corner_sign(n, n))
-    return krylov_sum(1 + (sign - 1) * first, 1 - (sign + 1) * first, E)
+    G, H = tensors["G"], tensors["H"]
+    n = G.shape[-1]
+    first, sign = (torch.arange(n, device=G.device) == 0).to(G.dtype), float(corner_sign(n, n))
+    return shifted_sum(G, H, 1 + (sign - 1) * first, 1 - (sign + 1) * first, n)
 
 
 BUILDS: Mapping[str, Build] = {

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from torchldr import StructuredLinear
-from torchldr.functional import cuda
+from torchldr.functional import cuda, scan
 from torchldr.timing import captured, machine
 
 
@@ -99,6 +99,21 @@ def stencil(n: int, vectors: int) -> dict[str, object]:
     return {"what": "stencil", "n": n, "vectors": vectors, "forward_ms": forward, "backward_ms": backward}
 
 
+@torch.no_grad()
+def diagonals(matrices: int, m: int, n: int) -> dict[str, object]:
+    """Dense matrices of LDR-SD and all their gradients by scans, beside copies of as many numbers."""
+    a, c = (1 + 0.01 * torch.randn(matrices, size, device="cuda") for size in (m, n))
+    E, D = (torch.randn(matrices, m, n, device="cuda") for _ in range(2))
+    copy = torch.empty_like(E)
+    times = {
+        "copy_ms": graph_ms(lambda: copy.copy_(E)),
+        "forward_ms": graph_ms(lambda: scan.stein_scan(a, c, E)),
+        "backward_ms": graph_ms(lambda: scan.stein_scan_gradients(a, c, E, D)),
+    }
+    ratios = {f"{name}_copies": times[f"{name}_ms"] / times["copy_ms"] for name in ("forward", "backward")}
+    return {"what": "diagonals", "matrices": matrices, "shape": f"{m} x {n}", **times, **ratios}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path)
@@ -114,9 +129,25 @@ def main() -> None:
     for n, rank in ((4096, 1), (16384, 1), (16384, 8), (32768, 1), (32768, 8)):
         rows.append(training(n, 64, rank, "ldr_sd", product="convolution"))
         rows.append(training(n, 64, rank, "toeplitz_like"))
-    # In a capture "auto" takes what is right for every operator: Krylov columns, then the dense matrix.
-    for n, product in ((1024, "auto"), (4096, "auto"), (4096, "split")):
-        rows.append(training(n, 64, 1, "ldr_sd", product=product))
+    # "auto" takes what is right for every operator without a look at it: the dense matrix by scans.
+    for n, rank, product in (
+        (1024, 1, "auto"),
+        (1024, 8, "auto"),
+        (2048, 1, "auto"),
+        (4096, 1, "auto"),
+        (8192, 1, "auto"),
+        (8192, 8, "auto"),
+        (4096, 1, "split"),
+    ):
+        rows.append(training(n, 64, rank, "ldr_sd", product=product))
+    for matrices, m, n in (
+        (12, 784, 784),
+        (12, 1024, 1024),
+        (12, 512, 3072),
+        (1, 4096, 4096),
+        (1, 8192, 8192),
+    ):
+        rows.append(diagonals(matrices, m, n))
     rows.append(training(1024, 64, 1, "ldr_td"))
     for row in rows:
         print({key: round(value, 4) if isinstance(value, float) else value for key, value in row.items()})

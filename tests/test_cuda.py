@@ -7,7 +7,7 @@ import torch
 
 import torchldr
 from torchldr import StructuredLinear, testing
-from torchldr.functional import cuda, paired_rings, tridiagonal
+from torchldr.functional import cuda, joint, paired_rings, scan, tridiagonal
 from torchldr.functional.reference import krylov_of_ring_reference
 
 pytestmark = [
@@ -88,6 +88,40 @@ def test_vmap_over_operators_takes_the_kernel():
     assert torch.allclose(together, torch.stack(alone), atol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (1, 7), (31, 31), (64, 64), (100, 129), (200, 200), (65, 700)])
+def test_diagonals(m, n, dtype):
+    """Matrices by scans, their adjoints and gradients, against the rows in float64."""
+    g = torch.Generator().manual_seed(m + n)
+    a, c = (1 + 0.2 * torch.randn(3, size, dtype=torch.float64, generator=g) for size in (m, n))
+    a[0, 0], c[1, 0], a[2, m // 2] = -0.5, 0.3, 0.0
+    e, D = (torch.randn(3, m, n, dtype=torch.float64, generator=g) for _ in range(2))
+    a, c, e, D = (t.to(dtype).double() for t in (a, c, e, D))
+    on_gpu = [t.to("cuda", dtype) for t in (a, c, e, D)]
+    assert scan.serves(on_gpu[0])
+    got = [scan.stein_scan(*on_gpu[:3]), scan.stein_scan_adjoint(*on_gpu[:2], on_gpu[3])]
+    want = [scan.stein_scan(a, c, e), scan.stein_scan_adjoint(a, c, D)]
+    size = [scan.stein_scan(a.abs(), c.abs(), e.abs()), scan.stein_scan_adjoint(a.abs(), c.abs(), D.abs())]
+    got += scan.stein_scan_gradients(*on_gpu)
+    want += scan.stein_scan_gradients(a, c, e, D)
+    size += scan.stein_scan_gradients(a.abs(), c.abs(), e.abs(), D.abs())
+    for ours, exact, magnitude in zip(got, want, size, strict=True):
+        assert ((ours.cpu() - exact).abs() <= testing.tolerance(dtype, n) * (magnitude + 1e-30)).all()
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "regime"),
+    [*((1200, 100, regime) for regime in testing.REGIMES), (100, 1200, "zeros"), (1030, 1030, "uniform")],
+)
+def test_the_matrix_of_large_layers(m, n, regime):
+    """In training "auto" goes through the dense matrix, whatever the operators."""
+    M = testing.member(torchldr.LDRSubdiagonal, m, n, 2, regime=regime).to("cuda")
+    x = torch.randn(3, n, dtype=M.dtype, device="cuda")
+    assert joint._matrix_fits(M._side("A"), M._side("C"), x)
+    testing.check_values(M)
+    testing.check_gradients(M)
+
+
 @pytest.mark.parametrize("batch", [2, 5])
 @pytest.mark.parametrize(("n", "rank"), [(4, 1), (625, 3), (4096, 8)])
 def test_pairs(n, rank, batch):
@@ -95,7 +129,6 @@ def test_pairs(n, rank, batch):
     M = testing.member(torchldr.LDRSubdiagonal, n, n, rank, dtype=torch.float32, regime="near one").to("cuda")
     K = paired_rings.prepare(M._side("A"), M._side("C"))
     x = torch.randn(batch, n, device="cuda")
-    assert K is not None
     assert paired_rings.serves(x)
     exact = x.double() @ M.to(torch.float64).to_dense().mT
     assert (paired_rings.matmul(K, x) - exact).abs().max() <= 1e-6 * n**0.5 * exact.abs().max()
@@ -106,7 +139,8 @@ def test_pairs(n, rank, batch):
     [
         {"product": "convolution"},
         {"product": "auto"},
-        {"product": "auto", "n": 2000},  # beyond the Krylov columns
+        {"product": "auto", "n": 2000},
+        {"product": "split"},
         {"structure": "ldr_td"},
         {"structure": "toeplitz_like"},
     ],
@@ -148,8 +182,8 @@ def gradients_in_float64(layer, x, target):
 
 @pytest.mark.parametrize(
     ("n", "product", "reach"),
-    [(100, "auto", 1e30), (1000, "auto", 2.0), (1000, "auto", 1e4), (1000, "auto", 1e30),
-     (1500, "convolution", 2.0), (1500, "convolution", 1e4)],
+    [(100, "auto", 1e30), (1000, "auto", 2.0), (1000, "auto", 1e4), (1000, "auto", 1e30), (1500, "auto", 2.0),
+     (1500, "auto", 1e30), (1500, "convolution", 2.0), (1500, "convolution", 1e4)],
 )  # fmt: skip
 def test_no_step_of_training_waits(n, product, reach):
     """LDR-SD in steps that the host queues without looking, then held to the oracle where it came to."""

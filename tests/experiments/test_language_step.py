@@ -244,7 +244,7 @@ def test_doubling_gives_the_sum_of_powers(n: int, r: int, seed: int) -> None:
     for _ in range(n):
         expected, magnitude = expected + term, magnitude + size
         term, size = A @ term @ C.mT, A.abs() @ size @ C.mT.abs()
-    error = (shifted_sum(G, H, a, c, n) - expected).abs()
+    error = (shifted_sum(G.mT @ H, a, c, n) - expected).abs()
     assert (error <= 8 * (n + r) * torch.finfo(torch.float64).eps * magnitude).all()
 
 

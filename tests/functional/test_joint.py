@@ -135,19 +135,12 @@ def test_a_training_forward_dispatches_few_operations():
     assert Count.calls <= 30
 
 
-@pytest.mark.parametrize("regime", ["near one", "zeros", "uniform"])
-@pytest.mark.parametrize("shape", [(1, 1), (40, 40), (24, 40)])
-def test_by_columns_as_on_a_gpu(regime, shape, monkeypatch):
-    """An LDR-SD layer is an LDR-TD layer: what a GPU multiplies by while the columns are few."""
-    inputs = problem(*shape, min(2, *shape), 3, regime)
-    want = definition(*inputs)
-    monkeypatch.setattr(joint, "_columns_fit", lambda *_: True)
-    got = product(*inputs)
-    assert not taken(got)
-    torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
-    u = torch.randn_like(want)
-    ours, exact = (
-        torch.autograd.grad(y, inputs, u, allow_unused=True, materialize_grads=True) for y in (got, want)
-    )
-    for a, b in zip(ours, exact, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+@pytest.mark.parametrize("regime", testing.REGIMES)
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (3, 5), (20, 20), (33, 12)])
+def test_through_the_dense_matrix(m, n, regime, monkeypatch):
+    """What a GPU takes for layers of thousands of features, here without its kernels."""
+    monkeypatch.setattr(joint, "_matrix_fits", lambda *sides: True)
+    M = testing.member(LDRSubdiagonal, m, n, min(m, n, 2), regime=regime)
+    testing.check_values(M)
+    testing.check_gradients(M)
+    testing.dot_test(M)

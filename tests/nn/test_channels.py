@@ -55,7 +55,7 @@ def test_dense_by_doubling_is_the_definition_for_every_operator(data):
         seed=draw(st.integers(0, 99)),
     )
     lower = [torch.cat((M.tensors[f"corner_{s}"].reshape(1), M.tensors[f"subdiagonal_{s}"])) for s in "AC"]
-    W = shifted_sum(M.G, M.H, *lower, min(m, n))
+    W = shifted_sum(M.G.mT @ M.H, *lower, min(m, n))
     limit = testing.tolerance(dtype, max(m, n)) * M.double().magnitude()
     assert ((W.double() - M.double().to_dense()).abs() <= limit).all()
     k = draw(st.integers(1, 50))  # more terms than rows: the ring goes around
@@ -64,7 +64,7 @@ def test_dense_by_doubling_is_the_definition_for_every_operator(data):
     start = M.double().G.mT @ M.double().H
     want = sum(A(dense[0], j) @ start @ C(dense[1], j).mT for j in range(k))
     size = sum(A(dense[0].abs(), j) @ start.abs() @ C(dense[1].abs(), j).mT for j in range(k))
-    got = shifted_sum(M.double().G, M.double().H, *(t.double() for t in lower), k)
+    got = shifted_sum(M.double().G.mT @ M.double().H, *(t.double() for t in lower), k)
     assert ((got - want).abs() <= testing.tolerance(torch.float64, 50) * size).all()
 
 

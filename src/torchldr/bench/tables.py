@@ -195,6 +195,10 @@ TABLES: dict[str, tuple[str, Callable[[Results], str]]] = {
     "gpu": ("gpu_speed", _listed("rows", {**_CASE, **_GPU, "ratio_bf16": "over bf16"}, _is("inference"))),
     "gpu_training": ("gpu_speed", _listed("rows", {
         **_CASE, "product": "product", **_GPU, "ratio_bf16": "over bf16"}, _is("training"))),
+    "gpu_diagonals": ("gpu_speed", _listed("rows", {
+        "matrices": "matrices", "shape": "shape", "copy_ms": "copy ms", "forward_ms": "forward ms",
+        "backward_ms": "backward ms", "forward_copies": "forward in copies",
+        "backward_copies": "backward in copies"}, _is("diagonals"))),
     "gpu_stencil": ("gpu_speed", _listed("rows", {
         "n": "n", "vectors": "vectors", "forward_ms": "forward ms", "backward_ms": "backward ms"},
         _is("stencil"))),

@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import conv2d, max_pool2d, relu
 
-from ..functional.cuda import unavailable
 from ..matrices import LDRSubdiagonal
 from ..nn import StructuredLinear
 from .models import (
+    BlockLinear,
     ConvNet,
     CroppedLinear,
     PrunedLinear,
@@ -30,8 +29,7 @@ from .models import (
 )
 from .stacked import StackedProduct, Tensors, dense_product, form, stacked_product
 from .stacked_convolution import replica_convolution
-from .stacked_front import Front
-from .stacked_rectangle import STRUCTURES, rectangle_product
+from .stacked_front import ChannelsProduct, Front
 
 ALIGNMENT = 64  # numbers: parameters and rows begin at multiples of it, as vector loads like
 
@@ -75,7 +73,7 @@ class StackedNetwork:
         layout: of the parameters.
         buffers: what the replicas hold besides parameters: drawn constants and pruning masks with the
             replica axis, computed constants without.
-        structure: the hidden layer's class, None where it is pruned.
+        structure: the hidden layer's class, None where it is pruned or a row of blocks.
         how: the form of its product, see `stacked`.
     """
 
@@ -97,9 +95,14 @@ class StackedNetwork:
         hidden = model.hidden
         self.structure = hidden.structure if isinstance(hidden, StructuredLinear) else None
         self.pruned = isinstance(hidden, PrunedLinear)
-        if not isinstance(hidden, StructuredLinear | PrunedLinear):
+        self._blocks: ChannelsProduct | None = None
+        if isinstance(hidden, BlockLinear):
+            self._blocks = ChannelsProduct(hidden, "hidden.", self.replicas, self.shared, device)
+            self.shape = hidden.out_features[0], hidden.in_channels * hidden.features[0]
+        elif isinstance(hidden, StructuredLinear | PrunedLinear):
+            self.shape = hidden.out_features, hidden.in_features
+        else:
             raise TypeError(f"StackedNetwork: cannot stack a hidden layer of {type(hidden).__name__}.")
-        self.shape = hidden.out_features, hidden.in_features
         self.options: dict[str, Any] = dict(hidden.options) if isinstance(hidden, StructuredLinear) else {}
         if self.structure is LDRSubdiagonal and self.options["product"] == "auto":
             self.options["product"] = "convolution"
@@ -120,12 +123,6 @@ class StackedNetwork:
 
     def _prepare(self) -> None:
         if self.structure is not None:
-            m, n = self.shape
-            wide = self.device.type == "cuda" and m < n and unavailable() is None
-            if wide and self.structure.name in STRUCTURES:
-                # Fewer and larger operations than the class's own product, mapped over the replicas.
-                self.how, self._product = "rectangle", partial(rectangle_product, self.structure.name)
-                return
             self.how = form(self.structure, self.device, self.shape, self.options)
             shared = frozenset(name.removeprefix("hidden.") for name in self.shared)
             self._product = stacked_product(self.structure, *self.shape, self.options, shared, how=self.how)
@@ -162,6 +159,8 @@ class StackedNetwork:
         return max_pool2d(relu(x), 2).unflatten(1, (self.replicas, -1)).flatten(2).transpose(0, 1)
 
     def _hidden(self, parts: Tensors, x: Tensor) -> Tensor:
+        if self._blocks is not None:
+            return self._blocks({**parts, **self.buffers}, x)
         tensors = self.hidden_tensors(parts)
         if self._product is None:
             return dense_product(tensors["weight"] * tensors["mask"], x)
@@ -202,7 +201,7 @@ class StackedNetwork:
         """M^T of every replica, (R, n, m), or None to multiply by the structure's own product."""
         if self.structure is not None and self.structure.name == "low_rank":
             return None
-        if self.structure is None or self.structure.name == "dense":
+        if self.pruned or (self.structure is not None and self.structure.name == "dense"):
             tensors = self.hidden_tensors(parts)
             return (tensors["weight"] * tensors.get("mask", 1)).mT * self.gain
         return self._hidden(parts, torch.eye(self.shape[1], dtype=dtype, device=self.device))

@@ -31,7 +31,7 @@ from ..functional.cuda import unavailable
 from ..functional.orthogonal import hadamard_reference
 from ..functional.tridiagonal import row_sum_scale
 from ..matrices import StructuredMatrix
-from .stacked_scan import STRUCTURES, scan_product
+from . import stacked_scan
 from .stacked_subdiagonal import square_convolution_product
 from .stacked_tridiagonal import square_krylov_product
 
@@ -54,7 +54,7 @@ def form(
 ) -> str:
     """Which of "native", "scan", "vmap" and "loop" multiplies on this device."""
     name, cuda, square = structure.name, device.type == "cuda", shape[0] == shape[1]
-    if cuda and square and name in STRUCTURES and unavailable() is None:
+    if cuda and stacked_scan.serves(name, shape) and unavailable() is None:
         return "scan"
     if name in ("dense", "low_rank"):
         return "native"
@@ -89,7 +89,7 @@ def stacked_product(
     if how == "native":
         return _native(structure, options)
     if how == "scan":
-        return partial(scan_product, structure.name)
+        return partial(stacked_scan.scan_product, structure.name)
 
     def product(tensors: Tensors, x: Tensor) -> Tensor:
         return structure.unchecked(out_features, in_features, tensors, options)._matmul(x)

@@ -18,16 +18,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import cuda, stencil, tridiagonal
+from . import scan, stencil
 from ._twin import plain_backward, plain_jvp
-from .doubling import shifted_sum
+from .scanned import stein_matrix
 from .split import split_matmul, split_prepare, split_rmatmul
 from .subdiagonal import Side, convolution_scales, matmul_by, rmatmul_by
 from .threads import in_parts
 
-LONGEST_COLUMN = 1024  # that a GPU makes, and their number of entries: beyond, convolutions are faster
-COLUMNS = 1 << 25
-DOUBLED = 1 << 24  # entries of a dense matrix that is made in the capture of a CUDA graph
+SCANNED = 1 << 26  # entries of the dense matrix that a GPU makes: beyond, it would take too much memory
 
 
 class Joint(NamedTuple):
@@ -49,38 +47,26 @@ def product(A: Side, C: Side, x: Tensor, how: str = "auto") -> Tensor:
 
     Returns:
         Shape (b, m), in the dtype of `x` (float32 or float64): by the compiled function where the guard
-        allows both convolutions and tensors are in CPU memory; on a GPU by the Krylov columns themselves
-        while they are few, and in a capture by the dense matrix while that is not large; else by one Krylov
-        product after the other.
+        allows both convolutions and tensors are in CPU memory; on a GPU by the dense matrix while that is not
+        large, so that no value is looked at; else by one Krylov product after the other.
         Differentiable in every argument, any number of times; vmap, jvp and tracing hold.
     """
-    if how == "auto" and _columns_fit(A, C, x):
-        return tridiagonal.product(_as_ring(A), _as_ring(C), x)
-    k = min(A[2].shape[-1], C[2].shape[-1])
-    # In a capture there is no range to look at, and the split product would make its FFT plans in it.
-    captured = how == "auto" and x.is_cuda and torch.cuda.is_current_stream_capturing()
-    if captured and A[2].shape[-1] * C[2].shape[-1] <= DOUBLED:
-        return x @ shifted_sum(A[2], C[2], _lower(A), _lower(C), k).mT
+    if how == "auto" and _matrix_fits(A, C, x):
+        E = (A[2].mT @ C[2]).unsqueeze(0)
+        return x @ stein_matrix(_lower(A).unsqueeze(0), _lower(C).unsqueeze(0), E).squeeze(0).mT
     P_A, P_C = convolution_scales(A[0], how), convolution_scales(C[0], how)
     if P_A is not None and P_C is not None and stencil.serves(*A, *C, x):
         dtype = _wider(P_A, P_C)
         wide = (t.to(dtype) for t in (*A, *C, x, P_A, P_C))
         return _Joint.apply(*wide)[0].to(x.dtype)
-    return matmul_by(P_A, *A, rmatmul_by(P_C, *C, x, k))
+    return matmul_by(P_A, *A, rmatmul_by(P_C, *C, x, min(A[2].shape[-1], C[2].shape[-1])))
 
 
-def _columns_fit(A: Side, C: Side, x: Tensor) -> bool:
-    """Whether a GPU makes the columns: right for every operator, so that no value is looked at."""
-    (r, m), n = A[2].shape, C[2].shape[-1]
-    few = max(m, n) <= LONGEST_COLUMN and r * min(m, n) * (m + n) <= COLUMNS
-    return few and cuda.serves(max(m, n), *A, *C, x)
-
-
-def _as_ring(side: Side) -> tridiagonal.Operator:
-    """A subdiagonal operator as a tridiagonal one."""
-    lower, V = _lower(side), side[2]
-    zero = torch.zeros_like(lower)
-    return lower, zero, zero, V
+def _matrix_fits(A: Side, C: Side, x: Tensor) -> bool:
+    """Whether a GPU makes the dense matrix: right for every operator, at the speed of its memory."""
+    if torch.compiler.is_compiling() or A[2].shape[-1] * C[2].shape[-1] > SCANNED:
+        return False
+    return all(scan.serves(t) and t.dtype == x.dtype for t in (*A, *C, x))
 
 
 def _lower(side: Side) -> Tensor:

@@ -96,18 +96,18 @@ class PairedRings(NamedTuple):
     left: Tensor  # (r + 1, n): spectra over n
 
 
-def prepare(A: Side, C: Side, product: str = "auto") -> PairedRings | None:
-    """Prepare M = sum_i K(A, g_i) K(C, h_i)^T of float32.
-
-    None where M is not square, or its dtype, its scales or its length forbid it.
-    """
+def fits(A: Side, C: Side, product: str = "auto") -> bool:
+    """Whether M is square, and its dtype, its scales and its length allow it."""
     n = A[2].shape[-1]
     if C[2].shape[-1] != n or A[2].dtype != torch.float32 or not is_fast_length(n):
-        return None
-    for side in (A, C):
-        scales = convolution_scales(side[0], product)
-        if scales is None or scales.dtype != torch.float32:
-            return None
+        return False
+    scales = [convolution_scales(side[0], product) for side in (A, C)]
+    return all(P is not None and P.dtype == torch.float32 for P in scales)
+
+
+def prepare(A: Side, C: Side) -> PairedRings:
+    """Prepare M = sum_i K(A, g_i) K(C, h_i)^T of float32, where it `fits`."""
+    n = A[2].shape[-1]
     P_A, left, P_C, right = generators(A, C, 1.0, -1.0)
     angle = torch.arange(n, dtype=torch.float64, device=left.device) * (math.pi / n)
     turn = torch.polar(torch.ones_like(angle), angle)

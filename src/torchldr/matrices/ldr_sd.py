@@ -113,14 +113,28 @@ class LDRSubdiagonal(StructuredMatrix, name="ldr_sd"):
 
     def prepare(self) -> Product:
         others = kept_for_autograd(self._prepare_batches)
-        if self.device.type == "cuda":
-            pairs = paired_rings.prepare(self._side("A"), self._side("C"), self.options["product"])
-            if pairs is not None:
-                return lambda x: paired_rings.matmul(pairs, x) if paired_rings.serves(x) else others()(x)
+        if self._goes_in_pairs():
+            pairs = paired_rings.prepare(self._side("A"), self._side("C"))
+            return lambda x: paired_rings.matmul(pairs, x) if paired_rings.serves(x) else others()(x)
         compiled = self._prepare_compiled()
         if compiled is None:
             return self._prepare_batches()
         return lambda x: compiled(x) if single.serves(x) else others()(x)
+
+    def _goes_in_pairs(self) -> bool:
+        on_gpu = self.device.type == "cuda"
+        return on_gpu and paired_rings.fits(self._side("A"), self._side("C"), self.options["product"])
+
+    def path(self, batch: int = 1) -> str:
+        """How a prepared product multiplies so many vectors, in two words."""
+        wide = self.promoted()
+        if batch > 1 and wide._goes_in_pairs():
+            return "complex pairs"
+        return " + ".join(dict.fromkeys(wide._path_of(side) for side in "CA"))
+
+    def _path_of(self, side: str) -> str:
+        scales = subdiagonal.convolution_scales(self._side(side)[0], self.options["product"])
+        return "split" if scales is None else f"convolution {str(scales.dtype).removeprefix('torch.')}"
 
     def _prepare_compiled(self) -> Product | None:
         A, C, how = self._side("A"), self._side("C"), self.options["product"]

@@ -53,10 +53,10 @@ def stacked_dense(
                 torch.cat((tensors[f"corner_{side}"].unsqueeze(-1), tensors[f"subdiagonal_{side}"]), -1)
                 for side in "AC"
             ]
-            return shifted_sum(tensors["G"], tensors["H"], lower[0], lower[1], min(m, n))
+            return shifted_sum(tensors["G"].mT @ tensors["H"], lower[0], lower[1], min(m, n))
         case "toeplitz_like" | "hankel_like":
             G, a = tensors["G"], corner_sign(m, n)
-            M = shifted_sum(G, tensors["H"], _shift(G, m, a), _shift(G, n, -a), min(m, n))
+            M = shifted_sum(G.mT @ tensors["H"], _shift(G, m, a), _shift(G, n, -a), min(m, n))
             return M.flip(-2) if structure.name == "hankel_like" else M
     unit = torch.eye(n, dtype=tensors[structure.scaled[0]].dtype, device=tensors[structure.scaled[0]].device)
     return stacked_matmul(structure, m, n, tensors, options, shared, unit, (None,)).mT

@@ -28,7 +28,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from ..functional import subdiagonal
 from ..matrices import StructuredMatrix
 from ..matrices.products import Product, run_product
 from ..timing import minimum_seconds
@@ -130,16 +129,7 @@ def path(matrix: StructuredMatrix, batch: int = 1) -> str:
     """
     if (own := getattr(type(matrix), "path", None)) is not None:
         return str(own(matrix, batch))
-    if matrix.name == "ldr_sd":
-        sides = [_subdiagonal_path(matrix, side) for side in "CA"]
-        return " + ".join(dict.fromkeys(sides))
     return {"low_rank": "two products", "dense": "dense"}.get(matrix.name, "fast")
-
-
-def _subdiagonal_path(matrix: StructuredMatrix, side: str) -> str:
-    s = matrix.promoted().tensors[f"subdiagonal_{side}"]
-    scales = subdiagonal.convolution_scales(s, matrix.options["product"])
-    return "split" if scales is None else f"convolution {str(scales.dtype).removeprefix('torch.')}"
 
 
 def describe() -> dict[str, Any]:

@@ -4,7 +4,7 @@ A model's layers of one shape, or one layer of many models, are made by the same
 widths of these models the dense matrix of every class is cheap to make on a GPU, and nothing reads a value
 on the way, so that a step can be captured as a graph. `pruned` is a weight with a mask.
 
-    ldr_sd, toeplitz_like, hankel_like     recurrences along diagonals, `functional.scan` and `.rectangle`
+    ldr_sd, toeplitz_like, hankel_like     recurrences along diagonals, `functional.scan`
     vandermonde_like                       the same down the columns
     ldr_td                                 Krylov columns, or for many of them dense powers; then products
     the others                             products of matrices and gathers
@@ -21,12 +21,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ...functional import cuda, scan
+from ...functional import cuda
 from ...functional.cauchy import cauchy_reference
 from ...functional.orthogonal import cosine_reference, hadamard_reference
-from ...functional.rectangle import rectangle, rectangle_adjoint, rectangle_parts
+from ...functional.scanned import column_scan, stein_matrix
 from ...matrices.toeplitz_like import corner_sign
-from ..stacked_scan import flow_gradient
 from ..stacked_tridiagonal import _Kernel, krylov_tiles
 
 Tensors = Mapping[str, Tensor]
@@ -59,10 +58,10 @@ def build(name: str, shape: Shape, tensors: Tensors) -> Tensor:
                 torch.cat((tensors[f"corner_{side}"].unsqueeze(-1), tensors[f"subdiagonal_{side}"]), -1)
                 for side in "AC"
             )
-            return _diagonals(a, c, tensors["G"].mT @ tensors["H"])
+            return stein_matrix(a, c, tensors["G"].mT @ tensors["H"])
         case "toeplitz_like" | "hankel_like":
             E, sign = tensors["G"].mT @ tensors["H"], float(corner_sign(m, n))
-            M = _diagonals(_shift(E, m, sign), _shift(E, n, -sign), E)
+            M = stein_matrix(_shift(E, m, sign), _shift(E, n, -sign), E)
             return M.flip(-2) if name == "hankel_like" else M
         case "vandermonde_like":
             return _vandermonde(tensors["nodes"], tensors["G"], tensors["H"])
@@ -106,84 +105,13 @@ def _shift(E: Tensor, n: int, corner: float) -> Tensor:
     return one.masked_fill(one.cumsum(1) == 1, corner)
 
 
-def _diagonals(a: Tensor, c: Tensor, E: Tensor) -> Tensor:
-    """sum_{t < min(m, n)} A^t E (C^t)^T, A and C given by corner and subdiagonal."""
-    m, n = E.shape[-2:]
-    if m > n:
-        return _Wide.apply(c, a, E.mT).mT
-    return _Square.apply(a, c, E) if m == n else _Wide.apply(a, c, E)
-
-
-class _Square(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, a: Tensor, c: Tensor, e: Tensor) -> Tensor:
-        M = scan.stein_scan(a, c, e)
-        ctx.save_for_backward(a, c, e, M)
-        return M
-
-    @staticmethod
-    def backward(ctx: Any, D: Tensor) -> tuple[Tensor | None, ...]:
-        a, c, e, M = ctx.saved_tensors
-        dE = scan.stein_scan_adjoint(a, c, D)
-        if not (ctx.needs_input_grad[0] or ctx.needs_input_grad[1]):
-            return None, None, dE
-        return *_operator_gradients(a, c, e, M, D, dE, *scan.corner_gradients(a, c, e, D)), dE
-
-
-class _Wide(torch.autograd.Function):
-    """m <= n. M is affine in either corner: no term crosses one twice."""
-
-    @staticmethod
-    def forward(ctx: Any, a: Tensor, c: Tensor, e: Tensor) -> Tensor:
-        straight, crossing = rectangle_parts(a, c, e)
-        M = torch.addcmul(straight, a[:, :1, None], crossing)
-        ctx.save_for_backward(a, c, e, crossing, M)
-        return M
-
-    @staticmethod
-    def backward(ctx: Any, D: Tensor) -> tuple[Tensor | None, ...]:
-        a, c, e, crossing, M = ctx.saved_tensors
-        dE = rectangle_adjoint(a, c, D)
-        if not (ctx.needs_input_grad[0] or ctx.needs_input_grad[1]):
-            return None, None, dE
-        raised = torch.cat((c[:, :1] + 1, c[:, 1:]), 1)
-        da_0 = (D * crossing).sum((1, 2))
-        dc_0 = (D * (rectangle(a, raised, e) - M)).sum((1, 2))
-        return *_operator_gradients(a, c, e, M, D, dE, da_0, dc_0), dE
-
-
-def _operator_gradients(
-    a: Tensor, c: Tensor, e: Tensor, M: Tensor, D: Tensor, dE: Tensor, da_0: Tensor, dc_0: Tensor
-) -> tuple[Tensor, Tensor]:
-    """From what flows over the operators' edges, as in `stacked_scan`: what starts less what ends."""
-    starts, ends = e * dE, D * M
-    return (
-        flow_gradient(a, da_0, starts.sum(-1), ends.sum(-1)),
-        flow_gradient(c, dc_0, starts.sum(-2), ends.sum(-2)),
-    )
-
-
-class _Columns(torch.autograd.Function):
-    """X_ij = nodes_j X_{i-1, j} + e_ij for squares: down the columns. The nodes are not learned."""
-
-    @staticmethod
-    def forward(ctx: Any, shift: Tensor, nodes: Tensor, e: Tensor) -> Tensor:
-        ctx.save_for_backward(shift, nodes)
-        return scan.stein_scan(shift, nodes, e, straight=True)
-
-    @staticmethod
-    def backward(ctx: Any, D: Tensor) -> tuple[Tensor | None, ...]:
-        shift, nodes = ctx.saved_tensors
-        return None, None, scan.stein_scan_adjoint(shift, nodes, D, straight=True)
-
-
 def _vandermonde(nodes: Tensor, G: Tensor, H: Tensor) -> Tensor:
     """M_ij = node_i M_{i, j-1} + (G^T H)_ij, transposed and filled up to a square."""
     m, n = G.shape[-1], H.shape[-1]
     size = max(m, n)
     E = pad(H.mT @ G, (0, size - m, 0, size - n))
     nodes = pad(nodes, (0, size - m)).to(E.dtype).expand(len(E), size)
-    return _Columns.apply(_shift(E, size, 0.0), nodes.contiguous(), E)[:, :n, :m].mT
+    return column_scan(nodes, E)[:, :n, :m].mT
 
 
 # Tridiagonal operators with corners.

@@ -31,14 +31,14 @@ def _subdiagonal(tensors: Tensors) -> Tensor:
         torch.cat((tensors[f"corner_{side}"].unsqueeze(-1), tensors[f"subdiagonal_{side}"]), -1)
         for side in "AC"
     )
-    return shifted_sum(tensors["G"], tensors["H"], a, c, a.shape[-1])
+    return shifted_sum(tensors["G"].mT @ tensors["H"], a, c, a.shape[-1])
 
 
 def _toeplitz(tensors: Tensors) -> Tensor:
     G, H = tensors["G"], tensors["H"]
     n = G.shape[-1]
     first, sign = (torch.arange(n, device=G.device) == 0).to(G.dtype), float(corner_sign(n, n))
-    return shifted_sum(G, H, 1 + (sign - 1) * first, 1 - (sign + 1) * first, n)
+    return shifted_sum(G.mT @ H, 1 + (sign - 1) * first, 1 - (sign + 1) * first, n)
 
 
 BUILDS: Mapping[str, Build] = {

@@ -176,6 +176,7 @@ def test_a_training_step_is_captured_in_a_graph(kwargs):
 def gradients_in_float64(layer, x, target):
     """Of the layer's parameters, by the dense oracle."""
     exact = copy.deepcopy(layer).cpu().double()
+    exact.zero_grad()
     (x.cpu().double() @ exact.matrix().to_dense().mT).backward(target.cpu().double())
     return [p.grad for p in exact.parameters()]
 
@@ -212,5 +213,7 @@ def test_no_step_of_training_waits(n, product, reach):
     torch.cuda.synchronize()
     optimizer.zero_grad(set_to_none=True)
     layer(x).backward(target)
-    for p, want in zip(layer.parameters(), gradients_in_float64(layer, x, target), strict=True):
-        assert (p.grad.cpu() - want).abs().max() <= 1e-4 * max(1, want.abs().max().item())
+    want = gradients_in_float64(layer, x, target)
+    largest = max(exact.abs().max().item() for exact in want)  # a corner's may be a small rest of large terms
+    for p, exact in zip(layer.parameters(), want, strict=True):
+        assert (p.grad.cpu() - exact).abs().max() <= 2e-5 * largest

@@ -32,8 +32,7 @@ def runs() -> list[Run]:
     found = [Run("cifar10", model, init="paper", hidden=7) for model in CONVOLUTIONS]
     for model in REPLACEMENTS:
         for structure, rank in (("ldr_sd", 2), ("toeplitz_like", 2), ("low_rank", 1)):
-            hidden = 9 if model.endswith("_blocks") else 7  # of 108 inputs
-            found.append(Run("cifar10", model, structure, rank, init="linear", hidden=hidden))
+            found.append(Run("cifar10", model, structure, rank, init="linear", hidden=7))
     for model in ("channels", "wide"):
         found.append(Run("cifar10", model, "ldr_sd", 2, init="paper", hidden=7, fixed=True, l1=0.01))
     return found
@@ -49,10 +48,6 @@ def runs() -> list[Run]:
         ("channels_square", "ldr_sd", 417792, None),
         ("wide_square", "toeplitz_like", 393216, None),
         ("wide_square", "ldr_sd", 405504, None),
-        ("channels_blocks", "toeplitz_like", 393216, None),
-        ("channels_blocks", "ldr_sd", 417792, None),
-        ("wide_blocks", "toeplitz_like", 393216, None),
-        ("wide_blocks", "ldr_sd", 405504, None),
         # The hidden layer as it is, 512 x 3072: (512 + 3072) r, and r + 1 for LDR-SD.
         ("channels", "toeplitz_like", 393216, 294912 + 57344),
         ("channels", "ldr_sd", 417792, 313344 + 60928),
@@ -69,7 +64,7 @@ def test_parameters_are_counted_as_in_the_paper(
         built = build_model(run, COLOUR, 10)
     assert count_parameters(built) == (paper if ours is None else ours)
     if structure != "dense":
-        cells = [c for name in ("conv", "conv_square", "conv_blocks") for c in get_table(name).cells]
+        cells = [*get_table("conv").cells, *get_table("conv_square").cells]
         (cell,) = (cell for cell in cells if (cell.run.model, cell.run.method) == (model, structure))
         assert cell.parameters == paper
 
@@ -129,11 +124,6 @@ def test_fixed_operators_are_shifts_and_not_counted(colours: Dataset) -> None:
         for structure, how in (("ldr_sd", {"fixed": True}), ("toeplitz_like", {}))
     ]
     assert counts[0] == counts[1]
-
-
-def test_blocks_need_a_multiple() -> None:
-    with pytest.raises(ValueError, match="108 inputs are not a multiple of 7 units"):
-        build_model(Run("cifar10", "wide_blocks", "ldr_sd", 2, hidden=7), (3, 6, 6), 3)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ also without bias:
     wide                            one structured matrix for all channels, of as many times the rank -> ReLU
     channels_square, wide_square    the same, the hidden layer the first rows of a square matrix, as the
                                     paper counts its parameters
-    channels_blocks, wide_blocks    the same, the hidden layer a row of square matrices, which count alike
 """
 
 from __future__ import annotations
@@ -149,24 +148,6 @@ class ReplacedConvolution(SingleHiddenLayer):
         return (max_pool2d(x, 2) if self.pool else x).flatten(1)
 
 
-class BlockLinear(StructuredChannels):
-    """A row of square structured matrices, y = sum_i x_i M_i^T for the parts x_i of the input, without bias.
-
-    Args:
-        in_features: a multiple of `units`.
-        units: size of the matrices.
-        options: as for `StructuredChannels`.
-    """
-
-    def __init__(self, in_features: int, units: int, **options: Any) -> None:
-        if in_features % units:
-            raise ValueError(f"BlockLinear: {in_features} inputs are not a multiple of {units} units.")
-        super().__init__(in_features // units, 1, units, bias=False, **options)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x.unflatten(-1, (self.in_channels, -1))).squeeze(-2)
-
-
 def hidden_input(model: str, image_shape: tuple[int, int, int]) -> int:
     """How many numbers the hidden layer receives: 784 and 1024 for the paper's images."""
     channels, height, width = image_shape
@@ -236,8 +217,6 @@ def _build_replaced(run: Run, image_shape: tuple[int, int, int], outputs: int) -
     )
     if run.model.endswith("_square"):
         return ReplacedConvolution(front, False, CroppedLinear(size, units, rank=run.rank, **common), logits)
-    if run.model.endswith("_blocks"):
-        return ReplacedConvolution(front, False, BlockLinear(size, units, rank=run.rank, **common), logits)
     hidden = StructuredLinear(size, units, False, rank=run.rank, **common)
     return ReplacedConvolution(front, False, hidden, logits)
 
@@ -258,7 +237,7 @@ def _initialise_(model: SingleHiddenLayer, run: Run, generator: torch.Generator 
         std = hidden.in_features**-0.5  # as the dense class starts
     if std is not None:
         for name, parameter in hidden.named_parameters():
-            if name.split(".")[-1] in _SCALED:
+            if name in _SCALED:
                 parameter.normal_(0, std, generator=generator)
     if run.output_std is not None:
         model.logits.weight.normal_(0, run.output_std, generator=generator)

@@ -19,7 +19,6 @@ from torch.nn.functional import conv2d, max_pool2d, relu
 from ..matrices import LDRSubdiagonal
 from ..nn import StructuredLinear
 from .models import (
-    BlockLinear,
     ConvNet,
     CroppedLinear,
     PrunedLinear,
@@ -29,7 +28,7 @@ from .models import (
 )
 from .stacked import StackedProduct, Tensors, dense_product, form, stacked_product
 from .stacked_convolution import replica_convolution
-from .stacked_front import ChannelsProduct, Front
+from .stacked_front import Front
 
 ALIGNMENT = 64  # numbers: parameters and rows begin at multiples of it, as vector loads like
 
@@ -73,7 +72,7 @@ class StackedNetwork:
         layout: of the parameters.
         buffers: what the replicas hold besides parameters: drawn constants and pruning masks with the
             replica axis, computed constants without.
-        structure: the hidden layer's class, None where it is pruned or a row of blocks.
+        structure: the hidden layer's class, None where it is pruned.
         how: the form of its product, see `stacked`.
     """
 
@@ -95,14 +94,9 @@ class StackedNetwork:
         hidden = model.hidden
         self.structure = hidden.structure if isinstance(hidden, StructuredLinear) else None
         self.pruned = isinstance(hidden, PrunedLinear)
-        self._blocks: ChannelsProduct | None = None
-        if isinstance(hidden, BlockLinear):
-            self._blocks = ChannelsProduct(hidden, "hidden.", self.replicas, self.shared, device)
-            self.shape = hidden.out_features[0], hidden.in_channels * hidden.features[0]
-        elif isinstance(hidden, StructuredLinear | PrunedLinear):
-            self.shape = hidden.out_features, hidden.in_features
-        else:
+        if not isinstance(hidden, StructuredLinear | PrunedLinear):
             raise TypeError(f"StackedNetwork: cannot stack a hidden layer of {type(hidden).__name__}.")
+        self.shape = hidden.out_features, hidden.in_features
         self.options: dict[str, Any] = dict(hidden.options) if isinstance(hidden, StructuredLinear) else {}
         if self.structure is LDRSubdiagonal and self.options["product"] == "auto":
             self.options["product"] = "convolution"
@@ -159,8 +153,6 @@ class StackedNetwork:
         return max_pool2d(relu(x), 2).unflatten(1, (self.replicas, -1)).flatten(2).transpose(0, 1)
 
     def _hidden(self, parts: Tensors, x: Tensor) -> Tensor:
-        if self._blocks is not None:
-            return self._blocks({**parts, **self.buffers}, x)
         tensors = self.hidden_tensors(parts)
         if self._product is None:
             return dense_product(tensors["weight"] * tensors["mask"], x)
@@ -201,7 +193,7 @@ class StackedNetwork:
         """M^T of every replica, (R, n, m), or None to multiply by the structure's own product."""
         if self.structure is not None and self.structure.name == "low_rank":
             return None
-        if self.pruned or (self.structure is not None and self.structure.name == "dense"):
+        if self.structure is None or self.structure.name == "dense":
             tensors = self.hidden_tensors(parts)
             return (tensors["weight"] * tensors.get("mask", 1)).mT * self.gain
         return self._hidden(parts, torch.eye(self.shape[1], dtype=dtype, device=self.device))

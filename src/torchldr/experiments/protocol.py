@@ -18,7 +18,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 from ..matrices import get_structure
 
 CONVOLUTIONS = ("conv3", "conv3_pool", "conv4_pool")
-REPLACEMENTS = ("channels", "wide", "channels_square", "wide_square", "channels_blocks", "wide_blocks")
+REPLACEMENTS = ("channels", "wide", "channels_square", "wide_square")
 MODELS = ("shl", "cnn", *CONVOLUTIONS, *REPLACEMENTS)
 INITS = ("linear", "paper")
 DTYPES = ("float32", "float64")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import re
 import shutil
 import sys
@@ -226,6 +227,9 @@ def opened(browser: Any, page: Path) -> Iterator[Any]:
     browser.get("about:blank")
     browser.get_log("browser")
     browser.get(page.as_uri())
+    deadline = time.monotonic() + 30
+    while browser.execute_script("return document.readyState") != "complete":
+        assert time.monotonic() < deadline
     yield browser
     assert browser.get_log("browser") == []
 

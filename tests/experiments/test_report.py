@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import time
 import re
 import shutil
 import sys
+import time
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path

@@ -35,6 +35,7 @@ def runs() -> list[Run]:
             found.append(Run("cifar10", model, structure, rank, init="linear", hidden=7))
     for model in ("channels", "wide"):
         found.append(Run("cifar10", model, "ldr_sd", 2, init="paper", hidden=7, fixed=True, l1=0.01))
+        found.append(Run("cifar10", model, "ldr_sd", 2, init="paper", hidden=7, bias=True))
     return found
 
 
@@ -126,6 +127,16 @@ def test_fixed_operators_are_shifts_and_not_counted(colours: Dataset) -> None:
     assert counts[0] == counts[1]
 
 
+def test_biases_start_at_zero_and_are_not_counted() -> None:
+    models = [
+        build_model(Run("cifar10", "wide", "ldr_sd", 2, hidden=7, bias=bias), (3, 6, 6), 3)
+        for bias in (True, None)
+    ]
+    assert not models[0].get_parameter("front_bias").any()
+    assert not models[0].get_parameter("hidden.bias").any()
+    assert count_parameters(models[0]) == count_parameters(models[1])
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -133,6 +144,8 @@ def test_fixed_operators_are_shifts_and_not_counted(colours: Dataset) -> None:
         ({"structure": "ldr_sd", "fixed": False}, "fixed is True or None"),
         ({"structure": "ldr_sd", "model": "shl", "l1": 0.1}, "l1 is for the models"),
         ({"structure": "ldr_sd", "l1": -1.0}, "l1 must be positive"),
+        ({"structure": "ldr_sd", "bias": False}, "bias is True or None"),
+        ({"structure": "ldr_sd", "model": "shl", "bias": True}, "bias is True or None and for the models"),
         ({"structure": "circulant", "l1": 0.1}, "l1 is for the models .* and classes with a rank"),
     ],
 )

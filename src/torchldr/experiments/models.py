@@ -135,16 +135,26 @@ class ReplacedConvolution(SingleHiddenLayer):
         front: from (b, channels, height, width) to the same with other channels.
         pool: whether 2x2 max-pooling follows.
         hidden, logits: as in `SingleHiddenLayer`.
+        biases: where given, so many biases are added to what comes out of the front, one a pixel and channel.
     """
 
     def __init__(
-        self, front: nn.Conv2d | StructuredChannels, pool: bool, hidden: nn.Module, logits: nn.Linear
+        self,
+        front: nn.Conv2d | StructuredChannels,
+        pool: bool,
+        hidden: nn.Module,
+        logits: nn.Linear,
+        biases: int | None = None,
     ) -> None:
         super().__init__(hidden, logits)
         self.front, self.pool = front, pool
+        self.front_bias = None if biases is None else nn.Parameter(torch.zeros(biases))
 
     def features(self, x: Tensor) -> Tensor:
-        x = relu(self.front(x))
+        x = self.front(x)
+        if self.front_bias is not None:
+            x = x + self.front_bias.view_as(x[0])
+        x = relu(x)
         return (max_pool2d(x, 2) if self.pool else x).flatten(1)
 
 
@@ -217,8 +227,8 @@ def _build_replaced(run: Run, image_shape: tuple[int, int, int], outputs: int) -
     )
     if run.model.endswith("_square"):
         return ReplacedConvolution(front, False, CroppedLinear(size, units, rank=run.rank, **common), logits)
-    hidden = StructuredLinear(size, units, False, rank=run.rank, **common)
-    return ReplacedConvolution(front, False, hidden, logits)
+    hidden = StructuredLinear(size, units, bool(run.bias), rank=run.rank, **common)
+    return ReplacedConvolution(front, False, hidden, logits, size if run.bias else None)
 
 
 @torch.no_grad()
@@ -233,6 +243,9 @@ def _initialise_(model: SingleHiddenLayer, run: Run, generator: torch.Generator 
                 if tensor is not None:
                     tensor.uniform_(-bound, bound, generator=generator)
     hidden, std = model.hidden, run.init_std
+    if run.bias:
+        for bias in (model.get_parameter("front_bias"), hidden.get_parameter("bias")):
+            bias.zero_()
     if std is None and run.init == "paper" and isinstance(hidden, PrunedLinear):
         std = hidden.in_features**-0.5  # as the dense class starts
     if std is not None:
@@ -258,14 +271,19 @@ def count_parameters(model: SingleHiddenLayer, keep: int | None = None, *, fixed
     """Parameters of the hidden and the output layer, as the paper's tables count them.
 
     Convolutions are not counted, nor weights that are pruned down to `keep`. Where convolutions are
-    replaced it is the other way around: the first layer counts and the output layer does not. Operators
+    replaced it is the other way around: the first layer counts, the output layer and biases do not. Operators
     that are `fixed` do not count.
     """
     layers: tuple[nn.Module, ...] = (model.hidden, model.logits)
+    biases = True
     if isinstance(model, ReplacedConvolution):
-        layers = (model.front, model.hidden)
+        layers, biases = (model.front, model.hidden), False
     named = (pair for layer in layers for pair in layer.named_parameters())
-    count = sum(p.numel() for name, p in named if not (fixed and is_operator(name)))
+    count = sum(
+        p.numel()
+        for name, p in named
+        if not (fixed and is_operator(name)) and (biases or not name.endswith("bias"))
+    )
     if keep is not None and isinstance(model.hidden, PrunedLinear):
         count -= model.hidden.weight.numel() - keep
     return count

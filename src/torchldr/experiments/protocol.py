@@ -115,6 +115,8 @@ class Run:
             are added to the loss.
         fixed: True leaves the operators of LDR-SD what they are at the start, shifts without a corner. That
             is the Toeplitz-like class as the authors trained it, and counted and named as such.
+        bias: True gives the layer that replaces convolutions and the hidden layer behind it biases that
+            start at 0, as the authors' code has them. Parameters are counted without, as in the paper.
         hidden: number of hidden units; None is the size of the layer's input. Fewer is RHU.
         keep: where given, magnitude pruning of a dense hidden layer down to so many weights.
         train_fraction: share of the training images to train on; those for validation stay.
@@ -133,6 +135,7 @@ class Run:
     gain: float | None = None
     l1: float | None = None
     fixed: bool | None = None
+    bias: bool | None = None
     hidden: int | None = None
     keep: int | None = None
     train_fraction: float = 1.0
@@ -169,6 +172,11 @@ class Run:
             raise ValueError(
                 f"Run: fixed is True or None and for 'ldr_sd', got {self.fixed!r} for {self.structure!r}."
             )
+        if self.bias is not None and (self.bias is not True or self.model not in ("channels", "wide")):
+            raise ValueError(
+                f"Run: bias is True or None and for the models 'channels' and 'wide', got {self.bias!r} for "
+                f"{self.model!r}."
+            )
         if self.l1 is not None and (self.model not in REPLACEMENTS or not structure.ranked):
             known = ", ".join(REPLACEMENTS)
             raise ValueError(
@@ -198,6 +206,7 @@ class Run:
         parts += [f"gain={self.gain:g}"] if self.gain is not None else []
         parts += [f"l1={self.l1:g}"] if self.l1 is not None else []
         parts += ["open"] if self.fixed else []
+        parts += ["bias"] if self.bias else []
         return " ".join([*parts, f"seed={self.seed}"])
 
     def config(self) -> dict[str, Any]:

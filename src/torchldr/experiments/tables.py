@@ -159,6 +159,7 @@ def _start(run: Run) -> str:
     parts += [] if run.gain is None else [f"gain {run.gain:g}"]
     parts += [] if run.l1 is None else [f"l1 {run.l1:g}"]
     parts += ["open"] if run.fixed else []
+    parts += ["bias"] if run.bias else []
     return ", ".join(parts)
 
 

@@ -116,7 +116,7 @@ def test_diagonals(m, n, dtype):
 def test_the_matrix_of_large_layers(m, n, regime):
     """In training "auto" goes through the dense matrix, whatever the operators."""
     M = testing.member(torchldr.LDRSubdiagonal, m, n, 2, regime=regime).to("cuda")
-    x = torch.randn(3, n, dtype=M.dtype, device="cuda")
+    x = torch.randn(3, n, dtype=M.dtype, device="cuda", requires_grad=True)
     assert joint._matrix_fits(M._side("A"), M._side("C"), x)
     testing.check_values(M)
     testing.check_gradients(M)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import shutil
 import subprocess
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from torchldr.experiments.stacked_scan import scan_product, serves
+from torchldr.experiments.stacked_scan import STRUCTURES, scan_product
 from torchldr.functional import scan
 from torchldr.functional.reference import subdiagonal_reference
 from torchldr.functional.scanned import column_scan, stein_matrix
@@ -22,7 +26,6 @@ from torchldr.matrices import get_structure
 EPS = torch.finfo(torch.float64).eps
 
 sizes = st.integers(1, 9).flatmap(lambda m: st.tuples(st.just(m), st.integers(m, 14)))
-longer = st.sampled_from([(31, 31), (32, 33), (33, 33), (40, 65), (64, 64), (70, 100), (97, 97)])
 seeds = st.integers(0, 2**32 - 1)
 
 
@@ -74,82 +77,116 @@ def test_it_is_the_sum_of_powers(size: tuple[int, int], seed: int) -> None:
 
 HEAD = """
 #define __global__
+#define __device__
 #define __shared__ static
 struct Three { int x, y, z; };
 static Three blockIdx, threadIdx, gridDim;
 """
 TAIL = """
-#define EACH(threads, blocks, call) \
-    gridDim.z = R; \
-    for (blockIdx.z = 0; blockIdx.z < R; blockIdx.z++) \
-        for (blockIdx.y = 0; blockIdx.y < (blocks); blockIdx.y++) \
-            for (blockIdx.x = 0; blockIdx.x * (threads) < n; blockIdx.x++) \
-                for (threadIdx.x = 0; threadIdx.x < (threads); threadIdx.x++) call;
-extern "C" void matrix(T* a, T* c, T* e, T* sum, T* state, T* M, int m, int n, int S, int R, int back,
-                       int straight) {
-    EACH(THREADS, S, sums(a, c, e, e, sum, m, n, S, back, straight, 0))
-    EACH(CHAIN_THREADS, 1, chain(sum, state, m, n, S, 0))
-    EACH(THREADS, S, fill(a, c, e, state, M, m, n, S, back, straight))
-}
-extern "C" void derivative(T* a, T* c, T* e, T* D, T* sum, T* state, T* dw, T* dE, int m, int n, int S,
-                           int R) {
-    EACH(THREADS, S, sums(a, c, e, D, sum, m, n, S, 0, 0, 1))
-    EACH(CHAIN_THREADS, 1, chain(sum, state, m, n, S, 1))
-    EACH(GRADIENT_THREADS, S, gradients(a, c, e, D, state, dw, dE, m, n, S))
+#define RUN(name, ...) \
+    gridDim = {gx, gy, gz}; \
+    for (blockIdx.z = 0; blockIdx.z < gz; blockIdx.z++) \
+        for (blockIdx.y = 0; blockIdx.y < gy; blockIdx.y++) \
+            for (blockIdx.x = 0; blockIdx.x < gx; blockIdx.x++) \
+                for (threadIdx.x = 0; threadIdx.x < threads; threadIdx.x++) name(__VA_ARGS__, m, n, segments);
+#define GRID int gx, int gy, int gz, int threads
+#define SIZES int m, int n, int segments
+extern "C" void run_sums(GRID, T* a, T* c, T* e, T* D, T* sum, SIZES) { RUN(sums, a, c, e, D, sum) }
+extern "C" void run_chain(GRID, T* sum, T* state, SIZES) { RUN(chain, sum, state) }
+extern "C" void run_fill(GRID, T* a, T* c, T* e, T* state, T* M, SIZES) { RUN(fill, a, c, e, state, M) }
+extern "C" void run_gradients(GRID, T* a, T* c, T* e, T* D, T* state, T* dw, T* dE, SIZES) {
+    RUN(gradients, a, c, e, D, state, dw, dE)
 }
 """
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> list[ctypes.CDLL]:
-    """The kernels' source for others and for squares, their threads run one after the other."""
+def compiler(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], ctypes.CDLL]:
     if shutil.which("g++") is None:
         pytest.skip("needs g++")
-    folder: Path = tmp_path_factory.mktemp("kernel")
-    libraries = []
-    for square in (False, True):
-        file, library = folder / f"kernel{square}.cpp", folder / f"kernel{square}.so"
-        file.write_text(HEAD + scan.source(torch.float64, square) + TAIL)
-        subprocess.run(["g++", "-O1", "-w", "-shared", "-fPIC", str(file), "-o", str(library)], check=True)
-        libraries.append(ctypes.CDLL(str(library)))
-    return libraries
+    folder: Path = tmp_path_factory.mktemp("kernels")
+
+    @cache
+    def compiled(source: str) -> ctypes.CDLL:
+        stem = folder / hashlib.sha256(source.encode()).hexdigest()
+        file, library = stem.with_suffix(".cpp"), stem.with_suffix(".so")
+        file.write_text(HEAD + source + TAIL)
+        subprocess.run(
+            ["g++", "-O1", "-Wno-unknown-pragmas", "-shared", "-fPIC", file, "-o", library], check=True
+        )
+        return ctypes.CDLL(str(library))
+
+    return compiled
 
 
-def run(kernels: object, *arguments: Tensor | int) -> None:
-    values = [ctypes.c_void_p(t.data_ptr()) if isinstance(t, Tensor) else t for t in arguments]
-    kernels(*values)  # type: ignore[operator]
+@pytest.fixture
+def kernels(compiler: Callable[[str], ctypes.CDLL], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything goes through the kernels, as plain C++ whose threads run one after the other."""
+
+    def launch(
+        source: str, name: str, device: object, grid: scan.nvrtc.Grid, threads: int, given: list
+    ) -> None:
+        for tensor in (t for t in given if isinstance(t, Tensor)):
+            assert tensor.is_contiguous()
+            assert tensor.dtype == torch.float64
+        values = [ctypes.c_void_p(t.data_ptr()) if isinstance(t, Tensor) else t for t in given]
+        getattr(compiler(source), f"run_{name}")(*grid, threads, *values)
+
+    monkeypatch.setattr(scan, "serves", lambda *tensors: True)
+    monkeypatch.setattr(scan.nvrtc, "launch", launch)
 
 
-def scratch(e: Tensor, *counts: int) -> list[Tensor]:
-    R, _, n = e.shape
-    return [torch.full((count, R, scan.segments(e), n), torch.nan, dtype=e.dtype) for count in counts]
+LONGER = [(31, 31), (32, 33), (33, 33), (40, 65), (64, 64), (70, 100), (97, 97)]
 
 
-@given(size=sizes | longer, seed=seeds, back=st.booleans())
-@settings(deadline=None, max_examples=90)
-def test_the_kernels_do_what_the_rows_do(
-    compiled: list[ctypes.CDLL], size: tuple[int, int], seed: int, back: bool
-) -> None:
-    m, n = size
-    a, c, e, D = operands(m, n, seed)
-    M, dw, dE = (torch.full_like(e, torch.nan) for _ in range(3))
-    S, kernels = scan.segments(e), compiled[m == n]
-    run(kernels.matrix, a, c, e, *scratch(e, 2, 4), M, m, n, S, 2, int(back), 0)
-    torch.testing.assert_close(M, scan._scan(a, c, e, back, False))
-    run(kernels.derivative, a, c, e, D, *scratch(e, 4, 8), dw, dE, m, n, S, 2)
-    for got, expected in zip((dw, dE), scan._plain_gradients(a, c, e, D), strict=True):
-        torch.testing.assert_close(got, expected)
+def by_rows(
+    monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any], *inputs: Tensor, **how: bool
+) -> Any:
+    with monkeypatch.context() as patch:
+        patch.setattr(scan, "serves", lambda *tensors: False)
+        return function(*inputs, **how)
 
 
-@given(n=st.sampled_from([1, 2, 7, 33, 70]), seed=seeds, back=st.booleans())
-@settings(deadline=None, max_examples=20)
-def test_columns_by_the_kernels(compiled: list[ctypes.CDLL], n: int, seed: int, back: bool) -> None:
-    _, nodes, e, _ = operands(n, n, seed)
-    a = torch.ones_like(nodes)
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (1, 5), (2, 2), (3, 7), (9, 9), *LONGER])
+@pytest.mark.parametrize("R", [0, 1, 3])
+@pytest.mark.usefixtures("kernels")
+def test_the_kernels_do_what_the_rows_do(m: int, n: int, R: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, c, e, D = operands(m, n, seed=m + n, R=R)
+    e, D = e.mT.contiguous().mT, D.mT.contiguous().mT  # as they may come
+    for function, inputs in ((scan.stein_scan, (a, c, e)), (scan.stein_scan_adjoint, (a, c, D))):
+        torch.testing.assert_close(function(*inputs), by_rows(monkeypatch, function, *inputs))
+    found = scan.stein_scan_gradients(a, c, e, D)
+    for ours, theirs in zip(found, by_rows(monkeypatch, scan.stein_scan_gradients, a, c, e, D), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (7, 7), (70, 33), (33, 70)])
+@pytest.mark.usefixtures("kernels")
+def test_columns_by_the_kernels(m: int, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, _, e, _ = operands(m, n, seed=m)
+    a, nodes = torch.ones_like(a), torch.rand(1, n, dtype=torch.float64).expand(2, n)
     a[:, 0] = 0
-    M = torch.full_like(e, torch.nan)
-    run(compiled[True].matrix, a, nodes, e, *scratch(e, 2, 4), M, n, n, scan.segments(e), 2, int(back), 1)
-    torch.testing.assert_close(M, scan._scan(a, nodes, e, back, True))
+    for function in (scan.stein_scan, scan.stein_scan_adjoint):
+        expected = by_rows(monkeypatch, function, a, nodes, e, straight=True)
+        torch.testing.assert_close(function(a, nodes, e, straight=True), expected)
+
+
+@pytest.mark.usefixtures("kernels")
+def test_what_autograd_may_ask_of_the_kernels() -> None:
+    a, c, e, _ = (t.requires_grad_() for t in operands(3, 5, 1))
+    checks = {"check_forward_ad": True, "check_batched_grad": True}
+    assert torch.autograd.gradcheck(stein_matrix, (a, c, e), **checks)
+    assert torch.autograd.gradgradcheck(stein_matrix, (a, c, e))
+    assert torch.autograd.gradcheck(column_scan, (c, e), **checks)
+    (only,) = torch.autograd.grad(stein_matrix(a.detach(), c.detach(), e).sum(), e)
+    torch.testing.assert_close(only, scan.stein_scan_adjoint(a, c, torch.ones_like(e)).detach())
+
+
+@pytest.mark.usefixtures("kernels")
+def test_what_is_too_large_is_said() -> None:
+    e = torch.zeros(1, dtype=torch.float64).expand(65536, 1, 1)
+    with pytest.raises(ValueError, match="65536 matrices of 1 x 1 are too many"):
+        scan._launch("sums", scan.Form(), e, [])
 
 
 # As differentiable functions.
@@ -162,10 +199,11 @@ def test_derivatives_of_any_order(m: int, n: int) -> None:
     assert torch.autograd.gradgradcheck(stein_matrix, (a, c, e))
 
 
-def test_columns_and_their_derivatives() -> None:
-    _, nodes, e, _ = operands(4, 4, 2)
+@pytest.mark.parametrize(("m", "n"), [(4, 4), (3, 5), (6, 2)])
+def test_columns_and_their_derivatives(m: int, n: int) -> None:
+    _, nodes, e, _ = operands(m, n, 2)
     X = column_scan(nodes, e)
-    for i in range(4):
+    for i in range(m):
         expected = sum(nodes ** (i - j) * e[:, j] for j in range(i + 1))
         torch.testing.assert_close(X[:, i], expected)
     inputs = nodes.requires_grad_(), e.requires_grad_()
@@ -182,13 +220,10 @@ def test_vmap_makes_one_stack_of_all() -> None:
     torch.testing.assert_close(shared[1], stein_matrix(a[:2], c[:2], e[2:]))
 
 
-@pytest.mark.parametrize("structure", ["ldr_sd", "toeplitz_like", "hankel_like", "vandermonde_like"])
+@pytest.mark.parametrize("structure", STRUCTURES)
 @pytest.mark.parametrize(("m", "n"), [(4, 12), (6, 8), (5, 7), (8, 8), (1, 3), (9, 4)])
 @pytest.mark.parametrize("shared", [False, True])
 def test_products_and_gradients_are_those_of_the_class(structure: str, m: int, n: int, shared: bool) -> None:
-    if not serves(structure, (m, n)):
-        assert m != n
-        return
     draw = torch.Generator().manual_seed(m + n)
     kind, R, b = get_structure(structure), 3, 5
     r = min(2, m)

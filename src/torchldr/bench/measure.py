@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from ..functional import joint
 from ..nn import plans
 from ..nn.linear import StructuredLinear
 from ..timing import captured, minimum_seconds
@@ -87,12 +88,13 @@ def as_row(case: Case, dense: float, ours: float, path: str, *, extrapolated: bo
 
 def structured_side(case: Case, setting: Setting) -> tuple[Call, str]:
     """A call of our side, and the path that it takes."""
-    # A captured graph cannot look at the subdiagonals: there the caller vouches for them.
-    vouch = setting.device == "cuda" and case.what == TRAINING and case.structure == "ldr_sd"
-    options = {"product": "convolution"} if vouch else {}
+    # A captured graph cannot look at the subdiagonals: where the layer would, the caller vouches for them.
+    unseen = setting.device == "cuda" and case.what == TRAINING and case.structure == "ldr_sd"
+    scanned = unseen and case.n**2 <= joint.SCANNED
+    options = {"product": "convolution"} if unseen and not scanned else {}
     layer = structured_layer(case.structure, case.n, case.rank, setting.device, **options)
     if case.what == TRAINING:
-        return _step(layer, case, setting), plans.path(layer.matrix(), case.batch)
+        return _step(layer, case, setting), "scans" if scanned else plans.path(layer.matrix(), case.batch)
     layer.eval()
     layer.plan = setting.plan
     x = _input(case, setting)

@@ -54,7 +54,7 @@ def form(
 ) -> str:
     """Which of "native", "scan", "vmap" and "loop" multiplies on this device."""
     name, cuda, square = structure.name, device.type == "cuda", shape[0] == shape[1]
-    if cuda and stacked_scan.serves(name, shape) and unavailable() is None:
+    if cuda and name in stacked_scan.STRUCTURES and unavailable() is None:
         return "scan"
     if name in ("dense", "low_rank"):
         return "native"

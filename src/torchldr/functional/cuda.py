@@ -10,11 +10,11 @@ tests.
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from . import nvrtc
 from .cuda_krylov import LARGEST, krylov_adjoint, krylov_columns
 
 __all__ = ["contract", "contracts", "krylov_adjoint", "krylov_columns", "serves", "unavailable"]
@@ -45,7 +45,7 @@ def unavailable() -> str | None:
     if not hasattr(torch.cuda, "_compile_kernel"):
         return "this torch cannot compile CUDA kernels at run time"
     try:
-        _contract()
+        nvrtc.compiled(_CONTRACT, "contract", torch.cuda.current_device())
     except RuntimeError as error:
         return f"NVRTC failed: {error}"
     return None
@@ -60,11 +60,6 @@ def serves(m: int, *tensors: Tensor) -> bool:
         return False
     same = all(t.dtype == first.dtype and t.device == first.device for t in tensors)
     return same and m <= LARGEST
-
-
-@cache
-def _contract() -> Any:
-    return torch.cuda._compile_kernel(_CONTRACT, "contract")
 
 
 def contracts(a: Tensor) -> bool:
@@ -83,6 +78,5 @@ def contract(a: Tensor, g: Tensor) -> Tensor:
     """sum_i a[b, i, f] g[i, f] for complex64 spectra, contiguous: (b, r, f) and (r, f) to (b, f)."""
     b, r, f = a.shape
     out = a.new_empty(b, f)
-    with torch.cuda.device(a.device):
-        _contract()((-(-f // 256), b, 1), (256, 1, 1), [a, g, out, r, f])
+    nvrtc.launch(_CONTRACT, "contract", a.device, (-(-f // 256), b, 1), 256, [a, g, out, r, f])
     return out

@@ -26,6 +26,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import nvrtc
+
 PER = 4  # places of a thread of `chain`
 LARGEST = 4096  # places: beyond, a band does not fit in a block's registers
 
@@ -287,14 +289,8 @@ def settings(dtype: torch.dtype, m: int) -> dict[str, object]:
 
 
 @cache
-def _kernel(name: str, dtype: torch.dtype, m: int) -> Any:
-    return _compiled(name, tuple(settings(dtype, m).items()))
-
-
-@cache
-def _compiled(name: str, definitions: tuple[tuple[str, object], ...]) -> Any:
-    head = "".join(f"#define {key} {value}\n" for key, value in definitions)
-    return torch.cuda._compile_kernel(head + SOURCE, name)
+def _source(dtype: torch.dtype, m: int) -> str:
+    return "".join(f"#define {key} {value}\n" for key, value in settings(dtype, m).items()) + SOURCE
 
 
 def _chain_threads(m: int) -> int:
@@ -311,11 +307,7 @@ def _launch(name: str, like: Tensor, grid: tuple[int, int], arguments: list[Any]
     """Run a kernel on (s, r, .., m)."""
     m, dtype = like.shape[-1], like.dtype
     threads, shared = (_chain_threads(m), _chain_bytes(dtype, m)) if name == "chain" else (128, 0)
-    with torch.cuda.device(like.device):
-        kernel = _kernel(name, dtype, m)
-        if shared >= 48 << 10:
-            kernel.set_shared_memory_config(shared)
-        kernel((*grid, 1), (threads, 1, 1), arguments, shared)
+    nvrtc.launch(_source(dtype, m), name, like.device, (*grid, 1), threads, arguments, shared)
 
 
 def krylov_columns(lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, k: int) -> Tensor:

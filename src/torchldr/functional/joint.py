@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from . import scan, stencil
 from ._twin import plain_backward, plain_jvp
@@ -47,8 +48,8 @@ def product(A: Side, C: Side, x: Tensor, how: str = "auto") -> Tensor:
 
     Returns:
         Shape (b, m), in the dtype of `x` (float32 or float64): by the compiled function where the guard
-        allows both convolutions and tensors are in CPU memory; on a GPU by the dense matrix while that is not
-        large, so that no value is looked at; else by one Krylov product after the other.
+        allows both convolutions and tensors are in CPU memory; in training on a GPU by the dense matrix while
+        that is not large, so that no value is looked at; else by one Krylov product after the other.
         Differentiable in every argument, any number of times; vmap, jvp and tracing hold.
     """
     if how == "auto" and _matrix_fits(A, C, x):
@@ -63,10 +64,14 @@ def product(A: Side, C: Side, x: Tensor, how: str = "auto") -> Tensor:
 
 
 def _matrix_fits(A: Side, C: Side, x: Tensor) -> bool:
-    """Whether a GPU makes the dense matrix: right for every operator, at the speed of its memory."""
-    if torch.compiler.is_compiling() or A[2].shape[-1] * C[2].shape[-1] > SCANNED:
+    """Whether a GPU makes the dense matrix: in training, where any operator is to be served unseen."""
+    tensors = (*A, *C, x)
+    if A[2].shape[-1] * C[2].shape[-1] > SCANNED or not scan.serves(*tensors):
         return False
-    return all(scan.serves(t) and t.dtype == x.dtype for t in (*A, *C, x))
+    if torch.compiler.is_compiling() or _get_current_dispatch_mode() is not None:  # tracers have no memory
+        return False
+    trained = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+    return trained or torch.cuda.is_current_stream_capturing()
 
 
 def _lower(side: Side) -> Tensor:

@@ -16,12 +16,12 @@ The plain form below is their oracle, and the definition of M that of both.
 from __future__ import annotations
 
 import math
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from . import nvrtc
 from .closed_rings import generators
 from .cuda import unavailable
 from .fft import conjugate, is_fast_length
@@ -158,13 +158,7 @@ def plain_matmul(K: PairedRings, x: Tensor) -> Tensor:
     return torch.stack((y.real, y.imag), 1).flatten(0, 1)[:b] * K.P_A
 
 
-@cache
-def _kernel(name: str) -> Any:
-    return torch.cuda._compile_kernel(SOURCE, name)
-
-
 def _launch(name: str, like: Tensor, arguments: list[Any]) -> None:
     """One thread for each place of each pair of `like` (.., pairs, n)."""
     pairs, n = like.shape[-2:]
-    with torch.cuda.device(like.device):
-        _kernel(name)((-(-n // _THREADS), pairs, 1), (_THREADS, 1, 1), arguments)
+    nvrtc.launch(SOURCE, name, like.device, (-(-n // _THREADS), pairs, 1), _THREADS, arguments)

@@ -12,14 +12,13 @@ of `cuda`.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fft import irfft, rfft
 
-from . import cuda
+from . import cuda, nvrtc
 
 SOURCE = r"""
 typedef long long i64;
@@ -104,14 +103,9 @@ def serves(B: list[Tensor], batch: int) -> bool:
     return 2 * batch <= _MOST and 2 * B[0].shape[2] <= _MOST and cuda.unavailable() is None
 
 
-@cache
-def _kernel(name: str) -> Any:
-    return torch.cuda._compile_kernel(SOURCE, name)
-
-
 def _launch(name: str, length: int, y: int, z: int, arguments: list[Any]) -> None:
-    with torch.cuda.device(arguments[0].device):
-        _kernel(name)((-(-length // _THREADS), y, z), (_THREADS, 1, 1), arguments)
+    grid = (-(-length // _THREADS), y, z)
+    nvrtc.launch(SOURCE, name, arguments[0].device, grid, _THREADS, arguments)
 
 
 def rows_up(u: Tensor, levels: list[Tensor], result: Tensor, *, top: bool) -> Tensor | None:

@@ -19,7 +19,7 @@ taken on diagonal s - m. With D the gradient of M, V_i = w_{i+1} .. w_{m-1} and 
 
 where ' is for diagonal s + m: what flows over a step, by the paths that stay on the diagonal, came through
 the corner, and will go through it. All of it is sums of products: no division and no difference, so that
-every operator is served, zeros and any range of their products included.
+every operator is served whose products the dtype can hold; zeros and underflow do no harm.
 
 With a diagonal C instead, diagonals become columns: that is a Vandermonde-like matrix, transposed, with A
 the shift. `straight` asks for it.
@@ -37,6 +37,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from . import nvrtc
 from .cuda import unavailable
 
 SEGMENT = 32
@@ -44,190 +45,197 @@ SEGMENT = 32
 SOURCE = r"""
 typedef long long i64;
 
-// A thread follows a diagonal through the rows `begin` to `end` of a segment: its own, s, and the one before
-// or after it, which for a square (SQUARE is 1) is the same. `x` is an offset into matrices, x_j its
-// column. Where `back`, matrices are read and written from their other end.
-#define DIAGONAL(threads) \
-    int s = blockIdx.x * (threads) + threadIdx.x, g = blockIdx.y; \
-    if (s >= n) return; \
-    i64 R = blockIdx.z, size = (i64)m * n, all = (i64)gridDim.z * S * n; \
-    a += R * m; c += R * n; e += R * size; \
-    int begin = g * SEGMENT, end = begin + SEGMENT < m ? begin + SEGMENT : m; \
-    int around = back ? -n : n, down = straight ? around : around + (back ? -1 : 1);
-#define BEFORE(s) (SQUARE ? (s) : ((s) + n - m % n) % n)
-#define AFTER(s) (SQUARE ? (s) : ((s) + m) % n)
-#define PLACE(x, s, i) \
-    int x##_j = straight ? (s) : ((s) + (i)) % n, x = (i) * n + x##_j; \
-    if (back) x = m * n - 1 - x;
-#define STEP_DOWN(x) { x += down; if (!straight && ++x##_j == n) { x##_j = 0; x -= around; } }
-#define STEP_UP(x) { x -= down; if (!straight && --x##_j < 0) { x##_j = n - 1; x += around; } }
-#define WEIGHT(i, x) ((i) ? a[i] * c[x##_j] : (T)1)
-// Place of a segment in arrays of shape (.., R, S, n).
-#define SLOT(g, s) ((R * S + (g)) * n + (s))
+// Numbers of a segment, arrays of shape (.., matrices, segments, n). What `sums` finds: the product of its
+// weights, x at its end, and where GRADED sum D W and r, with W and B counted from the segment's first row.
+enum { PRODUCT, END_X, SUM_DW, END_R };
+// What `chain` makes of it, taken over from above and from below; l and t already times the weight between.
+enum { X, W_, S_, V_, B_, R_, L_, T_ };
 
-// Sums of segments: 0 weights P, 1 x at the end; and where `graded`, with W and B from the segment's
-// first row on: 2 sum of D W, 3 r at the end.
+#define SLOT(diagonal) ((matrix * segments + segment) * n + (diagonal))
+#define BEFORE(s) (SQUARE || STRAIGHT ? (s) : ((s) + n - m % n) % n)
+#define AFTER(s) (SQUARE || STRAIGHT ? (s) : ((s) + m) % n)
+#define WEIGHT(i, walk) ((i) ? a[i] * c[(walk).column] : (T)1)
+
+// A thread has diagonal s and the rows from `begin` to `end` of one segment.
+#define THREAD(threads) \
+    int s = blockIdx.x * (threads) + threadIdx.x, segment = blockIdx.y; \
+    if (s >= n) return; \
+    i64 matrix = blockIdx.z, size = (i64)m * n, all = (i64)gridDim.z * segments * n; \
+    a += matrix * m; c += matrix * n; e += matrix * size; \
+    int begin = segment * SEGMENT, end = begin + SEGMENT < m ? begin + SEGMENT : m;
+
+// A place on a diagonal. Where BACK, matrices are read and written from their other end.
+struct Walk {
+    int at, column, n;
+    __device__ Walk(int diagonal, int row, int m, int n) : n(n) {
+        column = STRAIGHT ? diagonal : (diagonal + row) % n;
+        at = row * n + column;
+        if (BACK) at = m * n - 1 - at;
+    }
+    __device__ void skip(int offset) { at += BACK ? -offset : offset; }
+    __device__ void down() {
+        skip(STRAIGHT ? n : n + 1);
+        if (!STRAIGHT && ++column == n) { column = 0; skip(-n); }
+    }
+    __device__ void up() {
+        skip(STRAIGHT ? -n : -n - 1);
+        if (!STRAIGHT && --column < 0) { column = n - 1; skip(n); }
+    }
+};
+
 extern "C" __global__ void sums(
     const T* __restrict__ a, const T* __restrict__ c, const T* __restrict__ e, const T* __restrict__ D,
-    T* __restrict__ out, int m, int n, int S, int back, int straight, int graded
+    T* __restrict__ sum, int m, int n, int segments
 ) {
-    DIAGONAL(THREADS)
-    D += R * size;
-    PLACE(own, s, begin)
-    PLACE(other, AFTER(s), begin)
-    T p = 1, x = 0, b = 0, r = 0, W = 1, B = 0;
-    if (!graded) {
-        #pragma unroll 8
-        for (int i = begin; i < end; i++) {
-            T w = WEIGHT(i, own);
-            x = w * x + e[own];
-            p *= w;
-            STEP_DOWN(own)
-        }
-    } else {
-        #pragma unroll 8
-        for (int i = begin; i < end; i++) {
-            T w = WEIGHT(i, own), source = e[own];
-            x = w * x + source;
-            r = w * r + source * (SQUARE ? b : B);
-            p *= w;
-            b += D[own] * p;
+    THREAD(SUMS_THREADS)
+    Walk own(s, begin, m, n), after(AFTER(s), begin, m, n);
+    T p = 1, x = 0, dw = 0, r = 0, W = 1, B = 0;
+    #pragma unroll 8
+    for (int i = begin; i < end; i++) {
+        T w = WEIGHT(i, own), source = e[own.at];
+        x = w * x + source;
+        p *= w;
+        if (GRADED) {
+            const T* d = D + matrix * size;
+            r = w * r + source * (SQUARE ? dw : B);
+            dw += d[own.at] * p;
             if (!SQUARE) {
-                W *= WEIGHT(i, other);
-                B += D[other] * W;
-                STEP_DOWN(other)
+                W *= WEIGHT(i, after);
+                B += d[after.at] * W;
+                after.down();
             }
-            STEP_DOWN(own)
         }
+        own.down();
     }
-    out += SLOT(g, s);
-    out[0] = p;
-    out[all] = x;
-    if (graded) { out[2 * all] = b; out[3 * all] = r; }
+    sum += SLOT(s);
+    sum[PRODUCT * all] = p;
+    sum[END_X * all] = x;
+    if (GRADED) { sum[SUM_DW * all] = dw; sum[END_R * all] = r; }
 }
 
-// What a segment takes over: 0 x and 1 W from above, 2 S and 3 V from below; and where `graded`
-// 4 B and 5 r from above, 6 w l and 7 w t from below.
 extern "C" __global__ void chain(
-    const T* __restrict__ sum, T* __restrict__ out, int m, int n, int S, int graded
+    const T* __restrict__ sum, T* __restrict__ state, int m, int n, int segments
 ) {
     int s = blockIdx.x * CHAIN_THREADS + threadIdx.x;
     if (s >= n) return;
-    i64 R = blockIdx.z, all = (i64)gridDim.z * S * n;
-    int before = BEFORE(s), after = AFTER(s);
+    i64 matrix = blockIdx.z, all = (i64)gridDim.z * segments * n;
     T x = 0, W = 1, B = 0, r = 0, W_after = 1, B_after = 0;
-    T V = 1, F = 0, l = 0, t = 0, V_before = 1, F_before = 0;
     #pragma unroll 8
-    for (int g = 0; g < S; g++) {
-        i64 at = SLOT(g, s);
-        T p = sum[at], y = sum[at + all];
-        out[at] = x; out[at + all] = W;
-        if (graded) {
-            i64 next = SLOT(g, after);
-            out[at + 4 * all] = B; out[at + 5 * all] = r;
-            r = p * r + B_after * y + W_after * sum[at + 3 * all];
-            B += W * sum[at + 2 * all];
-            B_after += W_after * sum[next + 2 * all];
-            W_after *= sum[next];
+    for (int segment = 0; segment < segments; segment++) {
+        i64 own = SLOT(s), after = SLOT(AFTER(s));
+        T p = sum[own + PRODUCT * all], y = sum[own + END_X * all];
+        state[own + X * all] = x;
+        state[own + W_ * all] = W;
+        if (GRADED) {
+            state[own + B_ * all] = B;
+            state[own + R_ * all] = r;
+            r = p * r + B_after * y + W_after * sum[own + END_R * all];
+            B += W * sum[own + SUM_DW * all];
+            B_after += W_after * sum[after + SUM_DW * all];
+            W_after *= sum[after + PRODUCT * all];
         }
         x = p * x + y;
         W *= p;
     }
+    T V = 1, S = 0, l = 0, t = 0, V_before = 1, S_before = 0;
     #pragma unroll 8
-    for (int g = S - 1; g >= 0; g--) {
-        i64 at = SLOT(g, s);
-        T p = sum[at];
-        out[at + 2 * all] = F; out[at + 3 * all] = V;
-        if (graded) {
-            i64 former = SLOT(g, before);
-            out[at + 6 * all] = l; out[at + 7 * all] = t;
-            T b = sum[at + 2 * all];
-            l = b + p * l;
-            t = F_before * b + V_before * sum[former + 3 * all] + p * t;
-            F_before += sum[former + all] * V_before;
-            V_before *= sum[former];
+    for (int segment = segments - 1; segment >= 0; segment--) {
+        i64 own = SLOT(s), before = SLOT(BEFORE(s));
+        T p = sum[own + PRODUCT * all];
+        state[own + S_ * all] = S;
+        state[own + V_ * all] = V;
+        if (GRADED) {
+            state[own + L_ * all] = l;
+            state[own + T_ * all] = t;
+            T dw = sum[own + SUM_DW * all];
+            l = dw + p * l;
+            t = S_before * dw + V_before * sum[before + END_R * all] + p * t;
+            S_before += sum[before + END_X * all] * V_before;
+            V_before *= sum[before + PRODUCT * all];
         }
-        F += sum[at + all] * V;
+        S += sum[own + END_X * all] * V;
         V *= p;
     }
 }
 
 extern "C" __global__ void fill(
     const T* __restrict__ a, const T* __restrict__ c, const T* __restrict__ e, const T* __restrict__ state,
-    T* __restrict__ M, int m, int n, int S, int back, int straight
+    T* __restrict__ M, int m, int n, int segments
 ) {
-    __shared__ T suffix[SEGMENT][THREADS];
-    DIAGONAL(THREADS)
-    M += R * size;
-    i64 slot = SLOT(g, s), former = SLOT(g, BEFORE(s));
-    T corner = a[0] * c[s], F = state[former + 2 * all], V = state[former + 3 * all];
-    PLACE(other, BEFORE(s), end - 1)
+    __shared__ T through[SEGMENT][FILL_THREADS];
+    THREAD(FILL_THREADS)
+    M += matrix * size;
+    i64 slot = SLOT(s), slot_before = SLOT(BEFORE(s));
+    T corner = a[0] * c[s], S = state[slot_before + S_ * all], V = state[slot_before + V_ * all];
+    Walk before(BEFORE(s), end - 1, m, n);
     #pragma unroll 8
     for (int i = end - 1; i >= begin; i--) {
-        suffix[i - begin][threadIdx.x] = corner * F;
-        F += e[other] * V;
-        V *= WEIGHT(i, other);
-        STEP_UP(other)
+        through[i - begin][threadIdx.x] = corner * S;
+        S += e[before.at] * V;
+        V *= WEIGHT(i, before);
+        before.up();
     }
-    T x = state[slot], W = state[slot + all];
-    PLACE(own, s, begin)
+    T x = state[slot + X * all], W = state[slot + W_ * all];
+    Walk own(s, begin, m, n);
     #pragma unroll 8
     for (int i = begin; i < end; i++) {
         T w = WEIGHT(i, own);
-        x = w * x + e[own];
+        x = w * x + e[own.at];
         W *= w;
-        M[own] = x + W * suffix[i - begin][threadIdx.x];
-        STEP_DOWN(own)
+        M[own.at] = x + W * through[i - begin][threadIdx.x];
+        own.down();
     }
 }
 
 extern "C" __global__ void gradients(
     const T* __restrict__ a, const T* __restrict__ c, const T* __restrict__ e, const T* __restrict__ D,
-    const T* __restrict__ state, T* __restrict__ dw, T* __restrict__ dE, int m, int n, int S
+    const T* __restrict__ state, T* __restrict__ dw, T* __restrict__ dE, int m, int n, int segments
 ) {
-    __shared__ T ls[SEGMENT][GRADIENT_THREADS], ts[SEGMENT][GRADIENT_THREADS], Vs[SEGMENT][GRADIENT_THREADS];
-    const int back = 0, straight = 0, lane = threadIdx.x;
-    DIAGONAL(GRADIENT_THREADS)
-    D += R * size; dw += R * size; dE += R * size;
-    i64 slot = SLOT(g, s), former = SLOT(g, BEFORE(s)), next = SLOT(g, AFTER(s));
+    __shared__ T ls[SEGMENT][GRADIENTS_THREADS], ts[SEGMENT][GRADIENTS_THREADS];
+    __shared__ T Vs[SEGMENT][GRADIENTS_THREADS];
+    THREAD(GRADIENTS_THREADS)
+    D += matrix * size; dw += matrix * size; dE += matrix * size;
+    i64 slot = SLOT(s), slot_before = SLOT(BEFORE(s)), slot_after = SLOT(AFTER(s));
     T corner = a[0] * c[s], corner_after = a[0] * c[AFTER(s)];
-    T l = state[slot + 6 * all], t = state[slot + 7 * all], V = state[slot + 3 * all];
-    T F = state[former + 2 * all], V_before = state[former + 3 * all];
-    PLACE(own, s, end - 1)
-    PLACE(before, BEFORE(s), end - 1)
+    T l = state[slot + L_ * all], t = state[slot + T_ * all], V = state[slot + V_ * all];
+    T S = state[slot_before + S_ * all], V_before = state[slot_before + V_ * all];
+    Walk own(s, end - 1, m, n), before(BEFORE(s), end - 1, m, n);
+    int lane = threadIdx.x;
     #pragma unroll 8
     for (int i = end - 1; i >= begin; i--) {
         int h = i - begin;
-        T w = WEIGHT(i, own), d = D[own];
+        T w = WEIGHT(i, own), d = D[own.at];
         l += d;
-        t += d * F;
-        ls[h][lane] = l; ts[h][lane] = t; Vs[h][lane] = V * corner_after;
-        F += e[SQUARE ? own : before] * (SQUARE ? V : V_before);
+        t += d * S;
+        ls[h][lane] = l;
+        ts[h][lane] = t;
+        Vs[h][lane] = V * corner_after;
+        S += e[SQUARE ? own.at : before.at] * (SQUARE ? V : V_before);
         l *= w;
         t *= w;
         V *= w;
         if (!SQUARE) {
             V_before *= WEIGHT(i, before);
-            STEP_UP(before)
+            before.up();
         }
-        STEP_UP(own)
+        own.up();
     }
-    T x = state[slot], W = state[slot + all], r = state[slot + 5 * all];
-    T W_after = state[next + all], B = state[next + 4 * all];
-    PLACE(after, AFTER(s), begin)
+    T x = state[slot + X * all], W = state[slot + W_ * all], r = state[slot + R_ * all];
+    T W_after = state[slot_after + W_ * all], B = state[slot_after + B_ * all];
+    Walk after(AFTER(s), begin, m, n);
     #pragma unroll 8
     for (int i = begin; i < end; i++) {
-        STEP_DOWN(own)
+        own.down();
         int h = i - begin;
-        T w = WEIGHT(i, own), source = e[own], passing = Vs[h][lane];
-        dE[own] = ls[h][lane] + passing * B;
-        dw[own] = i ? ls[h][lane] * x + W * corner * ts[h][lane] + passing * r : ts[h][lane];
+        T w = WEIGHT(i, own), source = e[own.at], passing = Vs[h][lane];
+        dE[own.at] = ls[h][lane] + passing * B;
+        dw[own.at] = i ? ls[h][lane] * x + W * corner * ts[h][lane] + passing * r : ts[h][lane];
         x = w * x + source;
         r = w * r + source * B;
         W *= w;
         if (!SQUARE) W_after *= WEIGHT(i, after);
-        B += D[SQUARE ? own : after] * (SQUARE ? W : W_after);
-        if (!SQUARE) STEP_DOWN(after)
+        B += D[SQUARE ? own.at : after.at] * (SQUARE ? W : W_after);
+        if (!SQUARE) after.down();
     }
 }
 """
@@ -241,9 +249,12 @@ class Gradients(NamedTuple):
     e: Tensor  # (R, m, n)
 
 
-def serves(t: Tensor) -> bool:
-    """Whether the kernels take such tensors."""
-    return t.is_cuda and t.dtype in (torch.float32, torch.float64) and unavailable() is None
+def serves(*tensors: Tensor) -> bool:
+    """Whether the kernels take these tensors."""
+    first = tensors[0]
+    if not first.is_cuda or first.dtype not in (torch.float32, torch.float64) or unavailable():
+        return False
+    return all(t.dtype == first.dtype and t.device == first.device for t in tensors)
 
 
 def stein_scan(a: Tensor, c: Tensor, e: Tensor, straight: bool = False) -> Tensor:
@@ -253,79 +264,84 @@ def stein_scan(a: Tensor, c: Tensor, e: Tensor, straight: bool = False) -> Tenso
         a: corner and subdiagonal of A, shape (R, m).
         c: likewise of C, shape (R, n), n >= m; where `straight`, C is diagonal and c its diagonal.
         e: the matrices E, shape (R, m, n).
-        straight: whether C is diagonal. A must then have no corner.
+        straight: whether C is diagonal. A must then have no corner, and m may exceed n.
 
     Returns:
         Shape (R, m, n). No gradient: `stein_scan_gradients` are its own.
 
     The same, slowly: the sum over t.
     """
-    return _scan(a, c, e, False, straight)
+    return _scan(a, c, e, Form(straight=straight))
 
 
 def stein_scan_adjoint(a: Tensor, c: Tensor, D: Tensor, straight: bool = False) -> Tensor:
     """sum_{t < m} (A^t)^T D C^t, the adjoint of `stein_scan` in e: the same, from the other end."""
     c = c if straight else c.roll(-1, 1)
-    return _scan(a.roll(-1, 1).flip(1), c.flip(1), D, True, straight)
+    return _scan(a.roll(-1, 1).flip(1), c.flip(1), D, Form(back=True, straight=straight))
 
 
 def stein_scan_gradients(a: Tensor, c: Tensor, e: Tensor, D: Tensor) -> Gradients:
     """Gradients of sum(D * stein_scan(a, c, e)), shapes as there."""
-    if serves(e):
+    if serves(a, c, e, D):
         a, c, e, D = (t.contiguous() for t in (a, c, e, D))
-        dw, dE = torch.empty_like(e), torch.empty_like(e)
-        _launch("gradients", e, [a, c, e, D, _states(a, c, e, D, False, False), dw, dE])
+        dw, dE, form = torch.empty_like(e), torch.empty_like(e), Form(graded=True)
+        _launch("gradients", form, e, [a, c, e, D, _states(a, c, e, D, form), dw, dE])
     else:
         dw, dE = _plain_gradients(a, c, e, D)
-    da = (dw @ c.unsqueeze(-1)).squeeze(-1)
-    dc = (a.unsqueeze(-2) @ dw).squeeze(-2)
+    with torch.autocast(e.device.type, enabled=False):
+        da = (dw @ c.unsqueeze(-1)).squeeze(-1)
+        dc = (a.unsqueeze(-2) @ dw).squeeze(-2)
     return Gradients(da, dc, dE)
 
 
-def _scan(a: Tensor, c: Tensor, e: Tensor, back: bool, straight: bool) -> Tensor:
-    if serves(e):
+class Form(NamedTuple):
+    """What the recurrences are asked for; kernels are compiled for each."""
+
+    back: bool = False  # matrices are read and written from their other end
+    straight: bool = False  # along columns instead of diagonals
+    graded: bool = False  # also what the gradients need
+
+
+def _scan(a: Tensor, c: Tensor, e: Tensor, form: Form) -> Tensor:
+    if serves(a, c, e):
         a, c, e = a.contiguous(), c.contiguous(), e.contiguous()
         M = torch.empty_like(e)
-        _launch("fill", e, [a, c, e, _states(a, c, e, None, back, straight), M], int(back), int(straight))
+        _launch("fill", form, e, [a, c, e, _states(a, c, e, e, form), M])
         return M
-    M = _plain_scan(a, c, e.flip(1, 2) if back else e, straight)
-    return M.flip(1, 2) if back else M
+    M = _plain_scan(a, c, e.flip(1, 2) if form.back else e, form.straight)
+    return M.flip(1, 2) if form.back else M
 
 
 # By kernels.
 
+# Threads of a block in float32. In shared memory `fill` has a number a row and thread, `gradients` three.
+_BLOCKS = {"sums": 128, "chain": 32, "fill": 128, "gradients": 64}
+_LARGEST = (1 << 31) - 1  # entries of a matrix
+_MOST = 65535  # matrices: the last axis of a grid
+
 
 @cache
-def _kernel(name: str, dtype: torch.dtype, square: bool) -> Any:
-    return torch.cuda._compile_kernel(source(dtype, square), name)
-
-
-def source(dtype: torch.dtype, square: bool) -> str:
+def source(dtype: torch.dtype, square: bool, form: Form) -> str:
     """The kernels for matrices of this dtype, square ones or others."""
-    known = {"T": "float" if dtype == torch.float32 else "double", "SQUARE": int(square), "SEGMENT": SEGMENT}
-    return "\n".join(
-        [f"#define {name} {value}" for name, value in (known | _threads(dtype)).items()] + [SOURCE]
-    )
+    known: dict[str, object] = {"T": "float" if dtype == torch.float32 else "double", "SEGMENT": SEGMENT}
+    known |= {"SQUARE": int(square)} | {name.upper(): int(flag) for name, flag in form._asdict().items()}
+    known |= {f"{name.upper()}_THREADS": _threads(name, dtype) for name in _BLOCKS}
+    return "".join(f"#define {key} {value}\n" for key, value in known.items()) + SOURCE
 
 
-def _threads(dtype: torch.dtype) -> dict[str, int]:
-    """Threads of a block: numbers of every row of a segment lie in shared memory, one or three a thread."""
-    share = 1 if dtype == torch.float32 else 2
-    return {"THREADS": 128 // share, "GRADIENT_THREADS": 64 // share, "CHAIN_THREADS": 32}
+def _threads(name: str, dtype: torch.dtype) -> int:
+    """Of a block of this kernel."""
+    return _BLOCKS[name] if name == "chain" else _BLOCKS[name] * 4 // dtype.itemsize
 
 
-def _launch(name: str, e: Tensor, arguments: list[Any], *flags: int) -> None:
-    (R, m, n), S = e.shape, segments(e)
-    if not R:
-        return
-    if m * n >= 1 << 31:
-        raise ValueError(f"scan: a matrix of {m} x {n} is too large for the kernels.")
-    threads = _threads(e.dtype)[
-        {"chain": "CHAIN_THREADS", "gradients": "GRADIENT_THREADS"}.get(name, "THREADS")
-    ]
-    grid = -(-n // threads), 1 if name == "chain" else S, R
-    with torch.cuda.device(e.device):
-        _kernel(name, e.dtype, m == n)(grid, (threads, 1, 1), [*arguments, m, n, S, *flags])
+def _launch(name: str, form: Form, e: Tensor, arguments: list[Any]) -> None:
+    (R, m, n), count = e.shape, segments(e)
+    if m * n > _LARGEST or R > _MOST:
+        raise ValueError(f"scan: {R} matrices of {m} x {n} are too many or too large for the kernels.")
+    if R:
+        threads = _threads(name, e.dtype)
+        grid = -(-n // threads), 1 if name == "chain" else count, R
+        nvrtc.launch(source(e.dtype, m == n, form), name, e.device, grid, threads, [*arguments, m, n, count])
 
 
 def segments(e: Tensor) -> int:
@@ -333,14 +349,13 @@ def segments(e: Tensor) -> int:
     return -(-e.shape[-2] // SEGMENT)
 
 
-def _states(a: Tensor, c: Tensor, e: Tensor, D: Tensor | None, back: bool, straight: bool) -> Tensor:
+def _states(a: Tensor, c: Tensor, e: Tensor, D: Tensor, form: Form) -> Tensor:
     """What each segment takes over from the others."""
     R, _, n = e.shape
-    graded = D is not None
-    sums = e.new_empty(4 if graded else 2, R, segments(e), n)
-    _launch("sums", e, [a, c, e, e if D is None else D, sums], int(back), int(straight), int(graded))
-    states = e.new_empty(8 if graded else 4, R, segments(e), n)
-    _launch("chain", e, [sums, states], int(graded))
+    sums = e.new_empty(4 if form.graded else 2, R, segments(e), n)
+    _launch("sums", form, e, [a, c, e, D, sums])
+    states = e.new_empty(8 if form.graded else 4, R, segments(e), n)
+    _launch("chain", form, e, [sums, states])
     return states
 
 

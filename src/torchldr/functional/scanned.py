@@ -1,7 +1,7 @@
 """The recurrences of `scan` as differentiable functions of whole stacks of matrices.
 
-First derivatives are the scan's own; derivatives of derivatives and forward mode go through the plain twins
-below. vmap only makes the stack larger.
+First derivatives are the scan's own; derivatives of derivatives, forward mode and batches of gradients go
+through the plain twins below. vmap only makes the stack larger.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import scan
+from . import scan, stencil
 from ._twin import plain_backward, plain_jvp
 from .doubling import shifted_sum
 
@@ -36,14 +36,14 @@ def stein_matrix(a: Tensor, c: Tensor, E: Tensor) -> Tensor:
 
 
 def column_scan(nodes: Tensor, E: Tensor) -> Tensor:
-    """X_ij = nodes_j X_{i-1, j} + E_ij, down the columns of square matrices.
+    """X_ij = nodes_j X_{i-1, j} + E_ij, down the columns.
 
     Args:
         nodes: shape (R, n).
-        E: shape (R, n, n).
+        E: shape (R, m, n).
 
     Returns:
-        Shape (R, n, n), differentiable in both.
+        Shape (R, m, n), differentiable in both.
     """
     return _Columns.apply(nodes, E)
 
@@ -87,7 +87,7 @@ class _Stein(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, D: Tensor) -> tuple[Tensor | None, ...]:
         a, c, E = ctx.saved_tensors
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or not stencil.is_plain(D):
             return plain_backward(_plain_stein, (a, c, E), D)
         if ctx.needs_input_grad[0] or ctx.needs_input_grad[1]:
             return tuple(scan.stein_scan_gradients(a, c, E, D))
@@ -105,7 +105,7 @@ class _Stein(torch.autograd.Function):
 class _Columns(torch.autograd.Function):
     @staticmethod
     def forward(nodes: Tensor, E: Tensor) -> Tensor:
-        return scan.stein_scan(_shift(nodes), nodes, E, straight=True)
+        return scan.stein_scan(_shift(E), nodes, E, straight=True)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -115,9 +115,9 @@ class _Columns(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, D: Tensor) -> tuple[Tensor | None, ...]:
         nodes, E, X = ctx.saved_tensors
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or not stencil.is_plain(D):
             return plain_backward(_plain_columns, (nodes, E), D)
-        dE = scan.stein_scan_adjoint(_shift(nodes), nodes, D, straight=True)
+        dE = scan.stein_scan_adjoint(_shift(D), nodes, D, straight=True)
         return (dE[:, 1:] * X[:, :-1]).sum(1) if ctx.needs_input_grad[0] else None, dE
 
     @staticmethod
@@ -129,7 +129,7 @@ class _Columns(torch.autograd.Function):
         return _stacked(_Columns, info, in_dims, inputs)
 
 
-def _shift(nodes: Tensor) -> Tensor:
-    """The shift, of no corner."""
-    one = torch.ones_like(nodes)
+def _shift(E: Tensor) -> Tensor:
+    """The shift of the rows of E, of no corner: (R, m)."""
+    one = E.new_ones(E.shape[:2])
     return one.masked_fill(one.cumsum(-1) == 1, 0)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..functional import closed_rings, joint, paired_rings, single, split_single, stencil, subdiagonal
+from ..functional import closed_rings, cuda, joint, paired_rings, single, split_single, stencil, subdiagonal
 from ..functional.reference import krylov_of_ring_reference, subdiagonal_reference
 from .base import StructuredMatrix, generators_
 from .products import Product, kept_for_autograd
@@ -33,9 +33,10 @@ class LDRSubdiagonal(StructuredMatrix, name="ldr_sd"):
     subdiagonals' products stay within a factor of 32 (in float64 within 2^24), else O(r n log^2 n).
 
     Options:
-        product: "auto" looks at the subdiagonals and chooses; "convolution" takes the FFTs in float64
-            without looking, which is right while their products stay within a factor of 2^24;
-            "split" takes the product that is right for every operator.
+        product: "auto" looks at the subdiagonals and chooses, or on a GPU trains through the dense matrix
+            without a look, up to 2^26 entries; "convolution" takes the FFTs in float64 without looking,
+            which is right while their products stay within a factor of 2^24; "split" takes the product
+            that is right for every operator.
 
     Reference: Thomas, Gu, Dao, Rudra, Ré, "Learning Compressed Transforms with Low Displacement Rank",
     2018.
@@ -122,7 +123,7 @@ class LDRSubdiagonal(StructuredMatrix, name="ldr_sd"):
         return lambda x: compiled(x) if single.serves(x) else others()(x)
 
     def _goes_in_pairs(self) -> bool:
-        on_gpu = self.device.type == "cuda"
+        on_gpu = self.device.type == "cuda" and cuda.unavailable() is None
         return on_gpu and paired_rings.fits(self._side("A"), self._side("C"), self.options["product"])
 
     def path(self, batch: int = 1) -> str:

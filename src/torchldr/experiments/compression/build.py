@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from ...functional import cuda
 from ...functional.cauchy import cauchy_reference
@@ -106,12 +105,9 @@ def _shift(E: Tensor, n: int, corner: float) -> Tensor:
 
 
 def _vandermonde(nodes: Tensor, G: Tensor, H: Tensor) -> Tensor:
-    """M_ij = node_i M_{i, j-1} + (G^T H)_ij, transposed and filled up to a square."""
-    m, n = G.shape[-1], H.shape[-1]
-    size = max(m, n)
-    E = pad(H.mT @ G, (0, size - m, 0, size - n))
-    nodes = pad(nodes, (0, size - m)).to(E.dtype).expand(len(E), size)
-    return column_scan(nodes, E)[:, :n, :m].mT
+    """M_ij = node_i M_{i, j-1} + (G^T H)_ij, transposed."""
+    E = H.mT @ G
+    return column_scan(nodes.to(E.dtype).expand(len(E), -1), E).mT
 
 
 # Tridiagonal operators with corners.

@@ -9,12 +9,12 @@ test runs this source as plain C++.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ...functional import nvrtc
 from ...functional.cuda import unavailable
 
 THREADS = 512
@@ -155,14 +155,9 @@ def _vectors_a_thread(row: int) -> int:
     return -(-row // (8 * THREADS))
 
 
-@cache
-def _kernel(name: str, row: int) -> Any:
-    return torch.cuda._compile_kernel(head(row) + SOURCE, name)
-
-
 def _launch(name: str, row: int, grid: tuple[int, int], arguments: list[Any]) -> None:
     tensors = [a for a in arguments if isinstance(a, Tensor)]
     if not all(tensor.is_contiguous() for tensor in tensors):
         raise ValueError(f"{name}: expected contiguous tensors.")
-    with torch.cuda.device(tensors[0].device):
-        _kernel(name, row)((*grid, 1), (THREADS, 1, 1), arguments, THREADS // 32 * 4)
+    shared = THREADS // 32 * 4
+    nvrtc.launch(head(row) + SOURCE, name, tensors[0].device, (*grid, 1), THREADS, arguments, shared)

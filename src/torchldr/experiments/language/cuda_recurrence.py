@@ -8,12 +8,12 @@ plain form in `recurrence` is the oracle: a test runs this source as plain C++.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ...functional import nvrtc
 from ...functional.cuda import unavailable
 
 GATES = COLUMNS = 4  # a block's threads are gates x units, and columns x units
@@ -180,18 +180,10 @@ def _shared_bytes(gates: Tensor) -> int:
     return (2 * GATES * COLUMNS * H + 2 * H * H) * gates.element_size()
 
 
-@cache
-def _kernel(name: str, dtype: torch.dtype, H: int, shared: int) -> Any:
-    kernel = torch.cuda._compile_kernel(head(dtype, H) + SOURCE, name)
-    kernel.set_shared_memory_config(shared)
-    return kernel
-
-
 def _launch(name: str, gates: Tensor, tensors: list[Any]) -> None:
     R, T, B, _, H = gates.shape
     if not all(tensor.is_contiguous() for tensor in tensors):
         raise ValueError(f"{name}: expected contiguous tensors.")
     shared = _shared_bytes(gates)
-    with torch.cuda.device(gates.device):
-        kernel = _kernel(name, gates.dtype, H, shared)
-        kernel((-(-B // COLUMNS), R, 1), (GATES * H, 1, 1), [*tensors, T, B], shared)
+    grid, source = (-(-B // COLUMNS), R, 1), head(gates.dtype, H) + SOURCE
+    nvrtc.launch(source, name, gates.device, grid, GATES * H, [*tensors, T, B], shared)

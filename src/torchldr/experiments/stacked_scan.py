@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor
 
+from ..functional.doubling import operator_weights, shift_weights
 from ..functional.scanned import column_scan, stein_matrix
 from ..matrices.toeplitz_like import corner_sign
 
@@ -30,19 +30,11 @@ def scan_product(name: str, tensors: Tensors, x: Tensor) -> Tensor:
     if name == "vandermonde_like":
         return x @ column_scan(tensors["nodes"].expand(len(G), -1), H.mT @ G)
     if name == "ldr_sd":
-        a, c = (
-            torch.cat((tensors[f"corner_{side}"].unsqueeze(-1), tensors[f"subdiagonal_{side}"]), -1)
-            for side in "AC"
-        )
+        a, c = (operator_weights(tensors, side) for side in "AC")
     else:
-        sign = float(corner_sign(G.shape[-1], H.shape[-1]))
-        a, c = _shift(G, sign), _shift(H, -sign)
+        m, n = G.shape[-1], H.shape[-1]
+        sign = float(corner_sign(m, n))
+        a, c = (shift_weights(G, *which).expand(len(G), -1) for which in ((m, sign), (n, -sign)))
     # The matrix comes first: its gradient then lies in memory as the scan likes it.
     y = (stein_matrix(a, c, G.mT @ H) @ x.mT).mT
     return y.flip(-1) if name == "hankel_like" else y
-
-
-def _shift(V: Tensor, corner: float) -> Tensor:
-    """The weights of Z_f for every replica, (R, n)."""
-    one = V.new_ones(V.shape[0], V.shape[-1])
-    return one.masked_fill(one.cumsum(1) == 1, corner)

@@ -9,6 +9,9 @@ Nothing is divided and no value is read: right for every operator, and fit for v
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import torch
 from torch import Tensor
 
 
@@ -37,6 +40,16 @@ def shifted_sum(E: Tensor, lower_A: Tensor, lower_C: Tensor, k: int) -> Tensor:
             M = E + _moved(lower_A, lower_C, M, 1)
             j, a, c = j + 1, lower_A * a.roll(1, -1), lower_C * c.roll(1, -1)
     return M
+
+
+def operator_weights(tensors: Mapping[str, Tensor], side: str) -> Tensor:
+    """Those of the operators "A" or "C" of LDR-SD, one or a stack: the corner, then the subdiagonal."""
+    return torch.cat((tensors[f"corner_{side}"].unsqueeze(-1), tensors[f"subdiagonal_{side}"]), -1)
+
+
+def shift_weights(like: Tensor, size: int, corner: float) -> Tensor:
+    """Those of the shift Z_f: the corner f, then ones, shape (size,), dtype and device of `like`."""
+    return torch.cat((like.new_full((1,), corner), like.new_ones(size - 1)))
 
 
 def _moved(a: Tensor, c: Tensor, M: Tensor, j: int) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from . import scan, stencil
 from ._twin import plain_backward, plain_jvp
-from .doubling import shifted_sum
+from .doubling import shift_weights, shifted_sum
 
 
 def stein_matrix(a: Tensor, c: Tensor, E: Tensor) -> Tensor:
@@ -131,5 +131,4 @@ class _Columns(torch.autograd.Function):
 
 def _shift(E: Tensor) -> Tensor:
     """The shift of the rows of E, of no corner: (R, m)."""
-    one = E.new_ones(E.shape[:2])
-    return one.masked_fill(one.cumsum(-1) == 1, 0)
+    return shift_weights(E, E.shape[1], 0.0).expand(E.shape[:2])

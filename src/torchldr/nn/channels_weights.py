@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..functional import stencil, subdiagonal
-from ..functional.doubling import shifted_sum
+from ..functional.doubling import operator_weights, shift_weights, shifted_sum
 from ..matrices import StructuredMatrix
 from ..matrices.toeplitz_like import corner_sign
 
@@ -49,23 +49,14 @@ def stacked_dense(
         case "low_rank":
             return tensors["G"].mT @ tensors["H"]
         case "ldr_sd":
-            lower = [
-                torch.cat((tensors[f"corner_{side}"].unsqueeze(-1), tensors[f"subdiagonal_{side}"]), -1)
-                for side in "AC"
-            ]
-            return shifted_sum(tensors["G"].mT @ tensors["H"], lower[0], lower[1], min(m, n))
+            a, c = (operator_weights(tensors, side) for side in "AC")
+            return shifted_sum(tensors["G"].mT @ tensors["H"], a, c, min(m, n))
         case "toeplitz_like" | "hankel_like":
-            G, a = tensors["G"], corner_sign(m, n)
-            M = shifted_sum(G.mT @ tensors["H"], _shift(G, m, a), _shift(G, n, -a), min(m, n))
+            E, f = tensors["G"].mT @ tensors["H"], corner_sign(m, n)
+            M = shifted_sum(E, shift_weights(E, m, f), shift_weights(E, n, -f), min(m, n))
             return M.flip(-2) if structure.name == "hankel_like" else M
     unit = torch.eye(n, dtype=tensors[structure.scaled[0]].dtype, device=tensors[structure.scaled[0]].device)
     return stacked_matmul(structure, m, n, tensors, options, shared, unit, (None,)).mT
-
-
-def _shift(like: Tensor, size: int, corner: int) -> Tensor:
-    lower = torch.ones(size, dtype=like.dtype, device=like.device)
-    lower[0] = corner
-    return lower
 
 
 def unstacked(

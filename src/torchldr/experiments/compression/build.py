@@ -22,6 +22,7 @@ from torch import Tensor
 
 from ...functional import cuda
 from ...functional.cauchy import cauchy_reference
+from ...functional.doubling import operator_weights, shift_weights
 from ...functional.orthogonal import cosine_reference, hadamard_reference
 from ...functional.scanned import column_scan, stein_matrix
 from ...matrices.toeplitz_like import corner_sign
@@ -53,14 +54,12 @@ def build(name: str, shape: Shape, tensors: Tensors) -> Tensor:
         case "cauchy_like":
             return (tensors["G"].mT @ tensors["H"]) * cauchy_reference(tensors["s"], tensors["t"])
         case "ldr_sd":
-            a, c = (
-                torch.cat((tensors[f"corner_{side}"].unsqueeze(-1), tensors[f"subdiagonal_{side}"]), -1)
-                for side in "AC"
-            )
+            a, c = (operator_weights(tensors, side) for side in "AC")
             return stein_matrix(a, c, tensors["G"].mT @ tensors["H"])
         case "toeplitz_like" | "hankel_like":
             E, sign = tensors["G"].mT @ tensors["H"], float(corner_sign(m, n))
-            M = stein_matrix(_shift(E, m, sign), _shift(E, n, -sign), E)
+            a, c = (shift_weights(E, *which).expand(len(E), -1) for which in ((m, sign), (n, -sign)))
+            M = stein_matrix(a, c, E)
             return M.flip(-2) if name == "hankel_like" else M
         case "vandermonde_like":
             return _vandermonde(tensors["nodes"], tensors["G"], tensors["H"])
@@ -97,11 +96,6 @@ def product(name: str, shape: Shape, tensors: Tensors, x: Tensor) -> Tensor:
 
 
 # Recurrences along diagonals.
-
-
-def _shift(E: Tensor, n: int, corner: float) -> Tensor:
-    one = E.new_ones(len(E), n)
-    return one.masked_fill(one.cumsum(1) == 1, corner)
 
 
 def _vandermonde(nodes: Tensor, G: Tensor, H: Tensor) -> Tensor:

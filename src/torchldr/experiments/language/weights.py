@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...functional.doubling import shifted_sum
+from ...functional.doubling import operator_weights, shift_weights, shifted_sum
 from ...matrices import get_structure
 from ...matrices.toeplitz_like import corner_sign
 from ..models import is_operator
@@ -27,18 +27,15 @@ GATES = ("o", "i", "f", "g")  # the order in which gates lie in memory, see `rec
 
 
 def _subdiagonal(tensors: Tensors) -> Tensor:
-    a, c = (
-        torch.cat((tensors[f"corner_{side}"].unsqueeze(-1), tensors[f"subdiagonal_{side}"]), -1)
-        for side in "AC"
-    )
+    a, c = (operator_weights(tensors, side) for side in "AC")
     return shifted_sum(tensors["G"].mT @ tensors["H"], a, c, a.shape[-1])
 
 
 def _toeplitz(tensors: Tensors) -> Tensor:
-    G, H = tensors["G"], tensors["H"]
-    n = G.shape[-1]
-    first, sign = (torch.arange(n, device=G.device) == 0).to(G.dtype), float(corner_sign(n, n))
-    return shifted_sum(G.mT @ H, 1 + (sign - 1) * first, 1 - (sign + 1) * first, n)
+    E = tensors["G"].mT @ tensors["H"]
+    n = E.shape[-1]
+    sign = float(corner_sign(n, n))
+    return shifted_sum(E, shift_weights(E, n, sign), shift_weights(E, n, -sign), n)
 
 
 BUILDS: Mapping[str, Build] = {

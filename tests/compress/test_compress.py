@@ -103,6 +103,10 @@ def test_other_convolutions_and_subclasses_are_left_alone():
     report = torchldr.compress_(model, LOW)
     assert report.layers == ()
     assert all(now is before for now, before in zip(model, parts, strict=True))
+    groups = "a 1x1 convolution with groups or padding"
+    subclass = "a Mine, whose forward may differ from that of nn.Linear"
+    computed = "its weight is computed by a parametrization"
+    assert report.left == {"1": groups, "2": groups, "3": subclass, "4": computed}
 
 
 @pytest.mark.parametrize(("kind", "options"), [(nn.LSTM, {"proj_size": 12}), (nn.LSTM, {}), (nn.GRU, {})])

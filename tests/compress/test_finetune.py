@@ -258,6 +258,15 @@ def test_distillation_brings_the_student_to_the_teacher():
         assert (model(x) - teacher(x)).square().mean().item() < 0.5 * gap
 
 
+def test_a_teacher_of_other_outputs_is_refused():
+    teacher = nn.Sequential(nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 5))
+    model = nn.Sequential(nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 4))
+    torchldr.compress_(model, torchldr.Structure("low_rank", rank=4))
+    batches = [(torch.randn(3, 32), torch.zeros(3, dtype=torch.long))]
+    with pytest.raises(ValueError, match=r"logits of shape \(3, 4\), the teacher of shape \(3, 5\)"):
+        finetune(model, batches, epochs=1, lr=1e-3, teacher=teacher, progress=None)
+
+
 class Reader(nn.Module):
     def __init__(self) -> None:
         super().__init__()

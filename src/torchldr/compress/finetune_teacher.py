@@ -117,6 +117,11 @@ class Teacher:
         if how.logits:
             T = how.temperature
             ours, theirs = output_logits(output).float() / T, output_logits(told).float() / T
+            if ours.shape != theirs.shape:
+                raise ValueError(
+                    f"finetune: the model gives logits of shape {tuple(ours.shape)}, the teacher of shape "
+                    f"{tuple(theirs.shape)}."
+                )
             rows = ours.log_softmax(-1).flatten(0, -2), theirs.log_softmax(-1).flatten(0, -2)
             total = how.logits * T * T * kl_div(*rows, log_target=True, reduction="batchmean")
         if how.layers:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from torch import Tensor, nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+from torch.nn.utils import parametrize
 
 FilterFn = Callable[[nn.Module, str], bool]
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
@@ -88,6 +90,23 @@ def describe_site(module: nn.Module, names: list[str]) -> Site | None:
     return Site(module, names, name, {"": [matrix]}, {"": (id(weight), transposed)}, [module])
 
 
+def why_not(module: nn.Module) -> str | None:
+    """Why a module that looks like one to replace has no site; None for all others."""
+    kinds = (nn.Linear, nn.Conv2d, nn.LSTM, nn.GRU, nn.MultiheadAttention)
+    kind = next((kind for kind in kinds if isinstance(module, kind)), None)
+    if kind is None or isinstance(
+        module, NonDynamicallyQuantizableLinear
+    ):  # that one belongs to its attention
+        return None
+    if isinstance(module, nn.Conv2d) and tuple(module.kernel_size) != (1, 1):
+        return None
+    if parametrize.is_parametrized(module):
+        return "its weight is computed by a parametrization"
+    if type(module) is not kind:
+        return f"a {type(module).__name__}, whose forward may differ from that of nn.{kind.__name__}"
+    return "a 1x1 convolution with groups or padding" if kind is nn.Conv2d else None
+
+
 def _is_pointwise(module: nn.Conv2d) -> bool:
     unpadded = module.padding in ((0, 0), "valid", "same")
     return tuple(module.kernel_size) == (1, 1) and module.groups == 1 and unpadded
@@ -146,6 +165,8 @@ def find_units(
         names = paths[id(module)]
         site = describe_site(module, names)
         if site is None:
+            if (reason := why_not(module)) is not None:
+                left[names[0]] = reason
             continue
         if filter_fn is not None and not all(filter_fn(module, name) for name in names):
             left[names[0]] = "left out by filter_fn"

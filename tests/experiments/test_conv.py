@@ -35,7 +35,7 @@ def runs() -> list[Run]:
             found.append(Run("cifar10", model, structure, rank, init="linear", hidden=7))
     for model in ("channels", "wide"):
         found.append(Run("cifar10", model, "ldr_sd", 2, init="paper", hidden=7, fixed=True, l1=0.01))
-        found.append(Run("cifar10", model, "ldr_sd", 2, init="paper", hidden=7, bias=True))
+        found.append(Run("cifar10", model, "ldr_sd", 2, init="linear", hidden=7, bias=True, gain=0.3))
     return found
 
 
@@ -125,6 +125,21 @@ def test_fixed_operators_are_shifts_and_not_counted(colours: Dataset) -> None:
         for structure, how in (("ldr_sd", {"fixed": True}), ("toeplitz_like", {}))
     ]
     assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize("model", ["channels", "wide", "wide_square"])
+def test_a_gain_changes_steps_but_not_the_start(model: str) -> None:
+    x = torch.randn(4, 3, 6, 6)
+    outputs = [
+        build_model(
+            Run("cifar10", model, "ldr_sd", 2, hidden=7, gain=gain),
+            (3, 6, 6),
+            3,
+            torch.Generator().manual_seed(0),
+        )(x)
+        for gain in (None, 0.1)
+    ]
+    torch.testing.assert_close(*outputs)
 
 
 def test_biases_start_at_zero_and_are_not_counted() -> None:

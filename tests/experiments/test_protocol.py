@@ -80,8 +80,8 @@ def test_method_and_label() -> None:
         ({"init": "papers"}, "Did you mean 'paper'"),
         ({"init_std": -1.0}, "init_std must be positive"),
         ({"output_std": 0.0}, "output_std must be positive"),
-        ({"gain": 0.1, "model": "cnn"}, "gain is for the models 'shl' and 'lstm'"),
-        ({"gain": 0.1, "keep": 5}, "gain is for the models 'shl' and 'lstm' without keep"),
+        ({"gain": 0.1, "model": "cnn"}, "gain is for the models shl, lstm, channels"),
+        ({"gain": 0.1, "keep": 5}, "gain is for the models .* without keep"),
         ({"seed": -1}, "seed must be at least 0"),
     ],
 )

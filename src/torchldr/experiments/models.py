@@ -136,6 +136,7 @@ class ReplacedConvolution(SingleHiddenLayer):
         pool: whether 2x2 max-pooling follows.
         hidden, logits: as in `SingleHiddenLayer`.
         biases: where given, so many biases are added to what comes out of the front, one a pixel and channel.
+        front_gain: what comes out of the front is multiplied by it before.
     """
 
     def __init__(
@@ -145,13 +146,14 @@ class ReplacedConvolution(SingleHiddenLayer):
         hidden: nn.Module,
         logits: nn.Linear,
         biases: int | None = None,
+        front_gain: float = 1.0,
     ) -> None:
         super().__init__(hidden, logits)
-        self.front, self.pool = front, pool
+        self.front, self.pool, self.front_gain = front, pool, front_gain
         self.front_bias = None if biases is None else nn.Parameter(torch.zeros(biases))
 
     def features(self, x: Tensor) -> Tensor:
-        x = self.front(x)
+        x = self.front_gain * self.front(x)
         if self.front_bias is not None:
             x = x + self.front_bias.view_as(x[0])
         x = relu(x)
@@ -225,10 +227,12 @@ def _build_replaced(run: Run, image_shape: tuple[int, int, int], outputs: int) -
     front = StructuredChannels(
         channels, channels, (height, width), bias=False, form=form, rank=first, **common
     )
-    if run.model.endswith("_square"):
-        return ReplacedConvolution(front, False, CroppedLinear(size, units, rank=run.rank, **common), logits)
-    hidden = StructuredLinear(size, units, bool(run.bias), rank=run.rank, **common)
-    return ReplacedConvolution(front, False, hidden, logits, size if run.bias else None)
+    hidden = (
+        CroppedLinear(size, units, rank=run.rank, **common)
+        if run.model.endswith("_square")
+        else StructuredLinear(size, units, bool(run.bias), rank=run.rank, **common)
+    )
+    return ReplacedConvolution(front, False, hidden, logits, size if run.bias else None, run.gain or 1.0)
 
 
 @torch.no_grad()
@@ -243,6 +247,10 @@ def _initialise_(model: SingleHiddenLayer, run: Run, generator: torch.Generator 
                 if tensor is not None:
                     tensor.uniform_(-bound, bound, generator=generator)
     hidden, std = model.hidden, run.init_std
+    if isinstance(model, ReplacedConvolution) and model.front_gain != 1 and run.init == "linear":
+        scaled = [p for name, p in model.front.named_parameters() if name.split(".")[-1] in _SCALED]
+        for parameter in scaled:
+            parameter.mul_(model.front_gain ** (-1 / len(scaled)))
     if run.bias:
         for bias in (model.get_parameter("front_bias"), hidden.get_parameter("bias")):
             bias.zero_()

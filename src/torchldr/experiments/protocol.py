@@ -107,10 +107,10 @@ class Run:
             ones) start normal with this deviation instead.
         output_std: where given, the output layer's weights start normal with this deviation and its
             biases at 0, instead of as `nn.Linear`'s.
-        gain: where given, the hidden matrix of "shl", or a language model's input matrices, are so many times
-            what the class makes of their parameters. With init="linear" a language model's start is scaled to
-            make up for it: a smaller gain makes the steps of the matrices smaller at the same rate. Other
-            starts are not.
+        gain: where given, the hidden matrix of "shl", what replaces convolutions, or a language model's input
+            matrices, are so many times what the class makes of their parameters. With init="linear" the start
+            is scaled to make up for it, but for "shl": a smaller gain makes the steps of the matrices smaller
+            at the same rate. Other starts are not.
         l1: where given, so many times the absolute values of G and H of the layer that replaces convolutions
             are added to the loss.
         fixed: True leaves the operators of LDR-SD what they are at the start, shifts without a corner. That
@@ -163,9 +163,10 @@ class Run:
         for name in ("init_std", "output_std", "gain", "l1"):
             if (value := getattr(self, name)) is not None and value <= 0:
                 raise ValueError(f"Run: {name} must be positive, got {value}.")
-        if self.gain is not None and (self.model not in ("shl", "lstm") or self.keep is not None):
+        gained = ("shl", "lstm", *REPLACEMENTS)
+        if self.gain is not None and (self.model not in gained or self.keep is not None):
             raise ValueError(
-                f"Run: gain is for the models 'shl' and 'lstm' without keep, got model={self.model!r}, "
+                f"Run: gain is for the models {', '.join(gained)} without keep, got model={self.model!r}, "
                 f"keep={self.keep}."
             )
         if self.fixed is not None and (self.fixed is not True or self.structure != "ldr_sd"):

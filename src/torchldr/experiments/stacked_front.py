@@ -35,7 +35,7 @@ class Front:
     def __init__(
         self, model: ReplacedConvolution, replicas: int, shared: frozenset[str], device: torch.device
     ) -> None:
-        self.replicas, self.pool = replicas, model.pool
+        self.replicas, self.pool, self.gain = replicas, model.pool, model.front_gain
         self.how, self.channels = "convolution", 0
         layer = model.front
         if isinstance(layer, nn.Conv2d):
@@ -69,9 +69,9 @@ class Front:
         }
         bias = tensors["front_bias"].unsqueeze(1) if "front_bias" in tensors else 0
         if self.channels == 1:
-            return relu(self._product(own, x.flatten(1)) + bias)
+            return relu(self.gain * self._product(own, x.flatten(1)) + bias)
         c = self.channels
         stacked = {name: t if name in self._shared else t.flatten(0, 2) for name, t in own.items()}
         rows = x.flatten(2).transpose(0, 1).expand(R, c, c, -1, -1)  # (R, out, in, b, n)
         y = self._product(stacked, rows.reshape(R * c * c, -1, self.size))
-        return relu(y.view(R, c, c, -1, self.size).sum(2).transpose(1, 2).flatten(2) + bias)
+        return relu(self.gain * y.view(R, c, c, -1, self.size).sum(2).transpose(1, 2).flatten(2) + bias)

@@ -42,7 +42,7 @@ def stop_after(epochs: int):  # type: ignore[no-untyped-def]
     return log
 
 
-@pytest.mark.parametrize(
+several = pytest.mark.parametrize(
     "fields",
     [
         {"structure": "ldr_sd", "rank": 2},
@@ -51,16 +51,45 @@ def stop_after(epochs: int):  # type: ignore[no-untyped-def]
     ],
     ids=["ldr_sd", "cnn fastfood", "pruned"],
 )
+
+
+@several
+@pytest.mark.parametrize("curves", [True, False])
 def test_an_interrupted_run_ends_as_if_it_had_not_been(
-    fields: dict[str, object], tiny: Dataset, brief: Protocol, tmp_path: Path
+    fields: dict[str, object], curves: bool, tiny: Dataset, brief: Protocol, tmp_path: Path
 ) -> None:
     run = Run("rectangles", protocol=brief, **fields)  # type: ignore[arg-type]
     images = Images.of(tiny, run)
-    whole = train_run(run, images)
+    whole = train_run(run, images, curves=curves)
     for epochs in (0, 1):
         with pytest.raises(InterruptError):
-            train_run(run, images, results=tmp_path, checkpoint_seconds=0, log=stop_after(epochs))
-    same(train_run(run, images, results=tmp_path, checkpoint_seconds=0), whole)
+            train_run(
+                run, images, results=tmp_path, checkpoint_seconds=0, log=stop_after(epochs), curves=curves
+            )
+    same(train_run(run, images, results=tmp_path, checkpoint_seconds=0, curves=curves), whole)
+
+
+@several
+def test_without_curves_the_result_is_the_same(
+    fields: dict[str, object], tiny: Dataset, brief: Protocol
+) -> None:
+    run = Run("rectangles", protocol=brief, **fields)  # type: ignore[arg-type]
+    images = Images.of(tiny, run)
+    whole, short = (train_run(run, images, curves=curves) for curves in (True, False))
+    assert (short.best, short.mean, short.diverged) == (whole.best, whole.mean, whole.diverged)
+    for name, tensor in whole.weights.items():
+        assert torch.equal(tensor, short.weights[name]), name
+    for name in ("loss", "validation", "validation_loss"):
+        assert short.metrics[name] == whole.metrics[name]
+    for name in ("train", "test"):
+        known = [
+            (here, there)
+            for row, full in zip(short.metrics[name], whole.metrics[name], strict=True)
+            for here, there in zip(row, full, strict=True)
+            if here is not None
+        ]
+        assert len(known) == len(run.protocol.replicas)  # each where its validation is best
+        assert all(here == there for here, there in known)
 
 
 def test_a_diverged_replica_is_recorded_and_survives_a_checkpoint(tiny: Dataset, tmp_path: Path) -> None:
@@ -74,6 +103,8 @@ def test_a_diverged_replica_is_recorded_and_survives_a_checkpoint(tiny: Dataset,
     with pytest.raises(InterruptError):
         train_run(run, images, results=tmp_path, checkpoint_seconds=0, log=stop_after(1))
     same(train_run(run, images, results=tmp_path), whole)
+    short = train_run(run, images, curves=False)
+    assert (short.best, short.mean, short.diverged) == (whole.best, whole.mean, whole.diverged)
 
 
 def test_all_replicas_diverge(tiny: Dataset) -> None:

@@ -51,6 +51,10 @@ LogDir = Annotated[Path | None, typer.Option("--logdir", help="Write TensorBoard
 SaveWeights = Annotated[
     bool, typer.Option("--save-weights", help="Keep each selected network beside the ledger.")
 ]
+Curves = Annotated[
+    bool,
+    typer.Option(help="Score training and test images every epoch, not only where validation is best."),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -75,6 +79,7 @@ def paper_command(
     jobs: Jobs = 1,
     logdir: LogDir = None,
     save_weights: SaveWeights = False,
+    curves: Curves = True,
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
@@ -89,7 +94,7 @@ def paper_command(
     if not show:
         runs = [run.with_seed(seed) for seed in range(seeds) for run in table.runs()]
         library = Library(_used(lambda: choose_device(device)), data_dir)
-        extras = Extras(max_seconds, logdir, save_weights, force, jobs)
+        extras = Extras(max_seconds, logdir, save_weights, force, curves, jobs)
         if table.cells[0].run.model == "lstm":
             _sweep_language(runs, ledger, library, extras)
         else:
@@ -122,6 +127,7 @@ def train_command(
     max_seconds: MaxSeconds = None,
     logdir: LogDir = None,
     save_weights: SaveWeights = False,
+    curves: Curves = True,
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
@@ -161,7 +167,7 @@ def train_command(
 
     runs, ledger = _used(build), Ledger(results)
     library = Library(_used(lambda: choose_device(device)), data_dir)
-    _sweep(runs, ledger, library, Extras(max_seconds, logdir, save_weights, force))
+    _sweep(runs, ledger, library, Extras(max_seconds, logdir, save_weights, force, curves))
     rows = run_rows(runs, ledger)
     show_rows(rows, as_json, columns=TRAIN_COLUMNS)
 
@@ -186,6 +192,7 @@ class Extras(NamedTuple):
     logdir: Path | None
     save_weights: bool
     force: bool
+    curves: bool
     jobs: int = 1
 
 
@@ -207,6 +214,7 @@ def _sweep(runs: Sequence[Run], ledger: Ledger, library: Library, extras: Extras
                 save_weights=extras.save_weights,
                 progress=progress,
                 log=log,
+                curves=extras.curves,
             )
     except KeyboardInterrupt:
         _say("interrupted; the same command goes on from here.")
@@ -228,6 +236,7 @@ def _sweep_in_parallel(runs: Sequence[Run], ledger: Ledger, library: Library, ex
         extras.force,
         extras.save_weights,
         deadline,
+        extras.curves,
     )
     try:
         report = sweep_in_parallel(runs, settings, _say)
@@ -242,8 +251,10 @@ def _sweep_in_parallel(runs: Sequence[Run], ledger: Ledger, library: Library, ex
 
 def _sweep_language(runs: Sequence[Run], ledger: Ledger, library: Library, extras: Extras) -> None:
     """The same for language models, which are trained side by side."""
-    if extras.logdir is not None or extras.save_weights or extras.jobs > 1:
-        raise typer.BadParameter("--logdir, --save-weights and --jobs are not for the language models.")
+    if extras.logdir is not None or extras.save_weights or extras.jobs > 1 or not extras.curves:
+        raise typer.BadParameter(
+            "--logdir, --save-weights, --no-curves and --jobs are not for the language models."
+        )
     try:
         report = sweep_language(
             runs,

@@ -10,6 +10,7 @@ is written.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -27,7 +28,7 @@ MAX_RANGE = 9.5  # decimal digits that the float64 convolution of LDR-SD may los
 
 
 class Scores(NamedTuple):
-    """What an epoch gave, one entry a replica; None for one that has diverged."""
+    """What an epoch gave, one entry a replica; None for one that has diverged, or what was not asked for."""
 
     loss: list[float | None]
     train: list[float | None]
@@ -163,22 +164,33 @@ class Fleet:
         weight.mul_(mask)
         self.velocity.zero_()
 
-    def evaluate(self, loss: list[float | None]) -> Scores:
-        """Accuracies in percent on training, validation and test images; one wait for the device."""
-        images, flat = self.images, self.flat.detach()
-        totals = [
-            self.network.score(flat, images.train_x, images.train_y, self._train),
-            self.network.score(flat, images.train_x, images.train_y, self._validation),
-            self.network.score(flat, images.test_x, images.test_y),
-        ]
-        sizes = len(self._train), len(self._validation), len(images.test_y)
-        counts = torch.stack(totals).tolist()
+    def evaluate(self, loss: list[float | None], *, everything: bool = True) -> Scores:
+        """Accuracies in percent on validation images and, where asked for, on training and test images.
 
-        def living(row: list[float], factor: float) -> list[float | None]:
+        One wait for the device.
+        """
+        images, flat = self.images, self.flat.detach()
+        total = self.network.score(flat, images.train_x, images.train_y, self._validation)
+        train, test = self.train_and_test(flat) if everything else (None, None)
+        right, losses = total.tolist()
+        size = len(self._validation)
+
+        def living(row: Sequence[float] | None, factor: float = 1.0) -> list[float | None]:
+            if row is None:
+                return [None] * len(self.alive)
             return [factor * v if alive else None for v, alive in zip(row, self.alive, strict=True)]
 
-        train, validation, test = (living(row[0], 100 / n) for row, n in zip(counts, sizes, strict=True))
-        return Scores(loss, train, validation, test, living(counts[1][1], 1 / sizes[1]))
+        return Scores(loss, living(train), living(right, 100 / size), living(test), living(losses, 1 / size))
+
+    def train_and_test(self, flat: Tensor) -> tuple[list[float], list[float]]:
+        """Accuracies in percent of all replicas with these parameters on training and on test images."""
+        images = self.images
+        totals = [
+            self.network.score(flat, images.train_x, images.train_y, self._train)[0] / len(self._train),
+            self.network.score(flat, images.test_x, images.test_y)[0] / len(images.test_y),
+        ]
+        train, test = (100 * torch.stack(totals)).tolist()
+        return train, test
 
     # What a checkpoint holds.
 

@@ -34,6 +34,7 @@ class Settings(NamedTuple):
     force: bool = False
     save_weights: bool = False
     deadline: float | None = None  # of time.time(): start nothing after it
+    curves: bool = True
 
 
 def sweep_in_parallel(runs: Sequence[Run], settings: Settings, say: Callable[[str], None]) -> Report:
@@ -106,6 +107,7 @@ def _one(config: dict[str, Any]) -> _Done:
         force=settings.force,
         save_weights=settings.save_weights,
         notes={"jobs": settings.jobs},
+        curves=settings.curves,
     )
     if report.absent:
         return _Done("absent", next(iter(report.absent.values())), 0.0)

@@ -101,6 +101,7 @@ def sweep(
     log: Log = no_log,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     notes: Mapping[str, Any] | None = None,
+    curves: bool = True,
 ) -> Report:
     """Run what the ledger lacks, each appended when it is finished.
 
@@ -116,6 +117,7 @@ def sweep(
         log: called with every epoch's scores.
         checkpoint_seconds: see `train_run`.
         notes: what to add to the notes of each run's record.
+        curves: see `train_run`.
 
     Returns:
         What became of each run. A dataset that is not here is reported, not raised.
@@ -144,6 +146,7 @@ def sweep(
             progress=shown,
             log=log,
             checkpoint_seconds=checkpoint_seconds,
+            curves=curves,
         )
         outcome.notes.update(notes or {})
         if save_weights:

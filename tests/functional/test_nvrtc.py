@@ -1,4 +1,4 @@
-"""Every CUDA kernel compiles. NVRTC needs no GPU; it comes with CUDA builds of torch or as nvidia-cuda-nvrtc."""
+"""Every CUDA kernel compiles. NVRTC needs no GPU; it comes with torch for CUDA or as nvidia-cuda-nvrtc."""
 
 from __future__ import annotations
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from torchldr.experiments.language import cuda_decoder, cuda_recurrence
-from torchldr.functional import cuda, cuda_krylov, paired_rings, port_cuda, scan
+from torchldr.functional import cuda, cuda_krylov, paired_rings, port_cuda, scan_kernels
 
 FORMS = [
-    scan.Form(*flags)
+    scan_kernels.Form(*flags)
     for flags in itertools.product((False, True), repeat=3)
     if not (flags[2] and (flags[0] or flags[1]))  # gradients are asked for along diagonals, forwards
 ]
@@ -26,7 +26,7 @@ SOURCES = {
     "decoder": cuda_decoder.head(33278) + cuda_decoder.SOURCE,
     **{f"krylov {m}": cuda_krylov._source(torch.float32, m) for m in (100, 1024, 4096)},
     **{
-        f"scan {dtype} {square} {form}": scan.source(dtype, square, form)
+        f"scan {dtype} {square} {form}": scan_kernels.source(dtype, square, form)
         for dtype, square, form in itertools.product((torch.float32, torch.float64), (False, True), FORMS)
     },
 }

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from torchldr.experiments.stacked_scan import STRUCTURES, scan_product
-from torchldr.functional import scan
+from torchldr.functional import scan, scan_kernels
 from torchldr.functional.reference import subdiagonal_reference
 from torchldr.functional.scanned import column_scan, stein_matrix
 from torchldr.matrices import get_structure
@@ -124,7 +124,7 @@ def kernels(compiler: Callable[[str], ctypes.CDLL], monkeypatch: pytest.MonkeyPa
     """Everything goes through the kernels, as plain C++ whose threads run one after the other."""
 
     def launch(
-        source: str, name: str, device: object, grid: scan.nvrtc.Grid, threads: int, given: list
+        source: str, name: str, device: object, grid: scan_kernels.nvrtc.Grid, threads: int, given: list
     ) -> None:
         for tensor in (t for t in given if isinstance(t, Tensor)):
             assert tensor.is_contiguous()
@@ -133,7 +133,7 @@ def kernels(compiler: Callable[[str], ctypes.CDLL], monkeypatch: pytest.MonkeyPa
         getattr(compiler(source), f"run_{name}")(*grid, threads, *values)
 
     monkeypatch.setattr(scan, "serves", lambda *tensors: True)
-    monkeypatch.setattr(scan.nvrtc, "launch", launch)
+    monkeypatch.setattr(scan_kernels.nvrtc, "launch", launch)
 
 
 LONGER = [(31, 31), (32, 33), (33, 33), (40, 65), (64, 64), (70, 100), (97, 97)]
@@ -186,7 +186,7 @@ def test_what_autograd_may_ask_of_the_kernels() -> None:
 def test_what_is_too_large_is_said() -> None:
     e = torch.zeros(1, dtype=torch.float64).expand(65536, 1, 1)
     with pytest.raises(ValueError, match="65536 matrices of 1 x 1 are too many"):
-        scan._launch("sums", scan.Form(), e, [])
+        scan_kernels.launch("sums", scan_kernels.Form(), e, [])
 
 
 # As differentiable functions.

@@ -56,7 +56,6 @@ class _Training:
         self.epoch = 0  # epochs done, those before pruning included
         self.history: list[Scores] = []
         self.diverged: list[int | None] = [None] * len(run.protocol.replicas)
-        self.best: tuple[float, int] | None = None  # validation accuracy and replica
         # Of each replica its best validation accuracy and that epoch, and its parameters there.
         self.peaks: list[tuple[float, int] | None] = [None] * len(run.protocol.replicas)
         self.best_rows = torch.zeros_like(self.fleet.flat, requires_grad=False)
@@ -93,8 +92,12 @@ class _Training:
                 continue
             self.peaks[index] = accuracy, len(self.history) - 1
             self.best_rows[index].copy_(self.fleet.flat[index].detach())
-            if self.best is None or accuracy > self.best[0]:
-                self.best = accuracy, index
+
+    @property
+    def best(self) -> tuple[float, int] | None:
+        """The highest validation accuracy so far and its replica; the earliest, then the first of several."""
+        known = [(peak[0], -peak[1], -index) for index, peak in enumerate(self.peaks) if peak is not None]
+        return (max(known)[0], -max(known)[2]) if known else None
 
     def save(self, file: CheckpointFile) -> None:
         state = {
@@ -102,7 +105,6 @@ class _Training:
             "history": [score._asdict() for score in self.history],
             "diverged": self.diverged,
             "alive": self.fleet.alive,
-            "best": self.best,
             "peaks": self.peaks,
             "curves": self.curves,
             "seconds": self.seconds,
@@ -121,7 +123,6 @@ class _Training:
         self.best_rows.copy_(tensors["best"])
         self.peaks, self.curves = [peak and tuple(peak) for peak in state["peaks"]], state["curves"]
         self.epoch, self.diverged, self.seconds = state["epoch"], state["diverged"], state["seconds"]
-        self.best = tuple(state["best"]) if state["best"] else None
         self.history = [Scores(**scores) for scores in state["history"]]
         return True
 
@@ -131,8 +132,8 @@ class _Training:
         names = Scores._fields
         metrics = {name: [_rounded(getattr(score, name)) for score in self.history] for name in names}
         replicas, images = self.run.protocol.replicas, self.fleet.images
-        chosen = None if self.best is None else self.best[1]
-        row = {} if chosen is None else self.fleet.replica_state(self.best_rows[chosen], chosen)
+        best = self.best
+        row = {} if best is None else self.fleet.replica_state(self.best_rows[best[1]], best[1])
         model = build_model(self.run, images.image_shape, images.outputs)
         return Outcome(
             metrics=metrics,
@@ -217,9 +218,10 @@ def outcome_json(outcome: Outcome) -> dict[str, Any]:
 
 
 def _note(training: _Training) -> str:
-    if training.best is None:
+    best = training.best
+    if best is None:
         return "before pruning" if training.run.keep is not None else "diverged"
-    return f"validation {training.best[0]:.2f}"
+    return f"validation {best[0]:.2f}"
 
 
 def _product(fleet: Fleet) -> dict[str, Any]:

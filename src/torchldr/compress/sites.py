@@ -94,10 +94,8 @@ def why_not(module: nn.Module) -> str | None:
     """Why a module that looks like one to replace has no site; None for all others."""
     kinds = (nn.Linear, nn.Conv2d, nn.LSTM, nn.GRU, nn.MultiheadAttention)
     kind = next((kind for kind in kinds if isinstance(module, kind)), None)
-    if kind is None or isinstance(
-        module, NonDynamicallyQuantizableLinear
-    ):  # that one belongs to its attention
-        return None
+    if kind is None or isinstance(module, NonDynamicallyQuantizableLinear):
+        return None  # the latter belongs to its attention
     if isinstance(module, nn.Conv2d) and tuple(module.kernel_size) != (1, 1):
         return None
     if parametrize.is_parametrized(module):

@@ -153,7 +153,8 @@ class ReplacedConvolution(SingleHiddenLayer):
         self.front_bias = None if biases is None else nn.Parameter(torch.zeros(biases))
 
     def features(self, x: Tensor) -> Tensor:
-        x = self.front_gain * self.front(x)
+        x = self.front(x)
+        x = x if self.front_gain == 1 else self.front_gain * x
         if self.front_bias is not None:
             x = x + self.front_bias.view_as(x[0])
         x = relu(x)

@@ -67,11 +67,14 @@ class Front:
         own = {
             name.removeprefix(self.prefix): t for name, t in tensors.items() if name.startswith(self.prefix)
         }
-        bias = tensors["front_bias"].unsqueeze(1) if "front_bias" in tensors else 0
         if self.channels == 1:
-            return relu(self.gain * self._product(own, x.flatten(1)) + bias)
+            return self._finished(self._product(own, x.flatten(1)), tensors)
         c = self.channels
         stacked = {name: t if name in self._shared else t.flatten(0, 2) for name, t in own.items()}
         rows = x.flatten(2).transpose(0, 1).expand(R, c, c, -1, -1)  # (R, out, in, b, n)
         y = self._product(stacked, rows.reshape(R * c * c, -1, self.size))
-        return relu(self.gain * y.view(R, c, c, -1, self.size).sum(2).transpose(1, 2).flatten(2) + bias)
+        return self._finished(y.view(R, c, c, -1, self.size).sum(2).transpose(1, 2).flatten(2), tensors)
+
+    def _finished(self, y: Tensor, tensors: Tensors) -> Tensor:
+        y = y if self.gain == 1 else self.gain * y
+        return relu(y + tensors["front_bias"].unsqueeze(1) if "front_bias" in tensors else y)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import conv2d, max_pool2d, relu
+from torch.nn.functional import relu
 
 from ..matrices import LDRSubdiagonal
 from ..nn import StructuredLinear
@@ -27,8 +27,8 @@ from .models import (
     is_operator,
 )
 from .stacked import StackedProduct, Tensors, dense_product, form, stacked_product
-from .stacked_convolution import replica_convolution
 from .stacked_front import Front
+from .stacked_stage import stage
 
 ALIGNMENT = 64  # numbers: parameters and rows begin at multiples of it, as vector loads like
 
@@ -141,16 +141,10 @@ class StackedNetwork:
             return self._front({**parts, **self.buffers}, x)
         if not self.convolutional:
             return x
-        # The replicas' channels side by side: one convolution, then one with a group a replica.
-        weight, bias = parts["conv1.weight"], parts["conv1.bias"]
-        x = max_pool2d(relu(conv2d(x, weight.flatten(0, 1), bias.flatten(), padding=2)), 2)
-        weight, bias = parts["conv2.weight"], parts["conv2.bias"]
-        if self.device.type == "cuda":
-            x = replica_convolution(x.unflatten(1, (self.replicas, -1)).transpose(0, 1), weight, bias)
-            x = max_pool2d(relu(x.flatten(0, 1).movedim(-1, 1)), 2)
-            return x.flatten(1).unflatten(0, (self.replicas, -1))
-        x = conv2d(x, weight.flatten(0, 1), bias.flatten(), padding=2, groups=self.replicas)
-        return max_pool2d(relu(x), 2).unflatten(1, (self.replicas, -1)).flatten(2).transpose(0, 1)
+        x = x.unsqueeze(0)
+        for name in ("conv1", "conv2"):
+            x = stage(x, parts[f"{name}.weight"], parts[f"{name}.bias"])
+        return x.flatten(2)
 
     def _hidden(self, parts: Tensors, x: Tensor) -> Tensor:
         tensors = self.hidden_tensors(parts)

@@ -11,12 +11,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import conv2d, max_pool2d, relu
+from torch.nn.functional import conv2d, relu
 
 from ..matrices import LDRSubdiagonal
 from ..nn import StructuredChannels
 from .models import ReplacedConvolution
 from .stacked import Tensors, form, stacked_product
+from .stacked_stage import stage
 
 
 class Front:
@@ -61,8 +62,10 @@ class Front:
         """The hidden layer's input: images (b, c, h, w) to (R, b, n)."""
         R = self.replicas
         if not self.channels:
-            y = relu(conv2d(x, tensors["front.weight"].flatten(0, 1), padding=2))
-            y = max_pool2d(y, 2) if self.pool else y
+            weight = tensors["front.weight"]
+            if self.pool:
+                return stage(x.unsqueeze(0), weight, weight.new_zeros(weight.shape[:2])).flatten(2)
+            y = relu(conv2d(x, weight.flatten(0, 1), padding=2))
             return y.unflatten(1, (R, -1)).flatten(2).transpose(0, 1)
         own = {
             name.removeprefix(self.prefix): t for name, t in tensors.items() if name.startswith(self.prefix)

@@ -36,3 +36,12 @@ def test_rows_are_chosen_by_their_values(tmp_path: Path) -> None:
     assert filled.count("| `") == 1
     assert "`ldr_sd`" in filled
     assert "45,066" in filled
+
+
+def test_rows_beside_each_other(tmp_path: Path) -> None:
+    text = "<!-- table: rhu dataset=mnist_bg_rot model=shl across=rank -->\n<!-- end -->\n"
+    head, rule, *lines = fill(text, Ledger(tmp_path)).splitlines()[1:-1]
+    assert head.split("|")[1:-1] == [" structure ", " rank 1 ", " 2 ", " 4 ", " 8 ", " 12 ", " 16 "]
+    assert rule.count("---:") == 6
+    assert [line.split("|")[1].strip() for line in lines] == ["`ldr_sd`", "`rhu`"]
+    assert "48.46 (37.18)" in lines[1]

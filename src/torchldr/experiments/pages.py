@@ -3,8 +3,9 @@
     python -m torchldr.experiments.pages [--root FOLDER] [--check]
 
 Everything between `<!-- table: NAME key=value .. -->` and `<!-- end -->` is replaced by the rows of the
-paper's table NAME for which the keys have these values. --check changes nothing and exits with 1 where a
-page differs from the ledger.
+paper's table NAME for which the keys have these values. `across=rank` (or another key) makes one line of the
+rows that differ in nothing else, and `<!-- table: list -->` is what every table took. --check changes nothing
+and exits with 1 where a page differs from the ledger.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from .ledger import Ledger
 from .paper import get_table
-from .tables import Row, table_rows
+from .tables import Row, overview, table_rows
 
 PAGES = ("experiments.md", "language.md")  # under docs/
 _MARKED = re.compile(r"(<!-- table: (\w+)((?: \w+=\S+)*) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -49,6 +51,40 @@ def render(rows: Sequence[Row]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
+def render_across(rows: Sequence[Row], key: str) -> str:
+    """Rows that have been run, a line for each dataset, model and structure: results by `key`."""
+    rows = [row for row in rows if row["state"] in ("done", "partial")]
+    if not rows:
+        return "Not run yet.\n"
+    labels = [
+        k for k in ("dataset", "model", "structure") if k == "structure" or len({r[k] for r in rows}) > 1
+    ]
+    columns = sorted({row[key] for row in rows}, key=lambda value: (value is not None, value))
+    lines: dict[tuple[str, ...], dict[Any, str]] = {}
+    for row in rows:
+        lines.setdefault(tuple(_cell(k, row) for k in labels), {})[row[key]] = _result(row)
+    head = [*(_COLUMNS[k] for k in labels), *(_cell(key, {key: value}) for value in columns)]
+    head[len(labels)] = f"{_COLUMNS[key]} {head[len(labels)]}"
+    rule = ["---"] * len(labels) + ["---:"] * len(columns)
+    cells = ([*label, *(found.get(value, "") for value in columns)] for label, found in lines.items())
+    return "".join(f"| {' | '.join(line)} |\n" for line in (head, rule, *cells))
+
+
+def render_overview(tables: Sequence[Row]) -> str:
+    """Every table with how many of its runs are there and what they took."""
+    head = "| table | what | runs | there | seeds | seconds |\n| --- | --- | ---: | ---: | ---: | ---: |\n"
+    return head + "".join(
+        f"| `{row['name']}` | {row['title']} | {row['runs']} | {row['done']} | {row['seeds']} "
+        f"| {row['seconds']:,.0f} |\n"
+        for row in tables
+    )
+
+
+def _result(row: Row) -> str:
+    spread = "" if row["deviation"] is None else f" ± {row['deviation']:.2f}"
+    return _cell("test", row) + spread + ("" if row["paper"] is None else f" ({row['paper']:.2f})")
+
+
 def _cell(key: str, row: Row) -> str:
     value = row[key]
     if value is None or value == []:
@@ -71,8 +107,12 @@ def fill(text: str, ledger: Ledger) -> str:
 
     def table(match: re.Match[str]) -> str:
         name, wanted = match[2], dict(pair.split("=", 1) for pair in match[3].split())
+        if name == "list":
+            return f"{match[1]}{render_overview(overview(ledger))}{match[4]}"
+        across = wanted.pop("across", None)
         rows = [row for row in table_rows(get_table(name), ledger) if _matches(row, wanted)]
-        return f"{match[1]}{render(rows)}{match[4]}"
+        text = render(rows) if across is None else render_across(rows, across)
+        return f"{match[1]}{text}{match[4]}"
 
     return _MARKED.sub(table, text)
 

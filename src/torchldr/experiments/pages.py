@@ -19,7 +19,7 @@ from typing import Any
 
 from .ledger import Ledger
 from .paper import get_table
-from .tables import Row, overview, table_rows
+from .tables import Row, heading, overview, table_rows
 
 PAGES = ("experiments.md", "language.md")  # under docs/
 _MARKED = re.compile(r"(<!-- table: (\w+)((?: \w+=\S+)*) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -31,7 +31,7 @@ _COLUMNS = {
     "fraction": "training set",
     "init": "start",
     "parameters": "parameters",
-    "test": "test",
+    "test": "",
     "deviation": "spread",
     "paper": "paper",
     "lr": "learning rates chosen",
@@ -47,7 +47,8 @@ def render(rows: Sequence[Row]) -> str:
         key for key in _COLUMNS if key in _ALWAYS or len({str(row[key]) for row in rows}) > 1 or key == "lr"
     ]
     rule = ["---" if key in ("dataset", "model", "structure") else "---:" for key in shown]
-    lines = [[_COLUMNS[key] for key in shown], rule, *([_cell(key, row) for key in shown] for row in rows)]
+    head = [heading(rows) if key == "test" else _COLUMNS[key] for key in shown]
+    lines = [head, rule, *([_cell(key, row) for key in shown] for row in rows)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 

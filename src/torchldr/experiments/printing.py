@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from .tables import Row
+from .tables import Row, heading
 
 _PAPER_COLUMNS = (
     "dataset", "model", "structure", "rank", "fraction", "init", "parameters", "paper_parameters",
@@ -42,7 +42,8 @@ def show_rows(
     table = Table(title=title, title_justify="left", show_edge=False, pad_edge=False)
     for name in names:
         numeric = any(isinstance(row[name], int | float) for row in rows)
-        table.add_column(name, justify="right" if numeric else "left", no_wrap=numeric)
+        shown = heading(rows) if name == "test" else name
+        table.add_column(shown, justify="right" if numeric else "left", no_wrap=numeric)
     for row in rows:
         table.add_row(*(_cell(name, row[name]) for name in names))
     # A pipe has no width of its own: leave the cutting to what reads it.

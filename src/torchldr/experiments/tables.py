@@ -78,6 +78,20 @@ def metric_of(record: Record, metric: str) -> float | None:
     return best.train - best.test if metric == "generalization" else best.test
 
 
+def heading(rows: Sequence[Row]) -> str:
+    """What the column `test` of these rows holds."""
+    metrics = {row.get("metric", "test") for row in rows if row.get("state") != "quoted"}
+    return _HEADINGS[metrics.pop()] if len(metrics) == 1 else "test"
+
+
+_HEADINGS = {
+    "test": "test",
+    "mean": "mean test",
+    "generalization": "training less test",
+    "perplexity": "perplexity",
+}
+
+
 def _key(run: Run) -> str:
     """The same for all seeds of a run."""
     return run.with_seed(0).hash

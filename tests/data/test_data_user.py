@@ -126,7 +126,9 @@ def replace(key, make):
         (replace("train_y", lambda y: np.eye(3)[y]), "one-hot"),
         (replace("train_y", lambda y: y.astype(str)), "train_y must hold integers, got <U"),
         (replace("test_x", lambda x: x[:, :-1]), r"test_x has shape \(8, 35\), expected images"),
-        (replace("test_x", lambda x: x[:0]), r"test_x has shape \(0, 36\)"),
+        (replace("test_x", lambda x: x[:0]), r"test_x is empty, got shape \(0, 36\)"),
+        (replace("train_y", lambda y: y[:, None]), r"one label an image \(save y\[:, 0\]\)"),
+        (replace("train_y", lambda y: 0 * y), "two classes or more, all its labels are 0"),
         (replace("train_x", lambda x: x[0]), r"train_x must be rows .* got shape \(36,\)"),
         (replace("train_x", lambda x: x + 1j), "train_x must hold real numbers, got complex"),
         (replace("train_x", lambda x: x.reshape(-1, 6, 2, 3)), "channels last"),
@@ -154,3 +156,14 @@ def test_no_such_file_and_no_npz(tmp_path, arrays, save):
     (tmp_path / "single.npy").rename(tmp_path / "single.npz")
     with pytest.raises(data.DataFileError, match="holds a single array"):
         data.load(tmp_path / "single.npz")
+
+
+def test_other_files(arrays, tmp_path):
+    text, array = tmp_path / "text.npz", tmp_path / "my.npy"
+    text.write_text("train_x")
+    np.save(array, arrays["train_x"])
+    with pytest.raises(data.DataFileError, match=r"not a \.npz file, which np\.savez writes"):
+        data.load(text)
+    for path in (array, tmp_path):
+        with pytest.raises(ValueError, match=r"your own data is read from a \.npz file"):
+            data.load(str(path))

@@ -16,6 +16,7 @@ from torchldr.experiments import Protocol  # noqa: E402
 from torchldr.experiments import commands as commands_module  # noqa: E402
 from torchldr.experiments.commands import register  # noqa: E402
 from torchldr.experiments.options import parse_options, spread  # noqa: E402
+from torchldr.experiments.progress import Lines  # noqa: E402
 
 QUICK = ["--epochs", "1", "--trials", "1", "--lr", "0.001", "--device", "cpu"]
 
@@ -93,6 +94,12 @@ def test_absent_data_is_told(tmp_path: Path) -> None:
         (("paper", "shl", "--only", "colour=red"), "key=value"),
         (("paper", "shl", "--seeds", "0"), "--seeds"),
         (("paper", "rectangles", "--device", "abacus"), "unknown device"),
+        (("paper", "lsit"), "'list'?"),
+        (("paper", "list", "--only", "dataset=mnist"), "--only is for one table"),
+        (("train", "--data", "mnsit"), "Did you mean 'mnist'"),
+        (("train", "--data", "mnist", "--fraction", "2"), "--fraction must lie in (0, 1], got 2.0"),
+        (("train", "--data", "mnist", "--lr", "0"), "--lr must be one or more positive numbers"),
+        (("train", "--data", "mnist", "--structure", "LDR-SD"), "Did you mean 'ldr_sd'"),
         (("train", "--data", "mnist", "--structure", "ldr"), "Known: acdc"),
         (("train", "--data", "mnist", "--model", "mlp"), "unknown model"),
         (("train",), "--data"),
@@ -193,3 +200,57 @@ def test_several_runs_at_a_time(own_file: Path, tmp_path: Path) -> None:
     assert len(sweep_in_parallel(runs, settings._replace(jobs=1), lines.append).present) == 2
     late = sweep_in_parallel(runs, settings._replace(force=True, deadline=0.0), lines.append)
     assert len(late.left) == 2
+
+
+def test_the_quick_list_is_of_its_own(tmp_path: Path) -> None:
+    done = {row["name"]: row["done"] for row in rows("paper", "list", "--results", str(tmp_path))}
+    quick = {row["name"]: row["done"] for row in rows("paper", "list", "--quick", "--results", str(tmp_path))}
+    assert done["rectangles"] == 9
+    assert quick["rectangles"] == 0
+
+
+def test_a_stand_in_is_announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    brief = Protocol(epochs=1, lrs=(0.001,), trials=1, train_limit=120, test_limit=50)
+    monkeypatch.setattr(Protocol, "quick", classmethod(lambda cls: brief))
+    only = ["--only", "structure=circulant", "--results", str(tmp_path), "--device", "cpu"]
+    assert "rectangles: made here as a stand-in" in call("paper", "rectangles", "--quick", *only).stderr
+    full = call("paper", "rectangles", "--max-seconds", "0", *only)
+    assert "--show prints our results on the official data" in full.stderr
+
+
+def test_what_was_chosen_is_shown(own_file: Path, tmp_path: Path) -> None:
+    arguments = ["train", "--data", str(own_file), "--init", "linear", *QUICK, "--results", str(tmp_path)]
+    (row,) = rows(*arguments)
+    assert (row["init"], row["epochs"], row["hidden"]) == ("linear", 1, None)
+    assert 0 <= row["validation"] <= 100
+    text = call(*arguments).stdout
+    assert "linear" in text
+    assert "hidden" not in text
+    assert "hidden" in call(*arguments, "--structure", "dense", "--hidden", "5").stdout
+
+
+def test_structures_joined_by_commas(own_file: Path, tmp_path: Path) -> None:
+    found = rows(
+        "train",
+        "--data",
+        str(own_file),
+        "--structure",
+        "low_rank,circulant",
+        *QUICK,
+        "--results",
+        str(tmp_path),
+    )
+    assert [row["structure"] for row in found] == ["low_rank", "circulant"]
+
+
+def test_lines_between_epochs() -> None:
+    lines: list[str] = []
+    progress = Lines(2, lines.append, pause=0)
+    progress.start("a run", total=4, done=1)
+    for _ in range(3):
+        progress.advance("validation 50.00")
+    progress.finish()
+    assert lines[0] == "[1/2] a run, goes on after epoch 1"
+    assert [line.split(",")[0].strip() for line in lines[1:3]] == ["epoch 2 of 4", "epoch 3 of 4"]
+    assert len(lines) == 4
+    assert "s left" in lines[1]

@@ -167,3 +167,23 @@ def test_biases_start_at_zero_and_are_not_counted() -> None:
 def test_wrong_fields(fields: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Run(**{"data": "cifar10", "model": "channels", **fields})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("model", ["channels", "wide", "channels_square"])
+def test_grey_images_have_one_channel(model: str, tiny: Dataset) -> None:
+    run = Run(
+        "mnist", model, "ldr_sd", 2, hidden=7, protocol=Protocol(lrs=(0.001,), trials=2, dtype="float64")
+    )
+    images = Images.of(tiny, run)
+    fleet = Fleet(run, images)
+    fleet.train_epoch(0)
+    models = train_plain(run, images, -(-len(fleet.split.train) // run.protocol.batch))
+    parts = fleet.network.layout.parts(fleet.flat.detach())
+    for i, plain in enumerate(models):
+        for name, parameter in plain.named_parameters():
+            torch.testing.assert_close(parts[name][i], parameter.detach(), rtol=1e-8, atol=1e-8)
+
+
+def test_more_units_than_a_square_has() -> None:
+    with pytest.raises(ValueError, match="hidden must be at most 192, got 512"):
+        build_model(Run("cifar10", "channels_square", "ldr_sd"), (3, 8, 8), 10)

@@ -35,8 +35,8 @@ from torchldr.experiments.figures import (
 )
 from torchldr.experiments.options import keep_table, parse_filters
 from torchldr.experiments.selection import select_best, select_mean
-from torchldr.experiments.sweep import weights_path
 from torchldr.experiments.training import Outcome, outcome_json
+from torchldr.experiments.weights import weights_path
 
 
 @cache

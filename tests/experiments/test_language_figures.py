@@ -21,7 +21,7 @@ from torchldr.experiments.figures import (
 )
 from torchldr.experiments.protocol import Run
 from torchldr.experiments.report.tables import table_html
-from torchldr.experiments.sweep import weights_path
+from torchldr.experiments.weights import weights_path
 
 
 def language_ledger(folder: Path) -> Ledger:

@@ -141,6 +141,12 @@ def test_filters() -> None:
         ("cnn", "pruning", 1), ("cnn", "pruning", 16), ("cnn", "pruning", 1), ("cnn", "pruning", 16),
     ]  # fmt: skip
     assert len(keep_table(get_table("samples"), parse_filters(["fraction=0.25,1"])).cells) == 40
+    assert len(keep_table(get_table("samples"), parse_filters(["fraction=25%,100%"])).cells) == 40
+    assert {
+        cell.run.structure for cell in keep_table(get_table("rank"), parse_filters(["rank=-"])).cells
+    } == {"dense"}
+    with pytest.raises(ValueError, match="There are rank: -, 1, 2, 4, 8, 12, 16"):
+        keep_table(get_table("rank"), parse_filters(["rank=99"]))
     with pytest.raises(ValueError, match="There are dataset: rectangles"):
         keep_table(get_table("rectangles"), parse_filters(["dataset=mnist"]))
     with pytest.raises(ValueError, match="key=value"):

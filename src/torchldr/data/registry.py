@@ -6,6 +6,7 @@ The registry holds facts only; `official` reads the files, `recipes` makes the s
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -276,6 +277,8 @@ def lookup(name: str) -> Spec:
     """
     if name in DATASETS:
         return DATASETS[name]
+    if os.path.exists(name):
+        raise ValueError(f"{name}: your own data is read from a .npz file, see torchldr.data.user.")
     near = difflib.get_close_matches(str(name), DATASETS, n=1, cutoff=0.5)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     raise ValueError(

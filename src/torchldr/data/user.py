@@ -88,8 +88,11 @@ def _read(path: Path) -> dict[str, Array]:
     except DataFileError:
         raise
     except ValueError as error:
-        what = f"array {name} cannot be read" if name else "it cannot be read as .npz"
-        raise DataFileError(f"{path}: {what}; Python objects (pickle) are never loaded ({error}).") from error
+        if not name:  # numpy takes what it does not know for a pickle
+            raise DataFileError(f"{path}: damaged or not a .npz file, which np.savez writes.") from error
+        raise DataFileError(
+            f"{path}: array {name} cannot be read; Python objects (pickle) are never loaded ({error})."
+        ) from error
     except (OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise DataFileError(f"{path}: damaged or not a .npz file ({error}).") from error
     return arrays
@@ -137,7 +140,9 @@ def _image_shape(path: Path, arrays: dict[str, Array]) -> tuple[int, int, int]:
 
 
 def _images(path: Path, name: str, x: Array, shape: tuple[int, int, int]) -> Array:
-    if x.ndim < 2 or len(x) == 0 or math.prod(x.shape[1:]) != math.prod(shape):
+    if len(x) == 0:
+        raise DataFileError(f"{path}: {name} is empty, got shape {x.shape}.")
+    if x.ndim < 2 or math.prod(x.shape[1:]) != math.prod(shape):
         raise DataFileError(f"{path}: {name} has shape {x.shape}, expected images of {shape} as in train_x.")
     if x.dtype.kind not in "biuf":
         raise DataFileError(f"{path}: {name} must hold real numbers, got {x.dtype}.")
@@ -154,7 +159,9 @@ def _images(path: Path, name: str, x: Array, shape: tuple[int, int, int]) -> Arr
 
 def _labels(path: Path, name: str, y: Array, count: int) -> Array:
     if y.shape != (count,):
-        hint = " (for one-hot rows save y.argmax(1))" if y.ndim == 2 and y.shape[1] > 1 else ""
+        hint = ""
+        if y.ndim == 2:
+            hint = " (save y[:, 0])" if y.shape[1] == 1 else " (for one-hot rows save y.argmax(1))"
         raise DataFileError(
             f"{path}: {name} must have shape ({count},), one label an image{hint}, got {y.shape}."
         )
@@ -173,7 +180,11 @@ def _classes(path: Path, arrays: dict[str, Array], train_y: Array) -> int:
         if given.size != 1 or given.dtype.kind not in "iu" or int(given.reshape(())) < 2:
             raise DataFileError(f"{path}: classes must be one integer from 2, got {given}.")
         return int(given.reshape(()))
-    classes = max(2, int(train_y.max()) + 1)
+    classes = int(train_y.max()) + 1
+    if len(np.unique(train_y)) < 2:
+        raise DataFileError(
+            f"{path}: train_y must have two classes or more, all its labels are {train_y[0]}."
+        )
     if classes > max(2, len(train_y)):
         row = int(train_y.argmax())
         raise DataFileError(

@@ -26,6 +26,7 @@ from .records import Record
 from .sweep import Library, choose_device, sweep
 from .tables import overview, run_rows, table_rows
 from .training import Outcome, train_run
+from .weights import load_network
 
 __all__ = [
     "TABLES",
@@ -46,6 +47,7 @@ __all__ = [
     "default_results",
     "get_table",
     "language",
+    "load_network",
     "overview",
     "run_rows",
     "sweep",

@@ -6,6 +6,7 @@ Results go to stdout, messages and progress to stderr. Exit codes: 0 done, 1 fai
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -14,14 +15,15 @@ from typing import Annotated, NamedTuple, TypeVar
 
 import typer
 
+from ..data.registry import lookup
 from ..matrices import get_structure
 from .language import sweep_language
 from .ledger import Ledger
 from .logs import no_log, tensorboard_log
 from .options import Many, keep_table, parse_filters, parse_options
-from .paper import Table, get_table
+from .paper import TABLES, Table, get_table
 from .parallel import Settings, sweep_in_parallel
-from .printing import TRAIN_COLUMNS, columns_of, show_rows
+from .printing import columns_of, show_rows, train_columns_of
 from .progress import progress_on_stderr
 from .protocol import Protocol, Run
 from .sweep import Library, Report, choose_device, missing, sweep
@@ -86,11 +88,13 @@ def paper_command(
     """Run, or resume, one table or figure of the paper and print it beside the paper's values."""
     ledger = Ledger(results)
     if name == "list":
-        show_rows(overview(ledger), as_json)
+        if only:
+            raise typer.BadParameter("--only is for one table; `list` shows all.")
+        tables = {key: _quick(table) if quick else table for key, table in TABLES.items()}
+        show_rows(overview(ledger, tables), as_json)
         return
     table = _used(lambda: keep_table(get_table(name), parse_filters(only or [])))
-    if quick:
-        table = table.changed(lambda run: dataclasses.replace(run, protocol=run.protocol.quick()))
+    table = _quick(table) if quick else table
     if not show:
         runs = [run.with_seed(seed) for seed in range(seeds) for run in table.runs()]
         library = Library(_used(lambda: choose_device(device)), data_dir)
@@ -106,19 +110,25 @@ def paper_command(
 def train_command(
     data: Annotated[str, typer.Option(help="A dataset's name, or the path of your own .npz file.")],
     model: Annotated[str, typer.Option(help="shl (single hidden layer), cnn, channels, wide, ...")] = "shl",
-    structure: Annotated[list[str] | None, typer.Option(help="One or more classes [ldr_sd].")] = None,
-    rank: Annotated[list[int] | None, typer.Option(help="One or more ranks.")] = None,
-    fraction: Annotated[list[float] | None, typer.Option(help="Shares of the training images.")] = None,
+    structure: Annotated[
+        list[str] | None, typer.Option(help="One or more classes; ldr_sd by default.")
+    ] = None,
+    rank: Annotated[list[int] | None, typer.Option(help="One or more ranks; 1 by default.")] = None,
+    fraction: Annotated[
+        list[float] | None, typer.Option(help="Shares of the training images; 1 by default.")
+    ] = None,
     option: Annotated[list[str] | None, typer.Option(help="Options of the class: name=value.")] = None,
     hidden: Annotated[int | None, typer.Option(min=1, help="Hidden units; else the input's size.")] = None,
     keep: Annotated[int | None, typer.Option(min=1, help="Prune a dense layer to so many weights.")] = None,
     init: Annotated[str, typer.Option(help="paper or linear.")] = "paper",
     init_std: Annotated[float | None, typer.Option(help="Initial deviation of G and H instead.")] = None,
     output_std: Annotated[float | None, typer.Option(help="Initial deviation of the output layer.")] = None,
-    lr: Annotated[list[float] | None, typer.Option(help="Learning rates.")] = None,
-    trials: Annotated[int | None, typer.Option(min=1, help="Trials a learning rate.")] = None,
-    epochs: Annotated[int | None, typer.Option(min=1)] = None,
-    batch: Annotated[int | None, typer.Option(min=1)] = None,
+    lr: Annotated[
+        list[float] | None, typer.Option(help="Learning rates; 0.0002 0.0005 0.001 0.002 by default.")
+    ] = None,
+    trials: Annotated[int | None, typer.Option(min=1, help="Trials a learning rate; 3 by default.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="50 by default.")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Images a step; 50 by default.")] = None,
     quick: Quick = False,
     seeds: Seeds = 1,
     device: Device = "auto",
@@ -134,7 +144,7 @@ def train_command(
     """Train by the paper's protocol: any dataset, network, structure and rank, or sweeps over them.
 
     Your own data is one .npz file with the arrays train_x (rows, or images of h x w or c x h x w), train_y
-    (labels from 0), test_x and test_y.
+    (labels from 0), test_x and test_y; optionally classes (an integer) and image_shape (c, h, w) for rows.
     """
 
     def build() -> list[Run]:
@@ -160,16 +170,18 @@ def train_command(
                 options=parse_options(option or []),
             )
             for seed in range(seeds)
-            for name in structure or (["dense"] if keep else ["ldr_sd"])
+            for name in _separate(structure) or (["dense"] if keep else ["ldr_sd"])
             for r in _ranks(name, rank)
             for share in fraction or [1.0]
         ]
 
+    if not data.endswith(".npz"):
+        _used(lambda: lookup(data))
     runs, ledger = _used(build), Ledger(results)
     library = Library(_used(lambda: choose_device(device)), data_dir)
     _sweep(runs, ledger, library, Extras(max_seconds, logdir, save_weights, force, curves))
     rows = run_rows(runs, ledger)
-    show_rows(rows, as_json, columns=TRAIN_COLUMNS)
+    show_rows(rows, as_json, columns=train_columns_of(rows))
 
 
 def _ranks(structure: str, ranks: Sequence[int] | None) -> Sequence[int | None]:
@@ -177,12 +189,35 @@ def _ranks(structure: str, ranks: Sequence[int] | None) -> Sequence[int | None]:
     return [*ranks] if ranks and get_structure(structure).ranked else [None]
 
 
+def _separate(names: Sequence[str] | None) -> list[str]:
+    """Names apart that commas join."""
+    return [name for joined in names or () for name in joined.split(",")]
+
+
+def _quick(table: Table) -> Table:
+    return table.changed(lambda run: dataclasses.replace(run, protocol=run.protocol.quick()))
+
+
 def _used(build: Callable[[], T]) -> T:
     """What `build` returns; its complaint about an argument is wrong use, exit code 2."""
     try:
         return build()
     except (ValueError, TypeError) as error:
-        raise typer.BadParameter(str(error)) from error
+        raise typer.BadParameter(_by_option(str(error))) from error
+
+
+def _by_option(message: str) -> str:
+    """A complaint about a field of `Run` or `Protocol` as one about the option that sets it.
+
+    >>> _by_option("Run: train_fraction must lie in (0, 1], got 2.0.")
+    '--fraction must lie in (0, 1], got 2.0.'
+    """
+
+    def option(match: re.Match[str]) -> str:
+        name = {"train_fraction": "fraction", "lrs": "lr"}.get(match[1], match[1])
+        return f"--{name.replace('_', '-')} must"
+
+    return re.sub(r"^(?:Run|Protocol): (\w+) must", option, message)
 
 
 class Extras(NamedTuple):
@@ -203,6 +238,7 @@ def _sweep(runs: Sequence[Run], ledger: Ledger, library: Library, extras: Extras
         return
     log = no_log if extras.logdir is None else tensorboard_log(extras.logdir)
     todo = runs if extras.force or extras.save_weights else missing(runs, ledger, library)
+    _say_what_data(todo, ledger, library)
     try:
         with progress_on_stderr(len(todo)) as progress:
             report = sweep(
@@ -271,6 +307,16 @@ def _sweep_language(runs: Sequence[Run], ledger: Ledger, library: Library, extra
     _tell(report, ledger)
     if report.absent and not report.present:
         raise typer.Exit(1)
+
+
+def _say_what_data(runs: Sequence[Run], ledger: Ledger, library: Library) -> None:
+    """Say which runs would be on stand-ins, and that the official results are there to be shown."""
+    for name in dict.fromkeys(run.data for run in runs):
+        if library.source(name) != "stand-in":
+            continue
+        known = any(ledger.find(run, source="official") for run in runs if run.data == name)
+        shown = " (--show prints our results on the official data)" if known else ""
+        _say(f"{name}: made here as a stand-in, since its official files are not{shown}.")
 
 
 def _tell(report: Report, ledger: Ledger) -> None:

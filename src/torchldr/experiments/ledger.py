@@ -92,6 +92,19 @@ class Ledger:
         kept = official or found
         return kept[-1] if kept else None
 
+    def prepare(self) -> None:
+        """Make the user's folder, so that a run that is trained can be kept.
+
+        Raises:
+            OSError: where that cannot be, with a sentence.
+        """
+        try:
+            self.results.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OSError(f"{self.results}: results cannot be kept here ({error.strerror}).") from error
+        if not os.access(self.results, os.W_OK):
+            raise OSError(f"{self.results}: results cannot be kept here (not writable).")
+
     def append(self, record: Record) -> None:
         """Write a finished run to the user's ledger, whole or not at all, under a lock."""
         line = json.dumps(record.to_json(), separators=(",", ":"), allow_nan=False)

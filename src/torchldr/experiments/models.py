@@ -224,6 +224,11 @@ def _build_replaced(run: Run, image_shape: tuple[int, int, int], outputs: int) -
         hidden = StructuredLinear(size, units, False, rank=run.rank, **common)
         return ReplacedConvolution(front, pool, hidden, logits)
     size, form = channels * height * width, "wide" if run.model.startswith("wide") else "grid"
+    if run.model.endswith("_square") and units > size:
+        raise ValueError(
+            f"Run: the hidden layer of {run.model!r} is cut out of a square one of {size}, the size of an "
+            f"image: hidden must be at most {size}, got {units}."
+        )
     first = run.rank if form == "grid" or run.rank is None else channels * run.rank
     front = StructuredChannels(
         channels, channels, (height, width), bias=False, form=form, rank=first, **common

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -67,7 +68,7 @@ def parse_filters(texts: Sequence[str]) -> Filters:
         key, mark, wanted = text.partition("=")
         if not mark or key not in _FILTERS:
             raise ValueError(f"--only takes key=value with a key of {', '.join(_FILTERS)}, got {text!r}.")
-        filters.setdefault(key, set()).update(wanted.split(","))
+        filters.setdefault(key, set()).update(_written(key, value) for value in wanted.split(","))
     return filters
 
 
@@ -85,7 +86,9 @@ def keep_table(table: Table, filters: Filters) -> Table:
         if all(_text(_FILTERS[key](cell)) in wanted for key, wanted in filters.items())
     )
     if not cells:
-        known = {key: sorted({_text(_FILTERS[key](cell)) for cell in table.cells}) for key in filters}
+        known = {
+            key: [_text(v) for v in _in_order({_FILTERS[key](c) for c in table.cells})] for key in filters
+        }
         listing = "; ".join(f"{key}: {', '.join(found)}" for key, found in known.items())
         raise ValueError(f"no row of {table.name!r} has what --only asks for. There are {listing}.")
     return replace(table, cells=cells, quoted=())
@@ -109,5 +112,17 @@ def parse_options(texts: Sequence[str]) -> tuple[tuple[str, Any], ...]:
     return tuple(pairs)
 
 
+def _written(key: str, value: str) -> str:
+    """A value as tables print it, in the form of `_text`: 50% is 0.5, None is -."""
+    if key == "fraction" and value.endswith("%"):
+        with contextlib.suppress(ValueError):
+            return _text(float(value[:-1]) / 100)
+    return "-" if value == "None" else value
+
+
+def _in_order(values: set[Any]) -> list[Any]:
+    return sorted(values, key=lambda value: (value is not None, value))
+
+
 def _text(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

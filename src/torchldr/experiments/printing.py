@@ -14,18 +14,26 @@ _PAPER_COLUMNS = (
     "test", "deviation", "paper", "difference", "data", "seconds", "seeds", "lr", "diverged", "source",
 )  # fmt: skip
 _ONLY_IF_VARIED = ("model", "fraction", "init")
-_ONLY_IF_ANY = ("paper_parameters", "deviation", "difference", "diverged")
-TRAIN_COLUMNS = (
-    "dataset", "model", "structure", "rank", "fraction", "parameters", "test", "deviation", "data", "seconds",
-    "seeds", "lr", "diverged",
+_ONLY_IF_ANY = ("paper_parameters", "deviation", "difference", "diverged", "hidden")
+_TRAIN_COLUMNS = (
+    "dataset", "model", "structure", "rank", "hidden", "fraction", "init", "epochs", "parameters",
+    "validation", "test", "deviation", "data", "seconds", "seeds", "lr", "diverged",
 )  # fmt: skip
 
 
 def columns_of(rows: Sequence[Row]) -> list[str]:
-    """The columns that say something about these rows."""
+    """The columns of a paper's table that say something about these rows."""
     dull = {name for name in _ONLY_IF_VARIED if len({row[name] for row in rows}) < 2}
-    dull |= {name for name in _ONLY_IF_ANY if not any(row[name] for row in rows)}
-    return [name for name in _PAPER_COLUMNS if name not in dull]
+    return [name for name in _PAPER_COLUMNS if name not in dull and _says_something(name, rows)]
+
+
+def train_columns_of(rows: Sequence[Row]) -> list[str]:
+    """The columns for runs of one's own: everything that was chosen."""
+    return [name for name in _TRAIN_COLUMNS if _says_something(name, rows)]
+
+
+def _says_something(name: str, rows: Sequence[Row]) -> bool:
+    return name not in _ONLY_IF_ANY or any(row[name] for row in rows)
 
 
 def show_rows(
@@ -41,7 +49,7 @@ def show_rows(
     names = list(columns or (rows[0] if rows else ()))
     table = Table(title=title, title_justify="left", show_edge=False, pad_edge=False)
     for name in names:
-        numeric = any(isinstance(row[name], int | float) for row in rows)
+        numeric = all(row[name] is None or isinstance(row[name], int | float) for row in rows)
         shown = heading(rows) if name == "test" else name
         table.add_column(shown, justify="right" if numeric else "left", no_wrap=numeric)
     for row in rows:

@@ -36,19 +36,33 @@ class Silent:
 
 
 class Lines:
-    """A line when a run begins and when it ends."""
+    """A line when a run begins and when it ends, and now and then between.
 
-    def __init__(self, runs: int, say: Callable[[str], None]) -> None:
-        self._runs, self._done, self._say = runs, 0, say
-        self._label, self._note, self._begun = "", "", 0.0
+    Args:
+        runs: how many there are.
+        say: takes a line.
+        pause: seconds between two lines about the epochs of a run.
+    """
+
+    def __init__(self, runs: int, say: Callable[[str], None], pause: float = 30.0) -> None:
+        self._runs, self._done, self._say, self._pause = runs, 0, say, pause
+        self._note, self._begun, self._said = "", 0.0, 0.0
+        self._epochs = self._first = self._total = 0
 
     def start(self, label: str, total: int, done: int = 0) -> None:
-        self._label, self._begun = label, time.monotonic()
+        self._begun = self._said = time.monotonic()
+        self._epochs, self._first, self._total = done, done, total
         resumed = f", goes on after epoch {done}" if done else ""
         self._say(f"[{self._done + 1}/{self._runs}] {label}{resumed}")
 
     def advance(self, note: str = "") -> None:
         self._note = note
+        self._epochs += 1
+        now = time.monotonic()
+        if now - self._said >= self._pause and self._epochs < self._total:
+            self._said = now
+            left = (now - self._begun) / (self._epochs - self._first) * (self._total - self._epochs)
+            self._say(f"    epoch {self._epochs} of {self._total}, about {left:.0f} s left, {note}")
 
     def finish(self) -> None:
         self._done += 1

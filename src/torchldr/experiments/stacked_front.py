@@ -37,7 +37,7 @@ class Front:
         self, model: ReplacedConvolution, replicas: int, shared: frozenset[str], device: torch.device
     ) -> None:
         self.replicas, self.pool, self.gain = replicas, model.pool, model.front_gain
-        self.how, self.channels = "convolution", 0
+        self.how = "convolution"
         layer = model.front
         if isinstance(layer, nn.Conv2d):
             self.prefix = "front."
@@ -45,7 +45,7 @@ class Front:
         if not isinstance(layer, StructuredChannels):
             raise TypeError(f"Front: cannot stack a first layer of {type(layer).__name__}.")
         matrices: Any = layer.grid if layer.grid is not None else layer.wide
-        self.channels = layer.in_channels if layer.grid is not None else 1
+        self.channels = layer.in_channels
         self.prefix = "front.grid." if layer.grid is not None else "front.wide."
         options = dict(matrices.options)
         if matrices.structure is LDRSubdiagonal and options["product"] == "auto":
@@ -61,7 +61,7 @@ class Front:
     def __call__(self, tensors: Tensors, x: Tensor) -> Tensor:
         """The hidden layer's input: images (b, c, h, w) to (R, b, n)."""
         R = self.replicas
-        if not self.channels:
+        if self.how == "convolution":
             weight = tensors["front.weight"]
             if self.pool:
                 return stage(x.unsqueeze(0), weight, weight.new_zeros(weight.shape[:2])).flatten(2)
@@ -70,7 +70,7 @@ class Front:
         own = {
             name.removeprefix(self.prefix): t for name, t in tensors.items() if name.startswith(self.prefix)
         }
-        if self.channels == 1:
+        if self.prefix == "front.wide.":
             return self._finished(self._product(own, x.flatten(1)), tensors)
         c = self.channels
         stacked = {name: t if name in self._shared else t.flatten(0, 2) for name, t in own.items()}

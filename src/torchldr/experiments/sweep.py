@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,9 +19,8 @@ from .logs import Log, no_log
 from .progress import Progress, Silent
 from .protocol import Run
 from .records import Record
-from .training import CHECKPOINT_SECONDS, Outcome, train_run
-
-WEIGHTS = "weights"
+from .training import CHECKPOINT_SECONDS, train_run
+from .weights import save_network, weights_path
 
 
 @dataclass
@@ -139,6 +137,7 @@ def sweep(
         except DatasetNotFoundError as error:
             report.absent[run.data] = str(error)
             continue
+        ledger.prepare()
         outcome = train_run(
             run,
             images,
@@ -150,7 +149,7 @@ def sweep(
         )
         outcome.notes.update(notes or {})
         if save_weights:
-            _save_weights(weights_path(ledger, run), outcome)
+            save_network(weights_path(ledger, run), run, images, outcome)
         ledger.append(Record.of(run, images, outcome))
         CheckpointFile(ledger.results, run.hash, images.fingerprint).remove()
         report.finished.append(run)
@@ -164,17 +163,3 @@ def missing(runs: Sequence[Run], ledger: Ledger, library: Library) -> list[Run]:
         for run in {run.hash: run for run in runs}.values()
         if library.source(run.data) != "absent" and library.find(run, ledger) is None
     ]
-
-
-def weights_path(ledger: Ledger, run: Run) -> Path:
-    """Where the selected network of a run is kept, if it was asked for."""
-    return ledger.results / WEIGHTS / f"{run.hash}.safetensors"
-
-
-def _save_weights(path: Path, outcome: Outcome) -> None:
-    from safetensors.torch import save_file
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(f".{os.getpid()}.tmp")
-    save_file({name: tensor.contiguous() for name, tensor in outcome.weights.items()}, partial)
-    os.replace(partial, path)

@@ -113,7 +113,7 @@ def _cell_row(table: str, cell: Cell, records: Sequence[Record], seeds: int) -> 
     run = cell.run
     numbers = [metric_of(record, cell.metric) for record in records]
     kept = [number for number in numbers if number is not None]
-    test = statistics.fmean(kept) if kept else None
+    test = _mean(kept)
     sources = {record.source for record in records}
     official = sources == {"official"}
     difference = test - cell.paper if official and test is not None and cell.paper is not None else None
@@ -123,10 +123,13 @@ def _cell_row(table: str, cell: Cell, records: Sequence[Record], seeds: int) -> 
         "model": run.model,
         "structure": run.method,
         "rank": run.rank if cell.matches is None else cell.matches,
+        "hidden": run.hidden,
         "fraction": run.train_fraction,
         "init": _start(run),
+        "epochs": run.protocol.epochs,
         "parameters": records[0].result["parameters"] if records else None,
         "paper_parameters": cell.parameters,
+        "validation": _rounded(_mean(record.best.validation for record in records if record.best)),
         "test": _rounded(test),
         "deviation": _rounded(_deviation(cell.metric, kept, records)),
         "paper": cell.paper,
@@ -145,7 +148,19 @@ def _cell_row(table: str, cell: Cell, records: Sequence[Record], seeds: int) -> 
 
 
 def _quoted_row(table: str, quoted: Quoted) -> Row:
-    blank = dict.fromkeys(("rank", "init", "paper_parameters", "test", "deviation", "difference", "seconds"))
+    blank = dict.fromkeys(
+        (
+            "rank",
+            "hidden",
+            "init",
+            "epochs",
+            "paper_parameters",
+            "validation",
+            "test",
+            "deviation",
+            "difference",
+        )
+    )
     return {
         "table": table,
         "dataset": quoted.data,
@@ -158,6 +173,7 @@ def _quoted_row(table: str, quoted: Quoted) -> Row:
         "metric": "test",
         "source": f"{quoted.source}, quoted",
         "data": "literature",
+        "seconds": None,
         "seeds": 0,
         "lr": [],
         "diverged": 0,
@@ -175,6 +191,11 @@ def _start(run: Run) -> str:
     parts += ["open"] if run.fixed else []
     parts += ["bias"] if run.bias else []
     return ", ".join(parts)
+
+
+def _mean(numbers: Iterable[float]) -> float | None:
+    found = list(numbers)
+    return statistics.fmean(found) if found else None
 
 
 def _deviation(metric: str, numbers: Sequence[float], records: Sequence[Record]) -> float | None:

@@ -31,7 +31,8 @@ def structures() -> dict[str, type[StructuredMatrix]]:
 
 
 def near(name: Any, known: Mapping[str, Any], before: str = ". ") -> str:
-    close = difflib.get_close_matches(str(name), known, n=1)
+    spelled = str(name).lower().replace("-", "_").replace(" ", "_")
+    close = difflib.get_close_matches(spelled, known, n=1)
     hint = f"Did you mean {close[0]!r}? " if close else ""
     listing = ", ".join(sorted(known)) or "none"
     return f"{before}{hint}Known: {listing}"

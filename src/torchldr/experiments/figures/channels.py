@@ -10,7 +10,7 @@ from torch import Tensor
 from ...nn import StructuredChannels
 from ..ledger import Ledger
 from ..records import Record
-from ..sweep import weights_path
+from ..weights import weights_path
 from .learned import CLASSES, heat_map
 from .names import method_title, source_title
 from .style import NothingToDrawError, Picture, new_figure, styled

@@ -21,7 +21,7 @@ from ...data import Dataset
 from ...nn import StructuredLinear
 from ..ledger import Ledger
 from ..records import Record
-from ..sweep import weights_path
+from ..weights import weights_path
 from .datasets import DataDir, choose, show_image
 from .names import dataset_title, method_title, source_title
 from .style import SIGNED, NothingToDrawError, Picture, bare, new_figure, styled

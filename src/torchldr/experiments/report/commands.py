@@ -42,7 +42,7 @@ def figures_command(
         list[str] | None, typer.Argument(help="Which; all that can be drawn by default.")
     ] = None,
     out: Annotated[Path, typer.Option(help="The folder to write to.")] = Path("out/figures"),
-    format: Annotated[list[str] | None, typer.Option(help="png, svg or both [both].")] = None,
+    format: Annotated[list[str] | None, typer.Option(help="png or svg; both by default.")] = None,
     results: Results = None,
     data_dir: DataDir = None,
 ) -> None:

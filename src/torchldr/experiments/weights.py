@@ -1,0 +1,68 @@
+"""The selected network of a run as a file beside the ledger: `weights/<hash>.safetensors`.
+
+    torchldr train --data my.npz --structure ldr_sd --rank 2 --save-weights
+
+    from torchldr.experiments import load_network
+    network = load_network("results/weights/0123456789abcdef.safetensors")
+
+The file holds the state_dict and, as text, what the network is: nothing else is needed to build it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from .batches import Images
+from .ledger import Ledger
+from .models import SingleHiddenLayer, build_model
+from .protocol import Run
+from .training import Outcome
+
+FOLDER = "weights"
+
+
+def weights_path(ledger: Ledger, run: Run) -> Path:
+    """Where the selected network of a run is kept, if it was asked for."""
+    return ledger.results / FOLDER / f"{run.hash}.safetensors"
+
+
+def save_network(path: Path, run: Run, images: Images, outcome: Outcome) -> None:
+    """Write the selected network of a finished run, whole or not at all."""
+    from safetensors.torch import save_file
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(f".{os.getpid()}.tmp")
+    about = {"run": run.config(), "image_shape": images.image_shape, "outputs": images.outputs}
+    tensors = {name: tensor.contiguous() for name, tensor in outcome.weights.items()}
+    save_file(tensors, partial, {name: json.dumps(value) for name, value in about.items()})
+    os.replace(partial, path)
+
+
+def load_network(path: str | os.PathLike[str]) -> SingleHiddenLayer:
+    """The network of a file that `--save-weights` wrote, on the CPU and in evaluation mode.
+
+    Its input is images (b, c, h, w), or rows for a single hidden layer, standardised as in training: with the
+    mean and deviation of each pixel in the training set.
+
+    Raises:
+        ValueError: where the file does not say what it holds.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "pt") as stored:
+            about = stored.metadata() or {}
+            tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 -- no mapping
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{path}: not a file of weights ({error}).") from error
+    if "run" not in about:
+        raise ValueError(
+            f"{path}: the file does not say which run it is of; --save-weights writes one that does."
+        )
+    channels, height, width = json.loads(about["image_shape"])
+    run = Run.from_config(json.loads(about["run"]))
+    network = build_model(run, (channels, height, width), json.loads(about["outputs"]))
+    network.load_state_dict(tensors)
+    return network.eval()

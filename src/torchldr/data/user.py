@@ -88,8 +88,10 @@ def _read(path: Path) -> dict[str, Array]:
     except DataFileError:
         raise
     except ValueError as error:
-        if not name:  # numpy takes what it does not know for a pickle
-            raise DataFileError(f"{path}: damaged or not a .npz file, which np.savez writes.") from error
+        if not name:
+            # numpy takes what it does not know for a pickle, and says so.
+            why = "" if "pickle" in str(error) else f": {error}"
+            raise DataFileError(f"{path}: damaged or not a .npz file, which np.savez writes{why}.") from error
         raise DataFileError(
             f"{path}: array {name} cannot be read; Python objects (pickle) are never loaded ({error})."
         ) from error

@@ -14,6 +14,7 @@ from ..matrices.products import Product, check_input, run_product
 from . import plans
 
 PLANS = ("auto", "fast", "dense")
+_KEYWORDS = ("bias", "structure", "rank", "init", "device", "dtype")  # besides the options of a class
 _version = attrgetter("_version")
 # Whether autocast is on for any device, in a tenth of the time of `torch.is_autocast_enabled`.
 _autocasts = torch._C._is_any_autocast_enabled
@@ -130,7 +131,7 @@ class StructuredLinear(nn.Module):
         if not isinstance(bias, bool):
             raise TypeError(f"StructuredLinear: bias must be True or False, got {bias!r}.")
         self.structure = get_structure(structure)
-        self.options = self.structure.check_options(options)
+        self.options = self.structure.check_options(options, _KEYWORDS)
         shapes = self.structure.check_shapes(
             out_features, in_features, rank, self.options, "StructuredLinear"
         )

@@ -65,6 +65,8 @@ def validation_curves(ledger: Ledger) -> Picture:
     Raises:
         NothingToDrawError: where the ledger has no such run.
     """
+    from matplotlib.ticker import LogLocator, NullLocator
+
     found, quick = points(get_table("lstm"), ledger)
     known = index(ledger)
     groups = by(found, "structure")
@@ -82,6 +84,9 @@ def validation_curves(ledger: Ledger) -> Picture:
         ax.set_title(f"{method_title(method)}\n({about(line, quick)})")
         ax.set_xlabel("epoch")
         ax.set_yscale("log")
+        ax.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 4, 6)))
+        ax.yaxis.set_major_formatter("{x:g}")
+        ax.yaxis.set_minor_locator(NullLocator())
         ax.grid(True, axis="y")
         ax.legend(fontsize=7)
     axes[0][0].set_ylabel("validation perplexity")

@@ -94,6 +94,8 @@ COLUMNS = (
     Column("paper", "Paper", _plain("paper", "{:.2f}".format), numeric=True, needed=_given),
     Column("difference", "Difference", _difference, numeric=True, needed=_given),
     Column("init", "Start", _plain("init"), needed=_varied),
+    Column("hidden", "Hidden units", _plain("hidden"), numeric=True, minor=True, needed=_given),
+    Column("epochs", "Epochs", _plain("epochs"), numeric=True, minor=True, needed=_varied),
     Column("parameters", "Parameters", _plain("parameters", "{:,}".format), numeric=True),
     Column(
         "paper_parameters",

@@ -6,6 +6,7 @@ python scripts/api_page.py --check  only say whether it is up to date
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import re
 import sys
@@ -139,8 +140,10 @@ def summary(thing: Any) -> str:
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--check", action="store_true")
     text = page()
-    if "--check" not in sys.argv:
+    if not parser.parse_args().check:
         PAGE.write_text(text, encoding="utf-8")
     elif PAGE.read_text(encoding="utf-8") != text:
         sys.exit(f"{PAGE.name} is out of date: run python scripts/api_page.py")

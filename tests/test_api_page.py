@@ -19,7 +19,7 @@ def script():
 
 
 def test_the_page_is_up_to_date(script):
-    assert script.page() == script.PAGE.read_text(), "run python scripts/api_page.py"
+    assert script.page() == script.PAGE.read_text(encoding="utf-8"), "run python scripts/api_page.py"
 
 
 def test_every_name_is_there_and_said_what_it_is(script):

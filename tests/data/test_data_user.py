@@ -165,5 +165,5 @@ def test_other_files(arrays, tmp_path):
     with pytest.raises(data.DataFileError, match=r"not a \.npz file, which np\.savez writes"):
         data.load(text)
     for path in (array, tmp_path):
-        with pytest.raises(ValueError, match=r"your own data is read from a \.npz file"):
+        with pytest.raises(ValueError, match=r"Data of your own is read only from a \.npz file"):
             data.load(str(path))

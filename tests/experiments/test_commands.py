@@ -94,7 +94,7 @@ def test_absent_data_is_told(tmp_path: Path) -> None:
         (("paper", "shl", "--only", "colour=red"), "key=value"),
         (("paper", "shl", "--seeds", "0"), "--seeds"),
         (("paper", "rectangles", "--device", "abacus"), "unknown device"),
-        (("paper", "lsit"), "'list'?"),
+        (("paper", "lsit"), "`list` shows them"),
         (("paper", "list", "--only", "dataset=mnist"), "--only is for one table"),
         (("train", "--data", "mnsit"), "Did you mean 'mnist'"),
         (("train", "--data", "mnist", "--fraction", "2"), "--fraction must lie in (0, 1], got 2.0"),
@@ -213,9 +213,9 @@ def test_a_stand_in_is_announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     brief = Protocol(epochs=1, lrs=(0.001,), trials=1, train_limit=120, test_limit=50)
     monkeypatch.setattr(Protocol, "quick", classmethod(lambda cls: brief))
     only = ["--only", "structure=circulant", "--results", str(tmp_path), "--device", "cpu"]
-    assert "rectangles: made here as a stand-in" in call("paper", "rectangles", "--quick", *only).stderr
+    assert "so that this runs on a stand-in." in call("paper", "rectangles", "--quick", *only).stderr
     full = call("paper", "rectangles", "--max-seconds", "0", *only)
-    assert "--show prints our results on the official data" in full.stderr
+    assert "the table shows our results on the official data" in full.stderr
 
 
 def test_what_was_chosen_is_shown(own_file: Path, tmp_path: Path) -> None:

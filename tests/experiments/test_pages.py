@@ -45,3 +45,11 @@ def test_rows_beside_each_other(tmp_path: Path) -> None:
     assert rule.count("---:") == 6
     assert [line.split("|")[1].strip() for line in lines] == ["`ldr_sd`", "`rhu`"]
     assert "48.46 (37.18)" in lines[1]
+
+
+@pytest.mark.parametrize(
+    ("marker", "message"), [("scales across=rank", "two rows"), ("shl across=lr", "takes rank")]
+)
+def test_rows_that_do_not_go_beside_each_other(tmp_path: Path, marker: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        fill(f"<!-- table: {marker} -->\n<!-- end -->\n", Ledger(tmp_path))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ Compile = Callable[[str, str], ctypes.CDLL]
 
 WRAPPERS = """
 Real shared[1 << 15];
+extern "C" Real* all_shared() { return shared; }
 #define GRID int x, int y, int threads
 typedef unsigned char Byte;
 extern "C" void run_stage_forward(GRID, Real* a, Real* w, Real* b, Real* out, Byte* at, int several) {
@@ -74,21 +76,25 @@ def kernels(compile_kernels: Compile, monkeypatch: pytest.MonkeyPatch) -> None:
     def launch(
         source: str, name: str, device: object, grid: tuple[int, ...], threads: int, given: list, shared: int
     ) -> None:
-        assert shared <= 8 << 15
         assert all(t.is_contiguous() for t in given if isinstance(t, Tensor))
+        library = compile_kernels(source, WRAPPERS)
+        library.all_shared.restype = ctypes.POINTER(ctypes.c_double * (1 << 15))
+        block = np.frombuffer(library.all_shared().contents)
+        block[:] = np.nan  # nothing may be read before it is written, nor anything written behind the end
         values = [ctypes.c_void_p(t.data_ptr()) if isinstance(t, Tensor) else t for t in given]
-        getattr(compile_kernels(source, WRAPPERS), f"run_{name}")(*grid[:2], threads, *values)
+        getattr(library, f"run_{name}")(*grid[:2], threads, *values)
+        assert np.isnan(block[shared // 8 :]).all()
 
     monkeypatch.setattr(stacked_stage.nvrtc, "launch", launch)
     monkeypatch.setattr(stacked_stage, "_MOST_THREADS", 40)  # so that a thread has several squares
 
 
 @pytest.mark.parametrize(("shape", "o", "q"), SHAPES)
-def test_kernels(kernels: None, shape: tuple[int, ...], o: int, q: int) -> None:
-    x, weight, bias, u = operands(shape, o, q, R=max(2, shape[0]))
-    x = x.detach().expand(len(weight), *shape[1:]).contiguous() if shape[0] > 1 else x.detach()
-    leaves = x.requires_grad_(), weight, bias
-    assert_alike(stacked_stage._Stage.apply(*leaves), plain_stage(*leaves), leaves, u)
+@pytest.mark.parametrize("alone", [False, True])
+def test_kernels(kernels: None, shape: tuple[int, ...], o: int, q: int, alone: bool) -> None:
+    shape = (1, *shape[1:]) if alone else shape
+    *leaves, u = operands(shape, o, q, R=1 if alone else max(2, shape[0]))
+    assert_alike(stacked_stage._Stage.apply(*leaves), plain_stage(*leaves), tuple(leaves), u)
 
 
 def test_what_is_no_number_stays_none(kernels: None) -> None:
@@ -100,9 +106,19 @@ def test_what_is_no_number_stays_none(kernels: None) -> None:
         )
 
 
-@pytest.mark.parametrize(("channels", "side", "fits"), [(3, 32, True), (6, 16, True), (64, 96, False)])
-def test_what_fits_a_block(channels: int, side: int, fits: bool) -> None:
-    assert Sizes(channels, 16, side, side, 5).fit(4) == fits
+@pytest.mark.parametrize(
+    ("channels", "side", "back", "fits"),
+    [
+        (3, 32, True, True),
+        (6, 16, True, True),
+        (3, 76, True, False),
+        (3, 76, False, True),
+        (6, 1, True, False),
+        (64, 16, False, False),
+    ],
+)
+def test_what_fits_a_block(channels: int, side: int, back: bool, fits: bool) -> None:
+    assert Sizes(channels, 16, side, side, 5).fit((99 << 10) // 4, back=back) == fits
 
 
 @pytest.mark.gpu

@@ -141,7 +141,7 @@ def test_filters() -> None:
         ("cnn", "pruning", 1), ("cnn", "pruning", 16), ("cnn", "pruning", 1), ("cnn", "pruning", 16),
     ]  # fmt: skip
     assert len(keep_table(get_table("samples"), parse_filters(["fraction=0.25,1"])).cells) == 40
-    assert len(keep_table(get_table("samples"), parse_filters(["fraction=25%,100%"])).cells) == 40
+    assert len(keep_table(get_table("samples"), parse_filters(["fraction=25%,1.0"])).cells) == 40
     assert {
         cell.run.structure for cell in keep_table(get_table("rank"), parse_filters(["rank=-"])).cells
     } == {"dense"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,8 @@ from safetensors.torch import save_file
 
 from torchldr.experiments import Ledger, Library, Protocol, Run, load_network, sweep
 from torchldr.experiments.weights import weights_path
+
+sweep_module = sys.modules["torchldr.experiments.sweep"]  # the name is the function's in the package
 
 BRIEF = Protocol(epochs=2, lrs=(0.001, 0.01), trials=1, batch=12)
 
@@ -50,9 +54,20 @@ def test_files_of_others(tmp_path: Path) -> None:
             load_network(path)
 
 
-def test_a_folder_that_cannot_be(own_file: Path, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be(own_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is trained whose result could not be kept."""
     (tmp_path / "file").write_text("")
+    monkeypatch.setattr(sweep_module, "train_run", lambda *args, **kwargs: pytest.fail("trained"))
     run = Run(str(own_file), protocol=BRIEF)
     with pytest.raises(OSError, match="results cannot be kept here"):
         sweep([run], Ledger(tmp_path / "file"), Library(torch.device("cpu")))
+
+
+def test_published_networks_come_back() -> None:
+    folder = Path(str(resources.files("torchldr.experiments"))) / "published" / "weights"
+    known = {record.hash: record.run for record in Ledger(folder)}
+    files = sorted(folder.glob("*.safetensors"))
+    assert len(files) == 4
+    for file in files:
+        network, run = load_network(file), known[file.stem]
+        assert network.hidden.rank == run.rank

@@ -25,7 +25,7 @@ SOURCES = {
     "port": port_cuda.SOURCE,
     "recurrence": cuda_recurrence.head(torch.float32, 128) + cuda_recurrence.SOURCE,
     "decoder": cuda_decoder.head(33278) + cuda_decoder.SOURCE,
-    "stage": Sizes(6, 16, 14, 14, 5).source(torch.float32),
+    **{f"stage {dtype}": Sizes(6, 16, 14, 14, 5).source(dtype) for dtype in (torch.float32, torch.float64)},
     **{f"krylov {m}": cuda_krylov._source(torch.float32, m) for m in (100, 1024, 4096)},
     **{
         f"scan {dtype} {square} {form}": scan_kernels.source(dtype, square, form)

@@ -277,11 +277,10 @@ def lookup(name: str) -> Spec:
     """
     if name in DATASETS:
         return DATASETS[name]
-    if os.path.exists(name):
-        raise ValueError(f"{name}: your own data is read from a .npz file, see torchldr.data.user.")
     near = difflib.get_close_matches(str(name), DATASETS, n=1, cutoff=0.5)
     hint = f" Did you mean {near[0]!r}?" if near else ""
+    here = isinstance(name, str) and os.path.exists(name)
+    own = "is read only from a .npz file" if here else "is named by the path of a .npz file"
     raise ValueError(
-        f"unknown dataset {name!r}.{hint} Known: {', '.join(sorted(DATASETS))}; "
-        "or the path of a .npz file of your own."
+        f"unknown dataset {name!r}.{hint} Known: {', '.join(sorted(DATASETS))}. Data of your own {own}."
     )

@@ -142,7 +142,7 @@ def _image_shape(path: Path, arrays: dict[str, Array]) -> tuple[int, int, int]:
 
 
 def _images(path: Path, name: str, x: Array, shape: tuple[int, int, int]) -> Array:
-    if len(x) == 0:
+    if x.shape[:1] == (0,):
         raise DataFileError(f"{path}: {name} is empty, got shape {x.shape}.")
     if x.ndim < 2 or math.prod(x.shape[1:]) != math.prod(shape):
         raise DataFileError(f"{path}: {name} has shape {x.shape}, expected images of {shape} as in train_x.")
@@ -185,9 +185,10 @@ def _classes(path: Path, arrays: dict[str, Array], train_y: Array) -> int:
     classes = int(train_y.max()) + 1
     if len(np.unique(train_y)) < 2:
         raise DataFileError(
-            f"{path}: train_y must have two classes or more, all its labels are {train_y[0]}."
+            f"{path}: train_y must have two classes or more, all its labels are {train_y[0]}; save an "
+            "integer array 'classes' if that is meant."
         )
-    if classes > max(2, len(train_y)):
+    if classes > len(train_y):
         row = int(train_y.argmax())
         raise DataFileError(
             f"{path}: labels in train_y must be 0 .. classes - 1, got {train_y[row]} in row {row} "

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import typer
 
@@ -59,6 +59,16 @@ Curves = Annotated[
 ]
 
 
+def _usual(name: str) -> str:
+    """The default of a field of the protocol, in words."""
+
+    def words(value: Any) -> str:
+        return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+    full, quick = (words(getattr(protocol, name)) for protocol in (Protocol(), Protocol.quick()))
+    return f"{full} by default" if full == quick else f"{full} by default, {quick} with --quick"
+
+
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
     app.command("paper", cls=Many)(paper_command)
@@ -93,12 +103,13 @@ def paper_command(
         tables = {key: _quick(table) if quick else table for key, table in TABLES.items()}
         show_rows(overview(ledger, tables), as_json)
         return
-    table = _used(lambda: keep_table(get_table(name), parse_filters(only or [])))
+    table = _used(lambda: keep_table(_table(name), parse_filters(only or [])))
     table = _quick(table) if quick else table
     if not show:
         runs = [run.with_seed(seed) for seed in range(seeds) for run in table.runs()]
         library = Library(_used(lambda: choose_device(device)), data_dir)
         extras = Extras(max_seconds, logdir, save_weights, force, curves, jobs)
+        _say_what_data(table, ledger, library)
         if table.cells[0].run.model == "lstm":
             _sweep_language(runs, ledger, library, extras)
         else:
@@ -123,12 +134,12 @@ def train_command(
     init: Annotated[str, typer.Option(help="paper or linear.")] = "paper",
     init_std: Annotated[float | None, typer.Option(help="Initial deviation of G and H instead.")] = None,
     output_std: Annotated[float | None, typer.Option(help="Initial deviation of the output layer.")] = None,
-    lr: Annotated[
-        list[float] | None, typer.Option(help="Learning rates; 0.0002 0.0005 0.001 0.002 by default.")
+    lr: Annotated[list[float] | None, typer.Option(help=f"Learning rates; {_usual('lrs')}.")] = None,
+    trials: Annotated[
+        int | None, typer.Option(min=1, help=f"Trials a learning rate; {_usual('trials')}.")
     ] = None,
-    trials: Annotated[int | None, typer.Option(min=1, help="Trials a learning rate; 3 by default.")] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="50 by default.")] = None,
-    batch: Annotated[int | None, typer.Option(min=1, help="Images a step; 50 by default.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help=f"Epochs; {_usual('epochs')}.")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help=f"Images a step; {_usual('batch')}.")] = None,
     quick: Quick = False,
     seeds: Seeds = 1,
     device: Device = "auto",
@@ -191,7 +202,15 @@ def _ranks(structure: str, ranks: Sequence[int] | None) -> Sequence[int | None]:
 
 def _separate(names: Sequence[str] | None) -> list[str]:
     """Names apart that commas join."""
-    return [name for joined in names or () for name in joined.split(",")]
+    parts = (part.strip() for joined in names or () for part in joined.split(","))
+    return [part for part in parts if part]
+
+
+def _table(name: str) -> Table:
+    try:
+        return get_table(name)
+    except ValueError as error:
+        raise ValueError(f"{error} `list` shows them.") from error
 
 
 def _quick(table: Table) -> Table:
@@ -238,7 +257,6 @@ def _sweep(runs: Sequence[Run], ledger: Ledger, library: Library, extras: Extras
         return
     log = no_log if extras.logdir is None else tensorboard_log(extras.logdir)
     todo = runs if extras.force or extras.save_weights else missing(runs, ledger, library)
-    _say_what_data(todo, ledger, library)
     try:
         with progress_on_stderr(len(todo)) as progress:
             report = sweep(
@@ -309,14 +327,14 @@ def _sweep_language(runs: Sequence[Run], ledger: Ledger, library: Library, extra
         raise typer.Exit(1)
 
 
-def _say_what_data(runs: Sequence[Run], ledger: Ledger, library: Library) -> None:
-    """Say which runs would be on stand-ins, and that the official results are there to be shown."""
-    for name in dict.fromkeys(run.data for run in runs):
+def _say_what_data(table: Table, ledger: Ledger, library: Library) -> None:
+    """Say which data would be stand-ins, and that the table prefers results on official data."""
+    for name in dict.fromkeys(run.data for run in table.runs()):
         if library.source(name) != "stand-in":
             continue
-        known = any(ledger.find(run, source="official") for run in runs if run.data == name)
-        shown = " (--show prints our results on the official data)" if known else ""
-        _say(f"{name}: made here as a stand-in, since its official files are not{shown}.")
+        known = any(ledger.find(run, source="official") for run in table.runs() if run.data == name)
+        shown = "; the table shows our results on the official data, as --show does" if known else ""
+        _say(f"{name}: its official files are not here, so that this runs on a stand-in{shown}.")
 
 
 def _tell(report: Report, ledger: Ledger) -> None:

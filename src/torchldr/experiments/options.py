@@ -114,9 +114,9 @@ def parse_options(texts: Sequence[str]) -> tuple[tuple[str, Any], ...]:
 
 def _written(key: str, value: str) -> str:
     """A value as tables print it, in the form of `_text`: 50% is 0.5, None is -."""
-    if key == "fraction" and value.endswith("%"):
+    if key == "fraction":
         with contextlib.suppress(ValueError):
-            return _text(float(value[:-1]) / 100)
+            return _text(float(value.removesuffix("%")) / (100 if value.endswith("%") else 1))
     return "-" if value == "None" else value
 
 

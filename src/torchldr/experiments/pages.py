@@ -3,9 +3,9 @@
     python -m torchldr.experiments.pages [--root FOLDER] [--check]
 
 Everything between `<!-- table: NAME key=value .. -->` and `<!-- end -->` is replaced by the rows of the
-paper's table NAME for which the keys have these values. `across=rank` (or another key) makes one line of the
-rows that differ in nothing else, and `<!-- table: list -->` is what every table took. --check changes nothing
-and exits with 1 where a page differs from the ledger.
+paper's table NAME for which the keys have these values. `across=rank` (or `fraction`) makes one line of the
+rows of a dataset, model and structure, and `<!-- table: list -->` is what every table took. --check changes
+nothing and exits with 1 where a page differs from the ledger.
 """
 
 from __future__ import annotations
@@ -54,6 +54,8 @@ def render(rows: Sequence[Row]) -> str:
 
 def render_across(rows: Sequence[Row], key: str) -> str:
     """Rows that have been run, a line for each dataset, model and structure: results by `key`."""
+    if key not in ("rank", "fraction"):
+        raise ValueError(f"across takes rank or fraction, got {key!r}.")
     rows = [row for row in rows if row["state"] in ("done", "partial")]
     if not rows:
         return "Not run yet.\n"
@@ -63,7 +65,10 @@ def render_across(rows: Sequence[Row], key: str) -> str:
     columns = sorted({row[key] for row in rows}, key=lambda value: (value is not None, value))
     lines: dict[tuple[str, ...], dict[Any, str]] = {}
     for row in rows:
-        lines.setdefault(tuple(_cell(k, row) for k in labels), {})[row[key]] = _result(row)
+        line = lines.setdefault(tuple(_cell(k, row) for k in labels), {})
+        if row[key] in line:
+            raise ValueError(f"across={key}: two rows of {row['structure']!r} differ in something else.")
+        line[row[key]] = _result(row)
     head = [*(_COLUMNS[k] for k in labels), *(_cell(key, {key: value}) for value in columns)]
     head[len(labels)] = f"{_COLUMNS[key]} {head[len(labels)]}"
     rule = ["---"] * len(labels) + ["---:"] * len(columns)

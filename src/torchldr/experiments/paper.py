@@ -325,7 +325,6 @@ def get_table(name: str) -> Table:
     """
     if name in TABLES:
         return TABLES[name]
-    known = ["list", *TABLES]
-    near = difflib.get_close_matches(name, known, n=2, cutoff=0.7)
-    hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
-    raise ValueError(f"unknown table {name!r}.{hint} Known: {', '.join(known)}.")
+    near = difflib.get_close_matches(name, TABLES, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    raise ValueError(f"unknown table {name!r}.{hint} Known: {', '.join(TABLES)}.")

@@ -28,7 +28,7 @@ def columns_of(rows: Sequence[Row]) -> list[str]:
 
 
 def train_columns_of(rows: Sequence[Row]) -> list[str]:
-    """The columns for runs of one's own: everything that was chosen."""
+    """The columns for runs of one's own."""
     return [name for name in _TRAIN_COLUMNS if _says_something(name, rows)]
 
 

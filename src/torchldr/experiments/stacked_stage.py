@@ -7,22 +7,24 @@ output of the four has a gradient, and which one is all that is remembered: the 
 convolution of what is there with the filters turned round, by the same loop, and the filters' gradient is a
 sum over the outputs that have one. No sum depends on the order of threads.
 
-Elsewhere a stage is torch's operations one after the other, which a test holds the kernels to, run as C++.
+Elsewhere, and where an image is too large for a block, a stage is torch's operations one after the other,
+which a test holds the kernels to, run as C++.
 """
 
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import conv2d, max_pool2d, relu
 
 from ..functional import nvrtc
 from ..functional.cuda import unavailable
 
-_MOST_SHARED = 160 << 10  # bytes of a block
 _MOST_THREADS = 512
 _SPLIT_THREADS = 192  # for the filters' gradient
 
@@ -72,7 +74,7 @@ __device__ __forceinline__ void correlate(const Real* corner, const Real* filter
 
 // x (replicas or 1, images, C, H, W), weight (replicas, O, C, Q, Q), bias (replicas, O) to y and at
 // (replicas, images, O, H / 2, W / 2); `several` says that x has more than one replica.
-extern "C" __global__ void stage_forward(
+extern "C" __global__ void __launch_bounds__(MOST_THREADS) stage_forward(
     const Real* x, const Real* weight, const Real* bias, Real* y, unsigned char* at, int several
 ) {
     extern __shared__ __align__(16) Real shared[];
@@ -108,7 +110,7 @@ extern "C" __global__ void stage_forward(
 }
 
 // The gradient dx (replicas, images, C, H, W) from u, that of y.
-extern "C" __global__ void stage_image(
+extern "C" __global__ void __launch_bounds__(MOST_THREADS) stage_image(
     const Real* u, const unsigned char* at, const Real* weight, Real* dx
 ) {
     extern __shared__ __align__(16) Real shared[];
@@ -144,7 +146,7 @@ extern "C" __global__ void stage_image(
 
 // The image's part of the gradients, (replicas, images, O C, Q Q + 1): of filter (o, c), and of the bias of o
 // behind the filter (o, 0). The block's threads are `splits` times O C, each with a share of the pixels.
-extern "C" __global__ void stage_filters(
+extern "C" __global__ void __launch_bounds__(MOST_THREADS) stage_filters(
     const Real* x, const Real* u, const unsigned char* at, Real* each, int several, int splits
 ) {
     extern __shared__ __align__(16) Real shared[];
@@ -190,11 +192,21 @@ def stage(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     Returns:
         Shape (R, b, o, h // 2, w // 2).
     """
-    sizes = Sizes.of(x, weight)
-    if x.is_cuda and sizes.fit(x.element_size()) and x.dtype in _NAMES and unavailable() is None:
+    if _serves(x, weight, bias):
         y: Tensor = _Stage.apply(x, weight, bias)
         return y
     return plain_stage(x, weight, bias)
+
+
+def _serves(x: Tensor, weight: Tensor, bias: Tensor) -> bool:
+    """Whether the kernels take these tensors. What is wrong with others, the plain form says."""
+    if not x.is_cuda or x.dtype not in _NAMES or unavailable() is not None:
+        return False
+    alike = all(t.dtype == x.dtype and t.device == x.device for t in (weight, bias))
+    whole = len(x) in (1, len(weight)) and x.shape[1] > 0 and weight.shape[-1] % 2 == 1
+    properties = torch.cuda.get_device_properties(x.device)
+    block = getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block)
+    return alike and whole and Sizes.of(x, weight).fit(block // x.element_size(), back=x.requires_grad)
 
 
 def plain_stage(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -255,15 +267,15 @@ class Sizes(NamedTuple):
             "stage_filters": self.splits * self.O * self.C,
         }
 
-    def fit(self, size: int) -> bool:
-        """Whether blocks hold them, in numbers of so many bytes."""
-        fits = max(self.shared.values()) * size <= _MOST_SHARED
-        return fits and self.O * self.C <= _MOST_THREADS and min(self.H, self.W) >= 2
+    def fit(self, numbers: int, *, back: bool) -> bool:
+        """Whether blocks of so many numbers in shared memory hold them; `back`: the image's gradient too."""
+        most = max(count for name, count in self.shared.items() if back or name != "stage_image")
+        return most <= numbers and self.O * self.C <= _MOST_THREADS and min(self.H, self.W) >= 2
 
     def source(self, dtype: torch.dtype) -> str:
         """The kernels of these sizes."""
         groups = {"GROUP": _group(self.O), "GROUP_BACK": _group(self.C)}
-        macros = {**self._asdict(), **groups, "Real": _NAMES[dtype]}
+        macros = {**self._asdict(), **groups, "Real": _NAMES[dtype], "MOST_THREADS": _MOST_THREADS}
         return "".join(f"#define {name} {value}\n" for name, value in macros.items()) + SOURCE
 
 
@@ -279,6 +291,7 @@ class _Stage(torch.autograd.Function):
         return y
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, u: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, at = ctx.saved_tensors
         sizes, u, dx = ctx.sizes, u.contiguous(), None
@@ -301,7 +314,12 @@ def _group(channels: int) -> int:
     return next(size for size in (4, 3, 2, 1) if channels % size == 0)
 
 
+@cache
+def _source(sizes: Sizes, dtype: torch.dtype) -> str:
+    return sizes.source(dtype)
+
+
 def _launch(name: str, sizes: Sizes, like: Tensor, arguments: list[Any]) -> None:
     grid = like.shape[1], like.shape[0], 1
     shared = sizes.shared[name] * like.element_size()
-    nvrtc.launch(sizes.source(like.dtype), name, like.device, grid, sizes.threads[name], arguments, shared)
+    nvrtc.launch(_source(sizes, like.dtype), name, like.device, grid, sizes.threads[name], arguments, shared)

@@ -2,12 +2,13 @@
 
 A row is a flat mapping that JSON can hold, the same keys in every row of a table:
 
-    table, dataset, model, structure ("pruning" and "rhu" for those baselines), rank, fraction, init
-    parameters, paper_parameters (where the paper may count otherwise), test (mean over seeds),
+    table, dataset, model, structure ("pruning" and "rhu" for those baselines), rank, hidden, fraction, init,
+    epochs, parameters, paper_parameters (where the paper may count otherwise),
+    validation (of the selected networks, mean over seeds), test (mean over seeds),
     deviation (over seeds; over trials for the metric "mean"), paper, difference, metric,
     source (where in the paper), data ("official", "stand-in", "user"),
     seconds (of all seeds), seeds, lr (chosen, for each seed), diverged (replicas), quick,
-    state ("done", "partial" or "missing"), hashes (of the runs)
+    state ("done", "partial", "missing" or "quoted"), hashes (of the runs)
 """
 
 from __future__ import annotations

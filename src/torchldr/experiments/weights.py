@@ -14,6 +14,8 @@ import json
 import os
 from pathlib import Path
 
+import torch
+
 from .batches import Images
 from .ledger import Ledger
 from .models import SingleHiddenLayer, build_model
@@ -57,12 +59,15 @@ def load_network(path: str | os.PathLike[str]) -> SingleHiddenLayer:
             tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 -- no mapping
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{path}: not a file of weights ({error}).") from error
-    if "run" not in about:
+    if not {"run", "image_shape", "outputs"} <= about.keys():
         raise ValueError(
-            f"{path}: the file does not say which run it is of; --save-weights writes one that does."
+            f"{path}: the file does not say which run it is of; --save-weights --force writes one that does."
         )
     channels, height, width = json.loads(about["image_shape"])
     run = Run.from_config(json.loads(about["run"]))
-    network = build_model(run, (channels, height, width), json.loads(about["outputs"]))
-    network.load_state_dict(tensors)
+    network = build_model(run, (channels, height, width), json.loads(about["outputs"]), torch.Generator())
+    try:
+        network.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise ValueError(f"{path}: not the weights of {run.label} ({error}).") from error
     return network.eval()

@@ -61,6 +61,8 @@ def sweep_language(
     for run in wanted:
         known = None if force else ledger.find(run, fingerprint=corpus.fingerprint)
         (todo if known is None else report.present).append(run)
+    if todo:
+        ledger.prepare()
     for group in _groups(todo):
         _train(group, corpus, ledger, device, begun, max_seconds, say, checkpoint_seconds, report)
     return report

@@ -254,3 +254,20 @@ def test_lines_between_epochs() -> None:
     assert [line.split(",")[0].strip() for line in lines[1:3]] == ["epoch 2 of 4", "epoch 3 of 4"]
     assert len(lines) == 4
     assert "s left" in lines[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--keep", "100000"], "--keep must be at most 2401"),
+        (["--rank", "100"], "rank"),
+        (["--model", "channels_square"], "hidden must be at most 49, got 512"),
+    ],
+)
+def test_what_the_images_decide_is_wrong_use(
+    own_file: Path, tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    result = call("train", "--data", str(own_file), *arguments, *QUICK, "--results", str(tmp_path))
+    assert result.exit_code == 2, result.output
+    assert message in " ".join(result.output.replace("│", "").split())
+    assert not (tmp_path / "ledger.jsonl").exists()

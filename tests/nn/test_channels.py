@@ -251,7 +251,7 @@ def test_low_precision(form, plan):
         ({"init": "conv"}, ValueError, "init must be 'linear' or 'paper', got 'conv'"),
         ({"bias": None}, TypeError, "bias must be True or False, got None"),
         ({"rank": 9}, ValueError, "StructuredChannels: rank must be between 1 and 8"),
-        ({"rnk": 2}, TypeError, "unknown keyword 'rnk'"),
+        ({"rnk": 2}, TypeError, "unknown keyword 'rnk'. Did you mean 'rank'"),
         ({"dtype": torch.int32}, TypeError, "dtype must be real floating point"),
     ],
 )

@@ -237,7 +237,7 @@ def test_one_step_needs_one_direction():
         ({"init": "lstm"}, ValueError, "init must be one of linear, paper, got 'lstm'"),
         ({"structure": "ldr"}, ValueError, "unknown structure 'ldr'"),
         ({"rank": 9}, ValueError, r"StructuredLSTM: rank must be between 1 and 8"),
-        ({"rnk": 2}, TypeError, "unknown keyword 'rnk'"),
+        ({"rnk": 2}, TypeError, "unknown keyword 'rnk'. Did you mean 'rank'"),
         ({"dtype": torch.int64}, TypeError, "dtype must be real floating point, got torch.int64"),
     ],
 )

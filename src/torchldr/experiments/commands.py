@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
 
+import torch
 import typer
 
 from ..data.registry import lookup
@@ -20,6 +21,7 @@ from ..matrices import get_structure
 from .language import sweep_language
 from .ledger import Ledger
 from .logs import no_log, tensorboard_log
+from .models import build_model
 from .options import Many, keep_table, parse_filters, parse_options
 from .paper import TABLES, Table, get_table
 from .parallel import Settings, sweep_in_parallel
@@ -190,6 +192,10 @@ def train_command(
         _used(lambda: lookup(data))
     runs, ledger = _used(build), Ledger(results)
     library = Library(_used(lambda: choose_device(device)), data_dir)
+    if library.source(data) != "absent":
+        shape, classes = library.dataset(data).image_shape, library.dataset(data).classes
+        # Before anything is trained: what the size of the images decides.
+        _used(lambda: [build_model(run, shape, classes, torch.Generator()) for run in runs])
     _sweep(runs, ledger, library, Extras(max_seconds, logdir, save_weights, force, curves))
     rows = run_rows(runs, ledger)
     show_rows(rows, as_json, columns=train_columns_of(rows))

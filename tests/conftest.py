@@ -1,9 +1,12 @@
 """Shared fixtures: seeds, CUDA sources as plain C++; hypothesis draws the same examples every time on CI."""
 
 import ctypes
+import importlib.util
 import os
 import shutil
 import subprocess
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -108,3 +111,19 @@ def compile_kernels(tmp_path_factory):
         return built[text]
 
     return compiled
+
+
+@pytest.fixture(scope="session")
+def load_script():
+    """A function of a file under the checkout's root: the module that it is."""
+
+    def load(file: str) -> ModuleType:
+        path = Path(__file__).resolve().parents[1] / file
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    return load

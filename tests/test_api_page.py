@@ -1,21 +1,13 @@
 """docs/api.md lists what the package has."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 
 import torchldr
 
-SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "api_page.py"
-
 
 @pytest.fixture(scope="module")
-def script():
-    spec = importlib.util.spec_from_file_location("api_page", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def script(load_script):
+    return load_script("scripts/api_page.py")
 
 
 def test_the_page_is_up_to_date(script):

@@ -10,6 +10,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
 
@@ -192,10 +193,7 @@ def train_command(
         _used(lambda: lookup(data))
     runs, ledger = _used(build), Ledger(results)
     library = Library(_used(lambda: choose_device(device)), data_dir)
-    if library.source(data) != "absent":
-        shape, classes = library.dataset(data).image_shape, library.dataset(data).classes
-        # Before anything is trained: what the size of the images decides.
-        _used(lambda: [build_model(run, shape, classes, torch.Generator()) for run in runs])
+    _used_by_images(runs, library)
     _sweep(runs, ledger, library, Extras(max_seconds, logdir, save_weights, force, curves))
     rows = run_rows(runs, ledger)
     show_rows(rows, as_json, columns=train_columns_of(rows))
@@ -229,6 +227,16 @@ def _used(build: Callable[[], T]) -> T:
         return build()
     except (ValueError, TypeError) as error:
         raise typer.BadParameter(_by_option(str(error))) from error
+
+
+def _used_by_images(runs: Sequence[Run], library: Library) -> None:
+    """Before anything is trained: what the size of the images forbids is wrong use too."""
+    if library.source(runs[0].data) == "absent":
+        return
+    images = library.dataset(runs[0].data)
+    for run in runs:
+        if run.seed == 0:  # other seeds are as large
+            _used(partial(build_model, run, images.image_shape, images.classes, torch.Generator()))
 
 
 def _by_option(message: str) -> str:

@@ -108,7 +108,7 @@ class Ledger:
     def append(self, record: Record) -> None:
         """Write a finished run to the user's ledger, whole or not at all, under a lock."""
         line = json.dumps(record.to_json(), separators=(",", ":"), allow_nan=False)
-        self.results.mkdir(parents=True, exist_ok=True)
+        self.prepare()
         with self._locked(), self.path.open("ab+") as stream:
             if _cut_off(stream):
                 line = f"\n{line}"  # the broken line ends here and stays what it is

@@ -13,12 +13,9 @@ from torch import Tensor, nn
 from ..matrices import StructuredMatrix, get_structure
 from . import plans
 from .channels_weights import stacked_dense, stacked_matmul
+from .linear import KEYWORDS
 
 _MEASURED = 1 << 24  # entries of all matrices up to which the initial scale is measured
-
-
-# What the layers take that have such a stack, besides the options of a class.
-_KEYWORDS = ("bias", "structure", "rank", "init", "device", "dtype")
 
 
 class MatrixStack(nn.Module):
@@ -60,7 +57,7 @@ class MatrixStack(nn.Module):
         super().__init__()
         self.stack, self.in_features, self.out_features = tuple(stack), in_features, out_features
         self.structure = get_structure(structure)
-        self.options = self.structure.check_options(options or {}, _KEYWORDS)
+        self.options = self.structure.check_options(options or {}, KEYWORDS)
         shapes = self.structure.check_shapes(out_features, in_features, rank, self.options, who)
         self.rank = (rank or 1) if self.structure.ranked else None
         dtype = dtype or torch.get_default_dtype()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from operator import attrgetter, is_
 from typing import Any, Self, cast
 
@@ -15,6 +14,7 @@ from ..matrices.products import Product, check_input, run_product
 from . import plans
 
 PLANS = ("auto", "fast", "dense")
+KEYWORDS = ("bias", "structure", "rank", "init", "device", "dtype")  # of layers, besides a class's options
 _version = attrgetter("_version")
 # Whether autocast is on for any device, in a tenth of the time of `torch.is_autocast_enabled`.
 _autocasts = torch._C._is_any_autocast_enabled
@@ -131,7 +131,7 @@ class StructuredLinear(nn.Module):
         if not isinstance(bias, bool):
             raise TypeError(f"StructuredLinear: bias must be True or False, got {bias!r}.")
         self.structure = get_structure(structure)
-        self.options = self.structure.check_options(options, _keywords() if options else ())
+        self.options = self.structure.check_options(options, KEYWORDS)
         shapes = self.structure.check_shapes(
             out_features, in_features, rank, self.options, "StructuredLinear"
         )
@@ -333,9 +333,3 @@ def _is_hooked(layer: nn.Module) -> bool:
 def _dense_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """nn.functional.linear, and autocast leaves float64 alone, as it does for the fast products."""
     return nn.functional.linear(x.to(weight.dtype) if weight.dtype == torch.float64 else x, weight, bias)
-
-
-def _keywords() -> list[str]:
-    """What the layer takes besides the options of a class."""
-    parameters = inspect.signature(StructuredLinear).parameters.values()
-    return [p.name for p in parameters if p.kind is not p.VAR_KEYWORD]

@@ -1,19 +1,11 @@
 """The tables of docs/algebra.md are what the algebra does."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
-
-SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "algebra_table.py"
 
 
 @pytest.fixture(scope="module")
-def script():
-    spec = importlib.util.spec_from_file_location("algebra_table", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def script(load_script):
+    return load_script("scripts/algebra_table.py")
 
 
 def test_the_page_is_up_to_date(script):

@@ -32,11 +32,17 @@ def runs() -> list[Run]:
     found = [Run("cifar10", model, init="paper", hidden=7) for model in CONVOLUTIONS]
     for model in REPLACEMENTS:
         for structure, rank in (("ldr_sd", 2), ("toeplitz_like", 2), ("low_rank", 1)):
-            found.append(Run("cifar10", model, structure, rank, init="linear", hidden=7))
-    for model in ("channels", "wide"):
-        found.append(Run("cifar10", model, "ldr_sd", 2, init="paper", hidden=7, fixed=True, l1=0.01))
-        found.append(Run("cifar10", model, "ldr_sd", 2, init="linear", hidden=7, bias=True, gain=0.3))
+            found.append(Run("cifar10", model, structure, rank, init="linear", hidden=units(model)))
+    for model in ("channels", "wide", "channels_blocks", "wide_blocks"):
+        common = {"data": "cifar10", "model": model, "structure": "ldr_sd", "rank": 2, "hidden": units(model)}
+        found.append(Run(**common, init="paper", fixed=True, l1=0.01))
+        found.append(Run(**common, init="linear", bias=True, gain=0.3))
+    found += [Run("cifar10", model, init="linear", hidden=7, bias=True) for model in CONVOLUTIONS]
     return found
+
+
+def units(model: str) -> int:
+    return 27 if model.endswith("_blocks") else 7
 
 
 @pytest.mark.parametrize(
@@ -49,6 +55,10 @@ def runs() -> list[Run]:
         ("channels_square", "ldr_sd", 417792, None),
         ("wide_square", "toeplitz_like", 393216, None),
         ("wide_square", "ldr_sd", 405504, None),
+        ("channels_blocks", "toeplitz_like", 393216, None),
+        ("channels_blocks", "ldr_sd", 417792, None),
+        ("wide_blocks", "toeplitz_like", 393216, None),
+        ("wide_blocks", "ldr_sd", 405504, None),
         # The hidden layer as it is, 512 x 3072: (512 + 3072) r, and r + 1 for LDR-SD.
         ("channels", "toeplitz_like", 393216, 294912 + 57344),
         ("channels", "ldr_sd", 417792, 313344 + 60928),
@@ -64,7 +74,7 @@ def test_parameters_are_counted_as_in_the_paper(
     with torch.device("meta"):
         built = build_model(run, COLOUR, 10)
     assert count_parameters(built) == (paper if ours is None else ours)
-    if structure != "dense":
+    if structure != "dense" and not model.endswith("_blocks"):
         cells = [*get_table("conv").cells, *get_table("conv_square").cells]
         (cell,) = (cell for cell in cells if (cell.run.model, cell.run.method) == (model, structure))
         assert cell.parameters == paper
@@ -127,12 +137,12 @@ def test_fixed_operators_are_shifts_and_not_counted(colours: Dataset) -> None:
     assert counts[0] == counts[1]
 
 
-@pytest.mark.parametrize("model", ["channels", "wide", "wide_square"])
+@pytest.mark.parametrize("model", ["channels", "wide", "wide_square", "wide_blocks"])
 def test_a_gain_changes_steps_but_not_the_start(model: str) -> None:
     x = torch.randn(4, 3, 6, 6)
     outputs = [
         build_model(
-            Run("cifar10", model, "ldr_sd", 2, hidden=7, gain=gain),
+            Run("cifar10", model, "ldr_sd", 2, hidden=units(model), gain=gain),
             (3, 6, 6),
             3,
             torch.Generator().manual_seed(0),
@@ -182,6 +192,32 @@ def test_grey_images_have_one_channel(model: str, tiny: Dataset) -> None:
     for i, plain in enumerate(models):
         for name, parameter in plain.named_parameters():
             torch.testing.assert_close(parts[name][i], parameter.detach(), rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("model", ["channels_square", "channels_blocks", "wide_blocks"])
+def test_wide_ranges_switch_all_layers(model: str, colours: Dataset) -> None:
+    """The single convolution loses digits in whichever layer the scales spread."""
+    for name in ("front", "hidden"):
+        run = Run(
+            "cifar10", model, "ldr_sd", 2, hidden=units(model), protocol=Protocol(lrs=(1e-3,), trials=2)
+        )
+        fleet = Fleet(run, Images.of(colours, run))
+        fleet.train_epoch(0)
+        fleet.finish_epoch()
+        assert [layer.options["product"] for layer in fleet.network.layers] == ["convolution"] * 2
+        parts = fleet.network.layout.parts(fleet.flat.detach())
+        (which,) = (key for key in parts if key.startswith(name) and key.endswith("subdiagonal_A"))
+        parts[which][1, ..., :15] = 0.2
+        fleet.train_epoch(1)
+        fleet.finish_epoch()
+        assert [layer.options["product"] for layer in fleet.network.layers] == ["split"] * 2
+        fleet.train_epoch(2)
+        assert all(loss is not None for loss in fleet.finish_epoch())
+
+
+def test_units_that_do_not_divide_an_image() -> None:
+    with pytest.raises(ValueError, match="hidden must divide 192, the size of an image, got 512"):
+        build_model(Run("cifar10", "wide_blocks", "ldr_sd"), (3, 8, 8), 10)
 
 
 def test_more_units_than_a_square_has() -> None:

@@ -176,15 +176,15 @@ def test_a_diverged_replica_does_not_disturb_the_others(tiny: Dataset) -> None:
 def test_wide_range_switches_to_the_split_product(tiny: Dataset, brief: Protocol) -> None:
     run = Run("rectangles", structure="ldr_sd", protocol=brief)
     fleet = Fleet(run, Images.of(tiny, run))
-    assert fleet.network.options["product"] == "convolution"
+    assert fleet.network.product == "convolution"
     fleet.train_epoch(0)
     fleet.finish_epoch()
-    assert fleet.network.options["product"] == "convolution"
+    assert fleet.network.product == "convolution"
     with torch.no_grad():
         parts = fleet.network.layout.parts(fleet.flat.detach())
         parts["hidden.subdiagonal_A"][2, :15] = 0.2
     fleet.train_epoch(1)
     fleet.finish_epoch()
-    assert fleet.network.options["product"] == "split"
+    assert fleet.network.product == "split"
     fleet.train_epoch(2)
     assert all(loss is not None for loss in fleet.finish_epoch())

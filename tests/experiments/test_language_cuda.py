@@ -16,6 +16,7 @@ from torchldr.experiments.fleet import Fleet
 from torchldr.experiments.language import LanguageProtocol, Masks, Text
 from torchldr.experiments.language.training import FleetTraining, train_epoch
 from torchldr.experiments.plain import train_plain
+from torchldr.experiments.protocol import REPLACEMENTS
 
 pytestmark = [
     pytest.mark.gpu,
@@ -82,14 +83,14 @@ def test_a_decoder_in_bfloat16_learns_alike(tmp_path: object) -> None:
 
 
 @pytest.mark.parametrize("structure", ["ldr_sd", "toeplitz_like"])
-@pytest.mark.parametrize("model", ["channels", "wide", "channels_square", "wide_square"])
+@pytest.mark.parametrize("model", REPLACEMENTS)
 def test_replaced_convolutions_agree_with_the_plain_loop(model: str, structure: str) -> None:
     draw = np.random.default_rng(0)
     x, y = draw.normal(size=(90, 3, 6, 6)).astype(np.float32), draw.integers(3, size=90)
     splits = Splits(x[:70], y[:70], x[70:], y[70:])
     data = Dataset("cifar10", **splits._asdict(), image_shape=(3, 6, 6), classes=3, source="user",
                    fingerprint=fingerprint(splits))  # fmt: skip
-    run = Run("cifar10", model, structure, 2, hidden=7,
+    run = Run("cifar10", model, structure, 2, hidden=27,
               protocol=Protocol(lrs=(0.001, 0.01), trials=1, batch=25, dtype="float64"))  # fmt: skip
     fleet = Fleet(run, Images.of(data, run, "cuda:0"))
     for epoch in range(2):

@@ -166,4 +166,4 @@ def test_only_ldr_sd_takes_the_fleets_convolution() -> None:
     for name, product in (("ldr_sd", "convolution"), ("ldr_td", "auto")):
         hidden = torchldr.StructuredLinear(16, 16, bias=False, structure=name, rank=1)
         network = StackedNetwork([SingleHiddenLayer(hidden, torch.nn.Linear(16, 3))], CPU)
-        assert network.options["product"] == product
+        assert network.product == product

@@ -22,7 +22,6 @@ from .graphs import StepGraphs
 from .models import SingleHiddenLayer, build_model, is_penalised, magnitude_mask
 from .network import StackedNetwork
 from .protocol import Run
-from .stacked import subdiagonal_range
 
 MAX_RANGE = 9.5  # decimal digits that the float64 convolution of LDR-SD may lose: a float32 has 7 left
 
@@ -145,13 +144,11 @@ class Fleet:
         self._rates[index].zero_()
 
     def _watch_range(self) -> None:
-        network = self.network
-        if network.how != "native" or network.options.get("product") != "convolution" or not any(self.alive):
+        reach = self.network.reach(self.flat.detach())
+        if reach is None or not any(self.alive):
             return
-        tensors = self.network.hidden_tensors(self.network.layout.parts(self.flat.detach()))
-        reach = subdiagonal_range(tensors)[torch.tensor(self.alive, device=self.device)]
-        if bool((reach >= MAX_RANGE).any()):
-            self.network.set_option("product", "split")
+        if bool((reach[torch.tensor(self.alive, device=self.device)] >= MAX_RANGE).any()):
+            self.network.set_product("split")
             if self._graphs is not None:
                 self._graphs.clear()
 
@@ -208,8 +205,8 @@ class Fleet:
             self.alive[index] = healthy
             if not healthy:
                 self._rates[index].zero_()
-        if product is not None and self.network.options.get("product") != product:
-            self.network.set_option("product", product)
+        if product is not None and self.network.product != product:
+            self.network.set_product(product)
 
     def replica_state(self, row: Tensor, index: int) -> dict[str, Tensor]:
         """The state_dict of one replica: a row of parameters with that replica's buffers."""

@@ -13,8 +13,9 @@ also without bias:
     conv3, conv3_pool, conv4_pool   3 or 4 channels of 5x5 convolutions -> ReLU (-> 2x2 max-pooling)
     channels                        a structured matrix for every pair of channels -> ReLU
     wide                            one structured matrix for all channels, of as many times the rank -> ReLU
-    channels_square, wide_square    the same, the hidden layer the first rows of a square matrix, as the
-                                    paper counts its parameters
+    channels_square, wide_square    the same, the hidden layer the first rows of a square matrix
+    channels_blocks, wide_blocks    the same, the hidden layer a row of square matrices of 512, as the
+                                    authors' code has it; both have as many parameters as the paper counts
 """
 
 from __future__ import annotations
@@ -128,6 +129,35 @@ class CroppedLinear(StructuredLinear):
         return super().forward(x)[..., : self.units]
 
 
+class BlockedLinear(nn.Module):
+    """A row of square structured matrices side by side, y = sum_i M_i x_i + b.
+
+    Args:
+        in_features: how many numbers come in, a multiple of `units`.
+        units: size of the matrices.
+        bias: whether to learn a bias, which starts at 0.
+        options: as for `StructuredChannels`.
+    """
+
+    bias: nn.Parameter | None
+
+    def __init__(self, in_features: int, units: int, bias: bool = False, **options: Any) -> None:
+        super().__init__()
+        self.blocks = StructuredChannels(in_features // units, 1, units, bias=False, **options)
+        self.register_parameter("bias", nn.Parameter(torch.zeros(units)) if bias else None)
+
+    @torch.no_grad()
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Draw all parameters anew, in place."""
+        self.blocks.reset_parameters(generator)
+        if self.bias is not None:
+            self.bias.zero_()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.blocks(x.unflatten(-1, (self.blocks.in_channels, -1))).squeeze(-2)
+        return y if self.bias is None else y + self.bias
+
+
 class ReplacedConvolution(SingleHiddenLayer):
     """One layer of convolution channels, or of what replaces them, in front of the hidden layer.
 
@@ -212,40 +242,49 @@ def build_model(
 
 def _build_replaced(run: Run, image_shape: tuple[int, int, int], outputs: int) -> ReplacedConvolution:
     channels, height, width = image_shape
-    units = run.hidden or REPLACED_UNITS
+    units, bias = run.hidden or REPLACED_UNITS, bool(run.bias)
     if run.keep is not None:
         raise ValueError(f"Run: keep prunes the hidden layer of shl and cnn, got model={run.model!r}.")
     common: dict[str, Any] = {"structure": run.structure, "init": run.init, **dict(run.options)}
     logits = nn.Linear(units, outputs)
     if run.model in CONVOLUTIONS:
         out, pool = int(run.model[4]), run.model.endswith("_pool")
-        front: nn.Conv2d | StructuredChannels = nn.Conv2d(channels, out, 5, padding=2, bias=False)
+        front: nn.Conv2d | StructuredChannels = nn.Conv2d(channels, out, 5, padding=2, bias=bias)
         size = out * (height // 2) * (width // 2) if pool else out * height * width
-        hidden = StructuredLinear(size, units, False, rank=run.rank, **common)
+        hidden: nn.Module = StructuredLinear(size, units, bias, rank=run.rank, **common)
         return ReplacedConvolution(front, pool, hidden, logits)
-    size, form = channels * height * width, "wide" if run.model.startswith("wide") else "grid"
-    if run.model.endswith("_square") and units > size:
+    size = channels * height * width
+    form, _, shape = run.model.partition("_")
+    form = "wide" if form == "wide" else "grid"
+    if shape == "square" and units > size:
         raise ValueError(
             f"Run: the hidden layer of {run.model!r} is cut out of a square one of {size}, the size of an "
             f"image: hidden must be at most {size}, got {units}."
+        )
+    if shape == "blocks" and size % units:
+        raise ValueError(
+            f"Run: the hidden layer of {run.model!r} is a row of square ones: hidden must divide {size}, the "
+            f"size of an image, got {units}."
         )
     first = run.rank if form == "grid" or run.rank is None else channels * run.rank
     front = StructuredChannels(
         channels, channels, (height, width), bias=False, form=form, rank=first, **common
     )
-    hidden = (
-        CroppedLinear(size, units, rank=run.rank, **common)
-        if run.model.endswith("_square")
-        else StructuredLinear(size, units, bool(run.bias), rank=run.rank, **common)
-    )
-    return ReplacedConvolution(front, False, hidden, logits, size if run.bias else None, run.gain or 1.0)
+    match shape:
+        case "square":
+            hidden = CroppedLinear(size, units, rank=run.rank, **common)
+        case "blocks":
+            hidden = BlockedLinear(size, units, bias, rank=run.rank, **common)
+        case _:
+            hidden = StructuredLinear(size, units, bias, rank=run.rank, **common)
+    return ReplacedConvolution(front, False, hidden, logits, size if bias else None, run.gain or 1.0)
 
 
 @torch.no_grad()
 def _initialise_(model: SingleHiddenLayer, run: Run, generator: torch.Generator | None) -> None:
     """Draw all weights anew from the generator: torch's own starts, and those of the structure."""
     for layer in model.children():
-        if isinstance(layer, StructuredLinear | StructuredChannels):
+        if isinstance(layer, StructuredLinear | StructuredChannels | BlockedLinear):
             layer.reset_parameters(generator)
         elif isinstance(layer, nn.Linear | nn.Conv2d):
             bound = layer.weight[0].numel() ** -0.5
@@ -257,14 +296,14 @@ def _initialise_(model: SingleHiddenLayer, run: Run, generator: torch.Generator 
         scaled = [p for name, p in model.front.named_parameters() if name.split(".")[-1] in _SCALED]
         for parameter in scaled:
             parameter.mul_(model.front_gain ** (-1 / len(scaled)))
-    if run.bias:
+    if run.bias and run.model in REPLACEMENTS:
         for bias in (model.get_parameter("front_bias"), hidden.get_parameter("bias")):
             bias.zero_()
     if std is None and run.init == "paper" and isinstance(hidden, PrunedLinear):
         std = hidden.in_features**-0.5  # as the dense class starts
     if std is not None:
         for name, parameter in hidden.named_parameters():
-            if name in _SCALED:
+            if name.split(".")[-1] in _SCALED:
                 parameter.normal_(0, std, generator=generator)
     if run.output_std is not None:
         model.logits.weight.normal_(0, run.output_std, generator=generator)

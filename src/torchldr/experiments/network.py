@@ -10,24 +10,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import relu
 
-from ..matrices import LDRSubdiagonal
-from ..nn import StructuredLinear
 from .models import (
+    BlockedLinear,
     ConvNet,
-    CroppedLinear,
     PrunedLinear,
     ReplacedConvolution,
     SingleHiddenLayer,
     is_operator,
 )
-from .stacked import StackedProduct, Tensors, dense_product, form, stacked_product
+from .stacked import Tensors, dense_product
 from .stacked_front import Front
+from .stacked_layer import StackedLayer
 from .stacked_stage import stage
 
 ALIGNMENT = 64  # numbers: parameters and rows begin at multiples of it, as vector loads like
@@ -72,8 +70,7 @@ class StackedNetwork:
         layout: of the parameters.
         buffers: what the replicas hold besides parameters: drawn constants and pruning masks with the
             replica axis, computed constants without.
-        structure: the hidden layer's class, None where it is pruned.
-        how: the form of its product, see `stacked`.
+        layers: the structured ones, the hidden one last; a pruned one is none.
     """
 
     def __init__(
@@ -91,35 +88,40 @@ class StackedNetwork:
             for name, buffer in model.named_buffers()
         }
         self.gain = model.gain
-        hidden = model.hidden
-        self.structure = hidden.structure if isinstance(hidden, StructuredLinear) else None
-        self.pruned = isinstance(hidden, PrunedLinear)
-        if not isinstance(hidden, StructuredLinear | PrunedLinear):
-            raise TypeError(f"StackedNetwork: cannot stack a hidden layer of {type(hidden).__name__}.")
-        self.shape = hidden.out_features, hidden.in_features
-        self.options: dict[str, Any] = dict(hidden.options) if isinstance(hidden, StructuredLinear) else {}
-        if self.structure is LDRSubdiagonal and self.options["product"] == "auto":
-            self.options["product"] = "convolution"
-        self.units = hidden.units if isinstance(hidden, CroppedLinear) else None
         self._front = (
             Front(model, self.replicas, self.shared, device)
             if isinstance(model, ReplacedConvolution)
             else None
         )
-        self.how = "native"
-        self._product: StackedProduct | None = None
-        self._prepare()
+        hidden, name = model.hidden, "hidden"
+        if isinstance(hidden, BlockedLinear):
+            hidden, name = hidden.blocks, "hidden.blocks"
+        pruned = isinstance(hidden, PrunedLinear)
+        self._layer = None if pruned else StackedLayer(hidden, name, self.replicas, self.shared, device)
+        front = self._front.layer if self._front is not None else None
+        self.layers = tuple(layer for layer in (front, self._layer) if layer is not None)
 
-    def set_option(self, name: str, value: Any) -> None:
-        """Change how the hidden layer multiplies, not what."""
-        self.options[name] = value
-        self._prepare()
+    @property
+    def how(self) -> str:
+        """The form of the hidden layer's product, see `stacked`."""
+        return "native" if self._layer is None else self._layer.how
 
-    def _prepare(self) -> None:
-        if self.structure is not None:
-            self.how = form(self.structure, self.device, self.shape, self.options)
-            shared = frozenset(name.removeprefix("hidden.") for name in self.shared)
-            self._product = stacked_product(self.structure, *self.shape, self.options, shared, how=self.how)
+    @property
+    def product(self) -> str | None:
+        """The option of this name of the hidden layer's class, where it has one."""
+        return None if self._layer is None else self._layer.options.get("product")
+
+    def set_product(self, product: str) -> None:
+        """Change how all layers multiply, not what."""
+        for layer in self.layers:
+            if "product" in layer.options:
+                layer.set_option("product", product)
+
+    def reach(self, flat: Tensor) -> Tensor | None:
+        """Decimal digits that the replicas lose to single convolutions, (R,); None where there are none."""
+        parts = self.layout.parts(flat)
+        found = [reach for layer in self.layers if (reach := layer.reach(parts)) is not None]
+        return torch.stack(found).amax(0) if found else None
 
     def logits(self, flat: Tensor, x: Tensor) -> Tensor:
         """Logits of a batch for every replica: (R, length) and (b, ...) to (R, b, classes)."""
@@ -127,13 +129,6 @@ class StackedNetwork:
         if self._fixed:
             parts = {name: part.detach() if is_operator(name) else part for name, part in parts.items()}
         return self._head(parts, self._hidden(parts, self._features(parts, x)))
-
-    def hidden_tensors(self, parts: Tensors) -> dict[str, Tensor]:
-        """The hidden layer's tensors by the names of its class."""
-        known = {**parts, **self.buffers}
-        found = {k.removeprefix("hidden."): t for k, t in known.items() if k.startswith("hidden.")}
-        found.pop("bias", None)
-        return found
 
     def _features(self, parts: Tensors, x: Tensor) -> Tensor:
         """What the hidden layer sees: rows (b, n) common to all replicas, or (R, b, n)."""
@@ -147,10 +142,9 @@ class StackedNetwork:
         return x.flatten(2)
 
     def _hidden(self, parts: Tensors, x: Tensor) -> Tensor:
-        tensors = self.hidden_tensors(parts)
-        if self._product is None:
-            return dense_product(tensors["weight"] * tensors["mask"], x)
-        y = self._product(tensors, x)[..., : self.units]
+        if self._layer is None:
+            return dense_product(parts["hidden.weight"] * self.buffers["hidden.mask"], x)
+        y = self._layer({**parts, **self.buffers}, x)
         return y if self.gain == 1 else self.gain * y
 
     def _head(self, parts: Tensors, hidden: Tensor) -> Tensor:
@@ -185,12 +179,11 @@ class StackedNetwork:
 
     def _materialized(self, parts: Tensors, dtype: torch.dtype) -> Tensor | None:
         """M^T of every replica, (R, n, m), or None to multiply by the structure's own product."""
-        if self.structure is not None and self.structure.name == "low_rank":
+        if self._layer is None or self._layer.structure.name == "dense":
+            return (parts["hidden.weight"] * self.buffers.get("hidden.mask", 1)).mT * self.gain
+        if self._layer.structure.name == "low_rank":
             return None
-        if self.structure is None or self.structure.name == "dense":
-            tensors = self.hidden_tensors(parts)
-            return (tensors["weight"] * tensors.get("mask", 1)).mT * self.gain
-        return self._hidden(parts, torch.eye(self.shape[1], dtype=dtype, device=self.device))
+        return self._hidden(parts, torch.eye(self._layer.in_features, dtype=dtype, device=self.device))
 
     def _chunk(self, x: Tensor) -> int:
         """Images at a time: on a GPU some gigabyte of activations, on a CPU what a cache holds."""

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 from ..matrices import get_structure
 
 CONVOLUTIONS = ("conv3", "conv3_pool", "conv4_pool")
-REPLACEMENTS = ("channels", "wide", "channels_square", "wide_square")
+REPLACEMENTS = ("channels", "wide", "channels_square", "wide_square", "channels_blocks", "wide_blocks")
 MODELS = ("shl", "cnn", *CONVOLUTIONS, *REPLACEMENTS)
 INITS = ("linear", "paper")
 DTYPES = ("float32", "float64")
@@ -115,8 +115,9 @@ class Run:
             are added to the loss.
         fixed: True leaves the operators of LDR-SD what they are at the start, shifts without a corner. That
             is the Toeplitz-like class as the authors trained it, and counted and named as such.
-        bias: True gives the layer that replaces convolutions and the hidden layer behind it biases that
-            start at 0, as the authors' code has them. Parameters are counted without, as in the paper.
+        bias: True gives convolutions, or the layer that replaces them, and the hidden layer behind it biases,
+            as the authors' code has them: of dense layers torch's own, else starting at 0. Parameters are
+            counted without, as in the paper.
         hidden: number of hidden units; None is the size of the layer's input. Fewer is RHU.
         keep: where given, magnitude pruning of a dense hidden layer down to so many weights.
         train_fraction: share of the training images to train on; those for validation stay.
@@ -173,9 +174,10 @@ class Run:
             raise ValueError(
                 f"Run: fixed is True or None and for 'ldr_sd', got {self.fixed!r} for {self.structure!r}."
             )
-        if self.bias is not None and (self.bias is not True or self.model not in ("channels", "wide")):
+        biased = tuple(m for m in (*CONVOLUTIONS, *REPLACEMENTS) if not m.endswith("_square"))
+        if self.bias is not None and (self.bias is not True or self.model not in biased):
             raise ValueError(
-                f"Run: bias is True or None and for the models 'channels' and 'wide', got {self.bias!r} for "
+                f"Run: bias is True or None and for the models {', '.join(biased)}, got {self.bias!r} for "
                 f"{self.model!r}."
             )
         if self.l1 is not None and (self.model not in REPLACEMENTS or not structure.ranked):

@@ -108,7 +108,7 @@ class _Training:
             "peaks": self.peaks,
             "curves": self.curves,
             "seconds": self.seconds,
-            "product": self.fleet.network.options.get("product"),
+            "product": self.fleet.network.product,
         }
         file.save({**self.fleet.tensors(), "best": self.best_rows}, state)
 
@@ -225,7 +225,7 @@ def _note(training: _Training) -> str:
 
 
 def _product(fleet: Fleet) -> dict[str, Any]:
-    product = fleet.network.options.get("product")
+    product = fleet.network.product
     return {} if product is None else {"product": product}
 
 

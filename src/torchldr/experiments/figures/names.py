@@ -33,6 +33,8 @@ MODELS = {
     "wide": "wide structured matrix",
     "channels_square": "structured channels, square hidden layer",
     "wide_square": "wide structured matrix, square hidden layer",
+    "channels_blocks": "structured channels, hidden layer of blocks",
+    "wide_blocks": "wide structured matrix, hidden layer of blocks",
 }
 CORPORA = {"wikitext2": "WikiText-2"}
 SOURCES = {"official": "official data", "stand-in": "stand-in", "user": "own data"}

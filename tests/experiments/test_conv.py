@@ -152,6 +152,16 @@ def test_a_gain_changes_steps_but_not_the_start(model: str) -> None:
     torch.testing.assert_close(*outputs)
 
 
+@pytest.mark.parametrize("model", ["channels", "wide_blocks"])
+def test_a_given_deviation_is_that_of_both_layers(model: str) -> None:
+    run = Run("cifar10", model, "ldr_sd", 16, init="paper", init_std=0.05, hidden=512)
+    built = build_model(run, (3, 32, 32), 10, torch.Generator().manual_seed(0))
+    drawn = {name: p for name, p in built.named_parameters() if name.endswith((".G", ".H"))}
+    assert {name.split(".")[0] for name in drawn} == {"front", "hidden"}
+    for p in drawn.values():
+        assert p.std().item() == pytest.approx(0.05, rel=0.05)
+
+
 def test_biases_start_at_zero_and_are_not_counted() -> None:
     models = [
         build_model(Run("cifar10", "wide", "ldr_sd", 2, hidden=7, bias=bias), (3, 6, 6), 3)

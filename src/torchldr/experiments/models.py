@@ -302,9 +302,11 @@ def _initialise_(model: SingleHiddenLayer, run: Run, generator: torch.Generator 
     if std is None and run.init == "paper" and isinstance(hidden, PrunedLinear):
         std = hidden.in_features**-0.5  # as the dense class starts
     if std is not None:
-        for name, parameter in hidden.named_parameters():
-            if name.split(".")[-1] in _SCALED:
-                parameter.normal_(0, std, generator=generator)
+        front = model.front if isinstance(model, ReplacedConvolution) else None
+        for layer in (front, hidden) if isinstance(front, StructuredChannels) else (hidden,):
+            for name, parameter in layer.named_parameters():
+                if name.split(".")[-1] in _SCALED:
+                    parameter.normal_(0, std, generator=generator)
     if run.output_std is not None:
         model.logits.weight.normal_(0, run.output_std, generator=generator)
         model.logits.bias.zero_()

@@ -104,7 +104,7 @@ class Run:
         init: "linear" or "paper", as in `StructuredLinear`; with "paper" the recurrent matrices of a language
             model start at the identity and its biases at 0.
         init_std: where given, the weights that carry the scale (G and H, the S of Fastfood, or the only
-            ones) start normal with this deviation instead.
+            ones) start normal with this deviation instead, in all structured layers.
         output_std: where given, the output layer's weights start normal with this deviation and its
             biases at 0, instead of as `nn.Linear`'s.
         gain: where given, the hidden matrix of "shl", what replaces convolutions, or a language model's input

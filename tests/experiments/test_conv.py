@@ -37,6 +37,8 @@ def runs() -> list[Run]:
         common = {"data": "cifar10", "model": model, "structure": "ldr_sd", "rank": 2, "hidden": units(model)}
         found.append(Run(**common, init="paper", fixed=True, l1=0.01))
         found.append(Run(**common, init="linear", bias=True, gain=0.3))
+    for model in ("wide", "wide_blocks"):
+        found.append(Run("cifar10", model, "ldr_sd", 2, hidden=units(model), interleaved=True))
     found += [Run("cifar10", model, init="linear", hidden=7, bias=True) for model in CONVOLUTIONS]
     return found
 
@@ -181,6 +183,7 @@ def test_biases_start_at_zero_and_are_not_counted() -> None:
         ({"structure": "ldr_sd", "l1": -1.0}, "l1 must be positive"),
         ({"structure": "ldr_sd", "bias": False}, "bias is True or None"),
         ({"structure": "ldr_sd", "model": "shl", "bias": True}, "bias is True or None and for the models"),
+        ({"structure": "ldr_sd", "interleaved": True}, "interleaved is True or None and for the models wide"),
         ({"structure": "circulant", "l1": 0.1}, "l1 is for the models .* and classes with a rank"),
     ],
 )

@@ -1,12 +1,14 @@
-"""The experiments' own CUDA kernels against torch's operations, forward and backward.
+"""The experiments' own CUDA kernels against the same made of torch's operations, forward and backward.
 
     python benchmarks/kernel_speed.py [--out results/bench/kernel_speed.json]
 
-Both sides are captured as CUDA graphs, as a training step is, so that neither waits for launches:
+Both sides are captured as CUDA graphs, as a training step is, so that neither waits for launches, and take
+turns. cuDNN may choose its algorithms by trying them; convolutions are in float32 on both sides.
 
     stage         convolution, ReLU and max-pooling of the CNN, twelve replicas, 50 images
-    recurrence    35 steps of an LSTM of 128 units, 20 columns, one replica and six
-    decoder       softmax and its gradient over 33,278 words, 700 tokens, six replicas in bfloat16
+    recurrence    35 steps of an LSTM of 128 units, 20 columns, against a loop over steps: one replica and six
+    decoder       loss and gradients over 33,278 words, 700 tokens, six replicas in bfloat16; three products
+                  are common to both sides
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -24,27 +26,29 @@ from torch import Tensor
 
 from torchldr.experiments.language import cuda_decoder, cuda_recurrence, decoder, recurrence
 from torchldr.experiments.stacked_stage import plain_stage, stage
+from torchldr.functional.cuda import unavailable
 from torchldr.timing import captured, machine
 
 REPEATS = 5
 
 
-def milliseconds(step: Callable[[], Any], count: int = 50) -> float:
-    """Least mean of several rounds of replays."""
-    replay, best = captured(step).replay, float("inf")
+def milliseconds(steps: Sequence[Callable[[], Any]], count: int = 50) -> list[float]:
+    """Least mean of several rounds of replays for each, in turn."""
+    graphs, best = [captured(step) for step in steps], [float("inf")] * len(steps)
     for _ in range(REPEATS):
-        replay()
-        torch.cuda.synchronize()
-        begun = time.perf_counter()
-        for _ in range(count):
-            replay()
-        torch.cuda.synchronize()
-        best = min(best, (time.perf_counter() - begun) / count)
-    return 1e3 * best
+        for index, graph in enumerate(graphs):
+            graph.replay()
+            torch.cuda.synchronize()
+            begun = time.perf_counter()
+            for _ in range(count):
+                graph.replay()
+            torch.cuda.synchronize()
+            best[index] = min(best[index], (time.perf_counter() - begun) / count)
+    return [1e3 * seconds for seconds in best]
 
 
-def normal(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(*shape, device="cuda").to(dtype)
+def normal(*shape: int) -> Tensor:
+    return torch.randn(*shape, device="cuda")
 
 
 def stages() -> Iterator[dict[str, Any]]:
@@ -113,6 +117,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
+    if (why := unavailable()) is not None:
+        parser.error(why)
+    torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32 = True, False
     torch.manual_seed(0)
     rows = []
     for part in (stages, recurrences, decoders):

@@ -261,7 +261,7 @@ def test_lines_between_epochs() -> None:
     [
         (["--keep", "100000"], "--keep must be at most 2401"),
         (["--rank", "100"], "rank"),
-        (["--model", "channels_square"], "hidden must be at most 49, got 512"),
+        (["--model", "channels_square"], "--hidden must be at most 49, the size of an"),
     ],
 )
 def test_what_the_images_decide_is_wrong_use(

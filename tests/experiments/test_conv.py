@@ -10,6 +10,7 @@ from torchldr.data import Dataset
 from torchldr.data.dataset import Splits, fingerprint
 from torchldr.experiments import Images, Protocol, Run, build_model, count_parameters, get_table, train_run
 from torchldr.experiments.fleet import Fleet
+from torchldr.experiments.models import pixel_by_pixel
 from torchldr.experiments.plain import train_plain
 from torchldr.experiments.protocol import CONVOLUTIONS, REPLACEMENTS
 
@@ -31,7 +32,7 @@ def colours() -> Dataset:
 def runs() -> list[Run]:
     found = [Run("cifar10", model, init="paper", hidden=7) for model in CONVOLUTIONS]
     for model in REPLACEMENTS:
-        for structure, rank in (("ldr_sd", 2), ("toeplitz_like", 2), ("low_rank", 1)):
+        for structure, rank in (("ldr_sd", 2), ("toeplitz_like", 2), ("low_rank", 1), ("dense", None)):
             found.append(Run("cifar10", model, structure, rank, init="linear", hidden=units(model)))
     for model in ("channels", "wide", "channels_blocks", "wide_blocks"):
         common = {"data": "cifar10", "model": model, "structure": "ldr_sd", "rank": 2, "hidden": units(model)}
@@ -183,6 +184,7 @@ def test_biases_start_at_zero_and_are_not_counted() -> None:
         ({"structure": "ldr_sd", "l1": -1.0}, "l1 must be positive"),
         ({"structure": "ldr_sd", "bias": False}, "bias is True or None"),
         ({"structure": "ldr_sd", "model": "shl", "bias": True}, "bias is True or None and for the models"),
+        ({"structure": "ldr_sd", "model": "wide_square", "bias": True}, "bias is True or None and for the"),
         ({"structure": "ldr_sd", "interleaved": True}, "interleaved is True or None and for the models wide"),
         ({"structure": "circulant", "l1": 0.1}, "l1 is for the models .* and classes with a rank"),
     ],
@@ -192,7 +194,7 @@ def test_wrong_fields(fields: dict[str, object], message: str) -> None:
         Run(**{"data": "cifar10", "model": "channels", **fields})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("model", ["channels", "wide", "channels_square"])
+@pytest.mark.parametrize("model", REPLACEMENTS)
 def test_grey_images_have_one_channel(model: str, tiny: Dataset) -> None:
     run = Run(
         "mnist", model, "ldr_sd", 2, hidden=7, protocol=Protocol(lrs=(0.001,), trials=2, dtype="float64")
@@ -205,6 +207,21 @@ def test_grey_images_have_one_channel(model: str, tiny: Dataset) -> None:
     for i, plain in enumerate(models):
         for name, parameter in plain.named_parameters():
             torch.testing.assert_close(parts[name][i], parameter.detach(), rtol=1e-8, atol=1e-8)
+
+
+def test_pixel_by_pixel() -> None:
+    x = torch.randn(2, 3, 4, 5)
+    assert torch.equal(pixel_by_pixel(x).flatten(1), x.permute(0, 2, 3, 1).flatten(1))
+
+
+def test_what_is_not_square_guards_itself(colours: Dataset) -> None:
+    """Also after a checkpoint of an earlier version, which had all of LDR-SD convolve."""
+    run = Run("cifar10", "channels", "ldr_sd", 2, hidden=7, protocol=Protocol(lrs=(1e-3,), trials=2))
+    fleet = Fleet(run, Images.of(colours, run))
+    for product, front in (("convolution", "convolution"), ("split", "split")):
+        fleet.restore(fleet.tensors(), [True, True], product)
+        assert [layer.options["product"] for layer in fleet.network.layers] == [front, "auto"]
+    assert fleet.network.product == "split"
 
 
 @pytest.mark.parametrize("model", ["channels_square", "channels_blocks", "wide_blocks"])
@@ -229,10 +246,12 @@ def test_wide_ranges_switch_all_layers(model: str, colours: Dataset) -> None:
 
 
 def test_units_that_do_not_divide_an_image() -> None:
-    with pytest.raises(ValueError, match="hidden must divide 192, the size of an image, got 512"):
+    with pytest.raises(
+        ValueError, match="hidden must divide 192, the size of an image, got 512 units, the def"
+    ):
         build_model(Run("cifar10", "wide_blocks", "ldr_sd"), (3, 8, 8), 10)
 
 
 def test_more_units_than_a_square_has() -> None:
-    with pytest.raises(ValueError, match="hidden must be at most 192, got 512"):
+    with pytest.raises(ValueError, match="hidden must be at most 192, the size of an image, got 512 units"):
         build_model(Run("cifar10", "channels_square", "ldr_sd"), (3, 8, 8), 10)

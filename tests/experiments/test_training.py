@@ -48,8 +48,9 @@ several = pytest.mark.parametrize(
         {"structure": "ldr_sd", "rank": 2},
         {"model": "cnn", "structure": "fastfood"},
         {"keep": 60},
+        {"model": "channels_blocks", "structure": "ldr_sd", "rank": 2, "hidden": 7},
     ],
-    ids=["ldr_sd", "cnn fastfood", "pruned"],
+    ids=["ldr_sd", "cnn fastfood", "pruned", "channels_blocks"],
 )
 
 

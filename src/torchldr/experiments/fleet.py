@@ -148,7 +148,7 @@ class Fleet:
         if reach is None or not any(self.alive):
             return
         if bool((reach[torch.tensor(self.alive, device=self.device)] >= MAX_RANGE).any()):
-            self.network.set_product("split")
+            self.network.split()
             if self._graphs is not None:
                 self._graphs.clear()
 
@@ -205,8 +205,8 @@ class Fleet:
             self.alive[index] = healthy
             if not healthy:
                 self._rates[index].zero_()
-        if product is not None and self.network.product != product:
-            self.network.set_product(product)
+        if product == "split":
+            self.network.split()
 
     def replica_state(self, row: Tensor, index: int) -> dict[str, Tensor]:
         """The state_dict of one replica: a row of parameters with that replica's buffers."""

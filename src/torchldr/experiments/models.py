@@ -7,8 +7,8 @@
 The hidden layer is square, 784 or 1024 on the paper's images. Baselines are the dense layer, fewer
 hidden units (RHU), and a dense layer pruned by magnitude and trained again.
 
-Where convolutions are replaced, a first layer without bias stands in front of a hidden layer of 512 units,
-also without bias:
+Where convolutions are replaced, a first layer stands in front of a hidden layer of 512 units, both without
+bias unless a run has one:
 
     conv3, conv3_pool, conv4_pool   3 or 4 channels of 5x5 convolutions -> ReLU (-> 2x2 max-pooling)
     channels                        a structured matrix for every pair of channels -> ReLU
@@ -136,13 +136,14 @@ class BlockedLinear(nn.Module):
         in_features: how many numbers come in, a multiple of `units`.
         units: size of the matrices.
         bias: whether to learn a bias, which starts at 0.
-        options: as for `StructuredChannels`.
+        options: as for `StructuredLinear`.
     """
 
     bias: nn.Parameter | None
 
     def __init__(self, in_features: int, units: int, bias: bool = False, **options: Any) -> None:
         super().__init__()
+        assert in_features % units == 0
         self.blocks = StructuredChannels(in_features // units, 1, units, bias=False, **options)
         self.register_parameter("bias", nn.Parameter(torch.zeros(units)) if bias else None)
 
@@ -262,23 +263,24 @@ def _build_replaced(run: Run, image_shape: tuple[int, int, int], outputs: int) -
         hidden: nn.Module = StructuredLinear(size, units, bias, rank=run.rank, **common)
         return ReplacedConvolution(front, pool, hidden, logits)
     size = channels * height * width
-    form, _, shape = run.model.partition("_")
-    form = "wide" if form == "wide" else "grid"
-    if shape == "square" and units > size:
+    first, _, cut = run.model.partition("_")
+    form = "wide" if first == "wide" else "grid"
+    given = f"got {units}" + (" units, the default" if run.hidden is None else "")
+    if cut == "square" and units > size:
         raise ValueError(
-            f"Run: the hidden layer of {run.model!r} is cut out of a square one of {size}, the size of an "
-            f"image: hidden must be at most {size}, got {units}."
+            f"Run: hidden must be at most {size}, the size of an image, {given}: the hidden layer of "
+            f"{run.model!r} is cut out of a square one."
         )
-    if shape == "blocks" and size % units:
+    if cut == "blocks" and size % units:
         raise ValueError(
-            f"Run: the hidden layer of {run.model!r} is a row of square ones: hidden must divide {size}, the "
-            f"size of an image, got {units}."
+            f"Run: hidden must divide {size}, the size of an image, {given}: the hidden layer of "
+            f"{run.model!r} is a row of square ones."
         )
-    first = run.rank if form == "grid" or run.rank is None else channels * run.rank
+    rank = run.rank if form == "grid" or run.rank is None else channels * run.rank
     front = StructuredChannels(
-        channels, channels, (height, width), bias=False, form=form, rank=first, **common
+        channels, channels, (height, width), bias=False, form=form, rank=rank, **common
     )
-    match shape:
+    match cut:
         case "square":
             hidden = CroppedLinear(size, units, rank=run.rank, **common)
         case "blocks":
@@ -302,8 +304,9 @@ def _initialise_(model: SingleHiddenLayer, run: Run, generator: torch.Generator 
                 if tensor is not None:
                     tensor.uniform_(-bound, bound, generator=generator)
     hidden, std = model.hidden, run.init_std
+    front = model.front if isinstance(model, ReplacedConvolution) else None
     if isinstance(model, ReplacedConvolution) and model.front_gain != 1 and run.init == "linear":
-        scaled = [p for name, p in model.front.named_parameters() if name.split(".")[-1] in _SCALED]
+        scaled = _scaled(model.front)
         for parameter in scaled:
             parameter.mul_(model.front_gain ** (-1 / len(scaled)))
     if run.bias and run.model in REPLACEMENTS:
@@ -312,14 +315,17 @@ def _initialise_(model: SingleHiddenLayer, run: Run, generator: torch.Generator 
     if std is None and run.init == "paper" and isinstance(hidden, PrunedLinear):
         std = hidden.in_features**-0.5  # as the dense class starts
     if std is not None:
-        front = model.front if isinstance(model, ReplacedConvolution) else None
         for layer in (front, hidden) if isinstance(front, StructuredChannels) else (hidden,):
-            for name, parameter in layer.named_parameters():
-                if name.split(".")[-1] in _SCALED:
-                    parameter.normal_(0, std, generator=generator)
+            for parameter in _scaled(layer):
+                parameter.normal_(0, std, generator=generator)
     if run.output_std is not None:
         model.logits.weight.normal_(0, run.output_std, generator=generator)
         model.logits.bias.zero_()
+
+
+def _scaled(layer: nn.Module) -> list[nn.Parameter]:
+    """The parameters that carry a structured layer's scale."""
+    return [p for name, p in layer.named_parameters() if name.split(".")[-1] in _SCALED]
 
 
 def is_operator(name: str) -> bool:

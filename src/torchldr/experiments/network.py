@@ -108,14 +108,14 @@ class StackedNetwork:
 
     @property
     def product(self) -> str | None:
-        """The option of this name of the hidden layer's class, where it has one."""
-        return None if self._layer is None else self._layer.options.get("product")
+        """The option of this name of the hidden layer's class, where it has one; "split" after `split`."""
+        found = [layer.options.get("product") for layer in self.layers]
+        return "split" if "split" in found else found[-1] if found else None
 
-    def set_product(self, product: str) -> None:
-        """Change how all layers multiply, not what."""
+    def split(self) -> None:
+        """Let what multiplies by single convolutions multiply by the split product, right at any range."""
         for layer in self.layers:
-            if "product" in layer.options:
-                layer.set_option("product", product)
+            layer.split()
 
     def reach(self, flat: Tensor) -> Tensor | None:
         """Decimal digits that the replicas lose to single convolutions, (R,); None where there are none."""
@@ -161,8 +161,8 @@ class StackedNetwork:
 
         Shape (2, R), float64.
 
-        The hidden layers' matrices are computed once and multiplied as dense ones, except for low rank,
-        whose own product is cheaper.
+        The hidden layers' matrices are computed once and multiplied as dense ones, except where their own
+        product is no dearer.
         """
         parts = self.layout.parts(flat)
         weight = self._materialized(parts, x.dtype)
@@ -179,11 +179,11 @@ class StackedNetwork:
 
     def _materialized(self, parts: Tensors, dtype: torch.dtype) -> Tensor | None:
         """M^T of every replica, (R, n, m), or None to multiply by the structure's own product."""
-        if self._layer is None or self._layer.structure.name == "dense":
-            return (parts["hidden.weight"] * self.buffers.get("hidden.mask", 1)).mT * self.gain
-        if self._layer.structure.name == "low_rank":
+        if self._layer is None:
+            return (parts["hidden.weight"] * self.buffers["hidden.mask"]).mT
+        if self._layer.structure.name in ("dense", "low_rank"):
             return None
-        return self._hidden(parts, torch.eye(self._layer.in_features, dtype=dtype, device=self.device))
+        return self.gain * self._layer.transposed({**parts, **self.buffers}, dtype)
 
     def _chunk(self, x: Tensor) -> int:
         """Images at a time: on a GPU some gigabyte of activations, on a CPU what a cache holds."""

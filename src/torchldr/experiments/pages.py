@@ -24,17 +24,17 @@ from .tables import Row, heading, overview, table_rows
 PAGES = ("experiments.md", "language.md")  # under docs/
 _MARKED = re.compile(r"(<!-- table: (\w+)((?: \w+=\S+)*) -->\n).*?(<!-- end -->)", re.DOTALL)
 _COLUMNS = {
-    "dataset": "data",
+    "dataset": "dataset",
     "model": "model",
     "structure": "structure",
     "rank": "rank",
-    "fraction": "training set",
+    "fraction": "fraction",
     "init": "init",
     "parameters": "parameters",
     "test": "",
     "deviation": "deviation",
     "paper": "paper",
-    "lr": "learning rates chosen",
+    "lr": "lr",
     "seconds": "seconds",
 }
 _ALWAYS = ("structure", "parameters", "test", "paper")

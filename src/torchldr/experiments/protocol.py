@@ -110,14 +110,14 @@ class Run:
         gain: where given, the hidden matrix of "shl", what replaces convolutions, or a language model's input
             matrices, are so many times what the class makes of their parameters. With init="linear" the start
             is scaled to make up for it, but for "shl": a smaller gain makes the steps of the matrices smaller
-            at the same rate. Other starts are not.
+            at the same rate. Other starts are not, nor is `init_std`.
         l1: where given, so many times the absolute values of G and H of the layer that replaces convolutions
             are added to the loss.
         fixed: True leaves the operators of LDR-SD what they are at the start, shifts without a corner. That
             is the Toeplitz-like class as the authors trained it, and counted and named as such.
         bias: True gives convolutions, or the layer that replaces them, and the hidden layer behind it biases,
-            as the authors' code has them: of dense layers torch's own, else starting at 0. Parameters are
-            counted without, as in the paper.
+            as the authors' code has them: with convolutions both start as torch's own, else at 0. Parameters
+            are counted without, as in the paper.
         interleaved: True lets the wide matrix that replaces convolutions take the images pixel by pixel, the
             channels of each side by side, instead of channel by channel: a shift by the number of channels is
             then one by a pixel, as in a convolution.

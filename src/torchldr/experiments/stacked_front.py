@@ -44,7 +44,7 @@ class Front:
     def _convolution(self, tensors: Tensors, x: Tensor) -> Tensor:
         weight, bias = tensors["front.weight"], tensors.get("front.bias")
         if self._pool:
-            none = weight.new_zeros(weight.shape[:2])
-            return stage(x.unsqueeze(0), weight, none if bias is None else bias).flatten(2)
+            bias = weight.new_zeros(weight.shape[:2]) if bias is None else bias
+            return stage(x.unsqueeze(0), weight, bias).flatten(2)
         y = conv2d(x, weight.flatten(0, 1), None if bias is None else bias.flatten(), padding=2)
         return relu(y).unflatten(1, weight.shape[:2]).flatten(2).transpose(0, 1)

@@ -32,7 +32,6 @@ class StackedLayer:
         options: all their options. Square LDR-SD multiplies by the single convolution, without looking at
             the range of its operators: `reach` is for that.
         how: the form of the product, see `stacked`.
-        in_features: length of the rows that come in.
     """
 
     def __init__(
@@ -58,7 +57,6 @@ class StackedLayer:
         self._units = layer.units if isinstance(layer, CroppedLinear) else None
         self._shape = matrices.out_features, matrices.in_features
         self._shared = frozenset(n.removeprefix(prefix) for n in shared if n.startswith(prefix))
-        self.in_features = matrices.in_features * (grid[1] if grid is not None else 1)
         self.structure = matrices.structure
         self.options: dict[str, Any] = dict(matrices.options)
         square = self._shape[0] == self._shape[1]
@@ -66,10 +64,11 @@ class StackedLayer:
             self.options["product"] = "convolution"
         self._prepare()
 
-    def set_option(self, name: str, value: Any) -> None:
-        """Change how the layer multiplies, not what."""
-        self.options[name] = value
-        self._prepare()
+    def split(self) -> None:
+        """Multiply by the split product, where it was the single convolution."""
+        if self.options.get("product") == "convolution":
+            self.options["product"] = "split"
+            self._prepare()
 
     def _prepare(self) -> None:
         self.how = form(self.structure, self._device, self._shape, self.options)
@@ -98,6 +97,14 @@ class StackedLayer:
         rows = rows.unsqueeze(-4).expand(R, out, -1, -1, -1)
         y = self._product(tensors, rows.reshape(R * out * into, -1, n))
         return y.view(R, out, into, -1, m).sum(2).transpose(1, 2).flatten(2)
+
+    def transposed(self, network: Tensors, dtype: torch.dtype) -> Tensor:
+        """The transposed dense matrices, (R, n, m), by one product with the identity."""
+        unit = torch.eye(self._shape[1], dtype=dtype, device=self._device)
+        M = self._product(self.tensors(network), unit)
+        if self._grid is None:
+            return M[..., : self._units]
+        return M.unflatten(0, (self._replicas, *self._grid)).movedim(1, 3).flatten(3).flatten(1, 2)
 
     def reach(self, network: Tensors) -> Tensor | None:
         """Decimal digits that the single convolution loses, (R,); None where it is not what multiplies."""

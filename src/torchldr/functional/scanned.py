@@ -20,9 +20,10 @@ from .doubling import shift_weights, shifted_sum
 
 def serves(*tensors: Tensor) -> bool:
     """Whether the kernels make what these tensors describe: on a GPU, outside of tracers."""
-    if torch.compiler.is_compiling() or _get_current_dispatch_mode() is not None:  # they have no memory
+    if not scan.serves(*tensors):
         return False
-    return scan.serves(*tensors)
+    # Tracers have no memory that a kernel could read.
+    return not torch.compiler.is_compiling() and _get_current_dispatch_mode() is None
 
 
 def stein_matrix(a: Tensor, c: Tensor, E: Tensor) -> Tensor:

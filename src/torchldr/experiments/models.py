@@ -318,6 +318,12 @@ def _initialise_(model: SingleHiddenLayer, run: Run, generator: torch.Generator 
         for layer in (front, hidden) if isinstance(front, StructuredChannels) else (hidden,):
             for parameter in _scaled(layer):
                 parameter.normal_(0, std, generator=generator)
+    if run.identity and isinstance(front, StructuredChannels):
+        # With shifts for operators, generators that are the first unit vector make the identity.
+        pairs = ((c, c) for c in range(front.in_channels)) if front.grid is not None else ((),)
+        for pair in pairs:
+            for name in "GH":
+                front.matrix(*pair).tensors[name][0, 0] += 1
     if run.output_std is not None:
         model.logits.weight.normal_(0, run.output_std, generator=generator)
         model.logits.bias.zero_()

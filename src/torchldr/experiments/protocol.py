@@ -121,6 +121,8 @@ class Run:
         interleaved: True lets the wide matrix that replaces convolutions take the images pixel by pixel, the
             channels of each side by side, instead of channel by channel: a shift by the number of channels is
             then one by a pixel, as in a convolution.
+        identity: True adds the identity to the start of the LDR-SD matrices that replace convolutions, in a grid
+            to those from a channel to itself: they begin by passing the image on, with some noise.
         hidden: number of hidden units; None is the size of the layer's input. Fewer is RHU.
         keep: where given, magnitude pruning of a dense hidden layer down to so many weights.
         train_fraction: share of the training images to train on; those for validation stay.
@@ -141,6 +143,7 @@ class Run:
     fixed: bool | None = None
     bias: bool | None = None
     interleaved: bool | None = None
+    identity: bool | None = None
     hidden: int | None = None
     keep: int | None = None
     train_fraction: float = 1.0
@@ -190,6 +193,12 @@ class Run:
                 f"Run: interleaved is True or None and for the models {', '.join(wide)}, got "
                 f"{self.interleaved!r} for {self.model!r}."
             )
+        replaces = self.model in REPLACEMENTS and self.structure == "ldr_sd"
+        if self.identity is not None and (self.identity is not True or not replaces):
+            raise ValueError(
+                f"Run: identity is True or None and for 'ldr_sd' in the models {', '.join(REPLACEMENTS)}, "
+                f"got {self.identity!r} for {self.structure!r} in {self.model!r}."
+            )
         if self.l1 is not None and (self.model not in REPLACEMENTS or not structure.ranked):
             known = ", ".join(REPLACEMENTS)
             raise ValueError(
@@ -221,6 +230,7 @@ class Run:
         parts += ["open"] if self.fixed else []
         parts += ["bias"] if self.bias else []
         parts += ["interleaved"] if self.interleaved else []
+        parts += ["identity"] if self.identity else []
         return " ".join([*parts, f"seed={self.seed}"])
 
     def config(self) -> dict[str, Any]:

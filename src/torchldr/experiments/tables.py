@@ -192,6 +192,7 @@ def _start(run: Run) -> str:
     parts += ["open"] if run.fixed else []
     parts += ["bias"] if run.bias else []
     parts += ["interleaved"] if run.interleaved else []
+    parts += ["identity"] if run.identity else []
     return ", ".join(parts)
 
 

@@ -121,8 +121,8 @@ class Run:
         interleaved: True lets the wide matrix that replaces convolutions take the images pixel by pixel, the
             channels of each side by side, instead of channel by channel: a shift by the number of channels is
             then one by a pixel, as in a convolution.
-        identity: True adds the identity to the start of LDR-SD matrices that replace convolutions, in a grid to
-            those from a channel to itself: they begin by passing the image on, with some noise.
+        identity: True adds the identity to the start of LDR-SD matrices that replace convolutions, in a grid
+            to those from a channel to itself: they begin by passing the image on, with some noise.
         hidden: number of hidden units; None is the size of the layer's input. Fewer is RHU.
         keep: where given, magnitude pruning of a dense hidden layer down to so many weights.
         train_fraction: share of the training images to train on; those for validation stay.

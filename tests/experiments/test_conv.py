@@ -10,7 +10,6 @@ from torchldr.data import Dataset
 from torchldr.data.dataset import Splits, fingerprint
 from torchldr.experiments import Images, Protocol, Run, build_model, count_parameters, get_table, train_run
 from torchldr.experiments.fleet import Fleet
-from torchldr.experiments.models import pixel_by_pixel
 from torchldr.experiments.plain import train_plain
 from torchldr.experiments.protocol import CONVOLUTIONS, REPLACEMENTS
 
@@ -38,8 +37,6 @@ def runs() -> list[Run]:
         common = {"data": "cifar10", "model": model, "structure": "ldr_sd", "rank": 2, "hidden": units(model)}
         found.append(Run(**common, init="paper", fixed=True, l1=0.01))
         found.append(Run(**common, init="linear", bias=True, gain=0.3))
-    for model in ("wide", "wide_blocks"):
-        found.append(Run("cifar10", model, "ldr_sd", 2, hidden=units(model), interleaved=True, identity=True))
     found += [Run("cifar10", model, init="linear", hidden=7, bias=True) for model in CONVOLUTIONS]
     return found
 
@@ -185,8 +182,6 @@ def test_biases_start_at_zero_and_are_not_counted() -> None:
         ({"structure": "ldr_sd", "bias": False}, "bias is True or None"),
         ({"structure": "ldr_sd", "model": "shl", "bias": True}, "bias is True or None and for the models"),
         ({"structure": "ldr_sd", "model": "wide_square", "bias": True}, "bias is True or None and for the"),
-        ({"structure": "ldr_td", "identity": True}, "identity is True or None and for 'ldr_sd'"),
-        ({"structure": "ldr_sd", "interleaved": True}, "interleaved is True or None and for the models wide"),
         ({"structure": "circulant", "l1": 0.1}, "l1 is for the models .* and classes with a rank"),
     ],
 )
@@ -208,28 +203,6 @@ def test_grey_images_have_one_channel(model: str, tiny: Dataset) -> None:
     for i, plain in enumerate(models):
         for name, parameter in plain.named_parameters():
             torch.testing.assert_close(parts[name][i], parameter.detach(), rtol=1e-8, atol=1e-8)
-
-
-@pytest.mark.parametrize("model", ["channels", "wide", "wide_blocks"])
-def test_an_identity_at_the_start(model: str) -> None:
-    common = {"data": "cifar10", "model": model, "structure": "ldr_sd", "rank": 2, "init": "paper"}
-    x = torch.randn(4, 3, 6, 6)
-    passed, noise = (
-        build_model(
-            Run(**common, hidden=units(model), init_std=1e-6, identity=identity),
-            (3, 6, 6),
-            3,
-            torch.Generator().manual_seed(0),
-        ).features(x)
-        for identity in (True, None)
-    )
-    torch.testing.assert_close(passed, x.relu().flatten(1), atol=1e-3, rtol=0)
-    assert noise.abs().max() < 1e-6
-
-
-def test_pixel_by_pixel() -> None:
-    x = torch.randn(2, 3, 4, 5)
-    assert torch.equal(pixel_by_pixel(x).flatten(1), x.permute(0, 2, 3, 1).flatten(1))
 
 
 def test_what_is_not_square_guards_itself(colours: Dataset) -> None:

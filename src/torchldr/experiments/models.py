@@ -168,7 +168,6 @@ class ReplacedConvolution(SingleHiddenLayer):
         hidden, logits: as in `SingleHiddenLayer`.
         biases: where given, so many biases are added to what comes out of the front, one a pixel and channel.
         front_gain: what comes out of the front is multiplied by it before.
-        interleaved: whether the front takes images pixel by pixel, see `pixel_by_pixel`.
     """
 
     def __init__(
@@ -179,25 +178,18 @@ class ReplacedConvolution(SingleHiddenLayer):
         logits: nn.Linear,
         biases: int | None = None,
         front_gain: float = 1.0,
-        interleaved: bool = False,
     ) -> None:
         super().__init__(hidden, logits)
         self.front, self.pool, self.front_gain = front, pool, front_gain
-        self.interleaved = interleaved
         self.front_bias = None if biases is None else nn.Parameter(torch.zeros(biases))
 
     def features(self, x: Tensor) -> Tensor:
-        x = self.front(pixel_by_pixel(x) if self.interleaved else x)
+        x = self.front(x)
         x = x if self.front_gain == 1 else self.front_gain * x
         if self.front_bias is not None:
             x = x + self.front_bias.view_as(x[0])
         x = relu(x)
         return (max_pool2d(x, 2) if self.pool else x).flatten(1)
-
-
-def pixel_by_pixel(x: Tensor) -> Tensor:
-    """Images (b, c, h, w) with the channels of each pixel side by side in memory, in the same shape."""
-    return x.movedim(1, -1).reshape(x.shape)
 
 
 def hidden_input(model: str, image_shape: tuple[int, int, int]) -> int:
@@ -287,9 +279,7 @@ def _build_replaced(run: Run, image_shape: tuple[int, int, int], outputs: int) -
             hidden = BlockedLinear(size, units, bias, rank=run.rank, **common)
         case _:
             hidden = StructuredLinear(size, units, bias, rank=run.rank, **common)
-    return ReplacedConvolution(
-        front, False, hidden, logits, size if bias else None, run.gain or 1.0, bool(run.interleaved)
-    )
+    return ReplacedConvolution(front, False, hidden, logits, size if bias else None, run.gain or 1.0)
 
 
 @torch.no_grad()
@@ -318,12 +308,6 @@ def _initialise_(model: SingleHiddenLayer, run: Run, generator: torch.Generator 
         for layer in (front, hidden) if isinstance(front, StructuredChannels) else (hidden,):
             for parameter in _scaled(layer):
                 parameter.normal_(0, std, generator=generator)
-    if run.identity and isinstance(front, StructuredChannels):
-        # With shifts for operators, generators that are the first unit vector make the identity.
-        pairs = ((c, c) for c in range(front.in_channels)) if front.grid is not None else ((),)
-        for pair in pairs:
-            for name in "GH":
-                front.matrix(*pair).tensors[name][0, 0] += 1
     if run.output_std is not None:
         model.logits.weight.normal_(0, run.output_std, generator=generator)
         model.logits.bias.zero_()

@@ -31,7 +31,8 @@ LSTM_START: Mapping[str, float] = {"toeplitz_like": 0.01}  # the others take Non
 LSTM_GAIN = 0.1
 LSTM_START_BUDGETS = (1, 4)  # of the table's six: 3072 and 17,408 parameters
 SWEEPS = ("scales", "lstm_starts", "conv_starts")  # tables of starts, beside those of the paper
-CHANNELS_L1 = 1e-4  # of Toeplitz-like channels, as the authors trained them
+CHANNELS_L1 = 1e-4  # of what replaces convolutions, as the authors trained it
+AUTHORS_STD = 0.01  # of G and H there
 
 
 @dataclass(frozen=True)
@@ -256,11 +257,35 @@ def _convolution(square: bool) -> Iterator[Cell]:
         yield Cell(run, value, "Table 3", parameters=parameters)
 
 
+def _convolution_authors() -> Iterator[Cell]:
+    """The structured rows as the authors' code has them: blocks for the hidden layer, their start and L1 term."""
+    for (model, structure, rank), (value, parameters) in values.CONVOLUTION.items():
+        if structure != "dense":
+            run = _as_the_authors(
+                "cifar10", f"{model}_blocks", structure, rank, init_std=AUTHORS_STD, l1=CHANNELS_L1
+            )
+            yield Cell(run, value, "Table 3", parameters=parameters)
+
+
+def _convolution_trials() -> Iterator[Cell]:
+    """The wide rows of these by start: two rates, one trial."""
+    protocol = Protocol(lrs=(0.0002, 0.0005), trials=1)
+    for (model, structure, rank), (value, parameters) in values.CONVOLUTION.items():
+        for std in (AUTHORS_STD, None) if model == "wide" else ():
+            run = _as_the_authors(
+                "cifar10", f"{model}_blocks", structure, rank, init_std=std, l1=CHANNELS_L1, protocol=protocol
+            )
+            yield Cell(run, value, "Table 3", parameters=parameters)
+
+
 def _convolution_starts() -> Iterator[Cell]:
-    """Dense and Toeplitz-like rows by initial scale, the latter in the library's own form, with corners."""
+    """Dense and Toeplitz-like rows by start, the latter in the library's own form, with corners."""
     for (model, structure, rank), (value, parameters) in values.CONVOLUTION.items():
         for init in ("paper", "linear") if structure != "ldr_sd" else ():
             run = _run("cifar10", model, structure, rank, init=init)
+            yield Cell(run, value, "Table 3", parameters=parameters)
+        if structure == "dense":  # with the biases of the authors' code
+            run = _run("cifar10", model, structure, rank, init="linear", bias=True)
             yield Cell(run, value, "Table 3", parameters=parameters)
 
 
@@ -307,8 +332,18 @@ TABLES: Mapping[str, Table] = MappingProxyType(
                 tuple(_convolution(square=True)),
             ),
             Table(
+                "conv_authors",
+                "CIFAR-10, replacing convolutions as the authors' code does",
+                tuple(_convolution_authors()),
+            ),
+            Table(
+                "conv_trials",
+                "CIFAR-10, the wide rows of conv_authors by start, two rates and one trial",
+                tuple(_convolution_trials()),
+            ),
+            Table(
                 "conv_starts",
-                "CIFAR-10, dense and Toeplitz-like rows by initial scale",
+                "CIFAR-10, dense and Toeplitz-like rows by start",
                 tuple(_convolution_starts()),
             ),
             Table("scales", "Low rank and Fastfood on Rectangles by initial scale", tuple(_scales())),

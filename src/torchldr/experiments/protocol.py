@@ -118,11 +118,6 @@ class Run:
         bias: True gives convolutions, or the layer that replaces them, and the hidden layer behind it biases,
             as the authors' code has them: with convolutions both start as torch's own, else at 0. Parameters
             are counted without, as in the paper.
-        interleaved: True lets the wide matrix that replaces convolutions take the images pixel by pixel, the
-            channels of each side by side, instead of channel by channel: a shift by the number of channels is
-            then one by a pixel, as in a convolution.
-        identity: True adds the identity to the start of LDR-SD matrices that replace convolutions, in a grid
-            to those from a channel to itself: they begin by passing the image on, with some noise.
         hidden: number of hidden units; None is the size of the layer's input. Fewer is RHU.
         keep: where given, magnitude pruning of a dense hidden layer down to so many weights.
         train_fraction: share of the training images to train on; those for validation stay.
@@ -142,8 +137,6 @@ class Run:
     l1: float | None = None
     fixed: bool | None = None
     bias: bool | None = None
-    interleaved: bool | None = None
-    identity: bool | None = None
     hidden: int | None = None
     keep: int | None = None
     train_fraction: float = 1.0
@@ -187,18 +180,6 @@ class Run:
                 f"Run: bias is True or None and for the models {', '.join(biased)}, got {self.bias!r} for "
                 f"{self.model!r}."
             )
-        wide = tuple(m for m in REPLACEMENTS if m.startswith("wide"))
-        if self.interleaved is not None and (self.interleaved is not True or self.model not in wide):
-            raise ValueError(
-                f"Run: interleaved is True or None and for the models {', '.join(wide)}, got "
-                f"{self.interleaved!r} for {self.model!r}."
-            )
-        replaces = self.model in REPLACEMENTS and self.structure == "ldr_sd"
-        if self.identity is not None and (self.identity is not True or not replaces):
-            raise ValueError(
-                f"Run: identity is True or None and for 'ldr_sd' in the models {', '.join(REPLACEMENTS)}, "
-                f"got {self.identity!r} for {self.structure!r} in {self.model!r}."
-            )
         if self.l1 is not None and (self.model not in REPLACEMENTS or not structure.ranked):
             known = ", ".join(REPLACEMENTS)
             raise ValueError(
@@ -229,8 +210,6 @@ class Run:
         parts += [f"l1={self.l1:g}"] if self.l1 is not None else []
         parts += ["open"] if self.fixed else []
         parts += ["bias"] if self.bias else []
-        parts += ["interleaved"] if self.interleaved else []
-        parts += ["identity"] if self.identity else []
         return " ".join([*parts, f"seed={self.seed}"])
 
     def config(self) -> dict[str, Any]:

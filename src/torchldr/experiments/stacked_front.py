@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, relu
 
-from .models import ReplacedConvolution, pixel_by_pixel
+from .models import ReplacedConvolution
 from .stacked import Tensors
 from .stacked_layer import StackedLayer
 from .stacked_stage import stage
@@ -28,7 +28,7 @@ class Front:
     def __init__(
         self, model: ReplacedConvolution, replicas: int, shared: frozenset[str], device: torch.device
     ) -> None:
-        self._pool, self._gain, self._interleaved = model.pool, model.front_gain, model.interleaved
+        self._pool, self._gain = model.pool, model.front_gain
         convolution = isinstance(model.front, nn.Conv2d)
         self.layer = None if convolution else StackedLayer(model.front, "front", replicas, shared, device)
 
@@ -36,7 +36,6 @@ class Front:
         """The hidden layer's input: images (b, c, h, w) to (R, b, n)."""
         if self.layer is None:
             return self._convolution(tensors, x)
-        x = pixel_by_pixel(x) if self._interleaved else x
         y = self.layer(tensors, x.flatten(1))
         y = y if self._gain == 1 else self._gain * y
         return relu(y + tensors["front_bias"].unsqueeze(1) if "front_bias" in tensors else y)

@@ -191,8 +191,6 @@ def _start(run: Run) -> str:
     parts += [] if run.l1 is None else [f"l1 {run.l1:g}"]
     parts += ["open"] if run.fixed else []
     parts += ["bias"] if run.bias else []
-    parts += ["interleaved"] if run.interleaved else []
-    parts += ["identity"] if run.identity else []
     return ", ".join(parts)
 
 

@@ -295,7 +295,7 @@ def _initialise_(model: SingleHiddenLayer, run: Run, generator: torch.Generator 
                     tensor.uniform_(-bound, bound, generator=generator)
     hidden, std = model.hidden, run.init_std
     front = model.front if isinstance(model, ReplacedConvolution) else None
-    if isinstance(model, ReplacedConvolution) and model.front_gain != 1 and run.init == "linear":
+    if isinstance(model, ReplacedConvolution) and model.front_gain != 1:
         scaled = _scaled(model.front)
         for parameter in scaled:
             parameter.mul_(model.front_gain ** (-1 / len(scaled)))

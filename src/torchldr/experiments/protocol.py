@@ -108,9 +108,9 @@ class Run:
         output_std: where given, the output layer's weights start normal with this deviation and its
             biases at 0, instead of as `nn.Linear`'s.
         gain: where given, the hidden matrix of "shl", what replaces convolutions, or a language model's input
-            matrices, are so many times what the class makes of their parameters. With init="linear" the start
-            is scaled to make up for it, but for "shl": a smaller gain makes the steps of the matrices smaller
-            at the same rate. Other starts are not, nor is `init_std`.
+            matrices, are so many times what the class makes of their parameters. What replaces convolutions,
+            and language models with init="linear", start with parameters that make up for it, so that a
+            smaller gain makes the steps of the matrices smaller at the same rate. `init_std` is taken as it is.
         l1: where given, so many times the absolute values of G and H of the layer that replaces convolutions
             are added to the loss.
         fixed: True leaves the operators of LDR-SD what they are at the start, shifts without a corner. That

@@ -258,7 +258,7 @@ def _convolution(square: bool) -> Iterator[Cell]:
 
 
 def _convolution_authors() -> Iterator[Cell]:
-    """The structured rows as the authors' code has them: a hidden layer of blocks, their start and L1 term."""
+    """The structured rows as in the authors' code: a hidden layer of blocks, their start and L1 term."""
     for (model, structure, rank), (value, parameters) in values.CONVOLUTION.items():
         if structure != "dense":
             run = _as_the_authors(

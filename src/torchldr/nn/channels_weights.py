@@ -1,8 +1,7 @@
 """Dense weights of many structured matrices at once.
 
 A stack is a dictionary of tensors that have one more axis in front, one entry a matrix. LDR-SD and the
-Toeplitz-like classes go by `functional.doubling`, on a GPU by the scans of `functional.scanned`. The tests
-hold the weights to `to_dense`.
+Toeplitz-like classes go by `functional.doubling`. The tests hold the weights to `to_dense`.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..functional import scanned, stencil, subdiagonal
+from ..functional import stencil, subdiagonal
 from ..functional.doubling import operator_weights, shift_weights, shifted_sum
 from ..matrices import StructuredMatrix
 from ..matrices.toeplitz_like import corner_sign
@@ -51,21 +50,13 @@ def stacked_dense(
             return tensors["G"].mT @ tensors["H"]
         case "ldr_sd":
             a, c = (operator_weights(tensors, side) for side in "AC")
-            return _sum_over_shifts(tensors["G"].mT @ tensors["H"], a, c)
+            return shifted_sum(tensors["G"].mT @ tensors["H"], a, c, min(m, n))
         case "toeplitz_like" | "hankel_like":
             E, f = tensors["G"].mT @ tensors["H"], corner_sign(m, n)
-            M = _sum_over_shifts(E, shift_weights(E, m, f), shift_weights(E, n, -f))
+            M = shifted_sum(E, shift_weights(E, m, f), shift_weights(E, n, -f), min(m, n))
             return M.flip(-2) if structure.name == "hankel_like" else M
     unit = torch.eye(n, dtype=tensors[structure.scaled[0]].dtype, device=tensors[structure.scaled[0]].device)
     return stacked_matmul(structure, m, n, tensors, options, shared, unit, (None,)).mT
-
-
-def _sum_over_shifts(E: Tensor, a: Tensor, c: Tensor) -> Tensor:
-    """sum_t A^t E (C^t)^T, (s, m, n), for operators (s, m) and (s, n) or common to all, (m,) and (n,)."""
-    s, m, n = E.shape
-    if scanned.serves(E, a, c):
-        return scanned.stein_matrix(a.expand(s, m), c.expand(s, n), E)
-    return shifted_sum(E, a, c, min(m, n))
 
 
 def unstacked(

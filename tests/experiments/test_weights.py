@@ -45,12 +45,13 @@ def test_a_network_comes_back(own_file: Path, tmp_path: Path, fields: dict) -> N
 
 def test_files_of_others(tmp_path: Path) -> None:
     other, broken = tmp_path / "other.safetensors", tmp_path / "broken.safetensors"
-    save_file({"x": torch.zeros(2)}, other)
     broken.write_bytes(b"not one")
-    with pytest.raises(ValueError, match="does not say which run"):
-        load_network(other)
+    for about in (None, {"format": "pt"}):
+        save_file({"x": torch.zeros(2)}, other, about)
+        with pytest.raises(ValueError, match="does not say which run"):
+            load_network(other)
     for path in (broken, tmp_path / "absent.safetensors"):
-        with pytest.raises(ValueError, match="not a file of weights"):
+        with pytest.raises(ValueError, match="cannot be read as tensors"):
             load_network(path)
 
 

@@ -1,21 +1,20 @@
 """Where an interrupted run goes on: one file a run, replaced whole after an epoch.
 
-The file is in the safetensors format, which holds tensors and text and runs no code when it is read;
-what is not a tensor is JSON in its header.
+See `tensors_file` for the format.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
+
+from .tensors_file import read_tensors, write_tensors
 
 _log = logging.getLogger("torchldr.experiments")
 
@@ -48,13 +47,10 @@ class CheckpointFile:
         """What was saved; None where there is nothing, or nothing that can be used (which is logged)."""
         if not self.path.is_file():
             return None
-        from safetensors import SafetensorError, safe_open
-
         try:
-            with safe_open(self.path, framework="pt") as stored:
-                state = json.loads((stored.metadata() or {})["state"])
-                tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
-        except (SafetensorError, OSError, KeyError, ValueError) as error:
+            tensors, about = read_tensors(self.path)
+            state = about["state"]
+        except (ValueError, KeyError) as error:
             _log.warning("%s: the checkpoint cannot be read, the run starts anew (%s)", self.path, error)
             return None
         if {key: state.get(key) for key in self._identity} != self._identity:
@@ -64,16 +60,7 @@ class CheckpointFile:
 
     def save(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
         """Replace what was saved; at any moment the file is the old or the new one."""
-        from safetensors.torch import save_file
-
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        partial = self.path.with_suffix(f".{os.getpid()}.tmp")
-        packed = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        try:
-            save_file(packed, partial, metadata={"state": json.dumps({**self._identity, **state})})
-            os.replace(partial, self.path)
-        finally:
-            partial.unlink(missing_ok=True)
+        write_tensors(self.path, tensors, {"state": {**self._identity, **state}})
 
     def remove(self) -> None:
         """Forget it: the run is in the ledger. What a killed process left half-written goes too."""

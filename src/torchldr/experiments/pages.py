@@ -23,20 +23,10 @@ from .tables import Row, heading, overview, table_rows
 
 PAGES = ("experiments.md", "language.md")  # under docs/
 _MARKED = re.compile(r"(<!-- table: (\w+)((?: \w+=\S+)*) -->\n).*?(<!-- end -->)", re.DOTALL)
-_COLUMNS = {
-    "dataset": "dataset",
-    "model": "model",
-    "structure": "structure",
-    "rank": "rank",
-    "fraction": "fraction",
-    "init": "init",
-    "parameters": "parameters",
-    "test": "",
-    "deviation": "deviation",
-    "paper": "paper",
-    "lr": "lr",
-    "seconds": "seconds",
-}
+_COLUMNS = (
+    "dataset", "model", "structure", "rank", "fraction", "init", "parameters", "test", "deviation", "paper",
+    "lr", "seconds",
+)  # fmt: skip
 _ALWAYS = ("structure", "parameters", "test", "paper")
 
 
@@ -47,7 +37,7 @@ def render(rows: Sequence[Row]) -> str:
         key for key in _COLUMNS if key in _ALWAYS or len({str(row[key]) for row in rows}) > 1 or key == "lr"
     ]
     rule = ["---" if key in ("dataset", "model", "structure") else "---:" for key in shown]
-    head = [heading(rows) if key == "test" else _COLUMNS[key] for key in shown]
+    head = [heading(rows) if key == "test" else key for key in shown]
     lines = [head, rule, *([_cell(key, row) for key in shown] for row in rows)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
@@ -69,8 +59,8 @@ def render_across(rows: Sequence[Row], key: str) -> str:
         if row[key] in line:
             raise ValueError(f"across={key}: two rows of {row['structure']!r} differ in something else.")
         line[row[key]] = _result(row)
-    head = [*(_COLUMNS[k] for k in labels), *(_cell(key, {key: value}) for value in columns)]
-    head[len(labels)] = f"{_COLUMNS[key]} {head[len(labels)]}"
+    head = [*labels, *(_cell(key, {key: value}) for value in columns)]
+    head[len(labels)] = f"{key} {head[len(labels)]}"
     rule = ["---"] * len(labels) + ["---:"] * len(columns)
     cells = ([*label, *(found.get(value, "") for value in columns)] for label, found in lines.items())
     return "".join(f"| {' | '.join(line)} |\n" for line in (head, rule, *cells))

@@ -10,7 +10,6 @@ The file holds the state_dict and, as text, what the network is: nothing else is
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from .batches import Images
 from .ledger import Ledger
 from .models import SingleHiddenLayer, build_model
 from .protocol import Run
+from .tensors_file import read_tensors, write_tensors
 from .training import Outcome
 
 FOLDER = "weights"
@@ -32,14 +32,8 @@ def weights_path(ledger: Ledger, run: Run) -> Path:
 
 def save_network(path: Path, run: Run, images: Images, outcome: Outcome) -> None:
     """Write the selected network of a finished run, whole or not at all."""
-    from safetensors.torch import save_file
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(f".{os.getpid()}.tmp")
     about = {"run": run.config(), "image_shape": images.image_shape, "outputs": images.outputs}
-    tensors = {name: tensor.contiguous() for name, tensor in outcome.weights.items()}
-    save_file(tensors, partial, {name: json.dumps(value) for name, value in about.items()})
-    os.replace(partial, path)
+    write_tensors(path, outcome.weights, about)
 
 
 def load_network(path: str | os.PathLike[str]) -> SingleHiddenLayer:
@@ -49,23 +43,16 @@ def load_network(path: str | os.PathLike[str]) -> SingleHiddenLayer:
     mean and deviation of each pixel in the training set.
 
     Raises:
-        ValueError: where the file does not say what it holds.
+        ValueError: where the file cannot be read or does not say what it holds.
     """
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, "pt") as stored:
-            about = stored.metadata() or {}
-            tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 -- no mapping
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{path}: not a file of weights ({error}).") from error
+    tensors, about = read_tensors(path)
     if not {"run", "image_shape", "outputs"} <= about.keys():
         raise ValueError(
             f"{path}: the file does not say which run it is of; --save-weights --force writes one that does."
         )
-    channels, height, width = json.loads(about["image_shape"])
-    run = Run.from_config(json.loads(about["run"]))
-    network = build_model(run, (channels, height, width), json.loads(about["outputs"]), torch.Generator())
+    channels, height, width = about["image_shape"]
+    run = Run.from_config(about["run"])
+    network = build_model(run, (channels, height, width), about["outputs"], torch.Generator())
     try:
         network.load_state_dict(tensors)
     except RuntimeError as error:

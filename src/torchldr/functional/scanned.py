@@ -11,19 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from . import scan, stencil
 from ._twin import plain_backward, plain_jvp
 from .doubling import shift_weights, shifted_sum
-
-
-def serves(*tensors: Tensor) -> bool:
-    """Whether the kernels make what these tensors describe: on a GPU, outside of tracers."""
-    if not scan.serves(*tensors):
-        return False
-    # Tracers have no memory that a kernel could read.
-    return not torch.compiler.is_compiling() and _get_current_dispatch_mode() is None
 
 
 def stein_matrix(a: Tensor, c: Tensor, E: Tensor) -> Tensor:

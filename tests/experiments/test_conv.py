@@ -137,13 +137,13 @@ def test_fixed_operators_are_shifts_and_not_counted(colours: Dataset) -> None:
     assert counts[0] == counts[1]
 
 
-@pytest.mark.parametrize("init", ["linear", "paper"])
+@pytest.mark.parametrize(("init", "std"), [("linear", None), ("paper", None), ("paper", 0.3)])
 @pytest.mark.parametrize("model", ["channels", "wide", "wide_square", "wide_blocks"])
-def test_a_gain_changes_steps_but_not_the_start(model: str, init: str) -> None:
+def test_a_gain_changes_steps_but_not_the_start(model: str, init: str, std: float | None) -> None:
     x = torch.randn(4, 3, 6, 6)
     outputs = [
         build_model(
-            Run("cifar10", model, "ldr_sd", 2, init=init, hidden=units(model), gain=gain),
+            Run("cifar10", model, "ldr_sd", 2, init=init, init_std=std, hidden=units(model), gain=gain),
             (3, 6, 6),
             3,
             torch.Generator().manual_seed(0),

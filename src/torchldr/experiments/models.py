@@ -295,10 +295,6 @@ def _initialise_(model: SingleHiddenLayer, run: Run, generator: torch.Generator 
                     tensor.uniform_(-bound, bound, generator=generator)
     hidden, std = model.hidden, run.init_std
     front = model.front if isinstance(model, ReplacedConvolution) else None
-    if isinstance(model, ReplacedConvolution) and model.front_gain != 1:
-        scaled = _scaled(model.front)
-        for parameter in scaled:
-            parameter.mul_(model.front_gain ** (-1 / len(scaled)))
     if run.bias and run.model in REPLACEMENTS:
         for bias in (model.get_parameter("front_bias"), hidden.get_parameter("bias")):
             bias.zero_()
@@ -308,6 +304,10 @@ def _initialise_(model: SingleHiddenLayer, run: Run, generator: torch.Generator 
         for layer in (front, hidden) if isinstance(front, StructuredChannels) else (hidden,):
             for parameter in _scaled(layer):
                 parameter.normal_(0, std, generator=generator)
+    if isinstance(model, ReplacedConvolution) and model.front_gain != 1:  # the start is that without a gain
+        scaled = _scaled(model.front)
+        for parameter in scaled:
+            parameter.mul_(model.front_gain ** (-1 / len(scaled)))
     if run.output_std is not None:
         model.logits.weight.normal_(0, run.output_std, generator=generator)
         model.logits.bias.zero_()

@@ -29,6 +29,8 @@ LOW_RANK_START = {"init_std": 0.01, "output_std": 3.0}  # the best of these on R
 LSTM_STARTS = ((None, None), (0.01, None), (0.03, None), (None, 0.1), (None, 0.01))
 LSTM_START: Mapping[str, float] = {"toeplitz_like": 0.01}  # the others take None
 LSTM_GAIN = 0.1
+DENSE_STDS = (0.1, 0.2, 0.4, 0.8)  # of the unstructured layer's input matrices
+DENSE_GAINS = (3.0,)
 LSTM_START_BUDGETS = (1, 4)  # of the table's six: 3072 and 17,408 parameters
 SWEEPS = ("scales", "lstm_starts", "conv_starts")  # tables of starts, beside those of the paper
 CHANNELS_L1 = 1e-4  # of what replaces convolutions, as the authors trained it
@@ -203,6 +205,17 @@ def _lstm_gain() -> Iterator[Cell]:
             yield Cell(run, value, "Table 2", metric="perplexity")
 
 
+def _lstm_dense() -> Iterator[Cell]:
+    """The unstructured layer by start, by gain and by the precision of its decoder."""
+    starts: list[dict[str, object]] = [{"init_std": std} for std in DENSE_STDS]
+    starts += [{"gain": gain} for gain in DENSE_GAINS]
+    for fields in starts:
+        run = _run("wikitext2", "lstm", "dense", init="linear", protocol=LanguageProtocol(), **fields)
+        yield Cell(run, values.LSTM_DENSE, "Table 2", metric="perplexity")
+    full = _run("wikitext2", "lstm", "dense", init="linear", protocol=LanguageProtocol(precision="full"))
+    yield Cell(full, values.LSTM_DENSE, "Table 2", metric="perplexity")
+
+
 def _lstm_authors() -> Iterator[Cell]:
     """The start of the authors' own code, whose Toeplitz-like class has no corners."""
     protocol = LanguageProtocol()
@@ -315,6 +328,11 @@ TABLES: Mapping[str, Table] = MappingProxyType(
             Table("noise", "Six levels of noise, rank one", tuple(_noise())),
             Table("lstm", "Test perplexity on WikiText-2, one LSTM layer", tuple(_lstm())),
             Table("lstm_gain", "Test perplexity on WikiText-2 with a gain of 0.1", tuple(_lstm_gain())),
+            Table(
+                "lstm_dense",
+                "Test perplexity on WikiText-2, the unstructured layer by start and precision",
+                tuple(_lstm_dense()),
+            ),
             Table(
                 "lstm_authors",
                 "Test perplexity on WikiText-2 from the authors' start",

@@ -110,7 +110,8 @@ class Run:
         gain: where given, the hidden matrix of "shl", what replaces convolutions, or a language model's input
             matrices, are so many times what the class makes of their parameters. What replaces convolutions,
             and language models with init="linear", start with parameters that make up for it, so that a
-            smaller gain makes the steps of the matrices smaller at the same rate. `init_std` stays as it is.
+            smaller gain makes the steps of the matrices smaller at the same rate. For language models
+            `init_std` stays as it is.
         l1: where given, so many times the absolute values of G and H of the layer that replaces convolutions
             are added to the loss.
         fixed: True leaves the operators of LDR-SD what they are at the start, shifts without a corner. That

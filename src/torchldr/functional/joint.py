@@ -17,11 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from . import scan, stencil
+from . import scanned, stencil
 from ._twin import plain_backward, plain_jvp
-from .scanned import stein_matrix
 from .split import split_matmul, split_prepare, split_rmatmul
 from .subdiagonal import Side, convolution_scales, matmul_by, rmatmul_by
 from .threads import in_parts
@@ -54,7 +52,7 @@ def product(A: Side, C: Side, x: Tensor, how: str = "auto") -> Tensor:
     """
     if how == "auto" and _matrix_fits(A, C, x):
         E = (A[2].mT @ C[2]).unsqueeze(0)
-        return x @ stein_matrix(_lower(A).unsqueeze(0), _lower(C).unsqueeze(0), E).squeeze(0).mT
+        return x @ scanned.stein_matrix(_lower(A).unsqueeze(0), _lower(C).unsqueeze(0), E).squeeze(0).mT
     P_A, P_C = convolution_scales(A[0], how), convolution_scales(C[0], how)
     if P_A is not None and P_C is not None and stencil.serves(*A, *C, x):
         dtype = _wider(P_A, P_C)
@@ -66,9 +64,7 @@ def product(A: Side, C: Side, x: Tensor, how: str = "auto") -> Tensor:
 def _matrix_fits(A: Side, C: Side, x: Tensor) -> bool:
     """Whether a GPU makes the dense matrix: in training, where any operator is to be served unseen."""
     tensors = (*A, *C, x)
-    if A[2].shape[-1] * C[2].shape[-1] > SCANNED or not scan.serves(*tensors):
-        return False
-    if torch.compiler.is_compiling() or _get_current_dispatch_mode() is not None:  # tracers have no memory
+    if A[2].shape[-1] * C[2].shape[-1] > SCANNED or not scanned.serves(*tensors):
         return False
     trained = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
     return trained or torch.cuda.is_current_stream_capturing()

@@ -11,10 +11,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from . import scan, stencil
 from ._twin import plain_backward, plain_jvp
 from .doubling import shift_weights, shifted_sum
+
+
+def serves(*tensors: Tensor) -> bool:
+    """Whether a GPU's kernels take these tensors; not while something traces them, without memory."""
+    traced = torch.compiler.is_compiling() or _get_current_dispatch_mode() is not None
+    return not traced and scan.serves(*tensors)
 
 
 def stein_matrix(a: Tensor, c: Tensor, E: Tensor) -> Tensor:

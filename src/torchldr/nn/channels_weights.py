@@ -1,7 +1,8 @@
 """Dense weights of many structured matrices at once.
 
 A stack is a dictionary of tensors that have one more axis in front, one entry a matrix. LDR-SD and the
-Toeplitz-like classes go by `functional.doubling`. The tests hold the weights to `to_dense`.
+Toeplitz-like classes go by `functional.scanned` on a GPU, else by `functional.doubling`. The tests hold the
+weights to `to_dense`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..functional import stencil, subdiagonal
+from ..functional import scanned, stencil, subdiagonal
 from ..functional.doubling import operator_weights, shift_weights, shifted_sum
 from ..matrices import StructuredMatrix
 from ..matrices.toeplitz_like import corner_sign
@@ -50,13 +51,20 @@ def stacked_dense(
             return tensors["G"].mT @ tensors["H"]
         case "ldr_sd":
             a, c = (operator_weights(tensors, side) for side in "AC")
-            return shifted_sum(tensors["G"].mT @ tensors["H"], a, c, min(m, n))
+            return _summed(tensors["G"].mT @ tensors["H"], a, c)
         case "toeplitz_like" | "hankel_like":
             E, f = tensors["G"].mT @ tensors["H"], corner_sign(m, n)
-            M = shifted_sum(E, shift_weights(E, m, f), shift_weights(E, n, -f), min(m, n))
+            M = _summed(E, shift_weights(E, m, f), shift_weights(E, n, -f))
             return M.flip(-2) if structure.name == "hankel_like" else M
     unit = torch.eye(n, dtype=tensors[structure.scaled[0]].dtype, device=tensors[structure.scaled[0]].device)
     return stacked_matmul(structure, m, n, tensors, options, shared, unit, (None,)).mT
+
+
+def _summed(E: Tensor, a: Tensor, c: Tensor) -> Tensor:
+    """sum_{t < min(m, n)} A^t E (C^t)^T for the weights of a stack of shifts, or of one common to all."""
+    if scanned.serves(E, a, c):
+        return scanned.stein_matrix(a.expand(len(E), -1), c.expand(len(E), -1), E)
+    return shifted_sum(E, a, c, min(E.shape[-2:]))
 
 
 def unstacked(

@@ -161,13 +161,10 @@ def main() -> None:
     for group in (stages, recurrences, decoders, weights):
         for what, calls in group():
             ms = milliseconds(calls)
-            ratio = ms["torch"] / ms["ours"]
-            rows.append({"what": what, "ms": ms, "ratio": ratio})
-            beside = f", cuDNN {ms['cudnn']:.3f} ms" if "cudnn" in ms else ""
-            print(
-                f"{what:28} torch {ms['torch']:8.3f} ms{beside}, ours {ms['ours']:8.3f} ms: {ratio:.1f}",
-                flush=True,
-            )
+            row = {"what": what, **{f"{side}_ms": value for side, value in ms.items()}}
+            rows.append(row | {"ratio": ms["torch"] / ms["ours"]})
+            told = ", ".join(f"{side} {value:.3f} ms" for side, value in ms.items())
+            print(f"{what:28} {told}: {rows[-1]['ratio']:.1f}", flush=True)
             torch.cuda.empty_cache()
     if arguments.out:
         arguments.out.parent.mkdir(parents=True, exist_ok=True)

@@ -1,11 +1,14 @@
 """Dense weights of stacks on a GPU, where scans make them: values and gradients against float64 on a CPU."""
 
+import threading
+
 import pytest
 import torch
 
 import torchldr
 from torchldr import StructuredChannels, StructuredLSTM, testing
-from torchldr.functional import scanned
+from torchldr.functional import scan, scanned
+from torchldr.functional.doubling import operator_weights
 from torchldr.nn.channels_weights import stacked_dense
 
 pytestmark = [
@@ -73,9 +76,23 @@ def test_layers_train_as_on_a_cpu(name):
             y = layer(x.to(device))
             y = y[0] if isinstance(y, tuple) else y
             y.square().sum().backward()
-            results[device] = [y.detach().cpu(), *(p.grad.cpu() for p in layer.parameters())]
+            # Copies: a layer that moves takes its gradients along, in place.
+            results[device] = [t.detach().cpu().clone() for t in (y, *(p.grad for p in layer.parameters()))]
         for ours, theirs in zip(results["cuda"], results["cpu"], strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+
+
+def test_a_thread_without_a_context_launches_kernels():
+    """As autograd's own thread may be, whose first work on the GPU is a kernel of ours."""
+    tensors, members = stack(torchldr.LDRSubdiagonal, (9, 9), "uniform", torch.float64)
+    tensors = {k: t.cuda() for k, t in tensors.items()}
+    a, c = (operator_weights(tensors, side) for side in "AC")
+    E = tensors["G"].mT @ tensors["H"]
+    found = []
+    thread = threading.Thread(target=lambda: found.append(scan.stein_scan(a, c, E)))
+    thread.start()
+    thread.join()
+    torch.testing.assert_close(found[0].cpu(), torch.stack([M.to_dense() for M in members]))
 
 
 def test_second_derivatives_and_maps_on_a_gpu():

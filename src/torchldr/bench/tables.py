@@ -202,6 +202,9 @@ TABLES: dict[str, tuple[str, Callable[[Results], str]]] = {
     "gpu_stencil": ("gpu_speed", _listed("rows", {
         "n": "n", "vectors": "vectors", "forward_ms": "forward ms", "backward_ms": "backward ms"},
         _is("stencil"))),
+    "gpu_kernels": ("kernel_speed", _listed("rows", {
+        "what": "what", "torch_ms": "torch ms", "cudnn_ms": "cuDNN ms", "ours_ms": "ours ms",
+        "ratio": "ratio"})),
     "port_rmatmul": ("port_speed", _listed("rows", {
         "n": "n", "c": "c", "port_ms": "port ms", "stencil_ms": "stencil ms", "ratio": "ratio",
         "growth": "times before"}, _of("rmatmul"))),

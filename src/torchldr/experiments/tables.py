@@ -191,6 +191,8 @@ def _start(run: Run) -> str:
     parts += [] if run.l1 is None else [f"l1 {run.l1:g}"]
     parts += ["open"] if run.fixed else []
     parts += ["bias"] if run.bias else []
+    precise = getattr(run.protocol, "precision", None) == "full" and not run.protocol.is_quick
+    parts += ["full precision"] if precise else []
     return ", ".join(parts)
 
 

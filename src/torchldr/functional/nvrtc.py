@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from functools import cache
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 Grid = tuple[int, int, int]
 
 _PLAIN_SHARED = 48 << 10  # bytes; a kernel has to ask for more
+_thread = threading.local()
 
 
 def launch(
@@ -33,10 +35,23 @@ def launch(
         shared: bytes of shared memory that the kernel does not declare itself.
     """
     with torch.cuda.device(device):
+        _enter(torch.cuda.current_device())
         kernel = compiled(source, name, torch.cuda.current_device())
         if shared >= _PLAIN_SHARED:
             kernel.set_shared_memory_config(shared)
         kernel(grid, (threads, 1, 1), arguments, shared)
+
+
+def _enter(device: int) -> None:
+    """Give this thread the device's context, once.
+
+    Kernels are loaded and launched through the driver, which takes the thread's context, and autograd's own
+    thread has none before its first call of the CUDA runtime: an event is one.
+    """
+    entered: set[int] = _thread.__dict__.setdefault("devices", set())
+    if device not in entered:
+        torch.cuda.current_stream().record_event()
+        entered.add(device)
 
 
 @cache

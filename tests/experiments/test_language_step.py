@@ -26,7 +26,7 @@ from torchldr.experiments.language import (
     recurrence,
 )
 from torchldr.experiments.language import decoder as decoders
-from torchldr.experiments.language.weights import BUILDS, GATES, initial_tensors
+from torchldr.experiments.language.weights import GATES, STRUCTURES, build, initial_tensors
 from torchldr.experiments.protocol import Run
 from torchldr.functional.doubling import shifted_sum
 from torchldr.functional.reference import subdiagonal_reference
@@ -248,14 +248,14 @@ def test_doubling_gives_the_sum_of_powers(n: int, r: int, seed: int) -> None:
     assert (error <= 8 * (n + r) * torch.finfo(torch.float64).eps * magnitude).all()
 
 
-@pytest.mark.parametrize("structure", BUILDS)
+@pytest.mark.parametrize("structure", STRUCTURES)
 @pytest.mark.parametrize("size", [5, 8])
 def test_matrices_are_those_of_the_class(structure: str, size: int) -> None:
     kind = get_structure(structure)
     ranks = (1, 3) if kind.ranked else (None, None)
     sources = [torch.Generator().manual_seed(seed) for seed in range(2)]
     tensors = {k: t.double() for k, t in initial_tensors(structure, size, ranks, sources).items()}
-    built = BUILDS[structure](tensors)
+    built = build(structure, tensors)
     for index, rank in enumerate(ranks):
         for gate in range(4):
             own = {k: t[index, gate][:rank] if k in "GH" else t[index, gate] for k, t in tensors.items()}

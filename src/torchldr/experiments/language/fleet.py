@@ -20,7 +20,7 @@ from ..protocol import Run
 from . import decoder, recurrence
 from .protocol import LanguageProtocol
 from .text import Masks, Text
-from .weights import BUILDS, GATES, initial_tensors
+from .weights import GATES, build, initial_tensors
 
 SPREAD = 0.1  # the words' vectors and the decoder start uniform in +- this
 _TINY = 1e-6  # beside the norm, as in torch.nn.utils.clip_grad_norm_
@@ -67,7 +67,7 @@ class LanguageFleet:
         self._fixed = self._operators if first.fixed else []
         self.structured = {name: t.to(device, dtype).requires_grad_() for name, t in drawn.items()}
         self._bring_back()
-        self._build, self._gain = BUILDS[first.structure], gain
+        self._structure, self._gain = first.structure, gain
         self.rates = torch.full((R,), protocol.lrs[0], dtype=dtype, device=device)
         self._losses = torch.zeros(R, dtype=torch.float64, device=device)
         self._totals = torch.zeros(R, 2, dtype=torch.float64, device=device)
@@ -109,7 +109,7 @@ class LanguageFleet:
     @torch.no_grad()
     def input_weights(self) -> Tensor:
         """The four input matrices of every replica, (R, 4, n, n), gates in the order of `GATES`."""
-        return self._gain * self._build(self.structured)
+        return self._gain * build(self._structure, self.structured)
 
     # A step of training.
 
@@ -122,7 +122,7 @@ class LanguageFleet:
         words, targets = block[:-1].reshape(-1), block[1:].reshape(-1)
         keep_x, keep_h = self._kept(rows[:size])
         with torch.enable_grad():
-            built = (self._gain * self._build(self.structured)).reshape(R, 4 * n, n)
+            built = (self._gain * build(self._structure, self.structured)).reshape(R, 4 * n, n)
         W = built.detach()
         vectors = self.embedding.index_select(1, words)
         x = vectors * keep_x

@@ -9,41 +9,28 @@ At n = 128 the matrices are small, and the same for all 35 steps of a batch: mak
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...functional.doubling import operator_weights, shift_weights, shifted_sum
 from ...matrices import get_structure
-from ...matrices.toeplitz_like import corner_sign
+from ...nn.channels_weights import stacked_dense
 from ..models import is_operator
 
 Tensors = Mapping[str, Tensor]
-Build = Callable[[Tensors], Tensor]
 
 GATES = ("o", "i", "f", "g")  # the order in which gates lie in memory, see `recurrence`
+STRUCTURES = ("dense", "low_rank", "toeplitz_like", "ldr_sd")
 
 
-def _subdiagonal(tensors: Tensors) -> Tensor:
-    a, c = (operator_weights(tensors, side) for side in "AC")
-    return shifted_sum(tensors["G"].mT @ tensors["H"], a, c, a.shape[-1])
-
-
-def _toeplitz(tensors: Tensors) -> Tensor:
-    E = tensors["G"].mT @ tensors["H"]
-    n = E.shape[-1]
-    sign = float(corner_sign(n, n))
-    return shifted_sum(E, shift_weights(E, n, sign), shift_weights(E, n, -sign), n)
-
-
-BUILDS: Mapping[str, Build] = {
-    "dense": lambda tensors: tensors["weight"],
-    "low_rank": lambda tensors: tensors["G"].mT @ tensors["H"],
-    "toeplitz_like": _toeplitz,
-    "ldr_sd": _subdiagonal,
-}
+def build(structure: str, tensors: Tensors) -> Tensor:
+    """The dense matrices: parameters (R, 4, ...) of a class to (R, 4, n, n), differentiably."""
+    kind = get_structure(structure)
+    first = tensors[kind.scaled[0]]
+    size, flat = first.shape[-1], {name: t.flatten(0, 1) for name, t in tensors.items()}
+    return stacked_dense(kind, size, size, flat, kind.default_options()).unflatten(0, first.shape[:2])
 
 
 def initial_tensors(
@@ -61,7 +48,7 @@ def initial_tensors(
     of both are 0, so they stay what they are.
 
     Args:
-        structure: a class of `BUILDS`.
+        structure: one of `STRUCTURES`.
         size: n.
         ranks: one a replica; None for a class without rank.
         generators: one a replica.
@@ -70,8 +57,8 @@ def initial_tensors(
     Returns:
         name -> (R, 4, ...).
     """
-    if structure not in BUILDS:
-        raise ValueError(f"language model: unknown structure {structure!r}. Known: {', '.join(BUILDS)}.")
+    if structure not in STRUCTURES:
+        raise ValueError(f"language model: unknown structure {structure!r}. Known: {', '.join(STRUCTURES)}.")
     kind = get_structure(structure)
     start: Any = kind.init_paper_ if init == "paper" else kind.init_
     largest = max(rank or 1 for rank in ranks)
@@ -84,7 +71,7 @@ def initial_tensors(
             start(tensors, size, size, generator, **kind.default_options())
             if init == "linear":
                 # |M|_F as in nn.Linear, as `initialise_` of the class would make it.
-                norm = gain * BUILDS[structure]({k: t.unsqueeze(0) for k, t in tensors.items()}).norm()
+                norm = gain * build(structure, {k: t[None, None] for k, t in tensors.items()}).norm()
                 for name in kind.scaled:
                     tensors[name].mul_((size**0.5 / 3**0.5 / norm) ** (1 / len(kind.scaled)))
             for name, tensor in tensors.items():

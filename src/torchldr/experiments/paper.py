@@ -36,7 +36,7 @@ SWEEPS = ("scales", "lstm_starts", "conv_starts")  # tables of starts, beside th
 CHANNELS_L1 = 1e-4  # of what replaces convolutions, as the authors trained it
 AUTHORS_STD = 0.01  # of G and H there
 TRIED_GAIN = 0.03
-WIDE_GAIN = 0.003  # of a Toeplitz-like matrix of 3072: a step moves all its shifts
+WIDE_GAINS = {"toeplitz_like": (0.003,), "ldr_sd": (0.003, 0.01)}  # of 3072 x 3072: a step moves all shifts
 
 
 @dataclass(frozen=True)
@@ -267,7 +267,7 @@ def _convolution(square: bool) -> Iterator[Cell]:
         if (model, structure) == ("channels", "toeplitz_like"):
             fields["l1"] = CHANNELS_L1
         if (model, structure) == ("wide", "toeplitz_like"):
-            fields["gain"] = WIDE_GAIN
+            fields["gain"] = WIDE_GAINS[structure][0]
         name = f"{model}_square" if square else model
         run = _as_the_authors("cifar10", name, structure, rank, **fields)
         yield Cell(run, value, "Table 3", parameters=parameters)
@@ -297,14 +297,19 @@ def _convolution_trials() -> Iterator[Cell]:
             yield Cell(run, value, "Table 3", parameters=parameters)
 
 
+def _convolution_gain() -> Iterator[Cell]:
+    """The wide rows without and with a gain, which makes the first layer's steps smaller than the others'."""
+    for (model, structure, rank), (value, parameters) in values.CONVOLUTION.items():
+        for gain in (None, *WIDE_GAINS[structure]) if model == "wide" else ():
+            run = _as_the_authors("cifar10", model, structure, rank, gain=gain)
+            yield Cell(run, value, "Table 3", parameters=parameters)
+
+
 def _convolution_starts() -> Iterator[Cell]:
     """Dense and Toeplitz-like rows by start, the latter in the library's own form, with corners."""
     for (model, structure, rank), (value, parameters) in values.CONVOLUTION.items():
         for init in ("paper", "linear") if structure != "ldr_sd" else ():
             run = _run("cifar10", model, structure, rank, init=init)
-            yield Cell(run, value, "Table 3", parameters=parameters)
-        if (model, structure) == ("wide", "toeplitz_like"):  # without corners and without a gain
-            run = _as_the_authors("cifar10", model, structure, rank)
             yield Cell(run, value, "Table 3", parameters=parameters)
         if structure == "dense":  # with the biases of the authors' code
             run = _run("cifar10", model, structure, rank, init="linear", bias=True)
@@ -368,6 +373,7 @@ TABLES: Mapping[str, Table] = MappingProxyType(
                 "CIFAR-10, the wide rows of conv_authors by start, two rates and one trial",
                 tuple(_convolution_trials()),
             ),
+            Table("conv_gain", "CIFAR-10, the wide rows without and with a gain", tuple(_convolution_gain())),
             Table(
                 "conv_starts",
                 "CIFAR-10, dense and Toeplitz-like rows by start",

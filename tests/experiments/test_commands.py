@@ -108,7 +108,7 @@ def test_absent_data_is_told(tmp_path: Path) -> None:
 def test_wrong_use_is_exit_code_2(arguments: tuple[str, ...], message: str, tmp_path: Path) -> None:
     result = call(*arguments, *(() if arguments == ("train",) else ("--results", str(tmp_path))))
     assert result.exit_code == 2, result.output
-    assert message in "".join(result.output.split("\n")).replace("│", "").replace("  ", " ")
+    assert message in " ".join(result.output.replace("│", " ").split())
 
 
 def test_train_sweeps_over_ranks_structures_and_fractions(own_file: Path, tmp_path: Path) -> None:
@@ -271,3 +271,13 @@ def test_what_the_images_decide_is_wrong_use(
     assert result.exit_code == 2, result.output
     assert message in " ".join(result.output.replace("│", "").split())
     assert not (tmp_path / "ledger.jsonl").exists()
+
+
+def test_runs_that_differ_in_the_protocol_alone_are_one_quick_row() -> None:
+    """Of `lstm_dense` the one of full precision, which every quick one has."""
+    rows = {
+        flags: json.loads(call("paper", "lstm_dense", "--show", "--json", *flags).output)
+        for flags in ((), ("--quick",))
+    }
+    starts = {flags: [row["init"] for row in found] for flags, found in rows.items()}
+    assert starts[()] == [*starts["--quick",], "linear, full precision"]

@@ -183,6 +183,19 @@ def test_what_autograd_may_ask_of_the_kernels() -> None:
 
 
 @pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize(("m", "n"), [(4, 4), (3, 5)])
+def test_a_stack_beyond_a_grid_goes_in_parts(monkeypatch: pytest.MonkeyPatch, m: int, n: int) -> None:
+    a, c, e, D = operands(m, n, 0, R=5)
+    whole = scan.stein_scan(a, c, e), *scan.stein_scan_gradients(a, c, e, D)
+    monkeypatch.setattr(scan_kernels, "_MOST", 2)
+    assert len(scan_kernels.parts(e)) == 3
+    for ours, theirs in zip(
+        (scan.stein_scan(a, c, e), *scan.stein_scan_gradients(a, c, e, D)), whole, strict=True
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
+@pytest.mark.usefixtures("kernels")
 def test_what_is_too_large_is_said() -> None:
     e = torch.zeros(1, dtype=torch.float64).expand(65536, 1, 1)
     with pytest.raises(ValueError, match="65536 matrices of 1 x 1 are too many"):

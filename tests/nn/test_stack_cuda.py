@@ -1,5 +1,7 @@
 """Dense weights of stacks on a GPU, where scans make them: values and gradients against float64 on a CPU."""
 
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -8,7 +10,7 @@ import torch
 import torchldr
 from torchldr import StructuredChannels, StructuredLSTM, testing
 from torchldr.functional import scan, scanned
-from torchldr.functional.doubling import operator_weights
+from torchldr.functional.doubling import operator_weights, shifted_sum
 from torchldr.nn.channels_weights import stacked_dense
 
 pytestmark = [
@@ -88,11 +90,41 @@ def test_a_thread_without_a_context_launches_kernels():
     tensors = {k: t.cuda() for k, t in tensors.items()}
     a, c = (operator_weights(tensors, side) for side in "AC")
     E = tensors["G"].mT @ tensors["H"]
+    assert scan.serves(a, c, E)
     found = []
     thread = threading.Thread(target=lambda: found.append(scan.stein_scan(a, c, E)))
     thread.start()
     thread.join()
     torch.testing.assert_close(found[0].cpu(), torch.stack([M.to_dense() for M in members]))
+
+
+def test_the_kernels_are_found_by_a_thread_without_a_context():
+    """A process of its own: what `unavailable` says is kept for good."""
+    code = """
+import threading
+from torchldr.functional.cuda import unavailable
+said = []
+thread = threading.Thread(target=lambda: said.append(unavailable()))
+thread.start()
+thread.join()
+assert said == [None], said
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_more_matrices_than_a_grid_has():
+    """Of 2 x 2, whose dense form is easily told: M = E + A E C^T."""
+    a, c, E = (torch.randn(70_000, *shape, device="cuda") for shape in ((2,), (2,), (2, 2)))
+    for t in (a, c, E):
+        t.requires_grad_()
+    M = scanned.stein_matrix(a, c, E)
+    expected = shifted_sum(E, a, c, 2)
+    torch.testing.assert_close(M, expected)
+    D = torch.randn_like(M)
+    for ours, theirs in zip(
+        torch.autograd.grad(M, (a, c, E), D), torch.autograd.grad(expected, (a, c, E), D), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs)
 
 
 def test_second_derivatives_and_maps_on_a_gpu():

@@ -35,8 +35,9 @@ LSTM_START_BUDGETS = (1, 4)  # of the table's six: 3072 and 17,408 parameters
 SWEEPS = ("scales", "lstm_starts", "conv_starts")  # tables of starts, beside those of the paper
 CHANNELS_L1 = 1e-4  # of what replaces convolutions, as the authors trained it
 AUTHORS_STD = 0.01  # of G and H there
-TRIED_GAIN = 0.03
-WIDE_GAINS = {"toeplitz_like": (0.003,), "ldr_sd": (0.003, 0.01)}  # of 3072 x 3072: a step moves all shifts
+TRIED_GAIN = 0.03  # of LDR-SD behind the authors' start, in trials
+WIDE_GAIN = 0.003  # of a Toeplitz-like matrix of 3072: a step moves all its shifts
+WIDE_GAINS = {"toeplitz_like": (WIDE_GAIN,), "ldr_sd": (0.003, 0.01)}
 
 
 @dataclass(frozen=True)
@@ -267,7 +268,7 @@ def _convolution(square: bool) -> Iterator[Cell]:
         if (model, structure) == ("channels", "toeplitz_like"):
             fields["l1"] = CHANNELS_L1
         if (model, structure) == ("wide", "toeplitz_like"):
-            fields["gain"] = WIDE_GAINS[structure][0]
+            fields["gain"] = WIDE_GAIN
         name = f"{model}_square" if square else model
         run = _as_the_authors("cifar10", name, structure, rank, **fields)
         yield Cell(run, value, "Table 3", parameters=parameters)

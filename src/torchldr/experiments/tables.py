@@ -185,14 +185,9 @@ def _quoted_row(table: str, quoted: Quoted) -> Row:
 
 
 def _start(run: Run) -> str:
-    parts = [run.init if run.init_std is None else f"std {run.init_std:g}"]
-    parts += [] if run.output_std is None else [f"output std {run.output_std:g}"]
-    parts += [] if run.gain is None else [f"gain {run.gain:g}"]
-    parts += [] if run.l1 is None else [f"l1 {run.l1:g}"]
-    parts += ["open"] if run.fixed else []
-    parts += ["bias"] if run.bias else []
-    precise = getattr(run.protocol, "precision", None) == "full" and not run.protocol.is_quick
-    parts += ["full precision"] if precise else []
+    parts = [] if run.init_std is not None else [run.init]
+    for name, value in run.marks.items():
+        parts.append(name if value is None else f"{name.replace('_', ' ')} {value:g}")
     return ", ".join(parts)
 
 

@@ -35,7 +35,7 @@ def launch(
         shared: bytes of shared memory that the kernel does not declare itself.
     """
     with torch.cuda.device(device):
-        _enter(torch.cuda.current_device())
+        _enter(torch.cuda.current_device())  # a thread may be new to what another has compiled
         kernel = compiled(source, name, torch.cuda.current_device())
         if shared >= _PLAIN_SHARED:
             kernel.set_shared_memory_config(shared)
@@ -57,4 +57,5 @@ def _enter(device: int) -> None:
 @cache
 def compiled(source: str, name: str, device: int) -> Any:
     """The kernel, on the current device, which `device` is the number of."""
+    _enter(device)
     return torch.cuda._compile_kernel(source, name)

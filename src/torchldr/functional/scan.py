@@ -37,7 +37,7 @@ import torch
 from torch import Tensor
 
 from .cuda import unavailable
-from .scan_kernels import Form, launch, states
+from .scan_kernels import Form, launch, parts, states
 
 
 class Gradients(NamedTuple):
@@ -84,7 +84,9 @@ def stein_scan_gradients(a: Tensor, c: Tensor, e: Tensor, D: Tensor) -> Gradient
     if serves(a, c, e, D):
         a, c, e, D = (t.contiguous() for t in (a, c, e, D))
         dw, dE, form = torch.empty_like(e), torch.empty_like(e), Form(graded=True)
-        launch("gradients", form, e, [a, c, e, D, states(a, c, e, D, form), dw, dE])
+        for part in parts(e):
+            given = a[part], c[part], e[part], D[part]
+            launch("gradients", form, e[part], [*given, states(*given, form), dw[part], dE[part]])
     else:
         dw, dE = _plain_gradients(a, c, e, D)
     with torch.autocast(e.device.type, enabled=False):
@@ -97,7 +99,9 @@ def _scan(a: Tensor, c: Tensor, e: Tensor, form: Form) -> Tensor:
     if serves(a, c, e):
         a, c, e = a.contiguous(), c.contiguous(), e.contiguous()
         M = torch.empty_like(e)
-        launch("fill", form, e, [a, c, e, states(a, c, e, e, form), M])
+        for part in parts(e):
+            given = a[part], c[part], e[part]
+            launch("fill", form, e[part], [*given, states(*given, e[part], form), M[part]])
         return M
     M = _plain_scan(a, c, e.flip(1, 2) if form.back else e, form.straight)
     return M.flip(1, 2) if form.back else M

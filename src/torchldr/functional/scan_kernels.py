@@ -249,6 +249,11 @@ def launch(name: str, form: Form, e: Tensor, arguments: list[Any]) -> None:
         nvrtc.launch(source(e.dtype, m == n, form), name, e.device, grid, threads, [*arguments, m, n, count])
 
 
+def parts(e: Tensor) -> list[slice]:
+    """A stack in as many parts as it takes launches."""
+    return [slice(first, first + _MOST) for first in range(0, len(e), _MOST)]
+
+
 def segments(e: Tensor) -> int:
     """How many segments a diagonal of e has."""
     return -(-e.shape[-2] // SEGMENT)

@@ -19,7 +19,7 @@ from .doubling import shift_weights, shifted_sum
 
 
 def serves(*tensors: Tensor) -> bool:
-    """Whether a GPU's kernels take these tensors; not while something traces them, without memory."""
+    """Whether a GPU's kernels take these tensors. False under a tracer, whose tensors may have no memory."""
     traced = torch.compiler.is_compiling() or _get_current_dispatch_mode() is not None
     return not traced and scan.serves(*tensors)
 

@@ -65,7 +65,9 @@ class LanguageFleet:
         drawn = initial_tensors(first.structure, n, ranks, sources, first.init, first.init_std, gain)
         self._operators = [name for name in drawn if name.startswith(("subdiagonal", "corner"))]
         self._fixed = self._operators if first.fixed else []
-        self.structured = {name: t.to(device, dtype).requires_grad_() for name, t in drawn.items()}
+        self.structured = {
+            name: t.to(device, dtype).requires_grad_(name not in self._fixed) for name, t in drawn.items()
+        }
         self._bring_back()
         self._structure, self._gain = first.structure, gain
         self.rates = torch.full((R,), protocol.lrs[0], dtype=dtype, device=device)

@@ -54,9 +54,8 @@ class FleetTraining:
 
     @property
     def label(self) -> str:
-        first = self.runs[0]
-        ranks = ", ".join(str(run.rank) for run in self.runs if run.rank is not None)
-        return f"{first.data} lstm {first.method}{f' r={ranks}' if ranks else ''} seed={first.seed}"
+        first, ranks = self.runs[0], ",".join(str(run.rank) for run in self.runs)
+        return first.label.replace(f" r={first.rank}", f" r={ranks}")
 
     def note(self) -> None:
         """Take the scores of an epoch and anneal."""
@@ -167,7 +166,8 @@ def describe(trainings: Sequence[FleetTraining]) -> str:
     for one in trainings:
         values = [perplexity(loss) for loss in one.history["validation"][-1]]
         told = " ".join("-" if value is None else f"{value:.1f}" for value in values)
-        parts.append(f"{one.runs[0].method} {told}")
+        marks = (name if value is None else f"{name}={value:g}" for name, value in one.runs[0].marks.items())
+        parts.append(" ".join([one.runs[0].method, *marks, told]))
     return "; ".join(parts)
 
 

@@ -15,10 +15,9 @@ number is the minimum over rounds, a ratio torch's time / ours.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -55,11 +54,14 @@ def milliseconds(calls: dict[str, Call], rounds: int = 15, replays: int = 20) ->
     return best
 
 
-@contextlib.contextmanager
-def without(kernels: Any) -> Iterator[None]:
-    """Let the plain form serve in place of a module's kernels."""
-    with mock.patch.object(kernels, "serves", return_value=False):
-        yield
+def without(kernels: Any, call: Call) -> Call:
+    """A call in which the plain form serves in place of a module's kernels."""
+
+    def plain() -> object:
+        with mock.patch.object(kernels, "serves", return_value=False):
+            return call()
+
+    return plain
 
 
 def differentiated(function: Callable[..., Tensor], *leaves: Tensor) -> Call:
@@ -69,83 +71,72 @@ def differentiated(function: Callable[..., Tensor], *leaves: Tensor) -> Call:
     return lambda: torch.autograd.grad(function(*wanted), wanted, gradient)
 
 
-def stages() -> Iterator[tuple[str, dict[str, Call]]]:
-    R, b = 12, 50
-    for name, channels, filters, side in (("first", 3, 6, 32), ("second", 6, 16, 16)):
-        weight, bias = randn(R, filters, channels, 5, 5, scale=0.1), randn(R, filters)
-        x = randn(1 if name == "first" else R, b, channels, side, side)
-        leaves = (weight, bias) if name == "first" else (weight, bias, x)  # images need no gradient
+def stages(channels: int, filters: int, side: int, *, images: bool) -> dict[str, Call]:
+    """A stage of twelve CNNs; of images, common to all, no gradient is asked."""
+    weight, bias = randn(12, filters, channels, 5, 5, scale=0.1), randn(12, filters)
+    x = randn(1 if images else 12, 50, channels, side, side)
 
-        def side_of(form: Callable[..., Tensor], given: Tensor = x, leaves: Any = leaves) -> Call:
-            return differentiated(lambda w, v, *image: form(*(image or (given,)), w, v), *leaves)
+    def call(form: Callable[..., Tensor]) -> Call:
+        if images:
+            return differentiated(lambda w, b: form(x, w, b), weight, bias)
+        return differentiated(form, x, weight, bias)
 
-        yield f"stage, {name}, 12 CNNs", {"torch": side_of(plain_stage), "ours": side_of(stage)}
-
-
-def recurrences() -> Iterator[tuple[str, dict[str, Call]]]:
-    for R in (1, 19):
-        U = randn(R, 4 * UNITS, UNITS, scale=0.05)
-        h, c = randn(R, BATCH, UNITS), randn(R, BATCH, UNITS)
-        inputs, dh = randn(R, STEPS, BATCH, 4 * UNITS), randn(R, STEPS, BATCH, UNITS)
-
-        def ours(
-            inputs: Tensor = inputs, U: Tensor = U, h: Tensor = h, c: Tensor = c, dh: Tensor = dh
-        ) -> None:
-            trace = recurrence.forward(inputs.clone(), U, h, c)
-            da = recurrence.backward(trace, U, dh.clone())
-            torch.bmm(da.flatten(1, 2).mT, trace.h[:, :-1].flatten(1, 2))  # the gradient of U
-
-        def plain(ours: Call = ours) -> None:
-            with without(cuda_recurrence):
-                ours()
-
-        layers = [nn.LSTM(UNITS, UNITS).cuda() for _ in range(R)]
-        x = randn(STEPS, BATCH, UNITS)
-
-        def cudnn(layers: list[nn.LSTM] = layers, x: Tensor = x) -> None:
-            for layer in layers:
-                y = layer(x)[0]
-                torch.autograd.grad(y, list(layer.parameters()), torch.ones_like(y))
-
-        yield f"recurrence, {R} LSTM{'s' * (R > 1)}", {"torch": plain, "cudnn": cudnn, "ours": ours}
+    return {"torch": call(plain_stage), "ours": call(stage)}
 
 
-def decoders() -> Iterator[tuple[str, dict[str, Call]]]:
-    for R in (1, 6):
-        wide = torch.stack([decoder.pack(randn(WORDS, UNITS, scale=0.1), randn(WORDS)) for _ in range(R)])
-        narrow, h = decoder.narrowed(wide, "bf16"), randn(R, TOKENS, UNITS)
-        targets = torch.randint(WORDS, (TOKENS,), device="cuda")
-        scale = torch.full((R,), -1e-9, device="cuda")
+def recurrences(R: int) -> dict[str, Call]:
+    U = randn(R, 4 * UNITS, UNITS, scale=0.05)
+    h, c = randn(R, BATCH, UNITS), randn(R, BATCH, UNITS)
+    inputs, dh = randn(R, STEPS, BATCH, 4 * UNITS), randn(R, STEPS, BATCH, UNITS)
+    layers = [nn.LSTM(UNITS, UNITS).cuda() for _ in range(R)]
+    x = randn(STEPS, BATCH, UNITS)
 
-        def ours(
-            h: Tensor = h,
-            wide: Tensor = wide,
-            narrow: Tensor = narrow,
-            targets: Tensor = targets,
-            scale: Tensor = scale,
-        ) -> None:
-            _, _, d = decoder.loss_and_gradients(h, narrow, targets)
-            decoder.update(wide, narrow, d, scale)
+    def ours() -> None:
+        trace = recurrence.forward(inputs.clone(), U, h, c)
+        da = recurrence.backward(trace, U, dh.clone())
+        torch.bmm(da.flatten(1, 2).mT, trace.h[:, :-1].flatten(1, 2))  # the gradient of U
 
-        def plain(ours: Call = ours) -> None:
-            with without(cuda_decoder):
-                ours()
+    def cudnn() -> None:
+        for layer in layers:
+            y = layer(x)[0]
+            torch.autograd.grad(y, list(layer.parameters()), torch.ones_like(y))
 
-        yield f"decoder, {R} model{'s' * (R > 1)}", {"torch": plain, "ours": ours}
+    return {"torch": without(cuda_recurrence, ours), "cudnn": cudnn, "ours": ours}
 
 
-def weights() -> Iterator[tuple[str, dict[str, Call]]]:
-    for count, n in ((76, 128), (9, 1024), (12, 3072)):
-        a, c, E = randn(count, n), randn(count, n), randn(count, n, n)
-        for t in (a, c):
-            t.clamp_(-1, 1)
-        yield (
-            f"weights, {count} of {n} x {n}",
-            {
-                "torch": differentiated(lambda a, c, E, n=n: shifted_sum(E, a, c, n), a, c, E),
-                "ours": differentiated(stein_matrix, a, c, E),
-            },
-        )
+def decoders(R: int) -> dict[str, Call]:
+    wide = torch.stack([decoder.pack(randn(WORDS, UNITS, scale=0.1), randn(WORDS)) for _ in range(R)])
+    narrow, h = decoder.narrowed(wide, "bf16"), randn(R, TOKENS, UNITS)
+    targets = torch.randint(WORDS, (TOKENS,), device="cuda")
+    scale = torch.full((R,), -1e-9, device="cuda")
+
+    def ours() -> None:
+        _, _, d = decoder.loss_and_gradients(h, narrow, targets)
+        decoder.update(wide, narrow, d, scale)
+
+    return {"torch": without(cuda_decoder, ours), "ours": ours}
+
+
+def weights(count: int, n: int) -> dict[str, Call]:
+    a, c = (randn(count, n).clamp(-1, 1) for _ in range(2))
+    E = randn(count, n, n)
+    return {
+        "torch": differentiated(lambda a, c, E: shifted_sum(E, a, c, n), a, c, E),
+        "ours": differentiated(stein_matrix, a, c, E),
+    }
+
+
+CASES: dict[str, Callable[[], dict[str, Call]]] = {
+    "stage, first, 12 CNNs": lambda: stages(3, 6, 32, images=True),
+    "stage, second, 12 CNNs": lambda: stages(6, 16, 16, images=False),
+    "recurrence, 1 LSTM": lambda: recurrences(1),
+    "recurrence, 19 LSTMs": lambda: recurrences(19),
+    "decoder, 1 model": lambda: decoders(1),
+    "decoder, 6 models": lambda: decoders(6),
+    "weights, 76 of 128 x 128": lambda: weights(76, 128),
+    "weights, 9 of 1024 x 1024": lambda: weights(9, 1024),
+    "weights, 12 of 3072 x 3072": lambda: weights(12, 3072),
+}
 
 
 def main() -> None:
@@ -158,14 +149,13 @@ def main() -> None:
         parser.exit(2, "kernel_speed: torch finds no GPU here.\n")
     torch.manual_seed(0)
     rows = []
-    for group in (stages, recurrences, decoders, weights):
-        for what, calls in group():
-            ms = milliseconds(calls)
-            row = {"what": what, **{f"{side}_ms": value for side, value in ms.items()}}
-            rows.append(row | {"ratio": ms["torch"] / ms["ours"]})
-            told = ", ".join(f"{side} {value:.3f} ms" for side, value in ms.items())
-            print(f"{what:28} {told}: {rows[-1]['ratio']:.1f}", flush=True)
-            torch.cuda.empty_cache()
+    for what, calls in CASES.items():
+        ms = milliseconds(calls())
+        ratio = ms["torch"] / ms["ours"]
+        rows.append({"what": what, **{f"{side}_ms": value for side, value in ms.items()}, "ratio": ratio})
+        told = ", ".join(f"{side} {value:.3f} ms" for side, value in ms.items())
+        print(f"{what:28} {told}: {ratio:.1f}", flush=True)
+        torch.cuda.empty_cache()
     if arguments.out:
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
         arguments.out.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")

@@ -4,7 +4,7 @@
 
 Both sides do the same work at the sizes of the paper's experiments, forward and backward, each captured as a
 CUDA graph: torch's side pays for its kernels, not for their launches from Python. The sides take turns; a
-number is the minimum over rounds, a ratio torch's time / ours.
+number is the minimum over rounds, a ratio torch's time / ours. cuDNN may use TF32, as is torch's default.
 
     stage         convolution, ReLU and pooling of twelve CNNs, both stages of the LeNet-like network
     recurrence    35 steps of small LSTMs; beside it torch's nn.LSTM (cuDNN), one model after the other

@@ -205,17 +205,16 @@ class Run:
         parts += [f"hidden={self.hidden}"] if self.hidden is not None else []
         parts += [f"keep={self.keep}"] if self.keep is not None else []
         parts += [f"{self.train_fraction:.0%}"] if self.train_fraction < 1 else []
-        parts += [name if value is None else f"{name}={value:g}" for name, value in self.marks.items()]
-        return " ".join([*parts, f"seed={self.seed}"])
+        return " ".join([*parts, *self.marks, f"seed={self.seed}"])
 
     @property
-    def marks(self) -> dict[str, float | None]:
-        """What was chosen about its start and training, by short names; None for what has no number."""
+    def marks(self) -> list[str]:
+        """What was chosen about its start and training: "std=0.01", "open", ..."""
         numbers = {"std": self.init_std, "output_std": self.output_std, "gain": self.gain, "l1": self.l1}
         precise = getattr(self.protocol, "precision", None) == "full" and not self.protocol.is_quick
         flags = {"open": self.fixed, "bias": self.bias, "full precision": precise}
-        chosen: dict[str, float | None] = {name: n for name, n in numbers.items() if n is not None}
-        return chosen | {name: None for name, flag in flags.items() if flag}
+        chosen = [f"{name}={value:g}" for name, value in numbers.items() if value is not None]
+        return chosen + [name for name, flag in flags.items() if flag]
 
     def config(self) -> dict[str, Any]:
         """All of it as JSON values. What is None is left out: a field added later changes no hash."""

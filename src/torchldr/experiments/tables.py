@@ -186,9 +186,7 @@ def _quoted_row(table: str, quoted: Quoted) -> Row:
 
 def _start(run: Run) -> str:
     parts = [] if run.init_std is not None else [run.init]
-    for name, value in run.marks.items():
-        parts.append(name if value is None else f"{name.replace('_', ' ')} {value:g}")
-    return ", ".join(parts)
+    return ", ".join([*parts, *(mark.replace("=", " ").replace("_", " ") for mark in run.marks)])
 
 
 def _mean(numbers: Iterable[float]) -> float | None:

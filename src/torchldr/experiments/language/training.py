@@ -166,8 +166,7 @@ def describe(trainings: Sequence[FleetTraining]) -> str:
     for one in trainings:
         values = [perplexity(loss) for loss in one.history["validation"][-1]]
         told = " ".join("-" if value is None else f"{value:.1f}" for value in values)
-        marks = (name if value is None else f"{name}={value:g}" for name, value in one.runs[0].marks.items())
-        parts.append(" ".join([one.runs[0].method, *marks, told]))
+        parts.append(" ".join([one.runs[0].method, *one.runs[0].marks, told]))
     return "; ".join(parts)
 
 

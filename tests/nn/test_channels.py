@@ -200,11 +200,36 @@ def test_plans():
     with torch.no_grad():
         assert layer.eval().uses() == "dense"
     assert StructuredChannels(2, 2, 256, structure="ldr_sd", rank=8).uses() == "dense"
+    assert StructuredChannels(2, 2, 256, structure="ldr_td", rank=1).uses() == "dense"
     assert StructuredChannels(2, 2, 256, structure="low_rank", rank=8).uses() == "fast"
+    assert StructuredChannels(2, 2, 256, structure="cauchy_like", rank=8).uses() == "fast"
     layer.plan = "fast"
     assert layer.uses() == "fast"
     with pytest.raises(ValueError, match="plan must be one of auto, fast, dense, got 'slow'"):
         layer.plan = "slow"
+
+
+@pytest.mark.parametrize(
+    ("structure", "rank", "channels", "features", "plan"),
+    [
+        ("ldr_sd", 1, 1, 4096, "dense"),
+        ("ldr_sd", 1, 8, 1024, "dense"),
+        ("ldr_sd", 1, 9, 1024, "fast"),  # of more entries than it may make
+        ("toeplitz_like", 1, 3, 1024, "fast"),
+        ("toeplitz_like", 4, 3, 1024, "dense"),
+        ("hankel_like", 4, 3, 1024, "dense"),
+        ("ldr_td", 1, 3, 128, "dense"),
+        ("ldr_td", 16, 3, 1024, "fast"),
+        ("low_rank", 16, 3, 1024, "fast"),
+        ("circulant", None, 3, 1024, "fast"),
+        ("dense", None, 9, 1024, "dense"),
+    ],
+)
+def test_plans_on_a_gpu(monkeypatch, structure, rank, channels, features, plan):
+    """By the rule alone; there is none on most machines."""
+    monkeypatch.setattr(MatrixStack, "on_a_gpu", property(lambda stack: True))
+    layer = StructuredChannels(channels, channels, features, structure=structure, rank=rank, device="meta")
+    assert layer.uses() == plan
 
 
 def test_inference_keeps_the_dense_matrix_until_a_parameter_changes():

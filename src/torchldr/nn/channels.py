@@ -15,8 +15,14 @@ from .linear import StructuredLinear
 
 FORMS = ("grid", "wide")
 PLANS = ("auto", "fast", "dense")
-DENSE_ENTRIES = 1 << 24  # "auto" never makes more entries than these: 64 MiB in float32
-FAST_FACTOR = 32  # of `MatrixStack.favours_dense`, measured in training with batches of 50
+# The "auto" plan in training, by what was measured (benchmarks/channels_speed.py): the factors of
+# `MatrixStack.favours_dense`, on a GPU or not. A dense matrix made anew pays for classes in which its cost
+# hardly grows with the rank, and for LDR-TD on a CPU, whose fast product is quadratic too.
+FACTORS = {
+    False: {"ldr_sd": 32, "toeplitz_like": 32, "hankel_like": 32, "ldr_td": 2048},
+    True: {"ldr_sd": 2048, "toeplitz_like": 256, "hankel_like": 256},
+}
+DENSE_ENTRIES = {False: 1 << 24, True: 1 << 26}  # never more, 64 and 256 MiB in float32
 
 
 class StructuredChannels(nn.Module):
@@ -150,13 +156,14 @@ class StructuredChannels(nn.Module):
         """How the grid multiplies now, "dense" or "fast". The wide form asks its own layer."""
         if self.grid is None or self._plan_choice != "auto":
             return self._plan_choice
-        m, n = self.grid.out_features, self.grid.in_features
-        if self.grid.structure.name == "dense":
+        grid, name = self.grid, self.grid.structure.name
+        if name == "dense":
             return "dense"
-        if self.in_channels * self.out_channels * m * n > DENSE_ENTRIES:
+        if math.prod((*grid.stack, grid.out_features, grid.in_features)) > DENSE_ENTRIES[grid.on_a_gpu]:
             return "fast"
         # In inference the dense matrix is made once.
-        return "dense" if self.grid._keeps() or self.grid.favours_dense(FAST_FACTOR) else "fast"
+        factor = FACTORS[grid.on_a_gpu].get(name, 0)
+        return "dense" if grid._keeps() or grid.favours_dense(factor) else "fast"
 
     def forward(self, x: Tensor) -> Tensor:
         self._check(x)

@@ -84,6 +84,10 @@ class MatrixStack(nn.Module):
         """The constants without the grid's axes."""
         return frozenset(self._non_persistent_buffers_set)
 
+    @property
+    def on_a_gpu(self) -> bool:
+        return self.get_parameter(self._learned[0]).is_cuda
+
     def matrix(self, *index: int) -> StructuredMatrix:
         """The matrix at a place of the grid, sharing this module's parameters."""
         tensors = {name: t if name in self.shared else t[index] for name, t in self.tensors().items()}

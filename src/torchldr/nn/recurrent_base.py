@@ -155,8 +155,7 @@ class StructuredRecurrent(nn.Module):
             return self._plan_choice == "dense"
         if stack.in_features * stack.out_features > DENSE_ENTRIES:
             return False
-        on_a_gpu = stack.get_parameter(stack.structure.scaled[0]).is_cuda
-        return on_a_gpu or name.startswith("weight_hh") or stack.favours_dense(FAST_FACTOR)
+        return stack.on_a_gpu or name.startswith("weight_hh") or stack.favours_dense(FAST_FACTOR)
 
     def _product(self, side: str, suffix: str) -> Product:
         """Multiply vectors (b, size) by the matrices of all gates and add their bias: (b, gates * h)."""

@@ -141,8 +141,11 @@ def info_command(as_json: AsJson = False) -> None:
     machine = facts["platform"]
     rows = [{"what": name, "value": found or "not installed"} for name, found in facts["versions"].items()]
     rows.append({"what": "system", "value": f"{machine['system']} {machine['machine']}"})
-    rows.append({"what": "CPU", "value": f"{machine['cores']} cores, {machine['threads']} threads in torch"})
-    rows += [{"what": d["device"], "value": d["description"]} for d in facts["devices"]]
+    cores = f", {machine['cores']} cores, {machine['threads']} threads in torch"
+    for d in facts["devices"]:
+        rows.append(
+            {"what": d["device"], "value": d["description"] + (cores if d["device"] == "cpu" else "")}
+        )
     rows.append({"what": "structures", "value": ", ".join(facts["structures"])})
     for path in facts["fast_paths"]:
         state = f"on: {path['does']}" if path["on"] else f"off: {path['why_not']}"

@@ -90,7 +90,10 @@ def test_absent_data_is_told(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (("paper", "rectangle"), "Did you mean 'rectangles'"),
-        (("paper", "shl", "--only", "dataset=mars"), "no row of 'shl'"),
+        (("paper", "shl", "--only", "dataset=mars"), "no row of 'shl' has dataset=mars. There are"),
+        (("paper", "conv", "--only", "model=wide,structure=ldr_sd"), "has model=structure=ldr_sd. There are"),
+        (("paper", "conv", "--only", "rank=16,99"), "no row of 'conv' has rank=99"),
+        (("paper", "conv", "--only", "model=conv3", "rank=16"), "has what --only asks for"),
         (("paper", "shl", "--only", "colour=red"), "key=value"),
         (("paper", "shl", "--seeds", "0"), "--seeds"),
         (("paper", "rectangles", "--device", "abacus"), "unknown device"),

@@ -76,7 +76,7 @@ def keep_table(table: Table, filters: Filters) -> Table:
     """The cells of a table that pass all filters.
 
     Raises:
-        ValueError: when none does, with the values that there are.
+        ValueError: when none does, or none has one of the values, with the values that there are.
     """
     if not filters:
         return table
@@ -85,12 +85,12 @@ def keep_table(table: Table, filters: Filters) -> Table:
         for cell in table.cells
         if all(_text(_FILTERS[key](cell)) in wanted for key, wanted in filters.items())
     )
-    if not cells:
-        known = {
-            key: [_text(v) for v in _in_order({_FILTERS[key](c) for c in table.cells})] for key in filters
-        }
+    known = {key: [_text(v) for v in _in_order({_FILTERS[key](c) for c in table.cells})] for key in filters}
+    strange = [f"{key}={v}" for key, wanted in filters.items() for v in sorted(wanted - {*known[key]})]
+    if strange or not cells:
         listing = "; ".join(f"{key}: {', '.join(found)}" for key, found in known.items())
-        raise ValueError(f"no row of {table.name!r} has what --only asks for. There are {listing}.")
+        asked = ", ".join(strange) or "what --only asks for"
+        raise ValueError(f"no row of {table.name!r} has {asked}. There are {listing}.")
     return replace(table, cells=cells, quoted=())
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from .ledger import Ledger
 from .paper import get_table
-from .tables import Row, heading, overview, table_rows
+from .tables import Row, heading, overview, table_rows, tells
 
 PAGES = ("experiments.md", "language.md")  # under docs/
 _MARKED = re.compile(r"(<!-- table: (\w+)((?: \w+=\S+)*) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -34,7 +34,7 @@ def render(rows: Sequence[Row]) -> str:
     """Rows that have been run, as Markdown; columns that say the same in every row are left out."""
     rows = [row for row in rows if row["state"] in ("done", "partial")]
     shown = [
-        key for key in _COLUMNS if key in _ALWAYS or len({str(row[key]) for row in rows}) > 1 or key == "lr"
+        key for key in _COLUMNS if key in _ALWAYS or tells(key, (row[key] for row in rows)) or key == "lr"
     ]
     rule = ["---" if key in ("dataset", "model", "structure") else "---:" for key in shown]
     head = [heading(rows) if key == "test" else key for key in shown]

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from .tables import Row, heading
+from .tables import Row, heading, tells
 
 _PAPER_COLUMNS = (
     "dataset", "model", "structure", "rank", "fraction", "init", "parameters", "paper_parameters",
@@ -23,7 +23,7 @@ _TRAIN_COLUMNS = (
 
 def columns_of(rows: Sequence[Row]) -> list[str]:
     """The columns of a paper's table that say something about these rows."""
-    dull = {name for name in _ONLY_IF_VARIED if len({row[name] for row in rows}) < 2}
+    dull = {name for name in _ONLY_IF_VARIED if not tells(name, (row[name] for row in rows))}
     return [name for name in _PAPER_COLUMNS if name not in dull and _says_something(name, rows)]
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from .ledger import Ledger
 from .paper import TABLES, Cell, Quoted, Table
-from .protocol import Run
+from .protocol import INITS, Run
 from .records import Record
 
 Row = dict[str, Any]
@@ -83,6 +83,12 @@ def heading(rows: Sequence[Row]) -> str:
     """What the column `test` of these rows holds."""
     metrics = {row.get("metric", "test") for row in rows if row.get("state") != "quoted"}
     return _HEADINGS[metrics.pop()] if len(metrics) == 1 else "test"
+
+
+def tells(key: str, values: Iterable[Any]) -> bool:
+    """Whether a column says something: its values differ, or a start is more than one of the usual names."""
+    found = set(map(str, values))
+    return len(found) > 1 or (key == "init" and not found <= {*INITS, "None"})
 
 
 _HEADINGS = {

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..figures.names import dataset_title, method_title, model_title
-from ..tables import Row
+from ..tables import Row, tells
 from .markup import Html, element, join, text
 from .runs import row_link
 
@@ -93,7 +93,7 @@ COLUMNS = (
     Column("test", "Ours", _ours, numeric=True),
     Column("paper", "Paper", _plain("paper", "{:.2f}".format), numeric=True, needed=_given),
     Column("difference", "Difference", _difference, numeric=True, needed=_given),
-    Column("init", "Start", _plain("init"), needed=_varied),
+    Column("init", "Start", _plain("init"), needed=lambda values: tells("init", values)),
     Column("hidden", "Hidden units", _plain("hidden"), numeric=True, minor=True, needed=_given),
     Column("epochs", "Epochs", _plain("epochs"), numeric=True, minor=True, needed=_varied),
     Column("parameters", "Parameters", _plain("parameters", "{:,}".format), numeric=True),

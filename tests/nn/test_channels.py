@@ -203,8 +203,18 @@ def test_plans():
     assert StructuredChannels(2, 2, 256, structure="ldr_td", rank=1).uses() == "dense"
     assert StructuredChannels(2, 2, 256, structure="low_rank", rank=8).uses() == "fast"
     assert StructuredChannels(2, 2, 256, structure="cauchy_like", rank=8).uses() == "fast"
+    assert StructuredChannels(1, 1, 1024, structure="ldr_td", rank=16).uses() == "fast"
     layer.plan = "fast"
     assert layer.uses() == "fast"
+    wide = StructuredChannels(2, 2, 256, structure="toeplitz_like", form="wide")
+    assert wide.uses() == "fast"
+    with torch.no_grad():
+        assert wide.eval().uses() == "auto"  # by the size of a batch
+        wide.plan = "dense"
+        assert wide.uses() == "dense"
+    full = StructuredChannels(2, 2, 256, structure="dense")
+    full.plan = "fast"
+    assert full.uses() == "dense"
     with pytest.raises(ValueError, match="plan must be one of auto, fast, dense, got 'slow'"):
         layer.plan = "slow"
 
@@ -276,7 +286,13 @@ def test_low_precision(form, plan):
         ({"init": "conv"}, ValueError, "init must be 'linear' or 'paper', got 'conv'"),
         ({"bias": None}, TypeError, "bias must be True or False, got None"),
         ({"rank": 9}, ValueError, "StructuredChannels: rank must be between 1 and 8"),
-        ({"rnk": 2}, TypeError, "unknown keyword 'rnk'. Did you mean 'rank'"),
+        ({"rnk": 2}, TypeError, "StructuredChannels: unknown keyword 'rnk'. Did you mean 'rank'"),
+        ({"fom": "wide"}, TypeError, "Did you mean 'form'"),
+        (
+            {"form": "wide", "innit": "paper"},
+            TypeError,
+            "StructuredChannels: unknown keyword 'innit'. Did you",
+        ),
         ({"dtype": torch.int32}, TypeError, "dtype must be real floating point"),
     ],
 )

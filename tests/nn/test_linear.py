@@ -294,7 +294,7 @@ def test_conversion_keeps_constants_precise(cls):
             ValueError,
             "the structure 'circulant' has no rank, got rank=4",
         ),
-        ({"rnk": 4}, TypeError, "unknown keyword 'rnk'. Did you mean 'rank'"),
+        ({"rnk": 4}, TypeError, "StructuredLinear: unknown keyword 'rnk'. Did you mean 'rank'"),
         ({"block_size": 8}, TypeError, "unknown keyword 'block_size'"),
         (
             {"structure": "block_circulant", "block_size": 0},

@@ -237,7 +237,8 @@ def test_one_step_needs_one_direction():
         ({"init": "lstm"}, ValueError, "init must be one of linear, paper, got 'lstm'"),
         ({"structure": "ldr"}, ValueError, "unknown structure 'ldr'"),
         ({"rank": 9}, ValueError, r"StructuredLSTM: rank must be between 1 and 8"),
-        ({"rnk": 2}, TypeError, "unknown keyword 'rnk'. Did you mean 'rank'"),
+        ({"rnk": 2}, TypeError, "StructuredLSTM: unknown keyword 'rnk'. Did you mean 'rank'"),
+        ({"batchfirst": True}, TypeError, "Did you mean 'batch_first'"),
         ({"dtype": torch.int64}, TypeError, "dtype must be real floating point, got torch.int64"),
     ],
 )
@@ -249,8 +250,10 @@ def test_errors_at_construction(kwargs, error, message):
 def test_errors_of_the_gru_and_a_warning():
     with pytest.raises(ValueError, match="StructuredGRU: proj_size is for the LSTM alone, got 3"):
         StructuredGRU(4, 5, proj_size=3)
-    with pytest.warns(UserWarning, match="dropout=0.5 has no effect with one layer"):
-        StructuredGRU(4, 5, dropout=0.5)
+    for layer in (StructuredGRU, StructuredLSTM):
+        with pytest.warns(UserWarning, match="dropout=0.5 has no effect with one layer") as told:
+            layer(4, 5, dropout=0.5)
+        assert told[0].filename == __file__
 
 
 @pytest.mark.parametrize(

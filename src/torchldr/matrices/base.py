@@ -16,7 +16,7 @@ and register rules of the algebra (`rules`): what its sums, products and transpo
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
@@ -177,13 +177,14 @@ class StructuredMatrix(LinearMap):
         return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
     @classmethod
-    def check_options(cls, options: Mapping[str, Any], others: Iterable[str] = ()) -> dict[str, Any]:
-        """All options, given and default; an unknown one is an error, which names `others` too."""
+    def check_options(cls, options: Mapping[str, Any], layer: type | None = None) -> dict[str, Any]:
+        """All options, given and default; an unknown one is an error, which tells a layer's arguments too."""
         known = cls.default_options()
         for key in options:
             if key not in known:
-                listed = {**known, **dict.fromkeys(others)}
-                raise TypeError(f"{cls.__name__}: unknown keyword {key!r}{near(key, listed)}.")
+                arguments = inspect.signature(layer).parameters if layer else {}
+                listed = {**known, **{name: None for name in arguments if name != "options"}}
+                raise TypeError(f"{(layer or cls).__name__}: unknown keyword {key!r}{near(key, listed)}.")
         chosen = {**known, **options}
         for key, value in chosen.items():
             if value is inspect.Parameter.empty:

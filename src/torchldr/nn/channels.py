@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from ..matrices import StructuredMatrix
+from ..matrices import StructuredMatrix, get_structure
 from .channels_stack import MatrixStack, describe
 from .linear import StructuredLinear
 
@@ -17,11 +17,12 @@ FORMS = ("grid", "wide")
 PLANS = ("auto", "fast", "dense")
 # The "auto" plan in training, by what was measured (benchmarks/channels_speed.py): the factors of
 # `MatrixStack.favours_dense`, on a GPU or not. A dense matrix made anew pays for classes in which its cost
-# hardly grows with the rank, and for LDR-TD on a CPU, whose fast product is quadratic too.
+# hardly grows with the rank; and for LDR-TD on a CPU, whose fast product is quadratic too, up to a size.
 FACTORS = {
-    False: {"ldr_sd": 32, "toeplitz_like": 32, "hankel_like": 32, "ldr_td": 2048},
+    False: {"ldr_sd": 32, "toeplitz_like": 24, "hankel_like": 24},
     True: {"ldr_sd": 2048, "toeplitz_like": 256, "hankel_like": 256},
 }
+TRIDIAGONAL = 1 << 22  # rank * m * n, on a CPU
 DENSE_ENTRIES = {False: 1 << 24, True: 1 << 26}  # never more, 64 and 256 MiB in float32
 
 
@@ -105,8 +106,10 @@ class StructuredChannels(nn.Module):
         n, m = math.prod(self.features), math.prod(self.out_features)
         common: dict[str, Any] = {"structure": structure, "rank": rank, "device": device, "dtype": dtype}
         if form == "grid":
-            self.grid = MatrixStack((out_channels, in_channels), n, m, options=options, who=who, **common)
+            common |= {"options": options, "layer": StructuredChannels}
+            self.grid = MatrixStack((out_channels, in_channels), n, m, **common)
         else:
+            get_structure(structure).check_options(options, StructuredChannels)
             self.wide = StructuredLinear(
                 in_channels * n, out_channels * m, False, init=init, **common, **options
             )
@@ -153,17 +156,27 @@ class StructuredChannels(nn.Module):
             self.wide.plan = choice
 
     def uses(self) -> str:
-        """How the grid multiplies now, "dense" or "fast". The wide form asks its own layer."""
-        if self.grid is None or self._plan_choice != "auto":
-            return self._plan_choice
-        grid, name = self.grid, self.grid.structure.name
-        if name == "dense":
+        """How products are done now, "dense" or "fast"; "auto" where the wide form's layer, in inference,
+        decides for each size of batch."""
+        part = self.grid if self.grid is not None else self._wide()
+        if part.structure.name == "dense":
             return "dense"
-        if math.prod((*grid.stack, grid.out_features, grid.in_features)) > DENSE_ENTRIES[grid.on_a_gpu]:
-            return "fast"
-        # In inference the dense matrix is made once.
-        factor = FACTORS[grid.on_a_gpu].get(name, 0)
-        return "dense" if grid._keeps() or grid.favours_dense(factor) else "fast"
+        if self._plan_choice != "auto":
+            return self._plan_choice
+        if isinstance(part, StructuredLinear):
+            return "auto" if part._keeps_plan(part.matrix()) else "fast"
+        return "dense" if self._favours_dense(part) else "fast"
+
+    def _favours_dense(self, grid: MatrixStack) -> bool:
+        """Whether the dense block matrix is the faster way."""
+        gpu, name, entries = grid.on_a_gpu, grid.structure.name, grid.out_features * grid.in_features
+        if math.prod(grid.stack) * entries > DENSE_ENTRIES[gpu]:
+            return False
+        if grid._keeps():  # made once
+            return True
+        if name == "ldr_td" and not gpu:
+            return (grid.rank or 1) * entries <= TRIDIAGONAL
+        return grid.favours_dense(FACTORS[gpu].get(name, 0))
 
     def forward(self, x: Tensor) -> Tensor:
         self._check(x)
@@ -203,7 +216,7 @@ class StructuredChannels(nn.Module):
             raise TypeError(f"{who}: the input has dtype {x.dtype}, the weights {some.dtype}; convert one.")
 
     def drop_plan(self) -> None:
-        """Forget what is kept for inference: needed only after an edit through `.data`."""
+        """Forget what is kept for inference: needed only after an edit in place through `.data`."""
         (self.grid or self._wide()).drop_plan()
 
     def extra_repr(self) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Mapping
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from ..matrices import StructuredMatrix, get_structure
 from . import plans
 from .channels_weights import stacked_dense, stacked_matmul
-from .linear import KEYWORDS
+from .linear import named_tensors, states
 
 _MEASURED = 1 << 24  # entries of all matrices up to which the initial scale is measured
 
@@ -32,7 +33,7 @@ class MatrixStack(nn.Module):
         rank: rank of the class's generators; None means 1, or nothing for a class without a rank.
         options: the structure's own options.
         device, dtype: of the parameters.
-        who: the name that errors use.
+        layer: whose arguments these are, for errors.
 
     Attributes:
         G, H, ...: the structure's parameters by the names of its class, shape (*stack, ...).
@@ -52,12 +53,13 @@ class MatrixStack(nn.Module):
         options: Mapping[str, Any] | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-        who: str = "MatrixStack",
+        layer: type[nn.Module] | None = None,
     ) -> None:
         super().__init__()
+        who = (layer or MatrixStack).__name__
         self.stack, self.in_features, self.out_features = tuple(stack), in_features, out_features
         self.structure = get_structure(structure)
-        self.options = self.structure.check_options(options or {}, KEYWORDS)
+        self.options = self.structure.check_options(options or {}, layer)
         shapes = self.structure.check_shapes(out_features, in_features, rank, self.options, who)
         self.rank = (rank or 1) if self.structure.ranked else None
         dtype = dtype or torch.get_default_dtype()
@@ -68,7 +70,7 @@ class MatrixStack(nn.Module):
                 name, nn.Parameter(torch.empty(*self.stack, *shape, device=device, dtype=dtype))
             )
         self._learned = tuple(shapes)
-        self._kept: tuple[list[tuple[Tensor, int]], Tensor] | None = None
+        self._kept: tuple[list[Tensor], list[int], Tensor] | None = None
         self._fill_constants(drawn=True)
         self._names = (*self._learned, *self._buffers)
 
@@ -76,8 +78,9 @@ class MatrixStack(nn.Module):
 
     def tensors(self) -> dict[str, Tensor]:
         """All tensors by name, parameters and constants."""
-        registered = {**self._buffers, **self._parameters}
-        return {name: cast(Tensor, registered[name]) for name in self._names}
+        for hook in self._forward_pre_hooks.values():  # those of pruning, which set a parameter before a call
+            hook(self, ())
+        return named_tensors(self, self._names)
 
     @property
     def shared(self) -> frozenset[str]:
@@ -86,7 +89,7 @@ class MatrixStack(nn.Module):
 
     @property
     def on_a_gpu(self) -> bool:
-        return self.get_parameter(self._learned[0]).is_cuda
+        return self._some().is_cuda
 
     def matrix(self, *index: int) -> StructuredMatrix:
         """The matrix at a place of the grid, sharing this module's parameters."""
@@ -101,11 +104,12 @@ class MatrixStack(nn.Module):
         """
         if not self._keeps():
             return self._dense()
-        if self._kept is None or not _same(self._kept[0], self.tensors()):
+        tensors = list(self.tensors().values())
+        if self._kept is None or not _same(tensors, *self._kept[:2]):
             # What is made in inference mode may have to serve autograd later.
             with torch.inference_mode(False), torch.no_grad():
-                self._kept = [(t, t._version) for t in self.tensors().values()], self._dense()
-        return self._kept[1]
+                self._kept = tensors, states(tensors), self._dense()
+        return self._kept[2]
 
     def favours_dense(self, factor: int) -> bool:
         """Whether dense matrices, made anew in every call, are faster than fast products.
@@ -119,8 +123,12 @@ class MatrixStack(nn.Module):
         factor = 4 if self.structure.name == "low_rank" else factor
         return m * n <= plans.SMALL_ENTRIES or m * n <= factor * (self.rank or 1) * (m + n)
 
+    def _some(self) -> Tensor:
+        """A tensor that is learned, for its device and dtype."""
+        return named_tensors(self, self._learned[:1])[self._learned[0]]
+
     def _dense(self) -> Tensor:
-        some = self.get_parameter(self._learned[0])
+        some = self._some()
         device, axes = some.device.type, len(self.stack)
         tensors = {n: t if n in self.shared else t.flatten(0, axes - 1) for n, t in self._wide().items()}
         with torch.autocast(device, enabled=False):
@@ -189,7 +197,7 @@ class MatrixStack(nn.Module):
 
     def _fill_constants(self, generator: torch.Generator | None = None, *, drawn: bool = False) -> None:
         """Compute the constants again, and draw anew those that are drawn if asked to."""
-        some = self.get_parameter(self._learned[0])
+        some = self._some()
         like: dict[str, Any] = {"dtype": some.dtype, "device": some.device, "generator": generator}
         m, n, rank = self.out_features, self.in_features, self.rank or 1
         count = math.prod(self.stack) if drawn else 1
@@ -208,14 +216,14 @@ class MatrixStack(nn.Module):
             return False
         gradients = torch.is_grad_enabled()
         for name in self._learned:
-            p = self._parameters[name]
-            # Not a Parameter: swapped by a transformation.
+            p = self._parameters.get(name)
+            # Not a Parameter: swapped by a transformation, or made by a parametrization.
             if not isinstance(p, nn.Parameter) or p.is_inference() or (gradients and p.requires_grad):
                 return False
         return True
 
     def drop_plan(self) -> None:
-        """Forget what is kept for inference: needed only after an edit through `.data`."""
+        """Forget what is kept for inference: needed only after an edit in place through `.data`."""
         self._kept = None
 
     def train(self, mode: bool = True) -> Self:
@@ -249,7 +257,5 @@ def describe(stack: MatrixStack, sizes: bool = True) -> str:
     return ", ".join(parts)
 
 
-def _same(seen: list[tuple[Tensor, int]], now: Mapping[str, Tensor]) -> bool:
-    return all(
-        t is known and t._version == version for (known, version), t in zip(seen, now.values(), strict=True)
-    )
+def _same(now: list[Tensor], before: list[Tensor], then: list[int]) -> bool:
+    return all(map(operator.is_, now, before)) and states(now) == then

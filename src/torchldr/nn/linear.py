@@ -14,7 +14,6 @@ from ..matrices.products import Product, check_input, run_product
 from . import plans
 
 PLANS = ("auto", "fast", "dense")
-KEYWORDS = ("bias", "structure", "rank", "init", "device", "dtype")  # of layers, besides a class's options
 _version = attrgetter("_version")
 # Whether autocast is on for any device, in a tenth of the time of `torch.is_autocast_enabled`.
 _autocasts = torch._C._is_any_autocast_enabled
@@ -33,7 +32,7 @@ class _Plan:
         self.wide = self.dtype in (torch.float32, torch.float64)  # products run in it as it is
         self.registries = [(registry, list(registry.values())) for registry in _registries(layer)]
         self.changing = [t for _, tensors in self.registries for t in tensors if t is not None]
-        self.versions = list(map(_version, self.changing))
+        self.states = states(self.changing)
         self.choices: dict[int, bool] = {}
         self.ways: dict[torch.Size, Product] = {}  # for inputs of these shapes that need no conversion
         self._product: Product | None = None
@@ -44,7 +43,7 @@ class _Plan:
         for registry, tensors in self.registries:
             if len(registry) != len(tensors) or not all(map(is_, registry.values(), tensors)):
                 return False
-        if list(map(_version, self.changing)) != self.versions:
+        if states(self.changing) != self.states:
             return False
         return not (torch.is_grad_enabled() and any(t.requires_grad for t in self.changing))
 
@@ -97,8 +96,8 @@ class StructuredLinear(nn.Module):
         G, H, ...: the structure's parameters, by the names of its class.
 
     In `eval()` and without gradients for the parameters the layer keeps what does not depend on the
-    input, until a parameter is changed in place or replaced. An edit through `.data` cannot be seen:
-    call `drop_plan()` after one.
+    input, until a parameter is changed in place or replaced. An edit in place through `.data` cannot be
+    seen: call `drop_plan()` after one.
 
     Examples:
         >>> layer = StructuredLinear(784, 512, structure="ldr_sd", rank=4)
@@ -131,7 +130,7 @@ class StructuredLinear(nn.Module):
         if not isinstance(bias, bool):
             raise TypeError(f"StructuredLinear: bias must be True or False, got {bias!r}.")
         self.structure = get_structure(structure)
-        self.options = self.structure.check_options(options, KEYWORDS)
+        self.options = self.structure.check_options(options, StructuredLinear)
         shapes = self.structure.check_shapes(
             out_features, in_features, rank, self.options, "StructuredLinear"
         )
@@ -189,7 +188,7 @@ class StructuredLinear(nn.Module):
         self.drop_plan()
 
     def drop_plan(self) -> None:
-        """Forget what is kept for inference: needed only after an edit through `.data`."""
+        """Forget what is kept for inference: needed only after an edit in place through `.data`."""
         self._plan = None
         if (forget := getattr(self.structure, "forget", None)) is not None:
             forget(self._tensors(), self.options)
@@ -274,8 +273,7 @@ class StructuredLinear(nn.Module):
         return self._plan
 
     def _tensors(self) -> dict[str, Tensor]:
-        registered = {**self._buffers, **self._parameters}
-        return {name: cast(Tensor, registered[name]) for name in self._names}
+        return named_tensors(self, self._names)
 
     def _refill_constants(self, generator: torch.Generator | None = None, *, drawn: bool = False) -> None:
         """Compute the constants again, and draw anew those that are drawn if asked to."""
@@ -309,6 +307,17 @@ class StructuredLinear(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_plan": None}
+
+
+def states(tensors: list[Tensor]) -> list[int]:
+    """What changes when one of these is changed in place, or given other data."""
+    return [*map(_version, tensors), *map(Tensor.data_ptr, tensors)]
+
+
+def named_tensors(layer: nn.Module, names: tuple[str, ...]) -> dict[str, Tensor]:
+    """Parameters and buffers by name; what pruning or a parametrization has put in their place too."""
+    found = {**layer._buffers, **layer._parameters}
+    return {name: cast(Tensor, found[name] if name in found else getattr(layer, name)) for name in names}
 
 
 def _registries(layer: nn.Module) -> list[dict[str, Any]]:

@@ -62,7 +62,8 @@ class StructuredRecurrent(nn.Module):
         check_sizes(who, input_size, hidden_size, num_layers, proj_size)
         check_flags(who, bias=bias, batch_first=batch_first, bidirectional=bidirectional)
         check_choices(who, which=(which, WHICH), init=(init, INITS))
-        check_dropout(who, dropout, num_layers)
+        own = type(self).__init__ is not StructuredRecurrent.__init__
+        check_dropout(who, dropout, num_layers, above=2 if own else 1)
         if proj_size and self.torch_class is not nn.LSTM:
             raise ValueError(f"{who}: proj_size is for the LSTM alone, got {proj_size}.")
         self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
@@ -72,7 +73,7 @@ class StructuredRecurrent(nn.Module):
         self.state_size = proj_size or hidden_size  # of h; that of c is hidden_size
         directions = 2 if bidirectional else 1
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
-        common = {"structure": structure, "rank": rank, "options": options, "who": who, **factory}
+        common = {"structure": structure, "rank": rank, "options": options, "layer": type(self), **factory}
         rows = len(self.gates) * hidden_size
         for layer in range(num_layers):
             for suffix in self._suffixes(layer):
@@ -280,7 +281,7 @@ class StructuredRecurrent(nn.Module):
         """Nothing to do: here for code written for torch's layers, which lay out their weights anew."""
 
     def drop_plan(self) -> None:
-        """Forget what is kept for inference: needed only after an edit through `.data`."""
+        """Forget what is kept for inference: needed only after an edit in place through `.data`."""
         for stack in self._stacks().values():
             stack.drop_plan()
 

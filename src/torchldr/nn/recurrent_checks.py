@@ -29,11 +29,12 @@ def check_choices(who: str, **choices: tuple[str, Sequence[str]]) -> None:
             raise ValueError(f"{who}: {name} must be one of {', '.join(known)}, got {choice!r}.")
 
 
-def check_dropout(who: str, dropout: float, num_layers: int) -> None:
+def check_dropout(who: str, dropout: float, num_layers: int, *, above: int) -> None:
+    """`above`: how far the user's line is from the call of this."""
     if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout <= 1:
         raise ValueError(f"{who}: dropout must be a probability between 0 and 1, got {dropout!r}.")
     if dropout > 0 and num_layers == 1:
         warnings.warn(
             f"{who}: dropout acts between layers, so dropout={dropout} has no effect with one layer.",
-            stacklevel=4,
+            stacklevel=2 + above,
         )

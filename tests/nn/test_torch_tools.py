@@ -1,0 +1,115 @@
+"""What torch offers around modules, on every layer: functional calls, pruning, parametrizations, vectors."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call, grad
+from torch.nn.utils import parameters_to_vector, parametrizations, prune, vector_to_parameters
+
+from torchldr import StructuredChannels, StructuredGRU, StructuredLinear, StructuredLSTM
+
+LAYERS = {
+    "linear": lambda **more: StructuredLinear(12, 12, **more),
+    "lstm": lambda **more: StructuredLSTM(12, 12, **more),
+    "gru": lambda **more: StructuredGRU(12, 12, which="both", **more),
+    "grid": lambda **more: StructuredChannels(3, 3, 12, **more),
+    "wide": lambda **more: StructuredChannels(3, 3, 12, form="wide", **more),
+}
+PLANS = ("auto", "fast", "dense")
+every_layer = pytest.mark.parametrize("name", LAYERS)
+
+
+def made(name: str, plan: str = "auto", structure: str = "ldr_sd", rank: int | None = 2) -> nn.Module:
+    torch.manual_seed(0)
+    layer = LAYERS[name](structure=structure, rank=rank, dtype=torch.float64)
+    layer.plan = plan
+    return layer
+
+
+def output(layer: nn.Module, parameters: dict[str, torch.Tensor] | None = None) -> torch.Tensor:
+    x = torch.randn(5, 3, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    y = layer(x) if parameters is None else functional_call(layer, parameters, (x,))
+    return y[0] if isinstance(y, tuple) else y
+
+
+def holder(layer: nn.Module) -> nn.Module:
+    """The module that has G."""
+    return next(module for module in layer.modules() if "G" in module._parameters)
+
+
+@every_layer
+@pytest.mark.parametrize("plan", PLANS)
+def test_functional_calls_take_other_parameters(name, plan):
+    layer = made(name, plan)
+    others = {k: 1.5 * p.detach() for k, p in layer.named_parameters()}
+    moved = copy.deepcopy(layer)
+    with torch.no_grad():
+        for p in moved.parameters():
+            p.mul_(1.5)
+    torch.testing.assert_close(output(layer, others), output(moved))
+    torch.testing.assert_close(output(layer.eval(), others), output(moved))
+
+
+@every_layer
+@pytest.mark.parametrize("plan", PLANS)
+def test_gradients_of_a_functional_call(name, plan):
+    layer = made(name, plan)
+    output(layer).square().sum().backward()
+    own = {k: p.detach() for k, p in layer.named_parameters()}
+    found = grad(lambda parameters: output(layer, parameters).square().sum())(own)
+    for k, p in layer.named_parameters():
+        torch.testing.assert_close(found[k], p.grad)
+
+
+@every_layer
+def test_functional_calls_of_the_dense_class(name):
+    layer = made(name, structure="dense", rank=None)
+    own = {k: p.detach() for k, p in layer.named_parameters()}
+    torch.testing.assert_close(output(layer, own), output(layer))
+
+
+@every_layer
+@pytest.mark.parametrize("plan", PLANS)
+def test_pruned_parameters(name, plan):
+    layer = made(name, plan)
+    plain, part = copy.deepcopy(layer), holder(layer)
+    prune.l1_unstructured(part, "G", 0.5)
+    with torch.no_grad():
+        holder(plain).G.mul_(part.G_mask)
+    for _ in range(2):
+        torch.testing.assert_close(output(layer), output(plain))
+        output(layer).sum().backward()
+        with torch.no_grad():  # a step of descent
+            part.G_orig.sub_(part.G_orig.grad)
+            holder(plain).G.copy_(part.G_orig * part.G_mask)
+        part.G_orig.grad = None
+    with torch.no_grad():
+        torch.testing.assert_close(output(layer.eval()), output(plain))
+
+
+@every_layer
+@pytest.mark.parametrize("plan", PLANS)
+def test_parametrized_parameters(name, plan):
+    layer = made(name, plan)
+    y, part = output(layer).detach(), holder(layer)
+    parametrizations.weight_norm(part, "G")
+    torch.testing.assert_close(output(layer), y)
+    with torch.no_grad():
+        layer.eval()
+        output(layer)
+        part.parametrizations.G.original0.mul_(2)
+        assert not torch.allclose(output(layer), y)
+
+
+@every_layer
+@pytest.mark.parametrize("plan", PLANS)
+def test_vectors_of_parameters(name, plan):
+    """`vector_to_parameters` gives parameters other data, which counts no version."""
+    layer = made(name, plan).eval()
+    with torch.no_grad():
+        output(layer)
+        output(layer)  # the second by what is kept
+        vector_to_parameters(1.5 * parameters_to_vector(layer.parameters()), layer.parameters())
+        torch.testing.assert_close(output(layer), output(copy.deepcopy(layer)))

@@ -205,10 +205,13 @@ TABLES: dict[str, tuple[str, Callable[[Results], str]]] = {
     "gpu_kernels": ("kernel_speed", _listed("rows", {
         "what": "what", "torch_ms": "torch ms", "cudnn_ms": "cuDNN ms", "ours_ms": "ours ms",
         "ratio": "ratio"})),
+    "channels": ("channels_speed", _listed("rows", {
+        "structure": "structure", "channels": "channels", "features": "n", "rank": "rank", "batch": "batch",
+        "fast_ms": "fast ms", "dense_ms": "dense ms", "ratio": "ratio", "auto": "auto"})),
     "gpu_channels": ("channels_speed_cuda", _listed("rows", {
         "structure": "structure", "channels": "channels", "features": "n", "rank": "rank", "batch": "batch",
         "fast_ms": "fast ms", "dense_ms": "dense ms", "ratio": "ratio", "fast_mib": "fast MiB",
-        "dense_mib": "dense MiB"}, lambda row: row["features"] == 1024 and row["rank"] != 4)),
+        "dense_mib": "dense MiB"}, lambda row: row["channels"] > 1 and row["rank"] != 4)),
     "port_rmatmul": ("port_speed", _listed("rows", {
         "n": "n", "c": "c", "port_ms": "port ms", "stencil_ms": "stencil ms", "ratio": "ratio",
         "growth": "times before"}, _of("rmatmul"))),

@@ -23,7 +23,8 @@ class StructuredLSTM(StructuredRecurrent):
         rank: rank of the class's generators; None means 1, or nothing for a class without a rank.
         which: which matrices are structured: "input" those that multiply the input (W_ii, W_if, W_ig,
             W_io, the paper's choice), "hidden" those that multiply the state (W_hi, ...), or "both".
-        init: "linear" gives all weights the variance of nn.LSTM's; "paper" is the authors' start.
+        init: "linear" gives all weights the variance of nn.LSTM's; "paper" is the authors' start of the
+            structured matrices, the others as before.
         **options: the structure's own options.
 
     Shape:

@@ -269,7 +269,9 @@ def conv_to_matrix(conv: nn.Conv1d | nn.Conv2d, height: int, width: int | None =
         sizes = (height, height if width is None else width)
     for name, size in zip(("height", "width"), sizes, strict=False):
         if not isinstance(size, int) or isinstance(size, bool):
-            raise TypeError(f"{who}(conv, height, width): {name} must be an int, got {size!r}.")
+            raise TypeError(
+                f"{who}: {name} must be an int, got {size!r}; a width comes as an argument of its own."
+            )
         if size < 1:
             raise ValueError(f"{who}: {name} must be at least 1, got {size}.")
     axes = [

@@ -1,11 +1,11 @@
-"""A training step of StructuredChannels by fast products against its dense block matrix.
+"""StructuredChannels by fast products against its dense block matrix, in training and in inference.
 
     python benchmarks/channels_speed.py [--device cuda] [--out results/bench/channels_speed.json]
 
-Forward and backward, the gradient of the input included, for square grids of channels. Each number is the
-least time of a step, a ratio the time of fast products / that of dense ones: above 1 the dense matrices,
-which are made anew in every step, are faster. "auto" is what the layer takes by itself. On a GPU the
-largest memory of each is noted too.
+Square grids of channels; a step of training is forward and backward, the gradient of the input included.
+Each number is the least time of a call, a ratio the time of fast products / that of dense ones: above 1 the
+dense matrix, which training makes anew every time and inference once, is faster. "auto" is what the layer
+takes by itself. On a GPU the largest memory of each is noted too.
 """
 
 from __future__ import annotations
@@ -28,65 +28,84 @@ CASES: dict[str, dict[str, tuple[tuple[int, int], ...]]] = {
     "cpu": {
         "ldr_sd": ((3, 256), (3, 1024)),
         "toeplitz_like": ((3, 256), (3, 1024)),
-        "low_rank": ((3, 1024),),
-        "ldr_td": ((3, 256), (1, 1024)),
         "hankel_like": ((3, 256), (3, 1024)),
+        "low_rank": ((3, 256), (3, 1024)),
+        "ldr_td": ((3, 256), (1, 1024)),
         "vandermonde_like": ((3, 256),),
         "cauchy_like": ((3, 256),),
-        "circulant": ((3, 256),),
+        "circulant": ((3, 256), (3, 1024)),
     },
     "cuda": {
         "toeplitz_like": ((1, 2048), (1, 4096), (2, 2048), (5, 1024)),
-        "hankel_like": ((1, 4096),),
         "ldr_sd": ((1, 4096), (2, 4096), (5, 1024)),
         "low_rank": ((3, 1024), (8, 1024), (1, 4096)),
         "ldr_td": ((3, 256), (3, 1024), (1, 2048)),
         "circulant": ((3, 1024), (8, 1024)),
+        "hankel_like": ((1, 4096),),
     },
 }
 RANKS = (1, 4, 16)
-BATCHES = {"cpu": (50,), "cuda": (50, 1024)}
+BATCHES = {
+    ("cpu", "training"): (50,),
+    ("cpu", "inference"): (1, 50),
+    ("cuda", "training"): (50, 1024),
+    ("cuda", "inference"): (1, 1024),
+}
 
 
-def step_ms(layer: StructuredChannels, x: torch.Tensor, rounds: int, steps: int) -> float:
-    """The least time of a step over rounds of several steps."""
+def call_ms(layer: StructuredChannels, x: torch.Tensor, rounds: int, calls: int) -> float:
+    """The least time of a call over rounds of several; with gradients where the layer is in training."""
 
     def wait() -> None:
         if x.is_cuda:
             torch.cuda.synchronize()
 
     best = float("inf")
-    for _ in range(rounds + 1):  # the first compiles
+    for _ in range(rounds + 1):  # the first compiles, and makes what inference keeps
         wait()
         begun = time.perf_counter()
-        for _ in range(steps):
-            layer.zero_grad(set_to_none=False)
-            layer(x).square().sum().backward()
+        for _ in range(calls):
+            if layer.training:
+                layer.zero_grad(set_to_none=False)
+                layer(x).square().sum().backward()
+            else:
+                layer(x)
         wait()
-        best = min(best, (time.perf_counter() - begun) / steps)
+        best = min(best, (time.perf_counter() - begun) / calls)
     return 1e3 * best
 
 
-def rows(device: str) -> Iterator[dict[str, object]]:
-    rounds, steps = (8, 3) if device == "cuda" else (3, 1)
+def rows(device: str, what: str) -> Iterator[dict[str, object]]:
+    rounds, calls = (8, 3) if device == "cuda" else (3, 1)
     for structure, cases in CASES[device].items():
         ranks = RANKS if torchldr.get_structure(structure).ranked else (None,)
-        for (channels, n), rank, batch in product(cases, ranks, BATCHES[device]):
+        for (channels, n), rank, batch in product(cases, ranks, BATCHES[device, what]):
             layer = StructuredChannels(
                 channels, channels, n, structure=structure, rank=rank, bias=False, device=device
             )
-            x = torch.randn(batch, channels, n, device=device, requires_grad=True)
-            row: dict[str, object] = {"structure": structure, "channels": channels, "features": n}
-            row |= {"rank": rank, "batch": batch, "auto": layer.uses()}
+            layer.train(what == "training")
+            x = torch.randn(batch, channels, n, device=device, requires_grad=layer.training)
+            row: dict[str, object] = {"what": what, "structure": structure, "channels": channels}
+            row |= {"features": n, "rank": rank, "batch": batch, "auto": layer.uses()}
             times = {}
             for plan in ("fast", "dense"):
                 layer.plan = plan
                 if device == "cuda":
                     torch.cuda.reset_peak_memory_stats()
-                row[f"{plan}_ms"] = times[plan] = step_ms(layer, x, rounds, steps)
+                row[f"{plan}_ms"] = times[plan] = call_ms(layer, x, rounds, calls)
                 if device == "cuda":
                     row[f"{plan}_mib"] = torch.cuda.max_memory_allocated() / 2**20
             yield {**row, "ratio": times["fast"] / times["dense"]}
+
+
+def told(row: dict[str, object]) -> dict[str, object]:
+    """The row, printed."""
+    grid = f"{row['channels']} x {row['channels']} of {row['features']:4}"
+    case = f"{row['what']:9}  {row['structure']:16}  {grid}"
+    case += f"  rank {row['rank'] or '-':>2}  batch {row['batch']:4}"
+    times = f"fast {row['fast_ms']:8.2f} ms, dense {row['dense_ms']:8.2f} ms: {row['ratio']:7.2f}"
+    print(f"{case}  {times}  auto: {row['auto']}", flush=True)
+    return row
 
 
 def main() -> None:
@@ -98,12 +117,9 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.manual_seed(0)
     found = []
-    for row in rows(arguments.device):
-        found.append(row)
-        what = f"{row['structure']:16} {row['channels']} x {row['channels']} of {row['features']:4}"
-        what += f"  rank {row['rank'] or '-':>2}  batch {row['batch']:4}"
-        times = f"fast {row['fast_ms']:8.2f} ms, dense {row['dense_ms']:8.2f} ms: {row['ratio']:5.2f}"
-        print(f"{what}  {times}  auto: {row['auto']}", flush=True)
+    for what in ("training", "inference"):
+        with torch.set_grad_enabled(what == "training"):
+            found += [told(row) for row in rows(arguments.device, what)]
     if arguments.out:
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
         arguments.out.write_text(json.dumps({"machine": machine(), "rows": found}, indent=1) + "\n")

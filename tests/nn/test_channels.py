@@ -198,7 +198,9 @@ def test_plans():
     layer = StructuredChannels(3, 3, 1024, structure="toeplitz_like", rank=2)
     assert layer.uses() == "fast"
     with torch.no_grad():
-        assert layer.eval().uses() == "dense"
+        assert layer.eval().uses() == "fast"
+        for structure, rank in (("toeplitz_like", 4), ("ldr_sd", 1), ("cauchy_like", 1), ("ldr_td", 16)):
+            assert StructuredChannels(1, 1, 1024, structure=structure, rank=rank).eval().uses() == "dense"
     assert StructuredChannels(2, 2, 256, structure="ldr_sd", rank=8).uses() == "dense"
     assert StructuredChannels(2, 2, 256, structure="ldr_td", rank=1).uses() == "dense"
     assert StructuredChannels(2, 2, 256, structure="low_rank", rank=8).uses() == "fast"
@@ -229,6 +231,7 @@ def test_plans():
         ("toeplitz_like", 4, 3, 1024, "dense"),
         ("hankel_like", 4, 3, 1024, "dense"),
         ("ldr_td", 1, 3, 128, "dense"),
+        ("ldr_td", 1, 3, 1024, "dense"),
         ("ldr_td", 16, 3, 1024, "fast"),
         ("low_rank", 16, 3, 1024, "fast"),
         ("circulant", None, 3, 1024, "fast"),
@@ -240,6 +243,17 @@ def test_plans_on_a_gpu(monkeypatch, structure, rank, channels, features, plan):
     monkeypatch.setattr(MatrixStack, "on_a_gpu", property(lambda stack: True))
     layer = StructuredChannels(channels, channels, features, structure=structure, rank=rank, device="meta")
     assert layer.uses() == plan
+
+
+def test_what_is_kept_is_the_block_matrix_itself():
+    """No copy of it is made in a call."""
+    for structure in ("circulant", "ldr_sd"):
+        layer = StructuredChannels(2, 3, 6, structure=structure).eval().requires_grad_(False)
+        W = layer.weight
+        assert W.is_contiguous()
+        assert W.data_ptr() == layer.weight.data_ptr() == layer.grid.dense().data_ptr()
+        blocks = [[layer.matrix(o, i).to_dense() for i in range(2)] for o in range(3)]
+        torch.testing.assert_close(W, torch.cat([torch.cat(row, 1) for row in blocks]))
 
 
 def test_inference_keeps_the_dense_matrix_until_a_parameter_changes():

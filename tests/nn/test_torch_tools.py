@@ -49,7 +49,11 @@ def test_functional_calls_take_other_parameters(name, plan):
         for p in moved.parameters():
             p.mul_(1.5)
     torch.testing.assert_close(output(layer, others), output(moved))
-    torch.testing.assert_close(output(layer.eval(), others), output(moved))
+    layer.eval()
+    with torch.no_grad():
+        y = output(layer)
+        torch.testing.assert_close(output(layer, others), output(moved))
+        torch.testing.assert_close(output(layer), y)
 
 
 @every_layer
@@ -111,5 +115,68 @@ def test_vectors_of_parameters(name, plan):
     with torch.no_grad():
         output(layer)
         output(layer)  # the second by what is kept
-        vector_to_parameters(1.5 * parameters_to_vector(layer.parameters()), layer.parameters())
-        torch.testing.assert_close(output(layer), output(copy.deepcopy(layer)))
+        for _ in range(5):  # what is freed may come again at the same address
+            vector_to_parameters(1.5 * parameters_to_vector(layer.parameters()), layer.parameters())
+            torch.testing.assert_close(output(layer), output(copy.deepcopy(layer)))
+
+
+@every_layer
+@pytest.mark.parametrize("plan", PLANS)
+def test_data_that_is_given_twice_between_two_calls(name, plan):
+    layer = made(name, plan).eval()
+    part = holder(layer)
+    with torch.no_grad():
+        for _ in range(3):
+            output(layer)
+            for _ in range(4):
+                part.G.data = part.G.data * 1.25
+            torch.testing.assert_close(output(layer), output(copy.deepcopy(layer)))
+
+
+@every_layer
+def test_pruned_layers_that_move(name):
+    layer = made(name).float()
+    prune.l1_unstructured(holder(layer), "G", 0.5)
+    layer.double()
+    assert output(layer).dtype == torch.float64
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_pruned_bias(plan):
+    layer = made("linear", plan).eval()
+    prune.l1_unstructured(layer, "bias", 0.5)
+    x = torch.zeros(1, 12, dtype=torch.float64)
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(layer(x)[0], layer.bias_orig * layer.bias_mask)
+
+
+def test_a_map_over_biases():
+    layer = made("linear").eval().requires_grad_(False)
+    x, biases = (torch.randn(n, 12, dtype=torch.float64) for n in (3, 5))
+    y = torch.vmap(lambda bias: functional_call(layer, {"bias": bias}, (x,)))(biases)
+    torch.testing.assert_close(y, layer(x) - layer.bias + biases.unsqueeze(1))
+
+
+def test_a_step_of_a_pruned_layer():
+    layer = made("lstm")
+    prune.l1_unstructured(layer, "weight_hh_l0", 0.5)
+    step, x = layer.step(), torch.randn(3, 12, dtype=torch.float64)
+    for _ in range(2):
+        _, state = step(x)
+        y, _ = step(x, state)
+        torch.testing.assert_close(y, layer(x[None], state)[0][0])
+        torch.testing.assert_close(y, layer.to_torch()(x[None], state)[0][0])
+        y.sum().backward()
+        with torch.no_grad():
+            layer.weight_hh_l0_orig.mul_(3)
+
+
+@every_layer
+def test_hooks_of_others_are_left_alone(name):
+    """Such as a profiler's on all modules: ours run when a module is called, as torch has it."""
+    layer, seen = made(name), []
+    for module in layer.modules():
+        module.register_forward_pre_hook(lambda module, arguments: seen.append(arguments[0].shape))
+    output(layer)
+    assert seen

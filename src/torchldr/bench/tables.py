@@ -170,6 +170,11 @@ _TIMES = {"dense_ms": "dense ms", "ours_ms": "ours ms", "ratio": "ratio"}
 _CASE = {"structure": "structure", "n": "n", "rank": "rank", "batch": "batch"}
 _GPU = {"tf32_ms": "TF32 ms", "bf16_ms": "bf16 ms", "ours_ms": "ours ms", "ratio_tf32": "over TF32"}
 
+_CHANNELS = {
+    "structure": "structure", "channels": "channels", "features": "n", "rank": "rank", "batch": "batch",
+    "fast_ms": "fast ms", "dense_ms": "dense ms", "ratio": "ratio", "auto": "auto",
+}  # fmt: skip
+
 # By name: the file (JSON under results/bench, or JSON lines under results) and what is made of its sections.
 TABLES: dict[str, tuple[str, Callable[[Results], str]]] = {
     "speed": ("cpu_speed", _cells("ldr_sd", (1, 4, 16))),
@@ -205,13 +210,12 @@ TABLES: dict[str, tuple[str, Callable[[Results], str]]] = {
     "gpu_kernels": ("kernel_speed", _listed("rows", {
         "what": "what", "torch_ms": "torch ms", "cudnn_ms": "cuDNN ms", "ours_ms": "ours ms",
         "ratio": "ratio"})),
-    "channels": ("channels_speed", _listed("rows", {
-        "structure": "structure", "channels": "channels", "features": "n", "rank": "rank", "batch": "batch",
-        "fast_ms": "fast ms", "dense_ms": "dense ms", "ratio": "ratio", "auto": "auto"})),
+    "channels": ("channels_speed", _listed("rows", _CHANNELS, _is("training"))),
+    "channels_inference": ("channels_speed", _listed("rows", _CHANNELS,
+        lambda row: row["what"] == "inference" and row["features"] == 1024 and row["rank"] != 4)),
     "gpu_channels": ("channels_speed_cuda", _listed("rows", {
-        "structure": "structure", "channels": "channels", "features": "n", "rank": "rank", "batch": "batch",
-        "fast_ms": "fast ms", "dense_ms": "dense ms", "ratio": "ratio", "fast_mib": "fast MiB",
-        "dense_mib": "dense MiB"}, lambda row: row["channels"] > 1 and row["rank"] != 4)),
+        **_CHANNELS, "fast_mib": "fast MiB", "dense_mib": "dense MiB"},
+        lambda row: row["channels"] > 1 and row["rank"] != 4)),
     "port_rmatmul": ("port_speed", _listed("rows", {
         "n": "n", "c": "c", "port_ms": "port ms", "stencil_ms": "stencil ms", "ratio": "ratio",
         "growth": "times before"}, _of("rmatmul"))),

@@ -38,7 +38,7 @@ CHANNELS_L1 = 1e-4  # of what replaces convolutions, as the authors trained it
 AUTHORS_STD = 0.01  # of G and H there
 TRIED_GAIN = 0.03  # of LDR-SD behind the authors' start, in trials
 WIDE_GAINS = {"toeplitz_like": (0.003,), "ldr_sd": (0.003, 0.01)}  # of 3072: a step moves all shifts
-WIDE_GAIN = {"toeplitz_like": 0.003, "ldr_sd": 0.01}  # the best of these, by validation
+WIDE_GAIN = {"toeplitz_like": 0.003, "ldr_sd": 0.01}  # the best by validation
 
 
 @dataclass(frozen=True)

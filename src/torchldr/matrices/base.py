@@ -182,8 +182,9 @@ class StructuredMatrix(LinearMap):
         known = cls.default_options()
         for key in options:
             if key not in known:
-                arguments = inspect.signature(layer).parameters if layer else {}
-                listed = {**known, **{name: None for name in arguments if name != "options"}}
+                arguments = inspect.signature(layer).parameters.values() if layer else ()
+                named = (a.name for a in arguments if a.kind not in (a.VAR_POSITIONAL, a.VAR_KEYWORD))
+                listed = {**known, **dict.fromkeys(named)}
                 raise TypeError(f"{(layer or cls).__name__}: unknown keyword {key!r}{near(key, listed)}.")
         chosen = {**known, **options}
         for key, value in chosen.items():

@@ -17,13 +17,15 @@ FORMS = ("grid", "wide")
 PLANS = ("auto", "fast", "dense")
 # The "auto" plan in training, by what was measured (benchmarks/channels_speed.py): the factors of
 # `MatrixStack.favours_dense`, on a GPU or not. A dense matrix made anew pays for classes in which its cost
-# hardly grows with the rank; and for LDR-TD on a CPU, whose fast product is quadratic too, up to a size.
+# hardly grows with the rank; and for LDR-TD, whose fast product is quadratic too, up to a size.
 FACTORS = {
     False: {"ldr_sd": 32, "toeplitz_like": 24, "hankel_like": 24},
     True: {"ldr_sd": 2048, "toeplitz_like": 256, "hankel_like": 256},
 }
-TRIDIAGONAL = 1 << 22  # rank * m * n, on a CPU
-DENSE_ENTRIES = {False: 1 << 24, True: 1 << 26}  # never more, 64 and 256 MiB in float32
+TRIDIAGONAL = {False: 1 << 22, True: 1 << 20}  # rank * m * n of LDR-TD
+# In inference it is made once, and is the faster way in all classes but these, on a CPU.
+KEPT_FACTORS = {"toeplitz_like": 128, "hankel_like": 128, "circulant": 128, "acdc": 128, "low_rank": 4}
+DENSE_ENTRIES, SCANNED_ENTRIES = 1 << 24, 1 << 26  # never more, 64 and 256 MiB in float32
 
 
 class StructuredChannels(nn.Module):
@@ -170,12 +172,13 @@ class StructuredChannels(nn.Module):
     def _favours_dense(self, grid: MatrixStack) -> bool:
         """Whether the dense block matrix is the faster way."""
         gpu, name, entries = grid.on_a_gpu, grid.structure.name, grid.out_features * grid.in_features
-        if math.prod(grid.stack) * entries > DENSE_ENTRIES[gpu]:
+        most = SCANNED_ENTRIES if gpu and name in FACTORS[gpu] else DENSE_ENTRIES
+        if math.prod(grid.stack) * entries > most:
             return False
-        if grid._keeps():  # made once
-            return True
-        if name == "ldr_td" and not gpu:
-            return (grid.rank or 1) * entries <= TRIDIAGONAL
+        if grid._keeps():
+            return gpu or name not in KEPT_FACTORS or grid.favours_dense(KEPT_FACTORS[name])
+        if name == "ldr_td":
+            return (grid.rank or 1) * entries <= TRIDIAGONAL[gpu]
         return grid.favours_dense(FACTORS[gpu].get(name, 0))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..matrices import StructuredMatrix, get_structure
 from . import plans
 from .channels_weights import stacked_dense, stacked_matmul
-from .linear import named_tensors, states
+from .linear import let_prune, named_tensors, states
 
 _MEASURED = 1 << 24  # entries of all matrices up to which the initial scale is measured
 
@@ -70,7 +70,7 @@ class MatrixStack(nn.Module):
                 name, nn.Parameter(torch.empty(*self.stack, *shape, device=device, dtype=dtype))
             )
         self._learned = tuple(shapes)
-        self._kept: tuple[list[Tensor], list[int], Tensor] | None = None
+        self._kept: _Kept | None = None
         self._fill_constants(drawn=True)
         self._names = (*self._learned, *self._buffers)
 
@@ -78,8 +78,7 @@ class MatrixStack(nn.Module):
 
     def tensors(self) -> dict[str, Tensor]:
         """All tensors by name, parameters and constants."""
-        for hook in self._forward_pre_hooks.values():  # those of pruning, which set a parameter before a call
-            hook(self, ())
+        let_prune(self)
         return named_tensors(self, self._names)
 
     @property
@@ -89,7 +88,7 @@ class MatrixStack(nn.Module):
 
     @property
     def on_a_gpu(self) -> bool:
-        return self._some().is_cuda
+        return next(self.parameters()).is_cuda
 
     def matrix(self, *index: int) -> StructuredMatrix:
         """The matrix at a place of the grid, sharing this module's parameters."""
@@ -105,11 +104,11 @@ class MatrixStack(nn.Module):
         if not self._keeps():
             return self._dense()
         tensors = list(self.tensors().values())
-        if self._kept is None or not _same(tensors, *self._kept[:2]):
+        if self._kept is None or not self._kept.holds(tensors):
             # What is made in inference mode may have to serve autograd later.
             with torch.inference_mode(False), torch.no_grad():
-                self._kept = tensors, states(tensors), self._dense()
-        return self._kept[2]
+                self._kept = _Kept(tensors, _as_blocks(self._dense()))
+        return self._kept.dense
 
     def favours_dense(self, factor: int) -> bool:
         """Whether dense matrices, made anew in every call, are faster than fast products.
@@ -123,12 +122,8 @@ class MatrixStack(nn.Module):
         factor = 4 if self.structure.name == "low_rank" else factor
         return m * n <= plans.SMALL_ENTRIES or m * n <= factor * (self.rank or 1) * (m + n)
 
-    def _some(self) -> Tensor:
-        """A tensor that is learned, for its device and dtype."""
-        return named_tensors(self, self._learned[:1])[self._learned[0]]
-
     def _dense(self) -> Tensor:
-        some = self._some()
+        some = next(self.parameters())
         device, axes = some.device.type, len(self.stack)
         tensors = {n: t if n in self.shared else t.flatten(0, axes - 1) for n, t in self._wide().items()}
         with torch.autocast(device, enabled=False):
@@ -197,7 +192,7 @@ class MatrixStack(nn.Module):
 
     def _fill_constants(self, generator: torch.Generator | None = None, *, drawn: bool = False) -> None:
         """Compute the constants again, and draw anew those that are drawn if asked to."""
-        some = self._some()
+        some = next(self.parameters())
         like: dict[str, Any] = {"dtype": some.dtype, "device": some.device, "generator": generator}
         m, n, rank = self.out_features, self.in_features, self.rank or 1
         count = math.prod(self.stack) if drawn else 1
@@ -257,5 +252,17 @@ def describe(stack: MatrixStack, sizes: bool = True) -> str:
     return ", ".join(parts)
 
 
-def _same(now: list[Tensor], before: list[Tensor], then: list[int]) -> bool:
-    return all(map(operator.is_, now, before)) and states(now) == then
+def _as_blocks(dense: Tensor) -> Tensor:
+    """The same matrices, of which a grid lies in memory as the block matrix that it is."""
+    return dense.transpose(1, 2).contiguous().transpose(1, 2) if dense.ndim == 4 else dense.contiguous()
+
+
+class _Kept:
+    """Dense matrices, and the tensors, as they were, that they were made from."""
+
+    def __init__(self, tensors: list[Tensor], dense: Tensor) -> None:
+        self.tensors, self.states, self.dense = tensors, states(tensors), dense
+        self.aliases = [t.detach() for t in tensors]  # so that no other data comes to the same address
+
+    def holds(self, tensors: list[Tensor]) -> bool:
+        return all(map(operator.is_, tensors, self.tensors)) and states(tensors) == self.states

@@ -8,6 +8,7 @@ from typing import Any, Self, cast
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
+from torch.nn.utils.prune import BasePruningMethod
 
 from ..matrices import StructuredMatrix, get_structure
 from ..matrices.products import Product, check_input, run_product
@@ -33,6 +34,7 @@ class _Plan:
         self.registries = [(registry, list(registry.values())) for registry in _registries(layer)]
         self.changing = [t for _, tensors in self.registries for t in tensors if t is not None]
         self.states = states(self.changing)
+        self.aliases = [t.detach() for t in self.changing]  # so that no other data comes to the same address
         self.choices: dict[int, bool] = {}
         self.ways: dict[torch.Size, Product] = {}  # for inputs of these shapes that need no conversion
         self._product: Product | None = None
@@ -259,8 +261,8 @@ class StructuredLinear(nn.Module):
         """Whether the weights are constants now: in inference, and not swapped by a transformation."""
         if self.training or torch.compiler.is_compiling():
             return False
-        for name in self._learned:
-            p = matrix.tensors[name]
+        learned = [matrix.tensors[name] for name in self._learned]
+        for p in learned if self.bias is None else [*learned, self.bias]:
             if not isinstance(p, nn.Parameter) or p.is_inference():
                 return False
             if p.requires_grad and torch.is_grad_enabled():
@@ -277,7 +279,7 @@ class StructuredLinear(nn.Module):
 
     def _refill_constants(self, generator: torch.Generator | None = None, *, drawn: bool = False) -> None:
         """Compute the constants again, and draw anew those that are drawn if asked to."""
-        some = self._tensors()[self._learned[0]]
+        some = next(self.parameters())
         constants = self.structure.constants(
             self.out_features,
             self.in_features,
@@ -318,6 +320,13 @@ def named_tensors(layer: nn.Module, names: tuple[str, ...]) -> dict[str, Tensor]
     """Parameters and buffers by name; what pruning or a parametrization has put in their place too."""
     found = {**layer._buffers, **layer._parameters}
     return {name: cast(Tensor, found[name] if name in found else getattr(layer, name)) for name in names}
+
+
+def let_prune(layer: nn.Module) -> None:
+    """Let pruning set its parameters, as it does before a call, where a module's are used without one."""
+    for hook in layer._forward_pre_hooks.values():
+        if isinstance(hook, BasePruningMethod):
+            hook(layer, ())
 
 
 def _registries(layer: nn.Module) -> list[dict[str, Any]]:

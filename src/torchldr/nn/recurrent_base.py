@@ -14,6 +14,7 @@ from torch.nn.functional import dropout, linear
 
 from ..matrices import StructuredMatrix, get_structure
 from .channels_stack import MatrixStack, describe
+from .linear import let_prune
 from .recurrent_cells import Product, State, run_steps
 from .recurrent_checks import check_choices, check_dropout, check_flags, check_sizes
 from .recurrent_inputs import Given, Sequences, give, take, take_state
@@ -271,6 +272,7 @@ class StructuredRecurrent(nn.Module):
     @torch.no_grad()
     def to_torch(self) -> nn.RNNBase:
         """torch's layer with the dense weights of this one."""
+        let_prune(self)
         some = next(self.parameters())
         layer = self.torch_class(**self._torch_arguments(), device=some.device, dtype=some.dtype)
         for name, p in layer.named_parameters():

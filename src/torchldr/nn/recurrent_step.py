@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from .linear import let_prune
 from .recurrent_inputs import take
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class RecurrentStep(nn.Module):
         if not isinstance(x, Tensor) or x.ndim != 2:
             came = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
             raise ValueError(f"RecurrentStep: the input must have shape (batch, input_size), got {came}.")
+        let_prune(layer)
         some = next(layer.parameters())
         given = take("RecurrentStep", x.unsqueeze(0), layer.input_size, some, batch_first=False)
         output, state = layer._run_steps(given, layer._start(given, hx))

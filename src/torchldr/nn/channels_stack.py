@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..matrices import StructuredMatrix, get_structure
 from . import plans
 from .channels_weights import stacked_dense, stacked_matmul
-from .linear import let_prune, named_tensors, states
+from .tensors import let_prune, named_tensors, states
 
 _MEASURED = 1 << 24  # entries of all matrices up to which the initial scale is measured
 

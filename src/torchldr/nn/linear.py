@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from operator import attrgetter, is_
-from typing import Any, Self, cast
+from operator import is_
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
-from torch.nn.utils.prune import BasePruningMethod
 
 from ..matrices import StructuredMatrix, get_structure
 from ..matrices.products import Product, check_input, run_product
 from . import plans
+from .tensors import named_tensors, states
 
 PLANS = ("auto", "fast", "dense")
-_version = attrgetter("_version")
 # Whether autocast is on for any device, in a tenth of the time of `torch.is_autocast_enabled`.
 _autocasts = torch._C._is_any_autocast_enabled
 
@@ -309,24 +308,6 @@ class StructuredLinear(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_plan": None}
-
-
-def states(tensors: list[Tensor]) -> list[int]:
-    """What changes when one of these is changed in place, or given other data."""
-    return [*map(_version, tensors), *map(Tensor.data_ptr, tensors)]
-
-
-def named_tensors(layer: nn.Module, names: tuple[str, ...]) -> dict[str, Tensor]:
-    """Parameters and buffers by name; what pruning or a parametrization has put in their place too."""
-    found = {**layer._buffers, **layer._parameters}
-    return {name: cast(Tensor, found[name] if name in found else getattr(layer, name)) for name in names}
-
-
-def let_prune(layer: nn.Module) -> None:
-    """Let pruning set its parameters, as it does before a call, where a module's are used without one."""
-    for hook in layer._forward_pre_hooks.values():
-        if isinstance(hook, BasePruningMethod):
-            hook(layer, ())
 
 
 def _registries(layer: nn.Module) -> list[dict[str, Any]]:

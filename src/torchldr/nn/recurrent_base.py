@@ -14,11 +14,11 @@ from torch.nn.functional import dropout, linear
 
 from ..matrices import StructuredMatrix, get_structure
 from .channels_stack import MatrixStack, describe
-from .linear import let_prune
 from .recurrent_cells import Product, State, run_steps
 from .recurrent_checks import check_choices, check_dropout, check_flags, check_sizes
 from .recurrent_inputs import Given, Sequences, give, take, take_state
 from .recurrent_step import RecurrentStep
+from .tensors import let_prune
 
 WHICH = ("input", "hidden", "both")
 INITS = ("linear", "paper")

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from .linear import let_prune
 from .recurrent_inputs import take
+from .tensors import let_prune
 
 if TYPE_CHECKING:
     from .recurrent_base import StructuredRecurrent

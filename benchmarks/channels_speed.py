@@ -34,6 +34,7 @@ CASES: dict[str, dict[str, tuple[tuple[int, int], ...]]] = {
         "vandermonde_like": ((3, 256),),
         "cauchy_like": ((3, 256),),
         "circulant": ((3, 256), (3, 1024)),
+        "acdc": ((3, 256), (3, 1024)),
     },
     "cuda": {
         "toeplitz_like": ((1, 2048), (1, 4096), (2, 2048), (5, 1024)),

@@ -20,7 +20,8 @@ from . import language  # also makes its protocol known to `Run.from_config`
 from .batches import Images
 from .ledger import Ledger, default_results
 from .models import ConvNet, PrunedLinear, SingleHiddenLayer, build_model, count_parameters
-from .paper import TABLES, Table, get_table
+from .paper import TABLES, get_table
+from .paper_cells import Table
 from .protocol import Protocol, Run
 from .records import Record
 from .sweep import Library, choose_device, sweep

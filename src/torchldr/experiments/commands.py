@@ -24,7 +24,8 @@ from .ledger import Ledger
 from .logs import no_log, tensorboard_log
 from .models import build_model
 from .options import Many, keep_table, parse_filters, parse_options
-from .paper import TABLES, Table, get_table
+from .paper import TABLES, get_table
+from .paper_cells import Table
 from .parallel import Settings, sweep_in_parallel
 from .printing import columns_of, show_rows, train_columns_of
 from .progress import progress_on_stderr

@@ -10,7 +10,7 @@ from typing import Any
 
 from typer.core import TyperCommand
 
-from .paper import Cell, Table
+from .paper_cells import Cell, Table
 
 Filters = dict[str, set[str]]
 

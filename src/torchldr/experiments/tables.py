@@ -19,7 +19,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from .ledger import Ledger
-from .paper import TABLES, Cell, Quoted, Table
+from .paper import TABLES
+from .paper_cells import Cell, Quoted, Table
 from .protocol import INITS, Run
 from .records import Record
 

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..ledger import Ledger
-from ..paper import SWEEPS, TABLES, Cell, Table, get_table
+from ..paper import SWEEPS, TABLES, get_table
+from ..paper_cells import Cell, Table
 from .names import dataset_title, method_title, model_title
 from .series import Point, about, by, points
 from .style import LOOKS, Picture, look, new_figure, styled

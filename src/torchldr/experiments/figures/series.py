@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..ledger import Ledger
-from ..paper import Table
+from ..paper_cells import Table
 from ..records import Record
 from ..tables import Row, table_rows
 from .style import NothingToDrawError

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from ..figures.series import quick_version
 from ..ledger import Ledger
-from ..paper import TABLES, Table
+from ..paper import TABLES
+from ..paper_cells import Table
 from ..tables import Row, run_rows, table_rows
 from .markup import Html, element, join, text
 from .tables import table_html

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ..core.matrix import StructuredMatrix, normal_
 from ..functional.orthogonal import cosine_reference, cosine_transform, inverse_cosine_transform
-from .base import StructuredMatrix, normal_
 
 
 class ACDC(StructuredMatrix, name="acdc"):

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core.matrix import Constant, StructuredMatrix, generators_
 from ..functional.cauchy import TILE, cauchy_matmul, cauchy_reference
-from .base import Constant, StructuredMatrix, generators_
 
 
 def interleaved_nodes(

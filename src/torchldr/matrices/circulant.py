@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ..core.matrix import StructuredMatrix, normal_
+from ..core.products import Product
 from ..functional.fft import conjugate
 from ..functional.ring import Ring, ring
-from .base import StructuredMatrix, normal_
-from .products import Product
 
 
 def _columns_as_circulants(column: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .base import StructuredMatrix
+from ..core.matrix import StructuredMatrix
 
 
 class Dense(StructuredMatrix, name="dense"):

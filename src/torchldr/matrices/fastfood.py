@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ..core.matrix import Constant, StructuredMatrix, normal_
 from ..functional.orthogonal import hadamard_reference, hadamard_transform
-from .base import Constant, StructuredMatrix, normal_
 
 
 class Fastfood(StructuredMatrix, name="fastfood"):

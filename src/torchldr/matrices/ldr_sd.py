@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core.matrix import StructuredMatrix, generators_
+from ..core.products import Product, kept_for_autograd
 from ..functional import closed_rings, cuda, joint, paired_rings, single, split_single, stencil, subdiagonal
 from ..functional.reference import krylov_of_ring_reference, subdiagonal_reference
-from .base import StructuredMatrix, generators_
-from .products import Product, kept_for_autograd
 
 
 def shift_mean_square(m: int, n: int, rank: int) -> float:

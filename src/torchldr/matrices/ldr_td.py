@@ -8,13 +8,13 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from ..core.matrix import StructuredMatrix, generators_
+from ..core.products import Product, kept_for_autograd
 from ..functional import cuda, stencil, tridiagonal
 from ..functional.reference import krylov_of_ring_reference, tridiagonal_reference
 from . import port_keeper
-from .base import StructuredMatrix, generators_
 from .ldr_sd import shift_mean_square
 from .port_product import PreparedPorts, port_product
-from .products import Product, kept_for_autograd
 
 Ring = tuple[Tensor, Tensor, Tensor]
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .base import StructuredMatrix, generators_
+from ..core.matrix import StructuredMatrix, generators_
 
 
 class LowRank(StructuredMatrix, name="low_rank"):

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core.matrix import StructuredMatrix, generators_
+from ..core.products import Product, kept_for_autograd
 from ..functional import single
 from ..functional.fft import conjugate, contract_rank
 from ..functional.reference import krylov_reference, shift_reference
 from ..functional.ring import Ring, ring
-from .base import StructuredMatrix, generators_
-from .products import Product, kept_for_autograd
 
 
 def corner_sign(m: int, n: int) -> int:

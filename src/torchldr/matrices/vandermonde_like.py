@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core.matrix import Constant, StructuredMatrix, generators_
 from ..functional.reference import krylov_reference, shift_reference
 from ..functional.ring import shift_krylov_matmul, shift_krylov_rmatmul
 from ..functional.vandermonde import vandermonde_matmul, vandermonde_reference, vandermonde_rmatmul
-from .base import Constant, StructuredMatrix, generators_
 
 
 def chebyshev_points(m: int, dtype: torch.dtype, device: torch.device | str | None = None) -> Tensor:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
+from ..core.products import Product, check_input, run_product
 from ..matrices import StructuredMatrix, get_structure
-from ..matrices.products import Product, check_input, run_product
 from . import plans
 from .tensors import named_tensors, states
 

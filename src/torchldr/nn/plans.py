@@ -28,8 +28,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from ..core.products import Product, run_product
 from ..matrices import StructuredMatrix
-from ..matrices.products import Product, run_product
 from ..timing import minimum_seconds
 
 SMALL_ENTRIES = 1 << 14  # always dense: no product of several steps beats one of 128 x 128

@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from . import opaque
+from . import operator
 from .linear_map import LinearMap
 from .products import Product, check_input, run_product, sum_of_products
 from .registry import REGISTRY, near
 
 if TYPE_CHECKING:
-    from .projection import Projection
+    from ..matrices.projection import Projection
 
 _EXACT_NORM = 1 << 20  # entries up to which the initial scale is measured instead of computed
 
@@ -302,7 +302,7 @@ class StructuredMatrix(LinearMap):
     @classmethod
     def from_dense(cls, W: Tensor, rank: int | None = None, **options: Any) -> Projection:
         """The nearest member of the class to a dense matrix that we can find: `torchldr.from_dense`."""
-        from .projection import from_dense
+        from ..matrices.projection import from_dense
 
         return from_dense(W, cls, rank, **options)
 
@@ -370,8 +370,8 @@ class StructuredMatrix(LinearMap):
 
     def product(self, x: Tensor, *, transposed: bool = False) -> Tensor:
         """`_matmul` or `_rmatmul`, as a compiler should see it."""
-        if self.opaque and opaque.wanted():
-            return opaque.product(self, x, transposed=transposed)
+        if self.opaque and operator.wanted():
+            return operator.product(self, x, transposed=transposed)
         return self._rmatmul(x) if transposed else self._matmul(x)
 
     def rmatmul(self, y: Tensor) -> Tensor:

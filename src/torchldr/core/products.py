@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from .base import StructuredMatrix
+    from .matrix import StructuredMatrix
 
 Product = Callable[[Tensor], Tensor]
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from .registry import get_structure
 
 if TYPE_CHECKING:
-    from .base import StructuredMatrix
+    from .matrix import StructuredMatrix
 
 
 def wanted() -> bool:

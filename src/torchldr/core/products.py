@@ -12,8 +12,6 @@ from torch import Tensor
 if TYPE_CHECKING:
     from .matrix import StructuredMatrix
 
-Product = Callable[[Tensor], Tensor]
-
 
 def check_input(M: StructuredMatrix, x: Tensor, features: int, what: str, who: str | None = None) -> None:
     """Errors for an input that cannot be multiplied."""
@@ -32,6 +30,9 @@ def check_input(M: StructuredMatrix, x: Tensor, features: int, what: str, who: s
         raise TypeError(f"{who}: the input has dtype {x.dtype}, the weights {M.dtype}; convert one of them.")
 
 
+Product = Callable[[Tensor], Tensor]  # (b, in_features) to (b, out_features)
+
+
 def run_product(product: Product, x: Tensor, dtype: torch.dtype, bias: Tensor | None = None) -> Tensor:
     """Flatten the leading axes, compute in float32 or wider outside of autocast, and undo both."""
     device = x.device.type
@@ -39,7 +40,7 @@ def run_product(product: Product, x: Tensor, dtype: torch.dtype, bias: Tensor | 
     flat = x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
     if flat.dtype != compute:
         flat = flat.to(compute)
-    if device == "cuda" and len(flat) == 0:
+    if len(flat) == 0:
         product = _of_no_vectors(product)
     if torch.is_autocast_enabled(device):
         with torch.autocast(device, enabled=False):
@@ -56,7 +57,7 @@ def run_product(product: Product, x: Tensor, dtype: torch.dtype, bias: Tensor | 
 
 
 def _of_no_vectors(product: Product) -> Product:
-    """For an empty batch, which cuFFT refuses: with a row that is dropped again."""
+    """For an empty batch, which cuFFT and MKL refuse: with a row that is dropped again."""
     return lambda flat: product(torch.nn.functional.pad(flat, (0, 0, 0, 1)))[:-1]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from ..functional.subdiagonal import Side
+from ..functional.subdiagonal.guard import Side
 from ..matrices import (
     ACDC,
     BlockCirculant,
@@ -24,7 +24,6 @@ from ..matrices import (
     VandermondeLike,
 )
 from ..matrices.toeplitz_like import corner_sign
-from ..nn import plans
 from .classes import (
     CauchyProduct,
     CosineProduct,
@@ -113,7 +112,7 @@ def _at_load(matrix: StructuredMatrix, made: nn.Module) -> nn.Module:
 def _dense(matrix: StructuredMatrix) -> Tensor:
     if isinstance(matrix, Dense):
         return matrix.weight.detach()
-    return plans.dense_weight(matrix)
+    return matrix.promoted().dense_weight().to(matrix.dtype)
 
 
 @register_form(LowRank)

@@ -21,7 +21,7 @@ from torch import Tensor
 from ...core import rules
 from ...core.linear_map import LinearMap
 from ...core.rules import rule
-from ...functional.subdiagonal import scales
+from ...functional.subdiagonal.guard import scales
 from ...functional.triangular import ring_solve
 from ..cauchy_like import CauchyLike
 from ..ldr_sd import LDRSubdiagonal

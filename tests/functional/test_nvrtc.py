@@ -12,7 +12,8 @@ import torch
 
 from torchldr.experiments.language import cuda_decoder, cuda_recurrence
 from torchldr.experiments.stacked_stage import Sizes
-from torchldr.functional import cuda, cuda_krylov, paired_rings, port_cuda, scan_kernels
+from torchldr.functional import cuda, cuda_krylov, port_cuda, scan_kernels
+from torchldr.functional.subdiagonal import cuda_pair
 
 FORMS = [
     scan_kernels.Form(*flags)
@@ -21,7 +22,7 @@ FORMS = [
 ]
 SOURCES = {
     "contract": cuda._CONTRACT,
-    "pairs": paired_rings.SOURCE,
+    "pairs": cuda_pair.SOURCE,
     "port": port_cuda.SOURCE,
     "recurrence": cuda_recurrence.head(torch.float32, 128) + cuda_recurrence.SOURCE,
     "decoder": cuda_decoder.head(33278) + cuda_decoder.SOURCE,

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from .products import Product
 from .registry import near
@@ -119,9 +118,13 @@ def _by_cost(
     return sorted(cls.ROUTES, key=lambda route: route.cost(sizes, call))
 
 
+_KEYS = torch._C._TorchDispatchModeKey
+_TRACERS = _KEYS.PROXY, _KEYS.FAKE, _KEYS.FUNCTIONAL
+
+
 def is_traced(*tensors: Tensor) -> bool:
     """Whether there are no values to look at: under a tracer, a transformation, or capture of a graph."""
-    if torch.jit.is_tracing() or _get_current_dispatch_mode() is not None:
+    if torch.jit.is_tracing() or any(torch._C._get_dispatch_mode(key) is not None for key in _TRACERS):
         return True
     return any(map(_has_no_memory, tensors)) or (
         tensors[0].is_cuda and torch.cuda.is_current_stream_capturing()

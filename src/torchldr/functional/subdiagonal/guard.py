@@ -69,7 +69,7 @@ def guard(A: Side, C: Side) -> Scales | str:
 
 def _reach(side: Side) -> tuple[Tensor, Tensor | float]:
     """P in float64, and R; infinite where an entry is 0 or not finite."""
-    s, corner = side[0].detach(), side[1].detach()
+    s, corner = side[0].detach(), side[1]
     if stencil.serves(s):
         from ..compiled_kernels import scales as compiled_scales  # imports numba
 
@@ -80,5 +80,5 @@ def _reach(side: Side) -> tuple[Tensor, Tensor | float]:
         return P, closed if closed == closed else math.inf
     P = scales(s.double())
     low, high = P.abs().aminmax()
-    reach = high / low * (corner.double() * P[-1]).abs().clamp(min=1).reshape(())
+    reach = high / low * (corner.detach().double() * P[-1]).abs().clamp(min=1).reshape(())
     return P, torch.nan_to_num(reach, nan=math.inf, posinf=math.inf)

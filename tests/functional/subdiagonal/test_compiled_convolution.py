@@ -7,7 +7,10 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchldr import LDRSubdiagonal, StructuredLinear, testing
-from torchldr.functional import joint, stencil
+from torchldr.functional import stencil
+from torchldr.functional.subdiagonal import compiled_convolution
+from torchldr.functional.subdiagonal.guard import Scales, guard
+from torchldr.matrices.ldr_sd.routes import sides
 
 if stencil.unavailable():
     pytest.skip(stencil.unavailable(), allow_module_level=True)
@@ -16,11 +19,16 @@ if stencil.unavailable():
 def problem(m, n, r, b, regime="near one", dtype=torch.float64, seed=0):
     M = testing.member(LDRSubdiagonal, m, n, r, regime=regime, dtype=dtype, seed=seed)
     x = torch.randn(b, n, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).to(dtype)
-    return [t.clone().requires_grad_() for t in (*M._side("A"), *M._side("C"), x)]
+    return [t.clone().requires_grad_() for side in sides(M) for t in side] + [x.requires_grad_()]
 
 
 def product(*inputs):
-    return joint.product(inputs[:3], inputs[3:6], inputs[6])
+    A, C = inputs[:3], inputs[3:6]
+    scales = Scales(*(torch.cat((s.new_ones(1), s.detach().cumprod(-1))).double() for s in (A[0], C[0])))
+    if A[0].dtype == torch.float32:
+        found = guard(A, C)
+        scales = found if isinstance(found, Scales) else scales
+    return compiled_convolution.product(A, C, inputs[6], scales)
 
 
 def taken(y):
@@ -133,14 +141,3 @@ def test_a_training_forward_dispatches_few_operations():
     with Count():
         layer(x)
     assert Count.calls <= 30
-
-
-@pytest.mark.parametrize("regime", testing.REGIMES)
-@pytest.mark.parametrize(("m", "n"), [(1, 1), (3, 5), (20, 20), (33, 12)])
-def test_through_the_dense_matrix(m, n, regime, monkeypatch):
-    """What a GPU takes for layers of thousands of features, here without its kernels."""
-    monkeypatch.setattr(joint, "_matrix_fits", lambda *sides: True)
-    M = testing.member(LDRSubdiagonal, m, n, min(m, n, 2), regime=regime)
-    testing.check_values(M)
-    testing.check_gradients(M)
-    testing.dot_test(M)

@@ -1,4 +1,4 @@
-"""LDR-SD of batches as complex pairs: the plain form against the definition, the kernels against that."""
+"""LDR-SD on a GPU: the plain form against the definition, the kernels, run as C++, against that."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from torchldr import LDRSubdiagonal
-from torchldr.functional import paired_rings
+from torchldr.functional.subdiagonal import cuda_pair
+from torchldr.matrices.ldr_sd.routes import sides
 
 HEAD = """
 #define __global__
@@ -34,33 +35,25 @@ def member(n: int, rank: int, spread: float = 0.02, seed: int = 0) -> LDRSubdiag
     return M
 
 
-def prepared(M: LDRSubdiagonal) -> paired_rings.PairedRings:
-    assert paired_rings.fits(M._side("A"), M._side("C"))
-    return paired_rings.prepare(M._side("A"), M._side("C"))
-
-
 @pytest.mark.parametrize("batch", [1, 2, 7])
-@pytest.mark.parametrize(("n", "rank"), [(1, 1), (2, 1), (15, 3), (64, 1), (500, 4)])
+@pytest.mark.parametrize(("n", "rank"), [(2, 1), (30, 3), (64, 1), (500, 4)])
 def test_it_is_the_product(n: int, rank: int, batch: int) -> None:
     M = member(n, rank)
     x = torch.randn(batch, n, generator=torch.Generator().manual_seed(1))
     exact = x.double() @ M.to(torch.float64).to_dense().mT
-    got = paired_rings.plain_matmul(prepared(M), x)
+    got = cuda_pair.plain_matmul(cuda_pair.prepare(*sides(M)), x)
     assert (got - exact).abs().max() <= 1e-6 * n**0.5 * exact.abs().max().clamp(min=1e-3)
 
 
+def test_rows_do_not_meet() -> None:
+    K, x = cuda_pair.prepare(*sides(member(64, 2))), torch.randn(4, 64)
+    alone = cuda_pair.plain_matmul(K, x)
+    wild = x * torch.tensor([torch.nan, 1.0, 1e6, 1.0]).unsqueeze(1)
+    assert torch.equal(cuda_pair.plain_matmul(K, wild)[[1, 3]], alone[[1, 3]])
+
+
 def test_what_it_does_not_take() -> None:
-    side = lambda M, name: M._side(name)
-    wide = LDRSubdiagonal.random(8, 16, rank=1)
-    assert not paired_rings.fits(side(wide, "A"), side(wide, "C"))
-    prime = member(1021, 1, 0.001)
-    assert not paired_rings.fits(side(prime, "A"), side(prime, "C"))
-    steep = member(64, 1)
-    steep.tensors["subdiagonal_A"].fill_(0.5)
-    assert not paired_rings.fits(side(steep, "A"), side(steep, "C"))
-    exact = member(64, 1).to(torch.float64)
-    assert not paired_rings.fits(side(exact, "A"), side(exact, "C"))
-    assert not paired_rings.serves(torch.ones(4, 8))
+    assert cuda_pair.why_not(*sides(member(64, 1))) == "for GPUs"
 
 
 @pytest.fixture(scope="module")
@@ -71,25 +64,26 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     folder: Path = tmp_path_factory.mktemp("kernels")
     tail = """
 #define RUN(name, parameters, arguments) extern "C" void run_##name parameters { \\
-    blockDim.x = 8; gridDim.y = pairs; \\
-    for (blockIdx.y = 0; blockIdx.y < pairs; blockIdx.y++) \\
-        for (blockIdx.x = 0; blockIdx.x * 8 < n; blockIdx.x++) \\
+    blockDim.x = 8; gridDim.y = rows; \\
+    for (blockIdx.y = 0; blockIdx.y < rows; blockIdx.y++) \\
+        for (blockIdx.x = 0; blockIdx.x * 8 < h; blockIdx.x++) \\
             for (threadIdx.x = 0; threadIdx.x < 8; threadIdx.x++) name arguments; }
-RUN(pair, (const float* x, const float* P, const Z* t, Z* o, int b, int n, int pairs), (x, P, t, o, b, n))
-RUN(spread, (const Z* U, const Z* right, Z* o, int r, int n, int pairs), (U, right, o, r, n))
-RUN(turn_back, (const Z* t, Z* v, int r, int n, int pairs), (t, v, r, n))
-RUN(gather, (const Z* w, const Z* S, const Z* left, Z* o, int r, int n, int pairs), (w, S, left, o, r, n))
-RUN(part, (const Z* y, const Z* v, const Z* t, const float* P, float* o, int b, int n, int pairs),
-    (y, v, t, P, o, b, n))
+RUN(enter, (const float* x, const float* f, const float* s, const Z* t, Z* o, int h, int rows),
+    (x, f, s, t, o, h))
+RUN(spread, (const Z* U, const Z* right, Z* o, int r, int h, int rows), (U, right, o, r, h))
+RUN(scale, (const Z* t, const float* w, Z* z, int r, int h, int rows), (t, w, z, r, h))
+RUN(gather, (const Z* w, const Z* S, const Z* left, Z* o, int r, int h, int rows), (w, S, left, o, r, h))
+RUN(leave, (const Z* y, const Z* z, const Z* t, const float* P, const float* a, float* o, int h, int rows),
+    (y, z, t, P, a, o, h))
 """
-    (folder / "pairs.cpp").write_text(HEAD + paired_rings.SOURCE + tail)
+    (folder / "pairs.cpp").write_text(HEAD + cuda_pair.SOURCE + tail)
     command = ["g++", "-O1", "-shared", "-fPIC", "-o", str(folder / "pairs.so"), str(folder / "pairs.cpp")]
     subprocess.run(command, check=True)
     return ctypes.CDLL(str(folder / "pairs.so"))
 
 
 @pytest.mark.parametrize("batch", [2, 7])
-@pytest.mark.parametrize(("n", "rank"), [(15, 3), (64, 1)])
+@pytest.mark.parametrize(("n", "rank"), [(30, 3), (64, 1)])
 def test_kernels(
     compiled: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, n: int, rank: int, batch: int
 ) -> None:
@@ -100,8 +94,6 @@ def test_kernels(
         ]
         compiled[f"run_{name}"](*given)
 
-    monkeypatch.setattr(paired_rings, "_launch", launch)
-    K, x = prepared(member(n, rank)), torch.randn(batch, n)
-    torch.testing.assert_close(
-        paired_rings.matmul(K, x), paired_rings.plain_matmul(K, x), rtol=1e-5, atol=1e-5
-    )
+    monkeypatch.setattr(cuda_pair, "_launch", launch)
+    K, x = cuda_pair.prepare(*sides(member(n, rank))), torch.randn(batch, n)
+    torch.testing.assert_close(cuda_pair.matmul(K, x), cuda_pair.plain_matmul(K, x), rtol=1e-5, atol=1e-5)

@@ -16,13 +16,16 @@ from types import ModuleType
 from typing import Any
 
 import torchldr
-from torchldr import compress, data, experiments, export, nn, testing, theory
+import torchldr_paper
+from torchldr import cli, compress, export, nn, pictures, testing
+from torchldr_paper import data, theory
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "api.md"
 HEAD = """# Names
 
 Every public name with its arguments and what it is in a sentence; `help(torchldr.StructuredLinear)` has the
 rest. What begins with an underscore, and modules that are not listed, may change at any time.
+`torchldr_paper` comes with the package torchldr-paper.
 """
 Group = tuple[str, str, Callable[[Any], bool]]
 
@@ -47,9 +50,11 @@ MODULES: dict[ModuleType, str] = {
     nn: "recurrent.md",
     compress: "compress.md",
     export: "export.md",
-    data: "experiments.md",
-    experiments: "experiments.md",
     testing: "testing.md",
+    pictures: "performance.md",
+    cli: "../CONTRIBUTING.md",
+    torchldr_paper: "experiments.md",
+    data: "experiments.md",
     theory: "theory.md",
 }
 WITH_METHODS = (torchldr.StructuredLinear, torchldr.StructuredMatrix)

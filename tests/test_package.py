@@ -15,7 +15,7 @@ import torchldr
 from torchldr.info import EXTRAS
 
 ROOT = Path(__file__).resolve().parents[1]
-OPTIONAL = ("numba", "scipy", "typer", "rich", "matplotlib", "pandas", "PIL", "tensorboard", "ray", "peft")
+OPTIONAL = ("numba", "scipy", "typer", "rich", "matplotlib", "PIL", "tensorboard")
 OPTIONAL += ("onnx", "onnxscript", "onnxruntime", "torch._dynamo", "torch._inductor")
 
 
@@ -70,7 +70,7 @@ def test_the_extras_that_info_knows_are_those_of_the_package():
 
 
 SMOKE = """
-import sys, torch, torchldr, torchldr.data, torchldr.testing
+import sys, torch, torchldr, torchldr.testing
 from pathlib import Path
 assert Path(torchldr.__file__).is_relative_to(sys.prefix), torchldr.__file__
 assert (Path(torchldr.__file__).parent / "py.typed").is_file()

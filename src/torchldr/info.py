@@ -19,11 +19,8 @@ from torchldr.nn import plans
 
 # The packages of each extra in pyproject.toml.
 EXTRAS = {
-    "cli": ("typer", "rich"),
-    "experiments": ("matplotlib", "pandas", "tensorboard", "Pillow", "safetensors"),
+    "cli": ("typer", "rich", "safetensors"),
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
-    "ray": ("ray",),
-    "peft": ("peft",),
 }
 
 

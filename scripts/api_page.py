@@ -110,7 +110,7 @@ def is_plain(thing: Any) -> bool:
 def arguments(thing: Any, bound: bool) -> str:
     """The arguments without their types, nothing for what is not called."""
     thing = getattr(thing, "__func__", thing)  # of a class method
-    if not callable(thing) or (isinstance(thing, type) and issubclass(thing, BaseException)):
+    if not callable(thing) or hasattr(thing, "__metadata__") or has_foreign_arguments(thing):
         return ""
     try:
         signature = inspect.signature(thing)
@@ -120,6 +120,13 @@ def arguments(thing: Any, bound: bool) -> str:
     plain = [p.replace(annotation=p.empty, default=short(p.default)) for p in shown]
     text = str(signature.replace(parameters=plain, return_annotation=inspect.Signature.empty))
     return text.replace("|", "\\|")
+
+
+def has_foreign_arguments(thing: Any) -> bool:
+    """Whether it is made like its base in another package: an error, a command."""
+    if not isinstance(thing, type):
+        return False
+    return issubclass(thing, BaseException) or getattr(thing.__init__, "__module__", "").startswith("typer")
 
 
 def short(default: Any) -> Any:
@@ -135,6 +142,10 @@ class Dots:
 
 def summary(thing: Any) -> str:
     """The first line of its documentation; the kind of a value."""
+    if isinstance(thing, str):
+        return f"the text {thing!r}"
+    if annotations := getattr(thing, "__metadata__", None):  # of the command line
+        return f"an option: {annotations[0].help}"
     if is_plain(thing):
         values = ", ".join(map(str, thing))
         return f"{type(thing).__name__}: {values}" if len(values) < 160 else f"a {type(thing).__name__}"

@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+__all__ = [
+    "FORMATS", "LOOKS", "PLAIN", "SIGNED", "Look", "NothingToDrawError", "Picture", "bare", "look",
+    "new_figure", "styled",
+]  # fmt: skip
+
 P = ParamSpec("P")
 
 FORMATS = ("png", "svg")
@@ -159,4 +164,5 @@ def bare(axes: Axes) -> None:
 
 
 def look(method: str) -> Look:
+    """How a method is drawn; the same grey for those without a look of their own."""
     return LOOKS.get(method, OTHER)

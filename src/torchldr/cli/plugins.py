@@ -9,7 +9,6 @@ on the path and not installed lists none. Where it is absent its commands say wh
 
 from __future__ import annotations
 
-from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 
 import typer
@@ -37,7 +36,7 @@ def _leave_out(app: typer.Typer, entry: EntryPoint, error: ImportError) -> None:
     if entry is not PAPER:
         say(f"torchldr: the commands of {entry.module} are left out: {error}")
         return
-    absent = isinstance(error, ModuleNotFoundError) and error.name == PAPER.module.partition(".")[0]
+    absent = isinstance(error, ModuleNotFoundError) and error.name in ("torchldr_paper", PAPER.module)
     why = "which is not installed: pip install torchldr-paper" if absent else f"which fails: {error}"
     for name in OF_PAPER:
         _add_placeholder(app, name, why)
@@ -45,14 +44,13 @@ def _leave_out(app: typer.Typer, entry: EntryPoint, error: ImportError) -> None:
 
 def _add_placeholder(app: typer.Typer, name: str, why: str) -> None:
     """A command that takes any arguments and says why it is not here."""
-    app.command(
+
+    @app.command(
         name,
         help="Needs the package torchldr-paper.",
         add_help_option=False,
         context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-    )(partial(_missing, name, why))
-
-
-def _missing(name: str, why: str) -> None:
-    say(f"torchldr: `{name}` belongs to torchldr-paper, {why}")
-    raise typer.Exit(2)
+    )
+    def missing() -> None:
+        say(f"torchldr: `{name}` belongs to torchldr-paper, {why}")
+        raise typer.Exit(2)

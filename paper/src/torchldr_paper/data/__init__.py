@@ -1,6 +1,6 @@
 """The datasets of the paper's image experiments, and a user's own.
 
-    from torchldr import data
+    from torchldr_paper import data
 
     rectangles = data.load("rectangles")         # official where its file is here, else a stand-in
     rectangles.source, rectangles.fingerprint    # "official" | "stand-in" | "user", sha256

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from torchldr.functional.reference import shift_reference, subdiagonal_reference, tridiagonal_reference
+from torchldr.matrices import Shift, Subdiagonal, Tridiagonal
 from torchldr.pictures import SIGNED, Picture, bare, new_figure, styled
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def displacement(n: int = SIZE) -> Picture:
     Shifting M down and shifting it left agree everywhere but in the first row and the last column.
     """
     M = toeplitz(n)
-    down, left = shift_reference(n, 1.0) @ M, M @ shift_reference(n, -1.0)
+    down, left = shift(n, 1.0) @ M, M @ shift(n, -1.0)
     difference = down - left
     rank = int(torch.linalg.matrix_rank(difference))
     panels = [
@@ -62,15 +62,15 @@ def operators(n: int = SMALL, seed: int = 0) -> Picture:
         return torch.rand(shape, generator=g, dtype=torch.float64) * 1.1 + 0.4
 
     panels = [
-        (shift_reference(n, 0.6), r"Shift $Z_f$", "fixed: Toeplitz-like", ("1", "f")),
+        (shift(n, 0.6), r"Shift $Z_f$", "fixed: Toeplitz-like", ("1", "f")),
         (
-            subdiagonal_reference(draw(n - 1), draw()),
+            Subdiagonal(draw(n - 1), draw()).to_dense(),
             "Subdiagonal + corner",
             f"learned by LDR-SD: $n$ = {n} numbers",
             ("x", "x"),
         ),
         (
-            tridiagonal_reference(draw(n - 1), -draw(n), draw(n - 1), -draw(2)),
+            Tridiagonal(draw(n - 1), -draw(n), draw(n - 1), -draw(2)).to_dense(),
             "Tridiagonal + corners",
             f"learned by LDR-TD: $3n$ = {3 * n} numbers",
             ("abc", "st"),
@@ -90,6 +90,11 @@ def operators(n: int = SMALL, seed: int = 0) -> Picture:
         "White entries are zero and stay so; colours show one draw of the others.",
         figure,
     )
+
+
+def shift(n: int, f: float) -> Tensor:
+    """Z_f, shape (n, n)."""
+    return Shift(n, f, dtype=torch.float64).to_dense()
 
 
 def toeplitz(n: int) -> Tensor:

@@ -23,12 +23,15 @@ OPTIONAL = ("numba", "scipy", "typer", "rich", "matplotlib", "PIL", "tensorboard
 OPTIONAL += ("onnx", "onnxscript", "onnxruntime", "torch._dynamo", "torch._inductor")
 
 
+def apart() -> dict[str, str]:
+    """The variables for another environment, whose packages are its own."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+
 def python(code: str, executable: str | Path = sys.executable) -> str:
     """What a fresh interpreter prints, away from the checkout; an error fails the test with its text."""
     root = Path(sys.executable).anchor
-    environment = dict(os.environ)
-    if executable != sys.executable:  # another environment has packages of its own
-        environment.pop("PYTHONPATH", None)
+    environment = None if executable == sys.executable else apart()
     ran = subprocess.run([executable, "-c", code], capture_output=True, text=True, cwd=root, env=environment)
     assert ran.returncode == 0, ran.stderr
     return ran.stdout
@@ -156,7 +159,7 @@ from torchldr.info import info
 model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64))
 torchldr.compress_(model, torchldr.Structure("low_rank", rank=2))
 model(torch.randn(3, 64)).sum().backward()
-torchldr.StructuredLinear(12, 10, structure="ldr_sd")(torch.randn(3, 12))
+torchldr.StructuredLinear(12, 10, structure="toeplitz_like")(torch.randn(3, 12))
 info()
 print(torchldr.__file__)
 """
@@ -205,23 +208,13 @@ def test_the_wheels_install_into_a_clean_environment_and_work(wheel: Path, paper
     (packages / "lent.pth").write_text(sysconfig.get_path("purelib"))
 
     def install(wheel: Path) -> None:
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            "--python",
-            clean,
-            "install",
-            "--no-deps",
-            "--no-index",
-            wheel,
-        ]
-        subprocess.run(command, check=True, capture_output=True)
+        pip = [sys.executable, "-m", "pip", "--python", clean, "install"]
+        options = ["--no-deps", "--no-index", "--force-reinstall"]
+        subprocess.run([*pip, *options, wheel], check=True, capture_output=True, env=apart())
 
     def torchldr_command(*arguments: str) -> tuple[int, str, str]:
-        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         command = [home / "bin" / "torchldr", *arguments]
-        ran = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
+        ran = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=apart())
         return ran.returncode, ran.stdout, ran.stderr
 
     install(wheel)

@@ -31,9 +31,9 @@ import torch
 from torch import Tensor, nn
 
 import torchldr
-from torchldr import data
-from torchldr.experiments.operators import accuracies, movements, operator_report
 from torchldr.timing import machine
+from torchldr_paper import data
+from torchldr_paper.trainer.operators import accuracies, movements, operator_report
 
 RANKS = {"ldr_td": 1, "ldr_sd": 3, "low_rank": 4}
 COMPARED = ("dense", "fewer units", "low_rank", "ldr_sd", "ldr_td")

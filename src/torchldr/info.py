@@ -18,11 +18,8 @@ from torchldr.matrices import StructuredMatrix, port_keeper, structures
 
 # The packages of each extra in pyproject.toml.
 EXTRAS = {
-    "cli": ("typer", "rich"),
-    "experiments": ("matplotlib", "pandas", "tensorboard", "Pillow", "safetensors"),
+    "cli": ("typer", "rich", "safetensors"),
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
-    "ray": ("ray",),
-    "peft": ("peft",),
 }
 
 

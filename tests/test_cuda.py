@@ -142,7 +142,7 @@ def test_pairs(n, rank, batch):
         {"product": "convolution"},
         {"product": "auto"},
         {"product": "auto", "n": 2000},
-        {"product": "split"},
+        {"product": "exact"},
         {"structure": "ldr_td"},
         {"structure": "toeplitz_like"},
     ],

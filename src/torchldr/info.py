@@ -14,7 +14,8 @@ import torch
 
 import torchldr
 from torchldr.functional import cuda, stencil
-from torchldr.matrices import StructuredMatrix, port_keeper, structures
+from torchldr.matrices import StructuredMatrix, get_structure, port_keeper, structures
+from torchldr.nn import StructuredLinear
 
 # The packages of each extra in pyproject.toml.
 EXTRAS = {
@@ -59,6 +60,26 @@ def info() -> dict[str, Any]:
         "fast_paths": _fast_paths(),
         "extras": {extra: _extra(extra, packages) for extra, packages in EXTRAS.items()},
     }
+
+
+def routes(
+    structure: str, *, n: int = 1024, batch: int = 1, rank: int = 1, training: bool = False
+) -> list[dict[str, Any]]:
+    """The routes of a class for an n x n layer as it starts: cost by the model, whether taken, why not.
+
+    In inference the layer keeps its matrix; in training it needs gradients.
+
+    >>> [row["route"] for row in routes("ldr_sd", n=4096, batch=64) if row["taken"]]
+    ['compiled_pair']
+    """
+    cls = get_structure(structure)
+    layer = StructuredLinear(n, n, structure=cls, rank=rank if cls.ranked else None).train(training)
+    with torch.set_grad_enabled(training):
+        table = layer.routes(batch)
+    return [
+        {"route": row.route, "microseconds": row.seconds * 1e6, "taken": row.chosen, "why_not": row.why_not}
+        for row in table
+    ]
 
 
 def describe_structures(out_features: int = 784, in_features: int = 784) -> list[dict[str, Any]]:

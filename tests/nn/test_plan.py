@@ -324,3 +324,25 @@ def test_a_route_can_be_named():
         layer.route = "stencl"
     with pytest.raises(ValueError, match=r"no route 'stencl'\. Did you mean 'stencil'"):
         layer.matrix().matmul(x, route="stencl")
+
+
+def test_tune_keeps_what_it_found_on_the_layers(capsys):
+    model = nn.Sequential(StructuredLinear(96, 96), nn.ReLU(), StructuredLinear(96, 10, structure="low_rank"))
+    x = torch.randn(4, 96)
+    report = torchldr.tune(model, x, seconds=0.001)
+    assert capsys.readouterr().err.strip() == repr(report)
+    assert [row.layer for row in report] == ["0", "2"]
+    assert model.training
+    model.eval()
+    for row, layer in zip(report, (model[0], model[2]), strict=True):
+        assert row.route == min(row.seconds, key=row.seconds.get)
+        with torch.no_grad():
+            assert layer.routes(4).chosen == row.route
+            layer.untune()
+            assert layer.routes(4).chosen == row.chosen
+    with torch.no_grad():
+        model[0].keep_tuned(model[0].routes(4).call, "circulant_pair")
+        assert model[0].routes(4).chosen == "circulant_pair"
+        model[0].subdiagonal_A.fill_(3.0)  # which that route does not serve
+        assert model[0].routes(4).chosen != "circulant_pair"
+        check(model[0], x)

@@ -173,7 +173,7 @@ def test_a_diverged_replica_does_not_disturb_the_others(tiny: Dataset) -> None:
         torch.testing.assert_close(rows[0], rows[1], rtol=1e-4, atol=1e-6)
 
 
-def test_wide_range_switches_to_the_split_product(tiny: Dataset, brief: Protocol) -> None:
+def test_wide_range_switches_to_an_exact_product(tiny: Dataset, brief: Protocol) -> None:
     run = Run("rectangles", structure="ldr_sd", protocol=brief)
     fleet = Fleet(run, Images.of(tiny, run))
     assert fleet.network.product == "convolution"
@@ -185,6 +185,6 @@ def test_wide_range_switches_to_the_split_product(tiny: Dataset, brief: Protocol
         parts["hidden.subdiagonal_A"][2, :15] = 0.2
     fleet.train_epoch(1)
     fleet.finish_epoch()
-    assert fleet.network.product == "split"
+    assert fleet.network.product == "exact"
     fleet.train_epoch(2)
     assert all(loss is not None for loss in fleet.finish_epoch())

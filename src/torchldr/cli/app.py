@@ -83,10 +83,23 @@ def _options(
 
 
 @app.command("info")
-def info_command(as_json: AsJson = False) -> None:
-    """Versions, devices, structures, and which fast paths are on and why not."""
-    from torchldr.info import info
+def info_command(
+    structure: Annotated[
+        str | None, typer.Option(help="List the routes of this class instead, with costs and reasons.")
+    ] = None,
+    n: Annotated[int, typer.Option(min=1, help="With --structure: features of a square layer.")] = 1024,
+    batch: Annotated[int, typer.Option(min=1, help="With --structure: vectors in a call.")] = 1,
+    rank: Annotated[int, typer.Option(min=1, help="With --structure: its rank, if it has one.")] = 1,
+    training: Annotated[bool, typer.Option(help="With --structure: with gradients.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Versions, devices, structures, and which fast paths are on and why not; or the routes of one class."""
+    from torchldr.info import info, routes
 
+    if structure is not None:
+        rows = routes(structure, n=n, batch=batch, rank=rank, training=training)
+        show(rows, as_json)
+        return
     facts = info()
     if as_json:
         show(facts, True)

@@ -18,7 +18,7 @@ import typer
 from ..bench.grid import KINDS, QUICK, Grid
 from ..bench.measure import Setting, available_bytes, measure
 from ..matrices import get_structure
-from ..nn.linear import PLANS
+from ..nn.plan import PLANS
 from ..timing import machine
 from .options import AsJson, Many
 

@@ -101,14 +101,14 @@ class StackedNetwork:
 
     @property
     def product(self) -> str | None:
-        """The option of this name of the hidden layer's class, where it has one; "split" after `split`."""
+        """The hidden layer's option of this name, where it has one; "exact" after `make_exact`."""
         found = [layer.options.get("product") for layer in self.layers]
-        return "split" if "split" in found else found[-1] if found else None
+        return "exact" if "exact" in found else found[-1] if found else None
 
-    def split(self) -> None:
-        """Let what multiplies by single convolutions multiply by the split product, right at any range."""
+    def make_exact(self) -> None:
+        """Let what multiplies by convolutions multiply by a route that is right for every operator."""
         for layer in self.layers:
-            layer.split()
+            layer.make_exact()
 
     def reach(self, flat: Tensor) -> Tensor | None:
         """Decimal digits that the replicas lose to single convolutions, (R,); None where there are none."""

@@ -148,7 +148,7 @@ class Fleet:
         if reach is None or not any(self.alive):
             return
         if bool((reach[torch.tensor(self.alive, device=self.device)] >= MAX_RANGE).any()):
-            self.network.split()
+            self.network.make_exact()
             if self._graphs is not None:
                 self._graphs.clear()
 
@@ -205,8 +205,8 @@ class Fleet:
             self.alive[index] = healthy
             if not healthy:
                 self._rates[index].zero_()
-        if product == "split":
-            self.network.split()
+        if product in ("exact", "split"):  # checkpoints of 0.1 have the second word
+            self.network.make_exact()
 
     def replica_state(self, row: Tensor, index: int) -> dict[str, Tensor]:
         """The state_dict of one replica: a row of parameters with that replica's buffers."""

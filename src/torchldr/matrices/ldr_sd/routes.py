@@ -209,7 +209,8 @@ def _stencil_why_not(M: Any, call: Call) -> str | None:
 def _stencil_cost(M: Any, call: Call) -> float:
     on, (m, n), r = costs.machine(call), M.shape, M.rank
     entries = r * (m + n) * min(m, n)
-    column = on.stencil if call.device == "cuda" or not stencil.unavailable() else 40 * on.stencil
+    plain = call.traced or (call.device != "cuda" and stencil.unavailable())
+    column = 40 * on.stencil if plain else on.stencil
     seconds = on.start + costs.wide(call) * entries * (column + on.multiply * call.batch)
     return costs.backward(call, seconds)
 

@@ -65,10 +65,10 @@ class StackedLayer:
             self.options["product"] = "convolution"
         self._prepare()
 
-    def split(self) -> None:
-        """Multiply by the split product, where it was the single convolution."""
+    def make_exact(self) -> None:
+        """Multiply by a route that is right for every operator, where it was the convolution."""
         if self.options.get("product") == "convolution":
-            self.options["product"] = "split"
+            self.options["product"] = "exact"
             self._prepare()
 
     def _prepare(self) -> None:

@@ -31,19 +31,12 @@ class TuneReport(list[Tuned]):
     def __repr__(self) -> str:
         lines = []
         for row in self:
-            times = ", ".join(
-                f"{name} {s * 1e6:.0f} us" for name, s in sorted(row.seconds.items(), key=_second)
-            )
-            kept = "as before" if row.route == row.chosen else f"instead of {row.chosen}"
-            m, n = row.shape
-            lines.append(
-                f"{row.layer or '(model)'}: {row.structure} {m} x {n}, batch {row.batch}: {row.route}, {kept} ({times})"
-            )
+            by_time = sorted(row.seconds, key=lambda name: row.seconds[name])
+            times = ", ".join(f"{name} {row.seconds[name] * 1e6:.0f} us" for name in by_time)
+            before = "as before" if row.route == row.chosen else f"instead of {row.chosen}"
+            what = f"{row.structure} {row.shape[0]} x {row.shape[1]}, batch {row.batch}"
+            lines.append(f"{row.layer or '(model)'}: {what}: {row.route}, {before} ({times})")
         return "\n".join(lines) or "no structured layer was called"
-
-
-def _second(item: tuple[str, float]) -> float:
-    return item[1]
 
 
 @torch.no_grad()

@@ -11,8 +11,7 @@ from typing import Annotated
 
 import typer
 
-from ..commands import DataDir, Results
-from ..ledger import Ledger
+from ..commands import DataDir, Results, ledger_to_read
 from ..options import Many
 
 
@@ -31,7 +30,7 @@ def report_command(
     """Write one HTML page of everything in the ledger: tables, figures, and each number's run."""
     from .page import report
 
-    ledger = Ledger(results)
+    ledger = ledger_to_read(results)
     print(report(ledger, out, figures=figures, data_dir=data_dir))
     if not len(ledger):
         _say(f"the ledger is empty: {ledger.path}")
@@ -54,7 +53,7 @@ def figures_command(
         raise typer.BadParameter(f"a figure is saved as {' or '.join(FORMATS)}, got {wrong!r}.")
     for wrong in set(names or ()) - set(FIGURES):
         raise typer.BadParameter(f"unknown figure {wrong!r}. Known: {', '.join(FIGURES)}.")
-    ledger = Ledger(results)
+    ledger = ledger_to_read(results)
     paths, left_out = save_figures(ledger, out, names=names, formats=formats, data_dir=data_dir)
     for path in paths:
         print(path)

@@ -79,7 +79,10 @@ def no_waiting(monkeypatch):
 def rectangles(small, server):
     """Rectangles as one file on the server, with its right checksum."""
     digest = hashlib.sha1(CONTENT).hexdigest()
-    small["rectangles"] = dataclasses.replace(small["rectangles"], checksums={"rectangles.zip": digest})
+    files = tuple(dataclasses.replace(file, shape=(100, 785)) for file in small["rectangles"].files)
+    small["rectangles"] = dataclasses.replace(
+        small["rectangles"], checksums={"rectangles.zip": digest}, files=files
+    )
     server.files["/x/rectangles.zip"] = CONTENT
     return server.url + "/x"
 

@@ -3,6 +3,7 @@
 import ctypes
 import importlib.util
 import os
+import random
 import shutil
 import subprocess
 from pathlib import Path
@@ -21,6 +22,41 @@ settings.load_profile("torchldr")
 @pytest.fixture(autouse=True)
 def seeded():
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def mutations():
+    """A function of a file's bytes and a number: so many damaged versions of it, the same ones each time.
+
+    Single bits, mostly; bytes set to 0, blocks of 0, what is cut off, doubled, exchanged and put behind.
+    """
+
+    def damaged(content: bytes, count: int):
+        draw, size = random.Random(0), len(content)
+        for index in range(count):
+            # Half of them near the beginning, where headers are.
+            at = draw.randrange(min(size, 1500)) if index % 2 else draw.randrange(size)
+            to, changed = min(size, at + draw.randrange(1, 100)), bytearray(content)
+            match index % 12:
+                case 1:
+                    changed[at] = 0
+                case 3:
+                    changed[at:to] = bytes(to - at)
+                case 5:
+                    del changed[at:]
+                case 6:
+                    del changed[at:to]
+                case 7:
+                    changed[at:at] = changed[at:to]
+                case 9:
+                    changed[at:to] = reversed(changed[at:to])
+                case 10:
+                    changed += content[at:to]
+                case _:
+                    changed[at] ^= 1 << draw.randrange(8)
+            yield bytes(changed)
+
+    return damaged
 
 
 @pytest.fixture(scope="module")

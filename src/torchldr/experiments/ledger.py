@@ -133,8 +133,10 @@ class Ledger:
         self.prepare()
         try:
             with self._locked(), self.path.open("ab+", buffering=0) as stream:
-                # A broken line ends here and stays what it is.
-                _append(stream, b"\n" + line if _cut_off(stream) else line)
+                self.read_again()
+                broken = _cut_off(stream)  # such a line ends here and stays what it is
+                _append(stream, b"\n" + line if broken else line)
+                self._bytes, self._lines = stream.tell(), self._lines + 1 + broken
         except OSError as error:
             if error.filename is not None or error.errno is None:
                 raise

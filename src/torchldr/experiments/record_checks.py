@@ -31,15 +31,15 @@ def check_line(line: Mapping[str, Any], replicas: int) -> None:
     """Raise where a parsed line is no record of so many replicas.
 
     Raises:
-        ValueError, TypeError, KeyError: with what is wrong, but not where.
+        ValueError, TypeError, KeyError, OverflowError: with what is wrong, but not where.
     """
     _check_kinds(line, _LINE)
     result = line["result"]
     _check_kinds({"notes": None, **result}, _RESULT)
-    for selected in (result["best"] or {}, result["mean"] or {}):
-        for name, value in selected.items():
-            if type(value) not in _NUMBERS:
-                raise TypeError(f"{name} must be a number, got {value!r:.60}")
+    for numbers in (result["best"] or {}, result["mean"] or {}, {"seconds": result["seconds"]}):
+        for name, value in numbers.items():
+            if type(value) not in _NUMBERS or not math.isfinite(value):
+                raise TypeError(f"{name} must be a finite number, got {value!r:.60}")
     chosen = (result["best"] or {"replica": 0})["replica"]
     if chosen not in range(replicas):
         raise ValueError(f"replica must be one of {replicas}, got {chosen}")

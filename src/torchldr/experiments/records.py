@@ -138,6 +138,8 @@ class Record:
         )
         if record.hash != line["hash"]:
             raise ValueError(f"its hash is {line['hash']!r}, its config gives {record.hash!r}")
+        if record.run.config() != line["config"]:
+            raise ValueError("its config is not as a run writes it")
         check_line(line, len(record.run.protocol.lrs) * record.run.protocol.trials)
         _ = record.source, record.fingerprint, record.best, record.mean
         return record

@@ -99,8 +99,11 @@ def _described(about: Mapping[str, Any]) -> tuple[Run, tuple[int, int, int], int
 def _least(run: Run, shape: tuple[int, int, int], outputs: int) -> int:
     """Parameters that a network has at least: every layer has one an input, or more."""
     channels, height, width = shape
-    convolved = run.model == "cnn" or run.model in CONVOLUTIONS
-    seen = max(channels, (height // 2) * (width // 2)) if convolved else channels * height * width
+    seen = channels * height * width
+    if run.model == "cnn" or run.model in CONVOLUTIONS:
+        seen = max(channels, (height // 2) * (width // 2))
+    elif run.model.startswith("channels"):  # a matrix for every pair of channels
+        seen *= channels
     return max(seen, (run.hidden or 1) * outputs)
 
 

@@ -1,5 +1,6 @@
 """Shared fixtures: seeds, CUDA sources as plain C++; hypothesis draws the same examples every time on CI."""
 
+import contextlib
 import ctypes
 import importlib.util
 import os
@@ -57,6 +58,23 @@ def mutations():
             yield bytes(changed)
 
     return damaged
+
+
+@pytest.fixture
+def full_disk():
+    """A context in which no file can become larger than so many bytes, as on a disk that is full."""
+    resource = pytest.importorskip("resource")
+
+    @contextlib.contextmanager
+    def full(most: int):
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    return full
 
 
 @pytest.fixture(scope="module")

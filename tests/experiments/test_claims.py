@@ -5,12 +5,10 @@ from __future__ import annotations
 import errno
 import json
 import os
-import resource
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -137,19 +135,8 @@ def test_the_ledger_reads_only_what_is_new(tmp_path: Path) -> None:
     assert first.find(Run("cifar10")) is not None
 
 
-@contextmanager
-def full_disk(most: int) -> Iterator[None]:
-    """No file can become larger, as on a disk that is full."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 def test_a_run_outlives_weights_that_cannot_be_written(
-    own_file: Path, tmp_path: Path, library: Library
+    own_file: Path, tmp_path: Path, library: Library, full_disk: Any
 ) -> None:
     run, ledger = Run(str(own_file), protocol=ONCE), Ledger(tmp_path, published=False)
     with full_disk(8000):  # the line of the ledger fits, the 12 kB of weights do not
@@ -164,7 +151,7 @@ def test_a_run_outlives_weights_that_cannot_be_written(
 
 
 def test_a_run_outlives_checkpoints_that_cannot_be_written(
-    own_file: Path, tmp_path: Path, library: Library, caplog: pytest.LogCaptureFixture
+    own_file: Path, tmp_path: Path, library: Library, full_disk: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     run, ledger = Run(str(own_file), protocol=ONCE), Ledger(tmp_path, published=False)
     with full_disk(8000):
@@ -174,7 +161,7 @@ def test_a_run_outlives_checkpoints_that_cannot_be_written(
     assert sorted(path.name for path in tmp_path.iterdir()) == [".ledger.lock", "ledger.jsonl"]
 
 
-def test_a_line_that_cannot_be_written_leaves_the_ledger_as_it_was(tmp_path: Path) -> None:
+def test_a_line_that_cannot_be_written_leaves_the_ledger_as_it_was(tmp_path: Path, full_disk: Any) -> None:
     ledger = Ledger(tmp_path, published=False)
     ledger.append(make(Run("rectangles")))
     content = ledger.path.read_bytes()

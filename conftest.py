@@ -1,8 +1,10 @@
 """Shared fixtures: seeds, CUDA sources as plain C++; hypothesis draws the same examples every time on CI."""
 
+import contextlib
 import ctypes
 import importlib.util
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -30,6 +32,58 @@ def interruptible():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(scope="session")
+def mutations():
+    """A function of a file's bytes and a number: so many damaged versions of it, the same ones each time.
+
+    Single bits, mostly; bytes set to 0, blocks of 0, what is cut off, doubled, exchanged and put behind.
+    """
+
+    def damaged(content: bytes, count: int):
+        draw, size = random.Random(0), len(content)
+        for index in range(count):
+            # Half of them near the beginning, where headers are.
+            at = draw.randrange(min(size, 1500)) if index % 2 else draw.randrange(size)
+            to, changed = min(size, at + draw.randrange(1, 100)), bytearray(content)
+            match index % 12:
+                case 1:
+                    changed[at] = 0
+                case 3:
+                    changed[at:to] = bytes(to - at)
+                case 5:
+                    del changed[at:]
+                case 6:
+                    del changed[at:to]
+                case 7:
+                    changed[at:at] = changed[at:to]
+                case 9:
+                    changed[at:to] = reversed(changed[at:to])
+                case 10:
+                    changed += content[at:to]
+                case _:
+                    changed[at] ^= 1 << draw.randrange(8)
+            yield bytes(changed)
+
+    return damaged
+
+
+@pytest.fixture
+def full_disk():
+    """A context in which no file can become larger than so many bytes, as on a disk that is full."""
+    resource = pytest.importorskip("resource")
+
+    @contextlib.contextmanager
+    def full(most: int):
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    return full
 
 
 @pytest.fixture(scope="module")

@@ -145,6 +145,9 @@ class Run:
     protocol: Protocol = field(default_factory=Protocol)
 
     def __post_init__(self) -> None:
+        data: Any = self.data
+        if not isinstance(data, str):
+            raise TypeError(f"Run: data must be a name or a path, got {data!r}.")
         _choice("Run", "model", self.model, self.protocol.models)
         _choice("Run", "init", self.init, INITS)
         structure = get_structure(self.structure)
@@ -226,14 +229,15 @@ class Run:
         return {k: v for k, v in config.items() if v is not None}
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Self:
+    def from_config(cls, config: Any) -> Self:
         """The run that `config()` describes.
 
         Raises:
             ValueError: for an unknown key or an impossible value.
+            TypeError: for a value of another kind.
         """
-        known = {f.name for f in fields(cls)}
-        protocol = dict(config.get("protocol", {}))
+        config = _mapping("a config", config)
+        known, protocol = {f.name for f in fields(cls)}, _mapping("protocol", config.get("protocol", {}))
         # Each model is trained by one kind of protocol.
         kinds: list[type[Protocol]] = [Protocol, *Protocol.__subclasses__()]
         kind = next((kind for kind in kinds if config.get("model", "shl") in kind.models), Protocol)
@@ -251,6 +255,12 @@ class Run:
 
     def with_seed(self, seed: int) -> Run:
         return replace(self, seed=seed)
+
+
+def _mapping(name: str, value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise TypeError(f"Run: {name} must be a mapping, got {type(value).__name__}.")
+    return value
 
 
 def _whole(who: str, name: str, value: Any, least: int) -> None:

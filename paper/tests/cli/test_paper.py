@@ -137,6 +137,27 @@ def test_train_options_seeds_and_weights(own_file: Path, tmp_path: Path) -> None
     assert row["parameters"] == 80 + 49 * 2 + 2
 
 
+def test_weights_that_cannot_be_written(own_file: Path, tmp_path: Path, full_disk: Any) -> None:
+    """The run is kept and shown, the weights are said not to be, and the command has failed."""
+    with full_disk(8000):
+        result = call(
+            "train", "--data", str(own_file), *QUICK, "--structure", "dense", "--results", str(tmp_path),
+            "--save-weights", "--json",
+        )  # fmt: skip
+    assert result.exit_code == 1
+    (row,) = json.loads(result.stdout)
+    assert row["state"] == "done"
+    assert "the run is in the ledger, its weights are not kept: [Errno" in result.stderr
+    assert row["hashes"][0] in result.stderr
+
+
+def test_a_folder_to_read_must_be_there(tmp_path: Path) -> None:
+    for arguments in (["paper", "list"], ["paper", "shl", "--show"]):
+        result = call(*arguments, "--results", str(tmp_path / "nosuchdir"))
+        assert result.exit_code == 2
+        assert "nosuchdir" in result.stderr
+
+
 def test_changed_data_is_trained_again(tmp_path: Path, own_file: Path) -> None:
     arrays = dict(np.load(own_file))
     path = tmp_path / "mine.npz"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import http.server
@@ -45,12 +46,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
             start = 0
             self.send_response(200)
         body = content[start:]
-        self.send_header("Content-Length", str(len(body)))
+        if server.length is not None:
+            self.send_header("Content-Length", server.length.format(len(body)))
         self.end_headers()
         if server.drops:
             body = body[: server.drops.pop(0)]
             self.close_connection = True
-        self.wfile.write(body)
+        with contextlib.suppress(ConnectionError):  # whoever asked may have had enough
+            self.wfile.write(body)
 
     def log_message(self, *args: object) -> None:
         pass
@@ -60,7 +63,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 def server():
     httpd = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     httpd.files, httpd.requests, httpd.drops, httpd.errors = {}, [], [], []
-    httpd.ranges = True
+    httpd.ranges, httpd.length = True, "{}"
     httpd.url = f"http://127.0.0.1:{httpd.server_address[1]}"
     thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
@@ -79,7 +82,10 @@ def no_waiting(monkeypatch):
 def rectangles(small, server):
     """Rectangles as one file on the server, with its right checksum."""
     digest = hashlib.sha1(CONTENT).hexdigest()
-    small["rectangles"] = dataclasses.replace(small["rectangles"], checksums={"rectangles.zip": digest})
+    files = tuple(dataclasses.replace(file, shape=(100, 785)) for file in small["rectangles"].files)
+    small["rectangles"] = dataclasses.replace(
+        small["rectangles"], checksums={"rectangles.zip": digest}, files=files
+    )
     server.files["/x/rectangles.zip"] = CONTENT
     return server.url + "/x"
 
@@ -187,6 +193,32 @@ def test_passing_errors_are_tried_again_and_final_ones_are_not(server, rectangle
         data.fetch("rectangles", tmp_path / "b", server.url + "/nowhere", progress=False)
     assert len(server.requests) == 1
     assert left_behind(tmp_path / "b") == []
+
+
+@pytest.mark.parametrize("length", ["{}", None, "9" * 15])
+def test_more_than_the_file_can_have_is_not_taken(server, rectangles, tmp_path, monkeypatch, length):
+    monkeypatch.setattr(download, "largest_download", lambda file: 600_000)
+    server.length = length
+    with pytest.raises(data.DownloadError, match="sends more than the 600,000 bytes"):
+        data.fetch("rectangles", tmp_path, rectangles, progress=False)
+    assert len(server.requests) == 1
+    assert left_behind(tmp_path) == []
+
+
+@pytest.mark.parametrize("length", ["hello", "-5", "1.5"])
+def test_a_length_that_is_no_number(server, rectangles, tmp_path, length):
+    server.length = length
+    (path,) = data.fetch("rectangles", tmp_path, rectangles, progress=False)
+    assert path.read_bytes() == CONTENT
+
+
+def test_a_server_that_sends_a_byte_a_connection(server, rectangles, tmp_path):
+    server.drops = [1] * 1000
+    with pytest.raises(data.DownloadError, match="4 bytes are kept; fetch again to go on"):
+        data.fetch("rectangles", tmp_path, rectangles, progress=False)
+    assert len(server.requests) == 4
+    server.drops = []
+    assert data.fetch("rectangles", tmp_path, rectangles, progress=False)[0].read_bytes() == CONTENT
 
 
 def test_nobody_answers(small, tmp_path):

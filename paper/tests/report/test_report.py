@@ -181,14 +181,39 @@ def run(capsys: pytest.CaptureFixture[str]) -> Any:
 
 def test_the_report_command(run: Any, tmp_path: Path) -> None:
     out = tmp_path / "page.html"
-    code, printed, told = run("report", "--out", out, "--results", tmp_path / "none", "--no-figures")
+    code, printed, told = run("report", "--out", out, "--results", tmp_path, "--no-figures")
     assert (code, printed) == (0, f"{out}\n")
     assert out.is_file()
     assert "traceback" not in told.lower()
 
 
+def test_a_folder_that_is_not_there_is_wrong_use(run: Any, tmp_path: Path) -> None:
+    """It would show the published runs alone, as if the user had none."""
+    (tmp_path / "file").touch()
+    for name in ("nosuchdir", "file"):
+        for command in (("report", "--no-figures"), ("figures", "operators", "--format", "svg")):
+            code, printed, told = run(*command, "--out", tmp_path / "o", "--results", tmp_path / name)
+            assert (code, printed) == (2, "")
+            assert name in told
+    assert not (tmp_path / "o").exists()
+
+
+def test_a_full_disk_keeps_the_old_page(ledger: Ledger, tmp_path: Path, full_disk: Any) -> None:
+    (tmp_path / "page.html").write_text("old")
+    with full_disk(5000), pytest.raises(OSError, match=r"File too large: .*page\.html"):
+        report(ledger, tmp_path / "page.html", figures=False)
+    assert (tmp_path / "page.html").read_text() == "old"
+    assert len(list(tmp_path.iterdir())) == 1
+    (tmp_path / "link.html").symlink_to("page.html")
+    report(ledger, tmp_path / "link.html", figures=False)
+    assert (tmp_path / "link.html").is_symlink()
+    assert "<html" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert report(ledger, "/dev/null", figures=False) == Path("/dev/null")
+    assert not Path("/dev/null").is_file()
+
+
 def test_the_figures_command(run: Any, tmp_path: Path) -> None:
-    options = ("--out", tmp_path, "--results", tmp_path / "none")
+    options = ("--out", tmp_path, "--results", tmp_path)
     code, printed, _ = run("figures", "operators", "--format", "svg", *options)
     assert (code, printed) == (0, f"{tmp_path / 'operators.svg'}\n")
     code, _, told = run("figures", "nothing", *options)

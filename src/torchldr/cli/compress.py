@@ -29,7 +29,8 @@ from .options import AsJson, Many
 INTERRUPTED = 130
 File = Annotated[Path, typer.Argument(help="A .safetensors file.", show_default=False)]
 Structures = Annotated[
-    list[str] | None, typer.Option(help="Classes to try; `torchldr structures` lists them.")
+    list[str] | None,
+    typer.Option(help="Classes to try, by spaces or commas; `torchldr structures` lists them."),
 ]
 Skip = Annotated[list[str] | None, typer.Option(help="Names or patterns (quoted) of tensors to leave alone.")]
 MinFeatures = Annotated[int, typer.Option(min=1, help="Leave matrices with fewer rows or columns alone.")]
@@ -69,7 +70,7 @@ def analyze_command(
 ) -> None:
     """What every matrix of a checkpoint could become: residual against size, the best for each budget."""
     budgets = [_budget(text, batch) for text in budget or ()]
-    _check_structures(structures)
+    structures = _check_structures(structures)
     if save_plan is not None and len(budgets) != 1:
         raise typer.BadParameter("--save-plan takes one --budget.")
     _spare(file, save_plan, "--save-plan")
@@ -117,7 +118,7 @@ def compress_command(
         raise typer.BadParameter("give one of --budget and --plan.")
     if plan is not None and structures:
         raise typer.BadParameter("--structures goes with --budget; a plan names its own.")
-    _check_structures(structures)
+    structures = _check_structures(structures)
     check_target(out, force)
     if dense is not None:
         _check_dense(dense, file, out, force)
@@ -157,10 +158,13 @@ def _budget(text: str, batch: int) -> Budget:
         return parse_budget(text, batch)
 
 
-def _check_structures(names: list[str] | None) -> None:
+def _check_structures(names: list[str] | None) -> list[str] | None:
+    """The names, those that commas join apart."""
+    parts = [part.strip() for joined in names or () for part in joined.split(",")]
     with _wrong_use("--structures"):
-        for name in names or ():
+        for name in parts:
             get_structure(name)
+    return parts or None
 
 
 def _jobs(jobs: int | None) -> int:

@@ -80,7 +80,7 @@ def parse_options(texts: Sequence[str]) -> tuple[tuple[str, Any], ...]:
             raise ValueError(f"--option takes name=value, got {text!r}.")
         try:
             pairs.append((name, json.loads(value.lower() if value in ("True", "False") else value)))
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             pairs.append((name, value))
     return tuple(pairs)
 

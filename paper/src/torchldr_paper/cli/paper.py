@@ -95,7 +95,7 @@ def paper_command(
     as_json: AsJson = False,
 ) -> None:
     """Run, or resume, one table or figure of the paper and print it beside the paper's values."""
-    ledger = Ledger(results)
+    ledger = ledger_to_read(results) if show or name == "list" else Ledger(results)
     if name == "list":
         if only:
             raise typer.BadParameter("--only is for one table; `list` shows all.")
@@ -109,12 +109,12 @@ def paper_command(
         library = Library(_used(lambda: choose_device(device)), data_dir)
         extras = Extras(max_seconds, logdir, save_weights, force, curves, jobs)
         _say_what_data(table, ledger, library)
-        if table.cells[0].run.model == "lstm":
-            _sweep_language(runs, ledger, library, extras)
-        else:
-            _sweep(runs, ledger, library, extras)
+        language = table.cells[0].run.model == "lstm"
+        report = (_sweep_language if language else _sweep)(runs, ledger, library, extras)
     rows = table_rows(table, ledger, seeds)
     show_rows(rows, as_json, title=_title(table, quick), columns=columns_of(rows))
+    if not show and report.unsaved:
+        raise typer.Exit(1)
 
 
 def train_command(
@@ -190,9 +190,18 @@ def train_command(
     runs, ledger = _used(build), Ledger(results)
     library = Library(_used(lambda: choose_device(device)), data_dir)
     _used_by_images(runs, library)
-    _sweep(runs, ledger, library, Extras(max_seconds, logdir, save_weights, force, curves))
+    report = _sweep(runs, ledger, library, Extras(max_seconds, logdir, save_weights, force, curves))
     rows = run_rows(runs, ledger)
     show_rows(rows, as_json, columns=train_columns_of(rows))
+    if report.unsaved:
+        raise typer.Exit(1)
+
+
+def ledger_to_read(results: Path | None) -> Ledger:
+    """The ledger of a command that writes none: a folder that is named must be there."""
+    if results is not None and not results.expanduser().is_dir():
+        raise typer.BadParameter(f"{results} is no folder; a run makes it.", param_hint="--results")
+    return Ledger(results)
 
 
 def _ranks(structure: str, ranks: Sequence[int] | None) -> Sequence[int | None]:
@@ -268,11 +277,10 @@ class Extras(NamedTuple):
     jobs: int = 1
 
 
-def _sweep(runs: Sequence[Run], ledger: Ledger, library: Library, extras: Extras) -> None:
+def _sweep(runs: Sequence[Run], ledger: Ledger, library: Library, extras: Extras) -> Report:
     """Run what is missing, and say what was done and what could not be."""
     if extras.jobs > 1:
-        _sweep_in_parallel(runs, ledger, library, extras)
-        return
+        return _sweep_in_parallel(runs, ledger, library, extras)
     log = no_log if extras.logdir is None else tensorboard_log(extras.logdir)
     todo = runs if extras.force or extras.save_weights else missing(runs, ledger, library)
     try:
@@ -294,9 +302,10 @@ def _sweep(runs: Sequence[Run], ledger: Ledger, library: Library, extras: Extras
     _tell(report, ledger)
     if report.absent and not (report.finished or report.present or report.left):
         raise typer.Exit(1)
+    return report
 
 
-def _sweep_in_parallel(runs: Sequence[Run], ledger: Ledger, library: Library, extras: Extras) -> None:
+def _sweep_in_parallel(runs: Sequence[Run], ledger: Ledger, library: Library, extras: Extras) -> Report:
     if extras.logdir is not None:
         raise typer.BadParameter("--logdir writes one run after the other; leave out --jobs.")
     deadline = None if extras.max_seconds is None else time.time() + extras.max_seconds
@@ -319,9 +328,10 @@ def _sweep_in_parallel(runs: Sequence[Run], ledger: Ledger, library: Library, ex
     _tell(report, ledger)
     if report.absent and not (report.finished or report.present or report.left):
         raise typer.Exit(1)
+    return report
 
 
-def _sweep_language(runs: Sequence[Run], ledger: Ledger, library: Library, extras: Extras) -> None:
+def _sweep_language(runs: Sequence[Run], ledger: Ledger, library: Library, extras: Extras) -> Report:
     """The same for language models, which are trained side by side."""
     if extras.logdir is not None or extras.save_weights or extras.jobs > 1 or not extras.curves:
         raise typer.BadParameter(
@@ -343,6 +353,7 @@ def _sweep_language(runs: Sequence[Run], ledger: Ledger, library: Library, extra
     _tell(report, ledger)
     if report.absent and not report.present:
         raise typer.Exit(1)
+    return report
 
 
 def _say_what_data(table: Table, ledger: Ledger, library: Library) -> None:
@@ -358,6 +369,8 @@ def _say_what_data(table: Table, ledger: Ledger, library: Library) -> None:
 def _tell(report: Report, ledger: Ledger) -> None:
     for message in report.absent.values():
         _say(f"left out: {message}")
+    for label, why in report.unsaved.items():
+        _say(f"{label}: the run is in the ledger, its weights are not kept: {why}")
     if report.left:
         _say(f"{len(report.left)} runs are left; the same command goes on from here.")
     if report.finished:

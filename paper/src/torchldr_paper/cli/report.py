@@ -13,8 +13,8 @@ import typer
 
 from torchldr.cli import Many
 
-from ..ledger.ledger import Ledger
 from .options import DataDir, Results
+from .paper import ledger_to_read
 
 
 def register(app: typer.Typer) -> None:
@@ -32,7 +32,7 @@ def report_command(
     """Write one HTML page of everything in the ledger: tables, figures, and each number's run."""
     from ..report.page import report
 
-    ledger = Ledger(results)
+    ledger = ledger_to_read(results)
     print(report(ledger, out, figures=figures, data_dir=data_dir))
     if not len(ledger):
         _say(f"the ledger is empty: {ledger.path}")
@@ -55,7 +55,7 @@ def figures_command(
         raise typer.BadParameter(f"a figure is saved as {' or '.join(FORMATS)}, got {wrong!r}.")
     for wrong in set(names or ()) - set(FIGURES):
         raise typer.BadParameter(f"unknown figure {wrong!r}. Known: {', '.join(FIGURES)}.")
-    ledger = Ledger(results)
+    ledger = ledger_to_read(results)
     paths, left_out = save_figures(ledger, out, names=names, formats=formats, data_dir=data_dir)
     for path in paths:
         print(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
+from ..ledger.tensors_file import read_tensors, write_tensors
 from ..models.images import ConvNet, SingleHiddenLayer, hidden_input
 from ..trainer.precision import tf32
 from .fleet import Feed
 from .training import Adam, Trainer
+
+_log = logging.getLogger("torchldr_paper")
 
 Trained = tuple[dict[str, Tensor], dict[str, Any]]
 
@@ -22,18 +26,20 @@ Trained = tuple[dict[str, Tensor], dict[str, Any]]
 def load_or_train(path: Path, train: Callable[[], Trained]) -> dict[str, Any]:
     """The tensors and facts of a dense model, from its file or, where there is none, trained and saved.
 
+    A file that is damaged is reported and written anew.
+
     Returns:
         "tensors" and what else `train` told, such as its test accuracy.
     """
-    if not path.is_file():
-        tensors, facts = train()
-        packed = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".tmp")
-        torch.save({**facts, "tensors": packed}, partial)
-        partial.replace(path)
-    found: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    return found
+    if path.is_file():
+        try:
+            tensors, facts, _ = read_tensors(path)
+            return {**facts, "tensors": tensors}
+        except ValueError as error:
+            _log.warning("the dense model is trained anew: %s", error)
+    tensors, facts = train()
+    write_tensors(path, tensors, facts)
+    return {**facts, "tensors": {name: tensor.detach().cpu() for name, tensor in tensors.items()}}
 
 
 def image_model(kind: str, image_shape: tuple[int, int, int], outputs: int, seed: int) -> SingleHiddenLayer:

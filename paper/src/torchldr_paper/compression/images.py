@@ -98,7 +98,7 @@ class ImageRun:
         self.source = images.source
         model = image_model(table.model, images.image_shape, images.outputs, table.seed)
         train, validation = split.train.to(device), split.validation.to(device)
-        path = results / WEIGHTS / f"compression-{table.name}-{self.key}.pt"
+        path = results / WEIGHTS / f"compression-{table.name}-{self.key}.safetensors"
         known = load_or_train(
             path,
             lambda: train_image_model(

@@ -112,7 +112,7 @@ class LanguageRun:
             self.model = GPTModel(words, sizes, table.length, table.batch)
         else:
             self.model = LSTMModel(words, table.width, table.length, table.batch)
-        path = results / WEIGHTS / f"compression-{table.name}-{self.key}.pt"
+        path = results / WEIGHTS / f"compression-{table.name}-{self.key}.safetensors"
         known = load_or_train(path, self._train_dense)
         self.tensors = {name: t.to(device) for name, t in known["tensors"].items()}
         self.dense_perplexity = known["test"]

@@ -45,7 +45,7 @@ class Rows:
                     row = json.loads(line)
                     _ = [row[name] for name in _NEEDED]
                     self.rows.append(row)
-                except (ValueError, KeyError, TypeError) as error:
+                except (ValueError, KeyError, TypeError, RecursionError) as error:
                     self.problems.append(f"{self.path}, line {number}: {error!r}")
 
     def find(self, table: str, method: Method, settings: str) -> Row | None:

@@ -12,14 +12,13 @@ import logging
 import os
 import time
 import uuid
-import zipfile
-import zlib
 from pathlib import Path
 
 import numpy as np
 
 from torchldr_paper.data.containers import Located
-from torchldr_paper.data.dataset import Splits, open_npz
+from torchldr_paper.data.dataset import Splits
+from torchldr_paper.data.npz import NpzArchive
 from torchldr_paper.data.places import user_cache
 
 _log = logging.getLogger("torchldr_paper.data")
@@ -48,15 +47,15 @@ def cache_files(root: Path, name: str) -> list[Path]:
 def read(path: Path, key: str) -> tuple[Splits, str] | None:
     """The arrays and their fingerprint, or None where the file is absent, outdated or damaged."""
     try:
-        # Opened here: np.load leaves a file open that turns out not to be an archive.
-        with path.open("rb") as stream, open_npz(stream) as stored:
-            if str(stored["key"]) != key:
+        with path.open("rb") as stream:
+            stored = NpzArchive(stream)
+            if str(stored.read("key")) != key:
                 return None
-            splits = Splits(*(stored[field] for field in Splits._fields))
-            return splits, str(stored["fingerprint"])
+            splits = Splits(*(stored.read(field) for field in Splits._fields))
+            return splits, str(stored.read("fingerprint"))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except Exception as error:  # damage shows in many ways, and none of them matters
         _log.warning("%s: the cache cannot be read and is made anew (%s)", path, error)
         return None
 

@@ -13,11 +13,10 @@ import hashlib
 import io
 import tarfile
 import zipfile
-import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO, BinaryIO, cast
+from typing import IO, BinaryIO, Self, cast
 
 from torchldr_paper.data.checksums import algorithm, file_digest
 from torchldr_paper.data.dataset import Array
@@ -25,14 +24,15 @@ from torchldr_paper.data.errors import DataFileError
 from torchldr_paper.data.registry import OfficialFile, Spec
 
 ARCHIVE_SUFFIXES = (".zip", ".tar", ".tar.gz", ".tgz")
-# What the standard library raises on damage; RuntimeError is zipfile's for what it cannot decode.
-_DAMAGE = (
-    EOFError,
-    RuntimeError,
-    gzip.BadGzipFile,
-    tarfile.TarError,
-    zipfile.BadZipFile,
-    zlib.error,
+_ZIPPED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+_EXTENSION = 1 << 20  # bytes that a long name or another extension of a tar header may have
+_EXTENSIONS = (
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+    tarfile.GNUTYPE_SPARSE,
+    tarfile.SOLARIS_XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.XHDTYPE,
 )
 
 
@@ -102,7 +102,12 @@ def read_files(located: Located, checksums: Mapping[str, str], *, verify: bool) 
             for file, stream, where in _streams(container, wanted):
                 digest = checksums.get(file.name) if verify else None
                 parsed[file.name] = _parse(file, stream, where, digest)
-        except _DAMAGE as error:
+        except DataFileError:
+            raise
+        except Exception as error:
+            # The standard library raises many classes on damage. What names a file is no damage.
+            if isinstance(error, OSError) and error.filename is not None:
+                raise
             raise DataFileError(
                 f"{container}: damaged or cut short, it cannot be read to its end ({error})."
             ) from error
@@ -157,16 +162,29 @@ def _streams(container: Path, wanted: list[OfficialFile]) -> Iterator[tuple[Offi
 def _members(container: Path) -> Iterator[tuple[str, IO[bytes]]]:
     if container.suffix == ".zip":
         with zipfile.ZipFile(container) as archive:
-            for member in archive.namelist():
+            for member in archive.infolist():
+                if member.compress_type not in _ZIPPED:  # the others give all that they hold at one reading
+                    raise zipfile.BadZipFile(f"{member.filename} is not deflated")
                 with archive.open(member) as stream:
-                    yield member, stream
+                    yield member.filename, stream
     else:
         # "r|*" reads forward only: a compressed tar is decompressed once however many files it has.
-        with tarfile.open(container, "r|*") as tar:
+        with tarfile.open(container, "r|*", tarinfo=_Header) as tar:
             for info in tar:
                 stream_or_none = tar.extractfile(info)
                 if stream_or_none is not None:
                     yield info.name, stream_or_none
+
+
+class _Header(tarfile.TarInfo):
+    """The header of a member. Extensions are read whole, and so may not be large."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        header = super().frombuf(buf, encoding, errors)
+        if header.type in _EXTENSIONS and header.size > _EXTENSION:
+            raise tarfile.ReadError(f"a header of {header.size:,} bytes")
+        return header
 
 
 class _HashingReader(io.RawIOBase):

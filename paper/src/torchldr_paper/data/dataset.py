@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
-from typing import IO, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -124,14 +124,6 @@ def fingerprint(splits: Splits) -> str:
         digest.update(f"{name} {portable.dtype.str} {portable.shape}\n".encode())
         digest.update(portable.reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
-
-
-def open_npz(stream: IO[bytes]) -> np.lib.npyio.NpzFile:
-    """Open an .npz archive without pickle; a ValueError where the file is something else."""
-    stored = np.load(stream, allow_pickle=False)
-    if not isinstance(stored, np.lib.npyio.NpzFile):
-        raise ValueError("it holds a single array, as in a .npy file")
-    return stored
 
 
 def _moments(x: Array) -> tuple[Array, Array]:

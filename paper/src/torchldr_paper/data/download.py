@@ -16,11 +16,12 @@ from torchldr_paper.data.checksums import algorithm, file_digest
 from torchldr_paper.data.errors import DataFileError, DownloadError
 from torchldr_paper.data.places import download_place
 from torchldr_paper.data.progress import Progress, progress_bar, silent
-from torchldr_paper.data.registry import lookup
+from torchldr_paper.data.registry import largest_download, lookup
 
 _log = logging.getLogger("torchldr_paper.data")
 
 _BLOCK = 1 << 18
+_STEP = 1 << 16  # bytes that an attempt must bring to count as one that went on
 _TRANSIENT = (408, 425, 429, 500, 502, 503, 504)
 
 
@@ -48,7 +49,7 @@ def fetch(
         progress: True for a bar on stderr, False for none, or a function of (file name, bytes here,
             bytes in all or None).
         force: download again what is there.
-        retries: attempts in a row that bring nothing before giving up.
+        retries: attempts in a row that bring nothing, or next to nothing, before giving up.
         timeout: seconds to wait for the server at any one time.
 
     Returns:
@@ -56,7 +57,8 @@ def fetch(
 
     Raises:
         ValueError: for an unknown name or an address that is not http.
-        DownloadError: when the files could not be had; what had arrived is kept for the next time.
+        DownloadError: when the files could not be had; what had arrived is kept for the next time,
+            unless it is more than the file can have.
         DataFileError: when what came fails its checksum; nothing of it is left.
     """
     spec = lookup(name)
@@ -72,7 +74,7 @@ def fetch(
             path, digest = folder / file, spec.checksums.get(file)
             if force or not _is_whole(path, digest):
                 sources = [address.rstrip("/") + "/" + file for address in addresses]
-                _from_any(sources, path, digest, report, retries, timeout)
+                _from_any(sources, path, digest, largest_download(file), report, retries, timeout)
             paths.append(path)
     return paths
 
@@ -82,6 +84,7 @@ def download(
     path: Path,
     digest: str | None = None,
     *,
+    limit: int | None = None,
     progress: Progress = silent,
     retries: int = 4,
     timeout: float = 30.0,
@@ -95,8 +98,9 @@ def download(
         url: the address.
         path: where to put it.
         digest: its md5, sha1 or sha256 in hexadecimal, if known.
+        limit: bytes that it has at most, if known; more are not taken.
         progress: called with (file name, bytes here, bytes in all or None).
-        retries: attempts in a row that bring nothing before giving up.
+        retries: attempts in a row that bring nothing, or next to nothing, before giving up.
         timeout: seconds to wait for the server at any one time.
     """
     part = path.with_name(path.name + ".part")
@@ -104,8 +108,11 @@ def download(
     while True:
         before = _size(part)
         try:
-            _attempt(url, part, path.name, progress, timeout)
+            _attempt(url, part, path.name, limit, progress, timeout)
             break
+        except DownloadError:
+            part.unlink(missing_ok=True)
+            raise
         except urllib.error.HTTPError as error:
             error.close()
             if error.code not in _TRANSIENT:
@@ -113,7 +120,7 @@ def download(
             reason: Exception = error
         except (OSError, http.client.HTTPException) as error:
             reason = error
-        failures = 0 if _size(part) > before else failures + 1
+        failures = 0 if _size(part) - before >= _STEP else failures + 1
         if failures >= retries:
             kept = f" {_size(part):,} bytes are kept; fetch again to go on." if _size(part) else ""
             raise DownloadError(f"{url}: the download failed ({reason}).{kept}") from reason
@@ -128,8 +135,12 @@ def download(
     os.replace(part, path)
 
 
-def _attempt(url: str, part: Path, name: str, progress: Progress, timeout: float) -> None:
-    """Bring `part` to its end, or raise with what arrived kept in it."""
+def _attempt(url: str, part: Path, name: str, limit: int | None, progress: Progress, timeout: float) -> None:
+    """Bring `part` to its end, or raise with what arrived kept in it.
+
+    Raises:
+        DownloadError: where there is more of it than `limit`.
+    """
     start = _size(part)
     headers = {"User-Agent": "torchldr", "Accept-Encoding": "identity"}
     if start:
@@ -150,23 +161,30 @@ def _attempt(url: str, part: Path, name: str, progress: Progress, timeout: float
         first = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", ""))
         if response.status != 206 or first is None or int(first.group(1)) != start:
             start = 0  # the server sends the file from its beginning
-        length = response.headers.get("Content-Length")
-        total = start + int(length) if length is not None else None
+        total = start + response.length if response.length is not None else None
         done = start
         progress(name, done, total)
         with part.open("ab" if start else "wb") as stream:
+            _check_size(url, total, limit)
             while block := response.read(_BLOCK):
-                stream.write(block)
                 done += len(block)
+                _check_size(url, done, limit)
+                stream.write(block)
                 progress(name, done, total)
     if total is not None and done != total:
         raise ConnectionError(f"the connection ended after {done:,} of {total:,} bytes")
+
+
+def _check_size(url: str, size: int | None, limit: int | None) -> None:
+    if size is not None and limit is not None and size > limit:
+        raise DownloadError(f"{url}: the server sends more than the {limit:,} bytes that the file can have.")
 
 
 def _from_any(
     urls: list[str],
     path: Path,
     digest: str | None,
+    limit: int,
     progress: Progress,
     retries: int,
     timeout: float,
@@ -175,7 +193,7 @@ def _from_any(
     errors: list[DownloadError | DataFileError] = []
     for url in urls:
         try:
-            download(url, path, digest, progress=progress, retries=retries, timeout=timeout)
+            download(url, path, digest, limit=limit, progress=progress, retries=retries, timeout=timeout)
             return
         except (DownloadError, DataFileError) as error:
             errors.append(error)

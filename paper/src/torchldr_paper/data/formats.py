@@ -2,7 +2,8 @@
 
 A reader is given the shape that the header must announce, and the file's name for its messages. It
 reads to the end of the stream and refuses one that is too short, too long or shaped otherwise, so
-what it returns is whole.
+what it returns is whole. It never reads more than a file of that shape can have: a small compressed
+file may hold a large one. `largest` says how much that is.
 
     idx    big-endian: 0, 0, type, number of dimensions; sizes; data  (MNIST)
     amat   text: a row of numbers a line, the label last              (Larochelle et al. 2007)
@@ -12,8 +13,9 @@ what it returns is whole.
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -26,6 +28,8 @@ Reader = Callable[[BinaryIO, str, Shape], Array]
 
 NORB_SIZE = 32  # NORB images are downsampled to NORB_SIZE x NORB_SIZE, as in the paper
 _NORB_TYPES: dict[int, np.dtype[Any]] = {0x1E3D4C55: np.dtype("u1"), 0x1E3D4C54: np.dtype("<i4")}
+_NUMBER = 64  # bytes that a number of an amat file may take; the owners' take 16 to 25
+_HEADER = 1024  # bytes, more than any header has
 _NORB_PAIRS = 512  # stereo pairs held at a time: 12 MB of a file's 680 MB
 
 
@@ -51,7 +55,9 @@ def read_amat(stream: BinaryIO, name: str, shape: Shape) -> Array:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="loadtxt: input contained no data")
-            rows = np.loadtxt(stream, dtype=np.float32, comments="#", ndmin=2)
+            rows = np.loadtxt(_rows(stream, name, shape), dtype=np.float32, comments="#", ndmin=2)
+    except DataFileError:
+        raise
     except (ValueError, UnicodeDecodeError) as error:
         reason = str(error).partition(";")[0]  # what follows is about loadtxt's own arguments
         raise DataFileError(
@@ -61,6 +67,23 @@ def read_amat(stream: BinaryIO, name: str, shape: Shape) -> Array:
     if not np.isfinite(rows).all():
         raise DataFileError(f"{name}: holds a number that is not finite.")
     return rows
+
+
+def _rows(stream: BinaryIO, name: str, shape: Shape) -> Iterator[bytes]:
+    """The lines of a table with numbers in them, at most one too many, and none too long."""
+    count, longest, left = 0, _HEADER + shape[1] * _NUMBER, largest(read_amat, shape)
+    while count <= shape[0] and (line := stream.readline(longest)):
+        left -= len(line)
+        if len(line) == longest or left < 0:
+            raise DataFileError(f"{name}: too long for a table of {_by(shape)} numbers.")
+        if not line.strip() or line.lstrip().startswith(b"#"):
+            continue
+        if not count and (found := len(line.split())) != shape[1]:  # loadtxt holds the others against it
+            raise DataFileError(
+                f"{name}: not a table of {shape[1]} numbers a line, or cut short (its first has {found})."
+            )
+        count += 1
+        yield line
 
 
 def read_norb_labels(stream: BinaryIO, name: str, shape: Shape) -> Array:
@@ -92,6 +115,20 @@ def read_norb_left(stream: BinaryIO, name: str, shape: Shape) -> Array:
         images[start : start + pairs] = np.rint(small)
     _at_end(stream, name)
     return images
+
+
+_BYTES: dict[Reader, int] = {
+    read_idx: 1,
+    read_amat: _NUMBER,
+    read_cifar: 1,
+    read_norb_labels: 4,
+    read_norb_left: 1,
+}
+
+
+def largest(read: Reader, shape: Shape) -> int:
+    """Bytes that a file of this format and shape has at most."""
+    return _HEADER + math.prod(shape) * _BYTES[read]
 
 
 def area_average(size: int, target: int) -> Array:
@@ -128,13 +165,13 @@ def _check_shape(name: str, got: Shape, expected: Shape) -> None:
 
 def _body(stream: BinaryIO, shape: Shape, item: int, name: str) -> bytes:
     """All that is left of the stream, which must be an array of `shape`."""
-    expected = int(np.prod(shape)) * item
-    data = stream.read()  # not read(expected + 1): that would allocate what a header claims
+    expected = math.prod(shape) * item
+    data = stream.read(expected)
     if len(data) != expected:
-        problem = "truncated" if len(data) < expected else "too long"
         raise DataFileError(
-            f"{name}: {problem}: expected {expected:,} bytes of data ({_by(shape)}), got {len(data):,}."
+            f"{name}: truncated: expected {expected:,} bytes of data ({_by(shape)}), got {len(data):,}."
         )
+    _at_end(stream, name)
     return data
 
 
@@ -147,7 +184,7 @@ def _exactly(stream: BinaryIO, count: int, name: str, what: str) -> bytes:
 
 def _at_end(stream: BinaryIO, name: str) -> None:
     if stream.read(1):
-        raise DataFileError(f"{name}: too long: there is data after the last image.")
+        raise DataFileError(f"{name}: too long: there is data after the last of its numbers.")
 
 
 def _by(shape: Shape) -> str:

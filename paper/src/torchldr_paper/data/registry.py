@@ -264,6 +264,18 @@ DATASETS: Mapping[str, Spec] = MappingProxyType(
 )
 
 
+def largest_download(file: str) -> int:
+    """Bytes that a file to download has at most: those of the official files in it, and some for packing."""
+    inside = {
+        official.name: formats.largest(official.read, official.shape)
+        for spec in DATASETS.values()
+        if file in spec.downloads
+        for official in spec.files
+    }
+    size = inside.get(file.removesuffix(".gz"), sum(inside.values()))
+    return size + size // 100 + (1 << 20)
+
+
 def names() -> list[str]:
     """The names that `load` and `fetch` know, in the order of the paper's table."""
     return list(DATASETS)

@@ -18,16 +18,16 @@ from __future__ import annotations
 import difflib
 import math
 import os
-import zipfile
-import zlib
 from pathlib import Path
 
 import numpy as np
 
-from torchldr_paper.data.dataset import Array, Dataset, Splits, fingerprint, open_npz
+from torchldr_paper.data.dataset import Array, Dataset, Splits, fingerprint
 from torchldr_paper.data.errors import DataFileError
+from torchldr_paper.data.npz import NpzArchive
 
 _OPTIONAL = ("classes", "image_shape")
+_MOST_CLASSES = 1_000_000  # a network has an output for each
 
 
 def load_npz(path: str | os.PathLike[str]) -> Dataset:
@@ -77,26 +77,20 @@ def _read(path: Path) -> dict[str, Array]:
     arrays: dict[str, Array] = {}
     name = ""
     try:
-        with path.open("rb") as stream, open_npz(stream) as stored:
-            present = list(stored.files)
+        with path.open("rb") as stream:
+            stored = NpzArchive(stream)
             for name in Splits._fields:
-                if name not in present:
-                    raise DataFileError(_missing(path, name, present))
+                if name not in stored.names:
+                    raise DataFileError(_missing(path, name, stored.names))
             for name in (*Splits._fields, *_OPTIONAL):
-                if name in present:
-                    arrays[name] = stored[name]
+                if name in stored.names:
+                    arrays[name] = stored.read(name)
     except DataFileError:
         raise
-    except ValueError as error:
-        if not name:
-            # numpy takes what it does not know for a pickle, and says so.
-            why = "" if "pickle" in str(error) else f": {error}"
-            raise DataFileError(f"{path}: damaged or not a .npz file, which np.savez writes{why}.") from error
-        raise DataFileError(
-            f"{path}: array {name} cannot be read; Python objects (pickle) are never loaded ({error})."
-        ) from error
-    except (OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataFileError(f"{path}: damaged or not a .npz file ({error}).") from error
+    except Exception as error:
+        # Damage shows in many ways: from zipfile, from NumPy's header, or as too little memory.
+        what = f"array {name} cannot be read" if name else "damaged or not a .npz file, which np.savez writes"
+        raise DataFileError(f"{path}: {what} ({error}).") from error
     return arrays
 
 
@@ -179,8 +173,11 @@ def _labels(path: Path, name: str, y: Array, count: int) -> Array:
 def _classes(path: Path, arrays: dict[str, Array], train_y: Array) -> int:
     if "classes" in arrays:
         given = arrays["classes"]
-        if given.size != 1 or given.dtype.kind not in "iu" or int(given.reshape(())) < 2:
-            raise DataFileError(f"{path}: classes must be one integer from 2, got {given}.")
+        fits = given.size == 1 and given.dtype.kind in "iu"
+        if not fits or not 2 <= int(given.reshape(())) <= _MOST_CLASSES:
+            raise DataFileError(
+                f"{path}: classes must be one integer from 2 to {_MOST_CLASSES:,}, got {given!s:.60}."
+            )
         return int(given.reshape(()))
     classes = int(train_y.max()) + 1
     if len(np.unique(train_y)) < 2:

@@ -12,7 +12,7 @@ from torchldr.pictures import NothingToDrawError, Picture, new_figure, styled
 
 from ..ledger.ledger import Ledger
 from ..ledger.records import Record
-from ..ledger.weights import weights_path
+from ..ledger.weights import read_network, weights_path
 from .learned import CLASSES, heat_map
 from .names import method_title, source_title
 
@@ -82,12 +82,10 @@ def _worth(kept: tuple[Record, Path]) -> tuple[bool, bool, float]:
 
 def _weight(record: Record, path: Path) -> tuple[Tensor, int]:
     """The dense block matrix of a run's first layer, and the width of its images."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     run = record.run
     try:
-        stored = {k.removeprefix(PREFIX): v for k, v in load_file(path).items() if k.startswith(PREFIX)}
+        tensors = read_network(path, record)
+        stored = {k.removeprefix(PREFIX): v for k, v in tensors.items() if k.startswith(PREFIX)}
         grid = "grid.H" in stored
         H = stored["grid.H" if grid else "wide.H"]
         channels = H.shape[0] if grid else 3
@@ -103,7 +101,7 @@ def _weight(record: Record, path: Path) -> tuple[Tensor, int]:
             **dict(run.options),
         )
         layer.load_state_dict(stored)
-    except (SafetensorError, OSError, KeyError, RuntimeError, ValueError) as error:
+    except (ValueError, TypeError, KeyError, IndexError, RuntimeError) as error:
         raise NothingToDrawError(f"{path}: not the weights of {run.label} ({error})") from error
     with torch.no_grad():
         return layer.double().weight.detach(), round(n**0.5)

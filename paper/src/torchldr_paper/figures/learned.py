@@ -23,7 +23,7 @@ from .. import data as datasets
 from ..data import Dataset
 from ..ledger.ledger import Ledger
 from ..ledger.records import Record
-from ..ledger.weights import weights_path
+from ..ledger.weights import read_network, weights_path
 from .datasets import DataDir, choose, show_image
 from .names import dataset_title, method_title, source_title
 
@@ -87,18 +87,16 @@ def load_layer(record: Record, path: Path) -> StructuredLinear:
     Raises:
         NothingToDrawError: where the file is no such thing.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     run = record.run
     try:
-        stored = {k.removeprefix(LAYER): v for k, v in load_file(path).items() if k.startswith(LAYER)}
+        tensors = read_network(path, record)
+        stored = {k.removeprefix(LAYER): v for k, v in tensors.items() if k.startswith(LAYER)}
         n, m = stored["H"].shape[-1], stored["G"].shape[-1]
         layer = StructuredLinear(
             n, m, "bias" in stored, structure=run.structure, rank=run.rank, **dict(run.options)
         )
         layer.load_state_dict(stored)
-    except (SafetensorError, OSError, KeyError, RuntimeError) as error:
+    except (ValueError, TypeError, KeyError, IndexError, RuntimeError) as error:
         raise NothingToDrawError(f"{path}: not the weights of {run.label} ({error})") from error
     return layer.double()
 

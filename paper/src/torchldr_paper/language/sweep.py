@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Iterable
+from contextlib import ExitStack
 
 import torch
 
 from ..data import DatasetNotFoundError
 from ..data.text import Corpus, load_corpus
+from ..ledger.claims import Claim
 from ..ledger.ledger import Ledger
 from ..protocol import Run
 from ..trainer.sweep import Report
@@ -57,15 +60,37 @@ def sweep_language(
     except DatasetNotFoundError as error:
         report.absent[name] = str(error)
         return report
-    todo: list[Run] = []
-    for run in wanted:
-        known = None if force else ledger.find(run, fingerprint=corpus.fingerprint)
-        (todo if known is None else report.present).append(run)
-    if todo:
-        ledger.prepare()
-    for group in _groups(todo):
-        _train(group, corpus, ledger, device, begun, max_seconds, say, checkpoint_seconds, report)
+    before = {run.hash: ledger.find(run, fingerprint=corpus.fingerprint) for run in wanted}
+    todo = [run for run in wanted if force or before[run.hash] is None]
+    report.present.extend(run for run in wanted if run not in todo)
+    if not todo:
+        return report
+    ledger.prepare()
+    with ExitStack() as claims:
+        seconds = math.inf if max_seconds is None else max_seconds
+        if not _claim(todo, ledger, claims, begun + seconds, say):
+            report.left.extend(todo)
+            return report
+        ledger.read_again()  # what other processes have finished before they gave it free
+        missing = [
+            run for run in todo if ledger.find(run, fingerprint=corpus.fingerprint) is before[run.hash]
+        ]
+        report.present.extend(run for run in todo if run not in missing)
+        for group in _groups(missing):
+            _train(group, corpus, ledger, device, begun, max_seconds, say, checkpoint_seconds, report)
     return report
+
+
+def _claim(runs: list[Run], ledger: Ledger, claims: ExitStack, deadline: float, say: Say) -> bool:
+    """Claim all runs, in an order in which two processes do not wait for each other."""
+    for run in sorted(runs, key=lambda run: run.hash):
+        claim = Claim(ledger.results, run.hash)
+        if not claim.take():
+            say(f"{run.label}: another process trains it, waiting")
+            if not claim.take(deadline - time.monotonic()):
+                return False
+        claims.callback(claim.release)
+    return True
 
 
 def _train(

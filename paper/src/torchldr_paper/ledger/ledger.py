@@ -2,20 +2,21 @@
 
 What we published ships with the package (`published/*.jsonl`, read only); a user's own runs are appended
 to `ledger.jsonl` in a folder of their choice. Later lines win over earlier ones and the user's over the
-published ones. One process writes at a time; a line that was cut off by a crash is reported and skipped.
+published ones. One process writes at a time; a line that was cut off by a crash, is damaged or is no record
+is reported and skipped.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import resources
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
+
+from filelock import FileLock, Timeout  # torch requires it
 
 from ..protocol import Run
 from .records import Record
@@ -53,15 +54,32 @@ class Ledger:
         self.results = default_results() if results is None else Path(results).expanduser()
         self.problems: list[str] = []
         self._records: dict[tuple[str, str], Record] = {}
+        self._skipped: set[tuple[str, int]] = set()  # file and line of each problem
+        self._bytes = self._lines = 0  # of one's own ledger that were read: whole lines
         if published:
             for name, text in _published():
                 self._take(name, text)
-        self.read_again()
+        self._read(whole=False)
 
     def read_again(self) -> None:
         """Take in what other processes have written to one's own ledger since."""
-        if self.path.is_file():
-            self._take(str(self.path), self.path.read_text(encoding="utf-8", errors="replace"))
+        self._read(whole=True)
+
+    def _read(self, *, whole: bool) -> None:
+        """Take in what was not read yet; only whole lines where one may be being written."""
+        try:
+            with self.path.open("rb") as stream:
+                if stream.seek(0, os.SEEK_END) < self._bytes:  # another file has taken its place
+                    self._bytes = self._lines = 0
+                stream.seek(self._bytes)
+                content = stream.read()
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        end = content.rfind(b"\n") + 1
+        text = (content[:end] if whole else content).decode("utf-8", errors="replace")
+        self._take(str(self.path), text, self._lines)
+        self._bytes += end
+        self._lines += content.count(b"\n")
 
     @property
     def path(self) -> Path:
@@ -106,15 +124,23 @@ class Ledger:
             raise OSError(f"{self.results}: results cannot be kept here (not writable).")
 
     def append(self, record: Record) -> None:
-        """Write a finished run to the user's ledger, whole or not at all, under a lock."""
-        line = json.dumps(record.to_json(), separators=(",", ":"), allow_nan=False)
+        """Write a finished run to the user's ledger, whole or not at all, under a lock.
+
+        Raises:
+            OSError: where that cannot be, naming the file.
+        """
+        line = f"{record.to_line()}\n".encode()
         self.prepare()
-        with self._locked(), self.path.open("ab+") as stream:
-            if _cut_off(stream):
-                line = f"\n{line}"  # the broken line ends here and stays what it is
-            stream.write(f"{line}\n".encode())
-            stream.flush()
-            os.fsync(stream.fileno())
+        try:
+            with self._locked(), self.path.open("ab+", buffering=0) as stream:
+                self.read_again()
+                broken = _cut_off(stream)  # such a line ends here and stays what it is
+                _append(stream, b"\n" + line if broken else line)
+                self._bytes, self._lines = stream.tell(), self._lines + 1 + broken
+        except OSError as error:
+            if error.filename is not None or error.errno is None:
+                raise
+            raise OSError(error.errno, error.strerror, str(self.path)) from error
         self._remember(record)
 
     def _remember(self, record: Record) -> None:
@@ -122,35 +148,62 @@ class Ledger:
         self._records.pop(key, None)  # so that the latest is also last
         self._records[key] = record
 
-    def _take(self, name: str, text: str) -> None:
-        """Read the lines of a file; the reasons for those that cannot be read go to `problems`."""
+    def _take(self, name: str, text: str, before: int = 0) -> None:
+        """Read lines of a file, so many after its first; what cannot be read goes to `problems`."""
         lines = text.split("\n")
-        for number, line in enumerate(lines, 1):
+        for number, line in enumerate(lines, before + 1):
             if not line.strip():
                 continue
             try:
-                self._remember(Record.from_json(json.loads(line)))
-            except (ValueError, TypeError, KeyError) as error:
-                torn = " (cut off while it was written?)" if number == len(lines) else ""
-                problem = f"{name}, line {number}: skipped{torn}: {error}"
+                self._remember(Record.from_line(line))
+            except Exception as error:
+                # Whatever a strange line makes of the code that reads it: the others still count.
+                if (name, number) in self._skipped:
+                    continue
+                torn = " (cut off while it was written?)" if number == before + len(lines) else ""
+                problem = f"{name}, line {number}: skipped{torn}: {_reason(error)}"
+                self._skipped.add((name, number))
                 self.problems.append(problem)
                 _log.warning("%s", problem)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        with (self.results / LOCK).open("a") as stream:
-            _lock(stream, self.results / LOCK)
-            try:
-                yield
-            finally:
-                _unlock(stream)
+        lock = FileLock(self.results / LOCK)
+        try:
+            lock.acquire(timeout=_WAIT_SECONDS)
+        except Timeout:
+            message = f"{self.path}: another process has held the ledger for {_WAIT_SECONDS:.0f} s."
+            raise OSError(message) from None
+        try:
+            yield
+        finally:
+            lock.release()
+
+
+def _reason(error: Exception) -> str:
+    """An error in words; some say nothing but their class."""
+    missing = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+    return missing or type(error).__name__
+
+
+def _append(stream: IO[bytes], line: bytes) -> None:
+    """Write all of a line, or take back what was written of it."""
+    size, left = stream.seek(0, os.SEEK_END), memoryview(line)
+    try:
+        while left:
+            left = left[stream.write(left) :]
+        os.fsync(stream.fileno())
+    except OSError:
+        with contextlib.suppress(OSError):
+            stream.truncate(size)
+        raise
 
 
 def merged(records: Iterable[Record]) -> str:
     """Records as the text of a ledger file, the latest of each run and data, ordered by label."""
     latest: Mapping[tuple[str, str], Record] = {(r.hash, r.fingerprint): r for r in records}
     ordered = sorted(latest.values(), key=lambda record: (record.run.label, record.hash))
-    return "".join(json.dumps(r.to_json(), separators=(",", ":"), allow_nan=False) + "\n" for r in ordered)
+    return "".join(f"{record.to_line()}\n" for record in ordered)
 
 
 def _published() -> Iterator[tuple[str, str]]:
@@ -168,40 +221,3 @@ def _cut_off(stream: IO[bytes]) -> bool:
         return False
     stream.seek(-1, os.SEEK_END)
     return stream.read(1) != b"\n"
-
-
-try:
-    import fcntl
-
-    def _try_lock(stream: IO[Any]) -> bool:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
-
-    def _unlock(stream: IO[Any]) -> None:
-        fcntl.flock(stream, fcntl.LOCK_UN)
-
-except ImportError:  # Windows
-    import msvcrt
-
-    def _try_lock(stream: IO[Any]) -> bool:
-        stream.seek(0)
-        try:
-            msvcrt.locking(stream.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined, unused-ignore]
-        except OSError:
-            return False
-        return True
-
-    def _unlock(stream: IO[Any]) -> None:
-        stream.seek(0)
-        msvcrt.locking(stream.fileno(), msvcrt.LK_UNLCK, 1)  # type: ignore[attr-defined, unused-ignore]
-
-
-def _lock(stream: IO[Any], path: Path) -> None:
-    deadline = time.monotonic() + _WAIT_SECONDS
-    while not _try_lock(stream):
-        if time.monotonic() > deadline:
-            raise OSError(f"{path}: another process has held the ledger for {_WAIT_SECONDS:.0f} s.")
-        time.sleep(0.05)

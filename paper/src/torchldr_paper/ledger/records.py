@@ -1,8 +1,14 @@
-"""A line of the ledger: a run, its data, its outcome, and where and with what it was computed."""
+"""A line of the ledger: a run, its data, its outcome, and where and with what it was computed.
+
+A line ends with a checksum of what stands before it. Lines of version 0.1 have none and are read all the
+same.
+"""
 
 from __future__ import annotations
 
 import datetime
+import hashlib
+import json
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,12 +20,14 @@ import torch
 
 from torchldr import __version__
 
-from ..protocol import Run
+from ..protocol import HASH_LENGTH, Run
 from ..trainer.batches import Images, Split
 from ..trainer.selection import Best, Mean
 from ..trainer.training import Outcome, outcome_json
+from .record_checks import check_line
 
 VERSION = 1
+_MARK = ',"checksum":"'
 
 
 @dataclass(frozen=True)
@@ -30,7 +38,8 @@ class Record:
         run: what was run.
         data: "source" ("official", "stand-in", "user"), "fingerprint", and the number of "train",
             "validation" and "test" images.
-        result: "parameters", "seconds", "best", "mean", "diverged", "metrics" and "notes" of its outcome.
+        result: "parameters", "seconds", "best", "mean", "diverged", "metrics" and "notes" of its outcome, and
+            the checksum of its "weights" where they were kept.
         machine: "device" and "versions".
         time: when it was finished, ISO 8601 in UTC.
     """
@@ -42,7 +51,7 @@ class Record:
     time: str
 
     @classmethod
-    def of(cls, run: Run, images: Images, outcome: Outcome) -> Record:
+    def of(cls, run: Run, images: Images, outcome: Outcome, weights: str | None = None) -> Record:
         split = Split.of(run, len(images.train_y))
         data = {
             "source": images.source,
@@ -53,7 +62,8 @@ class Record:
         }
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         machine = {"device": device_name(images.device), "versions": versions()}
-        return cls(run, data, outcome_json(outcome), machine, now)
+        kept = {} if weights is None else {"weights": weights}
+        return cls(run, data, {**outcome_json(outcome), **kept}, machine, now)
 
     @property
     def hash(self) -> str:
@@ -66,6 +76,12 @@ class Record:
     @property
     def fingerprint(self) -> str:
         return str(self.data["fingerprint"])
+
+    @property
+    def weights(self) -> str | None:
+        """The checksum of the file of its selected network, None where none was kept."""
+        found = self.result.get("weights")
+        return None if found is None else str(found)
 
     @cached_property
     def best(self) -> Best | None:
@@ -88,15 +104,34 @@ class Record:
             "time": self.time,
         }
 
+    def to_line(self) -> str:
+        """The line of the ledger, without its end."""
+        text = json.dumps(self.to_json(), separators=(",", ":"), allow_nan=False)
+        return f'{text[:-1]}{_MARK}{_checksum(text)}"}}'
+
     @classmethod
-    def from_json(cls, line: Any) -> Self:
+    def from_line(cls, line: str) -> Self:
         """The record of a line, checked.
 
         Raises:
-            ValueError, TypeError, KeyError: when it is not one.
+            Exception: of any kind, when it is not one.
         """
-        if not isinstance(line, dict):
+        found = json.loads(line, parse_constant=_no_number)
+        if not isinstance(found, dict):
             raise TypeError("not an object")
+        if "checksum" in found and found.get("version") == VERSION:
+            body, _, _ = line.rpartition(_MARK)
+            if found["checksum"] != _checksum(f"{body}}}"):
+                raise ValueError("damaged: its checksum is not that of its content")
+        return cls.from_json(found)
+
+    @classmethod
+    def from_json(cls, line: Mapping[str, Any]) -> Self:
+        """The record of a parsed line; what reads it later finds all there and of its kind.
+
+        Raises:
+            Exception: of any kind, when it is not one.
+        """
         if line["version"] != VERSION:
             raise ValueError(f"version {line['version']!r} is not known here, only {VERSION}")
         record = cls(
@@ -104,10 +139,19 @@ class Record:
         )
         if record.hash != line["hash"]:
             raise ValueError(f"its hash is {line['hash']!r}, its config gives {record.hash!r}")
-        # Reading what tables need shows now, not later, whether it is there.
-        _ = record.source, record.fingerprint, record.best, record.mean, record.result["parameters"]
-        float(record.result["seconds"])
+        if record.run.config() != line["config"]:
+            raise ValueError("its config is not as a run writes it")
+        check_line(line, len(record.run.protocol.lrs) * record.run.protocol.trials)
+        _ = record.source, record.fingerprint, record.best, record.mean
         return record
+
+
+def _checksum(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:HASH_LENGTH]
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is no number")
 
 
 def device_name(device: torch.device) -> str:

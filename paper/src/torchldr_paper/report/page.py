@@ -15,6 +15,7 @@ from ..figures import Gallery, Picture, draw_all
 from ..figures.datasets import DataDir
 from ..figures.names import dataset_title, model_title
 from ..ledger.ledger import Ledger
+from ..ledger.whole_file import write_whole
 from .markup import Html, element, join, script_json, text
 from .runs import runs_json
 from .sections import Section, sections, summary
@@ -39,13 +40,15 @@ def report(
 
     Returns:
         The path of the file.
+
+    Raises:
+        OSError: where it cannot be written, naming the file; what was there before stays.
     """
     path = Path(out)
     if path.is_dir():
         path /= "report.html"
     page = render(ledger, _gallery(ledger, data_dir) if figures else Gallery([], {}))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page, encoding="utf-8")
+    write_whole(path, page.encode())
     return path
 
 

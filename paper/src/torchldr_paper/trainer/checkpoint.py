@@ -18,7 +18,7 @@ from ..ledger.tensors_file import read_tensors, write_tensors
 
 _log = logging.getLogger("torchldr_paper")
 
-VERSION = 1
+VERSION = 2  # since 2 with a checksum
 FOLDER = ".checkpoints"
 
 
@@ -48,15 +48,16 @@ class CheckpointFile:
         if not self.path.is_file():
             return None
         try:
-            tensors, about = read_tensors(self.path)
-            state = about["state"]
-        except (ValueError, KeyError) as error:
-            _log.warning("%s: the checkpoint cannot be read, the run starts anew (%s)", self.path, error)
+            tensors, about, checksum = read_tensors(self.path)
+        except ValueError as error:
+            _log.warning("the checkpoint cannot be used, the run starts anew: %s", error)
             return None
-        if {key: state.get(key) for key in self._identity} != self._identity:
+        state = about.get("state")
+        known = {key: state.get(key) for key in self._identity} if isinstance(state, dict) else None
+        if checksum is None or known != self._identity:
             _log.warning("%s: the checkpoint is of other data or code, the run starts anew", self.path)
             return None
-        return Checkpoint(tensors, state)
+        return Checkpoint(tensors, about["state"])
 
     def save(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
         """Replace what was saved; at any moment the file is the old or the new one."""
@@ -64,7 +65,7 @@ class CheckpointFile:
 
     def remove(self) -> None:
         """Forget it: the run is in the ledger. What a killed process left half-written goes too."""
-        for left in self.path.parent.glob(f"{self.path.stem}.*"):
+        for left in (self.path, *self.path.parent.glob(f"{self.path.stem}.*.tmp")):
             left.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # other runs have theirs there
             self.path.parent.rmdir()

@@ -55,10 +55,12 @@ def sweep_in_parallel(runs: Sequence[Run], settings: Settings, say: Callable[[st
     context = multiprocessing.get_context("spawn")  # a forked process may not use CUDA
     unique = list({run.hash: run for run in runs}.values())
     with ProcessPoolExecutor(settings.jobs, context, _begin, (settings,)) as pool:
-        futures = {pool.submit(_one, run.config()): run for run in unique}
         try:
-            for future in as_completed(futures):
-                _take(report, futures[future], future.result(), say)
+            for wait in (False, True):  # what others train comes last: a process that waits does nothing else
+                todo, report.claimed = (report.claimed if wait else unique), []
+                futures = {pool.submit(_one, run.config(), wait): run for run in todo}
+                for future in as_completed(futures):
+                    _take(report, futures[future], future.result(), say)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             for process in multiprocessing.active_children():
@@ -71,6 +73,7 @@ class _Done(NamedTuple):
     what: str  # a field of `Report`
     message: str
     seconds: float
+    unsaved: str | None = None  # why the weights are not kept
 
 
 def _take(report: Report, run: Run, done: _Done, say: Callable[[str], None]) -> None:
@@ -78,6 +81,8 @@ def _take(report: Report, run: Run, done: _Done, say: Callable[[str], None]) -> 
         report.absent[run.data] = done.message
         return
     getattr(report, done.what).append(run)
+    if done.unsaved is not None:
+        report.unsaved[run.label] = done.unsaved
     if done.what == "finished":
         say(f"[{len(report.finished)}] {run.label}: {done.message}, {done.seconds:.1f} s")
 
@@ -93,7 +98,7 @@ def _begin(settings: Settings) -> None:
     _process = settings, Library(torch.device(settings.device), settings.data_dir)
 
 
-def _one(config: dict[str, Any]) -> _Done:
+def _one(config: dict[str, Any], wait: bool) -> _Done:
     assert _process is not None  # by `_begin`
     settings, library = _process
     run, begun = Run.from_config(config), time.time()
@@ -108,10 +113,15 @@ def _one(config: dict[str, Any]) -> _Done:
         save_weights=settings.save_weights,
         notes={"jobs": settings.jobs},
         curves=settings.curves,
+        max_seconds=None if settings.deadline is None else settings.deadline - begun,
+        wait=wait,
     )
     if report.absent:
         return _Done("absent", next(iter(report.absent.values())), 0.0)
+    if report.left or report.claimed:
+        return _Done("left" if report.left else "claimed", "", 0.0)
     record = library.find(run, ledger)
     best = None if record is None else record.best
     message = "diverged" if best is None else f"test {best.test:.2f}"
-    return _Done("finished" if report.finished else "present", message, time.time() - begun)
+    what, seconds = "finished" if report.finished else "present", time.time() - begun
+    return _Done(what, message, seconds, report.unsaved.get(run.label))

@@ -1,7 +1,12 @@
-"""Many runs, one after the other: those that the ledger lacks, resumed where they were interrupted."""
+"""Many runs, one after the other: those that the ledger lacks, resumed where they were interrupted.
+
+Several processes may sweep over one ledger: each claims the run that it trains, see `claims`.
+"""
 
 from __future__ import annotations
 
+import logging
+import math
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,25 +17,39 @@ import torch
 
 from .. import data as datasets
 from ..data import Dataset, DatasetNotFoundError
+from ..ledger.claims import Claim
 from ..ledger.ledger import Ledger
 from ..ledger.records import Record
-from ..ledger.weights import save_network, weights_path
+from ..ledger.weights import read_network, save_network, weights_path
 from ..protocol import Run
 from .batches import Images
 from .checkpoint import CheckpointFile
 from .logs import Log, no_log
 from .progress import Progress, Silent
-from .training import CHECKPOINT_SECONDS, train_run
+from .training import CHECKPOINT_SECONDS, Outcome, train_run
+
+_log = logging.getLogger("torchldr_paper")
 
 
 @dataclass
 class Report:
-    """What a sweep did: the runs by what became of them, and why data is absent."""
+    """What a sweep did.
+
+    Attributes:
+        finished: runs that were trained.
+        present: runs that the ledger has, also those that another process trained meanwhile.
+        absent: why data is not here, by its name.
+        left: runs for which the time did not suffice.
+        claimed: runs that another process trains, where they were not waited for.
+        unsaved: why weights of finished runs could not be written, by the runs' labels.
+    """
 
     finished: list[Run] = field(default_factory=list)
     present: list[Run] = field(default_factory=list)
     absent: dict[str, str] = field(default_factory=dict)
     left: list[Run] = field(default_factory=list)
+    claimed: list[Run] = field(default_factory=list)
+    unsaved: dict[str, str] = field(default_factory=dict)
 
 
 class Library:
@@ -100,8 +119,12 @@ def sweep(
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     notes: Mapping[str, Any] | None = None,
     curves: bool = True,
+    wait: bool = True,
 ) -> Report:
     """Run what the ledger lacks, each appended when it is finished.
+
+    A run that another process trains is left to it and looked at again in the end: by then it is in the
+    ledger, or its process has died and it is trained here.
 
     Args:
         runs: what to run, in this order; repetitions are run once.
@@ -110,50 +133,115 @@ def sweep(
         force: run even what is in the ledger.
         max_seconds: start no further run after this time.
         save_weights: keep the selected network of each run as `weights/<hash>.safetensors` beside the
-            ledger; a run that is in the ledger without its weights is run again.
+            ledger; a run that is in the ledger without its weights, or with damaged ones, is run again.
         progress: what to report to.
         log: called with every epoch's scores.
         checkpoint_seconds: see `train_run`.
         notes: what to add to the notes of each run's record.
         curves: see `train_run`.
+        wait: for other processes; else their runs are reported as claimed.
 
     Returns:
-        What became of each run. A dataset that is not here is reported, not raised.
+        What became of each run. A dataset that is not here is reported, not raised; so are weights that
+        cannot be written, for the run's record can.
     """
-    begun, report = time.monotonic(), Report()
-    shown = progress or Silent()
+    options = {
+        "progress": progress or Silent(),
+        "log": log,
+        "checkpoint_seconds": checkpoint_seconds,
+        "curves": curves,
+    }
+    seconds = math.inf if max_seconds is None else max_seconds
+    work = _Sweep(ledger, library, force, save_weights, time.monotonic() + seconds, notes or {}, options)
     for run in {run.hash: run for run in runs}.values():
-        if run.data in report.absent:
-            continue
-        try:
-            known = None if force else library.find(run, ledger)
-            if known is not None and not (save_weights and not weights_path(ledger, run).is_file()):
-                report.present.append(run)
-                continue
-            if max_seconds is not None and time.monotonic() - begun >= max_seconds:
-                report.left.append(run)
-                continue
-            images = library.images(run)
-        except DatasetNotFoundError as error:
-            report.absent[run.data] = str(error)
-            continue
-        ledger.prepare()
-        outcome = train_run(
-            run,
-            images,
-            results=ledger.results,
-            progress=shown,
-            log=log,
-            checkpoint_seconds=checkpoint_seconds,
-            curves=curves,
-        )
-        outcome.notes.update(notes or {})
-        if save_weights:
-            save_network(weights_path(ledger, run), run, images, outcome)
-        ledger.append(Record.of(run, images, outcome))
-        CheckpointFile(ledger.results, run.hash, images.fingerprint).remove()
-        report.finished.append(run)
+        work.visit(run)
+    report = work.report
+    while wait and report.claimed:
+        run = report.claimed.pop(0)
+        _log.warning("%s: another process trains it, waiting", run.label)
+        work.visit(run, wait=True)
     return report
+
+
+class _Sweep:
+    """A sweep under way; `sweep` says what the arguments are."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        library: Library,
+        force: bool,
+        save_weights: bool,
+        deadline: float,
+        notes: Mapping[str, Any],
+        options: Mapping[str, Any],
+    ) -> None:
+        self.ledger, self.library, self.force, self.save_weights = ledger, library, force, save_weights
+        self.deadline, self.notes, self.options = deadline, notes, options
+        self.report = Report()
+        self._before: dict[str, Record | None] = {}  # what the ledger had when this sweep came to a run
+
+    def visit(self, run: Run, *, wait: bool = False) -> None:
+        """Bring a run into the ledger, unless another process is at it or the time is over."""
+        if run.data in self.report.absent:
+            return
+        try:
+            known = self._before.setdefault(run.hash, self.library.find(run, self.ledger))
+            if not self.force and self._complete(run, known):
+                self.report.present.append(run)
+                return
+            if time.monotonic() >= self.deadline:
+                self.report.left.append(run)
+                return
+            images = self.library.images(run)
+        except DatasetNotFoundError as error:
+            self.report.absent[run.data] = str(error)
+            return
+        self.ledger.prepare()
+        claim = Claim(self.ledger.results, run.hash)
+        if not claim.take(self.deadline - time.monotonic() if wait else 0.0):
+            (self.report.left if wait else self.report.claimed).append(run)
+            return
+        try:
+            self._train(run, images)
+        finally:
+            claim.release()
+
+    def _train(self, run: Run, images: Images) -> None:
+        """Train a run that is claimed, unless the process that had it before has finished it."""
+        self.ledger.read_again()
+        found = self.library.find(run, self.ledger)
+        if found is not self._before[run.hash] and self._complete(run, found):
+            self.report.present.append(run)
+            return
+        outcome = train_run(run, images, results=self.ledger.results, **self.options)
+        outcome.notes.update(self.notes)
+        weights = self._save_weights(run, images, outcome) if self.save_weights else None
+        self.ledger.append(Record.of(run, images, outcome, weights))
+        CheckpointFile(self.ledger.results, run.hash, images.fingerprint).remove()
+        self.report.finished.append(run)
+
+    def _save_weights(self, run: Run, images: Images, outcome: Outcome) -> str | None:
+        """The checksum of the weights, None where they cannot be written: the record still can."""
+        try:
+            return save_network(weights_path(self.ledger, run), run, images, outcome)
+        except OSError as error:
+            self.report.unsaved[run.label] = str(error)
+            return None
+
+    def _complete(self, run: Run, record: Record | None) -> bool:
+        """Whether a run is in the ledger, with its weights where those are wanted."""
+        if record is None or not self.save_weights:
+            return record is not None
+        path = weights_path(self.ledger, run)
+        if not path.is_file():
+            return False
+        try:
+            read_network(path, record)
+        except ValueError as error:
+            _log.warning("the weights cannot be used, the run starts anew: %s", error)
+            return False
+        return True
 
 
 def missing(runs: Sequence[Run], ledger: Ledger, library: Library) -> list[Run]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from dataclasses import asdict, dataclass
@@ -19,6 +20,8 @@ from .fleet import Fleet, Scores
 from .logs import Log, no_log
 from .progress import Progress, Silent
 from .selection import Best, Mean, select_best, select_mean
+
+_log = logging.getLogger("torchldr_paper")
 
 CHECKPOINT_SECONDS = 2.0  # epochs shorter than this share a checkpoint
 
@@ -117,8 +120,6 @@ class _Training:
         if found is None:
             return False
         state, tensors = found.state, found.tensors
-        if "peaks" not in state:  # of an earlier version
-            return False
         self.fleet.restore(tensors, state["alive"], state["product"])
         self.best_rows.copy_(tensors["best"])
         self.peaks, self.curves = [peak and tuple(peak) for peak in state["peaks"]], state["curves"]
@@ -198,7 +199,10 @@ def train_run(
             log(run, len(training.history) - 1, training.history[-1])
         report.advance(_note(training))
         if file is not None and time.monotonic() - saved >= checkpoint_seconds:
-            training.save(file)
+            try:
+                training.save(file)
+            except OSError as error:  # the run itself can still end well
+                _log.warning("the checkpoint is not kept: %s", error)
             saved = time.monotonic()
     report.finish()
     return training.outcome()

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from torchldr import HankelLike, LDRSubdiagonal, ToeplitzLike, testing
-from torchldr.functional import closed_rings, single, stencil
+from torchldr.functional import closed_rings, compiled, single
 
-needs_numba = pytest.mark.skipif(bool(stencil.unavailable()), reason="numba is not installed")
+needs_numba = pytest.mark.skipif(bool(compiled.why_not()), reason="numba is not installed")
 
 
 @needs_numba

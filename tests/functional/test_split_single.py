@@ -6,12 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchldr import LDRSubdiagonal, testing
-from torchldr.functional import split_single, stencil
+from torchldr.functional import compiled, split_single
 from torchldr.functional.reference import krylov_reference, subdiagonal_reference
 from torchldr.testing import REGIMES, tolerance
 
-if stencil.unavailable():
-    pytest.skip(stencil.unavailable(), allow_module_level=True)
+if compiled.why_not():
+    pytest.skip(compiled.why_not(), allow_module_level=True)
 
 
 @settings(max_examples=40)

@@ -11,7 +11,7 @@ take the plain form, the split product. `serves` says where it applies.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,8 +20,10 @@ from torch import Tensor
 
 from . import scanned, stencil
 from ._twin import plain_backward, plain_jvp
+from .compiled import Loops, numbers, wide
+from .reference import krylov_of_side_reference
 from .split import split_matmul, split_prepare, split_rmatmul
-from .subdiagonal import Side, convolution_scales, matmul_by, rmatmul_by
+from .subdiagonal import Side, convolution_scales, matmul_by, rmatmul_by, sample_side, scales
 from .threads import in_parts
 
 SCANNED = 1 << 26  # entries of the dense matrix that a GPU makes: beyond, it would take too much memory
@@ -54,10 +56,10 @@ def product(A: Side, C: Side, x: Tensor, how: str = "auto") -> Tensor:
         E = (A[2].mT @ C[2]).unsqueeze(0)
         return x @ scanned.stein_matrix(_lower(A).unsqueeze(0), _lower(C).unsqueeze(0), E).squeeze(0).mT
     P_A, P_C = convolution_scales(A[0], how), convolution_scales(C[0], how)
-    if P_A is not None and P_C is not None and stencil.serves(*A, *C, x):
+    if P_A is not None and P_C is not None and serves(A, C, (P_A, P_C), x):
         dtype = _wider(P_A, P_C)
-        wide = (t.to(dtype) for t in (*A, *C, x, P_A, P_C))
-        return _Joint.apply(*wide)[0].to(x.dtype)
+        converted = (t.to(dtype) for t in (*A, *C, x, P_A, P_C))
+        return _Joint.apply(*converted)[0].to(x.dtype)
     return matmul_by(P_A, *A, rmatmul_by(P_C, *C, x, min(A[2].shape[-1], C[2].shape[-1])))
 
 
@@ -80,8 +82,13 @@ def _wider(P_A: Tensor, P_C: Tensor) -> torch.dtype:
     return torch.float64 if torch.float64 in (P_A.dtype, P_C.dtype) else torch.float32
 
 
+def serves(A: Side, C: Side, scales: tuple[Tensor, Tensor], *x: Tensor) -> bool:
+    """Whether the compiled function takes these operators, with these scales, and vectors."""
+    return FORWARD.serves(*A, *C, *x, dtype=_wider(*scales))
+
+
 def prepare(A: Side, C: Side, scales: tuple[Tensor, Tensor]) -> Joint:
-    """The constants of the product, for `matmul`."""
+    """The constants of the product, for `matmul`; see `serves`."""
     from . import compiled_fft, compiled_kernels
 
     m, n = A[2].shape[-1], C[2].shape[-1]
@@ -172,6 +179,12 @@ class _Joint(torch.autograd.Function):
 
 def _gradients(inputs: Sequence[Tensor], outputs: Sequence[Tensor], u: Tensor) -> tuple[Tensor, ...]:
     """Of s, corner and V of A, of those of C, and of x."""
+    if not BACKWARD.serves(u):
+        return plain_backward(_plain, inputs[:7], u)
+    return _compiled_gradients(inputs, outputs, u)
+
+
+def _compiled_gradients(inputs: Sequence[Tensor], outputs: Sequence[Tensor], u: Tensor) -> tuple[Tensor, ...]:
     from .compiled_kernels import layer_backward, side_gradients
 
     s_A, corner_A, G, s_C, corner_C, H, x, P_A, P_C = (t.detach().contiguous() for t in inputs)
@@ -200,3 +213,28 @@ def _gradients(inputs: Sequence[Tensor], outputs: Sequence[Tensor], u: Tensor) -
         dc = side_gradients(*known, ds.numpy(), dV.numpy(), *K.tables)
         found += [ds, torch.tensor(dc, dtype=s.dtype), dV]
     return *found, dx
+
+
+def _tiny(dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    """The inputs of `_Joint`, the first seven in float64, and the product by the definition."""
+    A, C, x = sample_side(21, dtype), sample_side(13, dtype), numbers(2, 13, dtype=dtype)
+    copies = [wide(t).requires_grad_() for t in (*A, *C, x)]
+    K_A, K_C = (krylov_of_side_reference(side, 13) for side in (copies[:3], copies[3:6]))
+    right = torch.einsum("imk,ink,bn->bm", K_A, K_C, copies[6])
+    return [*A, *C, x, scales(A[0]), scales(C[0])], copies, right
+
+
+def _check_forward(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
+    inputs, _, right = _tiny(dtype)
+    yield _Joint.forward(*inputs)[0], right
+
+
+def _check_backward(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
+    inputs, copies, right = _tiny(dtype)
+    u = numbers(*right.shape, dtype=dtype)
+    found = _compiled_gradients(inputs, _Joint.forward(*inputs)[1:], u)
+    yield from zip(found, torch.autograd.grad((right * wide(u)).sum(), copies), strict=True)
+
+
+FORWARD = Loops("the convolutions of LDR-SD", _check_forward)
+BACKWARD = Loops("the gradients of LDR-SD's convolutions", _check_backward)

@@ -17,6 +17,7 @@ it to the same oracle as every other product; `prepare` and `serves` say where i
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +26,9 @@ from torch import Tensor
 
 from . import stencil
 from .closed_rings import generators
-from .subdiagonal import Side
+from .compiled import Loops, numbers, wide
+from .reference import krylov_of_side_reference
+from .subdiagonal import Side, sample_side
 from .threads import in_parts
 
 SMALLEST = 64
@@ -46,13 +49,18 @@ def prepare(A: Side, C: Side, dtype: torch.dtype) -> Single | None:
     """Prepare sum_i K(A, g_i) K(C, h_i)^T for (subdiagonal, corner, start vectors) of A and C.
 
     `dtype` is the one to compute in, see `subdiagonal.convolution_scales`. None where this does not apply:
-    not square, not a power of two, not on a CPU, no numba.
+    not square, not a power of two, not on a CPU, or the compiled loops do not serve.
     """
-    r, n = A[2].shape
-    if C[2].shape[-1] != n or n & (n - 1) or n < SMALLEST or not stencil.serves(A[2], C[2]):
+    n = A[2].shape[-1]
+    if C[2].shape[-1] != n or n & (n - 1) or n < SMALLEST or not LOOPS.serves(A[2], C[2], dtype=dtype):
         return None
+    return _prepared(A, C, dtype)
+
+
+def _prepared(A: Side, C: Side, dtype: torch.dtype) -> Single:
     from . import compiled_fft, compiled_kernels  # they import numba
 
+    r, n = A[2].shape
     name, half = str(dtype).removeprefix("torch."), n // 2
     P_A, left, P_C, right = (t.numpy() for t in generators(A, C, -1.0, -0.5))
     D = 2.0 ** (np.arange(n) / n)
@@ -82,3 +90,12 @@ def matmul(K: Single, x: Tensor) -> Tensor:
     in_parts(len(source), K.left.size, rows)
     result = torch.from_numpy(y)
     return result if x.dtype is K.dtype else result.to(x.dtype)
+
+
+def _check(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
+    side, x = sample_side(SMALLEST, dtype), numbers(2, SMALLEST, dtype=dtype)
+    K = krylov_of_side_reference(map(wide, side), SMALLEST)
+    yield matmul(_prepared(side, side, dtype), x), wide(x) @ (K @ K.mT).sum(0)
+
+
+LOOPS = Loops("the product of single vectors", _check)

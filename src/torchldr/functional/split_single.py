@@ -8,15 +8,17 @@ relative to |K| |w|, as in `split`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from . import stencil
+from .compiled import Loops, numbers, wide
+from .reference import krylov_of_side_reference
 from .split import Trees, split_prepare
-from .subdiagonal import Side
+from .subdiagonal import Side, sample_side
 from .threads import in_parts
 
 BLOCK = 16  # the shortest FFT; larger dense blocks are more to read than they save
@@ -34,14 +36,19 @@ class CompiledSplit(NamedTuple):
 def prepare(side: Side, k: int, *, transposed: bool) -> CompiledSplit | None:
     """Prepare the Krylov matrices of one operator for `matmul` or, transposed, for `rmatmul`.
 
-    None where it does not apply: k not a power of two, or below twice the block; not on a CPU; no numba.
+    None where it does not apply: k not a power of two, or below twice the block; not on a CPU; or the
+    compiled loops do not serve.
     """
-    s, corner, V = side
-    if k & (k - 1) or k < 2 * BLOCK or not stencil.serves(*side):
+    if k & (k - 1) or k < 2 * BLOCK or not LOOPS.serves(*side):
         return None
-    wide = split_prepare(s.double(), corner.double(), V.double(), k, leaf=BLOCK, closed=corner.item() != 0)
-    across = None if wide.across is None else _constants(wide.across, V.dtype, transposed)
-    return CompiledSplit(wide.m, k, _constants(wide.within, V.dtype, transposed), across)
+    return _prepared(side, k, transposed)
+
+
+def _prepared(side: Side, k: int, transposed: bool) -> CompiledSplit:
+    s, corner, V = side
+    trees = split_prepare(s.double(), corner.double(), V.double(), k, leaf=BLOCK, closed=corner.item() != 0)
+    across = None if trees.across is None else _constants(trees.across, V.dtype, transposed)
+    return CompiledSplit(trees.m, k, _constants(trees.within, V.dtype, transposed), across)
 
 
 def _constants(trees: Trees, dtype: torch.dtype, transposed: bool) -> tuple[Any, ...]:
@@ -105,3 +112,14 @@ def _run(kernel: Any, source: Any, target: Any, constants: tuple[Any, ...]) -> N
         kernel(source[start:stop], target[start:stop], *constants)
 
     in_parts(len(source), constants[1].size, rows)
+
+
+def _check(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
+    k, m = 4 * BLOCK, 6 * BLOCK
+    side, u, w = sample_side(m, dtype), numbers(2, m, dtype=dtype), numbers(2, 2, k, dtype=dtype)
+    K = krylov_of_side_reference(map(wide, side), k)
+    yield matmul(_prepared(side, k, False), w), torch.einsum("imk,bik->bm", K, wide(w))
+    yield rmatmul(_prepared(side, k, True), u), torch.einsum("imk,bm->bik", K, wide(u))
+
+
+LOOPS = Loops("the split product of single vectors", _check)

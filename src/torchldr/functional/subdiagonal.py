@@ -16,6 +16,7 @@ operator. The tests hold them to `krylov_reference(subdiagonal_reference(s, c), 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ from torch.nn.functional import pad
 
 from . import stencil
 from ._twin import plain_backward, plain_jvp
+from .compiled import Loops, numbers, wide
 from .fft import conjugate, contract_rank, fast_length
 from .split import SplitKrylov, split_matmul, split_prepare, split_rmatmul
 
@@ -68,7 +70,7 @@ def convolution_scales(s: Tensor, product: str = "auto") -> Tensor | None:
         return None
     if s.is_cuda and torch.cuda.is_current_stream_capturing():
         return None
-    if stencil.serves(s) and stencil.is_plain(s):
+    if SCALES.serves(s) and stencil.is_plain(s):
         from .compiled_kernels import scales as compiled_scales  # imports numba
 
         values, low, high = compiled_scales(s.contiguous().numpy())
@@ -85,6 +87,25 @@ def convolution_scales(s: Tensor, product: str = "auto") -> Tensor | None:
     if s.dtype == torch.float32 and reach <= RANGE_FLOAT64:
         return P if P.dtype == torch.float64 else scales(s.double())
     return None
+
+
+def _check_scales(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
+    from .compiled_kernels import scales as compiled_scales
+
+    s = sample_side(9, dtype)[0]
+    right = scales(wide(s))
+    got = compiled_scales(s.numpy())
+    yield torch.from_numpy(got[0]), right
+    yield torch.tensor(got[1:], dtype=right.dtype), torch.stack(right.abs().aminmax())
+
+
+SCALES = Loops("the range guard of LDR-SD", _check_scales)
+
+
+def sample_side(m: int, dtype: torch.dtype) -> Side:
+    """An operator and two start vectors for the checks of compiled loops."""
+    s = 1 + numbers(m - 1, dtype=dtype) / 8
+    return s, numbers(1, dtype=dtype)[0], numbers(2, m, dtype=dtype)
 
 
 def krylov_prepare(

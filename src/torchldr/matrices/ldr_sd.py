@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..functional import closed_rings, cuda, joint, paired_rings, single, split_single, stencil, subdiagonal
+from ..functional import closed_rings, compiled, cuda, joint, paired_rings, single, split_single, subdiagonal
 from ..functional.reference import krylov_of_ring_reference, subdiagonal_reference
 from .base import StructuredMatrix, generators_
 from .products import Product, kept_for_autograd
@@ -139,7 +139,7 @@ class LDRSubdiagonal(StructuredMatrix, name="ldr_sd"):
 
     def _prepare_compiled(self) -> Product | None:
         A, C, how = self._side("A"), self._side("C"), self.options["product"]
-        if not stencil.serves(*A, *C):
+        if not compiled.serves(*A, *C):
             return None
         P_A, P_C = (subdiagonal.convolution_scales(side[0], how) for side in (A, C))
         if P_A is None or P_C is None:
@@ -150,6 +150,8 @@ class LDRSubdiagonal(StructuredMatrix, name="ldr_sd"):
         rings = single.prepare(A, C, torch.promote_types(P_A.dtype, P_C.dtype))
         if rings is not None:
             return partial(single.matmul, rings)
+        if not joint.serves(A, C, (P_A, P_C)):
+            return None
         return partial(joint.matmul, joint.prepare(A, C, (P_A, P_C)))
 
     def _prepare_batches(self) -> Product:

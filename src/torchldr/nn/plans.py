@@ -146,7 +146,7 @@ def describe() -> dict[str, Any]:
     return {
         "always_dense_up_to": SMALL_ENTRIES,
         "never_dense_above": DENSE_ENTRIES,
-        "kept_in": str(_file()),
+        "kept_in": _kept_in(),
         "machine": _machine(),
         "choices": rows,
     }
@@ -231,8 +231,19 @@ def _machine() -> str:
 
 def _file() -> Path:
     chosen = os.environ.get("XDG_CACHE_HOME", "")
-    folder = Path(chosen) if chosen and Path(chosen).is_absolute() else Path.home() / ".cache"
-    return folder / "torchldr" / "plans.json"
+    if chosen and Path(chosen).is_absolute():
+        return Path(chosen) / "torchldr" / "plans.json"
+    try:
+        return Path.home() / ".cache" / "torchldr" / "plans.json"
+    except RuntimeError as error:  # no HOME, and no entry in the table of users
+        raise FileNotFoundError(str(error)) from error
+
+
+def _kept_in() -> str | None:
+    try:
+        return str(_file())
+    except FileNotFoundError:
+        return None
 
 
 def _choices(machine: str) -> dict[str, Choice]:

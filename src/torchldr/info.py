@@ -1,6 +1,6 @@
 """What is installed and switched on here: the facts behind `torchldr info`.
 
-Everything is found out without importing an optional package.
+Everything is found out without importing an optional package; numba is imported and its smallest loops run.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 import torchldr
-from torchldr.functional import cuda, stencil
+from torchldr.functional import compiled, cuda, stencil
 from torchldr.matrices import StructuredMatrix, get_structure, port_keeper, structures
 from torchldr.nn import StructuredLinear
 
@@ -133,9 +133,7 @@ def _fast_paths() -> list[dict[str, Any]]:
     no_cuda = None
     if not torch.cuda.is_available():
         no_cuda = "torch was built without CUDA" if torch.version.cuda is None else "no CUDA device was found"
-    no_stencil = stencil.unavailable()
-    if no_stencil:
-        no_stencil += "; the blocked form in torch serves (pip install numba)"
+    no_stencil = _why_not_compiled()
     return [
         _path(
             "compiled loops", "products of ldr_sd, ldr_td and toeplitz_like on a CPU, by numba", no_stencil
@@ -149,7 +147,27 @@ def _fast_paths() -> list[dict[str, Any]]:
         ),
         _path("cuda", "every product on a GPU, by the same torch operations", no_cuda),
         _path("cuda kernels", "ldr_td and ldr_sd on a GPU, compiled by NVRTC", no_cuda or cuda.unavailable()),
+        _path("compiled loops on disk", *_kept_on_disk()),
     ]
+
+
+def _why_not_compiled() -> str | None:
+    """Tries the import and the smallest loops; of the others it says what this process has found."""
+    if reason := compiled.why_not():
+        return f"{reason}; the forms in torch serve (pip install numba)"
+    stencil.COLUMNS.why_not(torch.float32)
+    reasons = [f"{name}: {reason}" for name, reason in compiled.found().items()]
+    return "; ".join([*reasons, "the forms in torch serve there"]) if reasons else None
+
+
+def _kept_on_disk() -> tuple[str, str | None]:
+    if compiled.why_not():
+        return "", "nothing is compiled"
+    from torchldr.functional import compiled_jit
+
+    reason = compiled_jit.why_not_kept()
+    again = "every process compiles anew; NUMBA_CACHE_DIR may name a folder that can be written"
+    return f"machine code is kept in {compiled_jit.kept_in()}", f"{reason}; {again}" if reason else None
 
 
 def _path(name: str, does: str, why_not: str | None) -> dict[str, Any]:

@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchldr import LDRSubdiagonal, StructuredLinear, testing
-from torchldr.functional import stencil
+from torchldr.functional import compiled
 from torchldr.functional.subdiagonal import compiled_convolution
 from torchldr.functional.subdiagonal.guard import Scales, guard
 from torchldr.matrices.ldr_sd.routes import sides
 
-if stencil.unavailable():
-    pytest.skip(stencil.unavailable(), allow_module_level=True)
+if compiled.why_not():
+    pytest.skip(compiled.why_not(), allow_module_level=True)
 
 
 def problem(m, n, r, b, regime="near one", dtype=torch.float64, seed=0):

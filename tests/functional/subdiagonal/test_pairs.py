@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from torchldr import HankelLike, LDRSubdiagonal, StructuredLinear, ToeplitzLike, testing
-from torchldr.functional import stencil
+from torchldr.functional import compiled
 from torchldr.functional.subdiagonal import circulant_pair, compiled_pair
 from torchldr.matrices.ldr_sd.routes import sides
 
-needs_numba = pytest.mark.skipif(bool(stencil.unavailable()), reason="numba is not installed")
+needs_numba = pytest.mark.skipif(bool(compiled.why_not()), reason="numba is not installed")
 
 
 @needs_numba

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..functional import cuda, stencil, tridiagonal
 from ..functional.reference import krylov_of_ring_reference, tridiagonal_reference
-from . import port_keeper
 from .base import StructuredMatrix, generators_
 from .ldr_sd import shift_mean_square
-from .port_product import PreparedPorts, port_product
-from .products import Product, kept_for_autograd
 
 Ring = tuple[Tensor, Tensor, Tensor]
+
+PRODUCTS = "auto", "stencil", "port"
 
 
 class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
@@ -54,8 +53,8 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
         normalize: bool = False,
         product: str = "auto",
     ) -> dict[str, tuple[int, ...]]:
-        if product not in port_keeper.PRODUCTS:
-            known = ", ".join(port_keeper.PRODUCTS)
+        if product not in PRODUCTS:
+            known = ", ".join(PRODUCTS)
             raise ValueError(f"{cls.__name__}: product must be one of {known}, got {product!r}.")
         shapes: dict[str, tuple[int, ...]] = {"G": (rank, out_features), "H": (rank, in_features)}
         for side, size in (("A", out_features), ("C", in_features)):
@@ -113,73 +112,20 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
 
         return dense(*self._ring("A")), dense(*self._ring("C"))
 
-    def to(self, *args: Any, **kwargs: Any) -> Self:
-        converted = super().to(*args, **kwargs)
-        if converted.device == self.device:
-            converted.__dict__["_lasting"] = self._kept_by()
-        return converted
-
-    def _kept_by(self) -> Mapping[str, Tensor]:
-        """The tensors by which a choice is kept: of a converted copy those that it was made from."""
-        return self.__dict__.get("_lasting", self.tensors)
-
-    @property
-    def _sizes(self) -> tuple[int, int]:
-        return self.out_features, self.in_features
-
     def _operators(self) -> tuple[tridiagonal.Operator, tridiagonal.Operator]:
         return (*self._ring("A"), self.G), (*self._ring("C"), self.H)
 
-    def _way(self, x: Tensor) -> port_keeper.Way | None:
-        return port_keeper.way(self._kept_by(), self.options, self._sizes, x, self._operators)
-
     def _matmul(self, x: Tensor) -> Tensor:
         A, C = self._operators()
-        way = self._way(x)
-        return tridiagonal.product(A, C, x) if way is None else port_product(A, C, x, *way)
+        return tridiagonal.product(A, C, x)
 
     def _rmatmul(self, y: Tensor) -> Tensor:
         A, C = self._operators()
-        way = self._way(y)
-        return tridiagonal.product(C, A, y) if way is None else port_product(C, A, y, *way.swapped())
-
-    def prepare(self) -> Product:
-        if not port_keeper.considered(self.options, self._sizes, self.H):
-            return self._matmul
-        keeper = port_keeper.keeper(self._kept_by(), self.options)
-        keeper.renew(self._kept_by())
-        by_port: dict[int, bool] = {}  # by batch size
-
-        @kept_for_autograd
-        def ports() -> Product:
-            assert keeper.way is not None
-            return PreparedPorts(*self._operators(), *keeper.way)
-
-        def product(x: Tensor) -> Tensor:
-            if (torch.is_grad_enabled() and x.requires_grad) or not stencil.is_plain(x):
-                return self._matmul(x)
-            b = x.shape[0]
-            if b not in by_port:
-                by_port[b] = self._way(x) is not None
-            return ports()(x) if by_port[b] else self._matmul(x)
-
-        return product
+        return tridiagonal.product(C, A, y)
 
     def path(self, batch: int = 1) -> str:
         """The product that so many vectors take, in two words, for the timings of the `auto` plan."""
         some = self.promoted()
-        way = some._way(some.H[:1].detach().expand(batch, -1))
-        if way is not None:
-            return f"port {'+'.join(str(c) for c in dict.fromkeys(way.oversampling))}"
         if stencil.serves(some.G):
             return "stencil"
         return "kernel" if cuda.serves(max(self.shape), some.G) else "blocked stencil"
-
-    @classmethod
-    def forget(cls, tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> None:
-        """Drop the kept choice of a product: needed only after an edit that no version counts."""
-        port_keeper.forget(tensors, options)
-
-    def product_in_use(self) -> str:
-        """What is known of the product in use and why, for a layer's repr; empty where it is the stencil."""
-        return port_keeper.describe(self._kept_by(), self.options, self._sizes)

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 import torchldr
-from torchldr.matrices import LDRTridiagonal
+from torchldr.functional import port_acceptance
+from torchldr.matrices import LDRTridiagonal, port_product
 
 
 def opposing(n: int, profile: Tensor, **options: str) -> LDRTridiagonal:
@@ -64,19 +65,96 @@ def test_matrices_that_share_tensors_do_not_share_a_choice(part: str) -> None:
     x = torch.randn(2, n)
     for matrix in (M, other):
         want = x.double() @ matrix.double().to_dense().mT
-        assert (matrix.matmul(x) - want).norm() <= 1e-5 * want.norm()
+        for got in (matrix.matmul(x), matrix.prepare()(x)):
+            assert (got - want).norm() <= 1e-5 * want.norm()
 
 
-def test_edits_of_a_converted_copy_are_seen() -> None:
+def test_edits_are_seen_by_the_next_kept_product() -> None:
+    """Of a matrix and of a converted copy."""
     n = 300
     M = LDRTridiagonal.random(n, n, 1, product="port")
-    wide = M.double()
     x = torch.randn(2, n, dtype=torch.float64)
-    M.matmul(x.float())
-    wide.matmul(x)
-    wide.tensors["superdiagonal_A"].add_(0.2)
-    want = x @ wide.to_dense().mT
-    assert (wide.matmul(x) - want).norm() <= 1e-9 * want.norm()
+    M.prepare()(x.float())
+    for matrix in (M, M.double()):
+        matrix.prepare()(x.to(matrix.dtype))
+        matrix.tensors["superdiagonal_A"].add_(0.2)
+        want = x @ matrix.double().to_dense().mT
+        for got in (matrix.matmul(x.to(matrix.dtype)), matrix.prepare()(x.to(matrix.dtype))):
+            assert (got - want).norm() <= (1e-5 if matrix is M else 1e-9) * want.norm()
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("shape", [(200, 200), (140, 400), (300, 80)])
+def test_kept_products_by_ports(shape: tuple[int, int], normalize: bool) -> None:
+    M = LDRTridiagonal.random(*shape, 2, product="port", normalize=normalize)
+    W = M.double().to_dense()
+    kept, x = M.prepare(), torch.randn(3, shape[1])
+    assert kept.why_not(x) is None
+    want = x.double() @ W.mT
+    assert kept(x).dtype == torch.float32
+    assert (kept(x) - want).norm() <= 1e-6 * want.norm()
+    with torch.inference_mode():
+        assert torch.equal(kept(x), M.prepare()(x))
+
+
+def test_what_takes_the_stencil_and_why() -> None:
+    M = LDRTridiagonal.random(100, 100, 1, product="port")
+    x = torch.randn(2, 100)
+    kept = M.prepare()
+    assert kept.why_not(x) is None
+    assert "torch.float64" in str(M.double().prepare().why_not(x.double()))
+    assert kept.why_not(x.clone().requires_grad_()) == "a gradient is needed"
+    assert kept.why_not(x[:0]) == "there are no numbers to multiply"
+    assert "'stencil'" in str(LDRTridiagonal(100, 100, **M.tensors, product="stencil").prepare().why_not(x))
+    assert "fewer than" in str(LDRTridiagonal(100, 100, **M.tensors).prepare().why_not(x))
+    torch.testing.assert_close(torch.func.vmap(kept)(x.unsqueeze(1))[:, 0], kept(x), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(torch.func.jvp(kept, (x,), (x,))[1], kept(x), rtol=1e-4, atol=1e-5)
+
+
+def test_what_rings_takes_the_stencil() -> None:
+    n = 600
+    M = LDRTridiagonal.random(n, n, 1, product="port")
+    for side in "AC":
+        M.tensors[f"subdiagonal_{side}"].fill_(0.5)
+        M.tensors[f"superdiagonal_{side}"].fill_(0.5)
+        M.tensors[f"diagonal_{side}"].zero_()
+    x, kept = torch.randn(2, n), M.prepare()
+    assert "|factors||x|" in str(kept.why_not(x))
+    assert (kept(x) - by_stencil(M, x)).norm() <= 1e-5 * by_stencil(M, x).norm()
+
+
+def test_auto_judges_nothing_where_the_stencil_is_cheaper(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(port_acceptance, "judge", lambda *args: pytest.fail("judged"))
+    M = LDRTridiagonal.random(256, 256, 1)
+    M.prepare()(torch.randn(2, 256))
+    monkeypatch.setattr(port_product, "FROM", {"cpu": 64})
+    assert "the stencil is faster for 2 vectors" in str(M.prepare().why_not(torch.randn(2, 256)))
+
+
+def test_a_layer_in_inference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ports are kept until a parameter changes; training and gradients take the stencil."""
+    judged: list[port_acceptance.Verdict] = []
+    judge = port_acceptance.judge
+    monkeypatch.setattr(port_acceptance, "judge", lambda *args: judged.append(judge(*args)) or judged[-1])
+    layer = torchldr.StructuredLinear(100, 120, structure="ldr_td", rank=2, product="port")
+    layer.plan = "fast"
+    x = torch.randn(3, 100)
+    layer(x).sum().backward()
+    layer.eval()
+    assert not judged
+    for changed in (False, True):
+        with torch.no_grad():
+            if changed:
+                layer.diagonal_A.add_(0.05)
+            want = x.double() @ layer.matrix().double().to_dense().mT + layer.bias.double()
+            for _ in range(3):
+                assert (layer(x) - want).norm() <= 1e-6 * want.norm()
+        assert len(judged) == 1 + changed
+        assert judged[-1].ports is not None
+    layer.requires_grad_(False)
+    (got,) = torch.autograd.grad(layer(x.requires_grad_()).sum(), x)
+    exact = layer.matrix().double().to_dense().sum(0).expand(3, -1)
+    assert (got - exact).norm() <= 1e-5 * exact.norm()
 
 
 def test_the_option() -> None:

@@ -12,10 +12,9 @@ from ..functional import cuda, stencil, tridiagonal
 from ..functional.reference import krylov_of_ring_reference, tridiagonal_reference
 from .base import StructuredMatrix, generators_
 from .ldr_sd import shift_mean_square
+from .port_product import FROM, PRODUCTS, KeptProduct
 
 Ring = tuple[Tensor, Tensor, Tensor]
-
-PRODUCTS = "auto", "stencil", "port"
 
 
 class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
@@ -27,12 +26,14 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
     Parameters: those of LDR-SD without `corner_*`, and `diagonal_A` (m), `superdiagonal_A` (m - 1),
     `corners_A` (2: top right, bottom left), likewise C: (m + n)(r + 3) in all. Where a corner meets
     another entry (m <= 2) they add. Cost: O(r (m + n) k) for the Krylov columns, compiled on a CPU,
-    and as much a vector in matrix products; never an m x n matrix in inference. Where k is some
-    thousands the port product takes O(c (r + b) n log^2 n) for b vectors, if its certificate allows it.
+    and as much a vector in matrix products; never an m x n matrix in inference. For kept products of some
+    thousands of features the port product takes O(c (r + b) n log^2 n) for b vectors, where a bound on its
+    error allows it (`functional.port_acceptance`).
 
     Options:
-        product: "auto" takes the port product where it is certified and cheaper, "stencil" never, "port"
-            wherever it is certified, at any size.
+        product: for products in float32 that need no gradient: "auto" takes the port product where it is
+            accepted and cheaper, "port" wherever it is accepted, at any size, "stencil" never. Only products
+            that are kept do so (`prepare`, a layer in inference); all others take the stencil.
         normalize: divide A and C by their largest absolute row sum where it exceeds 1. Powers of A
             otherwise grow like its spectral radius: take it for layers of thousands of features, or
             when a superdiagonal grows past some tenths.
@@ -116,16 +117,19 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
         return (*self._ring("A"), self.G), (*self._ring("C"), self.H)
 
     def _matmul(self, x: Tensor) -> Tensor:
-        A, C = self._operators()
-        return tridiagonal.product(A, C, x)
+        return tridiagonal.product(*self._operators(), x)
 
     def _rmatmul(self, y: Tensor) -> Tensor:
-        A, C = self._operators()
-        return tridiagonal.product(C, A, y)
+        return tridiagonal.product(*self._operators()[::-1], y)
+
+    def prepare(self) -> KeptProduct:
+        return KeptProduct(self)
 
     def path(self, batch: int = 1) -> str:
         """The product that so many vectors take, in two words, for the timings of the `auto` plan."""
         some = self.promoted()
+        if self.options["product"] != "stencil" and min(self.shape) >= FROM.get(self.device.type, 1 << 62):
+            return "port or stencil"
         if stencil.serves(some.G):
             return "stencil"
         return "kernel" if cuda.serves(max(self.shape), some.G) else "blocked stencil"

@@ -1,72 +1,82 @@
-"""The product of a layer by ports: both operators of an LDR-TD matrix, scaled.
+"""Kept products of LDR-TD: by ports where they are accepted and pay, else by the stencil.
 
-sum_t A^t g (C^t h)^T x with A / gamma_A and C / gamma_C in place of A and C, and weights
-(gamma_A gamma_C)^t between the two products (`functional.port_choice` says how the scales are found).
+A choice belongs to one kept product, which is made from the matrix as it is. Nothing else remembers it.
 """
 
 from __future__ import annotations
 
-import math
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from ..functional.port import PortPlan, port_matmul, port_rmatmul
-from ..functional.tridiagonal import Operator
+from ..functional import port_acceptance, stencil
+from ..functional.port_layer import port_seconds, stencil_seconds
+
+if TYPE_CHECKING:
+    from .ldr_td import LDRTridiagonal
+
+PRODUCTS = "auto", "stencil", "port"
+FROM = {"cpu": 8192, "cuda": 16384}  # k = min(m, n) from which "auto" looks at the port product at all
 
 
-def port_product(
-    A: Operator, C: Operator, x: Tensor, log_scales: tuple[float, float], oversampling: tuple[int, int]
-) -> Tensor:
-    """sum_i K_k(A, g_i) K_k(C, h_i)^T x, k = min(m, n), by ports.
+class KeptProduct:
+    """M x for an LDR-TD matrix whose tensors do not change any more, (b, n) to (b, m).
 
-    Args:
-        A, C: lower, diagonal, upper and start vectors, (m,) thrice and (r, m) for A, likewise n for C.
-        x: vectors, shape (b, n).
-        log_scales: log gamma of A and of C.
-        oversampling: c of A and of C.
-
-    Returns:
-        Shape (b, m), in the dtype of `x` (float32 or float64). Differentiable in every tensor.
-
-    The same, slowly: `tridiagonal.product(A, C, x)`.
+    The operators are judged at the first product that could be by ports, which waits for that. Products by
+    the stencil are those of the matrix itself, with gradients.
     """
-    k = min(A[3].shape[-1], C[3].shape[-1])
-    A, C = (_scaled(operator, scale) for operator, scale in zip((A, C), log_scales, strict=True))
-    z = port_rmatmul(*C, x, k, oversampling=oversampling[1])
-    weights = _weights(sum(log_scales), k, x)
-    return port_matmul(*A, z if weights is None else z * weights, oversampling=oversampling[0])
 
-
-class PreparedPorts:
-    """`port_product` for fixed operators, (b, n) to (b, m): the series that do not depend on x are kept."""
-
-    @torch.no_grad()
-    def __init__(
-        self, A: Operator, C: Operator, log_scales: tuple[float, float], oversampling: tuple[int, int]
-    ) -> None:
-        k = min(A[3].shape[-1], C[3].shape[-1])
-        A, C = (_scaled(operator, scale) for operator, scale in zip((A, C), log_scales, strict=True))
-        self.left = PortPlan(*A, k, oversampling=oversampling[0])
-        self.right = PortPlan(*C, k, oversampling=oversampling[1])
-        self.weights = _weights(sum(log_scales), k, C[3])
+    def __init__(self, matrix: LDRTridiagonal) -> None:
+        self._matrix, self._option = matrix, matrix.options["product"]
 
     def __call__(self, x: Tensor) -> Tensor:
-        z = self.right.rmatmul(x)
-        return self.left.matmul(z if self.weights is None else z * self.weights)
+        if self.why_not(x) is not None:
+            return self._matrix._matmul(x)
+        assert self.verdict.ports is not None
+        return self.verdict.ports(x)
 
+    def why_not(self, x: Tensor) -> str | None:
+        """Why x is multiplied by the stencil and not by ports, or None where it is by ports."""
+        return self._beforehand(x) or self._judged(x)
 
-def _scaled(operator: Operator, log_scale: float) -> Operator:
-    if log_scale == 0:
-        return operator
-    lower, diagonal, upper, V = operator
-    factor = math.exp(-log_scale)
-    return lower * factor, diagonal * factor, upper * factor, V
-
-
-def _weights(rate: float, k: int, like: Tensor) -> Tensor | None:
-    """e^{rate t} for t < k, or None where all are 1."""
-    if abs(rate) * k < 1e-12:
+    def _beforehand(self, x: Tensor) -> str | None:
+        """The reasons that need no judging."""
+        tensors = (*self._matrix.tensors.values(), x)
+        if self._option == "stencil":
+            return "the option product is 'stencil'"
+        if x.device.type not in FROM or x.dtype != torch.float32:
+            return f"ports serve float32 on a CPU or a GPU, this is {x.dtype} on {x.device}"
+        if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+            return "a gradient is needed"
+        if torch.compiler.is_compiling() or forward_ad._current_level >= 0:
+            return "the product is traced or differentiated"
+        if not all(stencil.is_plain(t) for t in tensors) or len(x) == 0:
+            return "there are no numbers to multiply"
+        if self._option == "auto" and min(self._matrix.shape) < FROM[x.device.type]:
+            return f"fewer than {FROM[x.device.type]} features"
+        if not self._candidates(x):
+            return f"the stencil is faster for {len(x)} vectors"
         return None
-    steps = torch.arange(k, dtype=torch.float64, device=like.device)
-    return (rate * steps).exp().to(like.dtype)
+
+    def _judged(self, x: Tensor) -> str | None:
+        if self.verdict.ports is None:
+            return self.verdict.reason
+        if self.verdict.ports.oversampling not in self._candidates(x):
+            return f"the stencil is faster for {len(x)} vectors"
+        return None
+
+    def _candidates(self, x: Tensor) -> list[int]:
+        """Oversamplings at which ports cost less than the stencil; all where they are asked for."""
+        if self._option == "port":
+            return list(port_acceptance.CANDIDATES)
+        case = self._matrix.shape, len(self._matrix.G), len(x)
+        most = stencil_seconds(*case, x.device.type)
+        return [c for c in port_acceptance.CANDIDATES if port_seconds(*case, c, x.device.type) < most]
+
+    @cached_property
+    def verdict(self) -> port_acceptance.Verdict:
+        with torch.inference_mode(False), torch.no_grad():
+            return port_acceptance.judge(*self._matrix._operators())

@@ -38,7 +38,7 @@ INTERNAL = {
     "torchldr.functional.tridiagonal.row_sum_scale": STACKS,
     "torchldr.matrices.toeplitz_like.corner_sign": STACKS,
     "torchldr.nn.channels_weights.stacked_dense": STACKS,
-    "torchldr.functional.port_choice": OPERATORS,
+    "torchldr.functional.port_acceptance": OPERATORS,
     "torchldr.functional.reference.tridiagonal_reference": OPERATORS,
     "torchldr.compress.finetune_groups.operator_names": STARTS,
     "torchldr.matrices.projection.fixed._from_displacement": STARTS,

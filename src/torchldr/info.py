@@ -14,7 +14,7 @@ import torch
 
 import torchldr
 from torchldr.functional import compiled, cuda, stencil
-from torchldr.matrices import StructuredMatrix, get_structure, port_keeper, structures
+from torchldr.matrices import StructuredMatrix, get_structure, structures
 from torchldr.nn import StructuredLinear
 
 # The packages of each extra in pyproject.toml.
@@ -137,13 +137,6 @@ def _fast_paths() -> list[dict[str, Any]]:
     return [
         _path(
             "compiled loops", "products of ldr_sd, ldr_td and toeplitz_like on a CPU, by numba", no_stencil
-        ),
-        _path(
-            "port product",
-            f"ldr_td from {port_keeper.FROM['cpu']} features on a CPU, {port_keeper.FROM['cuda']} on a GPU, "
-            "where its certificate accepts the operators and it costs less than the stencil: see the repr of "
-            "a layer",
-            None,
         ),
         _path("cuda", "every product on a GPU, by the same torch operations", no_cuda),
         _path("cuda kernels", "ldr_td and ldr_sd on a GPU, compiled by NVRTC", no_cuda or cuda.unavailable()),

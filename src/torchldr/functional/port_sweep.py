@@ -200,20 +200,20 @@ class Closing:
         z = radius * roots(self._N, self._weights)
         block = Series(hats[:, :2].flatten(0, 1), hats[:, 2:], hats[:, :1])
         pairs = close(block, a.double() * z, b.double() * z, loop)
-        self._arriving = torch.stack([q for _, q in pairs])  # z a q_R and z b q_L of `close`, (2, r, roots)
+        self.arriving = torch.stack([q for _, q in pairs])  # z a q_R and z b q_L of `close`, (2, r, roots)
 
     def add(self, u: Tensor) -> Tensor:
         """To K_k(A, v_i)^T u, (b, r, k), for rows of the whole (2, b, N)."""
         k, N = self._k, self._N
         hats = torch.fft.rfft(lengthened(u, k).double() * self._weights, n=N).unsqueeze(2)
-        total = torch.addcmul(hats[0] * self._arriving[0], hats[1], self._arriving[1])
+        total = torch.addcmul(hats[0] * self.arriving[0], hats[1], self.arriving[1])
         return (torch.fft.irfft(total, n=N)[..., :k] / self._weights).to(u.dtype)
 
     def transpose(self, w: Tensor) -> Tensor:
         """The transpose of `add`: (b, r, k) to (2, b, N)."""
         k, N = self._k, self._N
         hats = torch.fft.rfft(w.double() / self._weights, n=N)
-        total = (hats * self._arriving.conj().unsqueeze(1)).sum(2)
+        total = (hats * self.arriving.conj().unsqueeze(1)).sum(2)
         return lengthened((torch.fft.irfft(total, n=N)[..., :k] * self._weights).to(w.dtype), self._length)
 
 

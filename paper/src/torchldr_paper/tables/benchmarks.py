@@ -136,14 +136,10 @@ def _movements(results: Results) -> str:
             str(moved.epoch),
             f"{moved.growth[0]:.4f} to {moved.growth[1]:.4f}",
             f"{moved.row_sum:.3f}",
-            f"{moved.tail:.0e}",
-            _text(moved.oversampling),
-            f"{moved.truncation:.0e}",
-            f"{moved.rounding:.0e}",
         ]
         for moved in movements(results["rows"])
     ]
-    return markdown(["task", "epoch", "growth", "row sum", "tail", "c", "truncation", "rounding"], body)
+    return markdown(["task", "epoch", "growth", "row sum"], body)
 
 
 def _text(value: Any) -> str:

@@ -8,31 +8,28 @@ sum up the runs of benchmarks/tridiagonal_learning.py, for what it prints and fo
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from torchldr.functional import port_choice
+from torchldr.functional import port_acceptance
 from torchldr.functional.reference import tridiagonal_reference
 from torchldr.matrices import LDRTridiagonal
 
 EIGENVALUES_UP_TO = 1024  # rows of an operator whose eigenvalues are computed
-TAIL_AT = 4  # the oversampling at which tails are compared
 
 Runs = Sequence[Mapping[str, Any]]
 
 
 @torch.no_grad()
-def operator_report(
-    matrix: LDRTridiagonal, dtype: torch.dtype = torch.float32, *, spectrum: bool = True
-) -> list[dict[str, Any]]:
+def operator_report(matrix: LDRTridiagonal, *, spectrum: bool = True) -> list[dict[str, Any]]:
     """What the two operators of an LDR-TD matrix are like.
 
     Args:
         matrix: with the values that it has now.
-        dtype: that products run in, whose tolerance the oversampling shall meet.
         spectrum: whether to compute the spectral radius, of operators of up to 1024 rows.
 
     Returns:
@@ -41,22 +38,18 @@ def operator_report(
             row_sum: the largest absolute row sum,
             growth: the mean factor of |A^t v| a step, over k = min(m, n) steps,
             spectral_radius: where it was computed, else None,
-            tail: the largest share of a series' last quarter at c = 4, the operator divided by its scale,
-            oversampling: the smallest that is accepted, or None where the stencil would be taken,
-            truncation, rounding: of that, as shares of the size of a column (`port_choice.Trial`).
+            oversampling: that of the layer's port product, or None where it takes the stencil,
+            bound, reason: of the layer's product (`port_acceptance.Verdict`).
 
     Waits for the device.
     """
     M = matrix.double()
     k = min(M.shape)
     operators = {"A": (*M._ring("A"), M.G), "C": (*M._ring("C"), M.H)}
-    rates = {side: port_choice.growth_rate(*operator, k) for side, operator in operators.items()}
-    scales = dict(zip("AC", port_choice.balanced(rates["A"], rates["C"], k), strict=True))
+    verdict = port_acceptance.judge(operators["A"], operators["C"])
     rows = []
-    for side, (lower, diagonal, upper, V) in operators.items():
-        scale = float(scales[side])
-        choice = port_choice.choose_port(lower, diagonal, upper, V, k, dtype, log_scale=scale)
-        tail = port_choice.measure(lower, diagonal, upper, V, k, scale, dtype, TAIL_AT)[2]
+    for side, operator in operators.items():
+        lower, diagonal, upper, _ = operator
         corners = torch.stack((lower[0], upper[-1]))
         radius = None
         if spectrum and len(diagonal) <= EIGENVALUES_UP_TO:
@@ -70,12 +63,11 @@ def operator_report(
                 "superdiagonal": _range(upper[:-1]),
                 "corners": corners.tolist(),
                 "row_sum": float((lower.abs() + diagonal.abs() + upper.abs()).max()),
-                "growth": float(rates[side].exp()),
+                "growth": math.exp(port_acceptance.growth_rate(operator, k)),
                 "spectral_radius": radius,
-                "tail": float(tail),
-                "oversampling": choice.trial.oversampling if choice.accepted else None,
-                "truncation": choice.trial.truncation,
-                "rounding": choice.trial.rounding,
+                "oversampling": verdict.ports.oversampling if verdict.ports else None,
+                "bound": verdict.bound if math.isfinite(verdict.bound) else None,
+                "reason": verdict.reason,
             }
         )
     return rows
@@ -122,10 +114,6 @@ class Movement(NamedTuple):
     epoch: int
     growth: tuple[float, float]  # least and largest
     row_sum: float
-    tail: float
-    oversampling: int | None  # None where the stencil would be taken
-    truncation: float
-    rounding: float
 
 
 def movements(runs: Runs) -> list[Movement]:
@@ -136,10 +124,6 @@ def movements(runs: Runs) -> list[Movement]:
         for epoch in range(max(map(len, of))):
             seen = [row for epochs in of if epoch < len(epochs) for row in epochs[epoch]["operators"]]
             growth = [row["growth"] for row in seen]
-            worst = {
-                key: max(row[key] for row in seen) for key in ("row_sum", "tail", "truncation", "rounding")
-            }
-            cs = [row["oversampling"] for row in seen]
-            c = None if None in cs else max(cs)
-            found.append(Movement(task, epoch, (min(growth), max(growth)), oversampling=c, **worst))
+            row_sum = max(row["row_sum"] for row in seen)
+            found.append(Movement(task, epoch, (min(growth), max(growth)), row_sum))
     return found

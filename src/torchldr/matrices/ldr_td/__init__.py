@@ -3,31 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..core import costs
-from ..core.dense_route import by_columns, own_route
-from ..core.matrix import StructuredMatrix, generators_
-from ..core.products import Product, kept_for_autograd
-from ..core.routes import Call
-from ..functional import cuda, stencil, tridiagonal
-from ..functional.reference import krylov_of_ring_reference, tridiagonal_reference
-from . import port_keeper
-from .ldr_sd import shift_mean_square
-from .port_product import PreparedPorts, port_product
+from ...core.matrix import StructuredMatrix, generators_
+from ...functional import tridiagonal
+from ...functional.reference import krylov_of_ring_reference, tridiagonal_reference
+from ..ldr_sd import shift_mean_square
+from .routes import PRODUCTS, ROUTES
 
 Ring = tuple[Tensor, Tensor, Tensor]
-
-
-def _seconds(M: Any, call: Call) -> float:
-    on, (m, n), r = costs.machine(call), M.shape, M.rank
-    entries = r * (m + n) * min(m, n)
-    return costs.backward(
-        call, on.start + costs.wide(call) * entries * (on.stencil + on.multiply * call.batch)
-    )
 
 
 class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
@@ -39,12 +26,14 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
     Parameters: those of LDR-SD without `corner_*`, and `diagonal_A` (m), `superdiagonal_A` (m - 1),
     `corners_A` (2: top right, bottom left), likewise C: (m + n)(r + 3) in all. Where a corner meets
     another entry (m <= 2) they add. Cost: O(r (m + n) k) for the Krylov columns, compiled on a CPU,
-    and as much a vector in matrix products; never an m x n matrix in inference. Where k is some
-    thousands the port product takes O(c (r + b) n log^2 n) for b vectors, if its certificate allows it.
+    and as much a vector in matrix products; never an m x n matrix in inference. For kept products of some
+    thousands of features the port product takes O(c (r + b) n log^2 n) for b vectors, where a bound on its
+    error allows it (`functional.port_acceptance`).
 
     Options:
-        product: "auto" takes the port product where it is certified and cheaper, "stencil" never, "port"
-            wherever it is certified, at any size.
+        product: for products in float32 that need no gradient, of a matrix that is kept (a layer in
+            inference): "auto" takes the port product where it is accepted and cheaper, "port" wherever it is
+            accepted, at any size, "stencil" never. All others take the stencil or the dense matrix.
         normalize: divide A and C by their largest absolute row sum where it exceeds 1. Powers of A
             otherwise grow like its spectral radius: take it for layers of thousands of features, or
             when a superdiagonal grows past some tenths.
@@ -54,8 +43,7 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
     """
 
     opaque = True
-    OWN = own_route("stencil", _seconds)
-    ROUTES = OWN, by_columns(OWN)
+    ROUTES = ROUTES
 
     @classmethod
     def parameter_shapes(
@@ -67,8 +55,8 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
         normalize: bool = False,
         product: str = "auto",
     ) -> dict[str, tuple[int, ...]]:
-        if product not in port_keeper.PRODUCTS:
-            known = ", ".join(port_keeper.PRODUCTS)
+        if product not in PRODUCTS:
+            known = ", ".join(PRODUCTS)
             raise ValueError(f"{cls.__name__}: product must be one of {known}, got {product!r}.")
         shapes: dict[str, tuple[int, ...]] = {"G": (rank, out_features), "H": (rank, in_features)}
         for side, size in (("A", out_features), ("C", in_features)):
@@ -126,73 +114,12 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
 
         return dense(*self._ring("A")), dense(*self._ring("C"))
 
-    def to(self, *args: Any, **kwargs: Any) -> Self:
-        converted = super().to(*args, **kwargs)
-        if converted.device == self.device:
-            converted.__dict__["_lasting"] = self._kept_by()
-        return converted
-
-    def _kept_by(self) -> Mapping[str, Tensor]:
-        """The tensors by which a choice is kept: of a converted copy those that it was made from."""
-        return self.__dict__.get("_lasting", self.tensors)
-
-    @property
-    def _sizes(self) -> tuple[int, int]:
-        return self.out_features, self.in_features
-
-    def _operators(self) -> tuple[tridiagonal.Operator, tridiagonal.Operator]:
+    def both_operators(self) -> tuple[tridiagonal.Operator, tridiagonal.Operator]:
+        """Lower, diagonal, upper and start vectors of A and of C."""
         return (*self._ring("A"), self.G), (*self._ring("C"), self.H)
 
-    def _way(self, x: Tensor) -> port_keeper.Way | None:
-        return port_keeper.way(self._kept_by(), self.options, self._sizes, x, self._operators)
-
     def _matmul(self, x: Tensor) -> Tensor:
-        A, C = self._operators()
-        way = self._way(x)
-        return tridiagonal.product(A, C, x) if way is None else port_product(A, C, x, *way)
+        return tridiagonal.product(*self.both_operators(), x)
 
     def _rmatmul(self, y: Tensor) -> Tensor:
-        A, C = self._operators()
-        way = self._way(y)
-        return tridiagonal.product(C, A, y) if way is None else port_product(C, A, y, *way.swapped())
-
-    def prepare(self) -> Product:
-        if not port_keeper.considered(self.options, self._sizes, self.H):
-            return self._matmul
-        keeper = port_keeper.keeper(self._kept_by(), self.options)
-        keeper.renew(self._kept_by())
-        by_port: dict[int, bool] = {}  # by batch size
-
-        @kept_for_autograd
-        def ports() -> Product:
-            assert keeper.way is not None
-            return PreparedPorts(*self._operators(), *keeper.way)
-
-        def product(x: Tensor) -> Tensor:
-            if (torch.is_grad_enabled() and x.requires_grad) or not stencil.is_plain(x):
-                return self._matmul(x)
-            b = x.shape[0]
-            if b not in by_port:
-                by_port[b] = self._way(x) is not None
-            return ports()(x) if by_port[b] else self._matmul(x)
-
-        return product
-
-    def path(self, batch: int = 1) -> str:
-        """The product that so many vectors take, in two words, for the timings of the `auto` plan."""
-        some = self.promoted()
-        way = some._way(some.H[:1].detach().expand(batch, -1))
-        if way is not None:
-            return f"port {'+'.join(str(c) for c in dict.fromkeys(way.oversampling))}"
-        if stencil.serves(some.G):
-            return "stencil"
-        return "kernel" if cuda.serves(max(self.shape), some.G) else "blocked stencil"
-
-    @classmethod
-    def forget(cls, tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> None:
-        """Drop the kept choice of a product: needed only after an edit that no version counts."""
-        port_keeper.forget(tensors, options)
-
-    def product_in_use(self) -> str:
-        """What is known of the product in use and why, for a layer's repr; empty where it is the stencil."""
-        return port_keeper.describe(self._kept_by(), self.options, self._sizes)
+        return tridiagonal.product(*self.both_operators()[::-1], y)

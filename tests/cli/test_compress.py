@@ -124,6 +124,18 @@ def test_every_kind_of_budget(run, file, tmp_path, budget):
     assert (report["latency_after"] is not None) == (budget == "1e3 ms")
 
 
+def test_structures_by_commas_as_in_train(run, file, tmp_path):
+    texts = []
+    for index, names in enumerate((["low_rank,toeplitz_like"], ["low_rank", "toeplitz_like"])):
+        out = tmp_path / f"out{index}"
+        options = ("--budget", 0.3, "--structures", *names, "--jobs", 1, "--json")
+        code, printed, _ = run("compress", file, "-o", out, *options)
+        assert code == 0
+        texts.append(json.loads(printed)["layers"])
+    assert [row["structure"] for row in texts[0]] == [row["structure"] for row in texts[1]]
+    assert run("compress", file, "-o", tmp_path / "x", "--budget", 0.3, "--structures", "low_rank,x")[0] == 2
+
+
 def test_nothing_is_overwritten_without_force(run, file, tmp_path, monkeypatch):
     out = tmp_path / "out"
     arguments = ("compress", file, "-o", out, *LOW)

@@ -333,6 +333,7 @@ def test_folders_that_need_their_model_or_are_damaged_are_refused(tmp_path):
     manifest = tmp_path / "out" / "manifest.json"
     content = json.loads(manifest.read_text())
     content["layers"]["a"]["rank"] = 3
+    del content["sha256"]  # as in version 0.1: what does not fit shows by itself
     manifest.write_text(json.dumps(content))
     with pytest.raises(ValueError, match=r"load_weights: a: G has shape \(2, 40\), rank=3 needs \(3, 40\)"):
         load_weights(tmp_path / "out")

@@ -16,6 +16,7 @@ from torchldr.cli import command_line
 from torchldr_paper import Ledger, Run, get_table, table_rows
 from torchldr_paper.language import LanguageProtocol, sweep_language
 from torchldr_paper.language.weights import count_parameters
+from torchldr_paper.ledger.claims import Claim
 from torchldr_paper.tables import values
 
 SMALL = LanguageProtocol(
@@ -110,6 +111,23 @@ def test_an_interrupted_sweep_goes_on_as_if_nothing_had_happened(
     monkeypatch.undo()
     sweep_language(runs(), parts, CPU, folder)
     assert results(parts) == results(whole)
+
+
+def test_what_another_process_trains_is_left_to_it(folder: Path, tmp_path: Path) -> None:
+    protocol, told = dataclasses.replace(SMALL, epochs=1), list[str]()
+    first, second = runs(protocol)[:2]
+    ledger, stale = (Ledger(tmp_path, published=False) for _ in range(2))
+    claim = Claim(tmp_path, first.hash)
+    assert claim.take()
+    report = sweep_language([first], ledger, CPU, folder, max_seconds=0.0, say=told.append)
+    assert report.left == [first]
+    assert told == [f"{first.label}: another process trains it, waiting"]
+    claim.release()
+    assert sweep_language([first], ledger, CPU, folder).finished == [first]
+    report = sweep_language([first, second], stale, CPU, folder)
+    assert (report.present, report.finished) == ([first], [second])
+    assert sweep_language([first], stale, CPU, folder, force=True).finished == [first]
+    assert not (tmp_path / ".checkpoints").exists()
 
 
 def test_classes_trained_apart_are_the_same(folder: Path, tmp_path: Path) -> None:

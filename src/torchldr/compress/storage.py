@@ -200,7 +200,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
 
 def _read_tensors(path: Path, manifest: dict[str, Any]) -> dict[str, Tensor]:
     name, checksum = manifest["tensors"].get("file", ""), manifest["tensors"].get("sha256")
-    if Path(name).name != name or not name.isprintable():
+    if Path(name).name != name or not name.isprintable() or not name.endswith(".safetensors"):
         raise _misfit(f"the tensors file must lie in the folder itself, got {name!r}")
     content = (path / name).read_bytes()
     if hashlib.sha256(content).hexdigest() != checksum:

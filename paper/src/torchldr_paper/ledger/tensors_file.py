@@ -58,7 +58,9 @@ def read_tensors(path: str | os.PathLike[str]) -> Contents:
 
     try:
         with safe_open(path, "pt") as stored:
-            tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 -- no mapping
+            names = stored.keys()  # not a mapping
+            # Copies: what is read would else be the file itself, whatever becomes of it later.
+            tensors = {name: stored.get_tensor(name).clone() for name in names}
             texts: dict[str, str] = dict(stored.metadata() or {})
     except Exception as error:
         # Of several classes, from a missing file to a dtype that torch does not have.

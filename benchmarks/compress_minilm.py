@@ -202,10 +202,6 @@ def main() -> None:
     print(rows[-1], flush=True)
     for text, loader in calibrations(options.data, tokenizer).items():
         for budget in options.budgets:
-            model = copy.deepcopy(original)
-            whitened(model, budget, loader)
-            rows.append({"method": "uniform whitened SVD", "text": text, "budget": budget, **judge(model)})
-            print(rows[-1], flush=True)
             model, wall, work = copy.deepcopy(original), time.perf_counter(), time.process_time()
             report = torchldr.compress_(model, budget, loader=loader, effort=options.effort)
             wall, work = time.perf_counter() - wall, time.process_time() - work
@@ -213,6 +209,10 @@ def main() -> None:
             share = round(report.parameters_after / report.parameters_before, 4)
             more = {"share": share, "distance": report.distance, "notes": list(report.notes), **seconds}
             rows.append({"method": "compress_", "text": text, "budget": budget, **judge(model), **more})
+            print(rows[-1], flush=True)
+            model = copy.deepcopy(original)
+            whitened(model, budget, loader)
+            rows.append({"method": "uniform whitened SVD", "text": text, "budget": budget, **judge(model)})
             print(rows[-1], flush=True)
     machine = {"machine": platform.machine(), "torch": torch.__version__, "threads": torch.get_num_threads()}
     options.out.parent.mkdir(parents=True, exist_ok=True)

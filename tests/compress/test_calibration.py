@@ -65,7 +65,9 @@ def test_low_rank_in_a_metric_is_the_svd_of_the_weighted_matrix(m, n, seed, both
         scale = 1e-9 * metric.error(W)
         tensors = fit.tensors(rank)
         assert fit.error(rank) == pytest.approx(expected, rel=1e-6, abs=scale)
-        assert metric.error(W - tensors["G"].mT @ tensors["H"]) == pytest.approx(expected, rel=1e-6, abs=scale)
+        assert metric.error(W - tensors["G"].mT @ tensors["H"]) == pytest.approx(
+            expected, rel=1e-6, abs=scale
+        )
 
 
 @pytest.mark.parametrize("name", ["toeplitz_like", "hankel_like", "cauchy_like", "vandermonde_like"])
@@ -235,7 +237,7 @@ def test_logits_and_masks_decide_what_counts():
             self.layer = nn.Linear(40, 40)
 
         def forward(self, x: Tensor, attention_mask: Tensor) -> dict[str, Tensor]:
-            return {"logits": self.layer(x)}
+            return {"last_hidden_state": self.layer(x)}
 
     model, x = Padded(), torch.randn(6, 9, 40)
     mask = torch.ones(6, 9, dtype=torch.long)

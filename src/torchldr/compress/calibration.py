@@ -141,11 +141,13 @@ class _Watch:
     def __init__(self, found: Calibration, generator: torch.Generator) -> None:
         self.found, self.generator = found, generator
         self.differentiable: bool | None = None  # None: not tried yet
+        self.seeing = False  # not while a held batch runs
         self.probes: list[Tensor] = []
         self.parameters: dict[str, list[tuple[nn.Parameter, int | None]]] = {}
 
     def see(self, model: nn.Module, batch: Any, output: str | None) -> None:
         """One batch. A model whose outputs have no derivatives is seen by its inputs alone."""
+        self.seeing = True
         if self.differentiable is None:
             self.found.sensitive = self.differentiable = self._differentiate(model, batch, output)
             if not self.differentiable:
@@ -155,6 +157,7 @@ class _Watch:
         if not self.differentiable:
             with torch.no_grad():
                 call(model, batch)
+        self.seeing = False
 
     def _differentiate(self, model: nn.Module, batch: Any, output: str | None) -> bool:
         self.probes = []
@@ -191,18 +194,18 @@ class _Watch:
     @contextmanager
     def hooked(self, units: Sequence[Unit]) -> Iterator[None]:
         handles = []
-        for unit in units:
-            for site, part in unit.places:
-                if site.kind in ("linear", "conv1d", "conv2d"):
-                    handles.append(
-                        site.module.register_forward_hook(self._output(unit.name, site), with_kwargs=True)
-                    )
-                    continue
-                self.parameters.setdefault(unit.name, []).extend(_owned(site, part))
-                if part in _INPUTS:
-                    look = self._input(unit.name, part)
-                    handles.append(site.module.register_forward_pre_hook(look, with_kwargs=True))
         try:
+            for unit in units:
+                for site, part in unit.places:
+                    if site.kind in ("linear", "conv1d", "conv2d"):
+                        handles.append(
+                            site.module.register_forward_hook(self._output(unit.name, site), with_kwargs=True)
+                        )
+                        continue
+                    self.parameters.setdefault(unit.name, []).extend(_owned(site, part))
+                    if part in _INPUTS:
+                        look = self._input(unit.name, part)
+                        handles.append(site.module.register_forward_pre_hook(look, with_kwargs=True))
             yield
         finally:
             for handle in handles:
@@ -213,7 +216,7 @@ class _Watch:
 
         def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             x = args[place] if len(args) > place else kwargs.get(_ARGUMENTS[place])
-            if isinstance(x, Tensor):
+            if self.seeing and isinstance(x, Tensor):
                 self._add_inputs(name, x.detach().reshape(-1, x.shape[-1]), None, x.shape[-1])
 
         return look
@@ -221,7 +224,7 @@ class _Watch:
     def _output(self, name: str, site: Site) -> Callable[..., Any]:
         def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], y: Any) -> Any:
             x = args[0] if args else next(iter(kwargs.values()), None)
-            if not isinstance(x, Tensor) or not isinstance(y, Tensor):
+            if not (self.seeing and isinstance(x, Tensor) and isinstance(y, Tensor)):
                 return None
             X = x.detach()
             if isinstance(module, nn.Conv2d):
@@ -280,6 +283,7 @@ class _Watch:
 def _owned(site: Site, part: str) -> list[tuple[nn.Parameter, int | None]]:
     """The parameters that hold a part whose outputs are not seen, and which third of a joint one it is."""
     owned, joint = site.module._parameters, site.module._parameters.get("in_proj_weight")
+    found: list[tuple[nn.Parameter | None, int | None]]
     if part == "out_proj":
         found = [(site.owners[1]._parameters["weight"], None)]
     elif part:
@@ -330,9 +334,9 @@ def _gradients(units: Sequence[Unit]) -> Iterator[None]:
         for p in owner._parameters.values()
         if p is not None and not p.requires_grad and p.is_floating_point()
     }
-    for p in frozen.values():
-        p.requires_grad_(True)
     try:
+        for p in frozen.values():
+            p.requires_grad_(True)
         yield
     finally:
         for p in frozen.values():

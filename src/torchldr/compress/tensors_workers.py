@@ -58,11 +58,11 @@ class Parcel:
         return [W.tensor() if isinstance(W, Packed) else W for W in self.weight]
 
     def metric(self) -> Metric:
-        parts = [t.tensor() if isinstance(t, Packed) else t for t in (self.inputs, self.outputs)]
+        C, S = (t.tensor() if isinstance(t, Packed) else t for t in (self.inputs, self.outputs))
         if self.scale is not None:
-            return Metric(*parts, self.scale)
+            return Metric(C, S, self.scale)
         matrices = self.matrices
-        return Metric(*parts).relative(sum(W.numel() for W in matrices), matrices)
+        return Metric(C, S).relative(sum(W.numel() for W in matrices), matrices)
 
 
 class Workers:

@@ -188,7 +188,7 @@ def test_activations_weigh_the_residuals():
         model[0].weight,
         torchldr.from_dense(model[0].weight.detach(), "low_rank", weighted.structure.rank, activations=X),
     )
-    assert weighted.residual == pytest.approx(M.weighted_residual, abs=1e-5)
+    assert weighted.residual == pytest.approx(M.weighted_residual, rel=0.02)  # moments are lifted a little
     assert weighted.residual < 0.6 * plain.residual
     assert torch.equal(W, model[0].weight)
 

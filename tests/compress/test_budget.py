@@ -15,9 +15,9 @@ import torchldr
 from torchldr.compress import parse_budget
 from torchldr.compress.budget import budget_text
 from torchldr.compress.budget_latency import Stopwatch
-from torchldr.compress.candidates import Candidate, Search, bound, charged, looks, plain_curve
+from torchldr.compress.candidates import Candidate, Search, charged, looks
 from torchldr.compress.costs import stored_bytes
-from torchldr.compress.metric import LowRankFit, Metric
+from torchldr.compress.metric import Metric
 from torchldr.compress.selection import share_out
 from torchldr.compress.tensors import TensorWeight
 from torchldr.timing import minimum_seconds

@@ -1,4 +1,4 @@
-"""What a loader brings: metrics, bounds, plans that are measured, and a model that an interrupt leaves alone."""
+"""What a loader brings: metrics, bounds, measured plans, and a model that an interrupt leaves alone."""
 
 from __future__ import annotations
 

@@ -6,8 +6,8 @@ by y. Over calibration data the mean square of that is close to
     trace(S D C D^T),    C = E[x x^T],    S = E[J^T J],
 
 where x counts by the size of its J (inputs that the output does not depend on, such as padding, drop out).
-Both are small: n x n and m x m. The nearest matrix of low rank in this metric is an eigenvalue problem of size
-min(m, n).
+Both are small: n x n and m x m. The nearest matrix of low rank in this metric is an eigenvalue problem of
+size min(m, n).
 """
 
 from __future__ import annotations

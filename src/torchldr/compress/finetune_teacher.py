@@ -127,8 +127,8 @@ class Teacher:
                     f"{tuple(theirs.shape)}."
                 )
             if soft:
-                rows = [(x / T).log_softmax(-1).flatten(0, -2) for x in (ours, theirs)]
-                total = how.logits * T * T * kl_div(*rows, log_target=True, reduction="batchmean")
+                p, q = ((x / T).log_softmax(-1).flatten(0, -2) for x in (theirs, ours))
+                total = how.logits * T * T * kl_div(q, p, log_target=True, reduction="batchmean")
             else:
                 total = how.logits * _relative(ours, theirs)
         if how.layers:

@@ -154,7 +154,7 @@ def test_nothing_is_overwritten_without_force(run, file, tmp_path, monkeypatch):
     after = listing(out)
     assert len(after) == 4  # manifest, report, one tensors file and what was there
     assert "notes.txt" in after
-    assert json.loads((out / "report.json").read_text())["parameters_after"] < 0.3 * 6400
+    assert json.loads((out / "report.json").read_text())["parameters_after"] <= 0.3 * 6400
     torchldr.load_weights(out)
     foreign = tmp_path / "foreign"
     foreign.mkdir()

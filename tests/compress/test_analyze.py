@@ -73,8 +73,7 @@ def test_three_classes_are_refined_for_each_budget(monkeypatch):
         seen.append((effort, [s.name for s in structures]))
         return [(really if effort == 1 else looks)[s.name] ** 2 for s in structures]
 
-    monkeypatch.setattr("torchldr.compress.budget_choose.errors_of", made_up)
-    monkeypatch.setattr(analyze_weights, "errors_of", made_up)
+    monkeypatch.setattr(analyze_weights, "looks_of", made_up)
     names = ["vandermonde_like", "toeplitz_like", "cauchy_like", "hankel_like"]
     found = torchldr.analyze({"W": torch.randn(64, 64)}, budget=0.05, structures=names, ranks=[1])
     assert sorted(name for effort, (name,) in seen if effort == 1) == sorted(really)
@@ -188,7 +187,7 @@ def test_activations_weigh_the_residuals():
         model[0].weight,
         torchldr.from_dense(model[0].weight.detach(), "low_rank", weighted.structure.rank, activations=X),
     )
-    assert weighted.residual == pytest.approx(M.weighted_residual, abs=1e-5)
+    assert weighted.residual == pytest.approx(M.weighted_residual, rel=0.02)  # moments are lifted a little
     assert weighted.residual < 0.6 * plain.residual
     assert torch.equal(W, model[0].weight)
 

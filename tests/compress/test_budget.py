@@ -14,8 +14,10 @@ import torchldr
 from torchldr.compress import parse_budget
 from torchldr.compress.budget import budget_text
 from torchldr.compress.budget_latency import Stopwatch
-from torchldr.compress.choose import Candidate, Search, charged, errors, share_out
+from torchldr.compress.candidates import Candidate, Search, charged, looks
 from torchldr.compress.costs import stored_bytes
+from torchldr.compress.metric import Metric
+from torchldr.compress.selection import share_out
 from torchldr.compress.tensors import TensorWeight
 
 QUICK = ("low_rank", "block_circulant")
@@ -187,13 +189,14 @@ def test_errors_are_those_of_the_projections():
         torchldr.Structure("toeplitz_like", 2),
         torchldr.Structure("dense"),
     ]
-    found = errors([W], some)
+    found = looks([W], some, Metric().relative(1, [W]), 0, 0.1)
     for structure, error in zip(some[:2], found, strict=False):
         expected = torchldr.from_dense(W, structure.name, structure.rank, effort=0.1).residual
         assert error**0.5 == pytest.approx(expected, rel=1e-9)
     assert found[2] == 0
     low = torchldr.LowRank.random(40, 36, rank=3).to_dense()
-    assert errors([low], [torchldr.Structure("low_rank", r) for r in (3, 4)]) == [0, 0]  # not rounding errors
+    ranks = [torchldr.Structure("low_rank", r) for r in (3, 4)]
+    assert looks([low], ranks, Metric(), 0, 0.1) == [0, 0]  # not rounding errors
 
 
 GOOD = [

@@ -416,3 +416,41 @@ def test_loaders_that_do_not_serve():
         finetune(
             small(), iter([(torch.randn(2, 16), torch.zeros(2, dtype=torch.long))]), steps=3, progress=None
         )
+
+
+class _Embedder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(32, 32)
+
+    def forward(self, x):
+        return {"tokens": self.layer(x), "sentence_embedding": self.layer(x).mean(1)}
+
+
+@pytest.mark.parametrize("output", [None, "tokens"])
+@pytest.mark.parametrize("logits", [1.0, 0.0])
+def test_an_encoder_distils_without_a_task(output, logits):
+    """Batches are inputs alone and the output has no loss: with task=0 none is asked for."""
+    torch.manual_seed(0)
+    teacher = _Embedder()
+    student = copy.deepcopy(teacher)
+    torchldr.compress_(student, torchldr.Structure("low_rank", rank=16))
+    batches = [{"x": torch.randn(8, 4, 32)} for _ in range(4)]
+
+    def error() -> float:
+        with torch.no_grad():
+            x = batches[0]["x"]
+            return (student(x)["tokens"] - teacher(x)["tokens"]).norm().item()
+
+    how, before = torchldr.Distillation(task=0, logits=logits, layers=1.0, output=output), error()
+    torchldr.finetune(student, batches, steps=40, lr=3e-3, teacher=teacher, distillation=how, progress=None)
+    assert error() < 0.95 * before
+
+
+def test_outputs_that_are_not_there_are_named():
+    teacher = _Embedder()
+    student = copy.deepcopy(teacher)
+    torchldr.compress_(student, torchldr.Structure("low_rank", rank=16))
+    how = torchldr.Distillation(task=0, output="nothing")
+    with pytest.raises(TypeError, match="has no entry 'nothing': it has 'tokens', 'sentence_embedding'"):
+        torchldr.finetune(student, [{"x": torch.randn(2, 4, 32)}], steps=1, teacher=teacher, distillation=how)

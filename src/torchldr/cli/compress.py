@@ -1,7 +1,8 @@
 """`torchldr analyze` and `torchldr compress`; the command line mounts them with `register`.
 
 Results go to stdout, progress and messages to stderr. Exit codes: 0 done; 1 failed, with one line that says
-why, and nothing written; 2 wrong use; 130 interrupted, and nothing written.
+why, and nothing written; 2 wrong use; 130 interrupted: `compress` has then written nothing, and `analyze`
+shows what it found so far.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ import typer
 
 from ..compress.analyze_weights import BUDGETS, analyze
 from ..compress.budget import Budget, parse_budget
-from ..compress.budget_choose import Spec
-from ..compress.choose import CANDIDATES
+from ..compress.candidates import CANDIDATES
 from ..compress.plot import check_picture
+from ..compress.selection import Spec
 from ..compress.tensors_compress import compress_weights
 from ..compress.tensors_plan import read_plan, write_plan
 from ..compress.tensors_storage import check_target, dense_beside, save_weights
@@ -35,7 +36,7 @@ Structures = Annotated[
 Skip = Annotated[list[str] | None, typer.Option(help="Names or patterns (quoted) of tensors to leave alone.")]
 MinFeatures = Annotated[int, typer.Option(min=1, help="Leave matrices with fewer rows or columns alone.")]
 Batch = Annotated[int, typer.Option(min=1, help="Vectors at a time, for a budget of time.")]
-Effort = Annotated[float, typer.Option(min=1e-3, help="More is slower and finer.")]
+Effort = Annotated[float | None, typer.Option(min=1e-3, help="Minutes that it may take; default 10.")]
 Seed = Annotated[int, typer.Option(min=0, help="What the starts of projections are drawn from.")]
 Jobs = Annotated[int | None, typer.Option(min=1, help="Processes; by default one for each core.")]
 
@@ -59,7 +60,7 @@ def analyze_command(
     skip: Skip = None,
     min_features: MinFeatures = 32,
     batch: Batch = 1,
-    effort: Effort = 1.0,
+    effort: Effort = None,
     seed: Seed = 0,
     jobs: Jobs = None,
     plot: Annotated[Path | None, typer.Option(help="Draw residual against size to this file.")] = None,
@@ -91,6 +92,9 @@ def analyze_command(
     if save_plan is not None:
         write_plan(plan, save_plan)
         _say(f"plan: {save_plan}")
+    if found.interrupted:
+        _say("interrupted: not all classes were tried")
+        raise typer.Exit(INTERRUPTED)
 
 
 def compress_command(
@@ -104,7 +108,7 @@ def compress_command(
     skip: Skip = None,
     min_features: MinFeatures = 32,
     batch: Batch = 1,
-    effort: Effort = 1.0,
+    effort: Effort = None,
     seed: Seed = 0,
     jobs: Jobs = None,
     dense: Annotated[

@@ -206,10 +206,11 @@ class _StencilProduct(torch.autograd.Function):
     def backward(ctx: Any, u: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
         if u is None:
             return (None,) * 9
-        inputs, saved = ctx.saved_tensors[:9], ctx.saved_tensors[9:]
+        saved = ctx.saved_tensors  # once: a second reading is an error under activation checkpointing
+        inputs, outputs = saved[:9], saved[9:]
         if torch.is_grad_enabled() or not stencil.is_plain(u):
             return plain_backward(_plain_product, inputs, u)
-        return _adjoint(*_parted(inputs), u.contiguous(), *saved)
+        return _adjoint(*_parted(inputs), u.contiguous(), *outputs)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:

@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..matrices import StructuredMatrix, get_structure
+from ..nn.tensors import add_axes
 from .layers import linear_from, quiet_linear
 from .report import CompressionReport
 from .storage import MANIFEST, _read_manifest, _read_tensors, _safetensors, save_compressed
@@ -147,15 +148,17 @@ def _matrix(
         dtype = state[f"{name}.{next(iter(shapes))}"].dtype
         layer = quiet_linear(m, n, cls, rank=rank, dtype=dtype, **entry["options"])
         keys = {leaf: f"{name}.{leaf}" for leaf in layer.state_dict()}
+        own = {leaf: state[key] for leaf, key in keys.items()}
+        add_axes(layer, own)
         for leaf, wanted in layer.state_dict().items():
-            got = tuple(state[keys[leaf]].shape)
+            got = tuple(own[leaf].shape)
             if got != wanted.shape:
                 raise ValueError(f"{leaf} has shape {got}, rank={rank} needs {tuple(wanted.shape)}.")
     except KeyError as error:
         raise ValueError(f"load_weights: {name}: the folder lacks {error}.") from None
     except (TypeError, ValueError) as error:
         raise ValueError(f"load_weights: {name}: {error}") from None
-    layer.load_state_dict({leaf: state[key] for leaf, key in keys.items()})
+    layer.load_state_dict(own)
     return layer.requires_grad_(False).matrix(), list(keys.values())
 
 

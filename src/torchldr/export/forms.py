@@ -132,7 +132,8 @@ def _sides(M: StructuredMatrix) -> tuple[Side, Side]:
     if isinstance(M, ToeplitzLike):
         a = torch.tensor(float(corner_sign(M.out_features, M.in_features)), dtype=M.dtype)
         return (torch.ones_like(M.G[0, 1:]), a, M.G), (torch.ones_like(M.H[0, 1:]), -a, M.H)
-    return (M.subdiagonal_A, M.corner_A, M.G), (M.subdiagonal_C, M.corner_C, M.H)
+    assert isinstance(M, LDRSubdiagonal)
+    return M._side("A"), M._side("C")
 
 
 def _grown(sides: tuple[Side, Side], M: StructuredMatrix) -> nn.Module:

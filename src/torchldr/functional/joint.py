@@ -20,6 +20,7 @@ from torch import Tensor
 
 from . import scanned, stencil
 from ._twin import plain_backward, plain_jvp
+from .arrays import as_array
 from .split import split_matmul, split_prepare, split_rmatmul
 from .subdiagonal import Side, convolution_scales, matmul_by, rmatmul_by
 from .threads import in_parts
@@ -91,7 +92,7 @@ def prepare(A: Side, C: Side, scales: tuple[Tensor, Tensor]) -> Joint:
     tables = compiled_fft.tables(N, str(dtype).removeprefix("torch."))
     sides = []
     for (_, corner, V), scale in ((A, scales[0]), (C, scales[1])):
-        starts, P = V.detach().to(dtype).contiguous().numpy(), scale.to(dtype).numpy()
+        starts, P = as_array(V.to(dtype).contiguous()), as_array(scale.to(dtype))
         hats = np.empty((len(starts), 2 * N), P.dtype)
         compiled_kernels.generator_spectra(starts, P, hats, *tables)
         sides.append((P, P.dtype.type(corner.item()) * P[-1], hats))
@@ -106,7 +107,7 @@ def matmul(K: Joint, x: Tensor, saved: Sequence[Tensor] = ()) -> Tensor:
     from .compiled_kernels import layer_forward
 
     P, _, hats = K.A
-    source = x.to(torch.float64 if P.dtype == np.float64 else torch.float32).detach().contiguous().numpy()
+    source = as_array(x.to(torch.float64 if P.dtype == np.float64 else torch.float32).contiguous())
     y = np.empty((len(source), len(P)), P.dtype)
     kept = [t.numpy() for t in saved] or [np.empty((0,) * axes, P.dtype) for axes in (2, 3, 2)]
 
@@ -179,8 +180,8 @@ def _gradients(inputs: Sequence[Tensor], outputs: Sequence[Tensor], u: Tensor) -
     A, C = (s_A, corner_A, G), (s_C, corner_C, H)
     K = prepare(A, C, (P_A, P_C))
     dx = torch.empty_like(x)
-    y, *saved = (t.numpy() for t in outputs)
-    batch = u.contiguous().numpy(), x.numpy(), y, dx.numpy()
+    y, *saved = map(as_array, outputs)
+    batch = as_array(u.contiguous()), as_array(x), y, dx.numpy()
     parts: dict[int, Any] = {}
 
     def rows(start: int, stop: int) -> None:
@@ -197,7 +198,7 @@ def _gradients(inputs: Sequence[Tensor], outputs: Sequence[Tensor], u: Tensor) -
         # In the order of the rows, so that sums do not depend on the clock.
         sums = tuple(sum(arrays) for arrays in zip(*(parts[i][side] for i in sorted(parts)), strict=True))
         ds, dV = torch.empty_like(s), torch.empty_like(V)
-        known = s.numpy(), corner.item(), V.numpy(), P.numpy(), K.k, sums
+        known = as_array(s), corner.item(), as_array(V), as_array(P), K.k, sums
         dc = side_gradients(*known, ds.numpy(), dV.numpy(), *K.tables)
         found += [ds, torch.tensor(dc, dtype=s.dtype), dV]
     return *found, dx

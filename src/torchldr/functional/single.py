@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from . import stencil
+from .arrays import as_array
 from .closed_rings import generators
 from .subdiagonal import Side
 from .threads import in_parts
@@ -73,7 +74,7 @@ def serves(x: Tensor) -> bool:
 
 def matmul(K: Single, x: Tensor) -> Tensor:
     """The product for prepared constants: (b, n) to (b, n), in the dtype of `x`."""
-    source = (x if x.dtype is K.dtype else x.to(K.dtype)).detach().contiguous().numpy()
+    source = as_array((x if x.dtype is K.dtype else x.to(K.dtype)).contiguous())
     y = np.empty(source.shape, source.dtype)
 
     def rows(start: int, stop: int) -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from . import stencil
+from .arrays import as_array
 from .split import Trees, split_prepare
 from .subdiagonal import Side
 from .threads import in_parts
@@ -66,7 +67,7 @@ def matmul(K: CompiledSplit, w: Tensor) -> Tensor:
     """sum_i K_k(A, v_i) w_i: (b, r, k) to (b, m)."""
     from .compiled_trees import trees_matmul
 
-    coefficients = w.detach().contiguous().numpy()
+    coefficients = as_array(w.contiguous())
     y = np.empty((len(w), _total(K)), coefficients.dtype)
     _run(trees_matmul, coefficients, y, K.within)
     if K.across is not None:
@@ -81,7 +82,7 @@ def rmatmul(K: CompiledSplit, u: Tensor) -> Tensor:
     """K_k(A, v_i)^T u for every i: (b, m) to (b, r, k)."""
     from .compiled_trees import trees_rmatmul
 
-    source = u.detach().contiguous().numpy()
+    source = as_array(u.contiguous())
     if K.m != _total(K):
         source = np.pad(source, ((0, 0), (0, _total(K) - K.m)))
     z = np.empty((len(u), K.within[0].shape[1], K.k), source.dtype)

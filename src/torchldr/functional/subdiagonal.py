@@ -25,6 +25,7 @@ from torch.nn.functional import pad
 
 from . import stencil
 from ._twin import plain_backward, plain_jvp
+from .arrays import as_array
 from .fft import conjugate, contract_rank, fast_length
 from .split import SplitKrylov, split_matmul, split_prepare, split_rmatmul
 
@@ -71,7 +72,7 @@ def convolution_scales(s: Tensor, product: str = "auto") -> Tensor | None:
     if stencil.serves(s) and stencil.is_plain(s):
         from .compiled_kernels import scales as compiled_scales  # imports numba
 
-        values, low, high = compiled_scales(s.contiguous().numpy())
+        values, low, high = compiled_scales(as_array(s.contiguous()))
         P, reach = torch.from_numpy(values), high / low if low else math.inf
     else:
         P = scales(s)

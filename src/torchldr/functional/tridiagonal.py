@@ -185,7 +185,7 @@ class _StencilProduct(torch.autograd.Function):
         y, z, across = x.new_zeros(b, m), x.new_empty(r, k, b), x.mT.contiguous()
         room = _width(A, C)
         left, right = stencil.Stencil(*A, room), stencil.Stencil(*C, room)
-        states = [(A[3], C[3])]
+        states = [(A[3].clone(), C[3].clone())]  # the stencil's loops forbid to resize what they read
         for columns in _tiles(A, C):
             width = columns.stop - columns.start
             K_A, K_C = _run(left, right, states[-1], width)

@@ -81,6 +81,8 @@ class StructuredMatrix(LinearMap):
                 f"{cls.__name__}: unknown tensor {unknown[0]!r}. Known: {', '.join([*shapes, *constants])}."
             )
         for key, shape in {**shapes, **{k: c.value.shape for k, c in constants.items()}}.items():
+            if key in tensors and tensors[key].ndim == 0 and torch.Size(shape) == (1,):
+                tensors[key] = tensors[key].reshape(1)  # a single number may come without an axis
             if key in tensors and tensors[key].shape != torch.Size(shape):
                 raise ValueError(
                     f"{cls.__name__}: {key} must have shape {tuple(shape)} for {out_features} x "

@@ -28,8 +28,13 @@ def check_input(M: StructuredMatrix, x: Tensor, features: int, what: str, who: s
         raise TypeError(f"{who}: the input must be real floating point, got {x.dtype}.")
     if x.device != M.device:
         raise ValueError(f"{who}: the input is on {x.device}, the weights on {M.device}; move one of them.")
-    if x.dtype != M.dtype and not torch.is_autocast_enabled(x.device.type):
+    if x.dtype != M.dtype and not autocasts(x.device.type):
         raise TypeError(f"{who}: the input has dtype {x.dtype}, the weights {M.dtype}; convert one of them.")
+
+
+def autocasts(device: str) -> bool:
+    """Whether autocast is on for this type of device; some, such as meta, have none."""
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
 
 
 def run_product(product: Product, x: Tensor, dtype: torch.dtype, bias: Tensor | None = None) -> Tensor:
@@ -39,9 +44,9 @@ def run_product(product: Product, x: Tensor, dtype: torch.dtype, bias: Tensor | 
     flat = x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
     if flat.dtype != compute:
         flat = flat.to(compute)
-    if device == "cuda" and len(flat) == 0:
+    if not torch.compiler.is_compiling() and len(flat) == 0:
         product = _of_no_vectors(product)
-    if torch.is_autocast_enabled(device):
+    if autocasts(device):
         with torch.autocast(device, enabled=False):
             y = product(flat)
         if dtype != torch.float64:
@@ -56,7 +61,7 @@ def run_product(product: Product, x: Tensor, dtype: torch.dtype, bias: Tensor | 
 
 
 def _of_no_vectors(product: Product) -> Product:
-    """For an empty batch, which cuFFT refuses: with a row that is dropped again."""
+    """For an empty batch, which cuFFT and MKL refuse: with a row that is dropped again."""
     return lambda flat: product(torch.nn.functional.pad(flat, (0, 0, 0, 1)))[:-1]
 
 

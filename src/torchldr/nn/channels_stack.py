@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..matrices import StructuredMatrix, get_structure
 from . import plans
 from .channels_weights import stacked_dense, stacked_matmul
-from .tensors import let_prune, named_tensors, states
+from .tensors import add_axes, let_prune, named_tensors, states
 
 _MEASURED = 1 << 24  # entries of all matrices up to which the initial scale is measured
 
@@ -231,9 +231,10 @@ class MatrixStack(nn.Module):
         self._fill_constants()  # conversion to a narrow dtype, or from the meta device, ruins them
         return self
 
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         self.drop_plan()
-        super()._load_from_state_dict(*args, **kwargs)
+        add_axes(self, state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_kept": None}

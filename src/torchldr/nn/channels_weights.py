@@ -131,8 +131,8 @@ def stacked_matmul(
 
 def _subdiagonal_matmul(one: Tensors, x: Tensor, k: int, how: str) -> Tensor:
     """LDR-SD by its two Krylov products in torch operations, which vmap maps over operators."""
-    z = subdiagonal.krylov_rmatmul(one["subdiagonal_C"], one["corner_C"], one["H"], x, k, how)
-    return subdiagonal.krylov_matmul(one["subdiagonal_A"], one["corner_A"], one["G"], z, how)
+    z = subdiagonal.krylov_rmatmul(one["subdiagonal_C"], one["corner_C"].squeeze(-1), one["H"], x, k, how)
+    return subdiagonal.krylov_matmul(one["subdiagonal_A"], one["corner_A"].squeeze(-1), one["G"], z, how)
 
 
 def _readable(

@@ -12,7 +12,7 @@ from torch.nn.modules import module as torch_module
 from ..matrices import StructuredMatrix, get_structure
 from ..matrices.products import Product, check_input, run_product
 from . import plans
-from .tensors import named_tensors, states
+from .tensors import add_axes, named_tensors, states
 
 PLANS = ("auto", "fast", "dense")
 # Whether autocast is on for any device, in a tenth of the time of `torch.is_autocast_enabled`.
@@ -302,9 +302,10 @@ class StructuredLinear(nn.Module):
         self._refill_constants()  # conversion to a narrow dtype, or from the meta device, ruins them
         return self
 
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         self.drop_plan()
-        super()._load_from_state_dict(*args, **kwargs)
+        add_axes(self, state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_plan": None}

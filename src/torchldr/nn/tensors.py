@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from operator import attrgetter
-from typing import cast
+from typing import Any, cast
 
 from torch import Tensor, nn
 from torch.nn.utils.prune import BasePruningMethod
@@ -20,6 +20,20 @@ def named_tensors(layer: nn.Module, names: tuple[str, ...]) -> dict[str, Tensor]
     """Parameters and buffers by name; what pruning or a parametrization has put in their place too."""
     found = {**layer._buffers, **layer._parameters}
     return {name: cast(Tensor, found[name] if name in found else getattr(layer, name)) for name in names}
+
+
+def add_axes(model: nn.Module, state: dict[str, Any], prefix: str = "") -> None:
+    """Give single numbers in a state_dict the axis that layers have for them.
+
+    LDR-SD's corners had none in 0.1. FSDP takes no parameters without an axis.
+    """
+    for path, layer in model.named_modules(remove_duplicate=False):
+        if hasattr(layer, "_learned"):  # a structured layer; in front are the axes of a stack
+            lead = len(getattr(layer, "stack", ()))
+            for name, p in layer.named_parameters(f"{prefix}{path}{'.' if path else ''}".removesuffix(".")):
+                t = state.get(name)
+                if isinstance(t, Tensor) and p.shape[lead:] == (1,) and t.shape == p.shape[:lead]:
+                    state[name] = t.unsqueeze(-1)
 
 
 def let_prune(layer: nn.Module) -> None:

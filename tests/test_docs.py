@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import torchldr
+from torchldr.core.registry import REGISTRY
 from torchldr.info import describe_structures
-from torchldr.matrices.registry import REGISTRY
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]

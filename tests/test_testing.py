@@ -103,4 +103,4 @@ def test_a_users_class():
         layer = torchldr.StructuredLinear(5, 3, structure="test_diagonal")
         assert layer(torch.randn(2, 5)).shape == (2, 3)
     finally:
-        torchldr.matrices.registry.REGISTRY.pop("test_diagonal")
+        torchldr.core.registry.REGISTRY.pop("test_diagonal")

@@ -15,7 +15,6 @@ import torch
 import torchldr
 from torchldr.functional import cuda, stencil
 from torchldr.matrices import StructuredMatrix, port_keeper, structures
-from torchldr.nn import plans
 
 # The packages of each extra in pyproject.toml.
 EXTRAS = {
@@ -38,12 +37,11 @@ def info() -> dict[str, Any]:
         devices: name and description of each device.
         structures: names of the registered classes.
         fast_paths: for each, whether it is `on`, what it `does`, and `why_not` where it is off.
-        plans: what the `auto` plan of layers chose on this machine, and by which rule.
         extras: for each extra, the versions of its packages (None where one is missing) and what to
             `install` where it is incomplete.
 
     >>> sorted(info())
-    ['devices', 'extras', 'fast_paths', 'plans', 'platform', 'structures', 'versions']
+    ['devices', 'extras', 'fast_paths', 'platform', 'structures', 'versions']
     """
     return {
         "versions": {
@@ -62,7 +60,6 @@ def info() -> dict[str, Any]:
         "devices": _devices(),
         "structures": list(structures()),
         "fast_paths": _fast_paths(),
-        "plans": plans.describe(),
         "extras": {extra: _extra(extra, packages) for extra, packages in EXTRAS.items()},
     }
 

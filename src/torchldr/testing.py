@@ -17,11 +17,14 @@ import copy
 import io
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .core.products import run_product
+from .core.routes import Call, Route
 from .matrices import StructuredMatrix
 from .nn import StructuredLinear
 
@@ -113,16 +116,19 @@ def _bounded(error: Tensor, size: Tensor, dtype: torch.dtype, n: int, what: str,
         raise AssertionError(f"{what}: the error is {excess:.3g} times its bound.")
 
 
+def forced(M: StructuredMatrix, call: Call) -> list[Route]:
+    """The routes of a matrix that serve a call."""
+    wide = M.promoted()
+    return [route for route in M.ROUTES if route.why_not(wide, call) is None]
+
+
 def check_values(M: StructuredMatrix, batch: Sequence[int] = (3,), seed: int = 0) -> None:
-    """matmul, rmatmul and the prepared product against `to_dense` in float64."""
+    """Every route, applied and prepared, and the transposed product, against `to_dense` in float64."""
     g = torch.Generator().manual_seed(seed)
     W, size = M.double().to_dense(), M.double().magnitude()
     n = max(M.shape)
-    for what, product, matrix, bound in (
-        ("matmul", M.matmul, W.mT, size.mT),
-        ("rmatmul", M.rmatmul, W, size),
-        ("prepare", _prepared(M), W.mT, size.mT),
-    ):
+    for what, product, transposed in _products(M, math.prod(batch)):
+        matrix, bound = (W, size) if transposed else (W.mT, size.mT)
         x = torch.randn(*batch, matrix.shape[0], dtype=torch.float64, generator=g).to(M.device, M.dtype)
         y = product(x)
         if y.shape != (*batch, matrix.shape[1]) or y.dtype != M.dtype:
@@ -133,15 +139,43 @@ def check_values(M: StructuredMatrix, batch: Sequence[int] = (3,), seed: int = 0
         _bounded(error, x.double().abs() @ bound, M.dtype, n, f"{M!r}.{what}")
 
 
-def _prepared(M: StructuredMatrix) -> Callable[[Tensor], Tensor]:
-    product = M.promoted().prepare()
+def _products(M: StructuredMatrix, batch: int) -> Iterator[tuple[str, Callable[[Tensor], Tensor], bool]]:
+    """What, the product by one route, and whether it is transposed."""
+    call = Call(batch, M.device.type, M.dtype)
+    for route in forced(M, call):
+        yield f"matmul by {route.name}", partial(M.matmul, route=route.name), False
+    for route in forced(M, call._replace(transposed=True)):
+        yield f"rmatmul by {route.name}", partial(M.rmatmul, route=route.name), True
+    for route in forced(M, call._replace(kept=True)):
+        yield f"{route.name}, prepared", _prepared(M, route), False
+
+
+def _prepared(M: StructuredMatrix, route: Route) -> Callable[[Tensor], Tensor]:
+    assert route.prepare is not None
+    product = route.prepare(M.promoted())
     wide = torch.promote_types(M.dtype, torch.float32)
 
     def run(x: Tensor) -> Tensor:
-        y = product(x.to(wide).reshape(-1, M.in_features))
-        return y.reshape(*x.shape[:-1], M.out_features).to(M.dtype)
+        return run_product(product, x.to(wide), wide).to(M.dtype)
 
     return run
+
+
+def check_rows(M: StructuredMatrix, seed: int = 0) -> None:
+    """Every route: a row's result depends on that row alone, whatever stands in the others."""
+    g = torch.Generator().manual_seed(seed)
+    rows = [torch.nan, torch.inf, 1e30, 1e-30, 1.0]
+    for what, product, transposed in _products(M, len(rows)):
+        features = M.out_features if transposed else M.in_features
+        x = torch.randn(len(rows), features, dtype=torch.float64, generator=g).to(M.device, M.dtype)
+        together = product(x * torch.tensor(rows, dtype=M.dtype, device=M.device).unsqueeze(-1))
+        size = (
+            x.double().abs() @ (M.double().magnitude() if transposed else M.double().magnitude().mT)
+        ).max()
+        alone = product(x)
+        for i, factor in enumerate(rows[2:], start=2):
+            error = (together[i].double() / factor - alone[i].double()).abs()
+            _bounded(error, size.expand_as(error), M.dtype, max(M.shape), f"{M!r}.{what}, row {i}")
 
 
 def _with_leaves(
@@ -166,25 +200,28 @@ def _dense_product(W: Tensor, what: str) -> Callable[[Tensor], Tensor]:
 
 
 def check_gradients(M: StructuredMatrix, batch: int = 3, seed: int = 0) -> None:
-    """Gradients of matmul and rmatmul in the input and every parameter, against those of `to_dense`."""
+    """Gradients of every route in the input and every parameter, against those of `to_dense`."""
     g = torch.Generator().manual_seed(seed)
     names = M.parameter_shapes(M.out_features, M.in_features, M.rank or 1, **M.options)
     for what in ("matmul", "rmatmul"):
         sizes = (M.in_features, M.out_features) if what == "matmul" else (M.out_features, M.in_features)
         x, y = (torch.randn(batch, s, dtype=torch.float64, generator=g).to(M.device, M.dtype) for s in sizes)
-        ours, leaves = _with_leaves(M, {k: M.tensors[k] for k in names})
-        found = _gradients(getattr(ours, what), leaves, x, y)
         D = M.double()
         exact, leaves = _with_leaves(D, {k: D.tensors[k] for k in names})
         want = _gradients(_dense_product(exact.to_dense(), what), leaves, x.double(), y.double())
         above, leaves = _with_leaves(D, {k: D.tensors[k].abs() for k in names})
         dense = _dense_product(above.magnitude(), what)
         size = _gradients(dense, leaves, x.double().abs(), y.double().abs())
-        for name in found:
-            if found[name].shape != want[name].shape or found[name].dtype != M.dtype:
-                raise AssertionError(f"{M!r}.{what}: the gradient of {name} has a wrong shape or dtype.")
-            error = (found[name].double() - want[name]).abs()
-            _bounded(error, size[name].abs(), M.dtype, max(M.shape), f"{M!r}.{what}, gradient of {name}")
+        call = Call(batch, M.device.type, M.dtype, needs_grad=True, transposed=what == "rmatmul")
+        for route in forced(M, call):
+            ours, leaves = _with_leaves(M, {k: M.tensors[k] for k in names})
+            found = _gradients(partial(getattr(ours, what), route=route.name), leaves, x, y)
+            for name in found:
+                where = f"{M!r}.{what} by {route.name}, gradient of {name}"
+                if found[name].shape != want[name].shape or found[name].dtype != M.dtype:
+                    raise AssertionError(f"{where}: wrong shape or dtype.")
+                error = (found[name].double() - want[name]).abs()
+                _bounded(error, size[name].abs(), M.dtype, max(M.shape), where)
 
 
 def dot_test(M: StructuredMatrix, seed: int = 0) -> None:
@@ -295,6 +332,7 @@ def check_structure(
     for i, M in enumerate(cases(cls, shapes, **options)):
         check_values(M, BATCHES[i % len(BATCHES)])
         check_gradients(M)
+        check_rows(M)
         dot_test(M)
         check_displacement(M)
     for m, n in shapes:

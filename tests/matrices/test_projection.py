@@ -14,8 +14,8 @@ from torch import Tensor
 
 import torchldr
 from torchldr import from_dense
+from torchldr.core.registry import REGISTRY
 from torchldr.matrices.projection.methods import PROJECTIONS
-from torchldr.matrices.registry import REGISTRY
 
 CLASSES = torchldr.structures()
 RANKED = [name for name, cls in CLASSES.items() if cls.ranked]

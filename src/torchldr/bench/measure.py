@@ -18,8 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from ..functional import joint
-from ..nn import plans
+from ..core.dense_route import LARGEST
 from ..nn.linear import StructuredLinear
 from ..timing import captured, minimum_seconds
 from .grid import INFERENCE, TRAINING, Case
@@ -90,18 +89,17 @@ def structured_side(case: Case, setting: Setting) -> tuple[Call, str]:
     """A call of our side, and the path that it takes."""
     # A captured graph cannot look at the subdiagonals: where the layer would, the caller vouches for them.
     unseen = setting.device == "cuda" and case.what == TRAINING and case.structure == "ldr_sd"
-    scanned = unseen and case.n**2 <= joint.SCANNED
-    options = {"product": "convolution"} if unseen and not scanned else {}
+    options = {"product": "convolution"} if unseen and case.n**2 > LARGEST else {}
     layer = structured_layer(case.structure, case.n, case.rank, setting.device, **options)
     if case.what == TRAINING:
-        return _step(layer, case, setting), "scans" if scanned else plans.path(layer.matrix(), case.batch)
+        return _step(layer, case, setting), layer.routes(case.batch).chosen
     layer.eval()
     layer.plan = setting.plan
     x = _input(case, setting)
     call = _without_gradients(partial(layer, x))
     call()
-    dense = layer._plan is not None and layer._plan.dense(case.batch)
-    return call, "dense" if dense else plans.path(layer.matrix(), case.batch)
+    with torch.no_grad():
+        return call, layer.routes(x).chosen
 
 
 def dense_side(case: Case, setting: Setting) -> Call:

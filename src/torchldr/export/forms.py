@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from ..functional.subdiagonal import Side
+from ..functional.subdiagonal.guard import Side
 from ..matrices import (
     ACDC,
     BlockCirculant,
@@ -23,8 +23,8 @@ from ..matrices import (
     ToeplitzLike,
     VandermondeLike,
 )
+from ..matrices.ldr_sd.routes import sides
 from ..matrices.toeplitz_like import corner_sign
-from ..nn import plans
 from .classes import (
     CauchyProduct,
     CosineProduct,
@@ -113,7 +113,7 @@ def _at_load(matrix: StructuredMatrix, made: nn.Module) -> nn.Module:
 def _dense(matrix: StructuredMatrix) -> Tensor:
     if isinstance(matrix, Dense):
         return matrix.weight.detach()
-    return plans.dense_weight(matrix)
+    return matrix.promoted().dense_weight().to(matrix.dtype)
 
 
 @register_form(LowRank)
@@ -132,8 +132,7 @@ def _sides(M: StructuredMatrix) -> tuple[Side, Side]:
     if isinstance(M, ToeplitzLike):
         a = torch.tensor(float(corner_sign(M.out_features, M.in_features)), dtype=M.dtype)
         return (torch.ones_like(M.G[0, 1:]), a, M.G), (torch.ones_like(M.H[0, 1:]), -a, M.H)
-    assert isinstance(M, LDRSubdiagonal)
-    return M._side("A"), M._side("C")
+    return sides(M)
 
 
 def _grown(sides: tuple[Side, Side], M: StructuredMatrix) -> nn.Module:

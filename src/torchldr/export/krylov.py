@@ -9,7 +9,7 @@ max|P| / min|P|, so where the range is large the indices are cut into blocks of 
 v^a being v / P^a within block a and zero elsewhere: a block more costs what a rank more costs. An exact zero
 only begins a block. Everything but the input is constant, computed in float64.
 
-A square matrix whose ranges are small takes shorter transforms: see `torchldr.functional.closed_rings`.
+A square matrix whose ranges are small takes shorter transforms, those of `circulant_pair`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from ..functional import closed_rings
-from ..functional.subdiagonal import RANGE, Side
+from ..functional.subdiagonal.circulant_pair import generators
+from ..functional.subdiagonal.guard import RANGE, Side
 from . import transforms
 from .convolution import Convolution, numbers, toeplitz, wrapped
 from .transforms import Array
@@ -108,7 +108,7 @@ class ConvolvedPair(nn.Module):
 class ClosedPair(nn.Module):
     """The product of a square matrix in the ring of X^n + 1: (b, n) to (b, n).
 
-    `closed_rings.generators` writes M between its scalings with the shifts Z_{-1} and Z_{-1/2}; the second
+    `circulant_pair.generators` writes M between its scalings with the shifts Z_{-1} and Z_{-1/2}; the second
     is a scaled Z_{-1} too.
     """
 
@@ -120,8 +120,7 @@ class ClosedPair(nn.Module):
     def __init__(self, kind: str, A: Side, C: Side, dtype: torch.dtype) -> None:
         super().__init__()
         n = A[2].shape[-1]
-        generators = closed_rings.generators(A, C, -1.0, -0.5)
-        P_A, left, P_C, right = (t.detach().cpu().numpy() for t in generators)
+        P_A, left, P_C, right = (t.detach().cpu().numpy() for t in generators(A, C, -1.0, -0.5))
         D = 2.0 ** (np.arange(n) / n)
         transform = transforms.make_exact(kind, n, n, n, dtype)
         symbol = (right / D)[:, None, ::-1]  # (r + 1, 1, n)

@@ -1,5 +1,8 @@
 """The structured classes, one a file, and the registry that finds them by name."""
 
+from ..core.linear_map import LinearMap
+from ..core.matrix import Constant, StructuredMatrix
+from ..core.registry import get_structure, structures
 from .acdc import ACDC
 from .algebra import (
     BlockDiagonal,
@@ -28,17 +31,14 @@ from .algebra.equivariance import LearnedOperators, equivariance_error, learned_
 from .algebra.scipy_operator import as_scipy
 from .algebra.solve import IllConditionedWarning, solve, solvers
 from .algebra.transforms import DCT2, DFT, Chebyshev, Legendre, OrthogonalPolynomials
-from .base import Constant, StructuredMatrix
 from .cauchy_like import CauchyLike
 from .circulant import BlockCirculant, Circulant
 from .dense import Dense
 from .fastfood import Fastfood
 from .ldr_sd import LDRSubdiagonal
 from .ldr_td import LDRTridiagonal
-from .linear_map import LinearMap
 from .low_rank import LowRank
 from .projection import Projection, from_dense
-from .registry import get_structure, structures
 from .toeplitz_like import HankelLike, ToeplitzLike
 from .vandermonde_like import VandermondeLike
 

@@ -9,8 +9,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ..core import costs
+from ..core.dense_route import by_columns, own_route
+from ..core.matrix import StructuredMatrix, normal_
+from ..core.routes import Call
 from ..functional.orthogonal import cosine_reference, cosine_transform, inverse_cosine_transform
-from .base import StructuredMatrix, normal_
+
+
+def _seconds(M: Any, call: Call) -> float:
+    size = max(M.shape)
+    seconds = 2 * costs.ffts(call, call.batch, size) + costs.passes(call, call.batch * size, 10)
+    return costs.backward(call, seconds)
 
 
 class ACDC(StructuredMatrix, name="acdc"):
@@ -23,6 +32,9 @@ class ACDC(StructuredMatrix, name="acdc"):
     Reference: Moczulski, Denil, Appleyard, de Freitas, "ACDC: a structured efficient linear layer",
     2016.
     """
+
+    OWN = own_route("cosine", _seconds)
+    ROUTES = OWN, by_columns(OWN)
 
     ranked = False
     scaled = ("A",)

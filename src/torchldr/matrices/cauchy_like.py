@@ -8,8 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core import costs
+from ..core.dense_route import by_columns, own_route
+from ..core.matrix import Constant, StructuredMatrix, generators_
+from ..core.routes import Call
 from ..functional.cauchy import TILE, cauchy_matmul, cauchy_reference
-from .base import Constant, StructuredMatrix, generators_
 
 
 def interleaved_nodes(
@@ -22,6 +25,12 @@ def interleaved_nodes(
     return points[mine], points[~mine]
 
 
+def _seconds(M: Any, call: Call) -> float:
+    (m, n), r, b = M.shape, M.rank, call.batch
+    tiles = costs.passes(call, m * n, 3) + costs.gemm(call, b * r, m, n)
+    return costs.backward(call, tiles + costs.passes(call, b * r * (m + n), 2))
+
+
 class CauchyLike(StructuredMatrix, name="cauchy_like"):
     """Cauchy-like: M[i, j] = sum_k G[k, i] H[k, j] / (s_i - t_j).
 
@@ -31,6 +40,9 @@ class CauchyLike(StructuredMatrix, name="cauchy_like"):
     Options:
         learn_nodes: make `s` and `t` parameters. Nothing then keeps them apart but the loss.
     """
+
+    OWN = own_route("tiles", _seconds)
+    ROUTES = OWN, by_columns(OWN)
 
     @classmethod
     def parameter_shapes(

@@ -9,10 +9,39 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ..core import costs
+from ..core.dense_route import dense_route, own_route
+from ..core.matrix import StructuredMatrix, normal_
+from ..core.products import Product
+from ..core.routes import Call
 from ..functional.fft import conjugate
 from ..functional.ring import Ring, ring
-from .base import StructuredMatrix, normal_
-from .products import Product
+
+
+def _fft_seconds(M: Any, call: Call) -> float:
+    size = max(M.shape)
+    seconds = 2 * costs.ffts(call, call.batch, size) + costs.passes(call, call.batch * size, 2)
+    return costs.backward(call, seconds if call.kept else seconds + costs.ffts(call, 1, size))
+
+
+def _gather_seconds(M: Any, call: Call) -> float:
+    m, n = M.shape
+    return costs.backward(call, costs.passes(call, m * n, 4))
+
+
+def _block_size(M: Any) -> int:
+    return M.options["block_size"] or min(8, max(M.shape))
+
+
+def _block_seconds(M: Any, call: Call) -> float:
+    (m, n), b, size = M.shape, call.batch, _block_size(M)
+    seconds = costs.ffts(call, b * n / size, size) + costs.ffts(call, b * m / size, size)
+    seconds += 4 * costs.gemm(call._replace(dtype=torch.float32), b, m, -(-n // size)) + costs.passes(
+        call, b * (m + n), 6
+    )
+    if not call.kept:
+        seconds += costs.ffts(call, m * n / size**2, size) + costs.passes(call, m * n / size, 2)
+    return costs.backward(call, seconds)
 
 
 def _columns_as_circulants(column: Tensor) -> Tensor:
@@ -31,6 +60,8 @@ class Circulant(StructuredMatrix, name="circulant"):
     Reference: Cheng et al., "An exploration of parameter redundancy in deep networks with circulant
     projections", 2015.
     """
+
+    ROUTES = own_route("fft", _fft_seconds), dense_route(_gather_seconds)
 
     ranked = False
     scaled = ("column",)
@@ -53,6 +84,12 @@ class Circulant(StructuredMatrix, name="circulant"):
     def factors(self) -> list[tuple[Tensor, ...]]:
         m, n = self.shape
         return [(_columns_as_circulants(self.column)[:m, :n],)]
+
+    def materialize(self) -> Tensor:
+        return self.to_dense()
+
+    def dense_weight(self) -> Tensor:
+        return self.to_dense().contiguous()
 
     def _matmul(self, x: Tensor) -> Tensor:
         return self.prepare()(x)
@@ -81,6 +118,8 @@ class BlockCirculant(StructuredMatrix, name="block_circulant"):
 
     Reference: Ding et al., "CirCNN", 2017.
     """
+
+    ROUTES = own_route("fft", _block_seconds), dense_route(_gather_seconds)
 
     ranked = False
     scaled = ("column",)
@@ -119,6 +158,12 @@ class BlockCirculant(StructuredMatrix, name="block_circulant"):
     def _ring(self) -> Ring:
         b = self.column.shape[-1]
         return ring(b, b, 1)
+
+    def materialize(self) -> Tensor:
+        return self.to_dense()
+
+    def dense_weight(self) -> Tensor:
+        return self.to_dense().contiguous()
 
     def _matmul(self, x: Tensor) -> Tensor:
         return self.prepare()(x)

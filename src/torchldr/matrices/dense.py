@@ -8,7 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .base import StructuredMatrix
+from ..core import costs
+from ..core.dense_route import DenseProduct, multiply_by_dense
+from ..core.matrix import StructuredMatrix
+from ..core.routes import Call, Route
+
+
+def _seconds(M: Any, call: Call) -> float:
+    return costs.backward(call, costs.gemm(call, call.batch, *M.shape))
+
+
+def _kept_weight(M: Any) -> DenseProduct:
+    return DenseProduct(M.weight)
 
 
 class Dense(StructuredMatrix, name="dense"):
@@ -16,6 +27,12 @@ class Dense(StructuredMatrix, name="dense"):
 
     Parameters: `weight` (m, n). Cost: 2 m n operations a vector.
     """
+
+    ROUTES = (
+        Route(
+            "dense", lambda M, call: None, _seconds, multiply_by_dense, lambda M: M._matmul, holds_dense=True
+        ),
+    )
 
     ranked = False
     scaled = ("weight",)

@@ -9,8 +9,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ..core import costs
+from ..core.dense_route import by_columns, own_route
+from ..core.matrix import Constant, StructuredMatrix, normal_
+from ..core.routes import Call
 from ..functional.orthogonal import hadamard_reference, hadamard_transform
-from .base import Constant, StructuredMatrix, normal_
+
+
+def _seconds(M: Any, call: Call) -> float:
+    size = _power_of_two(max(M.shape))
+    return costs.backward(call, costs.passes(call, call.batch * size, 4 * size.bit_length()))
 
 
 class Fastfood(StructuredMatrix, name="fastfood"):
@@ -24,6 +32,9 @@ class Fastfood(StructuredMatrix, name="fastfood"):
 
     Reference: Le, Sarlós, Smola, "Fastfood", 2013; Yang et al., "Deep fried convnets", 2015.
     """
+
+    OWN = own_route("hadamard", _seconds)
+    ROUTES = OWN, by_columns(OWN)
 
     ranked = False
     scaled = ("S",)

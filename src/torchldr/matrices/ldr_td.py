@@ -8,15 +8,26 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from ..core import costs
+from ..core.dense_route import by_columns, own_route
+from ..core.matrix import StructuredMatrix, generators_
+from ..core.products import Product, kept_for_autograd
+from ..core.routes import Call
 from ..functional import cuda, stencil, tridiagonal
 from ..functional.reference import krylov_of_ring_reference, tridiagonal_reference
 from . import port_keeper
-from .base import StructuredMatrix, generators_
 from .ldr_sd import shift_mean_square
 from .port_product import PreparedPorts, port_product
-from .products import Product, kept_for_autograd
 
 Ring = tuple[Tensor, Tensor, Tensor]
+
+
+def _seconds(M: Any, call: Call) -> float:
+    on, (m, n), r = costs.machine(call), M.shape, M.rank
+    entries = r * (m + n) * min(m, n)
+    return costs.backward(
+        call, on.start + costs.wide(call) * entries * (on.stencil + on.multiply * call.batch)
+    )
 
 
 class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
@@ -43,6 +54,8 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
     """
 
     opaque = True
+    OWN = own_route("stencil", _seconds)
+    ROUTES = OWN, by_columns(OWN)
 
     @classmethod
     def parameter_shapes(

@@ -8,7 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .base import StructuredMatrix, generators_
+from ..core import costs
+from ..core.dense_route import dense_route, own_route
+from ..core.matrix import StructuredMatrix, generators_
+from ..core.routes import Call
+
+
+def _seconds(M: Any, call: Call) -> float:
+    (m, n), r, b = M.shape, M.rank, call.batch
+    return costs.backward(call, costs.gemm(call, b, r, n) + costs.gemm(call, b, m, r))
+
+
+def _product_seconds(M: Any, call: Call) -> float:
+    return costs.backward(call, costs.gemm(call, M.rank, *M.shape))
 
 
 class LowRank(StructuredMatrix, name="low_rank"):
@@ -16,6 +28,8 @@ class LowRank(StructuredMatrix, name="low_rank"):
 
     Parameters: `G` (r, m), `H` (r, n). Cost: 2 r (m + n) operations a vector.
     """
+
+    ROUTES = own_route("two_products", _seconds), dense_route(_product_seconds)
 
     @classmethod
     def init_(
@@ -36,3 +50,6 @@ class LowRank(StructuredMatrix, name="low_rank"):
 
     def _rmatmul(self, y: Tensor) -> Tensor:
         return (y @ self.G.mT) @ self.H
+
+    def materialize(self) -> Tensor:
+        return self.to_dense()

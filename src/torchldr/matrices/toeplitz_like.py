@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..functional import single
+from ..core import costs
+from ..core.dense_route import dense_route, own_route
+from ..core.matrix import StructuredMatrix, generators_
+from ..core.products import Product
+from ..core.routes import Call, Route
+from ..functional import scanned
+from ..functional.doubling import shift_weights, shifted_sum
 from ..functional.fft import conjugate, contract_rank
 from ..functional.reference import krylov_reference, shift_reference
 from ..functional.ring import Ring, ring
-from .base import StructuredMatrix, generators_
-from .products import Product, kept_for_autograd
+from ..functional.subdiagonal import compiled_pair
+from ..functional.subdiagonal.guard import Side
 
 
 def corner_sign(m: int, n: int) -> int:
@@ -23,6 +30,40 @@ def corner_sign(m: int, n: int) -> int:
     as 784 -> 512 would have parameters without effect.
     """
     return 1 if (m & -m) <= (n & -n) else -1
+
+
+def _fft_seconds(M: Any, call: Call) -> float:
+    (m, n), r, b = M.shape, M.rank, call.batch
+    seconds = sum(costs.ffts(call, b * (1 + r), size) for size in (m, n)) + costs.passes(
+        call, b * r * (m + n), 4
+    )
+    if not call.kept:
+        seconds += sum(costs.ffts(call, r, size) for size in (m, n))
+    return costs.backward(call, seconds)
+
+
+def _dense_seconds(M: Any, call: Call) -> float:
+    m, n = M.shape
+    passes = 6 if call.device == "cuda" else 4 * min(m, n).bit_length()
+    return costs.backward(call, costs.gemm(call, M.rank, m, n) + costs.passes(call, m * n, passes))
+
+
+def _pair_why_not(M: Any, call: Call) -> str | None:
+    if not call.kept or call.transposed:
+        return "for matrices that are kept"
+    if call.traced:
+        return "not for tracing, vmap and capture"
+    return "no gradient" if call.needs_grad else compiled_pair.why_not(*M._sides())
+
+
+def _pair_seconds(M: Any, call: Call) -> float:
+    on, n = costs.machine(call), M.shape[0]
+    transforms = call.batch * (2 * M.rank + 4)
+    return on.start + costs.wide(call) * on.compiled * transforms * n / 2 * max(n // 2, 2).bit_length()
+
+
+def _no_apply(M: Any, x: Tensor, transposed: bool) -> Tensor:
+    raise AssertionError("a route for kept matrices alone")
 
 
 class ToeplitzLike(StructuredMatrix, name="toeplitz_like"):
@@ -37,6 +78,12 @@ class ToeplitzLike(StructuredMatrix, name="toeplitz_like"):
     Reference: Kailath, Kung, Morf, "Displacement ranks of matrices and linear equations", 1979;
     Sindhwani, Sainath, Kumar, "Structured transforms for small-footprint deep learning", 2015.
     """
+
+    ROUTES = (
+        own_route("fft", _fft_seconds),
+        dense_route(_dense_seconds),
+        Route("compiled_pair", _pair_why_not, _pair_seconds, _no_apply, lambda M: M._prepare_pair()),
+    )
 
     @classmethod
     def init_(
@@ -70,19 +117,9 @@ class ToeplitzLike(StructuredMatrix, name="toeplitz_like"):
         return A.to(self.device), C.to(self.device)
 
     def _matmul(self, x: Tensor) -> Tensor:
-        return self._prepare_batches()(x)
+        return self.prepare()(x)
 
     def prepare(self) -> Product:
-        m, n = self.shape
-        a = torch.tensor(float(corner_sign(m, n)), dtype=self.dtype)
-        left, right = ((torch.ones_like(V[0, 1:]), f, V) for V, f in ((self.G, a), (self.H, -a)))
-        one = single.prepare(left, right, self.dtype)
-        if one is None:
-            return self._prepare_batches()
-        others = kept_for_autograd(self._prepare_batches)
-        return lambda x: single.matmul(one, x) if single.serves(x) else others()(x)
-
-    def _prepare_batches(self) -> Product:
         left, right = self._rings()
         g_hat, h_hat = left.analyse(self.G), conjugate(right.analyse(self.H))
 
@@ -91,6 +128,28 @@ class ToeplitzLike(StructuredMatrix, name="toeplitz_like"):
             return left.synthesise(contract_rank(left.analyse(z), g_hat))
 
         return product
+
+    def _sides(self) -> tuple[Side, Side]:
+        """The shifts as subdiagonal operators with their start vectors."""
+        a = torch.tensor(float(corner_sign(*self.shape)), dtype=self.dtype)
+        left, right = ((torch.ones_like(V[0, 1:]), f, V) for V, f in ((self.G, a), (self.H, -a)))
+        return left, right
+
+    def _prepare_pair(self) -> Product:
+        return partial(compiled_pair.matmul, compiled_pair.prepare(*self._sides(), self.dtype))
+
+    def materialize(self) -> Tensor:
+        (m, n), M = self.shape, self.promoted()
+        E, f = M.G.mT @ M.H, corner_sign(m, n)
+        a, c = shift_weights(E, m, f), shift_weights(E, n, -f)
+        if scanned.serves(E):
+            dense = scanned.stein_matrix(a.unsqueeze(0), c.unsqueeze(0), E.unsqueeze(0)).squeeze(0)
+        else:
+            dense = shifted_sum(E, a, c, min(m, n))
+        return dense.to(self.dtype)
+
+    def dense_weight(self) -> Tensor:
+        return self.materialize()
 
     def _rmatmul(self, y: Tensor) -> Tensor:
         left, right = self._rings()
@@ -116,8 +175,12 @@ class HankelLike(ToeplitzLike, name="hankel_like"):
         product = super().prepare()
         return lambda x: product(x).flip(-1)
 
-    def _matmul(self, x: Tensor) -> Tensor:
-        return super()._matmul(x).flip(-1)
+    def _prepare_pair(self) -> Product:
+        product = super()._prepare_pair()
+        return lambda x: product(x).flip(-1)
+
+    def materialize(self) -> Tensor:
+        return super().materialize().flip(0)
 
     def _rmatmul(self, y: Tensor) -> Tensor:
         return super()._rmatmul(y.flip(-1))

@@ -9,16 +9,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core import costs
+from ..core.dense_route import by_columns, own_route
+from ..core.matrix import Constant, StructuredMatrix, generators_
+from ..core.routes import Call
 from ..functional.reference import krylov_reference, shift_reference
 from ..functional.ring import shift_krylov_matmul, shift_krylov_rmatmul
 from ..functional.vandermonde import vandermonde_matmul, vandermonde_reference, vandermonde_rmatmul
-from .base import Constant, StructuredMatrix, generators_
 
 
 def chebyshev_points(m: int, dtype: torch.dtype, device: torch.device | str | None = None) -> Tensor:
     """cos(pi (2i + 1) / 2m), shape (m,): the points of (-1, 1) that polynomials like best."""
     i = torch.arange(m, dtype=torch.float64)
     return torch.cos((2 * i + 1) * (math.pi / (2 * m))).to(dtype=dtype, device=device)
+
+
+def _seconds(M: Any, call: Call) -> float:
+    (m, n), r, b = M.shape, M.rank, call.batch
+    powers = costs.passes(call, m * n, 4) + r * costs.gemm(call, b, m, n)
+    return costs.backward(call, 2 * costs.ffts(call, b * r, 2 * n) + powers)
 
 
 class VandermondeLike(StructuredMatrix, name="vandermonde_like"):
@@ -33,6 +42,9 @@ class VandermondeLike(StructuredMatrix, name="vandermonde_like"):
     Options:
         learn_nodes: make `nodes` a parameter.
     """
+
+    OWN = own_route("powers", _seconds)
+    ROUTES = OWN, by_columns(OWN)
 
     @classmethod
     def parameter_shapes(

@@ -166,7 +166,7 @@ class StructuredChannels(nn.Module):
         if self._plan_choice != "auto":
             return self._plan_choice
         if isinstance(part, StructuredLinear):
-            return "auto" if part._keeps_plan(part.matrix()) else "fast"
+            return "auto" if part._why_no_plan(part.matrix()) is None else "fast"
         return "dense" if self._favours_dense(part) else "fast"
 
     def _favours_dense(self, grid: MatrixStack) -> bool:
@@ -219,7 +219,7 @@ class StructuredChannels(nn.Module):
             raise TypeError(f"{who}: the input has dtype {x.dtype}, the weights {some.dtype}; convert one.")
 
     def drop_plan(self) -> None:
-        """Forget what is kept for inference: needed only after an edit in place through `.data`."""
+        """Forget what is kept for inference."""
         (self.grid or self._wide()).drop_plan()
 
     def extra_repr(self) -> str:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import itertools
 import math
-import operator
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
+from ..core.routes import is_traced
 from ..matrices import StructuredMatrix, get_structure
-from . import plans
 from .channels_weights import stacked_dense, stacked_matmul
-from .tensors import add_axes, let_prune, named_tensors, states
+from .snapshot import Snapshot
+from .tensors import add_axes, let_prune, named_tensors
 
+SMALL_ENTRIES = 1 << 14  # of a matrix: no product of several steps beats a dense one of 128 x 128
 _MEASURED = 1 << 24  # entries of all matrices up to which the initial scale is measured
 
 
@@ -104,10 +105,10 @@ class MatrixStack(nn.Module):
         if not self._keeps():
             return self._dense()
         tensors = list(self.tensors().values())
-        if self._kept is None or not self._kept.holds(tensors):
+        if self._kept is None or not self._kept.snapshot.matches(tensors):
             # What is made in inference mode may have to serve autograd later.
             with torch.inference_mode(False), torch.no_grad():
-                self._kept = _Kept(tensors, _as_blocks(self._dense()))
+                self._kept = _Kept(Snapshot(tensors), _as_blocks(self._dense()))
         return self._kept.dense
 
     def favours_dense(self, factor: int) -> bool:
@@ -120,7 +121,7 @@ class MatrixStack(nn.Module):
         if self.structure.name == "dense":
             return True
         factor = 4 if self.structure.name == "low_rank" else factor
-        return m * n <= plans.SMALL_ENTRIES or m * n <= factor * (self.rank or 1) * (m + n)
+        return m * n <= SMALL_ENTRIES or m * n <= factor * (self.rank or 1) * (m + n)
 
     def _dense(self) -> Tensor:
         some = next(self.parameters())
@@ -209,16 +210,16 @@ class MatrixStack(nn.Module):
     def _keeps(self) -> bool:
         if self.training or torch.compiler.is_compiling() or self.structure.name == "dense":
             return False
-        gradients = torch.is_grad_enabled()
+        tensors = self.tensors()
         for name in self._learned:
-            p = self._parameters.get(name)
-            # Not a Parameter: swapped by a transformation, or made by a parametrization.
-            if not isinstance(p, nn.Parameter) or p.is_inference() or (gradients and p.requires_grad):
+            own = self._parameters.get(name)
+            swapped = own is not None and not isinstance(own, nn.Parameter)  # by a transformation
+            if swapped or (torch.is_grad_enabled() and tensors[name].requires_grad):
                 return False
-        return True
+        return not is_traced(*tensors.values())
 
     def drop_plan(self) -> None:
-        """Forget what is kept for inference: needed only after an edit in place through `.data`."""
+        """Forget what is kept for inference."""
         self._kept = None
 
     def train(self, mode: bool = True) -> Self:
@@ -258,12 +259,8 @@ def _as_blocks(dense: Tensor) -> Tensor:
     return dense.transpose(1, 2).contiguous().transpose(1, 2) if dense.ndim == 4 else dense.contiguous()
 
 
-class _Kept:
-    """Dense matrices, and the tensors, as they were, that they were made from."""
+class _Kept(NamedTuple):
+    """Dense matrices, and the numbers that they were made from."""
 
-    def __init__(self, tensors: list[Tensor], dense: Tensor) -> None:
-        self.tensors, self.states, self.dense = tensors, states(tensors), dense
-        self.aliases = [t.detach() for t in tensors]  # so that no other data comes to the same address
-
-    def holds(self, tensors: list[Tensor]) -> bool:
-        return all(map(operator.is_, tensors, self.tensors)) and states(tensors) == self.states
+    snapshot: Snapshot
+    dense: Tensor

@@ -13,8 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..functional import scanned, stencil, subdiagonal
+from ..functional import scanned, stencil
 from ..functional.doubling import operator_weights, shift_weights, shifted_sum
+from ..functional.subdiagonal import convolution
+from ..functional.subdiagonal.guard import RANGE, RANGE_FLOAT64, scales
 from ..matrices import StructuredMatrix
 from ..matrices.toeplitz_like import corner_sign
 
@@ -115,50 +117,57 @@ def stacked_matmul(
         # recurrent layer one after the other is faster than mapping the torch form (measured: 1.4 to 2.7).
         matrices = unstacked(structure, out_features, in_features, tensors, options, shared)
         return torch.stack([M._matmul(x) for M in matrices])
-    options = _readable(structure, tensors, options)
+    if structure.name == "ldr_sd" and not _convolves(tensors):
+        dense = stacked_dense(structure, out_features, in_features, _flat(tensors, x_axes), options, shared)
+        return _multiply(dense.unflatten(0, tensors["G"].shape[: len(x_axes)]), x, x_axes)
 
     def product(one: dict[str, Tensor], x: Tensor) -> Tensor:
         if structure.name == "ldr_sd":  # its compiled product exists for one operator at a time
-            return _subdiagonal_matmul(one, x, min(out_features, in_features), options["product"])
+            return _subdiagonal_matmul(one, x, min(out_features, in_features))
         return structure.unchecked(out_features, in_features, one, options)._matmul(x)
 
-    axes = {name: None if name in shared else 0 for name in tensors}
-    mapped: Any = product
+    return _mapped(product, {name: None if name in shared else 0 for name in tensors}, x_axes)(
+        dict(tensors), x
+    )
+
+
+def _mapped(product: Any, axes: Any, x_axes: tuple[int | None, ...]) -> Any:
     for axis in reversed(x_axes):
-        mapped = torch.vmap(mapped, in_dims=(axes, axis))
-    return mapped(dict(tensors), x)
+        product = torch.vmap(product, in_dims=(axes, axis))
+    return product
 
 
-def _subdiagonal_matmul(one: Tensors, x: Tensor, k: int, how: str) -> Tensor:
+def _flat(tensors: Tensors, x_axes: tuple[int | None, ...]) -> Tensors:
+    return {name: t.flatten(0, len(x_axes) - 1) for name, t in tensors.items()}
+
+
+def _multiply(dense: Tensor, x: Tensor, x_axes: tuple[int | None, ...]) -> Tensor:
+    return _mapped(lambda W, x: x @ W.mT, 0, x_axes)(dense, x)
+
+
+def _subdiagonal_matmul(one: Tensors, x: Tensor, k: int) -> Tensor:
     """LDR-SD by its two Krylov products in torch operations, which vmap maps over operators."""
-    z = subdiagonal.krylov_rmatmul(one["subdiagonal_C"], one["corner_C"].squeeze(-1), one["H"], x, k, how)
-    return subdiagonal.krylov_matmul(one["subdiagonal_A"], one["corner_A"].squeeze(-1), one["G"], z, how)
+    A, C = ((one[f"subdiagonal_{side}"], one[f"corner_{side}"].squeeze(-1)) for side in "AC")
+    P_A, P_C = (scales(s.detach().double()) for s, _ in (A, C))
+    return convolution.matmul(*A, one["G"], convolution.rmatmul(*C, one["H"], x, k, P_C), P_A)
 
 
-def _readable(
-    structure: type[StructuredMatrix], tensors: Tensors, options: Mapping[str, Any]
-) -> Mapping[str, Any]:
-    """The options with LDR-SD's choice of a product made for the whole stack, while it can be read.
+def _convolves(tensors: Tensors) -> bool:
+    """Whether convolutions in float64 are right for every matrix of a stack, while that can be read.
 
-    Inside vmap an operator has no values to look at, and "auto" would always take the split product.
+    Inside vmap an operator has no values to look at.
     """
-    if structure.name != "ldr_sd" or options["product"] != "auto":
-        return options
-    return {**options, "product": _subdiagonal_product([tensors[f"subdiagonal_{side}"] for side in "AC"])}
-
-
-def _subdiagonal_product(subdiagonals: list[Tensor]) -> str:
-    some = subdiagonals[0]
+    some = tensors["G"]
     if torch.compiler.is_compiling() or (some.is_cuda and torch.cuda.is_current_stream_capturing()):
-        return "split"
-    limit = subdiagonal.RANGE_FLOAT64 if some.dtype == torch.float32 else subdiagonal.RANGE
-    for s in subdiagonals:
-        logs = s.detach().double().abs().log().cumsum(-1)
-        logs = torch.cat((logs, logs.new_zeros(*logs.shape[:-1], 1)), -1)
-        low, high = logs.amin(-1), logs.amax(-1)
-        try:
-            if not bool(((high - low).max().exp() <= limit).item()):
-                return "split"
-        except RuntimeError:  # fake tensors and outer transformations have no values
-            return "split"
-    return "convolution"
+        return False
+    reach = torch.zeros((), dtype=torch.float64, device=some.device)
+    for side in "AC":
+        logs = tensors[f"subdiagonal_{side}"].detach().double().abs().log().cumsum(-1)
+        logs = torch.nn.functional.pad(logs, (1, 0))
+        corner = tensors[f"corner_{side}"].detach().double().abs().log()
+        ring = (corner.reshape(logs.shape[:-1]) + logs[..., -1]).clamp(min=0)
+        reach = reach + (logs.amax(-1) - logs.amin(-1) + ring).amax()
+    try:
+        return bool((reach.exp() <= (RANGE_FLOAT64 if some.dtype == torch.float32 else RANGE)).item())
+    except RuntimeError:  # fake tensors and outer transformations have no values
+        return False

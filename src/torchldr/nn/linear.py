@@ -2,75 +2,16 @@
 
 from __future__ import annotations
 
-from operator import is_
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import module as torch_module
 
+from ..core.products import check_input
+from ..core.routes import Call, RouteTable, is_traced
 from ..matrices import StructuredMatrix, get_structure
-from ..matrices.products import Product, check_input, run_product
-from . import plans
-from .tensors import add_axes, named_tensors, states
-
-PLANS = ("auto", "fast", "dense")
-# Whether autocast is on for any device, in a tenth of the time of `torch.is_autocast_enabled`.
-_autocasts = torch._C._is_any_autocast_enabled
-
-
-class _Plan:
-    """What a layer keeps for inference, and the tensors, as they were, that it was made from.
-
-    Both ways to multiply are made when first chosen and then kept, so that batches of different sizes may
-    take turns.
-    """
-
-    def __init__(self, layer: StructuredLinear, matrix: StructuredMatrix) -> None:
-        self.matrix, self.choice = matrix, layer.plan
-        self.in_features, self.dtype, self.device = matrix.in_features, matrix.dtype, matrix.device
-        self.wide = self.dtype in (torch.float32, torch.float64)  # products run in it as it is
-        self.registries = [(registry, list(registry.values())) for registry in _registries(layer)]
-        self.changing = [t for _, tensors in self.registries for t in tensors if t is not None]
-        self.states = states(self.changing)
-        self.aliases = [t.detach() for t in self.changing]  # so that no other data comes to the same address
-        self.choices: dict[int, bool] = {}
-        self.ways: dict[torch.Size, Product] = {}  # for inputs of these shapes that need no conversion
-        self._product: Product | None = None
-        self._weight: Tensor | None = None
-
-    def holds(self) -> bool:
-        """Whether every tensor is still the one it was, and no gradient of it is wanted."""
-        for registry, tensors in self.registries:
-            if len(registry) != len(tensors) or not all(map(is_, registry.values(), tensors)):
-                return False
-        if states(self.changing) != self.states:
-            return False
-        return not (torch.is_grad_enabled() and any(t.requires_grad for t in self.changing))
-
-    def dense(self, batch: int) -> bool:
-        """Whether a batch of this size takes the dense matrix."""
-        if self.choice != "auto":
-            return self.choice == "dense"
-        size = plans.batch_class(batch)
-        if size not in self.choices:
-            self.choices[size] = plans.prefers_dense(self.matrix, batch, self._product)
-        return self.choices[size]
-
-    @property
-    def product(self) -> Product:
-        if self._product is None:
-            # A plan made in inference mode may have to serve autograd later.
-            with torch.inference_mode(False), torch.no_grad():
-                self._product = self.matrix.promoted().prepare()
-        return self._product
-
-    @property
-    def weight(self) -> Tensor:
-        if self._weight is None:
-            with torch.inference_mode(False), torch.no_grad():
-                self._weight = plans.dense_weight(self.matrix)
-        return self._weight
+from .plan import PLANS, Plan
+from .tensors import add_axes, named_tensors
 
 
 class StructuredLinear(nn.Module):
@@ -92,13 +33,15 @@ class StructuredLinear(nn.Module):
     Attributes:
         weight: the dense matrix, computed when asked for; read-only.
         bias: the bias (out_features), or None.
-        plan: how inference multiplies: "fast" never makes a dense matrix, "dense" always does, "auto"
-            does where that is faster and the matrix is small. May be set at any time.
+        plan: which routes may serve: "fast" never makes a dense matrix, "dense" always does, "auto" takes
+            what costs least. May be set at any time. `routes(x)` lists them.
+        route: the name of the one route to take, or None.
         G, H, ...: the structure's parameters, by the names of its class.
 
     In `eval()` and without gradients for the parameters the layer keeps what does not depend on the
-    input, until a parameter is changed in place or replaced. An edit in place through `.data` cannot be
-    seen: call `drop_plan()` after one.
+    input, as long as the parameters have the same numbers. On a CPU the numbers themselves are compared at
+    every call, so nothing that changes them goes unseen. On a GPU torch's count of edits is asked, and every
+    step of an optimizer is seen; after writing to its memory by other means call `drop_plan()`.
 
     Examples:
         >>> layer = StructuredLinear(784, 512, structure="ldr_sd", rank=4)
@@ -153,7 +96,9 @@ class StructuredLinear(nn.Module):
             "bias", nn.Parameter(torch.empty(out_features, device=device, dtype=dtype)) if bias else None
         )
         self._plan_choice: str = "auto"
-        self._plan: _Plan | None = None
+        self._route: str | None = None
+        self._tuned: dict[Call, str] = {}
+        self._plan: Plan | None = None
         self.reset_parameters()
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
@@ -175,7 +120,9 @@ class StructuredLinear(nn.Module):
         if (weight := self._parameters.get("weight")) is not None:
             return weight
         matrix = self.matrix()
-        return self._planned(matrix).weight if self._keeps_plan(matrix) else matrix.materialize()
+        if self._why_no_plan(matrix) is not None:
+            return matrix.materialize()
+        return self._planned(matrix).weight()
 
     @property
     def plan(self) -> str:
@@ -188,90 +135,83 @@ class StructuredLinear(nn.Module):
         self._plan_choice = choice
         self.drop_plan()
 
+    @property
+    def route(self) -> str | None:
+        return self._route
+
+    @route.setter
+    def route(self, name: str | None) -> None:
+        known = [route.name for route in self.structure.ROUTES]
+        if name is not None and name not in known:
+            listed = ", ".join(known)
+            raise ValueError(f"StructuredLinear: route must be one of {listed} or None, got {name!r}.")
+        self._route = name
+        self.drop_plan()
+
     def drop_plan(self) -> None:
-        """Forget what is kept for inference: needed only after an edit in place through `.data`."""
+        """Forget what is kept for inference."""
         self._plan = None
-        if (forget := getattr(self.structure, "forget", None)) is not None:
-            forget(self._tensors(), self.options)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """nn.Module's call, with a short cut for the second inference of a kind and all that follow.
-
-        What nn.Module does before it comes to `forward` takes longer than the product of a small layer.
-        """
-        plan = self._plan
-        if plan is None or self.training or kwargs or torch.compiler.is_compiling() or _is_hooked(self):
-            return super().__call__(*args, **kwargs)
-        x = args[0] if len(args) == 1 else None
-        if type(x) is Tensor and x.dtype is plan.dtype and x.device == plan.device and not _autocasts():
-            way = plan.ways.get(x.shape)
-            if way is not None and plan.holds():
-                return way(x)
-        return super().__call__(*args, **kwargs)
 
     def forward(self, x: Tensor) -> Tensor:
         matrix = self.matrix()
         check_input(matrix, x, self.in_features, "in_features", "StructuredLinear")
-        if self._keeps_plan(matrix):
-            plan = self._planned(matrix)
-            dense = plan.dense(x.numel() // self.in_features)
-            if plan.wide and x.dtype is plan.dtype and not _autocasts():
-                way = plan.ways[x.shape] = self._way(plan, x.shape, dense)
-                return way(x)
-            if dense:
-                return _dense_product(x, plan.weight, self.bias)
-            return run_product(plan.product, x, plan.dtype, self.bias)
-        if self._plan_choice == "dense":
-            return _dense_product(x, matrix.materialize(), self.bias)
-        return run_product(matrix.promoted().product, x, matrix.dtype, self.bias)
+        if self._why_no_plan(matrix) is None:
+            call = matrix.call(x, kept=True)
+            return self._planned(matrix)(x, call, self.bias)
+        return matrix.multiply(x, route=self._route, dense=PLANS[self._plan_choice], bias=self.bias)
 
-    def _way(self, plan: _Plan, shape: torch.Size, dense: bool) -> Product:
-        """The product for inputs of a shape that need no conversion."""
-        bias = self._parameters["bias"]
-        if dense:
-            weight = plan.weight
-            return lambda x: nn.functional.linear(x, weight, bias)
-        product, result = plan.product, (*shape[:-1], self.out_features)
-        if len(shape) == 2:
-            return product if bias is None else lambda x: product(x) + bias
-        rows = -1, self.in_features
-        if bias is None:
-            return lambda x: product(x.reshape(rows)).reshape(result)
-        return lambda x: product(x.reshape(rows)).reshape(result) + bias
+    def routes(self, x: Tensor | int = 1) -> RouteTable:
+        """Every route for these vectors, or for so many, with its cost or the reason against it.
+
+        The layer's mode counts: in `eval()` and without gradients the matrix is kept, and what a route
+        prepares costs nothing. The table's `note` says why no plan is kept, where that is so.
+        """
+        matrix = self.matrix()
+        if isinstance(x, int):
+            x = torch.empty(x, self.in_features, dtype=matrix.dtype, device=matrix.device)
+        why = self._why_no_plan(matrix)
+        call = matrix.call(x, kept=why is None)
+        only = self._route or (self._tuned.get(call.sized) if why is None else None)
+        table = RouteTable(matrix.promoted(), call, only=only, dense=PLANS[self._plan_choice])
+        table.note = "" if why is None else f"no plan is kept: {why}"
+        return table
 
     def extra_repr(self) -> str:
         parts = [f"in_features={self.in_features}", f"out_features={self.out_features}"]
         parts += [f"bias={self.bias is not None}", f"structure={self.structure.name!r}"]
         parts += [f"rank={self.rank}"] if self.rank is not None else []
         parts += [f"{name}={value!r}" for name, value in self.options.items()]
-        if (in_use := getattr(self.structure, "product_in_use", None)) and (why := in_use(self.matrix())):
-            parts[-1] += f" ({why})"  # the option `product` is the last
         parts += [f"init={self.init!r}"] if self.init != "linear" else []
         parts += [f"plan={self._plan_choice!r}"] if self._plan_choice != "auto" else []
-        if self._plan_choice == "auto" and self._plan is not None:
-            kept = {"fast": self._plan._product, "dense": self._plan._weight}
-            names = [name for name, what in kept.items() if what is not None]
-            parts += [f"plan='auto' (keeps {' and '.join(names)})"] if names else []
+        parts += [f"route={self._route!r}"] if self._route is not None else []
+        if self._plan is not None and (kept := self._plan.prepared()):
+            parts += [f"plan={self._plan_choice!r} (keeps {' and '.join(kept)})"]
         return ", ".join(parts)
 
     # The plan, and what drops it.
 
-    def _keeps_plan(self, matrix: StructuredMatrix) -> bool:
-        """Whether the weights are constants now: in inference, and not swapped by a transformation."""
-        if self.training or torch.compiler.is_compiling():
-            return False
-        learned = [matrix.tensors[name] for name in self._learned]
-        for p in learned if self.bias is None else [*learned, self.bias]:
-            if not isinstance(p, nn.Parameter) or p.is_inference():
-                return False
-            if p.requires_grad and torch.is_grad_enabled():
-                return False
-        return True
+    def _why_no_plan(self, matrix: StructuredMatrix) -> str | None:
+        """Why the weights are not constants now, or None where they are."""
+        if self.training:
+            return "the layer is in train() mode"
+        if torch.compiler.is_compiling():
+            return "a compiler is at work"
+        gradients = torch.is_grad_enabled()
+        for name in self._learned:
+            if gradients and matrix.tensors[name].requires_grad:
+                return f"the gradient of {name} is wanted"
+            own = self._parameters.get(name)
+            if own is not None and not isinstance(own, nn.Parameter):
+                return f"{name} was swapped for another tensor"
+        if gradients and self.bias is not None and self.bias.requires_grad:
+            return "the gradient of bias is wanted"
+        return "tensors without memory" if is_traced(*matrix.tensors.values()) else None
 
-    def _planned(self, matrix: StructuredMatrix) -> _Plan:
-        if self._plan is None or not self._plan.holds():
-            self._plan = _Plan(self, matrix)
-        return self._plan
+    def _planned(self, matrix: StructuredMatrix) -> Plan:
+        plan = self._plan
+        if plan is None or not plan.holds(list(matrix.tensors.values())):
+            plan = self._plan = Plan(matrix, self._plan_choice, self._route, self._tuned)
+        return plan
 
     def _tensors(self) -> dict[str, Tensor]:
         return named_tensors(self, self._names)
@@ -309,27 +249,3 @@ class StructuredLinear(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_plan": None}
-
-
-def _registries(layer: nn.Module) -> list[dict[str, Any]]:
-    return [registry for registry in (layer._parameters, layer._buffers) if registry]
-
-
-def _is_hooked(layer: nn.Module) -> bool:
-    """Whether nn.Module's call would do more than call `forward`."""
-    return bool(
-        layer._compiled_call_impl is not None
-        or layer._forward_hooks
-        or layer._forward_pre_hooks
-        or layer._backward_hooks
-        or layer._backward_pre_hooks
-        or torch_module._global_forward_hooks
-        or torch_module._global_forward_pre_hooks
-        or torch_module._global_backward_hooks
-        or torch_module._global_backward_pre_hooks
-    )
-
-
-def _dense_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """nn.functional.linear, and autocast leaves float64 alone, as it does for the fast products."""
-    return nn.functional.linear(x.to(weight.dtype) if weight.dtype == torch.float64 else x, weight, bias)

@@ -283,7 +283,7 @@ class StructuredRecurrent(nn.Module):
         """Nothing to do: here for code written for torch's layers, which lay out their weights anew."""
 
     def drop_plan(self) -> None:
-        """Forget what is kept for inference: needed only after an edit in place through `.data`."""
+        """Forget what is kept for inference."""
         for stack in self._stacks().values():
             stack.drop_plan()
 

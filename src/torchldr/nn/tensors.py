@@ -1,19 +1,11 @@
-"""The tensors of a layer, whatever torch's tools have made of them, and whether they have changed."""
+"""The tensors of a layer, whatever torch's tools have made of them."""
 
 from __future__ import annotations
 
-from operator import attrgetter
 from typing import Any, cast
 
 from torch import Tensor, nn
 from torch.nn.utils.prune import BasePruningMethod
-
-_version = attrgetter("_version")
-
-
-def states(tensors: list[Tensor]) -> list[int]:
-    """What changes when one of these is changed in place, or given other data."""
-    return [*map(_version, tensors), *map(Tensor.data_ptr, tensors)]
 
 
 def named_tensors(layer: nn.Module, names: tuple[str, ...]) -> dict[str, Tensor]:

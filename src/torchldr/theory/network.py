@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from ..core.registry import near
 from ..matrices import StructuredMatrix, get_structure
-from ..matrices.registry import near
 from ..nn import StructuredLinear
 from .degrees import Degree, entry_degree
 

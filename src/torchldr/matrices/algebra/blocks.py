@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ...core.linear_map import LinearMap
+from ...core.rules import rule
 from ..dense import Dense
-from ..linear_map import LinearMap
 from ..low_rank import LowRank
-from ..rules import rule
 from .closure import displaced, worthwhile
 from .lazy import joint_dtype
 from .multiply import real_dtype, through

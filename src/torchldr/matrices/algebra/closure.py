@@ -23,8 +23,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .. import rules
-from ..linear_map import LinearMap
+from ...core import rules
+from ...core.linear_map import LinearMap
 from .multiply import multiply, real_dtype, rmultiply
 from .operators import (
     Diagonal,

@@ -11,17 +11,17 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from ...core.linear_map import LinearMap, Number
+from ...core.matrix import StructuredMatrix
+from ...core.rules import apply, rule
 from ..acdc import ACDC
-from ..base import StructuredMatrix
 from ..cauchy_like import CauchyLike
 from ..circulant import BlockCirculant, Circulant
 from ..dense import Dense
 from ..fastfood import Fastfood
 from ..ldr_sd import LDRSubdiagonal
 from ..ldr_td import LDRTridiagonal
-from ..linear_map import LinearMap, Number
 from ..low_rank import LowRank
-from ..rules import apply, rule
 from ..toeplitz_like import HankelLike, ToeplitzLike, corner_sign
 from ..vandermonde_like import VandermondeLike
 from .multiply import multiply, rmultiply

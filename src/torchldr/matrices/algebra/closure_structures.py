@@ -16,14 +16,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..base import StructuredMatrix
+from ...core.linear_map import LinearMap
+from ...core.matrix import StructuredMatrix
+from ...core.rules import rule
 from ..cauchy_like import CauchyLike
 from ..circulant import BlockCirculant, Circulant
 from ..ldr_sd import LDRSubdiagonal
 from ..ldr_td import LDRTridiagonal
-from ..linear_map import LinearMap
 from ..low_rank import LowRank
-from ..rules import rule
 from ..toeplitz_like import HankelLike, ToeplitzLike, corner_sign
 from ..vandermonde_like import VandermondeLike
 from .multiply import rmultiply

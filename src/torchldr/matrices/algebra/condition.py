@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..linear_map import LinearMap, show
+from ...core.linear_map import LinearMap, show
 from .certificate import condition_by, random_rows
 from .solve import certified_by, products
 from .widening import widened

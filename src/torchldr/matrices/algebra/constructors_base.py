@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from ..linear_map import LinearMap
+from ...core.linear_map import LinearMap
 from .operators import Operator
 from .structure import Displacement, Form
 

@@ -27,10 +27,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ...core.linear_map import LinearMap
 from ..circulant import BlockCirculant, Circulant
 from ..ldr_sd import LDRSubdiagonal
 from ..ldr_td import LDRTridiagonal
-from ..linear_map import LinearMap
 from ..low_rank import LowRank
 from ..toeplitz_like import HankelLike, ToeplitzLike, corner_sign
 from ..vandermonde_like import VandermondeLike

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import torch
 
+from ...core.linear_map import LinearMap
 from ..acdc import ACDC
 from ..circulant import BlockCirculant, Circulant
-from ..linear_map import LinearMap
 from ..low_rank import LowRank
 from .constructors_base import Operators
 from .operators import Diagonal, Shift, Tridiagonal

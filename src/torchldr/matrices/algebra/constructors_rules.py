@@ -12,8 +12,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..linear_map import LinearMap, Number
-from ..rules import rule
+from ...core.linear_map import LinearMap, Number
+from ...core.rules import rule
 from .constructors import Cauchy, Diagonals, Hankel, Toeplitz
 from .solvers import Candidate, formula
 from .transforms import DCT2, DFT, Chebyshev

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..linear_map import LinearMap
+from ...core.linear_map import LinearMap
 from .closure import displaced, worthwhile
 from .equation import solve_displacement_equation
 from .operators import DenseOperator, Operator

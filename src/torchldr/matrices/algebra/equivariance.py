@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from ..base import StructuredMatrix
-from ..linear_map import LinearMap
+from ...core.linear_map import LinearMap
+from ...core.matrix import StructuredMatrix
 from .operators import DenseOperator, Operator, Shift
 from .structure import Form
 

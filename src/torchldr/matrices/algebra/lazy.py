@@ -12,9 +12,9 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from .. import rules
-from ..linear_map import LinearMap, Number
-from ..rules import rule
+from ...core import rules
+from ...core.linear_map import LinearMap, Number
+from ...core.rules import rule
 from .closure import inverse_structure, product_structure, sum_structure
 from .multiply import multiply, real_dtype, rmultiply, through
 from .operators import Operator

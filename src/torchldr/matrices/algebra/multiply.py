@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..linear_map import LinearMap
+from ...core.linear_map import LinearMap
 from .operators import Operator
 
 

@@ -13,14 +13,14 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from ..base import StructuredMatrix
+from ...core.linear_map import LinearMap
+from ...core.matrix import StructuredMatrix
+from ...core.registry import get_structure
+from ...core.rules import rule
 from ..cauchy_like import CauchyLike
 from ..circulant import Circulant
 from ..ldr_sd import LDRSubdiagonal
-from ..linear_map import LinearMap
 from ..low_rank import LowRank
-from ..registry import get_structure
-from ..rules import rule
 from ..toeplitz_like import HankelLike, ToeplitzLike, corner_sign
 from ..vandermonde_like import VandermondeLike
 from .closure import displaced

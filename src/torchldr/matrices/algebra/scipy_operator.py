@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from ..linear_map import LinearMap
-from ..rules import rule
+from ...core.linear_map import LinearMap
+from ...core.rules import rule
 from .multiply import multiply, rmultiply
 
 

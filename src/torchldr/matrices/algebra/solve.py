@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..linear_map import LinearMap, show
-from ..registry import near
-from ..rules import rule
+from ...core.linear_map import LinearMap, show
+from ...core.registry import near
+from ...core.rules import rule
 from . import solver_formulas as solver_formulas  # its rules are found once imported
 from .certificate import Certified, Product, certified, condition_by
 from .multiply import multiply, rmultiply

@@ -11,13 +11,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ...core.rules import rule
 from ...functional.orthogonal import cosine_transform, hadamard_transform, inverse_cosine_transform
 from ..acdc import ACDC
 from ..circulant import BlockCirculant, Circulant
 from ..dense import Dense
 from ..fastfood import Fastfood
 from ..low_rank import LowRank
-from ..rules import rule
 from .solvers import Candidate, dense, formula
 
 

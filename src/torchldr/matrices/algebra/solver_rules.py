@@ -18,14 +18,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ...functional.subdiagonal import scales
+from ...core import rules
+from ...core.linear_map import LinearMap
+from ...core.rules import rule
+from ...functional.subdiagonal.guard import scales
 from ...functional.triangular import ring_solve
-from .. import rules
 from ..cauchy_like import CauchyLike
 from ..ldr_sd import LDRSubdiagonal
 from ..ldr_td import LDRTridiagonal
-from ..linear_map import LinearMap
-from ..rules import rule
 from ..toeplitz_like import HankelLike, ToeplitzLike
 from ..vandermonde_like import VandermondeLike
 from .cauchy_forms import CauchyForm, complex_toeplitz_form, gko, real_toeplitz_form, vandermonde_form

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ...core.linear_map import LinearMap
 from ...functional.gmres import gmres
-from ..linear_map import LinearMap
 from .multiply import multiply, rmultiply
 
 # Up to here Gaussian elimination on the dense matrix is quick (some 50 ms): no iteration is tried first.

@@ -7,8 +7,8 @@ import copy
 import torch
 from torch import Tensor
 
-from ..base import StructuredMatrix
-from ..linear_map import LinearMap
+from ...core.linear_map import LinearMap
+from ...core.matrix import StructuredMatrix
 from .blocks import Block
 from .constructors_base import ClassicalMatrix
 from .lazy import Inverse, Pair, Scaled, Transposed

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..base import StructuredMatrix
-from ..registry import get_structure, near
+from ...core.matrix import StructuredMatrix
+from ...core.registry import get_structure, near
 from .problem import Problem, Projection, Report, Tensors
 from .progress import reporting
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..base import StructuredMatrix
+from ...core.matrix import StructuredMatrix
 
 Tensors = dict[str, Tensor]
 Report = Callable[[str, int, int], None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..base import StructuredMatrix
+from ...core.matrix import StructuredMatrix
 from .problem import Problem, Tensors
 
 Project = Callable[[Problem, int], Tensors]

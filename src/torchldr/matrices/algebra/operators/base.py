@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...linear_map import LinearMap
+from ....core.linear_map import LinearMap
 
 
 class Entries(NamedTuple):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .base import StructuredMatrix
+    from .matrix import StructuredMatrix
 
 REGISTRY: dict[str, type[StructuredMatrix]] = {}
 

@@ -1,12 +1,12 @@
-"""Both Krylov products of an LDR-SD layer as one compiled function, with a hand-written backward.
+"""Both Krylov products of an LDR-SD layer as one compiled function, with a hand-written backward; on a CPU.
 
     y = sum_i K_k(A, g_i) K_k(C, h_i)^T x
 
-by the convolutions of `subdiagonal`, in the ring of `compiled_fft` with 2N >= m + k - 1 of either operator:
-2r + 2 complex FFTs of length N a vector forward and as many backward, everything between them while it is in
-cache, rows of the batch in as many threads as torch uses. The gradients are those of `subdiagonal`:
-correlations, summed over the batch as spectra. Derivatives of derivatives, forward mode and stacked operators
-take the plain form, the split product. `serves` says where it applies.
+by the convolutions of `convolution`, in the ring of `compiled_fft` with 2N >= m + k - 1 of either
+operator: 2r + 2 complex FFTs of length N a vector forward and as many backward, everything between them
+while it is in cache, rows of the batch in as many threads as torch uses. The gradients are correlations,
+summed over the batch as spectra. Derivatives of derivatives, forward mode and stacked operators go
+through the dense matrix.
 """
 
 from __future__ import annotations
@@ -18,14 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import scanned, stencil
-from ._twin import plain_backward, plain_jvp
-from .arrays import as_array
-from .split import split_matmul, split_prepare, split_rmatmul
-from .subdiagonal import Side, convolution_scales, matmul_by, rmatmul_by
-from .threads import in_parts
-
-SCANNED = 1 << 26  # entries of the dense matrix that a GPU makes: beyond, it would take too much memory
+from .. import stencil
+from .._twin import plain_backward, plain_jvp
+from ..arrays import as_array
+from ..doubling import shifted_sum
+from ..threads import in_parts
+from .guard import Scales, Side
 
 
 class Joint(NamedTuple):
@@ -37,61 +35,29 @@ class Joint(NamedTuple):
     tables: tuple[Any, Any]  # of the FFT
 
 
-def product(A: Side, C: Side, x: Tensor, how: str = "auto") -> Tensor:
-    """sum_i K_k(A, g_i) K_k(C, h_i)^T x, k = min(m, n).
-
-    Args:
-        A, C: subdiagonal, corner () and start vectors, (m - 1,) and (r, m) for A, (n - 1,) and (r, n) for C.
-        x: vectors, shape (b, n).
-        how: "auto", "convolution" or "split", see `subdiagonal.convolution_scales`.
-
-    Returns:
-        Shape (b, m), in the dtype of `x` (float32 or float64): by the compiled function where the guard
-        allows both convolutions and tensors are in CPU memory; in training on a GPU by the dense matrix while
-        that is not large, so that no value is looked at; else by one Krylov product after the other.
-        Differentiable in every argument, any number of times; vmap, jvp and tracing hold.
-    """
-    if how == "auto" and _matrix_fits(A, C, x):
-        E = (A[2].mT @ C[2]).unsqueeze(0)
-        return x @ scanned.stein_matrix(_lower(A).unsqueeze(0), _lower(C).unsqueeze(0), E).squeeze(0).mT
-    P_A, P_C = convolution_scales(A[0], how), convolution_scales(C[0], how)
-    if P_A is not None and P_C is not None and stencil.serves(*A, *C, x):
-        dtype = _wider(P_A, P_C)
-        wide = (t.to(dtype) for t in (*A, *C, x, P_A, P_C))
-        return _Joint.apply(*wide)[0].to(x.dtype)
-    return matmul_by(P_A, *A, rmatmul_by(P_C, *C, x, min(A[2].shape[-1], C[2].shape[-1])))
+def product(A: Side, C: Side, x: Tensor, scales: Scales) -> Tensor:
+    """`convolution.product` by the compiled function; arguments and result as there."""
+    wide = (t.to(scales.dtype) for t in (*A, *C, x, *scales))
+    return _Joint.apply(*wide)[0].to(x.dtype)
 
 
-def _matrix_fits(A: Side, C: Side, x: Tensor) -> bool:
-    """Whether a GPU makes the dense matrix: in training, where any operator is to be served unseen."""
-    tensors = (*A, *C, x)
-    if A[2].shape[-1] * C[2].shape[-1] > SCANNED or not scanned.serves(*tensors):
-        return False
-    trained = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-    return trained or torch.cuda.is_current_stream_capturing()
-
-
-def _lower(side: Side) -> Tensor:
+def lower(side: Side) -> Tensor:
     """The corner, then the subdiagonal, (m,)."""
     s, corner, _ = side
     return torch.cat((corner.reshape(1), s))
 
 
-def _wider(P_A: Tensor, P_C: Tensor) -> torch.dtype:
-    return torch.float64 if torch.float64 in (P_A.dtype, P_C.dtype) else torch.float32
-
-
-def prepare(A: Side, C: Side, scales: tuple[Tensor, Tensor]) -> Joint:
+def prepare(A: Side, C: Side, scales: Scales) -> Joint:
     """The constants of the product, for `matmul`."""
-    from . import compiled_fft, compiled_kernels
+    from .. import compiled_fft, compiled_kernels
 
     m, n = A[2].shape[-1], C[2].shape[-1]
     k = min(m, n)
     N = max(compiled_fft.SMALLEST, 1 << ((max(m, n) + k - 2) // 2).bit_length())
-    dtype = _wider(*scales)
+    dtype = scales.dtype
     tables = compiled_fft.tables(N, str(dtype).removeprefix("torch."))
     sides = []
-    for (_, corner, V), scale in ((A, scales[0]), (C, scales[1])):
+    for (_, corner, V), scale in ((A, scales.A), (C, scales.C)):
         starts, P = as_array(V.to(dtype).contiguous()), as_array(scale.to(dtype))
         hats = np.empty((len(starts), 2 * N), P.dtype)
         compiled_kernels.generator_spectra(starts, P, hats, *tables)
@@ -104,7 +70,7 @@ def matmul(K: Joint, x: Tensor, saved: Sequence[Tensor] = ()) -> Tensor:
 
     `saved` are the three arrays that `layer_forward` fills for a backward.
     """
-    from .compiled_kernels import layer_forward
+    from ..compiled_kernels import layer_forward
 
     P, _, hats = K.A
     source = as_array(x.to(torch.float64 if P.dtype == np.float64 else torch.float32).contiguous())
@@ -123,9 +89,8 @@ def matmul(K: Joint, x: Tensor, saved: Sequence[Tensor] = ()) -> Tensor:
 def _plain(
     s_A: Tensor, corner_A: Tensor, G: Tensor, s_C: Tensor, corner_C: Tensor, H: Tensor, x: Tensor
 ) -> Tensor:
-    k = min(G.shape[-1], H.shape[-1])
-    z = split_rmatmul(split_prepare(s_C, corner_C, H, k), x)
-    return split_matmul(split_prepare(s_A, corner_A, G, k), z)
+    a, c = lower((s_A, corner_A, G)), lower((s_C, corner_C, H))
+    return x @ shifted_sum(G.mT @ H, a, c, min(G.shape[-1], H.shape[-1])).mT
 
 
 class _Joint(torch.autograd.Function):
@@ -134,7 +99,7 @@ class _Joint(torch.autograd.Function):
     @staticmethod
     def forward(*inputs: Tensor) -> tuple[Tensor, ...]:
         s_A, corner_A, G, s_C, corner_C, H, x, P_A, P_C = inputs
-        K = prepare((s_A, corner_A, G), (s_C, corner_C, H), (P_A, P_C))
+        K = prepare((s_A, corner_A, G), (s_C, corner_C, H), Scales(P_A, P_C))
         (r, size), b = K.A[2].shape, len(x)
         saved = x.new_empty(b, size), x.new_empty(b, r, size), x.new_empty(b, K.k)
         y = matmul(K, x, saved)
@@ -174,11 +139,11 @@ class _Joint(torch.autograd.Function):
 
 def _gradients(inputs: Sequence[Tensor], outputs: Sequence[Tensor], u: Tensor) -> tuple[Tensor, ...]:
     """Of s, corner and V of A, of those of C, and of x."""
-    from .compiled_kernels import layer_backward, side_gradients
+    from ..compiled_kernels import layer_backward, side_gradients
 
     s_A, corner_A, G, s_C, corner_C, H, x, P_A, P_C = (t.detach().contiguous() for t in inputs)
     A, C = (s_A, corner_A, G), (s_C, corner_C, H)
-    K = prepare(A, C, (P_A, P_C))
+    K = prepare(A, C, Scales(P_A, P_C))
     dx = torch.empty_like(x)
     y, *saved = map(as_array, outputs)
     batch = as_array(u.contiguous()), as_array(x), y, dx.numpy()
@@ -200,5 +165,5 @@ def _gradients(inputs: Sequence[Tensor], outputs: Sequence[Tensor], u: Tensor) -
         ds, dV = torch.empty_like(s), torch.empty_like(V)
         known = as_array(s), corner.item(), as_array(V), as_array(P), K.k, sums
         dc = side_gradients(*known, ds.numpy(), dV.numpy(), *K.tables)
-        found += [ds, torch.tensor(dc, dtype=s.dtype), dV]
+        found += [ds, torch.full_like(corner, dc), dV]
     return *found, dx

@@ -5,14 +5,14 @@ much again. Where n is a power of two, this module does all of
 
     y = sum_i K(A, g_i) K(C, h_i)^T x
 
-in one loop nest over the compiled FFT. `closed_rings` turns the product into one of shifts Z_a and Z_b, for
+in one loop nest over the compiled FFT. `circulant_pair` turns the product into one of shifts Z_a and Z_b, for
 any a and b with a b != 1 and two terms more. Here a = -1 and b = -1/2, because Z_{-1} belongs to the ring of
 `compiled_fft`, which takes complex FFTs of length n / 2, and so does Z_{-1/2} after a scaling:
 
     K(Z_{-1/2}, v) = D K(Z_{-1}, D^{-1} v) D^{-1},     D = diag(2^{j/n}).
 
 That is 2r + 4 FFTs of length n / 2 a vector. The scaling costs a bit of precision at most. The tests hold
-it to the same oracle as every other product; `prepare` and `serves` say where it applies.
+it to the same oracle as every other product; `why_not` says where it applies.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import stencil
-from .arrays import as_array
-from .closed_rings import generators
-from .subdiagonal import Side
-from .threads import in_parts
+from .. import stencil
+from ..arrays import as_array
+from ..threads import in_parts
+from .circulant_pair import generators
+from .guard import Side
 
 SMALLEST = 64
 
 
-class Single(NamedTuple):
+class CompiledPair(NamedTuple):
     """The constants of a product, as arrays."""
 
     dtype: torch.dtype
@@ -43,17 +43,19 @@ class Single(NamedTuple):
     product: Any  # the compiled loop nest
 
 
-def prepare(A: Side, C: Side, dtype: torch.dtype) -> Single | None:
-    """Prepare sum_i K(A, g_i) K(C, h_i)^T for (subdiagonal, corner, start vectors) of A and C.
+def why_not(A: Side, C: Side) -> str | None:
+    """Why a layer with these operators cannot be prepared, or None."""
+    n = A[2].shape[-1]
+    if C[2].shape[-1] != n or n & (n - 1) or n < SMALLEST:
+        return f"for square matrices whose size is a power of two from {SMALLEST}"
+    return None if stencil.serves(A[2], C[2]) else stencil.unavailable() or "for CPUs"
 
-    `dtype` is the one to compute in, see `subdiagonal.convolution_scales`. None where this does not apply:
-    not square, not a power of two, not on a CPU, no numba.
-    """
+
+def prepare(A: Side, C: Side, dtype: torch.dtype) -> CompiledPair:
+    """Prepare sum_i K(A, g_i) K(C, h_i)^T for products in a dtype, see `guard`."""
+    from .. import compiled_fft, compiled_kernels  # they import numba
+
     r, n = A[2].shape
-    if C[2].shape[-1] != n or n & (n - 1) or n < SMALLEST or not stencil.serves(A[2], C[2]):
-        return None
-    from . import compiled_fft, compiled_kernels  # they import numba
-
     name, half = str(dtype).removeprefix("torch."), n // 2
     P_A, left, P_C, right = (t.numpy() for t in generators(A, C, -1.0, -0.5))
     D = 2.0 ** (np.arange(n) / n)
@@ -62,17 +64,10 @@ def prepare(A: Side, C: Side, dtype: torch.dtype) -> Single | None:
     right[:r] /= half
     left = compiled_fft.spectra(left, half, name)
     tables = compiled_fft.tables(half, name)
-    return Single(dtype, scalings, right, left, tables, compiled_kernels.closed_rings)
+    return CompiledPair(dtype, scalings, right, left, tables, compiled_kernels.closed_rings)
 
 
-def serves(x: Tensor) -> bool:
-    """Whether `matmul` takes this input: plain vectors in CPU memory that no gradient is wanted of."""
-    if (torch.is_grad_enabled() and x.requires_grad) or torch.compiler.is_compiling():
-        return False
-    return x.device.type == "cpu" and stencil.is_plain(x)
-
-
-def matmul(K: Single, x: Tensor) -> Tensor:
+def matmul(K: CompiledPair, x: Tensor) -> Tensor:
     """The product for prepared constants: (b, n) to (b, n), in the dtype of `x`."""
     source = as_array((x if x.dtype is K.dtype else x.to(K.dtype)).contiguous())
     y = np.empty(source.shape, source.dtype)

@@ -10,9 +10,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from .base import StructuredMatrix
-
-Product = Callable[[Tensor], Tensor]
+    from .matrix import StructuredMatrix
 
 
 def check_input(M: StructuredMatrix, x: Tensor, features: int, what: str, who: str | None = None) -> None:
@@ -32,6 +30,9 @@ def check_input(M: StructuredMatrix, x: Tensor, features: int, what: str, who: s
         raise TypeError(f"{who}: the input has dtype {x.dtype}, the weights {M.dtype}; convert one of them.")
 
 
+Product = Callable[[Tensor], Tensor]  # (b, in_features) to (b, out_features)
+
+
 def autocasts(device: str) -> bool:
     """Whether autocast is on for this type of device; some, such as meta, have none."""
     return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
@@ -44,7 +45,7 @@ def run_product(product: Product, x: Tensor, dtype: torch.dtype, bias: Tensor | 
     flat = x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
     if flat.dtype != compute:
         flat = flat.to(compute)
-    if not torch.compiler.is_compiling() and len(flat) == 0:
+    if len(flat) == 0:
         product = _of_no_vectors(product)
     if autocasts(device):
         with torch.autocast(device, enabled=False):

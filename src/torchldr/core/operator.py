@@ -2,8 +2,8 @@
 
 The fast products of LDR-SD and LDR-TD look at values (a guard) or leave torch (a compiled stencil), so a
 compiler can only trace their plain form: hundreds of small steps that take minutes to compile and run
-slower than the eager product. Instead it is shown one operator, `torchldr::product`, that runs the eager
-product, with a second one for its gradient. torch.export still traces the plain form, so that an exported
+slower than the eager product. Instead it is shown one operator, `torchldr::product`, that chooses a route and
+runs it, with a second one for its gradient. torch.export still traces the plain form, so that an exported
 program needs nothing of this package.
 """
 
@@ -19,12 +19,14 @@ from torch import Tensor
 from .registry import get_structure
 
 if TYPE_CHECKING:
-    from .base import StructuredMatrix
+    from .matrix import StructuredMatrix
 
 
-def wanted() -> bool:
-    """Whether a compiler, and not an exporter, is looking."""
-    return torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+def as_compilers_see(M: StructuredMatrix, x: Tensor, *, transposed: bool) -> Tensor:
+    """M x, or M^T x, for a compiler or an exporter: one operator, or the first route of the class."""
+    if M.opaque and not torch.compiler.is_exporting():
+        return product(M, x, transposed=transposed)
+    return M.ROUTES[0].apply(M, x, transposed)
 
 
 def product(M: StructuredMatrix, x: Tensor, *, transposed: bool) -> Tensor:
@@ -49,7 +51,7 @@ def _run(
 ) -> Tensor:
     named = dict(zip(names.split(","), tensors, strict=True))
     M = get_structure(structure).unchecked(m, n, named, ast.literal_eval(options))
-    return M._rmatmul(x) if transposed else M._matmul(x)
+    return M.multiply(x, transposed=transposed)
 
 
 def _product(*arguments: Any) -> Tensor:

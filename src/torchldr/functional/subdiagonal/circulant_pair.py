@@ -1,6 +1,6 @@
 """A whole square LDR-SD product with FFTs of length n, for inference.
 
-With A = D_A Z_f D_A^{-1} and C = D_C Z_e D_C^{-1} (see `subdiagonal`) the matrix between the scalings,
+With A = D_A Z_f D_A^{-1} and C = D_C Z_e D_C^{-1} (see the package) the matrix between the scalings,
 
     M' = D_A^{-1} M D_C^{-1} = sum_i K(Z_f, g_i) K(Z_e, h_i)^T,      g = G / P_A,  h = H / P_C,
 
@@ -26,12 +26,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .fft import conjugate, contract_rank, is_fast_length
-from .ring import Ring, ring, shift_krylov_matmul, shift_krylov_rmatmul
-from .subdiagonal import Side, convolution_scales
+from ..fft import conjugate, contract_rank
+from ..ring import Ring, ring, shift_krylov_matmul, shift_krylov_rmatmul
+from .guard import Side
 
 
-class ClosedRings(NamedTuple):
+class CirculantPair(NamedTuple):
     """M prepared: scalings, and spectra of (h_1 .. h_r, p) and of (g_1 .. g_r, q)."""
 
     P_A: Tensor
@@ -42,22 +42,14 @@ class ClosedRings(NamedTuple):
     left: Tensor  # (r + 1, f)
 
 
-def prepare(A: Side, C: Side, product: str = "auto") -> ClosedRings | None:
-    """Prepare M = sum_i K(A, g_i) K(C, h_i)^T.
-
-    None where M is not square, where its scales or its length forbid it, and below rank 4: on a CPU the
-    additional small steps cost more there than the shorter FFTs save.
-    """
-    r, n = A[2].shape
-    if C[2].shape[-1] != n or r < 4 or not is_fast_length(n):
-        return None
-    scales = convolution_scales(A[0], product), convolution_scales(C[0], product)
-    if scales[0] is None or scales[1] is None:
-        return None
-    dtype = torch.promote_types(scales[0].dtype, scales[1].dtype)
+def prepare(A: Side, C: Side, dtype: torch.dtype) -> CirculantPair:
+    """Prepare M = sum_i K(A, g_i) K(C, h_i)^T, square, for products in a dtype."""
+    n = A[2].shape[-1]
     forward, backward = ring(n, n, 1), ring(n, n, -1)
     P_A, left, P_C, right = (t.to(dtype) for t in generators(A, C, 1.0, -1.0))
-    return ClosedRings(P_A, P_C, forward, backward, conjugate(backward.analyse(right)), forward.analyse(left))
+    return CirculantPair(
+        P_A, P_C, forward, backward, conjugate(backward.analyse(right)), forward.analyse(left)
+    )
 
 
 def generators(A: Side, C: Side, a: float, b: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -82,7 +74,7 @@ def _scaled(side: Side) -> tuple[Tensor, Tensor, Tensor]:
     """The scales, the start vectors over them, and the corner that they leave, in float64."""
     s, corner, V = (t.detach().double() for t in side)
     P = torch.cat((s.new_ones(1), s.cumprod(-1)))
-    return P, V / P, corner * P[-1]
+    return P, V / P, corner.reshape(()) * P[-1]
 
 
 def _shifted(v: Tensor, f: Tensor) -> Tensor:
@@ -90,7 +82,7 @@ def _shifted(v: Tensor, f: Tensor) -> Tensor:
     return torch.cat((f * v[-1:], v[:-1]))
 
 
-def matmul(K: ClosedRings, x: Tensor) -> Tensor:
+def matmul(K: CirculantPair, x: Tensor) -> Tensor:
     """M x for prepared M: (b, n) to (b, n), in the dtype of `x`."""
     scaled = x * K.P_C
     z = K.backward.fold(K.backward.unfold(scaled).unsqueeze(-2) * K.right)

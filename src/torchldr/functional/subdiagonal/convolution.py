@@ -1,21 +1,14 @@
-"""Products with Krylov matrices of a subdiagonal operator with a corner.
+"""Products with Krylov matrices of a subdiagonal operator by one convolution, with hand-written gradients.
 
-A has s_1 .. s_{m-1} below the diagonal and c in the top right corner. With P_i = s_1 .. s_i,
+    (K(A, v) w)_i = P_i (t_i + f t_{m+i}),  t = (v / P) * w,  f = c P_{m-1}
 
-    matrix        K(A, v) w = sum_j w_j A^j v
-    similarity    A = D Z_f D^{-1},  D = diag(P),  f = c P_{m-1}
-    convolution   (K(A, v) w)_i = P_i (t_i + f t_{m+i}),  t = (v / P) * w
-
-so one FFT convolution does what the paper's algorithm does with 8 log2(n) of them. Dividing by P
-costs digits in proportion to max|P| / min|P|, and everything when an entry is 0. Hence a guard and two
-products: the convolution where that range is at most 32, in float64 where it is larger but a float32
-result keeps its digits all the same, and else the split product (`split`), which is right for every
-operator. The tests hold them to `krylov_reference(subdiagonal_reference(s, c), v, k)`.
+See the package for the notation and `guard` for when this is right. Derivatives of derivatives and
+forward mode go through the Krylov matrix itself, made by doubling. The tests hold everything to
+`krylov_reference(subdiagonal_reference(s, c), v, k)`.
 """
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -23,21 +16,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from . import stencil
-from ._twin import plain_backward, plain_jvp
-from .arrays import as_array
-from .fft import conjugate, contract_rank, fast_length
-from .split import SplitKrylov, split_matmul, split_prepare, split_rmatmul
-
-Side = tuple[Tensor, Tensor, Tensor]  # of an operator: subdiagonal (m - 1,), corner (), start vectors (r, m)
-
-PRODUCTS = ("auto", "convolution", "split")
-RANGE = 2.0**5  # the convolution may lose five bits of its own dtype ..
-RANGE_FLOAT64 = 2.0**24  # .. and in float64 these, for a result and its gradients in float32
+from .._twin import plain_backward, plain_jvp
+from ..fft import conjugate, contract_rank, fast_length
+from .guard import Scales, Side
 
 
 class ConvolutionKrylov(NamedTuple):
-    """K_k(A, v_i) for all i, prepared for the single convolution of length `length`.
+    """K_k(A, v_i) for all i, prepared for a convolution of length `length`.
 
     `corner` is f = c P_{m-1} where the ring is closed, and None where c is 0 and nothing is folded.
     """
@@ -50,73 +35,69 @@ class ConvolutionKrylov(NamedTuple):
     conjugates: Tensor
 
 
-def scales(s: Tensor) -> Tensor:
-    """P_0 = 1, P_i = s_1 .. s_i, shape (m,)."""
-    return torch.cat((s.new_ones(1), s.cumprod(-1)))
+def product(A: Side, C: Side, x: Tensor, scales: Scales) -> Tensor:
+    """sum_i K_k(A, g_i) K_k(C, h_i)^T x, k = min(m, n).
 
+    Args:
+        A, C: subdiagonal, corner and start vectors, (m - 1,), () and (r, m) for A, likewise n for C.
+        x: vectors, shape (b, n).
+        scales: what `guard` found.
 
-def convolution_scales(s: Tensor, product: str = "auto") -> Tensor | None:
-    """The guard: the scales P in a dtype that keeps the convolution's digits, or None for the split product.
-
-    "auto" reads the range of the scales. Where there are no values to read (tracing, vmap over
-    operators, capture of a CUDA graph) it answers None: the split product is always right.
-    "convolution" answers in float64 unseen, for callers that watch the range themselves.
+    Returns:
+        Shape (b, m), in the dtype of `x` (float32 or float64). 2r + 2 real FFTs a vector and 2r more, of
+        lengths m + k and n + k. Differentiable in every tensor but the scales, any number of times; vmap and
+        jvp hold.
     """
-    s = s.detach()
-    if product == "convolution":
-        return scales(s.double())
-    if product == "split" or torch.compiler.is_compiling():
-        return None
-    if s.is_cuda and torch.cuda.is_current_stream_capturing():
-        return None
-    if stencil.serves(s) and stencil.is_plain(s):
-        from .compiled_kernels import scales as compiled_scales  # imports numba
-
-        values, low, high = compiled_scales(as_array(s.contiguous()))
-        P, reach = torch.from_numpy(values), high / low if low else math.inf
-    else:
-        P = scales(s)
-        low, high = P.abs().aminmax()
-        try:
-            reach = (high / low).item()
-        except RuntimeError:  # vmap and fake tensors have no values
-            return None
-    if reach <= RANGE:
-        return P.to(s.dtype)
-    if s.dtype == torch.float32 and reach <= RANGE_FLOAT64:
-        return P if P.dtype == torch.float64 else scales(s.double())
-    return None
+    k = min(A[2].shape[-1], C[2].shape[-1])
+    return matmul(*A, rmatmul(*C, x, k, scales.C), scales.A)
 
 
-def krylov_prepare(
-    s: Tensor, corner: Tensor, V: Tensor, k: int, product: str = "auto"
-) -> ConvolutionKrylov | SplitKrylov:
-    """Prepare the Krylov matrices K_k(A, v_i) of a subdiagonal operator for many products.
+def matmul(s: Tensor, corner: Tensor, V: Tensor, w: Tensor, P: Tensor) -> Tensor:
+    """Multiply by the Krylov matrices of a subdiagonal operator: sum_i K_k(A, v_i) w_i.
 
     Args:
         s: subdiagonal, shape (m - 1,).
         corner: top right entry, shape ().
         V: start vectors, shape (r, m).
-        k: how many columns, at most m.
-        product: "auto", "convolution" or "split", see `convolution_scales`.
+        w: coefficients, shape (b, r, k) with k <= m.
+        P: the scales, in the dtype to compute in.
 
     Returns:
-        What `prepared_matmul` and `prepared_rmatmul` take: constants of about 2 r m numbers for the
-        single convolution, O(r m log m) for the split product.
+        Shape (b, m), in the dtype of `w`.
+
+    The same, slowly: `sum(krylov_reference(subdiagonal_reference(s, corner), v, k) @ w)`.
     """
-    P = convolution_scales(s, product)
-    closed = corner.item() != 0
-    if P is None:
-        return split_prepare(s, corner, V, k, closed=closed)
+    wide = (t.to(P.dtype) for t in (s, corner, V, w))
+    return _ConvolutionMatmul.apply(*wide, P)[0].to(w.dtype)
+
+
+def rmatmul(s: Tensor, corner: Tensor, V: Tensor, u: Tensor, k: int, P: Tensor) -> Tensor:
+    """Multiply by the transposed Krylov matrices: K_k(A, v_i)^T u for every i, (b, m) to (b, r, k)."""
+    wide = (t.to(P.dtype) for t in (s, corner, V, u))
+    return _ConvolutionRmatmul.apply(*wide, P, k)[0].to(u.dtype)
+
+
+def prepare(A: Side, C: Side, scales: Scales) -> tuple[ConvolutionKrylov, ConvolutionKrylov]:
+    """The constants of `product`: the transforms of the start vectors over their scales."""
+    k = min(A[2].shape[-1], C[2].shape[-1])
+    return _prepared(A, k, scales.A), _prepared(C, k, scales.C)
+
+
+def _prepared(side: Side, k: int, P: Tensor) -> ConvolutionKrylov:
+    _, corner, V = side
     length = _length(V.shape[-1], k)
     spectra = torch.fft.rfft(V / P, length)
+    closed = corner.item() != 0
     return ConvolutionKrylov(k, length, P, corner * P[-1] if closed else None, spectra, conjugate(spectra))
 
 
-def prepared_matmul(K: ConvolutionKrylov | SplitKrylov, w: Tensor) -> Tensor:
-    """sum_i K_k(A, v_i) w_i for prepared matrices: (b, r, k) to (b, m)."""
-    if isinstance(K, SplitKrylov):
-        return split_matmul(K, w)
+def prepared_product(K: tuple[ConvolutionKrylov, ConvolutionKrylov], x: Tensor) -> Tensor:
+    """`product` for prepared constants; differentiable in x."""
+    left, right = K
+    return _prepared_matmul(left, _prepared_rmatmul(right, x))
+
+
+def _prepared_matmul(K: ConvolutionKrylov, w: Tensor) -> Tensor:
     m, dtype = K.scale.shape[0], w.dtype
     w_hat = torch.fft.rfft(w.to(K.scale.dtype), K.length)
     t = torch.fft.irfft(contract_rank(w_hat, K.spectra), K.length)
@@ -126,10 +107,7 @@ def prepared_matmul(K: ConvolutionKrylov | SplitKrylov, w: Tensor) -> Tensor:
     return (y * K.scale).to(dtype)
 
 
-def prepared_rmatmul(K: ConvolutionKrylov | SplitKrylov, u: Tensor) -> Tensor:
-    """K_k(A, v_i)^T u for every i, for prepared matrices: (b, m) to (b, r, k)."""
-    if isinstance(K, SplitKrylov):
-        return split_rmatmul(K, u)
+def _prepared_rmatmul(K: ConvolutionKrylov, u: Tensor) -> Tensor:
     scaled = u * K.scale
     if K.corner is not None:
         scaled = torch.cat((scaled, K.corner * scaled[..., : K.k - 1]), -1)
@@ -137,66 +115,26 @@ def prepared_rmatmul(K: ConvolutionKrylov | SplitKrylov, u: Tensor) -> Tensor:
     return torch.fft.irfft(u_hat * K.conjugates, K.length)[..., : K.k].to(u.dtype)
 
 
-def krylov_matmul(s: Tensor, corner: Tensor, V: Tensor, w: Tensor, product: str = "auto") -> Tensor:
-    """Multiply by the Krylov matrices of a subdiagonal operator: sum_i K_k(A, v_i) w_i.
+def krylov_matrices(s: Tensor, corner: Tensor, V: Tensor, k: int) -> Tensor:
+    """The Krylov matrices K_k(A, v_i), transposed, (r, k, m): by doubling, K_2j = [K_j, A^j K_j].
 
-    Args:
-        s: subdiagonal, shape (m - 1,).
-        corner: top right entry, shape ().
-        V: start vectors, shape (r, m).
-        w: coefficients, shape (b, r, k) with k <= m.
-        product: "auto", "convolution" or "split", see `convolution_scales`.
-
-    Returns:
-        Shape (b, m), in the dtype of `w` (float32 or float64).
-
-    b r + r + b real FFTs of length about m + k, or the split product (see the module). Differentiable
-    in every argument, any number of times; vmap, jvp and tracing hold.
-
-    The same, slowly: `sum(krylov_reference(subdiagonal_reference(s, corner), v, k) @ w)`.
+    Plain torch operations, right for every operator.
     """
-    return matmul_by(convolution_scales(s, product), s, corner, V, w)
-
-
-def matmul_by(P: Tensor | None, s: Tensor, corner: Tensor, V: Tensor, w: Tensor) -> Tensor:
-    """`krylov_matmul` with the guard's answer given: the scales, or None for the split product."""
-    if P is None:
-        return _plain_matmul(s, corner, V, w)
-    wide = (t.to(P.dtype) for t in (s, corner, V, w))
-    return _ConvolutionMatmul.apply(*wide, P)[0].to(w.dtype)
-
-
-def krylov_rmatmul(s: Tensor, corner: Tensor, V: Tensor, u: Tensor, k: int, product: str = "auto") -> Tensor:
-    """Multiply by the transposed Krylov matrices: K_k(A, v_i)^T u for every i.
-
-    Args:
-        s: subdiagonal, shape (m - 1,).
-        corner: top right entry, shape ().
-        V: start vectors, shape (r, m).
-        u: vectors, shape (b, m).
-        k: how many columns, at most m.
-        product: "auto", "convolution" or "split", see `convolution_scales`.
-
-    Returns:
-        Shape (b, r, k). Costs and rules as for `krylov_matmul`.
-    """
-    return rmatmul_by(convolution_scales(s, product), s, corner, V, u, k)
-
-
-def rmatmul_by(P: Tensor | None, s: Tensor, corner: Tensor, V: Tensor, u: Tensor, k: int) -> Tensor:
-    """`krylov_rmatmul` with the guard's answer given."""
-    if P is None:
-        return _plain_rmatmul(s, corner, V, u, k)
-    wide = (t.to(P.dtype) for t in (s, corner, V, u))
-    return _ConvolutionRmatmul.apply(*wide, P, k)[0].to(u.dtype)
+    lower = torch.cat((corner.reshape(1), s))
+    K, weights, j = V.unsqueeze(1), lower, 1
+    while j < k:
+        K = torch.cat((K, weights * K.roll(j, -1)), 1)
+        weights, j = weights * weights.roll(j, -1), 2 * j
+    return K[:, :k]
 
 
 def _plain_matmul(s: Tensor, corner: Tensor, V: Tensor, w: Tensor) -> Tensor:
-    return split_matmul(split_prepare(s, corner, V, w.shape[-1]), w)
+    return w.flatten(1) @ krylov_matrices(s, corner, V, w.shape[-1]).flatten(0, 1)
 
 
 def _plain_rmatmul(s: Tensor, corner: Tensor, V: Tensor, u: Tensor, k: int) -> Tensor:
-    return split_rmatmul(split_prepare(s, corner, V, k), u)
+    K = krylov_matrices(s, corner, V, k)
+    return (u @ K.flatten(0, 1).mT).unflatten(1, K.shape[:2])
 
 
 def _length(m: int, k: int) -> int:

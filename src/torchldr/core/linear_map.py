@@ -10,7 +10,7 @@ from torch import Tensor
 from . import rules
 
 if TYPE_CHECKING:
-    from .algebra.structure import Displacement
+    from ..matrices.algebra.structure import Displacement
 
 Number = int | float | complex | Tensor
 

@@ -4,10 +4,11 @@ A class must write
     parameter_shapes    names and shapes of its parameters; keyword-only arguments are its options
     init_               how they start, so that |M|_F is nn.Linear's
     factors             its definition, as products of dense factors: the oracle
-    _matmul, _rmatmul   the fast products, (b, in) -> (b, out) and back
+    _matmul, _rmatmul   its own product, (b, in) -> (b, out) and back, in plain torch operations
 should write, where it applies,
     constants           tensors that are not learned (nodes, a permutation)
-    prepare             a product with everything that does not depend on the input done before
+    prepare             its own product with everything that does not depend on the input done before
+    ROUTES              all its ways to multiply, with their costs (`routes`)
 and may write
     operators           its displacement operators A and C, which brings the displacement tests
 and register rules of the algebra (`rules`): what its sums, products and transposes are.
@@ -23,15 +24,28 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from . import opaque
+from . import costs, operator
+from .dense_route import by_columns, own_route, weight_by_columns
 from .linear_map import LinearMap
 from .products import Product, check_input, run_product, sum_of_products
 from .registry import REGISTRY, near
+from .routes import Call, Route, RouteTable, Sizes, choose, is_traced
 
 if TYPE_CHECKING:
-    from .projection import Projection
+    from ..matrices.projection import Projection
 
 _EXACT_NORM = 1 << 20  # entries up to which the initial scale is measured instead of computed
+
+
+def _some_seconds(M: StructuredMatrix | Sizes, call: Call) -> float:
+    """Of a product that nobody has costed: as long as a dense one in a few passes."""
+    m, n = M.shape
+    return costs.backward(
+        call, costs.passes(call, call.batch * (m + n), 10) + costs.gemm(call, call.batch, m, n)
+    )
+
+
+OWN = own_route("own", _some_seconds)
 
 
 class Constant(NamedTuple):
@@ -57,6 +71,7 @@ class StructuredMatrix(LinearMap):
     ranked: ClassVar[bool] = True
     scaled: ClassVar[tuple[str, ...]] = ("G", "H")  # M is multilinear in these: they carry its scale
     opaque: ClassVar[bool] = False  # whether torch.compile should see the product as one operator
+    ROUTES: ClassVar[tuple[Route, ...]] = (OWN, by_columns(OWN))  # the first serves every call
 
     def __init_subclass__(cls, *, name: str | None = None, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -95,6 +110,7 @@ class StructuredMatrix(LinearMap):
     ) -> None:
         self.out_features, self.in_features = out_features, in_features
         self.tensors, self.options = dict(tensors), dict(options)
+        self.facts: dict[str, Any] = {}  # what routes found out about the values; for one product alone
 
     @classmethod
     def unchecked(
@@ -304,7 +320,7 @@ class StructuredMatrix(LinearMap):
     @classmethod
     def from_dense(cls, W: Tensor, rank: int | None = None, **options: Any) -> Projection:
         """The nearest member of the class to a dense matrix that we can find: `torchldr.from_dense`."""
-        from .projection import from_dense
+        from ..matrices.projection import from_dense
 
         return from_dense(W, cls, rank, **options)
 
@@ -351,34 +367,89 @@ class StructuredMatrix(LinearMap):
         positive = [tuple(torch.where(f < 0, -f, f) for f in term) for term in self.factors()]
         return sum_of_products(positive)
 
+    def with_tensors(self, tensors: Mapping[str, Tensor]) -> Self:
+        """The same matrix with other tensors."""
+        return self.unchecked(self.out_features, self.in_features, tensors, self.options)
+
     def promoted(self) -> Self:
-        """The same matrix in the dtype that products run in: float32 or wider."""
+        """The same matrix in the dtype that products run in, float32 or wider, and without facts."""
         dtype = torch.promote_types(self.dtype, torch.float32)
-        return self if dtype == self.dtype else self.to(dtype)
+        return self.with_tensors(self.tensors) if dtype == self.dtype else self.to(dtype)
 
     def materialize(self) -> Tensor:
-        """The dense matrix by way of the fast product: what inference keeps. `to_dense` is the oracle."""
+        """The dense matrix by way of a fast product; differentiable. `to_dense` is the oracle."""
         M = self.promoted()
         return M._matmul(torch.eye(M.in_features, dtype=M.dtype, device=M.device)).mT.to(self.dtype)
 
-    def matmul(self, x: Tensor) -> Tensor:
+    def dense_weight(self) -> Tensor:
+        """The dense matrix that inference keeps, contiguous, without gradients and in little memory."""
+        return weight_by_columns(self)
+
+    def matmul(self, x: Tensor, *, route: str | None = None) -> Tensor:
         """Multiply vectors: (..., in_features) to (..., out_features).
+
+        Args:
+            x: vectors.
+            route: the name of the route to take (`routes` lists them), by default the cheapest that serves.
 
         FFTs and sums run in float32 or wider; the result has the dtype of `x` (under autocast that of
         autocast). A wrong size, dtype or device is an error.
         """
         check_input(self, x, self.in_features, "in_features")
-        return run_product(self.promoted().product, x, self.dtype)
+        return self.multiply(x, route=route)
 
-    def product(self, x: Tensor, *, transposed: bool = False) -> Tensor:
-        """`_matmul` or `_rmatmul`, as a compiler should see it."""
-        if self.opaque and opaque.wanted():
-            return opaque.product(self, x, transposed=transposed)
-        return self._rmatmul(x) if transposed else self._matmul(x)
-
-    def rmatmul(self, y: Tensor) -> Tensor:
+    def rmatmul(self, y: Tensor, *, route: str | None = None) -> Tensor:
+        """Multiply by the transposed matrix: (..., out_features) to (..., in_features)."""
         check_input(self, y, self.out_features, "out_features")
-        return run_product(partial(self.promoted().product, transposed=True), y, self.dtype)
+        return self.multiply(y, transposed=True, route=route)
+
+    def multiply(
+        self,
+        x: Tensor,
+        *,
+        transposed: bool = False,
+        route: str | None = None,
+        dense: bool | None = None,
+        bias: Tensor | None = None,
+    ) -> Tensor:
+        """`matmul` or `rmatmul` of an input that was checked, plus a bias; `dense` as for `choose`."""
+        M = self.promoted()
+        if torch.compiler.is_compiling():
+            seen = partial(operator.as_compilers_see, M, transposed=transposed)
+            return run_product(seen, x, self.dtype, bias)
+        chosen = choose(M, self.call(x, transposed=transposed), only=route, dense=dense)
+        if chosen.holds_dense:
+            y = chosen.apply(M, x, transposed)
+            return y if bias is None else y + bias
+        return run_product(lambda flat: chosen.apply(M, flat, transposed), x, self.dtype, bias)
+
+    def call(self, x: Tensor, *, transposed: bool = False, kept: bool = False) -> Call:
+        """What a product with these vectors asks for; `kept` where this matrix is a constant."""
+        tensors = (x,) if kept else (x, *self.tensors.values())
+        needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+        features, device, dtype = x.shape[-1], x.device.type, self.dtype
+        if dtype != torch.float64 and torch.is_autocast_enabled(device):
+            dtype = torch.get_autocast_dtype(device)
+        return Call(x.numel() // features, device, dtype, needs_grad, kept, is_traced(*tensors), transposed)
+
+    def routes(
+        self,
+        batch: int = 1,
+        *,
+        needs_grad: bool = False,
+        kept: bool = False,
+        traced: bool = False,
+        transposed: bool = False,
+        dtype: torch.dtype | None = None,
+    ) -> RouteTable:
+        """Every route of this matrix for a call: its cost in seconds by the model, or the reason against it.
+
+        >>> from torchldr import ToeplitzLike
+        >>> ToeplitzLike.random(256, 256, rank=2).routes(batch=64).chosen in ("fft", "dense")
+        True
+        """
+        asked = (batch, self.device.type, dtype or self.dtype, needs_grad, kept, traced, transposed)
+        return RouteTable(self.promoted(), Call(*asked))
 
     def __repr__(self) -> str:
         parts = [str(self.out_features), str(self.in_features)]

@@ -1,0 +1,70 @@
+"""What the steps of a product cost: the few numbers by which routes are compared.
+
+`benchmarks/machine.py` measures them, and `benchmarks/routes.py` how far the choices that follow from
+them are from the best ones. They need to be right to a factor of two or so: routes differ by more where
+it matters.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+
+from .routes import Call
+
+
+class Machine(NamedTuple):
+    """Seconds on a device, in float32."""
+
+    call: float  # to start an operation of torch
+    entry: float  # an entry of a tensor, read and written by an elementwise operation
+    fft: float  # an entry of a batch of FFTs, times log2 of its length
+    fewest: int  # FFTs: fewer than these take as long as they
+    multiply: float  # a multiply-add of a large matrix product
+    half: float  # the same in bfloat16 or float16
+    stream: float  # an entry of a matrix that is read once for a few vectors
+    compiled: float  # an entry of the compiled FFT, times log2 of its length
+    start: float  # to start a compiled function
+    stencil: float  # an entry of a Krylov matrix by the compiled stencil
+
+
+MACHINES = {
+    "cpu": Machine(1.5e-6, 0.15e-9, 60e-12, 8, 25e-12, 40e-12, 60e-12, 80e-12, 6e-6, 0.6e-9),
+    "cuda": Machine(5e-6, 2e-12, 0.2e-12, 64, 0.02e-12, 0.003e-12, 1.2e-12, 1.0, 1.0, 1e-12),
+}
+
+
+def machine(call: Call) -> Machine:
+    return MACHINES.get(call.device, MACHINES["cpu"])
+
+
+def wide(call: Call) -> float:
+    """How much longer numbers of this dtype take than float32."""
+    return 2.0 if call.dtype == torch.float64 else 1.0
+
+
+def passes(call: Call, entries: float, count: float = 1) -> float:
+    """So many elementwise operations on tensors of so many entries."""
+    on = machine(call)
+    return count * (on.call + wide(call) * on.entry * entries)
+
+
+def ffts(call: Call, count: float, length: int) -> float:
+    """One call of an FFT: so many transforms of a length."""
+    on = machine(call)
+    return on.call + wide(call) * on.fft * max(count, on.fewest) * length * math.log2(max(length, 2))
+
+
+def gemm(call: Call, rows: float, m: int, n: int) -> float:
+    """A matrix product (rows, n) by (n, m), in the dtype of the call."""
+    on, narrow = machine(call), call.dtype.itemsize < 4
+    arithmetic = (on.half if narrow else on.multiply) * rows
+    reading = on.stream * (0.5 if narrow else 1.0)
+    return on.call + wide(call) * m * n * max(arithmetic, reading)
+
+
+def backward(call: Call, seconds: float) -> float:
+    """Forward and backward of what takes this long forward."""
+    return 3 * seconds if call.needs_grad else seconds

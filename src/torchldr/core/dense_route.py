@@ -1,0 +1,91 @@
+"""Two routes that most classes have: the class's own product, and the dense matrix with a matrix product."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from . import costs
+from .routes import Call, Route
+
+if TYPE_CHECKING:
+    from .matrix import StructuredMatrix
+
+LARGEST = 1 << 26  # entries of a dense matrix: 256 MiB in float32
+_CHUNK = 1 << 24  # numbers of one intermediate while the dense matrix is made
+
+
+class DenseProduct:
+    """Multiply by a dense matrix, in its own dtype, and add a bias."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self.weight = weight
+
+    def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        weight = self.weight
+        if x.dtype is not weight.dtype and weight.dtype == torch.float64:
+            x = x.double()  # autocast leaves float64 alone
+        return linear(x, weight, bias)
+
+
+def own_route(name: str, seconds: Callable[[StructuredMatrix, Call], float]) -> Route:
+    """The product that a class writes itself, `_matmul`, `_rmatmul` and `prepare`; it serves every call."""
+
+    def apply(M: StructuredMatrix, x: Tensor, transposed: bool) -> Tensor:
+        return M._rmatmul(x) if transposed else M._matmul(x)
+
+    return Route(name, lambda M, call: None, seconds, apply, lambda M: M.prepare())
+
+
+def dense_route(seconds: Callable[[StructuredMatrix, Call], float]) -> Route:
+    """Make the dense matrix, then multiply; `seconds` are those of making it."""
+
+    def cost(M: StructuredMatrix, call: Call) -> float:
+        m, n = M.shape
+        product = costs.backward(call, costs.gemm(call, call.batch, m, n))
+        return product if call.kept else product + seconds(M, call)
+
+    return Route("dense", too_large, cost, multiply_by_dense, prepare_dense, holds_dense=True)
+
+
+def by_columns(own: Route) -> Route:
+    """The dense matrix by the class's own product with all unit vectors."""
+
+    def seconds(M: StructuredMatrix, call: Call) -> float:
+        return own.cost(M, call._replace(batch=M.shape[1], kept=False))
+
+    return dense_route(seconds)
+
+
+def too_large(M: StructuredMatrix, call: Call) -> str | None:
+    m, n = M.shape
+    return f"its {m * n:,} entries are more than {LARGEST:,}" if m * n > LARGEST else None
+
+
+def multiply_by_dense(M: StructuredMatrix, x: Tensor, transposed: bool) -> Tensor:
+    autocast = torch.is_autocast_enabled(x.device.type)
+    with torch.autocast(x.device.type, enabled=False):
+        W = M.materialize()
+    if not autocast:
+        W = W.to(x.dtype)
+    return DenseProduct(W.mT if transposed else W)(x)
+
+
+def prepare_dense(M: StructuredMatrix) -> DenseProduct:
+    return DenseProduct(M.dense_weight())
+
+
+def weight_by_columns(M: StructuredMatrix) -> Tensor:
+    """The dense matrix (m, n), made some columns at a time so that intermediates stay small."""
+    m, n = M.shape
+    product, weight = M.prepare(), torch.empty(m, n, dtype=M.dtype, device=M.device)
+    step = max(1, _CHUNK // ((m + n) * (M.rank or 1)))
+    for j in range(0, n, step):
+        unit = torch.zeros(min(step, n - j), n, dtype=M.dtype, device=M.device)
+        unit.diagonal(j).fill_(1)
+        weight[:, j : j + step] = product(unit).mT
+    return weight

@@ -1,0 +1,193 @@
+"""Routes: the ways to multiply by a structured matrix, and the one place that chooses among them.
+
+A class lists its routes (`StructuredMatrix.ROUTES`). Each says in words why it does not serve a call,
+what it would cost, how it multiplies, and what it can prepare once for many products. `choose` takes the
+cheapest route that serves. It computes costs and never measures them, so that a model gives the same
+numbers in every process; `torchldr.tune` measures.
+
+The first route of a class serves every call, in plain differentiable torch operations. It is the one that
+compilers, exporters and vmap see, where there are no values to look at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+from .products import Product
+from .registry import near
+
+if TYPE_CHECKING:
+    from .matrix import StructuredMatrix
+
+
+LARGEST_BATCH = 1 << 14  # batches above take as long a vector
+
+
+class Sizes(NamedTuple):
+    """What the cost of a route depends on besides the call. A matrix has these attributes too."""
+
+    shape: torch.Size
+    rank: int | None
+    options: dict[str, Any]
+
+
+class Call(NamedTuple):
+    """What is asked of a product: everything about it except the values."""
+
+    batch: int = 1
+    device: str = "cpu"
+    dtype: torch.dtype = torch.float32  # of the result; FFTs compute in float32 or wider
+    needs_grad: bool = False  # of the vectors, or of the matrix where it is not kept
+    kept: bool = False  # the matrix is a constant: what a route prepares serves many calls
+    traced: bool = False  # no values to look at: vmap, export, a tensor subclass, capture of a CUDA graph
+    transposed: bool = False
+
+    @property
+    def sized(self) -> Call:
+        """The same with a batch that stands for this one: the next power of two."""
+        batch = 1 << max(self.batch - 1, 0).bit_length()
+        return self._replace(batch=min(batch, LARGEST_BATCH))
+
+
+class Route(NamedTuple):
+    """One way to multiply. The matrix that its functions get has tensors of float32 or wider.
+
+    Attributes:
+        name: by which it is forced, listed and shown.
+        why_not: None where the route serves, else the reason, in words for a user.
+        cost: seconds by a simple model, from sizes alone.
+        apply: (M, x, transposed) to M x or M^T x for rows of x; differentiable.
+        prepare: M to the product with everything done that does not depend on x. It must be
+            differentiable in x where the route serves a kept call that needs a gradient.
+        holds_dense: whether it makes the m x n matrix. Such a route multiplies in the dtype of x.
+    """
+
+    name: str
+    why_not: Callable[[Any, Call], str | None]
+    cost: Callable[[Any, Call], float]
+    apply: Callable[[Any, Tensor, bool], Tensor]
+    prepare: Callable[[Any], Product] | None = None
+    holds_dense: bool = False
+
+
+def choose(M: StructuredMatrix, call: Call, *, only: str | None = None, dense: bool | None = None) -> Route:
+    """The cheapest route that serves.
+
+    Args:
+        M: the matrix, `promoted()`.
+        call: what is asked.
+        only: the name of a route to take, whatever it costs.
+        dense: True for routes that hold the dense matrix alone, False for the others alone.
+
+    Raises:
+        ValueError: where the route that was named, or any, does not serve; with the reason.
+    """
+    routes = _by_cost(type(M), M.shape, M.rank, tuple(M.options.items()), call.sized)
+    if only is not None:
+        routes = [route for route in routes if route.name == only]
+        if not routes:
+            raise ValueError(f"{type(M).__name__}: no route {only!r}{near(only, dict.fromkeys(names(M)))}.")
+    reasons = []
+    for route in routes:
+        if dense is not None and route.holds_dense != dense:
+            continue
+        reason = route.why_not(M, call)
+        if reason is None:
+            return route
+        reasons.append(f"{route.name}: {reason}")
+    if dense is not None and not reasons:
+        return choose(M, call)  # a class without such a route: "dense" itself, say
+    raise ValueError(f"{type(M).__name__}: no route serves this call ({'; '.join(reasons)}).")
+
+
+def names(M: StructuredMatrix) -> list[str]:
+    return [route.name for route in M.ROUTES]
+
+
+@lru_cache(maxsize=4096)
+def _by_cost(
+    cls: type[StructuredMatrix], shape: torch.Size, rank: int | None, options: tuple[Any, ...], call: Call
+) -> list[Route]:
+    """The routes of a class, the cheapest first. Costs depend on sizes alone, so they are computed once."""
+    sizes = Sizes(shape, rank, dict(options))
+    return sorted(cls.ROUTES, key=lambda route: route.cost(sizes, call))
+
+
+def is_traced(*tensors: Tensor) -> bool:
+    """Whether there are no values to look at: under a tracer, a transformation, or capture of a graph."""
+    if torch.jit.is_tracing() or _get_current_dispatch_mode() is not None:
+        return True
+    return any(map(_has_no_memory, tensors)) or (
+        tensors[0].is_cuda and torch.cuda.is_current_stream_capturing()
+    )
+
+
+def _has_no_memory(t: Tensor) -> bool:
+    if type(t) is not Tensor and type(t) is not torch.nn.Parameter:
+        return True
+    try:
+        t.data_ptr()
+    except RuntimeError:  # of vmap and other transformations
+        return True
+    return t.is_meta
+
+
+class Row(NamedTuple):
+    """One line of a table of routes."""
+
+    route: str
+    seconds: float
+    why_not: str | None
+    chosen: bool
+
+
+class RouteTable(Sequence[Row]):
+    """Every route of a matrix for one call, the cheapest first; printed as a table."""
+
+    def __init__(
+        self, M: StructuredMatrix, call: Call, *, only: str | None = None, dense: bool | None = None
+    ) -> None:
+        self.call = call
+        self.note = ""
+        chosen = choose(M, call, only=only, dense=dense)
+        cost = {route.name: route.cost(M, call.sized) for route in M.ROUTES}
+        self.rows = tuple(
+            Row(route.name, cost[route.name], route.why_not(M, call), route is chosen)
+            for route in sorted(M.ROUTES, key=lambda route: cost[route.name])
+        )
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.rows[index]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def chosen(self) -> str:
+        """The name of the route in use."""
+        return next(row.route for row in self.rows if row.chosen)
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        return [row._asdict() for row in self.rows]
+
+    def __repr__(self) -> str:
+        width = max(len(row.route) for row in self.rows)
+        lines = []
+        for row in self.rows:
+            mark = "->" if row.chosen else "  "
+            lines.append(f"{mark} {row.route:{width}}  {_shown(row.seconds):>9}  {row.why_not or ''}")
+        lines += [self.note] if self.note else []
+        return "\n".join(line.rstrip() for line in lines)
+
+
+def _shown(seconds: float) -> str:
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} us"

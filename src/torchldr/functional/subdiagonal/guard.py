@@ -1,0 +1,85 @@
+"""The guard of the convolutions: whether the operators of a layer may be divided by their scales.
+
+For a layer y = sum_i K(A, g_i) K(C, h_i)^T x the convolutions compute with g / P_A and h / P_C and
+multiply by P_C before and by P_A after. An FFT's error is relative to the largest entry that goes in, not
+to each entry, so what the second operator magnifies may be what the first one has lost: the error is at
+most
+
+    c eps R_A R_C log2(n) |g| |h| |x|,    R = max|P| / min|P| max(1, |f|),  f = c P_{m-1},
+
+and only the product of both ranges tells. (Each alone is not enough: with P_C = 1 / P_A the layer may be
+the identity while both convolutions work with numbers that differ by R.) The range may be 2^5 in the
+dtype of the layer: five bits are lost at most. For a float32 layer it may be 2^30 with convolutions in
+float64.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import stencil
+from ..arrays import as_array
+
+Side = tuple[Tensor, Tensor, Tensor]  # of an operator: subdiagonal (m - 1,), corner, start vectors (r, m)
+
+RANGE = 2.0**5  # of convolutions in the dtype of the layer
+RANGE_FLOAT64 = 2.0**30  # of convolutions in float64 for a layer in float32
+
+
+class Scales(NamedTuple):
+    """P of both operators, in the dtype that convolutions compute in."""
+
+    A: Tensor
+    C: Tensor
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.A.dtype
+
+
+def scales(s: Tensor) -> Tensor:
+    """P_0 = 1, P_i = s_1 .. s_i, shape (..., m)."""
+    return torch.cat((s.new_ones(*s.shape[:-1], 1), s.cumprod(-1)), -1)
+
+
+def unseen_scales(A: Side, C: Side) -> Scales:
+    """Those of both operators in float64, whatever their range: for callers that watch it themselves."""
+    return Scales(*(scales(side[0].detach().double()) for side in (A, C)))
+
+
+def guard(A: Side, C: Side) -> Scales | str:
+    """The scales in a dtype in which convolutions are right, or the reason why they are not.
+
+    Reads the values: on a GPU this waits for the device.
+    """
+    dtype = A[0].dtype
+    (P_A, reach_A), (P_C, reach_C) = _reach(A), _reach(C)
+    reach = float(reach_A * reach_C)
+    if reach <= RANGE:
+        return Scales(P_A.to(dtype), P_C.to(dtype))
+    limit = RANGE_FLOAT64 if dtype == torch.float32 else RANGE
+    if reach <= limit:
+        return Scales(P_A, P_C)
+    shown = "over all bounds" if not math.isfinite(reach) else f"over a factor of {reach:.1e}"
+    return f"the subdiagonals' products range {shown}, more than {limit:.1e}"
+
+
+def _reach(side: Side) -> tuple[Tensor, Tensor | float]:
+    """P in float64, and R; infinite where an entry is 0 or not finite."""
+    s, corner = side[0].detach(), side[1].detach()
+    if stencil.serves(s):
+        from ..compiled_kernels import scales as compiled_scales  # imports numba
+
+        values, low, high = compiled_scales(as_array(s.contiguous()))
+        P = torch.from_numpy(values)
+        reach = high / low if low else math.inf
+        closed = reach * max(1.0, abs(corner.item() * values[-1]))
+        return P, closed if closed == closed else math.inf
+    P = scales(s.double())
+    low, high = P.abs().aminmax()
+    reach = high / low * (corner.double() * P[-1]).abs().clamp(min=1).reshape(())
+    return P, torch.nan_to_num(reach, nan=math.inf, posinf=math.inf)

@@ -1,0 +1,110 @@
+"""Low displacement rank with learned subdiagonal operators (LDR-SD)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...core.matrix import StructuredMatrix, generators_
+from ...functional.reference import krylov_of_ring_reference, subdiagonal_reference
+from .routes import PRODUCTS, ROUTES, dense_matrix
+
+
+def shift_mean_square(m: int, n: int, rank: int) -> float:
+    """Mean of E M_ij^2 = r min(i + 1, j + 1, k) for shifts and generators of variance 1."""
+    k = min(m, n)
+    squares = (k - 1) * k * (2 * k - 1) // 6  # of sum_{l < k} (m - l) (n - l)
+    return rank * (k * m * n - (m + n) * (k * (k - 1) // 2) + squares) / (m * n)
+
+
+class LDRSubdiagonal(StructuredMatrix, name="ldr_sd"):
+    """LDR-SD: M = sum_i K_k(A, g_i) K_k(C, h_i)^T with A and C subdiagonal, plus a corner.
+
+    K_k(A, g) has columns g, Ag, .., A^{k-1} g and k = min(m, n). M - A M C^T has rank at most r. Shifts
+    for A and C (where training starts) give Toeplitz-like matrices; learning them bends the diagonals.
+
+    Parameters: `G` (r, m), `H` (r, n), `subdiagonal_A` (m - 1), `corner_A` (1), `subdiagonal_C` (n - 1),
+    `corner_C` (1): (m + n)(r + 1) in all. Cost: 2r + 2 real FFTs of length m + n a vector where the
+    subdiagonals' products stay within a factor of 32 (2^30 with FFTs in float64), else O(r n^2).
+
+    Options:
+        product: "auto" chooses among the routes, after a look at the subdiagonals; "convolution" takes the
+            FFTs in float64 without a look, which is right while the products of both subdiagonals range over
+            a factor of 2^30 at most; "exact" takes a route that is right for every operator.
+
+    Reference: Thomas, Gu, Dao, Rudra, Ré, "Learning Compressed Transforms with Low Displacement Rank",
+    2018.
+    """
+
+    opaque = True
+    ROUTES = ROUTES
+
+    @classmethod
+    def parameter_shapes(
+        cls, out_features: int, in_features: int, rank: int, *, product: str = "auto"
+    ) -> dict[str, tuple[int, ...]]:
+        if product not in PRODUCTS:
+            known = ", ".join(PRODUCTS)
+            raise ValueError(f"{cls.__name__}: product must be one of {known}, got {product!r}.")
+        return {
+            "G": (rank, out_features),
+            "H": (rank, in_features),
+            "subdiagonal_A": (out_features - 1,),
+            "corner_A": (1,),
+            "subdiagonal_C": (in_features - 1,),
+            "corner_C": (1,),
+        }
+
+    @classmethod
+    def init_(
+        cls,
+        tensors: Mapping[str, Tensor],
+        out_features: int,
+        in_features: int,
+        generator: torch.Generator | None = None,
+        **options: Any,
+    ) -> None:
+        for side in "AC":
+            tensors[f"subdiagonal_{side}"].fill_(1)
+            tensors[f"corner_{side}"].zero_()
+        r, m, n = tensors["G"].shape[0], out_features, in_features
+        generators_(tensors, shift_mean_square(m, n, r), generator)
+
+    @classmethod
+    def draw_operators_(cls, tensors: Mapping[str, Tensor], generator: torch.Generator | None = None) -> None:
+        for side in "AC":
+            tensors[f"subdiagonal_{side}"].uniform_(0.9, 1.1, generator=generator)
+            tensors[f"corner_{side}"].uniform_(-1, 1, generator=generator)
+
+    def _krylov_reference(self, side: str, v: Tensor) -> Tensor:
+        s, corner = self.tensors[f"subdiagonal_{side}"], self.tensors[f"corner_{side}"]
+        lower = torch.cat((corner.reshape(1), s))
+        zero = torch.zeros_like(lower)
+        return krylov_of_ring_reference(lower, zero, zero, v, min(self.shape))
+
+    def factors(self) -> list[tuple[Tensor, ...]]:
+        return [
+            (self._krylov_reference("A", g), self._krylov_reference("C", h).mT)
+            for g, h in zip(self.G, self.H, strict=True)
+        ]
+
+    def operators(self) -> tuple[Tensor, Tensor]:
+        return (
+            subdiagonal_reference(self.subdiagonal_A, self.corner_A),
+            subdiagonal_reference(self.subdiagonal_C, self.corner_C),
+        )
+
+    def _matmul(self, x: Tensor) -> Tensor:
+        return self.multiply(x)
+
+    def _rmatmul(self, y: Tensor) -> Tensor:
+        return self.multiply(y, transposed=True)
+
+    def materialize(self) -> Tensor:
+        return dense_matrix(self.promoted()).to(self.dtype)
+
+    def dense_weight(self) -> Tensor:
+        return dense_matrix(self)

@@ -1,0 +1,240 @@
+"""How LDR-SD multiplies: its routes, with what they cost and why they may not serve."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...core import costs
+from ...core.dense_route import dense_route
+from ...core.products import Product
+from ...core.routes import Call, Route
+from ...functional import scanned, stencil, tridiagonal
+from ...functional.doubling import shifted_sum
+from ...functional.fft import fast_length, is_fast_length
+from ...functional.subdiagonal import (
+    circulant_pair,
+    compiled_convolution,
+    compiled_pair,
+    convolution,
+    cuda_pair,
+)
+from ...functional.subdiagonal.guard import Scales, Side, guard, unseen_scales
+
+PRODUCTS = ("auto", "convolution", "exact")
+
+
+def sides(M: Any, transposed: bool = False) -> tuple[Side, Side]:
+    """Subdiagonal, corner () and start vectors of A and of C; for M^T they change places."""
+    A = M.subdiagonal_A, M.corner_A.reshape(()), M.G
+    C = M.subdiagonal_C, M.corner_C.reshape(()), M.H
+    return (C, A) if transposed else (A, C)
+
+
+# Convolutions.
+
+
+def _scales(M: Any, transposed: bool = False) -> Scales:
+    found = _guard(M)
+    assert isinstance(found, Scales)
+    return Scales(found.C, found.A) if transposed else found
+
+
+def _guard(M: Any) -> Scales | str:
+    """The scales of both operators or the reason against them, looked up once for a product."""
+    if "scales" not in M.facts:
+        unseen = M.options["product"] == "convolution"
+        M.facts["scales"] = unseen_scales(*sides(M)) if unseen else guard(*sides(M))
+    found: Scales | str = M.facts["scales"]
+    return found
+
+
+def _refused(M: Any, call: Call) -> str | None:
+    """Why no convolution serves."""
+    if M.options["product"] == "convolution":
+        return None
+    if M.options["product"] == "exact":
+        return "product='exact' was asked for"
+    if call.traced:
+        return "tracing, vmap and capture show no values to look at"
+    found = _guard(M)
+    return found if isinstance(found, str) else None
+
+
+def _kept_alone(call: Call) -> str | None:
+    """Why a product without gradients, for a kept matrix, does not serve."""
+    if not call.kept or call.transposed:
+        return "for matrices that are kept"
+    if call.traced:
+        return "not for tracing, vmap and capture"
+    return "no gradient" if call.needs_grad else None
+
+
+def _lengths(M: Any) -> tuple[int, int]:
+    m, n = M.shape
+    k = min(m, n)
+    return fast_length(m + k - 1), fast_length(n + k - 1)
+
+
+def _convolution_cost(M: Any, call: Call) -> float:
+    r, b = M.rank, call.batch
+    seconds = 0.0
+    for length in _lengths(M):
+        seconds += costs.ffts(call, b, length) + costs.ffts(call, b * r, length)
+        seconds += costs.passes(call, b * r * length, 3)
+        if not call.kept:
+            seconds += costs.ffts(call, r, length) + costs.passes(call, r * length, 3)
+    return costs.backward(call, seconds)
+
+
+def _convolution(M: Any, x: Tensor, transposed: bool) -> Tensor:
+    return convolution.product(*sides(M, transposed), x, _scales(M, transposed))
+
+
+def _prepare_convolution(M: Any) -> Product:
+    return partial(convolution.prepared_product, convolution.prepare(*sides(M), _scales(M)))
+
+
+def _compiled_why_not(M: Any, call: Call) -> str | None:
+    if call.traced:
+        return "not for tracing, vmap and capture"
+    if call.kept and call.needs_grad:
+        return "no gradient for a matrix that is kept"
+    if not stencil.serves(*M.tensors.values()):
+        return stencil.unavailable() or "for CPUs"
+    return _refused(M, call)
+
+
+def _compiled_cost(M: Any, call: Call) -> float:
+    on, (m, n), r = costs.machine(call), M.shape, M.rank
+    length = 1 << (max(m, n) + min(m, n) - 2).bit_length()
+    transforms = call.batch * (2 * r + 2) + (0 if call.kept else 2 * r)
+    seconds = on.start + costs.wide(call) * on.compiled * transforms * length * length.bit_length()
+    return costs.backward(call, seconds if call.kept else seconds + 5 * on.start)
+
+
+def _compiled(M: Any, x: Tensor, transposed: bool) -> Tensor:
+    return compiled_convolution.product(*sides(M, transposed), x, _scales(M, transposed))
+
+
+def _prepare_compiled(M: Any) -> Product:
+    return partial(compiled_convolution.matmul, compiled_convolution.prepare(*sides(M), _scales(M)))
+
+
+# A circulant pair: square matrices that are kept.
+
+
+def _unserved(M: Any, x: Tensor, transposed: bool) -> Tensor:
+    raise AssertionError("a route for kept matrices alone")
+
+
+def _pair_why_not(M: Any, call: Call) -> str | None:
+    m, n = M.shape
+    if not call.kept or call.transposed:
+        return "for matrices that are kept"
+    if m != n or not is_fast_length(n):
+        return "for square matrices whose size is a product of 2, 3, 5 and 7"
+    return _refused(M, call)
+
+
+def _pair_cost(M: Any, call: Call) -> float:
+    r, b, n = M.rank, call.batch, M.shape[0]
+    seconds = 2 * costs.ffts(call, b, n) + 2 * costs.ffts(call, b * (r + 1), n)
+    return costs.backward(call, seconds + costs.passes(call, b * r * n, 6) + costs.passes(call, b * n, 8))
+
+
+def _prepare_pair(M: Any) -> Product:
+    return partial(circulant_pair.matmul, circulant_pair.prepare(*sides(M), _scales(M).dtype))
+
+
+def _compiled_pair_why_not(M: Any, call: Call) -> str | None:
+    return _kept_alone(call) or compiled_pair.why_not(*sides(M)) or _refused(M, call)
+
+
+def _compiled_pair_cost(M: Any, call: Call) -> float:
+    on, n = costs.machine(call), M.shape[0]
+    transforms = call.batch * (2 * M.rank + 4)
+    return on.start + costs.wide(call) * on.compiled * transforms * n / 2 * max(n // 2, 2).bit_length()
+
+
+def _prepare_compiled_pair(M: Any) -> Product:
+    return partial(compiled_pair.matmul, compiled_pair.prepare(*sides(M), _scales(M).dtype))
+
+
+def _cuda_pair_why_not(M: Any, call: Call) -> str | None:
+    reason = _kept_alone(call) or cuda_pair.why_not(*sides(M)) or _refused(M, call)
+    if reason is None and _scales(M).dtype != torch.float32:
+        return "the subdiagonals' products range over more than float32 may lose"
+    return reason
+
+
+def _cuda_pair_cost(M: Any, call: Call) -> float:
+    r, b, n = M.rank, call.batch, M.shape[0]
+    return 4 * costs.ffts(call, b * (r + 2) / 4, n) + costs.passes(call, b * (r + 2) * n / 2, 5)
+
+
+def _prepare_cuda_pair(M: Any) -> Product:
+    return partial(cuda_pair.matmul, cuda_pair.prepare(*sides(M)))
+
+
+# Right for every operator: the dense matrix by a scan or by doubling, and the stencil.
+
+
+def dense_matrix(M: Any) -> Tensor:
+    """The matrix itself; differentiable, right for every operator, and no value is read."""
+    A, C = sides(M)
+    a, c = compiled_convolution.lower(A), compiled_convolution.lower(C)
+    E = M.G.mT @ M.H
+    if scanned.serves(a, c, E):
+        return scanned.stein_matrix(a.unsqueeze(0), c.unsqueeze(0), E.unsqueeze(0)).squeeze(0)
+    return shifted_sum(E, a, c, min(M.shape))
+
+
+def _dense_seconds(M: Any, call: Call) -> float:
+    m, n = M.shape
+    wide = call._replace(dtype=torch.promote_types(call.dtype, torch.float32))
+    passes = 6 if call.device == "cuda" else 4 * min(m, n).bit_length()
+    return costs.backward(wide, costs.gemm(wide, M.rank, m, n) + costs.passes(wide, m * n, passes))
+
+
+def _stencil_why_not(M: Any, call: Call) -> str | None:
+    if M.options["product"] == "convolution":
+        return "product='convolution' was asked for"
+    return None
+
+
+def _stencil_cost(M: Any, call: Call) -> float:
+    on, (m, n), r = costs.machine(call), M.shape, M.rank
+    entries = r * (m + n) * min(m, n)
+    column = on.stencil if call.device == "cuda" or not stencil.unavailable() else 40 * on.stencil
+    seconds = on.start + costs.wide(call) * entries * (column + on.multiply * call.batch)
+    return costs.backward(call, seconds)
+
+
+def _stencil(M: Any, x: Tensor, transposed: bool) -> Tensor:
+    A, C = (_tridiagonal(side) for side in sides(M, transposed))
+    return tridiagonal.product(A, C, x)
+
+
+def _tridiagonal(side: Side) -> tridiagonal.Operator:
+    lower = compiled_convolution.lower(side)
+    zero = torch.zeros_like(lower)
+    return lower, zero, zero, side[2]
+
+
+def _prepare_stencil(M: Any) -> Product:
+    return partial(_stencil, M, transposed=False)
+
+
+ROUTES = (
+    dense_route(_dense_seconds),
+    Route("stencil", _stencil_why_not, _stencil_cost, _stencil, _prepare_stencil),
+    Route("convolution", _refused, _convolution_cost, _convolution, _prepare_convolution),
+    Route("compiled_convolution", _compiled_why_not, _compiled_cost, _compiled, _prepare_compiled),
+    Route("circulant_pair", _pair_why_not, _pair_cost, _unserved, _prepare_pair),
+    Route("compiled_pair", _compiled_pair_why_not, _compiled_pair_cost, _unserved, _prepare_compiled_pair),
+    Route("cuda_pair", _cuda_pair_why_not, _cuda_pair_cost, _unserved, _prepare_cuda_pair),
+)

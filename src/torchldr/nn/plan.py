@@ -1,0 +1,86 @@
+"""The plan of a layer: the routes that it takes in inference, with what they have prepared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..core.dense_route import DenseProduct
+from ..core.products import Product, run_product
+from ..core.routes import Call, Route, choose
+from ..matrices import StructuredMatrix
+from .snapshot import Snapshot
+
+PLANS = {"auto": None, "fast": False, "dense": True}  # whether routes must hold the dense matrix
+
+
+class Plan:
+    """The products of a matrix whose numbers do not change.
+
+    Args:
+        matrix: the structured matrix.
+        choice: "auto", "fast" (no dense matrix) or "dense".
+        only: the name of a route to take for every call, or None.
+        tuned: the names of the routes that were found to be fastest, by batch.
+
+    A route is prepared when it is first chosen and then kept, so that batches of different sizes may take
+    turns.
+    """
+
+    def __init__(
+        self,
+        matrix: StructuredMatrix,
+        choice: str = "auto",
+        only: str | None = None,
+        tuned: dict[Call, str] | None = None,
+    ) -> None:
+        self._snapshot = Snapshot(list(matrix.tensors.values()))
+        with torch.inference_mode(False), torch.no_grad():
+            copied = {name: t.detach() for name, t in matrix.tensors.items()}
+            self.matrix = matrix.with_tensors(copied).promoted()
+        self.dtype = matrix.dtype
+        self._dense, self._only, self._tuned = PLANS[choice], only, tuned or {}
+        self._routes: dict[Call, Route] = {}
+        self._products: dict[str, Product] = {}
+
+    def holds(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether the matrix still has the numbers that the plan was made from."""
+        return self._snapshot.matches(tensors)
+
+    def route(self, call: Call) -> Route:
+        sized = call.sized
+        if sized not in self._routes:
+            only = self._only or self._tuned.get(sized)
+            self._routes[sized] = choose(self.matrix, sized, only=only, dense=self._dense)
+        return self._routes[sized]
+
+    def prepared(self) -> list[str]:
+        """The names of the routes that have been prepared."""
+        return list(self._products)
+
+    def weight(self) -> Tensor:
+        """The dense matrix, which is kept like any other product."""
+        call = Call(device=self.matrix.device.type, kept=True)
+        product = self._product(choose(self.matrix, call, dense=True))
+        assert isinstance(product, DenseProduct)
+        return product.weight
+
+    def _product(self, route: Route) -> Product:
+        if route.name not in self._products:
+            assert route.prepare is not None
+            # A plan that is made in inference mode may have to serve autograd later.
+            with torch.inference_mode(False), torch.no_grad():
+                product = route.prepare(self.matrix)
+                if isinstance(product, DenseProduct):
+                    product = DenseProduct(product.weight.to(self.dtype))
+                self._products[route.name] = product
+        return self._products[route.name]
+
+    def __call__(self, x: Tensor, call: Call, bias: Tensor | None) -> Tensor:
+        """M x for rows of x, in the dtype of the call."""
+        product = self._product(self.route(call))
+        if isinstance(product, DenseProduct):
+            return product(x, bias)
+        return run_product(product, x, call.dtype, bias)

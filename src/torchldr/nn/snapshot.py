@@ -1,0 +1,103 @@
+"""Whether tensors still hold the numbers that something was computed from.
+
+torch counts edits in place (`_version`), but fused optimizers, `.data`, numpy, DLPack and other processes
+write without being counted, and tensors made under inference mode have no count. So in CPU memory the
+numbers themselves are compared with a copy: some bytes for each of a few vectors, at most a few percent
+of a product.
+
+On a GPU a comparison would wait for the device at every call. There a tensor counts as unchanged while
+its count, its address and its object are the same and no optimizer of the process has made a step; after
+a step, and where a tensor has no count or shares its memory with another one, the numbers are compared.
+What this rule cannot see is memory of a GPU that is written behind torch's back (a raw kernel, DLPack in
+another library).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+_steps = 0  # of all optimizers of this process
+
+
+def _count_step(*_: Any) -> None:
+    global _steps
+    _steps += 1
+
+
+register_optimizer_step_post_hook(_count_step)
+
+
+def _find_memcmp() -> Any:
+    try:
+        found = ctypes.CDLL(None).memcmp
+    except (OSError, AttributeError, TypeError):  # no such library: Windows
+        return None
+    found.argtypes, found.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t), ctypes.c_int
+    return found
+
+
+_memcmp = _find_memcmp()
+
+
+class Snapshot:
+    """Copies of tensors, to tell later whether the tensors in their place are the same."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        with torch.inference_mode(False), torch.no_grad():
+            copies = [t.detach().clone(memory_format=torch.contiguous_format) for t in tensors]
+        self._copies = copies
+        self._bytes = [(c.dtype, c.shape, c.data_ptr(), c.nbytes, c) for c in copies]
+        self._in_memory = all(c.device.type == "cpu" for c in copies)
+        self._steps, self._tensors, self._states = _steps, list(tensors), _states(tensors)
+        # A reference to the data, so that no other data comes to the same address.
+        self._data = [] if self._in_memory else [t.detach() for t in tensors]
+
+    def matches(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether these tensors hold the same numbers, bit for bit."""
+        if self._in_memory:
+            return self._same_bytes(tensors)
+        unchanged = self._states is not None and all(
+            a is b for a, b in zip(tensors, self._tensors, strict=True)
+        )
+        if unchanged and _states(tensors) == self._states and _steps == self._steps:
+            return True
+        if tensors[0].is_cuda and torch.cuda.is_current_stream_capturing():
+            return False
+        if not all(map(_equal, tensors, self._copies)):
+            return False
+        self._steps, self._tensors, self._states = _steps, list(tensors), _states(tensors)
+        self._data = [t.detach() for t in tensors]
+        return True
+
+    def _same_bytes(self, tensors: Sequence[Tensor]) -> bool:
+        for t, (dtype, shape, where, size, copy) in zip(tensors, self._bytes, strict=True):
+            if t.dtype is not dtype or t.shape != shape or t.device.type != "cpu":
+                return False
+            if _memcmp is not None and t.is_contiguous():
+                if _memcmp(t.data_ptr(), where, size):
+                    return False
+            elif not torch.equal(t, copy):
+                return False
+        return True
+
+
+def _states(tensors: Sequence[Tensor]) -> list[int] | None:
+    """Counts and addresses, or None where a change need not be counted."""
+    if any(t.is_inference() or _shares_memory(t) for t in tensors):
+        return None
+    return [number for t in tensors for number in (t._version, t.data_ptr())]
+
+
+def _shares_memory(t: Tensor) -> bool:
+    """Whether the tensor is a part of a larger piece of memory, which others may write."""
+    return t.untyped_storage().nbytes() != t.nbytes
+
+
+def _equal(t: Tensor, copy: Tensor) -> bool:
+    return t.dtype is copy.dtype and t.device == copy.device and torch.equal(t, copy)

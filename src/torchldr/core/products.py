@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -36,6 +37,11 @@ Product = Callable[[Tensor], Tensor]  # (b, in_features) to (b, out_features)
 def autocasts(device: str) -> bool:
     """Whether autocast is on for this type of device; some, such as meta, have none."""
     return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+
+
+def without_autocast(device: str) -> AbstractContextManager[Any]:
+    """Autocast off for this type of device, where it is on."""
+    return torch.autocast(device, enabled=False) if autocasts(device) else nullcontext()
 
 
 def run_product(product: Product, x: Tensor, dtype: torch.dtype, bias: Tensor | None = None) -> Tensor:

@@ -1,4 +1,4 @@
-"""Two processes under DDP step to the same weights as one."""
+"""Processes under DDP and FSDP2 step to the same weights as one."""
 
 import socket
 
@@ -30,27 +30,55 @@ def steps(model, x):
         optimizer.step()
 
 
-def worker(rank, port, x, results):
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-    model = nn.parallel.DistributedDataParallel(network())
-    steps(model, x.chunk(2)[rank])
+def ddp(model, x):
+    together = nn.parallel.DistributedDataParallel(model)
+    steps(together, x)
+    return together.module.state_dict(), together(x)
+
+
+def fsdp(model, x):
+    from torch.distributed.fsdp import fully_shard
+
+    for layer in model:
+        if isinstance(layer, torchldr.StructuredLinear):
+            fully_shard(layer)
+    fully_shard(model)
+    steps(model, x)
+    numbers = {
+        name: t.full_tensor() if hasattr(t, "full_tensor") else t for name, t in model.state_dict().items()
+    }
+    with torch.no_grad():
+        return numbers, model.eval()(x)
+
+
+def worker(rank, world, port, train, x, results):
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
+    numbers, y = train(network(), x.chunk(world)[rank])
+    results[f"outputs {rank}"] = y.tolist()
     if rank == 0:
-        results.update({name: p.tolist() for name, p in model.module.state_dict().items()})
+        results.update({name: t.tolist() for name, t in numbers.items()})
     dist.destroy_process_group()
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not dist.is_available(), reason="torch is built without distributed")
-def test_ddp_matches_one_process():
+@pytest.mark.parametrize(("train", "world"), [(ddp, 2), (fsdp, 1), (fsdp, 2)])
+def test_together_as_alone(train, world):
     x = torch.randn(6, 8, dtype=torch.float64)
     alone = network()
     steps(alone, x)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    with mp.Manager() as manager:
-        results = manager.dict()
-        mp.spawn(worker, (port, x, results), nprocs=2)
-        together = dict(results)
+    if world == 1:
+        together = {}
+        worker(0, world, port, train, x, together)
+    else:
+        with mp.Manager() as manager:
+            results = manager.dict()
+            mp.spawn(worker, (world, port, train, x, results), nprocs=world)
+            together = dict(results)
     for name, p in alone.state_dict().items():
         assert torch.allclose(p, torch.tensor(together[name], dtype=p.dtype)), name
+    y = torch.cat([torch.tensor(together[f"outputs {rank}"], dtype=x.dtype) for rank in range(world)])
+    assert torch.allclose(y, alone(x))

@@ -33,7 +33,7 @@ def test_state_dict_keys_never_change():
 def test_gates_come_first_and_have_a_matrix_each():
     layer = StructuredLSTM(8, 6, structure="ldr_sd", rank=2)
     assert layer.weight_ih_l0.G.shape == (4, 2, 6)
-    assert layer.weight_ih_l0.corner_A.shape == (4,)
+    assert layer.weight_ih_l0.corner_A.shape == (4, 1)
     assert list(layer.matrices()) == ["W_ii", "W_if", "W_ig", "W_io"]
     assert list(StructuredGRU(8, 6, which="both").matrices()) == [f"W_{s}{g}" for s in "ih" for g in "rzn"]
     rows = layer.dense_weight("weight_ih_l0").chunk(4)

@@ -169,6 +169,8 @@ class FinetuneRun:
             return
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
+        for p, kept in self.optimizer.state.items():  # single numbers of 0.1 have no axis
+            kept |= {name: t.reshape(p.shape) for name, t in kept.items() if name.startswith("exp_avg")}
         self.best_state = state["best_state"]
         self.total_loss.copy_(state["total_loss"])
         for name in _PROGRESS:

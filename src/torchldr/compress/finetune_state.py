@@ -48,11 +48,12 @@ class StateFile:
             raise ValueError(
                 f"finetune: {self.path} is no checkpoint that can be read ({error}). Remove it to start anew."
             ) from error
-        for key in {*known, *self.settings}:
-            if known.get(key) != self.settings.get(key):
+        known, wanted = _comparable(known), _comparable(self.settings)
+        for key in {*known, *wanted}:
+            if known.get(key) != wanted.get(key):
                 raise ValueError(
                     f"finetune: {self.path} is of another fine-tuning: {key} was {known.get(key)!r} there "
-                    f"and is {self.settings.get(key)!r} here. Give another folder, or remove it."
+                    f"and is {wanted.get(key)!r} here. Give another folder, or remove it."
                 )
         return state
 
@@ -96,6 +97,12 @@ def _digest(stream: IO[bytes], size: int) -> bytes:
         digest.update(block)
         size -= len(block)
     return digest.hexdigest().encode()
+
+
+def _comparable(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with shapes less a last axis of one number, which 0.1 left out of some."""
+    found = {name: s[:-1] if s[-1:] == [1] else s for name, s in settings.get("shapes", {}).items()}
+    return {**settings, "shapes": found}
 
 
 def shapes(model: nn.Module) -> dict[str, list[int]]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ..matrices import StructuredMatrix
 from ..nn import StructuredGRU, StructuredLinear, StructuredLSTM
 from ..nn.recurrent_base import StructuredRecurrent
+from ..nn.tensors import in_format_of
 
 # What nn.Module keeps of hooks. The registries themselves move, so that handles given out still remove.
 _HOOKS = (
@@ -59,7 +60,7 @@ class StructuredPointwise(nn.Module):
         down, right = self.stride
         pixels = x[..., ::down, ::right].movedim(-3, -1)
         # nn.Conv2d's result can be viewed as (batch, -1), and models do so.
-        return self.linear(pixels).movedim(-1, -3).contiguous()
+        return in_format_of(self.linear(pixels).movedim(-1, -3), x)
 
     def extra_repr(self) -> str:
         return f"stride={self.stride}"

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ..nn.tensors import add_axes
 from .layers import keep_state, replace_modules
 from .records import build, record
 
@@ -124,6 +125,7 @@ def load_compressed(model: nn.Module, folder: str | os.PathLike[str]) -> nn.Modu
     replace_modules(model, made)
     try:
         _retie(model, manifest["aliases"], set(originals))
+        add_axes(model, state)
         _check_state(model, state)
     except ValueError:
         replace_modules(model, originals)

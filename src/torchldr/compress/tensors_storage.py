@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..matrices import StructuredMatrix, get_structure
+from ..nn.tensors import add_axes
 from .layers import linear_from, quiet_linear
 from .report import CompressionReport
 from .storage import (
@@ -156,7 +157,9 @@ def _matrix(
         dtype = state[f"{name}.{next(iter(shapes))}"].dtype
         layer = quiet_linear(m, n, cls, rank=rank, dtype=dtype, **entry["options"])
         keys = {leaf: f"{name}.{leaf}" for leaf in layer.state_dict()}
-        layer.load_state_dict({leaf: state[key] for leaf, key in keys.items()})
+        own = {leaf: state[key] for leaf, key in keys.items()}
+        add_axes(layer, own)
+        layer.load_state_dict(own)
     except KeyError as error:
         raise ValueError(f"load_weights: {name}: the folder lacks {error}.") from None
     except Exception as error:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from . import costs
+from .products import autocasts, without_autocast
 from .routes import Call, Route
 
 if TYPE_CHECKING:
@@ -67,10 +68,9 @@ def too_large(M: StructuredMatrix, call: Call) -> str | None:
 
 
 def multiply_by_dense(M: StructuredMatrix, x: Tensor, transposed: bool) -> Tensor:
-    autocast = torch.is_autocast_enabled(x.device.type)
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x.device.type):
         W = M.materialize()
-    if not autocast:
+    if not autocasts(x.device.type):
         W = W.to(x.dtype)
     return DenseProduct(W.mT if transposed else W)(x)
 

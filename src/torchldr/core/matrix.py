@@ -27,7 +27,7 @@ from torch import Tensor
 from . import costs, operator
 from .dense_route import by_columns, own_route, weight_by_columns
 from .linear_map import LinearMap
-from .products import Product, check_input, run_product, sum_of_products
+from .products import Product, autocasts, check_input, run_product, sum_of_products
 from .registry import REGISTRY, near
 from .routes import Call, Route, RouteTable, Sizes, choose, is_traced
 
@@ -101,6 +101,8 @@ class StructuredMatrix(LinearMap):
                 f"{cls.__name__}: unknown tensor {unknown[0]!r}. Known: {', '.join([*shapes, *constants])}."
             )
         for key, shape in {**shapes, **{k: c.value.shape for k, c in constants.items()}}.items():
+            if key in tensors and tensors[key].ndim == 0 and torch.Size(shape) == (1,):
+                tensors[key] = tensors[key].reshape(1)  # a single number may come without an axis
             if key in tensors and tensors[key].shape != torch.Size(shape):
                 raise ValueError(
                     f"{cls.__name__}: {key} must have shape {tuple(shape)} for {out_features} x "
@@ -309,7 +311,7 @@ class StructuredMatrix(LinearMap):
         """A random member of the class, of nn.Linear's scale, its operators drawn too."""
         options = cls.check_options(options)
         shapes = cls.check_shapes(out_features, in_features, rank, options)
-        dtype = dtype or torch.get_default_dtype()
+        dtype, device = dtype or torch.get_default_dtype(), device or torch.get_default_device()
         constants = cls.constants(
             out_features, in_features, rank or 1, dtype=dtype, device=device, generator=generator, **options
         )
@@ -431,7 +433,7 @@ class StructuredMatrix(LinearMap):
         tensors = (x,) if kept else (x, *self.tensors.values())
         needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
         features, device, dtype = x.shape[-1], x.device.type, self.dtype
-        if dtype != torch.float64 and torch.is_autocast_enabled(device):
+        if dtype != torch.float64 and autocasts(device):
             dtype = torch.get_autocast_dtype(device)
         return Call(x.numel() // features, device, dtype, needs_grad, kept, is_traced(*tensors), transposed)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -26,11 +27,21 @@ def check_input(M: StructuredMatrix, x: Tensor, features: int, what: str, who: s
         raise TypeError(f"{who}: the input must be real floating point, got {x.dtype}.")
     if x.device != M.device:
         raise ValueError(f"{who}: the input is on {x.device}, the weights on {M.device}; move one of them.")
-    if x.dtype != M.dtype and not torch.is_autocast_enabled(x.device.type):
+    if x.dtype != M.dtype and not autocasts(x.device.type):
         raise TypeError(f"{who}: the input has dtype {x.dtype}, the weights {M.dtype}; convert one of them.")
 
 
 Product = Callable[[Tensor], Tensor]  # (b, in_features) to (b, out_features)
+
+
+def autocasts(device: str) -> bool:
+    """Whether autocast is on for this type of device; some, such as meta, have none."""
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+
+
+def without_autocast(device: str) -> AbstractContextManager[Any]:
+    """Autocast off for this type of device, where it is on."""
+    return torch.autocast(device, enabled=False) if autocasts(device) else nullcontext()
 
 
 def run_product(product: Product, x: Tensor, dtype: torch.dtype, bias: Tensor | None = None) -> Tensor:
@@ -42,7 +53,7 @@ def run_product(product: Product, x: Tensor, dtype: torch.dtype, bias: Tensor | 
         flat = flat.to(compute)
     if len(flat) == 0:
         product = _of_no_vectors(product)
-    if torch.is_autocast_enabled(device):
+    if autocasts(device):
         with torch.autocast(device, enabled=False):
             y = product(flat)
         if dtype != torch.float64:

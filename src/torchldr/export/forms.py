@@ -23,6 +23,7 @@ from ..matrices import (
     ToeplitzLike,
     VandermondeLike,
 )
+from ..matrices.ldr_sd.routes import sides
 from ..matrices.toeplitz_like import corner_sign
 from .classes import (
     CauchyProduct,
@@ -131,7 +132,7 @@ def _sides(M: StructuredMatrix) -> tuple[Side, Side]:
     if isinstance(M, ToeplitzLike):
         a = torch.tensor(float(corner_sign(M.out_features, M.in_features)), dtype=M.dtype)
         return (torch.ones_like(M.G[0, 1:]), a, M.G), (torch.ones_like(M.H[0, 1:]), -a, M.H)
-    return (M.subdiagonal_A, M.corner_A, M.G), (M.subdiagonal_C, M.corner_C, M.H)
+    return sides(M)
 
 
 def _grown(sides: tuple[Side, Side], M: StructuredMatrix) -> nn.Module:

@@ -44,7 +44,7 @@ def shifted_sum(E: Tensor, lower_A: Tensor, lower_C: Tensor, k: int) -> Tensor:
 
 def operator_weights(tensors: Mapping[str, Tensor], side: str) -> Tensor:
     """Those of the operators "A" or "C" of LDR-SD, one or a stack: the corner, then the subdiagonal."""
-    return torch.cat((tensors[f"corner_{side}"].unsqueeze(-1), tensors[f"subdiagonal_{side}"]), -1)
+    return torch.cat((tensors[f"corner_{side}"], tensors[f"subdiagonal_{side}"]), -1)
 
 
 def shift_weights(like: Tensor, size: int, corner: float) -> Tensor:

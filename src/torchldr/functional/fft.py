@@ -37,6 +37,13 @@ def is_fast_length(n: int) -> bool:
     return n == 1
 
 
+def leading(y: Tensor, m: int) -> Tensor:
+    """The first m entries of the last axis, contiguous, in memory of their own: a view would keep y."""
+    if y.shape[-1] == m and y.is_contiguous():
+        return y
+    return y[..., :m].clone(memory_format=torch.contiguous_format)
+
+
 def conjugate(z: Tensor) -> Tensor:
     """The conjugate, made now: for the smaller operand of a product.
 

@@ -20,7 +20,7 @@ _RADIX = 32  # one dense factor: large enough for a matrix product, small enough
 
 def hadamard_reference(p: int, dtype: torch.dtype = torch.float64) -> Tensor:
     """The orthonormal Hadamard matrix of a power of two, shape (p, p)."""
-    H = torch.ones(1, 1, dtype=dtype)
+    H = torch.ones(1, 1, dtype=dtype, device="cpu")
     while H.shape[0] < p:
         H = torch.cat((torch.cat((H, H), 1), torch.cat((H, -H), 1))) / math.sqrt(2)
     return H
@@ -45,7 +45,7 @@ def hadamard_transform(x: Tensor) -> Tensor:
 
 def cosine_reference(n: int, dtype: torch.dtype = torch.float64) -> Tensor:
     """The orthonormal DCT-II matrix, shape (n, n)."""
-    k = torch.arange(n)
+    k = torch.arange(n, device="cpu")
     turns = k.unsqueeze(1) * (2 * k + 1) % (4 * n)  # reduced as integers: exact for every n
     C = torch.cos(turns.to(dtype) * (math.pi / (2 * n))) * math.sqrt(2 / n)
     return torch.cat((C[:1] / math.sqrt(2), C[1:]))

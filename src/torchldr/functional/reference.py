@@ -14,7 +14,8 @@ from torch import Tensor
 
 def shift_reference(m: int, f: float, dtype: torch.dtype = torch.float64) -> Tensor:
     """Z_f: ones below the diagonal, f in the top right corner, shape (m, m)."""
-    return subdiagonal_reference(torch.ones(m - 1, dtype=dtype), torch.tensor(f, dtype=dtype))
+    ones = torch.ones(m - 1, dtype=dtype, device="cpu")
+    return subdiagonal_reference(ones, ones.new_tensor(f))
 
 
 def subdiagonal_reference(subdiagonal: Tensor, corner: Tensor) -> Tensor:

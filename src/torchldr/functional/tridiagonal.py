@@ -185,7 +185,7 @@ class _StencilProduct(torch.autograd.Function):
         y, z, across = x.new_zeros(b, m), x.new_empty(r, k, b), x.mT.contiguous()
         room = _width(A, C)
         left, right = stencil.Stencil(*A, room), stencil.Stencil(*C, room)
-        states = [(A[3], C[3])]
+        states = [(A[3].clone(), C[3].clone())]  # the stencil's loops forbid to resize what they read
         for columns in _tiles(A, C):
             width = columns.stop - columns.start
             K_A, K_C = _run(left, right, states[-1], width)
@@ -206,10 +206,11 @@ class _StencilProduct(torch.autograd.Function):
     def backward(ctx: Any, u: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
         if u is None:
             return (None,) * 9
-        inputs, saved = ctx.saved_tensors[:9], ctx.saved_tensors[9:]
+        saved = ctx.saved_tensors  # once: a second reading is an error under activation checkpointing
+        inputs, outputs = saved[:9], saved[9:]
         if torch.is_grad_enabled() or not stencil.is_plain(u):
             return plain_backward(_plain_product, inputs, u)
-        return _adjoint(*_parted(inputs), u.contiguous(), *saved)
+        return _adjoint(*_parted(inputs), u.contiguous(), *outputs)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:

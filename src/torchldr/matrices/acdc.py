@@ -13,6 +13,7 @@ from ..core import costs
 from ..core.dense_route import by_columns, own_route
 from ..core.matrix import StructuredMatrix, normal_
 from ..core.routes import Call
+from ..functional.fft import leading
 from ..functional.orthogonal import cosine_reference, cosine_transform, inverse_cosine_transform
 
 
@@ -69,4 +70,4 @@ class ACDC(StructuredMatrix, name="acdc"):
     def _rmatmul(self, y: Tensor) -> Tensor:
         m, n = self.shape
         spectrum = inverse_cosine_transform(pad(y * self.A, (0, max(m, n) - m))) * self.D
-        return cosine_transform(spectrum)[..., :n]
+        return leading(cosine_transform(spectrum), n)

@@ -19,7 +19,7 @@ def interleaved_nodes(
     m: int, n: int, dtype: torch.dtype, device: torch.device | str | None = None
 ) -> tuple[Tensor, Tensor]:
     """m + n equally spaced points of (-1, 1), dealt out evenly to s (m,) and t (n,)."""
-    p = torch.arange(m + n)
+    p = torch.arange(m + n, device="cpu")  # whatever the default device is: values are needed
     mine = (p + 1) * m // (m + n) > p * m // (m + n)
     points = ((2 * p + 1).to(torch.float64) / (m + n) - 1).to(dtype=dtype, device=device)
     return points[mine], points[~mine]

@@ -14,7 +14,7 @@ from ..core.dense_route import dense_route, own_route
 from ..core.matrix import StructuredMatrix, normal_
 from ..core.products import Product
 from ..core.routes import Call
-from ..functional.fft import conjugate
+from ..functional.fft import conjugate, leading
 from ..functional.ring import Ring, ring
 
 
@@ -98,12 +98,13 @@ class Circulant(StructuredMatrix, name="circulant"):
         m, n = self.shape
         of = ring(max(m, n), n, 1)
         spectrum = of.analyse(self.column)
-        return lambda x: of.synthesise(of.analyse(x) * spectrum)[..., :m]
+        return lambda x: leading(of.synthesise(of.analyse(x) * spectrum), m)
 
     def _rmatmul(self, y: Tensor) -> Tensor:
         m, n = self.shape
         of = ring(max(m, n), n, 1)
-        return of.fold(of.unfold(pad(y, (0, of.m - m))) * conjugate(of.analyse(self.column)))
+        x = of.fold(of.unfold(pad(y, (0, of.m - m))) * conjugate(of.analyse(self.column)))
+        return x.clone(memory_format=torch.contiguous_format)  # not a part of a larger one
 
 
 class BlockCirculant(StructuredMatrix, name="block_circulant"):
@@ -175,7 +176,7 @@ class BlockCirculant(StructuredMatrix, name="block_circulant"):
         def product(x: Tensor) -> Tensor:
             blocks = pad(x, (0, -n % of.m)).unflatten(-1, (-1, of.m))
             y = torch.bmm(of.analyse(blocks).permute(2, 0, 1), spectra).permute(1, 2, 0)
-            return of.synthesise(y).flatten(-2)[..., :m]
+            return leading(of.synthesise(y).flatten(-2), m)
 
         return product
 
@@ -184,4 +185,4 @@ class BlockCirculant(StructuredMatrix, name="block_circulant"):
         spectra = conjugate(of.analyse(self.column)).permute(2, 0, 1)  # (f, rows, columns)
         blocks = pad(y, (0, -m % of.m)).unflatten(-1, (-1, of.m))
         x = torch.bmm(of.unfold(blocks).permute(2, 0, 1), spectra).permute(1, 2, 0)
-        return of.fold(x).flatten(-2)[..., :n]
+        return leading(of.fold(x).flatten(-2), n)

@@ -56,7 +56,7 @@ class Fastfood(StructuredMatrix, name="fastfood"):
         **options: Any,
     ) -> dict[str, Constant]:
         size = max(out_features, in_features)
-        where = generator.device if generator is not None else None
+        where = generator.device if generator is not None else "cpu"
         drawn = torch.randperm(size, generator=generator, device=where)
         return {"permutation": Constant(drawn.to(device), persistent=True)}
 

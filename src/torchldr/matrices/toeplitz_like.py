@@ -131,7 +131,7 @@ class ToeplitzLike(StructuredMatrix, name="toeplitz_like"):
 
     def _sides(self) -> tuple[Side, Side]:
         """The shifts as subdiagonal operators with their start vectors."""
-        a = torch.tensor(float(corner_sign(*self.shape)), dtype=self.dtype)
+        a = self.G.new_tensor(float(corner_sign(*self.shape)))
         left, right = ((torch.ones_like(V[0, 1:]), f, V) for V, f in ((self.G, a), (self.H, -a)))
         return left, right
 

@@ -20,7 +20,7 @@ from ..functional.vandermonde import vandermonde_matmul, vandermonde_reference, 
 
 def chebyshev_points(m: int, dtype: torch.dtype, device: torch.device | str | None = None) -> Tensor:
     """cos(pi (2i + 1) / 2m), shape (m,): the points of (-1, 1) that polynomials like best."""
-    i = torch.arange(m, dtype=torch.float64)
+    i = torch.arange(m, dtype=torch.float64, device="cpu")  # whatever the default device is
     return torch.cos((2 * i + 1) * (math.pi / (2 * m))).to(dtype=dtype, device=device)
 
 

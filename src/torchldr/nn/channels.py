@@ -9,9 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from ..core.products import autocasts
 from ..matrices import StructuredMatrix, get_structure
 from .channels_stack import MatrixStack, describe
 from .linear import StructuredLinear
+from .tensors import in_format_of
 
 FORMS = ("grid", "wide")
 PLANS = ("auto", "fast", "dense")
@@ -184,11 +186,11 @@ class StructuredChannels(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         self._check(x)
         lead, axes = x.shape[: x.ndim - 1 - len(self.features)], len(self.features)
-        x = x.flatten(-axes) if axes > 1 else x
-        y = self._multiply(x.reshape(-1, self.in_channels, x.shape[-1]))
+        flat = x.flatten(-axes) if axes > 1 else x
+        y = self._multiply(flat.reshape(-1, self.in_channels, flat.shape[-1]))
         if self.bias is not None:
             y = y + self.bias.to(y.dtype).unsqueeze(-1)
-        return y.reshape(*lead, self.out_channels, *self.out_features)
+        return in_format_of(y.reshape(*lead, self.out_channels, *self.out_features), x)
 
     def _multiply(self, x: Tensor) -> Tensor:
         """(b, in_channels, n) to (b, out_channels, n')."""
@@ -215,7 +217,7 @@ class StructuredChannels(nn.Module):
             raise TypeError(f"{who}: the input must be real floating point, got {x.dtype}.")
         if x.device != some.device:
             raise ValueError(f"{who}: the input is on {x.device}, the weights on {some.device}; move one.")
-        if x.dtype != some.dtype and not torch.is_autocast_enabled(x.device.type):
+        if x.dtype != some.dtype and not autocasts(x.device.type):
             raise TypeError(f"{who}: the input has dtype {x.dtype}, the weights {some.dtype}; convert one.")
 
     def drop_plan(self) -> None:
@@ -249,6 +251,6 @@ def _short(shape: tuple[int, ...]) -> str:
 def _result_dtype(x: Tensor) -> torch.dtype:
     """That of the input, or autocast's, which leaves float64 alone."""
     device = x.device.type
-    if x.dtype == torch.float64 or not torch.is_autocast_enabled(device):
+    if x.dtype == torch.float64 or not autocasts(device):
         return x.dtype
     return torch.get_autocast_dtype(device)

@@ -10,11 +10,12 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
+from ..core.products import without_autocast
 from ..core.routes import is_traced
 from ..matrices import StructuredMatrix, get_structure
 from .channels_weights import stacked_dense, stacked_matmul
 from .snapshot import Snapshot
-from .tensors import let_prune, named_tensors
+from .tensors import add_axes, lack_values, let_prune, named_tensors
 
 SMALL_ENTRIES = 1 << 14  # of a matrix: no product of several steps beats a dense one of 128 x 128
 _MEASURED = 1 << 24  # entries of all matrices up to which the initial scale is measured
@@ -80,7 +81,11 @@ class MatrixStack(nn.Module):
     def tensors(self) -> dict[str, Tensor]:
         """All tensors by name, parameters and constants."""
         let_prune(self)
-        return named_tensors(self, self._names)
+        tensors = named_tensors(self, self._names)
+        if lack_values(tensors, self._learned):
+            self._fill_constants()
+            tensors = named_tensors(self, self._names)
+        return tensors
 
     @property
     def shared(self) -> frozenset[str]:
@@ -127,7 +132,7 @@ class MatrixStack(nn.Module):
         some = next(self.parameters())
         device, axes = some.device.type, len(self.stack)
         tensors = {n: t if n in self.shared else t.flatten(0, axes - 1) for n, t in self._wide().items()}
-        with torch.autocast(device, enabled=False):
+        with without_autocast(device):
             W = stacked_dense(
                 self.structure, self.out_features, self.in_features, tensors, self.options, self.shared
             )
@@ -140,7 +145,7 @@ class MatrixStack(nn.Module):
         """
         tensors = self._wide()
         x = x.to(tensors[self._learned[0]].dtype)
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x.device.type):
             return stacked_matmul(
                 self.structure,
                 self.out_features,
@@ -232,9 +237,11 @@ class MatrixStack(nn.Module):
         self._fill_constants()  # conversion to a narrow dtype, or from the meta device, ruins them
         return self
 
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         self.drop_plan()
-        super()._load_from_state_dict(*args, **kwargs)
+        add_axes(self, state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+        self._fill_constants()  # parameters that are assigned may have another device and dtype
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_kept": None}

@@ -147,7 +147,7 @@ def _multiply(dense: Tensor, x: Tensor, x_axes: tuple[int | None, ...]) -> Tenso
 
 def _subdiagonal_matmul(one: Tensors, x: Tensor, k: int) -> Tensor:
     """LDR-SD by its two Krylov products in torch operations, which vmap maps over operators."""
-    A, C = ((one[f"subdiagonal_{side}"], one[f"corner_{side}"]) for side in "AC")
+    A, C = ((one[f"subdiagonal_{side}"], one[f"corner_{side}"].squeeze(-1)) for side in "AC")
     P_A, P_C = (scales(s.detach().double()) for s, _ in (A, C))
     return convolution.matmul(*A, one["G"], convolution.rmatmul(*C, one["H"], x, k, P_C), P_A)
 

@@ -11,7 +11,7 @@ from ..core.products import check_input
 from ..core.routes import Call, RouteTable, is_traced
 from ..matrices import StructuredMatrix, get_structure
 from .plan import PLANS, Plan
-from .tensors import named_tensors
+from .tensors import add_axes, lack_values, named_tensors
 
 
 class StructuredLinear(nn.Module):
@@ -84,8 +84,7 @@ class StructuredLinear(nn.Module):
         if not dtype.is_floating_point:
             raise TypeError(f"StructuredLinear: dtype must be real floating point, got {dtype}.")
         for name, shape in shapes.items():
-            # Not by register_parameter: it would refuse `weight` of the dense class, a property here.
-            self._parameters[name] = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+            self.register_parameter(name, nn.Parameter(torch.empty(shape, device=device, dtype=dtype)))
         constants = self.structure.constants(
             out_features, in_features, self.rank or 1, dtype=dtype, device=device, **self.options
         )
@@ -117,12 +116,33 @@ class StructuredLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        if (weight := self._parameters.get("weight")) is not None:
-            return weight
+        if "weight" in self._learned:
+            return self._own_weight()
         matrix = self.matrix()
         if self._why_no_plan(matrix) is not None:
             return matrix.materialize()
         return self._planned(matrix).weight()
+
+    @weight.setter
+    def weight(self, value: Tensor) -> None:
+        if "weight" not in self._learned:
+            raise AttributeError(
+                f"StructuredLinear: the weight of structure {self.structure.name!r} is computed from "
+                f"{', '.join(self._learned)} and cannot be set."
+            )
+        self.__dict__["weight"] = value
+
+    @weight.deleter
+    def weight(self) -> None:
+        if self.__dict__.pop("weight", None) is None:
+            raise AttributeError("StructuredLinear: there is no weight to delete.")
+
+    def _own_weight(self) -> Tensor:
+        """The parameter `weight` of the dense class, or what pruning and the like have put in its place."""
+        weight = self._parameters.get("weight", self.__dict__.get("weight"))
+        if weight is None:  # while torch's tools exchange it
+            raise AttributeError("StructuredLinear: there is no weight now.")
+        return weight
 
     @property
     def plan(self) -> str:
@@ -226,7 +246,11 @@ class StructuredLinear(nn.Module):
         return plan
 
     def _tensors(self) -> dict[str, Tensor]:
-        return named_tensors(self, self._names)
+        tensors = named_tensors(self, self._names)
+        if lack_values(tensors, self._learned):
+            self._refill_constants()
+            tensors = named_tensors(self, self._names)
+        return tensors
 
     def _refill_constants(self, generator: torch.Generator | None = None, *, drawn: bool = False) -> None:
         """Compute the constants again, and draw anew those that are drawn if asked to."""
@@ -254,9 +278,11 @@ class StructuredLinear(nn.Module):
         self._refill_constants()  # conversion to a narrow dtype, or from the meta device, ruins them
         return self
 
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         self.drop_plan()
-        super()._load_from_state_dict(*args, **kwargs)
+        add_axes(self, state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+        self._refill_constants()  # parameters that are assigned may have another device and dtype
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_plan": None}

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
+from ..core.products import autocasts
 from .recurrent_cells import State
 
 Sequences: TypeAlias = Tensor | PackedSequence
@@ -111,5 +112,5 @@ def _check_like(who: str, what: str, t: Tensor, like: Tensor) -> None:
         raise TypeError(f"{who}: the {what} must be real floating point, got {t.dtype}.")
     if t.device != like.device:
         raise ValueError(f"{who}: the {what} is on {t.device}, expected on {like.device}; move one of them.")
-    if t.dtype != like.dtype and not torch.is_autocast_enabled(t.device.type):
+    if t.dtype != like.dtype and not autocasts(t.device.type):
         raise TypeError(f"{who}: the {what} has dtype {t.dtype}, expected {like.dtype}; convert one of them.")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 from torch.nn.utils.prune import BasePruningMethod
 
@@ -12,6 +13,35 @@ def named_tensors(layer: nn.Module, names: tuple[str, ...]) -> dict[str, Tensor]
     """Parameters and buffers by name; what pruning or a parametrization has put in their place too."""
     found = {**layer._buffers, **layer._parameters}
     return {name: cast(Tensor, found[name] if name in found else getattr(layer, name)) for name in names}
+
+
+def lack_values(tensors: dict[str, Tensor], learned: tuple[str, ...]) -> bool:
+    """Whether constants are on the meta device still while the parameters have come to another one."""
+    if len(tensors) == len(learned) or tensors[learned[0]].is_meta:
+        return False
+    return any(t.is_meta for t in tensors.values())
+
+
+def add_axes(model: nn.Module, state: dict[str, Any], prefix: str = "") -> None:
+    """Give single numbers in a state_dict the axis that layers have for them.
+
+    LDR-SD's corners had none in 0.1. FSDP takes no parameters without an axis.
+    """
+    for path, layer in model.named_modules(remove_duplicate=False):
+        if hasattr(layer, "_learned"):  # a structured layer; in front are the axes of a stack
+            lead = len(getattr(layer, "stack", ()))
+            for name, p in layer.named_parameters(f"{prefix}{path}{'.' if path else ''}".removesuffix(".")):
+                t = state.get(name)
+                if isinstance(t, Tensor) and p.shape[lead:] == (1,) and t.shape == p.shape[:lead]:
+                    state[name] = t.unsqueeze(-1)
+
+
+def in_format_of(y: Tensor, x: Tensor) -> Tensor:
+    """y in the format of memory that x has, as torch's own layers answer: channels last, or contiguous."""
+    for axes, last in ((4, torch.channels_last), (5, torch.channels_last_3d)):
+        if x.ndim == y.ndim == axes and not x.is_contiguous() and x.is_contiguous(memory_format=last):
+            return y.contiguous(memory_format=last)
+    return y.contiguous()
 
 
 def let_prune(layer: nn.Module) -> None:

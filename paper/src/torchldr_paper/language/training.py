@@ -87,7 +87,7 @@ class FleetTraining:
         if found is None:
             return
         for name, tensor in {**self.fleet.parameters(), "rates": self.fleet.rates}.items():
-            tensor.copy_(found.tensors[name])
+            tensor.copy_(found.tensors[name].reshape(tensor.shape))
         self.epoch, self.seconds = found.state["epoch"], found.state["seconds"]
         self.history, self.best = found.state["history"], found.state["best"]
 

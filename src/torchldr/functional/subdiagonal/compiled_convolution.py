@@ -20,6 +20,7 @@ from torch import Tensor
 
 from .. import stencil
 from .._twin import plain_backward, plain_jvp
+from ..arrays import as_array
 from ..compiled import Loops, numbers, wide
 from ..doubling import shifted_sum
 from ..reference import krylov_of_side_reference
@@ -59,10 +60,10 @@ def prepare(A: Side, C: Side, P: Scales) -> Joint:
     tables = compiled_fft.tables(N, str(dtype).removeprefix("torch."))
     sides = []
     for (_, corner, V), scale in ((A, P.A), (C, P.C)):
-        starts, P = V.detach().to(dtype).contiguous().numpy(), scale.to(dtype).numpy()
-        hats = np.empty((len(starts), 2 * N), P.dtype)
-        compiled_kernels.generator_spectra(starts, P, hats, *tables)
-        sides.append((P, P.dtype.type(corner.item()) * P[-1], hats))
+        starts, factors = as_array(V.to(dtype).contiguous()), as_array(scale.to(dtype))
+        hats = np.empty((len(starts), 2 * N), factors.dtype)
+        compiled_kernels.generator_spectra(starts, factors, hats, *tables)
+        sides.append((factors, factors.dtype.type(corner.item()) * factors[-1], hats))
     return Joint(k, sides[0], sides[1], tables)
 
 
@@ -74,7 +75,7 @@ def matmul(K: Joint, x: Tensor, saved: Sequence[Tensor] = ()) -> Tensor:
     from ..compiled_kernels import layer_forward
 
     P, _, hats = K.A
-    source = x.to(torch.float64 if P.dtype == np.float64 else torch.float32).detach().contiguous().numpy()
+    source = as_array(x.to(torch.float64 if P.dtype == np.float64 else torch.float32).contiguous())
     y = np.empty((len(source), len(P)), P.dtype)
     kept = [t.numpy() for t in saved] or [np.empty((0,) * axes, P.dtype) for axes in (2, 3, 2)]
 
@@ -117,7 +118,8 @@ class _Joint(torch.autograd.Function):
     def backward(ctx: Any, u: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
         if u is None:
             return (None,) * 9
-        inputs, outputs = ctx.saved_tensors[:9], ctx.saved_tensors[9:]
+        saved = ctx.saved_tensors  # once: a second reading is an error under activation checkpointing
+        inputs, outputs = saved[:9], saved[9:]
         if torch.is_grad_enabled() or not stencil.is_plain(u):
             return *plain_backward(_plain, inputs[:7], u), None, None
         return *_gradients(inputs, outputs, u), None, None
@@ -151,8 +153,8 @@ def _compiled_gradients(inputs: Sequence[Tensor], outputs: Sequence[Tensor], u: 
     A, C = (s_A, corner_A, G), (s_C, corner_C, H)
     K = prepare(A, C, Scales(P_A, P_C))
     dx = torch.empty_like(x)
-    y, *saved = (t.numpy() for t in outputs)
-    batch = u.contiguous().numpy(), x.numpy(), y, dx.numpy()
+    y, *saved = map(as_array, outputs)
+    batch = as_array(u.contiguous()), as_array(x), y, dx.numpy()
     parts: dict[int, Any] = {}
 
     def rows(start: int, stop: int) -> None:
@@ -169,7 +171,7 @@ def _compiled_gradients(inputs: Sequence[Tensor], outputs: Sequence[Tensor], u: 
         # In the order of the rows, so that sums do not depend on the clock.
         sums = tuple(sum(arrays) for arrays in zip(*(parts[i][side] for i in sorted(parts)), strict=True))
         ds, dV = torch.empty_like(s), torch.empty_like(V)
-        known = s.numpy(), corner.item(), V.numpy(), P.numpy(), K.k, sums
+        known = as_array(s), corner.item(), as_array(V), as_array(P), K.k, sums
         dc = side_gradients(*known, ds.numpy(), dV.numpy(), *K.tables)
         found += [ds, torch.full_like(corner, dc), dV]
     return *found, dx

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from .. import compiled
+from ..arrays import as_array
 from ..compiled import Loops, numbers, wide
 from ..reference import krylov_of_side_reference
 from ..threads import in_parts
@@ -73,7 +74,7 @@ def prepare(A: Side, C: Side, dtype: torch.dtype) -> CompiledPair:
 
 def matmul(K: CompiledPair, x: Tensor) -> Tensor:
     """The product for prepared constants: (b, n) to (b, n), in the dtype of `x`."""
-    source = (x if x.dtype is K.dtype else x.to(K.dtype)).detach().contiguous().numpy()
+    source = as_array((x if x.dtype is K.dtype else x.to(K.dtype)).contiguous())
     y = np.empty(source.shape, source.dtype)
 
     def rows(start: int, stop: int) -> None:

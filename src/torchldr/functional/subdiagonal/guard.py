@@ -22,6 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..arrays import as_array
 from ..compiled import Loops, numbers, wide
 
 Side = tuple[Tensor, Tensor, Tensor]  # of an operator: subdiagonal (m - 1,), corner, start vectors (r, m)
@@ -74,7 +75,7 @@ def _reach(side: Side) -> tuple[Tensor, Tensor | float]:
     if SCALES.serves(s):
         from ..compiled_kernels import scales as compiled_scales  # imports numba
 
-        values, low, high = compiled_scales(s.contiguous().numpy())
+        values, low, high = compiled_scales(as_array(s.contiguous()))
         P = torch.from_numpy(values)
         reach = high / low if low else math.inf
         closed = reach * max(1.0, abs(corner.item() * values[-1]))

@@ -100,7 +100,7 @@ def _gain(before: Tensor, after: Tensor) -> float:
 def random_rows(count: int, n: int, like: Tensor) -> Tensor:
     """Normal rows (count, n), the same every time."""
     generator = torch.Generator().manual_seed(count * n)
-    return torch.randn(count, n, generator=generator, dtype=torch.float64).to(like)
+    return torch.randn(count, n, generator=generator, dtype=torch.float64, device="cpu").to(like)
 
 
 def norm_estimate(product: Product, adjoint: Product, n: int, like: Tensor, steps: int) -> float:

@@ -194,7 +194,7 @@ def sketched(known: Displacement, M: LinearMap) -> Generators:
     count = min(known.rank + _OVERSAMPLE, m, n)
     generator = torch.Generator().manual_seed(0)  # the same generators every time
     X, Y = (
-        torch.randn(count, size, generator=generator, dtype=torch.float64).to(M.device, M.dtype)
+        torch.randn(count, size, generator=generator, dtype=torch.float64, device="cpu").to(M.device, M.dtype)
         for size in (n, m)
     )
     SX = multiply(M, X) - A.matmul(multiply(M, B.matmul(X)))

@@ -282,7 +282,7 @@ def as_subdiagonal(M: ToeplitzLike) -> LDRSubdiagonal:
     tensors = {"G": M.G, "H": M.H}
     for side, size, corner in (("A", m, a), ("C", n, -a)):
         tensors[f"subdiagonal_{side}"] = torch.ones(size - 1, dtype=M.dtype, device=M.device)
-        tensors[f"corner_{side}"] = torch.tensor(float(corner), dtype=M.dtype, device=M.device)
+        tensors[f"corner_{side}"] = torch.tensor([float(corner)], dtype=M.dtype, device=M.device)
     return LDRSubdiagonal.unchecked(m, n, tensors, LDRSubdiagonal.check_options({}))
 
 

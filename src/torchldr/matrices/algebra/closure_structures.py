@@ -87,9 +87,9 @@ def _(M: LDRSubdiagonal) -> Displacement:
 
     def make() -> Generators:
         if m <= n:  # A^m is a multiple of the identity
-            around = M.corner_A * M.subdiagonal_A.prod()
+            around = A.corner * M.subdiagonal_A.prod()
             return M.G, M.H - around * (C**m).matmul(M.H)
-        around = M.corner_C * M.subdiagonal_C.prod()
+        around = C.corner * M.subdiagonal_C.prod()
         return M.G - around * (A**n).matmul(M.G), M.H
 
     return Displacement(A, C.T, "stein", M.G.shape[0], make)

@@ -31,13 +31,15 @@ if TYPE_CHECKING:
 
 
 class Diagonals(ClassicalMatrix):
-    """What Toeplitz and Hankel share: one number for each of m + n - 1 diagonals."""
+    """What Toeplitz and Hankel share: one number for each of m + n - 1 diagonals.
+
+    A matrix without rows, or without columns, has one more, so that the other side has its length.
+    """
 
     entries: Tensor
 
-    def __init__(self, entries: Tensor, out_features: int) -> None:
-        self.entries, self.out_features = entries, out_features
-        self.in_features = entries.shape[0] - out_features + 1
+    def __init__(self, entries: Tensor, out_features: int, in_features: int) -> None:
+        self.entries, self.out_features, self.in_features = entries, out_features, in_features
 
     def with_entries(self, entries: Tensor) -> Self:
         """A matrix of the same class and shape."""
@@ -60,19 +62,23 @@ class Toeplitz(Diagonals):
     Args:
         column: first column t[0] .. t[m - 1], shape (m,).
         row: first row t[0] .. t[1 - n], shape (n,); its first entry is ignored, as SciPy does. By default
-            the column: a symmetric matrix.
+            the column, conjugated: a symmetric or Hermitian matrix.
+
+    Both may be empty, as in SciPy.
 
     Cost: two FFTs of a length near m + n a vector.
     """
 
     def __init__(self, column: Tensor, row: Tensor | None = None) -> None:
-        column = checked_vector(column, "Toeplitz", "column")
-        row = column if row is None else checked_vector(row, "Toeplitz", "row")
-        super().__init__(torch.cat((row[1:].flip(0), column)), column.shape[0])
+        column = checked_vector(column, "Toeplitz", "column", least=0)
+        row = _conjugate(column) if row is None else checked_vector(row, "Toeplitz", "row", least=0)
+        m, n = column.shape[0], row.shape[0]
+        super().__init__(torch.cat((row[1:].flip(0), column if m else row[:1])), m, n)
 
     @property
     def column(self) -> Tensor:
-        return self.entries[self.in_features - 1 :]
+        m, n = self.shape
+        return self.entries[max(n - 1, 0) :][:m]
 
     @property
     def row(self) -> Tensor:
@@ -108,9 +114,10 @@ class Hankel(Diagonals):
     """
 
     def __init__(self, column: Tensor, last_row: Tensor) -> None:
-        column = checked_vector(column, "Hankel", "column")
-        last_row = checked_vector(last_row, "Hankel", "last_row")
-        super().__init__(torch.cat((column, last_row[1:])), column.shape[0])
+        column = checked_vector(column, "Hankel", "column", least=0)
+        last_row = checked_vector(last_row, "Hankel", "last_row", least=0)
+        m, n = column.shape[0], last_row.shape[0]
+        super().__init__(torch.cat((column, last_row[1:] if m else last_row)), m, n)
 
     @property
     def column(self) -> Tensor:
@@ -118,7 +125,8 @@ class Hankel(Diagonals):
 
     @property
     def last_row(self) -> Tensor:
-        return self.entries[self.out_features - 1 :]
+        m, n = self.shape
+        return self.entries[max(m - 1, 0) :][:n]
 
     def to_dense(self) -> Tensor:
         i = torch.arange(self.out_features, device=self.device).unsqueeze(-1)
@@ -261,6 +269,10 @@ def block_circulant(columns: Tensor) -> BlockCirculant:
     return BlockCirculant(k * b, l * b, column=columns, block_size=b)
 
 
+def _conjugate(t: Tensor) -> Tensor:
+    return t.conj().resolve_conj() if t.is_complex() else t
+
+
 def _promoted(nodes: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     dtype = torch.promote_types(nodes.dtype, x.dtype)
     return nodes.to(dtype), x.to(dtype)
@@ -279,4 +291,4 @@ def _windows(entries: Tensor, x: Tensor, m: int) -> Tensor:
         y = torch.fft.ifft(torch.fft.fft(entries, length) * torch.fft.fft(x, length))
     else:
         y = torch.fft.irfft(torch.fft.rfft(entries, length) * torch.fft.rfft(x, length), length)
-    return y[..., n - 1 : n - 1 + m]
+    return y[..., n - 1 : n - 1 + m].clone(memory_format=torch.contiguous_format)

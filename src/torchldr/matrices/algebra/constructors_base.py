@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -119,19 +120,25 @@ class ClassicalMatrix(LinearMap):
             raise ValueError(f"{who}: the input is on {x.device}, the matrix on {self.device}; move one.")
         dtype = torch.promote_types(x.dtype, self.dtype)
         wide = torch.promote_types(dtype, torch.float32)  # FFTs know no narrower one
-        y = product(x.reshape(-1, size).to(wide))
-        return y.reshape(*x.shape[:-1], y.shape[-1]).to(dtype)
+        rows = x.reshape(math.prod(x.shape[:-1]), size).to(wide)
+        result = sum(self.shape) - size
+        if 0 in (*rows.shape, result):  # nothing to add up, or no results: FFTs take no empty input
+            y = rows.sum(-1, keepdim=True) * rows.new_zeros(result)
+        else:
+            y = product(rows)
+        return y.reshape(*x.shape[:-1], result).to(dtype)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.out_features}, {self.in_features}, dtype={self.dtype})"
 
 
-def checked_vector(t: Tensor, who: str, name: str) -> Tensor:
-    """A vector of at least one entry, floating point or complex, or an error."""
+def checked_vector(t: Tensor, who: str, name: str, *, least: int = 1) -> Tensor:
+    """A vector of at least so many entries, floating point or complex, or an error."""
     if not isinstance(t, Tensor):
         raise TypeError(f"{who}: {name} must be a tensor, got {type(t).__name__}.")
-    if t.ndim != 1 or t.shape[0] < 1:
-        raise ValueError(f"{who}: {name} must be a vector of at least one entry, got shape {tuple(t.shape)}.")
+    if t.ndim != 1 or t.shape[0] < least:
+        wanted = "a vector of at least one entry" if least else "a vector"
+        raise ValueError(f"{who}: {name} must be {wanted}, got shape {tuple(t.shape)}.")
     if not (t.is_floating_point() or t.is_complex()):
         raise TypeError(f"{who}: {name} must be floating point or complex, got {t.dtype}.")
     return t

@@ -146,7 +146,7 @@ def _(M: LDRSubdiagonal) -> LDRTridiagonal:
         s, corner = M.tensors[f"subdiagonal_{name}"], M.tensors[f"corner_{name}"]
         parts = _diagonal(s.new_zeros(s.shape[0] + 1))
         parts["subdiagonal"] = s
-        parts["corners"] = torch.stack((corner, torch.zeros_like(corner)))
+        parts["corners"] = torch.stack((corner.reshape(()), s.new_zeros(())))
         return parts
 
     return _member(M.G, M.H, side("A"), side("C"))

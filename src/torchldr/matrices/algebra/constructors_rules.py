@@ -51,7 +51,7 @@ def _(M: Cauchy) -> Cauchy:
 @rule("solvers", DFT)
 def _(M: DFT) -> list[Candidate]:
     def inverse(b: Tensor) -> Tensor:
-        return torch.fft.ifft(b, norm="ortho" if M.orthonormal else "backward")
+        return torch.fft.ifft(b, norm=M.norm)
 
     return [formula("fft", inverse, inverse)]  # symmetric
 

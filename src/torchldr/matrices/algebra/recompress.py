@@ -191,7 +191,7 @@ def _ldr_sd(M: LinearMap, known: Displacement) -> LDRSubdiagonal | None:
     sides = {
         f"{part}_{side}": t.to(M.dtype)
         for side, X in (("A", A), ("C", C))
-        for part, t in (("subdiagonal", X.s), ("corner", X.corner))
+        for part, t in (("subdiagonal", X.s), ("corner", X.corner.reshape(1)))
     }
     return _member(LDRSubdiagonal, M, found, **sides)
 

@@ -66,7 +66,7 @@ def solve(M: LinearMap, b: Tensor, *, tol: float | None = None, method: str | No
     """
     _check(M, b)
     n = M.in_features
-    rows = b.unsqueeze(0) if b.ndim == 1 else b.mT.reshape(-1, n)
+    rows = b.unsqueeze(0) if b.ndim == 1 else b.mT.reshape(math.prod(b.shape) // max(n, 1), n)
     dtype = torch.promote_types(b.dtype, M.dtype) if M.dtype.is_complex else b.dtype
     x = solve_rows(M, rows, tol=tol, method=method).to(dtype)
     return x[0] if b.ndim == 1 else x.reshape(b.mT.shape).mT
@@ -89,7 +89,7 @@ def solve_rows(M: LinearMap, b: Tensor, *, tol: float | None = None, method: str
     """`solve` for rows (p, n), in float64 or complex128."""
     wide = torch.complex128 if b.is_complex() or M.dtype.is_complex else torch.float64
     b, system = b.to(wide), widened(M)
-    if not b.shape[0]:
+    if not b.numel():
         return b.clone()
     with torch.no_grad():
         solver, x = _chosen(M, system, b.detach(), tol, method)

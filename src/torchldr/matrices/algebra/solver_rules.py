@@ -192,7 +192,7 @@ def _(M: LDRSubdiagonal) -> list[Candidate]:
     P, Q = scales(M.subdiagonal_A), scales(M.subdiagonal_C)
     if not bool(torch.isfinite(torch.cat((P, Q, 1 / P, 1 / Q))).all()):
         return general(M)
-    f, e = float(M.corner_A * P[-1]), float(M.corner_C * Q[-1])
+    f, e = (M.corner_A * P[-1]).item(), (M.corner_C * Q[-1]).item()
     G, H = M.G / P, M.H / Q
     found = []
     if G.shape[0] == 1:  # M = diag(P) F_f(g) F_e(h)^T diag(Q)
@@ -238,7 +238,7 @@ def _(M: LDRTridiagonal) -> list[Candidate] | None:
         lower, diagonal, upper = M._ring(side)
         if bool(diagonal.any()) or bool(upper.any()) or M.in_features == 1:
             return None
-        tensors |= {f"subdiagonal_{side}": lower[1:], f"corner_{side}": lower[0]}
+        tensors |= {f"subdiagonal_{side}": lower[1:], f"corner_{side}": lower[:1]}
     options = LDRSubdiagonal.check_options({})
     return candidates(LDRSubdiagonal.unchecked(M.out_features, M.in_features, tensors, options))
 

@@ -24,6 +24,7 @@ from .constructors_base import ClassicalMatrix, Operators, checked_vector
 from .operators import Diagonal, Shift, Tridiagonal
 
 TILE = 64  # rows that are made, used and forgotten
+_NORMS = {None: "backward", "sqrtn": "ortho", "n": "forward"}
 
 
 class DFT(ClassicalMatrix):
@@ -34,7 +35,8 @@ class DFT(ClassicalMatrix):
 
     Args:
         n: size.
-        orthonormal: divide by sqrt(n).
+        orthonormal: divide by sqrt(n), as scale="sqrtn" does.
+        scale: None, "sqrtn" or "n": what to divide by, as in scipy.linalg.dft.
         dtype: complex64 or complex128.
 
     Cost: one FFT a vector.
@@ -45,16 +47,21 @@ class DFT(ClassicalMatrix):
         n: int,
         *,
         orthonormal: bool = False,
+        scale: str | None = None,
         dtype: torch.dtype = torch.complex128,
         device: torch.device | str | None = None,
     ) -> None:
+        if scale not in _NORMS:
+            raise ValueError(f"DFT: scale must be None, 'sqrtn' or 'n', got {scale!r}.")
+        if orthonormal and scale == "n":
+            raise ValueError("DFT: orthonormal=True is scale='sqrtn', got scale='n' too.")
         if not isinstance(n, int) or n < 1:
             raise ValueError(f"DFT: n must be an integer of at least 1, got {n!r}.")
         if not dtype.is_complex:
             raise TypeError(f"DFT: dtype must be complex, got {dtype}.")
         self.out_features = self.in_features = n
-        self.orthonormal = orthonormal
-        self.nodes = _roots_of_unity(torch.arange(n), n).to(dtype=dtype, device=device)
+        self.scale = "sqrtn" if orthonormal else scale
+        self.nodes = _roots_of_unity(torch.arange(n, device="cpu"), n).to(dtype=dtype, device=device)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -64,11 +71,16 @@ class DFT(ClassicalMatrix):
     def device(self) -> torch.device:
         return self.nodes.device
 
+    @property
+    def norm(self) -> str:
+        """The scale, as torch.fft calls it."""
+        return _NORMS[self.scale]
+
     def to_dense(self) -> Tensor:
         n = self.in_features
-        i = torch.arange(n)
+        i = torch.arange(n, device="cpu")
         M = _roots_of_unity(i.unsqueeze(-1) * i % n, n).to(self.nodes)
-        return M / math.sqrt(n) if self.orthonormal else M
+        return M / {None: 1.0, "sqrtn": math.sqrt(n), "n": n}[self.scale]
 
     def operators(self) -> Operators:
         return Operators(Diagonal(self.nodes), Shift(self.in_features, 0.0, dtype=self.dtype))
@@ -77,7 +89,7 @@ class DFT(ClassicalMatrix):
         return (), (self.in_features - 1,)
 
     def _matmul(self, x: Tensor) -> Tensor:
-        return torch.fft.fft(x, norm="ortho" if self.orthonormal else "backward")
+        return torch.fft.fft(x, norm=self.norm)
 
     def _rmatmul(self, y: Tensor) -> Tensor:
         return self._matmul(y)  # symmetric
@@ -195,7 +207,7 @@ class Chebyshev(OrthogonalPolynomials):
     def _rmatmul(self, y: Tensor) -> Tensor:
         if not self.at_zeros or y.is_complex():
             return super()._rmatmul(y)
-        return inverse_cosine_transform(y * self._unscale(y))
+        return inverse_cosine_transform(y * self._unscale(y)).clone(memory_format=torch.contiguous_format)
 
     def _unscale(self, like: Tensor) -> Tensor:
         """Row factors between the orthonormal cosine transform and this matrix."""

@@ -26,8 +26,8 @@ class LDRSubdiagonal(StructuredMatrix, name="ldr_sd"):
     K_k(A, g) has columns g, Ag, .., A^{k-1} g and k = min(m, n). M - A M C^T has rank at most r. Shifts
     for A and C (where training starts) give Toeplitz-like matrices; learning them bends the diagonals.
 
-    Parameters: `G` (r, m), `H` (r, n), `subdiagonal_A` (m - 1), `corner_A` (), `subdiagonal_C` (n - 1),
-    `corner_C` (): (m + n)(r + 1) in all. Cost: 2r + 2 real FFTs of length m + n a vector where the
+    Parameters: `G` (r, m), `H` (r, n), `subdiagonal_A` (m - 1), `corner_A` (1), `subdiagonal_C` (n - 1),
+    `corner_C` (1): (m + n)(r + 1) in all. Cost: 2r + 2 real FFTs of length m + n a vector where the
     subdiagonals' products stay within a factor of 32 (2^30 with FFTs in float64), else O(r n^2).
 
     Options:
@@ -53,9 +53,9 @@ class LDRSubdiagonal(StructuredMatrix, name="ldr_sd"):
             "G": (rank, out_features),
             "H": (rank, in_features),
             "subdiagonal_A": (out_features - 1,),
-            "corner_A": (),
+            "corner_A": (1,),
             "subdiagonal_C": (in_features - 1,),
-            "corner_C": (),
+            "corner_C": (1,),
         }
 
     @classmethod

@@ -28,9 +28,9 @@ PRODUCTS = ("auto", "convolution", "exact")
 
 
 def sides(M: Any, transposed: bool = False) -> tuple[Side, Side]:
-    """Subdiagonal, corner and start vectors of A and of C; for M^T they change places."""
-    A = M.subdiagonal_A, M.corner_A, M.G
-    C = M.subdiagonal_C, M.corner_C, M.H
+    """Subdiagonal, corner () and start vectors of A and of C; for M^T they change places."""
+    A = M.subdiagonal_A, M.corner_A.reshape(()), M.G
+    C = M.subdiagonal_C, M.corner_C.reshape(()), M.H
     return (C, A) if transposed else (A, C)
 
 

@@ -66,7 +66,7 @@ def from_dense(
     if not (isinstance(effort, int | float) and math.isfinite(effort) and effort > 0):
         raise ValueError(f"{who}: effort must be a positive number, got {effort!r}.")
     root = _root(who, activations, n)
-    with torch.no_grad(), reporting(progress) as report:
+    with torch.no_grad(), torch.device("cpu"), reporting(progress) as report:
         wide = W.detach().to("cpu", torch.float64)
         scale = _root_mean_square(wide)
         constants = _constants(cls, who, W, rank or 1, given, seed, chosen)

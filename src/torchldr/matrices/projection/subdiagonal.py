@@ -47,9 +47,9 @@ def from_edges(a: Tensor, c: Tensor, G: Tensor, H: Tensor) -> Tensors:
         "G": G,
         "H": H,
         "subdiagonal_A": a[1:].clone(),
-        "corner_A": a[0].clone(),
+        "corner_A": a[:1].clone(),
         "subdiagonal_C": c[1:].clone(),
-        "corner_C": c[0].clone(),
+        "corner_C": c[:1].clone(),
     }
 
 

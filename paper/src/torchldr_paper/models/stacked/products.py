@@ -157,7 +157,7 @@ def _subdiagonal(tensors: Tensors, x: Tensor) -> Tensor:
     s, corner = (
         torch.stack([tensors[f"{part}_{side}"] for side in "AC"]) for part in ("subdiagonal", "corner")
     )
-    return square_convolution_product(s, corner, torch.stack((tensors["G"], tensors["H"])), x)
+    return square_convolution_product(s, corner.squeeze(-1), torch.stack((tensors["G"], tensors["H"])), x)
 
 
 def _tridiagonal(tensors: Tensors, x: Tensor, normalize: bool) -> Tensor:

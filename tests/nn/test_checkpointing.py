@@ -1,0 +1,65 @@
+"""Activation checkpointing without re-entrance: the gradients of a plain call, for every layer and class."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import torchldr
+from torchldr import StructuredChannels, StructuredGRU, StructuredLinear, StructuredLSTM
+
+LAYERS = {
+    "linear": lambda **more: StructuredLinear(12, 12, **more),
+    "lstm": lambda **more: StructuredLSTM(12, 12, **more),
+    "gru": lambda **more: StructuredGRU(12, 12, which="both", **more),
+    "grid": lambda **more: StructuredChannels(3, 3, 12, **more),
+    "wide": lambda **more: StructuredChannels(3, 3, 12, form="wide", **more),
+}
+CASES = [(kind, name, "fast") for kind in LAYERS for name in torchldr.structures()]
+CASES += [(kind, name, "dense") for kind in LAYERS for name in ("ldr_sd", "ldr_td")]
+
+
+def made(kind: str, name: str, plan: str = "fast", **options) -> nn.Module:
+    rank = 2 if torchldr.get_structure(name).ranked else None
+    layer = LAYERS[kind](structure=name, rank=rank, dtype=torch.float64, **options)
+    layer.plan = plan
+    return layer
+
+
+def gradients(layer: nn.Module, call, x: Tensor) -> list[Tensor]:
+    y = call(x)
+    y = y[0] if isinstance(y, tuple) else y
+    return list(torch.autograd.grad(y.square().sum(), list(layer.parameters())))
+
+
+def assert_same(found: list[Tensor], wanted: list[Tensor]) -> None:
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize(("kind", "name", "plan"), CASES)
+def test_every_layer(kind, name, plan):
+    layer, x = made(kind, name, plan), torch.randn(5, 3, 12, dtype=torch.float64)
+    found = gradients(layer, lambda x: checkpoint(layer, x, use_reentrant=False), x)
+    assert_same(found, gradients(layer, layer, x))
+
+
+@pytest.mark.parametrize("options", [{"product": "convolution"}, {"product": "exact"}])
+def test_the_products_of_ldr_sd(options):
+    layer, x = made("linear", "ldr_sd", **options), torch.randn(5, 12, dtype=torch.float64)
+    found = gradients(layer, lambda x: checkpoint(layer, x, use_reentrant=False), x)
+    assert_same(found, gradients(layer, layer, x))
+
+
+@pytest.mark.parametrize("name", ["ldr_sd", "ldr_td"])
+@pytest.mark.parametrize("inside", [True, False])
+def test_with_a_compiler(name, inside):
+    torch._dynamo.reset()
+    layer, x = made("linear", name), torch.randn(5, 12, dtype=torch.float64)
+    compiled = {"backend": "aot_eager", "fullgraph": True}
+    if inside:
+        call = torch.compile(lambda x: checkpoint(layer, x, use_reentrant=False), **compiled)
+    else:
+        inner = torch.compile(layer, **compiled)
+        call = lambda x: checkpoint(inner, x, use_reentrant=False)
+    assert_same(gradients(layer, call, x), gradients(layer, layer, x))

@@ -1,0 +1,163 @@
+"""What torch's own tests ask of every module, asked of every layer with every class.
+
+Forward, factory keywords, devices without memory, copies, formats of memory, first and second derivatives,
+also batched ones.
+"""
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+import torchldr
+from torchldr import StructuredChannels, StructuredGRU, StructuredLinear, StructuredLSTM
+
+LAYERS = {
+    "linear": lambda **more: StructuredLinear(6, 5, **more),
+    "lstm": lambda **more: StructuredLSTM(4, 3, which="both", **more),
+    "gru": lambda **more: StructuredGRU(4, 3, which="both", **more),
+    "grid": lambda **more: StructuredChannels(2, 2, (2, 3), (2, 2), **more),
+    "wide": lambda **more: StructuredChannels(2, 2, (2, 3), (2, 2), form="wide", **more),
+}
+SHAPES = {"linear": (3, 6), "lstm": (2, 2, 4), "gru": (2, 2, 4), "grid": (2, 2, 2, 3), "wide": (2, 2, 2, 3)}
+CASES = [(kind, name) for kind in LAYERS for name in torchldr.structures()]
+every_case = pytest.mark.parametrize(("kind", "name"), CASES)
+modes = pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+
+
+def made(kind: str, name: str, **more) -> nn.Module:
+    rank = 2 if torchldr.get_structure(name).ranked else None
+    return LAYERS[kind](structure=name, rank=rank, **{"dtype": torch.float64, **more})
+
+
+def given(kind: str, **more) -> Tensor:
+    x = torch.randn(SHAPES[kind], generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return x.to(**more)
+
+
+def tensors(output) -> list[Tensor]:
+    return [output] if isinstance(output, Tensor) else [t for part in output for t in tensors(part)]
+
+
+def assert_same(one, other) -> None:
+    for a, b in zip(tensors(one), tensors(other), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@every_case
+@modes
+def test_forward_is_that_of_the_dense_weights(kind, name, training):
+    layer, x = made(kind, name).train(training), given(kind)
+    if kind in ("lstm", "gru"):
+        wanted = layer.to_torch()(x)
+    elif kind == "linear":
+        wanted = x @ layer.weight.mT + layer.bias
+    else:
+        wanted = (x.flatten(1) @ layer.weight.mT).view(2, 2, 2, 2) + layer.bias[:, None, None]
+    assert_same(layer(x), wanted)
+
+
+@every_case
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_factory_keywords(kind, name, device, dtype):
+    layer = made(kind, name, device=device, dtype=dtype)
+    for t in [*layer.parameters(), *layer.buffers()]:
+        assert t.device.type == device
+        assert t.dtype == dtype or not t.is_floating_point()
+
+
+@every_case
+def test_a_device_without_memory(kind, name):
+    with torch.device("meta"):
+        layer = made(kind, name)
+    assert {t.device.type for t in [*layer.parameters(), *layer.buffers()]} == {"meta"}
+    assert repr(layer) == repr(made(kind, name))
+    wanted = made(kind, name)(given(kind))
+    for a, b in zip(tensors(layer(given(kind, device="meta"))), tensors(wanted), strict=True):
+        assert (a.device.type, a.shape, a.dtype) == ("meta", b.shape, b.dtype)
+
+
+@every_case
+@modes
+def test_numbers_for_a_layer_without_memory(kind, name, training):
+    layer, x = made(kind, name), given(kind)
+    with torch.device("meta"):
+        others = [made(kind, name) for _ in range(3)]
+    others[0].load_state_dict(layer.state_dict(), assign=True)
+    others[1].to_empty(device="cpu").load_state_dict(layer.state_dict())
+    others[2].float().load_state_dict(layer.state_dict(), assign=True)
+    for other in others:
+        other.train(training)
+        assert_same(other(x), layer(x))
+        with torch.no_grad():
+            assert_same(other(x), layer(x))
+
+
+@every_case
+def test_copies(kind, name):
+    layer, x = made(kind, name), given(kind)
+    file = io.BytesIO()
+    torch.save(layer.state_dict(), file)
+    file.seek(0)
+    loaded = made(kind, name)
+    loaded.load_state_dict(torch.load(file, weights_only=True))
+    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)), loaded):
+        assert repr(other) == repr(layer)
+        assert_same(other(x), layer(x))
+
+
+@every_case
+def test_modes_agree(kind, name):
+    layer, x = made(kind, name), given(kind)
+    y = layer(x)
+    assert_same(layer.eval()(x), y)
+    with torch.no_grad():
+        for _ in range(2):
+            assert_same(layer(x), y)
+
+
+@every_case
+@modes
+def test_inputs_that_are_not_contiguous(kind, name, training):
+    layer, x = made(kind, name).train(training), given(kind)
+    spread = torch.stack((x, x), -1).requires_grad_()
+    x = x.requires_grad_()
+    y, z = layer(x), layer(spread[..., 0])
+    assert_same(z, y)
+    wanted = torch.autograd.grad(sum(t.square().sum() for t in tensors(y)), [x, *layer.parameters()])
+    found = torch.autograd.grad(sum(t.square().sum() for t in tensors(z)), [spread, *layer.parameters()])
+    assert_same((found[0][..., 0], *found[1:]), wanted)
+
+
+@every_case
+@pytest.mark.parametrize("plan", ["auto", "fast", "dense"])
+@modes
+def test_format_of_memory(kind, name, plan, training):
+    layer, x = made(kind, name).train(training), given(kind)
+    layer.plan = plan
+    formats = [torch.contiguous_format] + [torch.channels_last] * (x.ndim == 4)
+    for form in formats:
+        for grad in (True, False):
+            with torch.set_grad_enabled(grad):
+                for t in tensors(layer(x.contiguous(memory_format=form))):
+                    assert t.is_contiguous(memory_format=form)
+                    assert t.untyped_storage().nbytes() == t.nbytes
+
+
+@every_case
+@modes
+def test_first_and_second_derivatives(kind, name, training):
+    layer, x = made(kind, name).train(training), given(kind)[:1]
+    names = [key for key, _ in layer.named_parameters()]
+
+    def product(x, *parameters):
+        return tuple(tensors(functional_call(layer, dict(zip(names, parameters, strict=True)), x)))
+
+    inputs = [t.detach().clone().requires_grad_() for t in (x, *layer.parameters())]
+    assert torch.autograd.gradcheck(product, inputs, check_batched_grad=True, fast_mode=True)
+    assert torch.autograd.gradgradcheck(product, inputs, check_batched_grad=True, fast_mode=True)

@@ -22,6 +22,7 @@ BRIEF = Protocol(epochs=2, lrs=(0.001, 0.01), trials=1, batch=12)
         {"structure": "ldr_sd", "rank": 2},
         {"structure": "dense", "keep": 100},
         {"structure": "fastfood"},
+        {"structure": "cauchy_like"},
         {"structure": "toeplitz_like", "model": "cnn"},
     ],
     ids=lambda fields: "-".join(map(str, fields.values())),

@@ -111,7 +111,13 @@ def _tuned(name: str, layer: StructuredLinear, x: Tensor, seconds: float) -> Tun
     best = min(timed, key=lambda name: timed[name])
     layer.keep_tuned(table.call, best)
     return Tuned(
-        name, layer.structure.name, tuple(layer.matrix().shape), table.call.batch, best, timed, table.chosen
+        name,
+        layer.structure.name,
+        (layer.out_features, layer.in_features),
+        table.call.batch,
+        best,
+        timed,
+        table.chosen,
     )
 
 

@@ -10,6 +10,7 @@ The file holds the state_dict and, as text, what the network is: nothing else is
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -76,8 +77,9 @@ def load_network(path: str | os.PathLike[str]) -> SingleHiddenLayer:
     numbers = sum(tensor.numel() for tensor in tensors.values())
     try:
         run, shape, outputs = _described(about)
-        with torch.device("meta"):  # what it would need, before any of it is allocated
-            _check_size(_least(run, shape, outputs), numbers)
+        # What it would need, before any of it is allocated; some classes cannot be built without numbers.
+        _check_size(_least(run, shape, outputs), numbers)
+        with contextlib.suppress(NotImplementedError), torch.device("meta"):
             planned = build_model(run, shape, outputs).state_dict()
             _check_size(sum(tensor.numel() for tensor in planned.values()), numbers)
         network = build_model(run, shape, outputs, torch.Generator())
@@ -97,14 +99,14 @@ def _described(about: Mapping[str, Any]) -> tuple[Run, tuple[int, int, int], int
 
 
 def _least(run: Run, shape: tuple[int, int, int], outputs: int) -> int:
-    """Parameters that a network has at least: every layer has one an input, or more."""
+    """Parameters that a network has at least: every layer has one an input, and so many times its rank."""
     channels, height, width = shape
     seen = channels * height * width
     if run.model == "cnn" or run.model in CONVOLUTIONS:
-        seen = max(channels, (height // 2) * (width // 2))
+        seen = (height // 2) * (width // 2)
     elif run.model.startswith("channels"):  # a matrix for every pair of channels
         seen *= channels
-    return max(seen, (run.hidden or 1) * outputs)
+    return max(channels, seen * (run.rank or 1), (run.hidden or 1) * outputs)
 
 
 def _check_size(wanted: int, numbers: int) -> None:

@@ -69,7 +69,7 @@ def test_three_classes_are_refined_for_each_budget(monkeypatch):
     looks = {"toeplitz_like": 0.5, "hankel_like": 0.6, "cauchy_like": 0.7, "vandermonde_like": 0.8}
     really = {"toeplitz_like": 0.95, "hankel_like": 0.9, "cauchy_like": 0.99}
 
-    def made_up(parcel, structures, seed, effort):
+    def made_up(parcel, structures, seed, effort, deadline):
         seen.append((effort, [s.name for s in structures]))
         return [(really if effort == 1 else looks)[s.name] ** 2 for s in structures]
 

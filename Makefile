@@ -6,18 +6,16 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 BIN := .venv/bin
 STAMP := .venv/.stamp
 
-# Not ray and peft: each brings dozens of packages and nothing here runs on them; a user who wants them
-# installs torchldr[ray] or torchldr[peft].
-EXTRAS := experiments,onnx,dev
+EXTRAS := cli,onnx,dev
 
 .PHONY: setup test demo lint clean
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml paper/pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer found; try make PYTHON=/path/to/python" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]' -e paper
 	touch $@
 
 lint: setup
@@ -43,5 +41,5 @@ demo: setup
 
 # What was made here, except for the virtual environment: remove .venv by hand to begin anew.
 clean:
-	rm -rf build dist out .pytest_cache .hypothesis .mypy_cache .ruff_cache src/*.egg-info
-	find src tests examples scripts -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf build dist out .pytest_cache .hypothesis .mypy_cache .ruff_cache src/*.egg-info paper/build paper/src/*.egg-info
+	find src paper tests examples scripts -name __pycache__ -type d -prune -exec rm -rf {} +

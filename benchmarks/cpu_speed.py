@@ -39,7 +39,6 @@ from torchldr import StructuredLinear
 from torchldr.bench.grid import INFERENCE, TRAINING, Case
 from torchldr.bench.measure import Setting, as_row, dense_side, measure, structured_layer, structured_side
 from torchldr.bench.paper_values import ACCELERATION, RANKS, SIZES
-from torchldr.nn import plans
 from torchldr.timing import machine, minimum_seconds
 
 Rows = list[dict[str, Any]]
@@ -92,7 +91,7 @@ def hard() -> Rows:
         for name, layer in layers.items():
             slower = seconds[name] / seconds["near one"]
             row = {"n": n, "regime": name, "ours_ms": seconds[name] * 1e3, "slower": slower}
-            rows.append({**row, "path": plans.path(layer.matrix())})
+            rows.append({**row, "path": layer.routes().chosen})
     return rows
 
 
@@ -272,7 +271,6 @@ def main() -> None:
         return
     if unknown := set(arguments.sections) - set(SECTIONS):
         parser.error(f"unknown section {', '.join(unknown)}. Known: {', '.join(SECTIONS)}.")
-    plans.forget()  # the plan "auto" is to be chosen now, on the machine as it is
     kept = json.loads(arguments.out.read_text())["sections"] if arguments.out.exists() else {}
     for name in arguments.sections or SECTIONS:
         start = time.perf_counter()

@@ -24,10 +24,10 @@ from typing import Any
 import torch
 
 import torchldr
-from torchldr.bench.tables import markdown, number
 from torchldr.export import to_onnx
 from torchldr.export.check import session
 from torchldr.timing import machine, minimum_seconds
+from torchldr_paper.tables.benchmarks import markdown, number
 
 RESULTS = Path(__file__).parents[1] / "results" / "bench" / "export.json"
 BATCHES = (1, 32)

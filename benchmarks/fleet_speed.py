@@ -16,9 +16,9 @@ from pathlib import Path
 
 import torch
 
-from torchldr.experiments import Images, Run
-from torchldr.experiments.fleet import Fleet
 from torchldr.timing import machine
+from torchldr_paper import Images, Run
+from torchldr_paper.trainer.fleet import Fleet
 
 CELLS = (
     ("dense", None),

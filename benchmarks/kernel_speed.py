@@ -25,11 +25,13 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
-from torchldr.experiments.language import cuda_decoder, cuda_recurrence, decoder, recurrence
-from torchldr.experiments.stacked_stage import plain_stage, stage
 from torchldr.functional.doubling import shifted_sum
 from torchldr.functional.scanned import stein_matrix
 from torchldr.timing import captured, machine
+from torchldr_paper.language import decoder, recurrence
+from torchldr_paper.language.cuda import decoder as cuda_decoder
+from torchldr_paper.language.cuda import recurrence as cuda_recurrence
+from torchldr_paper.models.stacked.stage import plain_stage, stage
 
 Call = Callable[[], object]
 TOKENS, STEPS, BATCH, UNITS, WORDS = 700, 35, 20, 128, 33_278

@@ -31,9 +31,9 @@ import torch
 from torch import Tensor, nn
 
 import torchldr
-from torchldr import data
-from torchldr.experiments.operators import accuracies, movements, operator_report
 from torchldr.timing import machine
+from torchldr_paper import data
+from torchldr_paper.trainer.operators import accuracies, movements, operator_report
 
 RANKS = {"ldr_td": 1, "ldr_sd": 3, "low_rank": 4}
 COMPARED = ("dense", "fewer units", "low_rank", "ldr_sd", "ldr_td")
@@ -218,16 +218,10 @@ def summary(rows: list[dict[str, Any]]) -> str:
             f"{found.task:<14}{found.kind:<14}{found.parameters:>11}{found.rate:>9g}"
             f"{statistics.mean(tests):>8.1f}{spread:>14}{found.ms:>9.1f}"
         )
-    lines.append(
-        f"\n{'task':<14}{'epoch':>6}{'growth':>16}{'row sum':>9}{'tail':>8}{'c':>3}{'truncation':>11}"
-        f"{'rounding':>9}"
-    )
+    lines.append(f"\n{'task':<14}{'epoch':>6}{'growth':>16}{'row sum':>9}")
     for moved in movements(rows):
         growth = f"{moved.growth[0]:.4f}..{moved.growth[1]:.4f}"
-        lines.append(
-            f"{moved.task:<14}{moved.epoch:>6}{growth:>16}{moved.row_sum:>9.3f}{moved.tail:>8.0e}"
-            f"{moved.oversampling or '-':>3}{moved.truncation:>11.0e}{moved.rounding:>9.0e}"
-        )
+        lines.append(f"{moved.task:<14}{moved.epoch:>6}{growth:>16}{moved.row_sum:>9.3f}")
     return "\n".join(lines)
 
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
 
 import torchldr
-from torchldr.data import load_corpus
+from torchldr_paper.data import load_corpus
 
 DROPOUT = 0.1
 

@@ -16,13 +16,16 @@ from types import ModuleType
 from typing import Any
 
 import torchldr
-from torchldr import compress, data, experiments, export, nn, testing, theory
+import torchldr_paper
+from torchldr import cli, compress, export, nn, pictures, testing
+from torchldr_paper import data, theory
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "api.md"
 HEAD = """# Names
 
 Every public name with its arguments and what it is in a sentence; `help(torchldr.StructuredLinear)` has the
 rest. What begins with an underscore, and modules that are not listed, may change at any time.
+`torchldr_paper` comes with the package torchldr-paper.
 """
 Group = tuple[str, str, Callable[[Any], bool]]
 
@@ -47,9 +50,11 @@ MODULES: dict[ModuleType, str] = {
     nn: "recurrent.md",
     compress: "compress.md",
     export: "export.md",
-    data: "experiments.md",
-    experiments: "experiments.md",
     testing: "testing.md",
+    pictures: "performance.md",
+    cli: "../CONTRIBUTING.md",
+    torchldr_paper: "experiments.md",
+    data: "experiments.md",
     theory: "theory.md",
 }
 WITH_METHODS = (torchldr.StructuredLinear, torchldr.StructuredMatrix)
@@ -105,7 +110,7 @@ def is_plain(thing: Any) -> bool:
 def arguments(thing: Any, bound: bool) -> str:
     """The arguments without their types, nothing for what is not called."""
     thing = getattr(thing, "__func__", thing)  # of a class method
-    if not callable(thing) or (isinstance(thing, type) and issubclass(thing, BaseException)):
+    if not callable(thing) or hasattr(thing, "__metadata__") or has_foreign_arguments(thing):
         return ""
     try:
         signature = inspect.signature(thing)
@@ -115,6 +120,13 @@ def arguments(thing: Any, bound: bool) -> str:
     plain = [p.replace(annotation=p.empty, default=short(p.default)) for p in shown]
     text = str(signature.replace(parameters=plain, return_annotation=inspect.Signature.empty))
     return text.replace("|", "\\|")
+
+
+def has_foreign_arguments(thing: Any) -> bool:
+    """Whether it is made like its base in another package: an error, a command."""
+    if not isinstance(thing, type):
+        return False
+    return issubclass(thing, BaseException) or getattr(thing.__init__, "__module__", "").startswith("typer")
 
 
 def short(default: Any) -> Any:
@@ -130,6 +142,10 @@ class Dots:
 
 def summary(thing: Any) -> str:
     """The first line of its documentation; the kind of a value."""
+    if isinstance(thing, str):
+        return f"the text {thing!r}"
+    if annotations := getattr(thing, "__metadata__", None):  # of the command line
+        return f"an option: {annotations[0].help}"
     if is_plain(thing):
         values = ", ".join(map(str, thing))
         return f"{type(thing).__name__}: {values}" if len(values) < 160 else f"a {type(thing).__name__}"

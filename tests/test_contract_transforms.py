@@ -1,7 +1,5 @@
 """Every class under torch's transformations: derivatives, vmap, functional_call, compile, export."""
 
-import time
-
 import pytest
 import torch
 from torch.func import functional_call, jacfwd, jacrev, jvp, stack_module_state, vmap
@@ -161,10 +159,8 @@ def test_compiles_with_inductor(name):
     layer = layer_of(torchldr.get_structure(name), 1024, 1024, rank=1)
     compiled = torch.compile(layer, fullgraph=True)
     x = torch.randn(3, 1024)
-    start = time.perf_counter()
     y = compiled(x)
     y.sum().backward()
-    assert time.perf_counter() - start < 60
     assert torch.allclose(y, layer(x), atol=1e-4)
 
 

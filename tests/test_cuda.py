@@ -7,8 +7,10 @@ import torch
 
 import torchldr
 from torchldr import StructuredLinear, testing
-from torchldr.functional import cuda, joint, paired_rings, scan, tridiagonal
+from torchldr.functional import cuda, scan, tridiagonal
 from torchldr.functional.reference import krylov_of_ring_reference
+from torchldr.functional.subdiagonal import cuda_pair
+from torchldr.matrices.ldr_sd.routes import sides
 
 pytestmark = [
     pytest.mark.gpu,
@@ -117,21 +119,21 @@ def test_the_matrix_of_large_layers(m, n, regime):
     """In training "auto" goes through the dense matrix, whatever the operators."""
     M = testing.member(torchldr.LDRSubdiagonal, m, n, 2, regime=regime).to("cuda")
     x = torch.randn(3, n, dtype=M.dtype, device="cuda", requires_grad=True)
-    assert joint._matrix_fits(M._side("A"), M._side("C"), x)
+    assert M.routes(batch=len(x), needs_grad=True).chosen == "dense"
     testing.check_values(M)
     testing.check_gradients(M)
 
 
 @pytest.mark.parametrize("batch", [2, 5])
-@pytest.mark.parametrize(("n", "rank"), [(4, 1), (625, 3), (4096, 8)])
+@pytest.mark.parametrize(("n", "rank"), [(4, 1), (1250, 3), (4096, 8)])
 def test_pairs(n, rank, batch):
-    """LDR-SD of a batch in inference goes by complex pairs."""
+    """LDR-SD in inference, with kernels between the FFTs."""
     M = testing.member(torchldr.LDRSubdiagonal, n, n, rank, dtype=torch.float32, regime="near one").to("cuda")
-    K = paired_rings.prepare(M._side("A"), M._side("C"))
+    assert cuda_pair.why_not(*sides(M)) is None
+    K = cuda_pair.prepare(*sides(M))
     x = torch.randn(batch, n, device="cuda")
-    assert paired_rings.serves(x)
     exact = x.double() @ M.to(torch.float64).to_dense().mT
-    assert (paired_rings.matmul(K, x) - exact).abs().max() <= 1e-6 * n**0.5 * exact.abs().max()
+    assert (cuda_pair.matmul(K, x) - exact).abs().max() <= 1e-6 * n**0.5 * exact.abs().max()
 
 
 @pytest.mark.parametrize(
@@ -140,7 +142,7 @@ def test_pairs(n, rank, batch):
         {"product": "convolution"},
         {"product": "auto"},
         {"product": "auto", "n": 2000},
-        {"product": "split"},
+        {"product": "exact"},
         {"structure": "ldr_td"},
         {"structure": "toeplitz_like"},
     ],

@@ -26,7 +26,6 @@ def test_example(name: str, tmp_path: Path):
         capture_output=True,
         text=True,
         cwd=tmp_path,
-        timeout=120,
     )
     assert ran.returncode == 0, ran.stderr
     assert SAYS[name] in ran.stdout

@@ -50,12 +50,12 @@ class HasTheWrongOperators(torchldr.ToeplitzLike):
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
-        (LosesATransposedSign, "rmatmul: the error is"),
+        (LosesATransposedSign, "rmatmul by own: the error is"),
         (ForgetsTheCorner, "the error is"),
         (CutsTheGradient, "gradient of H: the error is"),
         (LosesDigits, "the error is"),
-        (PreparesSomethingElse, "prepare: the error is"),
-        (ReturnsTheWrongShape, r"matmul: got \(2,\)"),
+        (PreparesSomethingElse, "prepared: the error is"),
+        (ReturnsTheWrongShape, r"matmul by own: got \(2,\)"),
         (HasTheWrongOperators, "displacement of"),
     ],
 )

@@ -69,6 +69,7 @@ from .nn import (
     StructuredLinear,
     StructuredLSTM,
     conv_to_matrix,
+    tune,
 )
 
 if TYPE_CHECKING:
@@ -178,6 +179,7 @@ __all__ = [
     "to_hankel_like",
     "to_ldr_td",
     "to_toeplitz_like",
+    "tune",
 ]
 
 # Loaded when first asked for: most programs use layers alone, and `import torchldr` is to be quick.

@@ -1,6 +1,6 @@
 """What is installed and switched on here: the facts behind `torchldr info`.
 
-Everything is found out without importing an optional package.
+Everything is found out without importing an optional package; numba is imported and its smallest loops run.
 """
 
 from __future__ import annotations
@@ -13,16 +13,14 @@ from typing import Any
 import torch
 
 import torchldr
-from torchldr.functional import cuda, stencil
-from torchldr.matrices import StructuredMatrix, port_keeper, structures
+from torchldr.functional import compiled, cuda, stencil
+from torchldr.matrices import StructuredMatrix, get_structure, structures
+from torchldr.nn import StructuredLinear
 
 # The packages of each extra in pyproject.toml.
 EXTRAS = {
-    "cli": ("typer", "rich"),
-    "experiments": ("matplotlib", "pandas", "tensorboard", "Pillow", "safetensors"),
+    "cli": ("typer", "rich", "safetensors"),
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
-    "ray": ("ray",),
-    "peft": ("peft",),
 }
 
 
@@ -62,6 +60,26 @@ def info() -> dict[str, Any]:
         "fast_paths": _fast_paths(),
         "extras": {extra: _extra(extra, packages) for extra, packages in EXTRAS.items()},
     }
+
+
+def routes(
+    structure: str, *, n: int = 1024, batch: int = 1, rank: int = 1, training: bool = False
+) -> list[dict[str, Any]]:
+    """The routes of a class for an n x n layer as it starts: cost by the model, whether taken, why not.
+
+    In inference the layer keeps its matrix; in training it needs gradients.
+
+    >>> [row["route"] for row in routes("ldr_sd", n=4096, batch=64) if row["taken"]]
+    ['compiled_pair']
+    """
+    cls = get_structure(structure)
+    layer = StructuredLinear(n, n, structure=cls, rank=rank if cls.ranked else None).train(training)
+    with torch.set_grad_enabled(training):
+        table = layer.routes(batch)
+    return [
+        {"route": row.route, "microseconds": row.seconds * 1e6, "taken": row.chosen, "why_not": row.why_not}
+        for row in table
+    ]
 
 
 def describe_structures(out_features: int = 784, in_features: int = 784) -> list[dict[str, Any]]:
@@ -115,23 +133,34 @@ def _fast_paths() -> list[dict[str, Any]]:
     no_cuda = None
     if not torch.cuda.is_available():
         no_cuda = "torch was built without CUDA" if torch.version.cuda is None else "no CUDA device was found"
-    no_stencil = stencil.unavailable()
-    if no_stencil:
-        no_stencil += "; the blocked form in torch serves (pip install numba)"
+    no_stencil = _why_not_compiled()
     return [
         _path(
             "compiled loops", "products of ldr_sd, ldr_td and toeplitz_like on a CPU, by numba", no_stencil
         ),
-        _path(
-            "port product",
-            f"ldr_td from {port_keeper.FROM['cpu']} features on a CPU, {port_keeper.FROM['cuda']} on a GPU, "
-            "where its certificate accepts the operators and it costs less than the stencil: see the repr of "
-            "a layer",
-            None,
-        ),
         _path("cuda", "every product on a GPU, by the same torch operations", no_cuda),
         _path("cuda kernels", "ldr_td and ldr_sd on a GPU, compiled by NVRTC", no_cuda or cuda.unavailable()),
+        _path("compiled loops on disk", *_kept_on_disk()),
     ]
+
+
+def _why_not_compiled() -> str | None:
+    """Tries the import and the smallest loops; of the others it says what this process has found."""
+    if reason := compiled.why_not():
+        return f"{reason}; the forms in torch serve (pip install numba)"
+    stencil.COLUMNS.why_not(torch.float32)
+    reasons = [f"{name}: {reason}" for name, reason in compiled.found().items()]
+    return "; ".join([*reasons, "the forms in torch serve there"]) if reasons else None
+
+
+def _kept_on_disk() -> tuple[str, str | None]:
+    if compiled.why_not():
+        return "", "nothing is compiled"
+    from torchldr.functional import compiled_jit
+
+    reason = compiled_jit.why_not_kept()
+    again = "every process compiles anew; NUMBA_CACHE_DIR may name a folder that can be written"
+    return f"machine code is kept in {compiled_jit.kept_in()}", f"{reason}; {again}" if reason else None
 
 
 def _path(name: str, does: str, why_not: str | None) -> dict[str, Any]:

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -74,8 +73,7 @@ def test_three_classes_are_refined_for_each_budget(monkeypatch):
         seen.append((effort, [s.name for s in structures]))
         return [(really if effort == 1 else looks)[s.name] ** 2 for s in structures]
 
-    monkeypatch.setattr("torchldr.compress.budget_choose.errors_of", made_up)
-    monkeypatch.setattr(analyze_weights, "errors_of", made_up)
+    monkeypatch.setattr(analyze_weights, "looks_of", made_up)
     names = ["vandermonde_like", "toeplitz_like", "cauchy_like", "hankel_like"]
     found = torchldr.analyze({"W": torch.randn(64, 64)}, budget=0.05, structures=names, ranks=[1])
     assert sorted(name for effort, (name,) in seen if effort == 1) == sorted(really)
@@ -189,7 +187,7 @@ def test_activations_weigh_the_residuals():
         model[0].weight,
         torchldr.from_dense(model[0].weight.detach(), "low_rank", weighted.structure.rank, activations=X),
     )
-    assert weighted.residual == pytest.approx(M.weighted_residual, abs=1e-5)
+    assert weighted.residual == pytest.approx(M.weighted_residual, rel=0.02)  # moments are lifted a little
     assert weighted.residual < 0.6 * plain.residual
     assert torch.equal(W, model[0].weight)
 
@@ -334,6 +332,7 @@ def test_folders_that_need_their_model_or_are_damaged_are_refused(tmp_path):
     manifest = tmp_path / "out" / "manifest.json"
     content = json.loads(manifest.read_text())
     content["layers"]["a"]["rank"] = 3
+    del content["sha256"]  # as in version 0.1: what does not fit shows by itself
     manifest.write_text(json.dumps(content))
     with pytest.raises(ValueError, match=r"load_weights: a: G has shape \(2, 40\), rank=3 needs \(3, 40\)"):
         load_weights(tmp_path / "out")
@@ -344,35 +343,33 @@ def test_folders_that_need_their_model_or_are_damaged_are_refused(tmp_path):
 
 SCRIPT = """
 import sys, torch, torchldr
+from torchldr.compress import tensors_workers
 if __name__ == "__main__":
-    torchldr.analyze({"W": torch.randn(300, 300)}, structures=["ldr_td"], ranks=[30], jobs=2,
+    torchldr.analyze({"W": torch.randn(60, 60)}, structures=["ldr_td"], ranks=[3], jobs=2,
                      progress=lambda *step: None)
+errors_of = tensors_workers.errors_of
+def endless(*given):
+    print("working", file=sys.stderr, flush=True)
+    while True:
+        errors_of(*given)
+tensors_workers.errors_of = endless  # in the processes of the pool, which run this file first
 """
 
 
 @pytest.mark.usefixtures("interruptible")
-@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
 def test_an_interrupt_ends_the_processes_too(tmp_path: Path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    running = subprocess.Popen([sys.executable, str(script)], stderr=subprocess.PIPE, start_new_session=True)
+    running = subprocess.Popen(
+        [sys.executable, str(script)], stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
     try:
-        deadline = time.monotonic() + 60
-        while not _children(running.pid) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        time.sleep(2)
-        children = _children(running.pid)
-        assert children
+        assert running.stderr is not None
+        assert running.stderr.readline() == "working\n"
         running.send_signal(signal.SIGINT)
-        assert running.wait(20) != 0
-        deadline = time.monotonic() + 10
-        while any(Path(f"/proc/{child}").exists() for child in children) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert not any(Path(f"/proc/{child}").exists() for child in children)
+        assert running.wait() != 0
+        running.stderr.read()  # to its end: a process that still ran would hold it open
     finally:
         if running.poll() is None:
             os.killpg(running.pid, signal.SIGKILL)
-
-
-def _children(pid: int) -> list[str]:
-    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()

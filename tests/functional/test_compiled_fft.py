@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchldr.functional import stencil
+from torchldr.functional import compiled
 
-if stencil.unavailable():
-    pytest.skip(stencil.unavailable(), allow_module_level=True)
+if compiled.why_not():
+    pytest.skip(compiled.why_not(), allow_module_level=True)
 from torchldr.functional import compiled_fft as fft
 
 sizes = st.integers(4, 11).map(lambda power: 1 << power)

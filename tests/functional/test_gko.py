@@ -7,7 +7,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from torchldr.functional import gko, gmres, modes, triangular
+from torchldr.functional import compiled, gko, gmres, modes, triangular
 from torchldr.functional.reference import krylov_reference, shift_reference
 
 EPS = torch.finfo(torch.float64).eps
@@ -18,8 +18,7 @@ DTYPES = [torch.float64, torch.complex128]
 def loops(request, monkeypatch):
     """Both forms of the loops."""
     if request.param == "plain":
-        monkeypatch.setattr(gko, "unavailable", lambda: "switched off")
-        monkeypatch.setattr(triangular, "unavailable", lambda: "switched off")
+        monkeypatch.setattr(compiled, "why_not", lambda: "switched off")
 
 
 def draw(seed: int, *shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:

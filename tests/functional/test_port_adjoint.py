@@ -21,8 +21,8 @@ Operands = tuple[list[Tensor], Tensor, Tensor, Tensor]  # lower, diagonal, upper
 def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Both forms of a sweep."""
     if request.param == "torch":
-        monkeypatch.setattr(port_sweep.stencil, "serves", lambda *tensors: False)
-    elif port_sweep.stencil.unavailable():
+        monkeypatch.setattr(port_sweep.compiled, "why_not", lambda: "switched off")
+    elif port_sweep.compiled.why_not():
         pytest.skip("numba is not installed")
     return str(request.param)
 
@@ -187,7 +187,7 @@ def test_compile(form: str) -> None:
 
 def test_the_two_forms_agree_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Long enough for threads to share rows, cuts and places."""
-    if port_sweep.stencil.unavailable():
+    if port_sweep.compiled.why_not():
         pytest.skip("numba is not installed")
     coefficients, V, U, w = operands("near shift", 2000, 2000, 1, 2, torch.float64)
     before = torch.get_num_threads()
@@ -195,7 +195,7 @@ def test_the_two_forms_agree_in_threads(monkeypatch: pytest.MonkeyPatch) -> None
     for threads, compiled in ((1, True), (3, True), (1, False)):
         torch.set_num_threads(threads)
         if not compiled:
-            monkeypatch.setattr(port_sweep.stencil, "serves", lambda *tensors: False)
+            monkeypatch.setattr(port_sweep.compiled, "why_not", lambda: "switched off")
         inputs = [x.clone().requires_grad_() for x in (*coefficients, V, U)]
         got = port_rmatmul(*inputs, 2000)
         found.append([got.detach(), *torch.autograd.grad((got * w).sum(), inputs)])

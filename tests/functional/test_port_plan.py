@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from torchldr.functional import port_series, port_sweep, stencil
+from torchldr.functional import compiled, port_series, port_sweep
 from torchldr.functional.port import PortPlan, port_matmul, port_rmatmul
 from torchldr.functional.reference import krylov_of_ring_reference
 
@@ -48,7 +48,7 @@ def test_both_products(
     scale = torch.einsum("bn,rnk->brk", U.abs(), K.abs()), torch.einsum("brk,rnk->bn", w.abs(), K.abs())
     with pytest.MonkeyPatch.context() as patch:
         if form != "compiled":
-            patch.setattr(port_sweep.stencil, "serves", lambda *tensors: False)
+            patch.setattr(port_sweep.compiled, "why_not", lambda: "switched off")
         if form == "larger leaves":
             patch.setattr(port_series, "LEAF", 128)  # c = 4 below
         for dtype, share in ((torch.float64, 1e-12), (torch.float32, 16 * torch.finfo(torch.float32).eps)):
@@ -64,7 +64,7 @@ def test_both_products(
 
 def test_a_plan_is_the_product() -> None:
     """The same numbers as without a plan, to the bit, where both are compiled."""
-    if stencil.unavailable():
+    if compiled.why_not():
         pytest.skip("numba is not installed")
     ring, V, U, w = operands(300, 2, 2, 300, 1.0, 0)
     plan = PortPlan(*ring, V, 300, oversampling=2)
@@ -108,7 +108,7 @@ def test_what_is_refused() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("M", [64, 128, 256, 2048])
 def test_spectra_are_values_of_polynomials(M: int, dtype: str) -> None:
-    if stencil.unavailable():
+    if compiled.why_not():
         pytest.skip("numba is not installed")
     from torchldr.functional import compiled_port, compiled_spectra
 

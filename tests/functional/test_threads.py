@@ -52,7 +52,7 @@ def test_a_child_has_threads_of_its_own(count):
     threads.in_parts(50, threads.WORTHWHILE, lambda start, stop: None)
     child = os.fork()
     if not child:
-        signal.alarm(20)  # a pool without threads would wait for ever
+        signal.alarm(600)  # a pool without threads would wait for ever
         threads.in_parts(50, threads.WORTHWHILE, lambda start, stop: None)
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0

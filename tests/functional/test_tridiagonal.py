@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import torchldr
-from torchldr.functional import stencil, tridiagonal
+from torchldr.functional import compiled, stencil, tridiagonal
 from torchldr.functional.reference import krylov_of_ring_reference, krylov_reference, tridiagonal_reference
 from torchldr.functional.threads import WORTHWHILE
 
@@ -41,8 +41,8 @@ def definition(*inputs):
 def test_values_and_gradients(m, n, form, monkeypatch):
     if form == "plain":
         monkeypatch.setattr(stencil, "serves", lambda *tensors: False)
-    elif stencil.unavailable():
-        pytest.skip(stencil.unavailable())
+    elif compiled.why_not():
+        pytest.skip(compiled.why_not())
     inputs = [*problem(m), *problem(n, seed=1), torch.randn(3, n, dtype=torch.float64)]
     inputs = [t.requires_grad_() for t in inputs]
     got, want = tridiagonal.product(inputs[:4], inputs[4:8], inputs[8]), definition(*inputs)
@@ -64,7 +64,7 @@ def test_more_derivatives():
     assert torch.autograd.gradgradcheck(product, inputs)
 
 
-@pytest.mark.skipif(bool(stencil.unavailable()), reason="numba is not installed")
+@pytest.mark.skipif(bool(compiled.why_not()), reason="numba is not installed")
 @pytest.mark.parametrize(("m", "n"), [(40, 40), (33, 50), (50, 33)])
 def test_any_width_of_the_tiles_gives_the_same(m, n, monkeypatch):
     A, C = problem(m, r=2), problem(n, seed=1, r=2)
@@ -79,7 +79,7 @@ def test_any_width_of_the_tiles_gives_the_same(m, n, monkeypatch):
             assert torch.allclose(a, b, rtol=1e-10, atol=1e-12 * b.abs().max().item())
 
 
-@pytest.mark.skipif(bool(stencil.unavailable()), reason="numba is not installed")
+@pytest.mark.skipif(bool(compiled.why_not()), reason="numba is not installed")
 def test_two_threads_give_the_same():
     A, C = problem(2048, r=1), problem(2048, seed=1, r=1)
     x, threads, results = torch.randn(2, 2048, dtype=torch.float64), torch.get_num_threads(), []

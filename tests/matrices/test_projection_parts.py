@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import torchldr
-from torchldr.functional import stencil
+from torchldr.functional import compiled
 from torchldr.matrices.projection.descent import lbfgs
 from torchldr.matrices.projection.krylov import tridiagonal_dense
 from torchldr.matrices.projection.leading import halves, leading
@@ -39,9 +39,9 @@ def normal(*shape: int, seed: int) -> Tensor:
 @pytest.fixture(params=["compiled", "plain"])
 def loops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "plain":
-        monkeypatch.setattr(stencil, "unavailable", lambda: "switched off")
-    elif stencil.unavailable():
-        pytest.skip(str(stencil.unavailable()))
+        monkeypatch.setattr(compiled, "why_not", lambda: "switched off")
+    elif compiled.why_not():
+        pytest.skip(str(compiled.why_not()))
     return request.param
 
 

@@ -193,7 +193,7 @@ def test_plan_fast_never_makes_a_dense_matrix(monkeypatch):
     monkeypatch.setattr(torchldr.LDRSubdiagonal, "to_dense", None)
     with torch.no_grad():
         layer(torch.randn(3, 12))
-    assert layer._plan._weight is None
+    assert "dense" not in layer._plan.prepared()
 
 
 @every_class
@@ -307,7 +307,7 @@ def test_conversion_keeps_constants_precise(cls):
             "block_size must be between 1 and 784 .*got 785",
         ),
         ({"structure": "block_circulant", "block_siz": 8}, TypeError, "Did you mean 'block_size'"),
-        ({"product": "fft"}, ValueError, "product must be one of auto, convolution, split, got 'fft'"),
+        ({"product": "fft"}, ValueError, "product must be one of auto, convolution, exact, got 'fft'"),
         ({"init": "xavier"}, ValueError, "init must be 'linear' or 'paper', got 'xavier'"),
         ({"bias": 3}, TypeError, "bias must be True or False, got 3"),
         ({"dtype": torch.int32}, TypeError, "dtype must be real floating point, got torch.int32"),

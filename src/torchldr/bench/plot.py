@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..experiments.figures.style import FORMATS, NothingToDrawError, Picture, look, new_figure, styled
+from ..pictures import FORMATS, NothingToDrawError, Picture, look, new_figure, styled
 from .paper_values import ACCELERATION, SIZES, acceleration
 
 _DASHES = ("-", "--", "-.", ":", (0, (1, 1)))

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from .budget import Budget, Bytes, Latency, budget_text, check_budget
-from .choose import Candidate, charged, share_out
+from .candidates import Candidate, charged
 from .report import table_lines, words
+from .selection import share_out
 from .structure import Structure
 from .tensors_plan import plan_to_dict, structure_to_dict
 
@@ -66,8 +67,8 @@ class WeightAnalysis:
 class Plan:
     """A budget shared out over all weights: a structure for each, and what that comes to.
 
-    `cost` is in the budget's `unit`, `residual` the root mean square of the weights' residuals. Where the
-    budget is too small, `error` says so and there are no structures.
+    `cost` is in the budget's `unit`, `residual` the root mean square of the weights' residuals, by entries.
+    Where the budget is too small, `error` says so and there are no structures.
     """
 
     budget: Budget
@@ -100,6 +101,7 @@ class Analysis:
         plans: for each budget, shared out over all weights.
         left: why others were left alone, by name.
         source: the file, or None.
+        interrupted: whether an interrupt cut it short: then some classes were not tried.
     """
 
     budgets: tuple[Budget, ...]
@@ -107,6 +109,7 @@ class Analysis:
     plans: tuple[Plan, ...]
     left: dict[str, str] = field(default_factory=dict)
     source: str | None = None
+    interrupted: bool = False
 
     def plan(self, budget: Budget | None = None) -> dict[str, Structure]:
         """The best structure of every weight under a budget for all together: for `compress_`.
@@ -201,5 +204,7 @@ def _cell(trial: Trial | None) -> str:
 
 
 def _charged_by_size(weight: WeightAnalysis) -> list[Candidate]:
-    rows = [Candidate(t.structure, t.parameters, t.residual**2) for t in weight.trials]
+    # A residual of a large weight counts for more: by its number of entries.
+    size = weight.parameters
+    rows = [Candidate(t.structure, t.parameters, size * t.residual**2) for t in weight.trials]
     return charged(rows, [trial.parameters for trial in weight.trials])

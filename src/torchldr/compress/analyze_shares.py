@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from .analyze_result import Plan
 from .budget import Budget, allowance
-from .choose import Candidate, Weight, charged, share_out
+from .candidates import Candidate, Weight, charged
+from .selection import share_out
 from .structure import Structure
 
 Rows = Sequence[Sequence[Candidate]]
@@ -52,9 +54,10 @@ class Share:
 
     def plan(self, weights: Sequence[Weight], rows: Rows) -> Plan:
         """The budget shared out over all weights, with the errors that are known now."""
+        # A residual of a large weight counts for more: by its number of entries.
         choices = [
-            charged(row, [cost[candidate.structure] for candidate in row])
-            for row, cost in zip(rows, self.costs, strict=True)
+            charged([replace(c, error=weight.size * c.error) for c in row], [cost[c.structure] for c in row])
+            for weight, row, cost in zip(weights, rows, self.costs, strict=True)
         ]
         try:
             taken = share_out(choices, self.limit, self.unit, "analyze")
@@ -66,7 +69,7 @@ class Share:
             sum(c.parameters for c in taken),
             sum(c.cost for c in taken),
             self.unit,
-            (sum(c.error for c in taken) / len(taken)) ** 0.5,
+            (sum(c.error for c in taken) / sum(weight.size for weight in weights)) ** 0.5,
         )
 
 

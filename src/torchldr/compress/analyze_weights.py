@@ -8,25 +8,28 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from ..matrices import get_structure
 from ..matrices import structures as known_structures
-from ..matrices.projection.progress import reporting
 from .analyze_result import Analysis, Plan, Trial, WeightAnalysis
 from .analyze_shares import Rows, Share
-from .api import find_roots
+from .api import find_metrics
 from .budget import Budget, check_budget
-from .budget_choose import check_count, screen
-from .choose import EXACT, WORK, Report, Search, Weight
+from .candidates import EXACT, SCREEN_EFFORT, WORK, Candidate, Search, Weight, priced
+from .metric import Metric
+from .progress import CHOOSING, Clock, Report, check_effort, shown
+from .selection import check_count
 from .sites import FilterFn, Unit, describe_site, find_units
 from .structure import Structure
 from .tensors import Source, check_finite, find_tensors, open_tensors
-from .tensors_workers import Workers, errors_of
+from .tensors_workers import Workers, looks_of
 
 BUDGETS = (1 / 2, 1 / 5, 1 / 10, 1 / 20)
 USUAL_RANKS = (1, 2, 4, 8, 16)
 REFINED = 3
+EFFORT = 10.0  # minutes
+_SCREENING = 0.6  # of the time, for quick looks
 
 
 def analyze(
@@ -39,8 +42,8 @@ def analyze(
     filter_fn: FilterFn | None = None,
     min_features: int = 32,
     loader: Iterable[Any] | None = None,
-    batches: int = 8,
-    effort: float = 1.0,
+    batches: int | None = 8,
+    effort: float | None = None,
     seed: int = 0,
     jobs: int = 1,
     progress: bool | Report | None = None,
@@ -63,10 +66,13 @@ def analyze(
         filter_fn: called with (module, name) for a module; False leaves a layer alone.
         min_features: weights with fewer rows or columns are left alone.
         loader, batches: as for `compress_`: residuals count by the inputs that a module's layers get.
-        effort, seed: of the projections.
+        effort: minutes that it may take, by default 10. Where they are short, or at an interrupt, what was
+            found so far is the result, low rank first.
+        seed: of the projections.
         jobs: how many processes project; with more than one, a script needs the usual
             `if __name__ == "__main__":`.
-        progress: True for a bar on stderr, or a function that is called with (stage, done, total).
+        progress: None for a line on stderr where that is a terminal, True for one in any case, False for
+            none, or a function that is called with (stage, done, total).
 
     Returns:
         An `Analysis`: print it, `.plan(budget)`, `.to_json()`, `.save(path)`, `.plot(path)`.
@@ -80,15 +86,17 @@ def analyze(
     """
     budgets = _budgets(budget)
     search = _search(budgets, structures, ranks)
-    check_count("analyze", min_features=min_features, batches=batches)
-    weights, left, roots = _weights(source, skip, filter_fn, min_features, loader, batches)
+    check_count("analyze", min_features=min_features, batches=1 if batches is None else batches)
+    weights, left = _weights(source, skip, filter_fn, min_features, loader)
+    clock = Clock(EFFORT if effort is None else check_effort("analyze", effort))
     if not weights:
         raise ValueError(f"analyze: no weight with two axes of {min_features} or more was found.")
     check_finite("analyze", weights)
-    with reporting(progress) as report, Workers(jobs) as workers:
-        rows = screen(search, weights, roots, seed, workers, report)
+    with shown(progress, clock) as report, Workers(jobs) as workers:
+        metrics = _metrics(source, weights, loader, batches, seed, clock, report)
+        rows = _screen(search, weights, metrics, seed, workers, clock, report)
         shares = [Share(budget, weights, rows) for budget in budgets]
-        refined = _refine(shares, weights, rows, roots, seed, effort, workers, report)
+        refined = _refine(shares, weights, rows, metrics, seed, workers, clock, report)
     rows = [
         [replace(c, error=refined.get((w, c.structure), c.error)) for c in row] for w, row in enumerate(rows)
     ]
@@ -104,17 +112,45 @@ def analyze(
         parts = weight.name, weight.kind, (m, n), len(weight.matrices), weight.size
         analysed.append(WeightAnalysis(*parts, tuple(trials.values()), tuple(best)))
     name = str(os.fspath(source)) if isinstance(source, str | os.PathLike) else None
-    return Analysis(budgets, tuple(analysed), tuple(plans), left, name)
+    return Analysis(budgets, tuple(analysed), tuple(plans), left, name, workers.interrupted)
+
+
+def _screen(
+    search: Search,
+    weights: Sequence[Weight],
+    metrics: Mapping[str, Metric],
+    seed: int,
+    workers: Workers,
+    clock: Clock,
+    report: Report,
+) -> list[list[Candidate]]:
+    """What each weight may become, with errors by quick projections; a piece of work for every class.
+
+    Classes whose members are found at once come first, so that there is something to show at any time.
+    """
+    stages, arguments, owners = [], [], []
+    parcels = [workers.parcel(weight, metrics[weight.name]) for weight in weights]
+    for name in sorted(dict.fromkeys(search.names), key=lambda name: name not in EXACT):
+        for i, weight in enumerate(weights):
+            if structures := search.structures(name, weight):
+                stages.append(f"{CHOOSING} {weight.name}")
+                arguments.append((parcels[i], structures, seed, SCREEN_EFFORT))
+                owners.append(i)
+    found = workers.some(stages, looks_of, arguments, report, lambda: clock.past(_SCREENING), partial=True)
+    known: list[dict[Structure, float]] = [{} for _ in weights]
+    for place, values in found.items():
+        known[owners[place]] |= dict(zip(arguments[place][1], values, strict=True))
+    return [priced(w, list(row), list(row.values())) for w, row in zip(weights, known, strict=True)]
 
 
 def _refine(
     shares: Sequence[Share],
     weights: Sequence[Weight],
     rows: Rows,
-    roots: Mapping[str, Tensor],
+    metrics: Mapping[str, Metric],
     seed: int,
-    effort: float,
     workers: Workers,
+    clock: Clock,
     report: Report,
 ) -> dict[tuple[int, Structure], float]:
     """The errors of the best candidates by full projections, by the weight's place and the structure."""
@@ -123,11 +159,12 @@ def _refine(
     ]
     tasks = [(w, s) for w, s in dict.fromkeys(leaders) if s.name not in EXACT]
     arguments = [
-        (workers.parcel(weights[w], roots.get(weights[w].name)), [structure], seed, effort)
+        (workers.parcel(weights[w], metrics[weights[w].name]), [structure], seed, 1.0)
         for w, structure in tasks
     ]
-    found = workers.run([f"refining {weights[w].name}" for w, _ in tasks], errors_of, arguments, report)
-    return {task: error for task, (error,) in zip(tasks, found, strict=True)}
+    stages = [f"refining {weights[w].name}" for w, _ in tasks]
+    found = workers.some(stages, looks_of, arguments, report, lambda: clock.past(1.0), partial=True)
+    return {tasks[place]: errors[0] for place, errors in found.items()}
 
 
 def _best(
@@ -168,15 +205,14 @@ def _weights(
     filter_fn: FilterFn | None,
     min_features: int,
     loader: Iterable[Any] | None,
-    batches: int,
-) -> tuple[list[Weight], dict[str, str], dict[str, Tensor]]:
-    """The weights of a module or of tensors, why others are left alone, and roots of their activations."""
+) -> tuple[list[Weight], dict[str, str]]:
+    """The weights of a module or of tensors, and why others are left alone."""
     if not isinstance(source, nn.Module):
         if filter_fn is not None or loader is not None:
             raise TypeError("analyze: filter_fn and loader need a module, a file has tensors alone.")
         tensors = open_tensors("analyze", source)
         found, left = find_tensors("analyze", tensors, skip, min_features)
-        return list(found), left, {}
+        return list(found), left
 
     def keep(module: nn.Module, name: str) -> bool:
         return filter_fn is None or filter_fn(module, name)
@@ -193,4 +229,22 @@ def _weights(
             left[unit.name] = "skipped"
         else:
             kept.append(unit)
-    return list(kept), left, find_roots("analyze", source, kept, None, loader, batches)
+    return list(kept), left
+
+
+def _metrics(
+    source: nn.Module | Source,
+    weights: Sequence[Weight],
+    loader: Iterable[Any] | None,
+    batches: int | None,
+    seed: int,
+    clock: Clock,
+    report: Report,
+) -> dict[str, Metric]:
+    """Squares of relative residuals, by the inputs of a module's layers where there is a loader."""
+    found: dict[str, Metric] = {}
+    if loader is not None and isinstance(source, nn.Module):
+        units = [weight for weight in weights if isinstance(weight, Unit)]
+        found, _ = find_metrics("analyze", source, units, None, loader, batches, None, seed, clock, report)
+    return {w.name: Metric(found[w.name].inputs if w.name in found else None).relative(1, w.matrices)
+            for w in weights}  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -9,19 +10,24 @@ import torch
 from torch import Tensor, nn
 
 from ..matrices import Projection, StructuredMatrix
-from ..matrices.projection.progress import reporting
-from .activations import collect_roots
 from .attention import StructuredAttention, split_attention
 from .budget import Budget
-from .budget_choose import Spec, check_count, check_spec, chosen
-from .choose import CANDIDATES, Report
+from .calibration import Calibration, calibrate, ridged
+from .candidates import CANDIDATES, EXACT
 from .dense import dense_modules
 from .layers import StructuredPointwise, keep_state, linear_from, recurrent_from, replace_modules, tie
+from .metric import Metric
+from .progress import CHECKING, PROJECTING, Clock, Report, check_effort, shown
 from .report import CompressionReport, describe
-from .sites import FilterFn, Site, Unit, find_units
+from .selection import Choices, Spec, check_count, check_spec, chosen
+from .sites import FilterFn, Site, Unit, dense_parameters, find_units
 from .structure import Structure
 from .tensors import check_finite
-from .tensors_workers import Workers, project
+from .tensors_workers import Workers, projections
+
+EFFORT = 2.0  # minutes, for a budget
+DOUBTFUL = 0.1  # a residual above which a compression without data is not to be trusted
+_DEADLINE = 0.9  # of the time: then projections are quick ones
 
 
 def compress_(
@@ -34,20 +40,22 @@ def compress_(
     structures: Sequence[str] = CANDIDATES,
     activations: Mapping[str, Tensor] | None = None,
     loader: Iterable[Any] | None = None,
-    batches: int = 8,
-    effort: float = 1.0,
+    batches: int | None = None,
+    output: str | None = None,
+    effort: float | None = None,
     seed: int = 0,
     progress: bool | Report | None = None,
 ) -> CompressionReport:
     """Replace the dense layers of a trained model by structured ones, in place.
 
-    Every new weight is the projection of the old one (`torchldr.from_dense`). Nothing in the model is
-    changed before all projections are done, so an error leaves it as it was.
+    Give a `loader` with a few hundred or more of the model's usual inputs: errors then count by what they
+    do to the model's outputs, and the report has the measured distance of the outputs. Nothing in the model
+    is changed before all is done, so an error or an interrupt leaves it as it was.
 
     Args:
         model: any module that contains nn.Linear, 1 x 1 nn.Conv2d, nn.MultiheadAttention, nn.LSTM or
             nn.GRU (their input weights), or Hugging Face's Conv1D. Subclasses of these stay.
-        spec: a budget, shared out by residual: a fraction in (0, 1) of the parameters of these weights
+        spec: a budget, shared out by error: a fraction in (0, 1) of the parameters of these weights
             (biases not counted), their number as an int of at least 1, `Bytes` or `Latency`; a Structure
             for all; or a mapping of names and patterns (`*`, `?`, `[..]`) to structures. An exact name
             decides before a pattern, a longer pattern before a shorter, a later entry before an earlier.
@@ -56,11 +64,16 @@ def compress_(
         min_features: layers with fewer inputs or outputs are left alone.
         structures: names of the classes that a budget may choose from.
         activations: inputs (..., in_features) by the name of a weight; errors count by them.
-        loader: batches to collect activations from: a mapping is passed as keywords, of a tuple or list
-            the first entry, anything else as it is.
-        batches: how many of them, at most.
-        effort, seed: of the projections.
-        progress: True for a bar on stderr, or a function that is called with (stage, done, total).
+        loader: batches of inputs: a mapping is passed as keywords, of a tuple or list the first entry,
+            anything else as it is. One batch in four, four at most, is held out to compare plans on.
+        batches: how many of them, at most; by default as many as somewhat less than half of the time allows.
+        output: the name of the entry of the model's output that counts; by default its logits, sentence
+            embeddings or hidden states, else its first tensor.
+        effort: minutes that it may take, by default 2 for a budget and no limit for a plan. Where they are
+            short, fewer batches and candidates are looked at and projections are quick ones.
+        seed: of the projections and of random directions.
+        progress: None for a line on stderr where that is a terminal, True for one in any case, False for
+            none, or a function that is called with (stage, done, total).
 
     Returns:
         What was done, weight by weight.
@@ -80,23 +93,93 @@ def compress_(
     if not isinstance(model, nn.Module):
         raise TypeError(f"compress_: model must be an nn.Module, got {type(model).__name__}.")
     check_spec("compress_", spec)
-    check_count("compress_", min_features=min_features, batches=batches)
+    check_count("compress_", min_features=min_features, batches=1 if batches is None else batches)
+    planned = isinstance(spec, Structure | Mapping)
+    minutes = (None if planned else EFFORT) if effort is None else check_effort("compress_", effort)
+    clock = Clock(minutes)
     units, left = find_units(model, filter_fn, min_features)
     check_finite("compress_", units, "the weight of ")
     before = _count(model)
-    with reporting(progress) as report, Workers(1) as workers:
-        roots = find_roots("compress_", model, units, activations, loader, batches)
-        found = chosen("compress_", spec, units, left, structures, roots, seed, workers, report)
-        arguments = [
-            (workers.parcel(unit, roots.get(unit.name)), structure, seed, effort)
-            for unit, structure in zip(units, found.structures, strict=True)
-        ]
-        made = workers.run([f"projecting {unit.name}" for unit in units], project, arguments, report)
+    with shown(progress, clock) as report, Workers(1) as workers:
+        metrics, data = find_metrics(
+            "compress_", model, units, activations, loader, batches, output, seed, clock, report
+        )
+        found = chosen("compress_", spec, units, left, structures, metrics, seed, workers, clock, report)
+        made = _project(units, found.structures, metrics, seed, workers, clock, report)
+        distance, notes = None, list(found.notes)
+        if data is not None and units:
+            found, made, distance = _compared(
+                model, units, found, made, data, metrics, seed, workers, clock, report
+            )
+            if found.uniform == found.structures:
+                notes.append("every weight has the same share: outputs were nearer so on batches held out")
     done = list(zip(units, found.structures, made, strict=True))
     _install(model, done)
     left |= found.stays
     rows = [describe(*row, *latency) for row, latency in zip(done, found.latencies, strict=True)]
-    return CompressionReport(tuple(rows), left, before, _count(model))
+    result = CompressionReport(tuple(rows), left, before, _count(model), distance, tuple(notes))
+    _warn(result, known=loader is not None or bool(activations), planned=planned)
+    return result
+
+
+def _project(
+    units: Sequence[Unit],
+    structures: Sequence[Structure],
+    metrics: Mapping[str, Metric],
+    seed: int,
+    workers: Workers,
+    clock: Clock,
+    report: Report,
+) -> list[list[Projection]]:
+    deadline = clock.deadline(_DEADLINE)
+    arguments = [
+        (workers.parcel(unit, metrics.get(unit.name)), structure, seed, deadline)
+        for unit, structure in zip(units, structures, strict=True)
+    ]
+    return workers.run([f"{PROJECTING} {unit.name}" for unit in units], projections, arguments, report)
+
+
+def _compared(
+    model: nn.Module,
+    units: Sequence[Unit],
+    found: Choices,
+    made: list[list[Projection]],
+    data: Calibration,
+    metrics: Mapping[str, Metric],
+    seed: int,
+    workers: Workers,
+    clock: Clock,
+    report: Report,
+) -> tuple[Choices, list[list[Projection]], float]:
+    """The plan or, where that is measured to be better, the uniform share; and the outputs' distance."""
+
+    def measured(some: Sequence[list[Projection]], step: int) -> float:
+        report(CHECKING, step, 2)
+        return data.distance(model, dense_parameters(list(zip(units, some, strict=True))))
+
+    distance = measured(made, 0)
+    uniform = found.uniform
+    if uniform is None or uniform == found.structures or any(s.name not in EXACT for s in uniform):
+        return found, made, distance
+    rival = _project(units, uniform, metrics, seed, workers, clock, report)
+    other = measured(rival, 1)
+    if not other < distance:
+        return found, made, distance
+    return Choices(uniform, found.latencies, found.stays, uniform, found.notes), rival, other
+
+
+def _warn(report: CompressionReport, *, known: bool, planned: bool) -> None:
+    if not report.layers:
+        reasons = [f"{name} {reason}" for name, reason in list(report.left.items())[:3]]
+        why = "; ".join(reasons) or "the model has no layer of a kind that can be"
+        warnings.warn(f"compress_: nothing was replaced: {why}.", stacklevel=3)
+    elif not known and not planned and report.residual > DOUBTFUL:
+        warnings.warn(
+            f"compress_: the new weights are off by {report.residual:.0%} of the old ones, and nothing is "
+            "known of the model's outputs: give loader= (batches of its inputs), so that errors count by "
+            "what they do there, or fine-tune.",
+            stacklevel=3,
+        )
 
 
 def materialize_(model: nn.Module) -> nn.Module:
@@ -118,16 +201,23 @@ def materialize_(model: nn.Module) -> nn.Module:
 # The parts of compress_, in the order of their use.
 
 
-def find_roots(
+def find_metrics(
     who: str,
     model: nn.Module,
     units: Sequence[Unit],
     activations: Mapping[str, Tensor] | None,
     loader: Iterable[Any] | None,
-    batches: int,
-) -> dict[str, Tensor]:
-    """R with R^T R = X^T X for the inputs X of the weights, by their names, from a loader or as given."""
-    roots = {} if loader is None else collect_roots(model, units, loader, batches)
+    batches: int | None,
+    output: str | None,
+    seed: int,
+    clock: Clock,
+    report: Report,
+) -> tuple[dict[str, Metric], Calibration | None]:
+    """What errors of the weights count by, by their names, from a loader or activations as given."""
+    data = None
+    if loader is not None:
+        data = calibrate(model, units, loader, batches, output, seed, clock, report)
+    metrics = {} if data is None else {unit.name: data.metric(unit) for unit in units}
     for name, X in (activations or {}).items():
         unit = next((unit for unit in units if name in unit.names), None)
         if unit is None:
@@ -142,8 +232,12 @@ def find_roots(
             raise ValueError(f"{who}: activations of {name} cannot be used, it is recurrent.")
         if not X.isfinite().all() or not X.any():
             raise ValueError(f"{who}: the activations of {name} must be finite and not all zero.")
-        roots[unit.name] = X.detach().reshape(-1, wanted).to("cpu", torch.float64)
-    return roots
+        rows = X.detach().reshape(-1, wanted).to("cpu", torch.float64)
+        old = metrics.get(unit.name)
+        inputs = ridged(rows.mT @ rows, None, 1e-9)
+        new = Metric(inputs) if old is None else Metric(inputs, old.outputs, old.scale)
+        metrics[unit.name] = new.relative(unit.size, unit.matrices) if old is None else new
+    return metrics, data
 
 
 def _install(model: nn.Module, done: Sequence[tuple[Unit, Structure, list[Projection]]]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .choose import Weight
+from .candidates import Weight
 from .costs import stored_bytes
 from .structure import Structure
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..matrices import get_structure
 from ..timing import minimum_seconds
-from .choose import Weight
+from .candidates import Weight
 from .layers import empty_recurrent, quiet_linear
 from .sites import Unit
 from .structure import Structure

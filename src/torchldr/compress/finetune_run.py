@@ -104,7 +104,9 @@ class FinetuneRun:
         inputs, keywords, target = _unpack(batch, self.device)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.amp == "bf16"):
             output = self.model(*inputs, **keywords)
-            loss = _task_loss(self.loss, output, target)
+            loss = torch.zeros((), device=self.device)
+            if self.learn is None or self.learn.how.task:
+                loss = _task_loss(self.loss, output, target)
             if self.learn is not None:
                 loss = self.learn.how.task * loss + self.learn.loss(inputs, keywords, output)
         self.optimizer.zero_grad(set_to_none=True)

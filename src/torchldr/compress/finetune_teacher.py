@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import kl_div, mse_loss
 
+from .outputs import LOGITS, main_output
 from .records import record
 
 
@@ -20,16 +21,21 @@ class Distillation:
 
     Attributes:
         task: weight of the loss on the targets.
-        logits: of the divergence between the softmax of teacher and student, times temperature^2.
+        logits: of the divergence between the softmax of teacher and student, times temperature^2; for an
+            output that is no logits (embeddings, hidden states) of its squared error, relative to the
+            teacher's.
         layers: of the squared errors of the replaced layers' outputs, each relative to the teacher's
             outputs, their mean over the layers.
         temperature: that both logits are divided by.
+        output: the name of the entry of the output that is compared; by default logits where there are any,
+            then sentence embeddings or hidden states, else the first tensor.
     """
 
     task: float = 1.0
     logits: float = 1.0
     layers: float = 0.1
     temperature: float = 2.0
+    output: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("task", "logits", "layers"):
@@ -53,16 +59,14 @@ def replaced_layers(student: nn.Module, teacher: nn.Module) -> list[str]:
     ]
 
 
-def output_logits(output: Any) -> Tensor:
-    """The logits of a model's output: a tensor, or what has them as `logits`."""
-    if isinstance(output, Tensor):
-        return output
-    found = output.get("logits") if isinstance(output, dict) else getattr(output, "logits", None)
-    if isinstance(found, Tensor):
-        return found
-    if isinstance(output, tuple | list) and output and isinstance(output[0], Tensor):
-        return output[0]
-    raise TypeError(f"finetune: found no logits in an output of {type(output).__name__}.")
+def _compared(output: Any, name: str | None) -> tuple[bool, Tensor]:
+    """The part of an output that is compared, and whether it is logits: a bare tensor or tuple's are."""
+    try:
+        found, value = main_output(output, name, "finetune")
+    except ValueError as error:
+        raise TypeError(str(error)) from None
+    bare = isinstance(output, Tensor | tuple | list) and not hasattr(output, "_fields")
+    return found == LOGITS or (bare and name is None), value.float()
 
 
 class Teacher:
@@ -116,22 +120,29 @@ class Teacher:
         how, total = self.how, torch.zeros(())
         if how.logits:
             T = how.temperature
-            ours, theirs = output_logits(output).float() / T, output_logits(told).float() / T
+            (soft, ours), (_, theirs) = _compared(output, how.output), _compared(told, how.output)
             if ours.shape != theirs.shape:
                 raise ValueError(
                     f"finetune: the model gives logits of shape {tuple(ours.shape)}, the teacher of shape "
                     f"{tuple(theirs.shape)}."
                 )
-            rows = ours.log_softmax(-1).flatten(0, -2), theirs.log_softmax(-1).flatten(0, -2)
-            total = how.logits * T * T * kl_div(*rows, log_target=True, reduction="batchmean")
+            if soft:
+                p, q = ((x / T).log_softmax(-1).flatten(0, -2) for x in (theirs, ours))
+                total = how.logits * T * T * kl_div(q, p, log_target=True, reduction="batchmean")
+            else:
+                total = how.logits * _relative(ours, theirs)
         if how.layers:
             errors = []
             for name in self.names:
                 # A module that was not called has nothing to say: the out_proj of torch's attention, say.
                 if "s:" + name in self._seen and "t:" + name in self._seen:
                     ours, theirs = self._seen["s:" + name].float(), self._seen["t:" + name].float()
-                    errors.append(mse_loss(ours, theirs) / theirs.square().mean().clamp(min=1e-12))
+                    errors.append(_relative(ours, theirs))
             if errors:
                 total = total + how.layers * torch.stack(errors).mean()
         self._seen.clear()
         return total
+
+
+def _relative(ours: Tensor, theirs: Tensor) -> Tensor:
+    return mse_loss(ours, theirs) / theirs.square().mean().clamp(min=1e-12)

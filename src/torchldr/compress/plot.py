@@ -21,7 +21,7 @@ def check_picture(path: Path) -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise ImportError("pictures need matplotlib; pip install torchldr[experiments]") from None
+        raise ImportError("pictures need matplotlib; pip install matplotlib") from None
 
 
 def save_plot(analysis: Analysis, path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ..matrices import Projection
-from .choose import Weight
+from .candidates import Weight
 from .costs import multiply_adds, stored_bytes
 from .structure import Structure
 
@@ -48,12 +48,19 @@ class LayerReport:
 
 @dataclass(frozen=True)
 class CompressionReport:
-    """What `compress_` did: its layers, what was left alone and why, and the sizes of the whole model."""
+    """What `compress_` did: its layers, what was left alone and why, and the sizes of the whole model.
+
+    `distance` is that of the model's outputs from the original's on batches that were held out, where there
+    was a loader: the relative error, or for logits the mean divergence of the softmax. `notes` say what the
+    search left out.
+    """
 
     layers: tuple[LayerReport, ...]
     left: dict[str, str] = field(default_factory=dict)
     model_parameters_before: int = 0
     model_parameters_after: int = 0
+    distance: float | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def parameters_before(self) -> int:
@@ -71,6 +78,12 @@ class CompressionReport:
     @property
     def bytes_after(self) -> int:
         return sum(layer.bytes_after for layer in self.layers)
+
+    @property
+    def residual(self) -> float:
+        """The root mean square of the layers' residuals, by parameters."""
+        total = sum(layer.residual**2 * layer.parameters_before for layer in self.layers)
+        return (total / (self.parameters_before or 1)) ** 0.5
 
     @property
     def latency_before(self) -> float | None:
@@ -102,7 +115,13 @@ class CompressionReport:
             lines.append(f"latency: {self.latency_before:.3g} -> {self.latency_after:.3g} ms")
         before, after = self.model_parameters_before, self.model_parameters_after
         lines.append(f"model:   {_change(before, after)} parameters")
-        lines += [f"left alone: {name} ({why})" for name, why in self.left.items()]
+        if self.distance is not None:
+            lines.append(f"outputs: off by {self.distance:.3g} on batches held out")
+        reasons: dict[str, list[str]] = {}
+        for name, why in self.left.items():
+            reasons.setdefault(why, []).append(name)
+        lines += [f"left alone: {', '.join(names)} ({why})" for why, names in reasons.items()]
+        lines += [f"note: {note}" for note in self.notes]
         return "\n".join(lines)
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.utils import parametrize
 
@@ -92,12 +95,15 @@ def describe_site(module: nn.Module, names: list[str]) -> Site | None:
 
 def why_not(module: nn.Module) -> str | None:
     """Why a module that looks like one to replace has no site; None for all others."""
+    if isinstance(module, _ConvNd) and not (
+        isinstance(module, nn.Conv2d) and tuple(module.kernel_size) == (1, 1)
+    ):
+        size = " x ".join(map(str, module.kernel_size))
+        return f"a convolution ({type(module).__name__}, {size}): only nn.Conv2d of 1 x 1 is replaced"
     kinds = (nn.Linear, nn.Conv2d, nn.LSTM, nn.GRU, nn.MultiheadAttention)
     kind = next((kind for kind in kinds if isinstance(module, kind)), None)
     if kind is None or isinstance(module, NonDynamicallyQuantizableLinear):
         return None  # the latter belongs to its attention
-    if isinstance(module, nn.Conv2d) and tuple(module.kernel_size) != (1, 1):
-        return None
     if parametrize.is_parametrized(module):
         return "its weight is computed by a parametrization"
     if type(module) is not kind:
@@ -216,3 +222,32 @@ def _drop_shared(
                 break
         else:
             return
+
+
+def dense_parameters(done: Sequence[tuple[Unit, Sequence[Any]]]) -> dict[str, Tensor]:
+    """The parameters of a model with the dense matrices of projections in place of its weights, by name."""
+    parts: dict[int, tuple[Site, dict[str, list[Tensor]]]] = {}
+    for unit, found in done:
+        for site, part in unit.places if found else []:
+            made = parts.setdefault(id(site.module), (site, dict(site.weights)))[1]
+            made[part] = [projection.matrix.to_dense() for projection in found]
+    values: dict[str, Tensor] = {}
+    for site, weights in parts.values():
+        names = list(site.module._parameters)
+        prefix = f"{site.names[0]}."
+        if site.kind == "attention":
+            if site.module._parameters.get("in_proj_weight") is not None:
+                values[prefix + "in_proj_weight"] = torch.cat([weights[part][0] for part in PROJECTIONS[:3]])
+            else:
+                values |= {f"{prefix}{part}_weight": weights[part][0] for part in PROJECTIONS[:3]}
+            values[prefix + "out_proj.weight"] = weights["out_proj"][0]
+        elif site.kind in ("lstm", "gru"):
+            gates, inputs = 4 if site.kind == "lstm" else 3, weights[""]
+            keys = [name for name in names if name.startswith("weight_ih")]
+            for i, key in enumerate(keys):
+                values[prefix + key] = torch.cat(inputs[i * gates : (i + 1) * gates])
+        else:
+            (W,) = weights[""]
+            W = W.T if site.kind == "conv1d" else W[..., None, None] if site.kind == "conv2d" else W
+            values[prefix + "weight"] = W
+    return values

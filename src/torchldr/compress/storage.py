@@ -1,4 +1,7 @@
-"""A compressed model in a folder: safetensors for the numbers, a JSON manifest for what they mean."""
+"""A compressed model in a folder: safetensors for the numbers, a JSON manifest for what they mean.
+
+The manifest holds checksums of the tensors and of itself. Manifests of version 0.1 have none of themselves.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from .layers import keep_state, replace_modules
 from .records import build, record
 
 FORMAT, VERSION, MANIFEST = "torchldr.compressed", 1, "manifest.json"
+_CHECKSUM = "sha256"
 
 
 def save_compressed(model: nn.Module, folder: str | os.PathLike[str]) -> None:
@@ -61,11 +65,10 @@ def save_compressed(model: nn.Module, folder: str | os.PathLike[str]) -> None:
         "aliases": aliases,
         "layers": layers,
     }
-    text = json.dumps(manifest, indent=2, sort_keys=True) + "\n"
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     _write(path / file, content)
-    _write(path / MANIFEST, text.encode())
+    _write_manifest(path, manifest)
     for old in path.glob("model-*.safetensors"):
         if old.name != file:
             old.unlink()
@@ -114,7 +117,8 @@ def load_compressed(model: nn.Module, folder: str | os.PathLike[str]) -> nn.Modu
             )
         try:
             new = build(old, entry)
-        except (TypeError, ValueError, KeyError) as error:
+        except Exception as error:
+            # What the manifest says goes through every class: whatever that raises, it is the folder's fault.
             raise _misfit(f"{name}: {error}") from None
         keep_state(old, new)
         made[id(old)], originals[id(new)] = new, old
@@ -151,15 +155,30 @@ def _write(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
+    except OSError as error:  # a full disk alone does not say which file
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
+    """Write a manifest, with the checksum of what it says."""
+    signed = {**manifest, _CHECKSUM: _checksum(manifest)}
+    _write(folder / MANIFEST, (json.dumps(signed, indent=2, sort_keys=True) + "\n").encode())
+
+
+def _checksum(manifest: dict[str, Any]) -> str:
+    """Of all entries but the checksum itself, however they are laid out."""
+    content = {key: value for key, value in manifest.items() if key != _CHECKSUM}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
     file = path / MANIFEST
     try:
         manifest = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+        checksum = _checksum(manifest) if isinstance(manifest, dict) else None
+    except (ValueError, RecursionError) as error:
         raise _misfit(f"{file} is not JSON ({error})") from None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise _misfit(f"{file} is not the manifest of a compressed model")
@@ -168,14 +187,22 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         raise _misfit(
             f"{file} has format version {version!r}, this torchldr reads {VERSION}; update torchldr"
         )
-    if not all(isinstance(manifest.get(key), dict) for key in ("tensors", "aliases", "layers", "shapes")):
-        raise _misfit(f"{file} lacks tensors, shapes, aliases or layers")
+    if manifest.get(_CHECKSUM, checksum) != checksum:
+        raise _misfit(f"{file} is damaged or was edited: its checksum is not that of its content")
+    parts = {"tensors": str, "aliases": str, "layers": dict, "shapes": list}
+    for name, kind in {**parts, **({"weights": str} if "weights" in manifest else {})}.items():
+        part = manifest.get(name)
+        if not isinstance(part, dict):
+            raise _misfit(f"{file} lacks tensors, shapes, aliases or layers")
+        for key, value in part.items():
+            if not isinstance(value, kind):
+                raise _misfit(f"{file}: {name}: {key} must be a {kind.__name__}, got {type(value).__name__}")
     return manifest
 
 
 def _read_tensors(path: Path, manifest: dict[str, Any]) -> dict[str, Tensor]:
-    name, checksum = manifest["tensors"].get("file"), manifest["tensors"].get("sha256")
-    if not isinstance(name, str) or Path(name).name != name:
+    name, checksum = manifest["tensors"].get("file", ""), manifest["tensors"].get("sha256")
+    if Path(name).name != name or not name.isprintable() or not name.endswith(".safetensors"):
         raise _misfit(f"the tensors file must lie in the folder itself, got {name!r}")
     content = (path / name).read_bytes()
     if hashlib.sha256(content).hexdigest() != checksum:

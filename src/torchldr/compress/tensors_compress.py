@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
 from ..matrices import StructuredMatrix
-from ..matrices.projection.progress import reporting
-from .budget_choose import Spec, check_count, check_spec, chosen
-from .choose import CANDIDATES, Report
+from .candidates import CANDIDATES
+from .progress import PROJECTING, Clock, Report, check_effort, shown
 from .report import CompressionReport, describe
+from .selection import Spec, check_count, check_spec, chosen
+from .structure import Structure
 from .tensors import Source, check_finite, find_tensors, open_tensors
 from .tensors_workers import Workers, project_packed
 
 _WHO = "compress_weights"
+EFFORT = 10.0  # minutes, for a budget
 
 
 def compress_weights(
@@ -24,7 +26,7 @@ def compress_weights(
     skip: Sequence[str] = (),
     min_features: int = 32,
     structures: Sequence[str] = CANDIDATES,
-    effort: float = 1.0,
+    effort: float | None = None,
     seed: int = 0,
     jobs: int = 1,
     progress: bool | Report | None = None,
@@ -41,10 +43,12 @@ def compress_weights(
         skip: names and patterns of matrices to leave alone.
         min_features: matrices with fewer rows or columns are left alone.
         structures: names of the classes that a budget may choose from.
-        effort, seed: of the projections.
+        effort: minutes that it may take, by default 10 for a budget and no limit for a plan.
+        seed: of the projections.
         jobs: how many processes project; with more than one, a script needs the usual
             `if __name__ == "__main__":`.
-        progress: True for a bar on stderr, or a function that is called with (stage, done, total).
+        progress: None for a line on stderr where that is a terminal, True for one in any case, False for
+            none, or a function that is called with (stage, done, total).
 
     Returns:
         The tensors by name, structured matrices where they were replaced, and what was done.
@@ -66,13 +70,16 @@ def compress_weights(
             "skipped."
         )
     check_finite(_WHO, weights)
-    with reporting(progress) as report, Workers(jobs) as workers:
-        found = chosen(_WHO, spec, weights, left, structures, {}, seed, workers, report)
+    planned = isinstance(spec, Structure | Mapping)
+    clock = Clock((None if planned else EFFORT) if effort is None else check_effort(_WHO, effort))
+    with shown(progress, clock) as report, Workers(jobs) as workers:
+        found = chosen(_WHO, spec, weights, left, structures, {}, seed, workers, clock, report)
+        deadline = clock.deadline(0.9)
         arguments = [
-            (workers.parcel(weight), structure, seed, effort)
+            (workers.parcel(weight), structure, seed, deadline)
             for weight, structure in zip(weights, found.structures, strict=True)
         ]
-        stages = [f"projecting {weight.name}" for weight in weights]
+        stages = [f"{PROJECTING} {weight.name}" for weight in weights]
         packed = workers.run(stages, project_packed, arguments, report)
     replaced: dict[str, StructuredMatrix] = {}
     rows = []
@@ -86,4 +93,6 @@ def compress_weights(
     made = {name: replaced.get(name, tensors[name]) for name in tensors}
     before = sum(tensors[name].numel() for name in tensors if tensors[name].is_floating_point())
     saved = sum(row.parameters_before - row.parameters_after for row in rows)
-    return made, CompressionReport(tuple(rows), {**left, **found.stays}, before, before - saved)
+    return made, CompressionReport(
+        tuple(rows), {**left, **found.stays}, before, before - saved, None, found.notes
+    )

@@ -71,7 +71,7 @@ def read_plan(path: str | os.PathLike[str]) -> dict[str, Structure]:
         raise FileNotFoundError(f"{file} does not exist.")
     try:
         document = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise ValueError(f"{file} is no JSON file ({error}).") from None
     return plan_from_dict(document, str(file))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import math
 import os
 import shutil
 import tempfile
@@ -17,7 +17,14 @@ from ..matrices import StructuredMatrix, get_structure
 from ..nn.tensors import add_axes
 from .layers import linear_from, quiet_linear
 from .report import CompressionReport
-from .storage import MANIFEST, _read_manifest, _read_tensors, _safetensors, save_compressed
+from .storage import (
+    MANIFEST,
+    _read_manifest,
+    _read_tensors,
+    _safetensors,
+    _write_manifest,
+    save_compressed,
+)
 
 REPORT = "report.json"
 _SUFFIX = ".weight"
@@ -51,9 +58,7 @@ def save_weights(
     path.parent.mkdir(parents=True, exist_ok=True)
     with _beside(path) as partial:
         save_compressed(model, partial)
-        manifest = json.loads((partial / MANIFEST).read_text(encoding="utf-8"))
-        manifest["weights"] = origins
-        (partial / MANIFEST).write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
+        _write_manifest(partial, {**_read_manifest(partial), "weights": origins})
         if report is not None:
             report.save(partial / REPORT)
         _move(partial, path)
@@ -145,20 +150,21 @@ def _matrix(
     try:
         cls, (m, n), rank = get_structure(entry["structure"]), entry["shape"], entry["rank"]
         shapes = cls.check_shapes(m, n, rank, cls.check_options(entry["options"]))
+        for leaf, wanted in shapes.items():  # before anything of that size is allocated
+            if state[f"{name}.{leaf}"].numel() != math.prod(wanted):
+                got = tuple(state[f"{name}.{leaf}"].shape)
+                raise ValueError(f"{leaf} has shape {got}, rank={rank} needs {tuple(wanted)}.")
         dtype = state[f"{name}.{next(iter(shapes))}"].dtype
         layer = quiet_linear(m, n, cls, rank=rank, dtype=dtype, **entry["options"])
         keys = {leaf: f"{name}.{leaf}" for leaf in layer.state_dict()}
         own = {leaf: state[key] for leaf, key in keys.items()}
         add_axes(layer, own)
-        for leaf, wanted in layer.state_dict().items():
-            got = tuple(own[leaf].shape)
-            if got != wanted.shape:
-                raise ValueError(f"{leaf} has shape {got}, rank={rank} needs {tuple(wanted.shape)}.")
+        layer.load_state_dict(own)
     except KeyError as error:
         raise ValueError(f"load_weights: {name}: the folder lacks {error}.") from None
-    except (TypeError, ValueError) as error:
+    except Exception as error:
+        # What the manifest says goes through every class: whatever that raises, it is the folder's fault.
         raise ValueError(f"load_weights: {name}: {error}") from None
-    layer.load_state_dict(own)
     return layer.requires_grad_(False).matrix(), list(keys.values())
 
 

@@ -16,8 +16,10 @@ from typing import Any, NamedTuple, Self, TypeVar
 import torch
 from torch import Tensor
 
-from ..matrices import Projection, from_dense, get_structure
-from .choose import Report, Weight, errors
+from ..matrices import Projection, get_structure
+from .candidates import EXACT, SCREEN_EFFORT, Weight, bound, looks, plain_curve
+from .metric import PLAIN, Metric, project
+from .progress import Report
 from .structure import Structure
 from .tensors import TensorFile, TensorWeight
 
@@ -42,10 +44,12 @@ class Packed(NamedTuple):
 
 @dataclass(frozen=True)
 class Parcel:
-    """A weight as it goes to a process, with the root of its activations."""
+    """A weight as it goes to a process, with what its errors count by."""
 
     weight: TensorWeight | list[Packed] | list[Tensor]
-    root: Packed | Tensor | None
+    inputs: Packed | Tensor | None = None
+    outputs: Packed | Tensor | None = None
+    scale: float | None = None  # None: the weight counts by its number of entries
 
     @property
     def matrices(self) -> list[Tensor]:
@@ -53,9 +57,12 @@ class Parcel:
             return self.weight.matrices
         return [W.tensor() if isinstance(W, Packed) else W for W in self.weight]
 
-    @property
-    def activations(self) -> Tensor | None:
-        return self.root.tensor() if isinstance(self.root, Packed) else self.root
+    def metric(self) -> Metric:
+        C, S = (t.tensor() if isinstance(t, Packed) else t for t in (self.inputs, self.outputs))
+        if self.scale is not None:
+            return Metric(C, S, self.scale)
+        matrices = self.matrices
+        return Metric(C, S).relative(sum(W.numel() for W in matrices), matrices)
 
 
 class Workers:
@@ -71,7 +78,7 @@ class Workers:
     def __init__(self, jobs: int) -> None:
         if not isinstance(jobs, int) or isinstance(jobs, bool) or jobs < 1:
             raise ValueError(f"jobs must be an int of at least 1, got {jobs!r}.")
-        self.jobs = jobs
+        self.jobs, self.interrupted = jobs, False
 
     def __enter__(self) -> Self:
         if self.jobs > 1:
@@ -83,17 +90,19 @@ class Workers:
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         if self.jobs > 1:
-            self._pool.shutdown(wait=kind is None, cancel_futures=True)
+            self._pool.shutdown(wait=kind is None and not self.interrupted, cancel_futures=True)
             self._life.close()  # ends what still runs at once, whatever it is doing
 
-    def parcel(self, weight: Weight, root: Tensor | None = None) -> Parcel:
+    def parcel(self, weight: Weight, metric: Metric | None = None) -> Parcel:
         """A weight for `run`: one of a file goes by its name, others by their numbers."""
-        if self.jobs == 1:
-            return Parcel(weight.matrices, root)
-        packed = None if root is None else Packed.of(root)
+        pack: Callable[[Tensor], Any] = (lambda t: t) if self.jobs == 1 else Packed.of
+        more: list[Any] = []
+        if metric is not None:
+            parts = (metric.inputs, metric.outputs)
+            more = [*(None if t is None else pack(t) for t in parts), metric.scale]
         if isinstance(weight, TensorWeight) and isinstance(weight.source, TensorFile):
-            return Parcel(weight, packed)
-        return Parcel([Packed.of(W) for W in weight.matrices], packed)
+            return Parcel(weight, *more)
+        return Parcel([pack(W) for W in weight.matrices], *more)
 
     def run(
         self,
@@ -102,35 +111,71 @@ class Workers:
         arguments: Sequence[Sequence[Any]],
         report: Report,
     ) -> list[T]:
-        """function(*a) for each of the arguments, in their order.
+        """function(*a) for each of the arguments, in their order; see `some`."""
+        found = self.some(stages, function, arguments, report)
+        return [found[i] for i in range(len(arguments))]
+
+    def some(
+        self,
+        stages: Sequence[str],
+        function: Callable[..., T],
+        arguments: Sequence[Sequence[Any]],
+        report: Report,
+        stop: Callable[[], bool] = lambda: False,
+        partial: bool = False,
+    ) -> dict[int, T]:
+        """function(*a) for as many of the arguments as there is time for, by their places.
 
         Args:
             stages: what each is called in the progress.
             function: of a module's top level.
             arguments: whatever can be pickled.
             report: called with (stage, done, total).
+            stop: asked before each; once it says so, no other is begun.
+            partial: whether an interrupt does the same, where there are results already.
 
         Raises:
             ChildProcessError: where a process ended without a result.
         """
-        total = len(arguments)
-        if self.jobs == 1:
-            here = []
-            for i, given in enumerate(arguments):
-                report(stages[i], i, total)
-                here.append(function(*given))
-            return here
-        places: dict[Future[T], int] = {self._pool.submit(function, *a): i for i, a in enumerate(arguments)}
         results: dict[int, T] = {}
         try:
+            if self.jobs == 1:
+                for i, given in enumerate(arguments):
+                    if self.interrupted or stop():
+                        break
+                    report(stages[i], i, len(arguments))
+                    results[i] = function(*given)
+            elif not self.interrupted:
+                self._collect(results, stages, function, arguments, report, stop)
+        except KeyboardInterrupt:
+            if not (partial and results):
+                raise
+            self.interrupted = True
+        return results
+
+    def _collect(
+        self,
+        results: dict[int, T],
+        stages: Sequence[str],
+        function: Callable[..., T],
+        arguments: Sequence[Sequence[Any]],
+        report: Report,
+        stop: Callable[[], bool],
+    ) -> None:
+        places: dict[Future[T], int] = {self._pool.submit(function, *a): i for i, a in enumerate(arguments)}
+        try:
             for done in as_completed(places):
+                if done.cancelled():
+                    continue
                 results[places[done]] = done.result()
-                report(stages[places[done]], len(results), total)
+                report(stages[places[done]], len(results), len(arguments))
+                if stop():
+                    for other in places:
+                        other.cancel()
         except BrokenProcessPool:
             raise ChildProcessError(
                 "a process ended without a result, perhaps for want of memory; try fewer jobs."
             ) from None
-        return [results[i] for i in range(total)]
 
 
 def _start(life: Connection, threads: int) -> None:
@@ -145,17 +190,48 @@ def _start(life: Connection, threads: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def errors_of(parcel: Parcel, structures: Sequence[Structure], seed: int, effort: float) -> list[float]:
-    """`choose.errors` of a parcel."""
-    return errors(parcel.matrices, structures, parcel.activations, seed, effort)
+class FirstLook(NamedTuple):
+    """Errors of low rank, in the metric and in the plain norm (by entries), and bounds of others in that."""
+
+    errors: list[float]
+    plain: list[float]
+    bounds: list[float]
 
 
-def project(parcel: Parcel, structure: Structure, seed: int, effort: float) -> list[Projection]:
-    """The projections of a parcel's matrices; none where it stays dense."""
+def first_look(parcel: Parcel, low: Sequence[Structure], others: Sequence[Structure], seed: int) -> FirstLook:
+    """What is known of a weight without slow projections."""
+    matrices = parcel.matrices
+    curve = plain_curve(matrices)
+    scale = sum(W.numel() for W in matrices) / (curve[0] or 1.0)
+    bounds: dict[Structure, float] = {}
+    for name in dict.fromkeys(s.name for s in others):
+        some = [s for s in others if s.name == name]
+        parts = [_bounds(W, some, seed) for W in matrices]
+        bounds |= {s: scale * sum(part) for s, part in zip(some, zip(*parts, strict=True), strict=True)}
+    errors = looks(matrices, low, parcel.metric(), seed, SCREEN_EFFORT)
+    plain = [scale * curve[min(s.rank or 1, len(curve) - 1)] for s in low]
+    return FirstLook(errors, plain, [bounds[s] for s in others])
+
+
+def _bounds(W: Tensor, some: Sequence[Structure], seed: int) -> list[float]:
+    """Lower bounds of |W - M|^2 for structures of one class; the error itself where it is found at once."""
+    if some[0].name not in EXACT:
+        return bound(W, some[0].name, [s.rank or 1 for s in some])
+    whole = float(W.double().square().sum())
+    return [whole * project(W, s, PLAIN, seed, SCREEN_EFFORT).residual ** 2 for s in some]
+
+
+def looks_of(parcel: Parcel, structures: Sequence[Structure], seed: int, effort: float) -> list[float]:
+    """`candidates.looks` of a parcel."""
+    return looks(parcel.matrices, structures, parcel.metric(), seed, effort)
+
+
+def projections(parcel: Parcel, structure: Structure, seed: int, deadline: float | None) -> list[Projection]:
+    """The projections of a parcel's matrices; none where it stays dense. `deadline` as for `project`."""
     if structure.name == "dense":
         return []
-    settings = {"activations": parcel.activations, "seed": seed, "effort": effort, **structure.options}
-    return [from_dense(W, structure.name, structure.rank, **settings) for W in parcel.matrices]
+    metric = parcel.metric()
+    return [project(W, structure, metric, seed, 1.0, deadline) for W in parcel.matrices]
 
 
 class PackedProjection(NamedTuple):
@@ -174,8 +250,10 @@ class PackedProjection(NamedTuple):
         return Projection(matrix, self.residual, self.weighted_residual)
 
 
-def project_packed(parcel: Parcel, structure: Structure, seed: int, effort: float) -> list[PackedProjection]:
-    """The same as `project`, ready to travel."""
+def project_packed(
+    parcel: Parcel, structure: Structure, seed: int, deadline: float | None
+) -> list[PackedProjection]:
+    """The same as `projections`, ready to travel."""
     return [
         PackedProjection(
             M.name,
@@ -185,5 +263,5 @@ def project_packed(parcel: Parcel, structure: Structure, seed: int, effort: floa
             residual,
             weighted,
         )
-        for M, residual, weighted in project(parcel, structure, seed, effort)
+        for M, residual, weighted in projections(parcel, structure, seed, deadline)
     ]

@@ -46,6 +46,7 @@ def _some_seconds(M: StructuredMatrix | Sizes, call: Call) -> float:
 
 
 OWN = own_route("own", _some_seconds)
+STANDARD = OWN, by_columns(OWN)
 
 
 class Constant(NamedTuple):
@@ -71,10 +72,14 @@ class StructuredMatrix(LinearMap):
     ranked: ClassVar[bool] = True
     scaled: ClassVar[tuple[str, ...]] = ("G", "H")  # M is multilinear in these: they carry its scale
     opaque: ClassVar[bool] = False  # whether torch.compile should see the product as one operator
-    ROUTES: ClassVar[tuple[Route, ...]] = (OWN, by_columns(OWN))  # the first serves every call
+    ROUTES: ClassVar[tuple[Route, ...]] = STANDARD  # the first serves every call
 
     def __init_subclass__(cls, *, name: str | None = None, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        # The routes of a class that this one inherits from do not know of a product that it writes anew.
+        written = cls.__dict__.keys() & {"_matmul", "_rmatmul", "prepare", "factors"}
+        if written and "ROUTES" not in cls.__dict__:
+            cls.ROUTES = STANDARD
         if name is not None:
             cls.name = name
             REGISTRY[name] = cls
@@ -420,7 +425,7 @@ class StructuredMatrix(LinearMap):
         chosen = choose(M, self.call(x, transposed=transposed), only=route, dense=dense)
         if chosen.holds_dense:
             y = chosen.apply(M, x, transposed)
-            return y if bias is None else y + bias
+            return y if bias is None else y + bias.to(y.dtype)
         return run_product(lambda flat: chosen.apply(M, flat, transposed), x, self.dtype, bias)
 
     def call(self, x: Tensor, *, transposed: bool = False, kept: bool = False) -> Call:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from .products import Product
 from .registry import near
@@ -88,7 +87,8 @@ def choose(M: StructuredMatrix, call: Call, *, only: str | None = None, dense: b
     Raises:
         ValueError: where the route that was named, or any, does not serve; with the reason.
     """
-    routes = _by_cost(type(M), M.shape, M.rank, tuple(M.options.items()), call.sized)
+    cls: Any = type(M)  # a class is hashable, which the types of lru_cache do not see
+    routes = _by_cost(cls, M.shape, M.rank, tuple(M.options.items()), call.sized)
     if only is not None:
         routes = [route for route in routes if route.name == only]
         if not routes:
@@ -119,9 +119,14 @@ def _by_cost(
     return sorted(cls.ROUTES, key=lambda route: route.cost(sizes, call))
 
 
+_KEYS = torch._C._TorchDispatchModeKey
+_TRACERS = _KEYS.PROXY, _KEYS.FAKE, _KEYS.FUNCTIONAL
+
+
 def is_traced(*tensors: Tensor) -> bool:
     """Whether there are no values to look at: under a tracer, a transformation, or capture of a graph."""
-    if torch.jit.is_tracing() or _get_current_dispatch_mode() is not None:
+    modes = (torch._C._get_dispatch_mode(key) for key in _TRACERS)
+    if torch._C._get_tracing_state() is not None or any(mode is not None for mode in modes):
         return True
     return any(map(_has_no_memory, tensors)) or (
         tensors[0].is_cuda and torch.cuda.is_current_stream_capturing()

@@ -20,17 +20,18 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, models, register_model
 
+from .compiled_jit import jit
+
 LANES = 4
 SMALLEST = 16  # N: the first stage moves four by four
 
 # Every sum is of a few terms in a fixed order; contraction to fused multiply-adds is all that is wanted.
-compiled: Any = numba.njit(cache=True, nogil=True, fastmath={"contract"}, error_model="numpy")
+compiled: Any = jit(fastmath={"contract"}, error_model="numpy")
 
 
 class Lanes(types.Type):
@@ -48,11 +49,28 @@ class _LanesModel(models.PrimitiveModel):
         super().__init__(manager, lanes, ir.VectorType(scalar, LANES))
 
 
-def _pointer(context: Any, builder: Any, array_type: Any, array: Any, index: Any) -> tuple[Any, int]:
-    data = context.make_array(array_type)(context, builder, array).data
-    scalar = data.type.pointee
-    vector = ir.VectorType(scalar, LANES).as_pointer()
-    return builder.bitcast(builder.gep(data, [index]), vector), context.get_abi_sizeof(scalar)
+def place(builder: Any, pointer: Any, index: Any, scalar: Any) -> Any:
+    """An opaque pointer to the number `index` of those of LLVM's type `scalar` that begin at `pointer`."""
+    where = builder.gep(pointer, [index], source_etype=scalar)
+    where.type = ir.PointerType()  # a typed one, as Numba still makes them, would refuse lanes
+    return where
+
+
+def load_lanes(context: Any, builder: Any, pointer: Any, index: Any, dtype: Any) -> Any:
+    """Four numbers of Numba's type `dtype`."""
+    scalar = context.get_data_type(dtype)
+    where, size = place(builder, pointer, index, scalar), context.get_abi_sizeof(scalar)
+    return builder.load(where, align=size, typ=ir.VectorType(scalar, LANES))
+
+
+def store_lanes(context: Any, builder: Any, pointer: Any, index: Any, dtype: Any, value: Any) -> None:
+    scalar = context.get_data_type(dtype)
+    builder.store(value, place(builder, pointer, index, scalar), align=context.get_abi_sizeof(scalar))
+
+
+def start(context: Any, builder: Any, array_type: Any, array: Any) -> Any:
+    """Where an array begins."""
+    return context.make_array(array_type)(context, builder, array).data
 
 
 @intrinsic
@@ -60,8 +78,8 @@ def load(typingctx: Any, array: Any, index: Any) -> Any:
     """array[index : index + 4], unchecked."""
 
     def generate(context, builder, signature, arguments):
-        where, align = _pointer(context, builder, signature.args[0], *arguments)
-        return builder.load(where, align=align)
+        begin = start(context, builder, signature.args[0], arguments[0])
+        return load_lanes(context, builder, begin, arguments[1], array.dtype)
 
     return Lanes(array.dtype)(array, types.intp), generate
 
@@ -71,8 +89,8 @@ def store(typingctx: Any, array: Any, index: Any, value: Any) -> Any:
     """array[index : index + 4] = value, unchecked."""
 
     def generate(context, builder, signature, arguments):
-        where, align = _pointer(context, builder, signature.args[0], *arguments[:2])
-        builder.store(arguments[2], where, align=align)
+        begin = start(context, builder, signature.args[0], arguments[0])
+        store_lanes(context, builder, begin, arguments[1], array.dtype, arguments[2])
         return context.get_dummy_value()
 
     return types.void(array, types.intp, value), generate

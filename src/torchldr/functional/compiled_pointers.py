@@ -14,7 +14,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from .compiled_fft import LANES, Lanes, _arithmetic
+from .compiled_fft import LANES, Lanes, _arithmetic, load_lanes, place, start, store_lanes
 
 over = _arithmetic("fdiv")
 
@@ -24,7 +24,7 @@ def pointer(typingctx: Any, array: Any) -> Any:
     """Where a contiguous array starts."""
 
     def generate(context, builder, signature, arguments):
-        return context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        return start(context, builder, signature.args[0], arguments[0])
 
     return types.CPointer(array.dtype)(array), generate
 
@@ -34,7 +34,7 @@ def shifted(typingctx: Any, p: Any, index: Any) -> Any:
     """The pointer `index` numbers on."""
 
     def generate(context, builder, signature, arguments):
-        return builder.gep(arguments[0], [arguments[1]])
+        return place(builder, *arguments, context.get_data_type(p.dtype))
 
     return p(p, types.intp), generate
 
@@ -44,7 +44,8 @@ def get(typingctx: Any, p: Any, index: Any) -> Any:
     """p[index]."""
 
     def generate(context, builder, signature, arguments):
-        return builder.load(builder.gep(arguments[0], [arguments[1]]))
+        scalar = context.get_data_type(p.dtype)
+        return builder.load(place(builder, *arguments, scalar), typ=scalar)
 
     return p.dtype(p, types.intp), generate
 
@@ -54,14 +55,10 @@ def put(typingctx: Any, p: Any, index: Any, value: Any) -> Any:
     """p[index] = value."""
 
     def generate(context, builder, signature, arguments):
-        builder.store(arguments[2], builder.gep(arguments[0], [arguments[1]]))
+        builder.store(arguments[2], place(builder, *arguments[:2], context.get_data_type(p.dtype)))
         return context.get_dummy_value()
 
     return types.void(p, types.intp, p.dtype), generate
-
-
-def _lanes_at(builder: Any, p: Any, index: Any) -> Any:
-    return builder.bitcast(builder.gep(p, [index]), ir.VectorType(p.type.pointee, LANES).as_pointer())
 
 
 @intrinsic
@@ -69,8 +66,7 @@ def get4(typingctx: Any, p: Any, index: Any) -> Any:
     """p[index : index + 4]."""
 
     def generate(context, builder, signature, arguments):
-        align = context.get_abi_sizeof(arguments[0].type.pointee)
-        return builder.load(_lanes_at(builder, *arguments), align=align)
+        return load_lanes(context, builder, *arguments, p.dtype)
 
     return Lanes(p.dtype)(p, types.intp), generate
 
@@ -80,8 +76,7 @@ def put4(typingctx: Any, p: Any, index: Any, value: Any) -> Any:
     """p[index : index + 4] = value."""
 
     def generate(context, builder, signature, arguments):
-        align = context.get_abi_sizeof(arguments[0].type.pointee)
-        builder.store(arguments[2], _lanes_at(builder, *arguments[:2]), align=align)
+        store_lanes(context, builder, *arguments[:2], p.dtype, arguments[2])
         return context.get_dummy_value()
 
     return types.void(p, types.intp, value), generate
@@ -117,10 +112,9 @@ def get8(typingctx: Any, p: Any, index: Any) -> Any:
     pair = types.UniTuple(Lanes(p.dtype), 2)
 
     def generate(context, builder, signature, arguments):
-        p, index = arguments
-        align = context.get_abi_sizeof(p.type.pointee)
+        begin, index = arguments
         after = builder.add(index, index.type(LANES))
-        parts = [builder.load(_lanes_at(builder, p, i), align=align) for i in (index, after)]
+        parts = [load_lanes(context, builder, begin, i, p.dtype) for i in (index, after)]
         return context.make_tuple(builder, signature.return_type, parts)
 
     return pair(p, types.intp), generate
@@ -131,11 +125,10 @@ def put8(typingctx: Any, p: Any, index: Any, value: Any) -> Any:
     """The inverse of `get8`."""
 
     def generate(context, builder, signature, arguments):
-        p, index, value = arguments
-        align = context.get_abi_sizeof(p.type.pointee)
+        begin, index, lanes = arguments
         after = builder.add(index, index.type(LANES))
         for part, i in enumerate((index, after)):
-            builder.store(builder.extract_value(value, part), _lanes_at(builder, p, i), align=align)
+            store_lanes(context, builder, begin, i, p.dtype, builder.extract_value(lanes, part))
         return context.get_dummy_value()
 
     return types.void(p, types.intp, value), generate

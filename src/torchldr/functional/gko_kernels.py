@@ -13,10 +13,12 @@ import numba
 import numba.extending
 import numpy as np
 
+from .compiled_jit import jit
+
 TILE = 512
 
 # Sums may be reassociated (a dot product in several lanes); nan and inf keep their meaning.
-_compiled = numba.njit(cache=True, nogil=True, fastmath={"contract", "reassoc", "nsz"}, error_model="numpy")
+_compiled = jit(fastmath={"contract", "reassoc", "nsz"}, error_model="numpy")
 
 
 def quotient(a: Any, b: Any) -> Any:

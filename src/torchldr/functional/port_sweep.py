@@ -7,13 +7,16 @@ only. What the corners add passes through the series at the two ports of the who
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from . import port_cuda, stencil
+from . import compiled, port_cuda
 from . import port_levels as levels
+from .compiled import numbers, wide
+from .port_compiled import CompiledSweep
 from .port_series import (
     Series,
     close,
@@ -27,6 +30,7 @@ from .port_series import (
     loop,
     roots,
 )
+from .reference import krylov_of_ring_reference
 
 
 class Sweep(Protocol):
@@ -62,9 +66,8 @@ def sweep(
 ) -> Sweep:
     """A sweep that runs where the tensors are; `keep` what `gradients` needs."""
     lower, diagonal, upper, V = (x.detach() for x in (lower, diagonal, upper, V))
-    if stencil.serves(lower, diagonal, upper, V):
-        from .port_compiled import CompiledSweep
-
+    tensors = lower, diagonal, upper, V
+    if LOOPS.serves(*tensors) and (not keep or GRADIENTS.serves(*tensors)):
         return CompiledSweep(lower, diagonal, upper, V, oversampling, keep=keep)
     return TorchSweep(lower, diagonal, upper, V, oversampling, keep=keep)
 
@@ -197,20 +200,20 @@ class Closing:
         z = radius * roots(self._N, self._weights)
         block = Series(hats[:, :2].flatten(0, 1), hats[:, 2:], hats[:, :1])
         pairs = close(block, a.double() * z, b.double() * z, loop)
-        self._arriving = torch.stack([q for _, q in pairs])  # z a q_R and z b q_L of `close`, (2, r, roots)
+        self.arriving = torch.stack([q for _, q in pairs])  # z a q_R and z b q_L of `close`, (2, r, roots)
 
     def add(self, u: Tensor) -> Tensor:
         """To K_k(A, v_i)^T u, (b, r, k), for rows of the whole (2, b, N)."""
         k, N = self._k, self._N
         hats = torch.fft.rfft(lengthened(u, k).double() * self._weights, n=N).unsqueeze(2)
-        total = torch.addcmul(hats[0] * self._arriving[0], hats[1], self._arriving[1])
+        total = torch.addcmul(hats[0] * self.arriving[0], hats[1], self.arriving[1])
         return (torch.fft.irfft(total, n=N)[..., :k] / self._weights).to(u.dtype)
 
     def transpose(self, w: Tensor) -> Tensor:
         """The transpose of `add`: (b, r, k) to (2, b, N)."""
         k, N = self._k, self._N
         hats = torch.fft.rfft(w.double() / self._weights, n=N)
-        total = (hats * self._arriving.conj().unsqueeze(1)).sum(2)
+        total = (hats * self.arriving.conj().unsqueeze(1)).sum(2)
         return lengthened((torch.fft.irfft(total, n=N)[..., :k] * self._weights).to(w.dtype), self._length)
 
 
@@ -247,3 +250,45 @@ def closing_gradients(
 
     pull = torch.func.vjp(added, top, u, a, b)[1]
     return pull(w.double())
+
+
+_SIZE = 100  # of a check: four leaves
+
+
+def _forward(made: Sweep) -> Iterator[Tensor]:
+    """What a sweep for two start vectors computes."""
+    U, w = numbers(2, _SIZE, dtype=made.top.dtype), numbers(2, 2, _SIZE, dtype=made.top.dtype)
+    heard, top = made.rows_up(U, _SIZE, top=True)
+    assert top is not None
+    yield from (made.top, heard, top, made.rows_down(w, numbers(*top.shape, dtype=top.dtype)))
+
+
+def _contraction(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Lower, diagonal, upper of an operator without corners, and start vectors."""
+    lower, diagonal, upper = numbers(3, _SIZE, dtype=dtype) / 4
+    lower[0] = upper[-1] = 0
+    return lower, diagonal, upper, numbers(2, _SIZE, dtype=dtype)
+
+
+def _check(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
+    a, b, c, V = _contraction(dtype)
+    right = TorchSweep(wide(a), wide(b), wide(c), wide(V), 4, keep=False)
+    yield from zip(_forward(CompiledSweep(a, b, c, V, 4, keep=False)), _forward(right), strict=True)
+
+
+def _check_gradients(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
+    operands = _contraction(dtype)
+    U, w = numbers(2, _SIZE, dtype=dtype), numbers(2, 2, _SIZE, dtype=dtype)
+    made = CompiledSweep(*operands, 4, keep=True)
+    made.rows_up(U, _SIZE, top=False)
+    d_ring, dV, dU = made.gradients(U, w, None, None)
+    a, b, c, V, vectors = copies = [wide(x).requires_grad_() for x in (*operands, U)]
+    K = torch.stack([krylov_of_ring_reference(a, b, c, v, _SIZE) for v in V])
+    right = torch.autograd.grad((wide(w) * torch.einsum("bm,imk->bik", vectors, K)).sum(), copies)
+    for gradient in (right[0][:1], right[2][-1:]):
+        gradient.zero_()  # of the corners, which a sweep knows nothing of
+    yield from zip((*d_ring, dV, dU), right, strict=True)
+
+
+LOOPS = compiled.Loops("the port product", _check)
+GRADIENTS = compiled.Loops("the port product's gradients", _check_gradients)

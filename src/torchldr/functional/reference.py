@@ -6,6 +6,8 @@ differentiable; nothing here is used by a fast path.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
@@ -50,6 +52,13 @@ def krylov_reference(A: Tensor, v: Tensor, k: int) -> Tensor:
     for _ in range(k - 1):
         columns.append(A @ columns[-1])
     return torch.stack(columns, -1)
+
+
+def krylov_of_side_reference(side: Iterable[Tensor], k: int) -> Tensor:
+    """`krylov_reference` for a subdiagonal, a corner and start vectors (r, m), shape (r, m, k)."""
+    subdiagonal, corner, V = side
+    A = subdiagonal_reference(subdiagonal, corner)
+    return torch.stack([krylov_reference(A, v, k) for v in V])
 
 
 def krylov_of_ring_reference(lower: Tensor, diagonal: Tensor, upper: Tensor, v: Tensor, k: int) -> Tensor:

@@ -1,29 +1,18 @@
 """The compiled stencil: Krylov columns of a ring operator and their adjoint, on a CPU.
 
-Numba compiles the loops of `compiled_stencil` once (the machine code is cached on disk). Without Numba, or
-where a tensor is not in CPU memory, `serves` says no and the plain form of `tridiagonal` is taken.
+Numba compiles the loops of `compiled_stencil` (see `compiled`). Where they cannot be used, or a tensor is not
+in CPU memory, `serves` says no and the plain form of `tridiagonal` is taken.
 """
 
 from __future__ import annotations
 
-from functools import cache
-from importlib.util import find_spec
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-
-@cache
-def unavailable() -> str | None:
-    """Why the compiled stencil cannot be used on this machine, or None where it can."""
-    return None if find_spec("numba") else "numba is not installed"
-
-
-def serves(*tensors: Tensor) -> bool:
-    """Whether these tensors can go through the compiled loops."""
-    if torch.compiler.is_compiling() or unavailable():
-        return False
-    return all(t.device.type == "cpu" and t.dtype in (torch.float32, torch.float64) for t in tensors)
+from .compiled import Loops, numbers, wide
+from .reference import krylov_of_ring_reference
 
 
 def is_plain(t: Tensor) -> bool:
@@ -88,3 +77,33 @@ class Stencil:
 
         columns, gradient = self._scratch.numpy()[:, :width], self.gradient(width).numpy()
         adjoint(self._ring, columns, gradient, self._collected)
+
+
+_WIDTH = 5
+
+
+def _tiny(dtype: torch.dtype) -> tuple[Stencil, list[Tensor], Tensor]:
+    """A stencil whose columns were run, copies of its tensors, and the columns by the definition."""
+    (lower, diagonal, upper), V = numbers(3, 11, dtype=dtype), numbers(2, 11, dtype=dtype)
+    stencil = Stencil(lower, diagonal, upper, V, _WIDTH)
+    stencil.run(V, _WIDTH)
+    a, b, c, starts = copies = [wide(t).requires_grad_() for t in (lower, diagonal, upper, V)]
+    return stencil, copies, torch.stack([krylov_of_ring_reference(a, b, c, v, _WIDTH).mT for v in starts])
+
+
+def _check_columns(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
+    stencil, _, right = _tiny(dtype)
+    yield stencil.columns(_WIDTH), right
+
+
+def _check_adjoint(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
+    stencil, tensors, columns = _tiny(dtype)
+    gradient = stencil.gradient(_WIDTH).copy_(numbers(*columns.shape, dtype=dtype))
+    right = torch.autograd.grad((columns * wide(gradient)).sum(), tensors)
+    stencil.adjoint(_WIDTH)
+    yield from zip(stencil.gradients, right, strict=True)
+
+
+COLUMNS = Loops("the stencil", _check_columns)
+ADJOINT = Loops("the stencil's gradients", _check_adjoint)
+serves = COLUMNS.serves

@@ -11,11 +11,12 @@ phi = f^{1/n} and D = diag(phi^j), F_f(w) = D^{-1} F_1(D w) D, two FFTs.
 from __future__ import annotations
 
 import cmath
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from .stencil import unavailable
+from .compiled import Loops, numbers, wide
 
 
 def ring_solve(w: Tensor, f: float, b: Tensor, *, transposed: bool = False) -> Tensor:
@@ -45,13 +46,29 @@ def ring_solve(w: Tensor, f: float, b: Tensor, *, transposed: bool = False) -> T
 def lower_toeplitz_solve(w: Tensor, b: Tensor) -> Tensor:
     """Forward substitution with the lower triangular Toeplitz matrix of first column w, for rows of b."""
     y = b.clone(memory_format=torch.contiguous_format)
-    n = w.shape[0]
-    if w.device.type == "cpu" and not unavailable():
-        from .gko_kernels import substitute
+    (_compiled if SUBSTITUTION.serves(w, y) else _plain)(w, y)
+    return y
 
-        substitute(w.detach().contiguous().numpy(), y.detach().numpy())
-        return y
+
+def _compiled(w: Tensor, y: Tensor) -> None:
+    from .gko_kernels import substitute
+
+    substitute(w.detach().contiguous().numpy(), y.detach().numpy())
+
+
+def _plain(w: Tensor, y: Tensor) -> None:
+    n = w.shape[0]
     for i in range(n):
         y[:, i] /= w[0]
         y[:, i + 1 :] -= y[:, i : i + 1] * w[1 : n - i]
-    return y
+
+
+def _check(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
+    w, y = numbers(9, dtype=dtype), numbers(2, 9, dtype=dtype)
+    right = wide(y)
+    _compiled(w, y)
+    _plain(wide(w), right)
+    yield y, right
+
+
+SUBSTITUTION = Loops("forward substitution", _check)

@@ -271,6 +271,8 @@ def _adjoint(
     z_i u and dz_i x are matrix products, and the adjoint stencil lambda_{j-1} = A^T lambda_j + dK_{j-1}
     carries them back to the start vectors, collecting those of the coefficients on the way.
     """
+    if not stencil.ADJOINT.serves(u):
+        return plain_backward(_plain_product, (*A, *C, x), u)
     across, dx = u.mT.contiguous(), torch.zeros_like(x)
     room = _width(A, C)
     stencils = stencil.Stencil(*A, room), stencil.Stencil(*C, room)

@@ -164,6 +164,8 @@ class HankelLike(ToeplitzLike, name="hankel_like"):
     along diagonals.
     """
 
+    ROUTES = ToeplitzLike.ROUTES
+
     def factors(self) -> list[tuple[Tensor, ...]]:
         return [(left.flip(0), right) for left, right in super().factors()]
 

@@ -6,6 +6,7 @@ from .convolution import ConvolutionMatrix, conv_to_matrix
 from .linear import StructuredLinear
 from .recurrent import StructuredGRU, StructuredLSTM
 from .recurrent_step import RecurrentStep
+from .tune import tune
 
 __all__ = [
     "ConvolutionMatrix",
@@ -16,4 +17,5 @@ __all__ = [
     "StructuredLSTM",
     "StructuredLinear",
     "conv_to_matrix",
+    "tune",
 ]

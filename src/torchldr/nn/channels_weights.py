@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..core.products import is_jit_tracing
-from ..functional import scanned, stencil
+from ..functional import compiled, scanned
 from ..functional.doubling import operator_weights, shift_weights, shifted_sum
 from ..functional.subdiagonal import convolution
 from ..functional.subdiagonal.guard import RANGE, RANGE_FLOAT64, scales
@@ -121,7 +121,7 @@ def stacked_matmul(
     Returns:
         Shape (s_1, .., s_d, b, m).
     """
-    if structure.name in ("ldr_sd", "ldr_td") and x_axes == (None,) and stencil.serves(x, *tensors.values()):
+    if structure.name in ("ldr_sd", "ldr_td") and x_axes == (None,) and compiled.serves(x, *tensors.values()):
         # Their compiled products exist for one operator at a time, and for the few matrices of a
         # recurrent layer one after the other is faster than mapping the torch form (measured: 1.4 to 2.7).
         matrices = unstacked(structure, out_features, in_features, tensors, options, shared)

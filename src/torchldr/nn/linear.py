@@ -173,6 +173,16 @@ class StructuredLinear(nn.Module):
         """Forget what is kept for inference."""
         self._plan = None
 
+    def keep_tuned(self, call: Call, route: str) -> None:
+        """Take this route for inputs as in `call`: what `torchldr.tune` found."""
+        self._tuned[call.sized] = route
+        self.drop_plan()
+
+    def untune(self) -> None:
+        """Forget what `torchldr.tune` found."""
+        self._tuned.clear()
+        self.drop_plan()
+
     def forward(self, x: Tensor) -> Tensor:
         if is_proxy(x):
             return as_node(self, x)
@@ -194,7 +204,9 @@ class StructuredLinear(nn.Module):
             x = torch.empty(x, self.in_features, dtype=matrix.dtype, device=matrix.device)
         why = self._why_no_plan(matrix)
         call = matrix.call(x, kept=why is None)
-        only = self._route or (self._tuned.get(call.sized) if why is None else None)
+        only = self._route
+        if why is None and only is None:
+            only = self._planned(matrix).route(call).name
         table = RouteTable(matrix.promoted(), call, only=only, dense=PLANS[self._plan_choice])
         table.note = "" if why is None else f"no plan is kept: {why}"
         return table
@@ -223,7 +235,7 @@ class StructuredLinear(nn.Module):
         for name in self._learned:
             if gradients and matrix.tensors[name].requires_grad:
                 return f"the gradient of {name} is wanted"
-            own = self._parameters.get(name)
+            own: Tensor | None = self._parameters.get(name)
             if own is not None and not isinstance(own, nn.Parameter):
                 return f"{name} was swapped for another tensor"
         if gradients and self.bias is not None and self.bias.requires_grad:

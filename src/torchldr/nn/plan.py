@@ -52,9 +52,18 @@ class Plan:
     def route(self, call: Call) -> Route:
         sized = call.sized
         if sized not in self._routes:
-            only = self._only or self._tuned.get(sized)
-            self._routes[sized] = choose(self.matrix, sized, only=only, dense=self._dense)
+            self._routes[sized] = self._choose(sized)
         return self._routes[sized]
+
+    def _choose(self, call: Call) -> Route:
+        if self._only is not None:
+            return choose(self.matrix, call, only=self._only)
+        tuned = self._tuned.get(call)
+        if tuned is not None:  # the numbers may have changed since: the route need not serve any more
+            for route in self.matrix.ROUTES:
+                if route.name == tuned and route.why_not(self.matrix, call) is None:
+                    return route
+        return choose(self.matrix, call, dense=self._dense)
 
     def prepared(self) -> list[str]:
         """The names of the routes that have been prepared."""

@@ -11,7 +11,7 @@ through the dense matrix.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,9 +21,11 @@ from torch import Tensor
 from .. import stencil
 from .._twin import plain_backward, plain_jvp
 from ..arrays import as_array
+from ..compiled import Loops, numbers, wide
 from ..doubling import shifted_sum
+from ..reference import krylov_of_side_reference
 from ..threads import in_parts
-from .guard import Scales, Side
+from .guard import Scales, Side, sample_side, scales
 
 
 class Joint(NamedTuple):
@@ -35,10 +37,10 @@ class Joint(NamedTuple):
     tables: tuple[Any, Any]  # of the FFT
 
 
-def product(A: Side, C: Side, x: Tensor, scales: Scales) -> Tensor:
+def product(A: Side, C: Side, x: Tensor, P: Scales) -> Tensor:
     """`convolution.product` by the compiled function; arguments and result as there."""
-    wide = (t.to(scales.dtype) for t in (*A, *C, x, *scales))
-    return _Joint.apply(*wide)[0].to(x.dtype)
+    converted = (t.to(P.dtype) for t in (*A, *C, x, *P))
+    return _Joint.apply(*converted)[0].to(x.dtype)
 
 
 def lower(side: Side) -> Tensor:
@@ -47,21 +49,21 @@ def lower(side: Side) -> Tensor:
     return torch.cat((corner.reshape(1), s))
 
 
-def prepare(A: Side, C: Side, scales: Scales) -> Joint:
+def prepare(A: Side, C: Side, P: Scales) -> Joint:
     """The constants of the product, for `matmul`."""
     from .. import compiled_fft, compiled_kernels
 
     m, n = A[2].shape[-1], C[2].shape[-1]
     k = min(m, n)
     N = max(compiled_fft.SMALLEST, 1 << ((max(m, n) + k - 2) // 2).bit_length())
-    dtype = scales.dtype
+    dtype = P.dtype
     tables = compiled_fft.tables(N, str(dtype).removeprefix("torch."))
     sides = []
-    for (_, corner, V), scale in ((A, scales.A), (C, scales.C)):
-        starts, P = as_array(V.to(dtype).contiguous()), as_array(scale.to(dtype))
-        hats = np.empty((len(starts), 2 * N), P.dtype)
-        compiled_kernels.generator_spectra(starts, P, hats, *tables)
-        sides.append((P, P.dtype.type(corner.item()) * P[-1], hats))
+    for (_, corner, V), scale in ((A, P.A), (C, P.C)):
+        starts, factors = as_array(V.to(dtype).contiguous()), as_array(scale.to(dtype))
+        hats = np.empty((len(starts), 2 * N), factors.dtype)
+        compiled_kernels.generator_spectra(starts, factors, hats, *tables)
+        sides.append((factors, factors.dtype.type(corner.item()) * factors[-1], hats))
     return Joint(k, sides[0], sides[1], tables)
 
 
@@ -139,6 +141,12 @@ class _Joint(torch.autograd.Function):
 
 def _gradients(inputs: Sequence[Tensor], outputs: Sequence[Tensor], u: Tensor) -> tuple[Tensor, ...]:
     """Of s, corner and V of A, of those of C, and of x."""
+    if not BACKWARD.serves(u):
+        return plain_backward(_plain, inputs[:7], u)
+    return _compiled_gradients(inputs, outputs, u)
+
+
+def _compiled_gradients(inputs: Sequence[Tensor], outputs: Sequence[Tensor], u: Tensor) -> tuple[Tensor, ...]:
     from ..compiled_kernels import layer_backward, side_gradients
 
     s_A, corner_A, G, s_C, corner_C, H, x, P_A, P_C = (t.detach().contiguous() for t in inputs)
@@ -167,3 +175,28 @@ def _gradients(inputs: Sequence[Tensor], outputs: Sequence[Tensor], u: Tensor) -
         dc = side_gradients(*known, ds.numpy(), dV.numpy(), *K.tables)
         found += [ds, torch.full_like(corner, dc), dV]
     return *found, dx
+
+
+def _tiny(dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    """The inputs of `_Joint`, the first seven in float64, and the product by the definition."""
+    A, C, x = sample_side(21, dtype), sample_side(13, dtype), numbers(2, 13, dtype=dtype)
+    copies = [wide(t).requires_grad_() for t in (*A, *C, x)]
+    K_A, K_C = (krylov_of_side_reference(side, 13) for side in (copies[:3], copies[3:6]))
+    right = torch.einsum("imk,ink,bn->bm", K_A, K_C, copies[6])
+    return [*A, *C, x, scales(A[0]), scales(C[0])], copies, right
+
+
+def _check_forward(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
+    inputs, _, right = _tiny(dtype)
+    yield _Joint.forward(*inputs)[0], right
+
+
+def _check_backward(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
+    inputs, copies, right = _tiny(dtype)
+    u = numbers(*right.shape, dtype=dtype)
+    found = _compiled_gradients(inputs, _Joint.forward(*inputs)[1:], u)
+    yield from zip(found, torch.autograd.grad((right * wide(u)).sum(), copies), strict=True)
+
+
+FORWARD = Loops("the convolutions of LDR-SD", _check_forward)
+BACKWARD = Loops("the gradients of LDR-SD's convolutions", _check_backward)

@@ -17,17 +17,20 @@ it to the same oracle as every other product; `why_not` says where it applies.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .. import stencil
+from .. import compiled
 from ..arrays import as_array
+from ..compiled import Loops, numbers, wide
+from ..reference import krylov_of_side_reference
 from ..threads import in_parts
 from .circulant_pair import generators
-from .guard import Side
+from .guard import Side, sample_side
 
 SMALLEST = 64
 
@@ -48,7 +51,9 @@ def why_not(A: Side, C: Side) -> str | None:
     n = A[2].shape[-1]
     if C[2].shape[-1] != n or n & (n - 1) or n < SMALLEST:
         return f"for square matrices whose size is a power of two from {SMALLEST}"
-    return None if stencil.serves(A[2], C[2]) else stencil.unavailable() or "for CPUs"
+    if not compiled.serves(A[2], C[2]):
+        return compiled.why_not() or "for CPUs"
+    return LOOPS.why_not(A[2].dtype)
 
 
 def prepare(A: Side, C: Side, dtype: torch.dtype) -> CompiledPair:
@@ -78,3 +83,12 @@ def matmul(K: CompiledPair, x: Tensor) -> Tensor:
     in_parts(len(source), K.left.size, rows)
     result = torch.from_numpy(y)
     return result if x.dtype is K.dtype else result.to(x.dtype)
+
+
+def _check(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
+    side, x = sample_side(SMALLEST, dtype), numbers(2, SMALLEST, dtype=dtype)
+    K = krylov_of_side_reference(map(wide, side), SMALLEST)
+    yield matmul(prepare(side, side, dtype), x), wide(x) @ (K @ K.mT).sum(0)
+
+
+LOOPS = Loops("the product of single vectors", _check)

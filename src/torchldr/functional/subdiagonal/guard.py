@@ -16,13 +16,14 @@ float64.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from .. import stencil
 from ..arrays import as_array
+from ..compiled import Loops, numbers, wide
 
 Side = tuple[Tensor, Tensor, Tensor]  # of an operator: subdiagonal (m - 1,), corner, start vectors (r, m)
 
@@ -70,8 +71,8 @@ def guard(A: Side, C: Side) -> Scales | str:
 
 def _reach(side: Side) -> tuple[Tensor, Tensor | float]:
     """P in float64, and R; infinite where an entry is 0 or not finite."""
-    s, corner = side[0].detach(), side[1].detach()
-    if stencil.serves(s):
+    s, corner = side[0].detach(), side[1]
+    if SCALES.serves(s):
         from ..compiled_kernels import scales as compiled_scales  # imports numba
 
         values, low, high = compiled_scales(as_array(s.contiguous()))
@@ -81,5 +82,24 @@ def _reach(side: Side) -> tuple[Tensor, Tensor | float]:
         return P, closed if closed == closed else math.inf
     P = scales(s.double())
     low, high = P.abs().aminmax()
-    reach = high / low * (corner.double() * P[-1]).abs().clamp(min=1).reshape(())
+    reach = high / low * (corner.detach().double() * P[-1]).abs().clamp(min=1).reshape(())
     return P, torch.nan_to_num(reach, nan=math.inf, posinf=math.inf)
+
+
+def _check_scales(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
+    from ..compiled_kernels import scales as compiled_scales
+
+    s = sample_side(9, dtype)[0]
+    right = scales(wide(s))
+    got = compiled_scales(s.numpy())
+    yield torch.from_numpy(got[0]), right
+    yield torch.tensor(got[1:], dtype=right.dtype), torch.stack(right.abs().aminmax())
+
+
+SCALES = Loops("the range guard of LDR-SD", _check_scales)
+
+
+def sample_side(m: int, dtype: torch.dtype) -> Side:
+    """An operator and two start vectors for the checks of compiled loops."""
+    s = 1 + numbers(m - 1, dtype=dtype) / 8
+    return s, numbers(1, dtype=dtype)[0], numbers(2, m, dtype=dtype)

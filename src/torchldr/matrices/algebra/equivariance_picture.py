@@ -23,7 +23,7 @@ def draw(found: LearnedOperators) -> Figure:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError("pictures need matplotlib; pip install torchldr[experiments]") from error
+        raise ImportError("pictures need matplotlib; pip install matplotlib") from error
     figure = Figure(figsize=(9.6, 5.4), layout="constrained")
     grid: Any = figure.add_gridspec(2, 6, height_ratios=(3, 2))
     panels = [figure.add_subplot(grid[0, 2 * i : 2 * i + 2]) for i in range(3)]

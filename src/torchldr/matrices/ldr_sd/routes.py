@@ -12,7 +12,7 @@ from ...core import costs
 from ...core.dense_route import dense_route
 from ...core.products import Product
 from ...core.routes import Call, Route
-from ...functional import scanned, stencil, tridiagonal
+from ...functional import compiled, scanned, tridiagonal
 from ...functional.doubling import shifted_sum
 from ...functional.fft import fast_length, is_fast_length
 from ...functional.subdiagonal import (
@@ -103,9 +103,9 @@ def _compiled_why_not(M: Any, call: Call) -> str | None:
         return "not for tracing, vmap and capture"
     if call.kept and call.needs_grad:
         return "no gradient for a matrix that is kept"
-    if not stencil.serves(*M.tensors.values()):
-        return stencil.unavailable() or "for CPUs"
-    return _refused(M, call)
+    if not compiled.serves(*M.tensors.values()):
+        return compiled.why_not() or "for CPUs"
+    return _refused(M, call) or compiled_convolution.FORWARD.why_not(_scales(M).dtype)
 
 
 def _compiled_cost(M: Any, call: Call) -> float:
@@ -209,7 +209,8 @@ def _stencil_why_not(M: Any, call: Call) -> str | None:
 def _stencil_cost(M: Any, call: Call) -> float:
     on, (m, n), r = costs.machine(call), M.shape, M.rank
     entries = r * (m + n) * min(m, n)
-    column = on.stencil if call.device == "cuda" or not stencil.unavailable() else 40 * on.stencil
+    plain = call.traced or (call.device != "cuda" and compiled.why_not())
+    column = 40 * on.stencil if plain else on.stencil
     seconds = on.start + costs.wide(call) * entries * (column + on.multiply * call.batch)
     return costs.backward(call, seconds)
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .compiled import run
+from .compiled import Loop
 
 Ring = tuple[Tensor, Tensor, Tensor]
 
@@ -30,7 +30,7 @@ class _Columns(torch.autograd.Function):
     def forward(ctx: Any, lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, k: int) -> Tensor:
         K = V.new_empty(V.shape[0], k, V.shape[1])
         K[:, 0] = V
-        run(_forward, _plain_forward, lower, diagonal, upper, K)
+        _FORWARD(lower, diagonal, upper, K)
         ctx.save_for_backward(lower, diagonal, upper, K)
         return K
 
@@ -39,7 +39,7 @@ class _Columns(torch.autograd.Function):
         lower, diagonal, upper, K = ctx.saved_tensors
         dK = U.clone(memory_format=torch.contiguous_format)
         gradients = torch.zeros_like(lower), torch.zeros_like(diagonal), torch.zeros_like(upper)
-        run(_backward, _plain_backward, lower, diagonal, upper, K, dK, *gradients)
+        _BACKWARD(lower, diagonal, upper, K, dK, *gradients)
         return *gradients, dK[:, 0], None
 
 
@@ -92,3 +92,8 @@ def _plain_backward(
         dd += (after * x).sum(0)
         du += (after * x.roll(-1, -1)).sum(0)
         dK[:, j - 1] += (lower * after).roll(-1, -1) + diagonal * after + (upper * after).roll(1, -1)
+
+
+_RING, _COLUMNS = [(5,)] * 3, (2, 4, 5)
+_FORWARD = Loop(_forward, _plain_forward, *_RING, _COLUMNS)
+_BACKWARD = Loop(_backward, _plain_backward, *_RING, _COLUMNS, _COLUMNS, *_RING)

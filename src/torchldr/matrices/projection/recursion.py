@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .compiled import run
+from .compiled import Loop
 
 
 def subdiagonal_dense(a: Tensor, c: Tensor, G: Tensor, H: Tensor) -> Tensor:
@@ -51,7 +51,7 @@ class _Rows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, a: Tensor, c: Tensor, E: Tensor, first: Tensor) -> Tensor:
         X = torch.empty_like(E, memory_format=torch.contiguous_format)
-        run(_forward, _plain_forward, a, c, E, first, X)
+        _FORWARD(a, c, E, first, X)
         ctx.save_for_backward(a, c, first, X)
         return X
 
@@ -60,7 +60,7 @@ class _Rows(torch.autograd.Function):
         a, c, first, X = ctx.saved_tensors
         Lambda = U.clone(memory_format=torch.contiguous_format)
         da, dc, d_first = torch.zeros_like(a), torch.zeros_like(c), torch.zeros_like(first)
-        run(_backward, _plain_backward, a, c, first, X, Lambda, da, dc, d_first)
+        _BACKWARD(a, c, first, X, Lambda, da, dc, d_first)
         return da, dc, Lambda, d_first
 
 
@@ -106,3 +106,8 @@ def _plain_backward(
         da[i] = (Lambda[i] * c) @ moved
         dc += a[i] * Lambda[i] * moved
         d_before += (a[i] * c * Lambda[i]).roll(-1)
+
+
+_SHAPE = (4, 5)
+_FORWARD = Loop(_forward, _plain_forward, (4,), (5,), _SHAPE, (5,), _SHAPE)
+_BACKWARD = Loop(_backward, _plain_backward, (4,), (5,), (5,), _SHAPE, _SHAPE, (4,), (5,), (5,))

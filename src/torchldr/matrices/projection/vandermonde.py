@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..vandermonde_like import VandermondeLike
 from .climbing import State, climb
-from .compiled import run
+from .compiled import Loop
 from .leading import halves, leading
 from .nodes import learn_nodes
 from .problem import Problem, Tensors
@@ -26,7 +26,7 @@ _SWEEPS, _SWEEPS_LARGE, _TOLERANCE, _CG_STEPS = 30, 12, 1e-5, 15
 def columns(nodes: Tensor, E: Tensor) -> Tensor:
     """X with X_j = nodes o X_{j-1} + E_j: (..., m, n), from E of that shape."""
     X = E.clone(memory_format=torch.contiguous_format)
-    run(_forward, _plain_forward, nodes, X.view(-1, *X.shape[-2:]))
+    _FORWARD(nodes, X.view(-1, *X.shape[-2:]))
     return X
 
 
@@ -47,6 +47,9 @@ def _forward(nodes: Any, X: Any) -> None:
 def _plain_forward(nodes: Tensor, X: Tensor) -> None:
     for j in range(1, X.shape[-1]):
         X[..., j] += nodes * X[..., j - 1]
+
+
+_FORWARD = Loop(_forward, _plain_forward, (4,), (2, 4, 5))
 
 
 @projects(VandermondeLike)

@@ -1,0 +1,219 @@
+"""Shared fixtures: seeds, CUDA sources as plain C++; hypothesis draws the same examples every time on CI."""
+
+import contextlib
+import ctypes
+import importlib.util
+import os
+import random
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from hypothesis import settings
+
+from torchldr.functional import port_series
+
+settings.register_profile("torchldr", deadline=None, derandomize="CI" in os.environ, print_blob=True)
+settings.load_profile("torchldr")
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def interruptible():
+    """Programs that a test starts can be interrupted, also where the tests run in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(scope="session")
+def mutations():
+    """A function of a file's bytes and a number: so many damaged versions of it, the same ones each time.
+
+    Single bits, mostly; bytes set to 0, blocks of 0, what is cut off, doubled, exchanged and put behind.
+    """
+
+    def damaged(content: bytes, count: int):
+        draw, size = random.Random(0), len(content)
+        for index in range(count):
+            # Half of them near the beginning, where headers are.
+            at = draw.randrange(min(size, 1500)) if index % 2 else draw.randrange(size)
+            to, changed = min(size, at + draw.randrange(1, 100)), bytearray(content)
+            match index % 12:
+                case 1:
+                    changed[at] = 0
+                case 3:
+                    changed[at:to] = bytes(to - at)
+                case 5:
+                    del changed[at:]
+                case 6:
+                    del changed[at:to]
+                case 7:
+                    changed[at:at] = changed[at:to]
+                case 9:
+                    changed[at:to] = reversed(changed[at:to])
+                case 10:
+                    changed += content[at:to]
+                case _:
+                    changed[at] ^= 1 << draw.randrange(8)
+            yield bytes(changed)
+
+    return damaged
+
+
+@pytest.fixture
+def full_disk():
+    """A context in which no file can become larger than so many bytes, as on a disk that is full."""
+    resource = pytest.importorskip("resource")
+
+    @contextlib.contextmanager
+    def full(most: int):
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    return full
+
+
+@pytest.fixture(scope="module")
+def small_leaves():
+    """Port products with leaves of 32 indices, so that small operators have several levels."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(port_series, "LONG_LEAF", port_series.LEAF)
+        yield
+
+
+CUDA_AS_CPP = r"""
+#include <algorithm>
+#include <barrier>
+#include <bit>
+#include <cmath>
+#include <memory>
+#include <thread>
+#include <vector>
+using std::min; using std::exp; using std::tanh;
+#define __global__
+#define __device__
+#define __forceinline__ inline
+#define __shared__ __attribute__((aligned(32)))
+#define __align__(n) __attribute__((aligned(n)))
+#define __launch_bounds__(n)
+#define __expf expf
+struct Three { unsigned x, y, z; };
+static thread_local Three blockIdx, threadIdx;
+static Three blockDim, gridDim;
+static std::unique_ptr<std::barrier<>> block;
+static std::vector<std::unique_ptr<std::barrier<>>> warps;
+static std::vector<double> slots;
+static float __uint_as_float(unsigned x) { return std::bit_cast<float>(x); }
+static unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
+static void __syncthreads() { block->arrive_and_wait(); }
+template <class X> static X shuffle(X x, int from) {
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    slots[threadIdx.x] = x;
+    warps[warp]->arrive_and_wait();
+    X got = from >= 0 && from < 32 ? (X)slots[warp * 32 + from] : x;
+    warps[warp]->arrive_and_wait();
+    return got;
+}
+template <class X> static X __shfl_up_sync(unsigned, X x, int d)
+    { return shuffle(x, (int)(threadIdx.x % 32) - d); }
+template <class X> static X __shfl_down_sync(unsigned, X x, int d)
+    { return shuffle(x, (int)(threadIdx.x % 32) + d); }
+template <class F> static void run(int x, int y, int threads, F kernel) {
+    blockDim = {(unsigned)threads, 1, 1}; gridDim = {(unsigned)x, (unsigned)y, 1};
+    slots.assign(threads, 0);
+    for (int j = 0; j < y; j++) for (int i = 0; i < x; i++) {
+        block = std::make_unique<std::barrier<>>(threads);
+        warps.clear();
+        for (int w = 0; w < (threads + 31) / 32; w++)
+            warps.push_back(std::make_unique<std::barrier<>>(min(32, threads - 32 * w)));
+        std::vector<std::thread> all;
+        for (int t = 0; t < threads; t++) all.emplace_back([=] {
+            blockIdx = {(unsigned)i, (unsigned)j, 0}; threadIdx = {(unsigned)t, 0, 0};
+            kernel();
+            warps[t / 32]->arrive_and_drop();
+            block->arrive_and_drop();
+        });
+        for (auto& one : all) one.join();
+    }
+}
+"""
+
+
+@pytest.fixture(scope="session")
+def compile_kernels(tmp_path_factory):
+    """CUDA source as plain C++ with a thread for each of its threads.
+
+    A function of the source and of wrappers: C functions that call `run(x, y, threads, kernel)`, behind the
+    definition of the array `shared`. Returns the library.
+    """
+    if shutil.which("g++") is None:
+        pytest.skip("needs g++")
+    folder, built = tmp_path_factory.mktemp("kernels"), {}
+
+    def compiled(source: str, wrappers: str) -> ctypes.CDLL:
+        text = CUDA_AS_CPP + source + wrappers
+        if text not in built:
+            cpp, library = folder / f"{len(built)}.cpp", folder / f"{len(built)}.so"
+            cpp.write_text(text)
+            flags = ["-std=c++20", "-O1", "-pthread", "-shared", "-fPIC", "-w"]
+            subprocess.run(["g++", *flags, "-o", str(library), str(cpp)], check=True)
+            built[text] = ctypes.CDLL(str(library))
+        return built[text]
+
+    return compiled
+
+
+@pytest.fixture(scope="session")
+def compile_by_nvrtc():
+    """A function that compiles CUDA source by NVRTC, which needs no GPU, and fails with its log."""
+    found = importlib.util.find_spec("nvidia")
+    folders = [Path(folder) for folder in (found.submodule_search_locations or ())] if found else []
+    libraries = [file for folder in folders for file in sorted(folder.glob("*/lib/libnvrtc.so*"))]
+    if not libraries:
+        pytest.skip("NVRTC is not installed")
+    nvrtc = ctypes.CDLL(str(libraries[0]))
+
+    def compiled(source: str) -> None:
+        program, size = ctypes.c_void_p(), ctypes.c_size_t()
+        created = nvrtc.nvrtcCreateProgram(
+            ctypes.byref(program), source.encode(), b"kernel.cu", 0, None, None
+        )
+        assert created == 0
+        options = (ctypes.c_char_p * 1)(b"--gpu-architecture=compute_80")
+        code = nvrtc.nvrtcCompileProgram(program, len(options), options)
+        nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+        log = ctypes.create_string_buffer(size.value)
+        nvrtc.nvrtcGetProgramLog(program, log)
+        nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+        assert code == 0, log.value.decode()
+
+    return compiled
+
+
+@pytest.fixture(scope="session")
+def load_script():
+    """A function of a file under the checkout's root: the module that it is."""
+
+    def load(file: str) -> ModuleType:
+        path = Path(__file__).resolve().parent / file
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    return load

@@ -1,0 +1,59 @@
+"""The paper's experiments: networks, the fleet trainer, the ledger of results, the tables.
+
+    from torchldr_paper import Ledger, Library, Run, sweep, table_rows, get_table
+
+    run = Run("rectangles", structure="ldr_sd", rank=1)    # the paper's protocol, from seed 0
+    ledger = Ledger()                                      # what is published and what was run here
+    sweep([run], ledger, Library(choose_device()))         # trains it, unless the ledger has it
+    ledger.find(run).best                                  # learning rate, epoch, test accuracy
+
+    table_rows(get_table("shl"), ledger)                   # our numbers beside the paper's
+
+A run is frozen data with a hash. `train_run` trains its learning rates and trials together; `sweep` does
+so for many runs, resumes what was interrupted and appends each to the ledger. Tables are functions of
+the ledger alone. On the command line: `torchldr paper`, `torchldr train`.
+"""
+
+from __future__ import annotations
+
+from . import language  # also makes its protocol known to `Run.from_config`
+from .ledger.ledger import Ledger, default_results
+from .ledger.records import Record
+from .ledger.weights import load_network
+from .models.images import ConvNet, PrunedLinear, SingleHiddenLayer, build_model, count_parameters
+from .protocol import Protocol, Run
+from .tables.cells import Table
+from .tables.paper import TABLES, get_table
+from .tables.rows import overview, run_rows, table_rows
+from .trainer.batches import Images
+from .trainer.sweep import Library, choose_device, sweep
+from .trainer.training import Outcome, train_run
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "TABLES",
+    "ConvNet",
+    "Images",
+    "Ledger",
+    "Library",
+    "Outcome",
+    "Protocol",
+    "PrunedLinear",
+    "Record",
+    "Run",
+    "SingleHiddenLayer",
+    "Table",
+    "build_model",
+    "choose_device",
+    "count_parameters",
+    "default_results",
+    "get_table",
+    "language",
+    "load_network",
+    "overview",
+    "run_rows",
+    "sweep",
+    "table_rows",
+    "train_run",
+]

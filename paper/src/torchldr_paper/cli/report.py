@@ -1,0 +1,69 @@
+"""`torchldr report` and `torchldr figures`; the command line mounts them with `register`.
+
+Paths of what was written go to stdout, messages to stderr. Exit codes: 0 done, 1 failed, 2 wrong use.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from torchldr.cli import Many
+
+from .options import DataDir, Results
+from .paper import ledger_to_read
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    app.command("report")(report_command)
+    app.command("figures", cls=Many)(figures_command)
+
+
+def report_command(
+    out: Annotated[Path, typer.Option(help="The file to write.")] = Path("out/report.html"),
+    results: Results = None,
+    data_dir: DataDir = None,
+    figures: Annotated[bool, typer.Option(help="Draw the figures.")] = True,
+) -> None:
+    """Write one HTML page of everything in the ledger: tables, figures, and each number's run."""
+    from ..report.page import report
+
+    ledger = ledger_to_read(results)
+    print(report(ledger, out, figures=figures, data_dir=data_dir))
+    if not len(ledger):
+        _say(f"the ledger is empty: {ledger.path}")
+
+
+def figures_command(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Which; all that can be drawn by default.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The folder to write to.")] = Path("out/figures"),
+    format: Annotated[list[str] | None, typer.Option(help="png or svg; both by default.")] = None,
+    results: Results = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Draw the figures: displacement, datasets, accuracy against rank and parameters, learned weights."""
+    from ..figures import FIGURES, FORMATS, save_figures
+
+    formats = tuple(format or FORMATS)
+    for wrong in set(formats) - set(FORMATS):
+        raise typer.BadParameter(f"a figure is saved as {' or '.join(FORMATS)}, got {wrong!r}.")
+    for wrong in set(names or ()) - set(FIGURES):
+        raise typer.BadParameter(f"unknown figure {wrong!r}. Known: {', '.join(FIGURES)}.")
+    ledger = ledger_to_read(results)
+    paths, left_out = save_figures(ledger, out, names=names, formats=formats, data_dir=data_dir)
+    for path in paths:
+        print(path)
+    for name, why in left_out.items():
+        _say(f"left out: {name}: {why}")
+    if names and left_out:  # what was asked for by name
+        raise typer.Exit(1)
+
+
+def _say(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)

@@ -1,0 +1,8 @@
+"""`python -m torchldr_paper.compression`."""
+
+import sys
+
+from .command import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,89 @@
+"""The command: `python -m torchldr_paper.compression NAME ..`."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from ..data import DatasetNotFoundError
+from ..ledger.ledger import default_results
+from .images import IMAGE_TABLES, run_image_table
+from .language import LANGUAGE_TABLES, run_language_table
+from .pages import best, render
+from .rows import Rows
+
+NAMES = (*IMAGE_TABLES, *LANGUAGE_TABLES)
+# Guesses for one H200, from its bandwidth: where rows are known, their own times are told instead.
+PLANNED_SECONDS = {"images": 30.0, "lstm": 60.0, "gpt": 100.0}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run tables one after the other; 0 when all is done, 1 when time or data did not suffice."""
+    parser = argparse.ArgumentParser(
+        prog="python -m torchldr_paper.compression",
+        description="Compress trained models by every class, before and after fine-tuning.",
+    )
+    parser.add_argument("names", nargs="+", choices=[*NAMES, "all"], metavar="NAME", help=", ".join(NAMES))
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--results", type=Path, default=None, help="folder of compression.jsonl")
+    parser.add_argument("--data-dir", default=None)
+    parser.add_argument("--quick", action="store_true", help="a small version, to see that it runs")
+    parser.add_argument("--max-seconds", type=float, default=math.inf, help="begin nothing new after these")
+    parser.add_argument("--thorough", action="store_true", help="LDR-TD of large layers on a CPU too")
+    parser.add_argument("--show", action="store_true", help="print what is there and run nothing")
+    chosen = parser.parse_args(arguments)
+    names = NAMES if "all" in chosen.names else tuple(dict.fromkeys(chosen.names))
+    rows = Rows(default_results() if chosen.results is None else chosen.results)
+    for problem in rows.problems:
+        _say(problem)
+    complete = True
+    deadline = time.monotonic() + chosen.max_seconds
+    if not chosen.show:
+        device = torch.device(chosen.device)
+        _say(f"estimate for one H200: {_planned(names, rows, quick=chosen.quick):.0f} s, less what is done")
+        for name in names:
+            if time.monotonic() > deadline:
+                _say(f"{name}: no time left")
+                complete = False
+                continue
+            try:
+                done = _run(name, rows, device, chosen, deadline)
+            except DatasetNotFoundError as error:
+                _say(str(error))
+                done = False
+            complete = complete and done
+    for name in names:
+        found = rows.of(name, quick=chosen.quick)
+        print(f"{name}\n\n{render(found)}")
+        top = best(found, 10, structured=True)
+        if top is not None:
+            print(f"best structured class at 10 times: {top['method']}, {top['after'] - top['dense']:+.2f}\n")
+    return 0 if complete else 1
+
+
+def _run(name: str, rows: Rows, device: torch.device, chosen: argparse.Namespace, deadline: float) -> bool:
+    options = {"data_dir": chosen.data_dir, "thorough": chosen.thorough, "deadline": deadline, "say": _say}
+    if name in IMAGE_TABLES:
+        images = IMAGE_TABLES[name].quick() if chosen.quick else IMAGE_TABLES[name]
+        return run_image_table(images, rows, device, **options)
+    texts = LANGUAGE_TABLES[name].quick() if chosen.quick else LANGUAGE_TABLES[name]
+    return run_language_table(texts, rows, device, **options)
+
+
+def _planned(names: Sequence[str], rows: Rows, *, quick: bool) -> float:
+    """Seconds that the tables took, or are planned to take where nothing is known."""
+    total = 0.0
+    for name in names:
+        known = sum(row["seconds"] for row in rows.of(name, quick=quick))
+        total += known or PLANNED_SECONDS["images" if name in IMAGE_TABLES else name]
+    return total
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

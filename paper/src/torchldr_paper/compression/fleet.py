@@ -1,0 +1,273 @@
+"""One hidden layer compressed in many ways, all fine-tuned side by side on the same images."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, pad, relu
+
+from torchldr.matrices import get_structure
+
+from ..trainer.batches import generator
+from ..trainer.precision import tf32
+from .build import product
+from .methods import PRUNED, Method
+from .starts import Stack
+from .training import Adam, Trainer
+
+_PROBE = 1e-3
+OPERATOR_RATE = 0.1  # of the learning rate, as `torchldr.parameter_groups` has it
+RELATIVE = 20.0  # times the learning rate: what a step may change of a matrix
+
+
+@torch.no_grad()
+def even_rates(stack: Stack, rate: Tensor, seed: int = 0) -> dict[str, Tensor]:
+    """Learning rates at which a step changes the matrices of every class by the same share.
+
+    Adam's steps are as large as the rate, whatever the tensor. But the same step that moves a matrix of low
+    rank by a hundredth of its norm moves a Toeplitz-like one many times as far: more entries add up, and
+    cancel. So the effect of a small random step is measured, tensor by tensor, and the rates are made such
+    that a step of Adam's with random signs moves each matrix by RELATIVE * rate of its norm. Operators take
+    OPERATOR_RATE * rate: their products over long diagonals are not seen by small steps.
+
+    Args:
+        stack: S matrices.
+        rate: learning rates, shape (S,).
+
+    Returns:
+        By name, shape (S, 1, ...).
+    """
+    source = generator(seed, "rates")
+    M = stack.dense()
+    rates = {}
+    for name, t in stack.learned.items():
+        ones = [1] * (t.ndim - 1)
+        if name in stack.operators:
+            rates[name] = OPERATOR_RATE * rate.to(t).view(-1, *ones)
+            continue
+        flat = t.flatten(1)
+        size = (flat.square().sum(1) / (flat != 0).sum(1).clamp(min=1)).sqrt()  # of what is not filled up
+        signs = torch.randint(0, 2, t.shape[1:], generator=source).to(t).mul(2).sub(1)
+        step = _PROBE * size.view(-1, *ones) * signs * (t != 0)
+        moved = stack.dense({**stack.learned, name: t + step}) - M
+        share = moved.norm(dim=(1, 2)) / M.norm(dim=(1, 2)).clamp(min=1e-30)
+        even = RELATIVE * _PROBE * size / share.clamp(min=1e-3 * _PROBE)
+        rates[name] = (rate.to(t) * even).view(-1, *ones)
+    return rates
+
+
+@dataclass(frozen=True)
+class Member:
+    """A model of the fleet: what its hidden layer is, where it starts and how fast it learns."""
+
+    method: Method
+    start: str
+    rate: float
+
+
+@dataclass(frozen=True)
+class Distilled:
+    """How the teacher counts: (1 - logits) CE + logits T^2 KL + layer |h - h'|^2 / |h'|^2."""
+
+    logits: float = 0.5
+    layer: float = 0.1
+    temperature: float = 2.0
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Inputs of the hidden layer and labels, with what the teacher says of the training ones.
+
+    Attributes:
+        x: (N, n); y: (N,); train, validation: rows of them.
+        hidden: the teacher's outputs of the layer (N, m); logits: (N, classes).
+        test_x, test_y: of the test.
+    """
+
+    x: Tensor
+    y: Tensor
+    train: Tensor
+    validation: Tensor
+    hidden: Tensor
+    logits: Tensor
+    test_x: Tensor
+    test_y: Tensor
+
+
+class Feed:
+    """The training rows in a new order every epoch, by a counter on the device."""
+
+    def __init__(self, rows: Tensor, batch: int, seed: int) -> None:
+        self.rows, self.batch, self.seed = rows, batch, seed
+        self.order, self.position = rows.clone(), rows.new_zeros(())
+        self._offsets = torch.arange(batch, device=rows.device)
+
+    def begin(self, epoch: int) -> list[int]:
+        """Bring an epoch's order to the device; the sizes of its batches."""
+        shuffle = torch.randperm(len(self.rows), generator=generator(self.seed, "order", epoch))
+        self.order.copy_(self.rows[shuffle.to(self.rows.device)])
+        self.position.zero_()
+        return [self.batch] * (len(self.rows) // self.batch)
+
+    def take(self, size: int) -> Tensor:
+        rows = self.order.index_select(0, self.position + self._offsets[:size])
+        self.position.add_(size)
+        return rows
+
+
+class Fleet:
+    """Models that differ in their hidden layer, from weights to accuracies.
+
+    Args:
+        members: the models.
+        stacks: their hidden layers, one matrix each, on the device.
+        head: the dense model's other parameters: "logits.weight", "logits.bias" and, where the layer has
+            one, "hidden.bias".
+        examples: the data, on the device.
+        epochs, batch, seed: of the training.
+        distilled: how the teacher counts.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[Member],
+        stacks: Sequence[Stack],
+        head: Mapping[str, Tensor],
+        examples: Examples,
+        *,
+        epochs: int,
+        batch: int,
+        seed: int = 0,
+        distilled: Distilled | None = None,
+    ) -> None:
+        order = sorted(range(len(members)), key=lambda i: _group_key(stacks[i]))
+        self.members = [members[i] for i in order]
+        self.groups = _grouped([stacks[i] for i in order])
+        self.examples, self.epochs, self.distilled = examples, epochs, distilled or Distilled()
+        R, device = len(members), examples.x.device
+        self.feed = Feed(examples.train, batch, seed)
+        lrs = torch.tensor([member.rate for member in self.members])
+        tensors: dict[str, Tensor] = {}
+        rates: dict[str, Tensor | float] = {}
+        rows: dict[str, slice] = {}
+        for g, (place, stack) in enumerate(self.groups):
+            even = even_rates(stack, lrs[place], seed)
+            for name, t in stack.learned.items():
+                key = f"{g}.{name}"
+                tensors[key], rows[key] = t.detach().clone().requires_grad_(), place
+                rates[key] = even[name]
+        for name, t in head.items():
+            tensors[name] = t.detach().to(device).repeat(R, *[1] * t.ndim).requires_grad_()
+            rates[name], rows[name] = lrs.view(-1, *[1] * t.ndim), slice(0, R)
+        steps = epochs * (len(examples.train) // batch)
+        if not steps:
+            raise ValueError(f"Fleet: {len(examples.train)} images are fewer than a batch of {batch}.")
+        self.adam = Adam(tensors, rates, steps, rows=rows, models=R)
+        self.trainer = Trainer(self.adam, self._losses, [self.feed.position])
+
+    def _outputs(self, tensors: Mapping[str, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+        """The hidden layer's outputs (R, b, m) and the logits (R, b, classes)."""
+        parts = []
+        for g, (_, stack) in enumerate(self.groups):
+            own = {name: tensors[f"{g}.{name}"] for name in stack.learned}
+            parts.append(product(stack.name, stack.shape, {**own, **stack.constants}, x))
+        hidden = torch.cat(parts)
+        if "hidden.bias" in tensors:
+            hidden = hidden + tensors["hidden.bias"].unsqueeze(1)
+        weight, bias = tensors["logits.weight"], tensors["logits.bias"]
+        return hidden, torch.baddbmm(bias.unsqueeze(1), relu(hidden), weight.mT)
+
+    def _losses(self, tensors: Mapping[str, Tensor], size: int) -> Tensor:
+        data, how, T = self.examples, self.distilled, self.distilled.temperature
+        rows = self.feed.take(size)
+        y, told = data.y.index_select(0, rows), data.logits.index_select(0, rows)
+        hidden, logits = self._outputs(tensors, data.x.index_select(0, rows))
+        R = len(logits)
+        task = cross_entropy(logits.flatten(0, 1), y.repeat(R), reduction="none").view(R, -1).mean(1)
+        soft = (told / T).softmax(-1)
+        apart = (soft * (soft.clamp(min=1e-12).log() - (logits / T).log_softmax(-1))).sum(-1).mean(-1)
+        loss = (1 - how.logits) * task + how.logits * T * T * apart
+        if how.layer:
+            wanted = data.hidden.index_select(0, rows)
+            loss = loss + how.layer * (hidden - wanted).square().mean((1, 2)) / wanted.square().mean()
+        return loss
+
+    def train_epoch(self, epoch: int) -> None:
+        self.trainer.total.zero_()
+        self.trainer.run(self.feed.begin(epoch))
+
+    @torch.no_grad()
+    def accuracies(self) -> tuple[list[float], list[float]]:
+        """In percent, on validation and test; nan for a model that is not finite any more."""
+        data = self.examples
+        with tf32(data.x.device):
+            weights = torch.cat(
+                [
+                    stack.dense({name: self.adam.tensors[f"{g}.{name}"] for name in stack.learned})
+                    for g, (_, stack) in enumerate(self.groups)
+                ]
+            )
+            validation = self._score(weights, data.x, data.y, data.validation)
+            test = self._score(weights, data.test_x, data.test_y, None)
+        return validation.tolist(), test.tolist()
+
+    def _score(self, weights: Tensor, x: Tensor, y: Tensor, rows: Tensor | None) -> Tensor:
+        tensors, R = self.adam.tensors, len(weights)
+        count = len(x) if rows is None else len(rows)
+        right = torch.zeros(R, dtype=torch.float64, device=x.device)
+        size = max(1, (1 << (28 if x.is_cuda else 23)) // (R * weights.shape[1]))
+        for start in range(0, count, size):
+            part = slice(start, start + size) if rows is None else rows[start : start + size]
+            hidden = x[part] @ weights.mT
+            if "hidden.bias" in tensors:
+                hidden = hidden + tensors["hidden.bias"].unsqueeze(1)
+            bias = tensors["logits.bias"].unsqueeze(1)
+            logits = torch.baddbmm(bias, relu(hidden), tensors["logits.weight"].mT)
+            right += (logits.argmax(-1) == y[part]).sum(-1)
+            right[~logits.isfinite().flatten(1).all(1)] = torch.nan
+        return 100 * right / count
+
+
+def _group_key(stack: Stack) -> tuple[str, int]:
+    """Matrices that are made together: of one class, and of one size where filling up would be dear."""
+    if stack.name == "block_circulant":
+        return stack.name, stack.learned["column"].shape[-1]
+    return stack.name, stack.learned["G"].shape[1] if stack.name == "ldr_td" else 0
+
+
+def _grouped(stacks: Sequence[Stack]) -> list[tuple[slice, Stack]]:
+    groups: list[tuple[slice, Stack]] = []
+    start = 0
+    while start < len(stacks):
+        stop = start
+        while stop < len(stacks) and _group_key(stacks[stop]) == _group_key(stacks[start]):
+            stop += 1
+        groups.append((slice(start, stop), joined(stacks[start:stop])))
+        start = stop
+    return groups
+
+
+def joined(stacks: Sequence[Stack]) -> Stack:
+    """One stack of several; generators of smaller rank are filled up with zeros, which stay zeros."""
+    first = stacks[0]
+    learned = {}
+    for name in first.learned:
+        tensors = [stack.learned[name] for stack in stacks]
+        if name in ("G", "H"):
+            largest = max(t.shape[1] for t in tensors)
+            tensors = [pad(t, (0, 0, 0, largest - t.shape[1])) for t in tensors]
+        learned[name] = torch.cat(tensors)
+    constants = dict(first.constants)
+    for name in constants:
+        if first.name == PRUNED or name in _drawn(first):
+            constants[name] = torch.cat([stack.constants[name] for stack in stacks])
+    return Stack(first.name, first.shape, learned, constants)
+
+
+def _drawn(stack: Stack) -> set[str]:
+    cls = get_structure(stack.name)
+    made = cls.constants(*stack.shape, 1, dtype=torch.float32, **cls.default_options())
+    return {name for name, constant in made.items() if constant.persistent}

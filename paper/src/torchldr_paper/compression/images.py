@@ -1,0 +1,256 @@
+"""The SHL and the CNN of the paper: the hidden layer compressed in every way, then fine-tuned.
+
+Pixels, or the features behind the CNN's convolutions, are the hidden layer's inputs: the convolutions are
+not compressed and stay as they are, so they are computed once. Every method is tried from two starts, its
+projection and the class's own, each with its learning rate; start and epoch are chosen by validation. All
+models see the same images in the same order and learn from the dense model too.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..data import load, load_npz
+from ..protocol import Protocol, Run
+from ..trainer.batches import Images, Split
+from .dense import image_model, in_parts, load_or_train, train_image_model
+from .fleet import Distilled, Examples, Fleet, Member, joined
+from .loop import Say, affords_tridiagonal, run_missing
+from .methods import FACTORS, Method, methods, parameters, reaches
+from .rows import WEIGHTS, Row, Rows, settings_key
+from .starts import Stack, descend, fresh_start, projected_start, residuals
+
+
+@dataclass(frozen=True)
+class ImageTable:
+    """What a table of images depends on.
+
+    Attributes:
+        name, data, model: which.
+        dense_epochs, dense_batch, dense_rates: of the dense model.
+        epochs, batch: of fine-tuning.
+        starts: (start, learning rate) of every method.
+        descent: steps of the projections.
+        train_limit, test_limit: images at most.
+        factors: how many times fewer parameters.
+    """
+
+    name: str
+    data: str
+    model: str
+    dense_epochs: int = 15
+    dense_batch: int = 100
+    dense_rates: tuple[float, ...] = (0.0003, 0.001)
+    epochs: int = 12
+    batch: int = 200
+    starts: tuple[tuple[str, float], ...] = (("projection", 0.001), ("fresh", 0.002))
+    descent: int = 100
+    train_limit: int | None = None
+    test_limit: int | None = None
+    factors: tuple[int, ...] = FACTORS
+    distilled: Distilled = field(default_factory=Distilled)
+    seed: int = 0
+
+    def quick(self) -> ImageTable:
+        """A small version for a laptop."""
+        return replace(
+            self,
+            dense_epochs=2,
+            dense_rates=(0.001,),
+            epochs=1,
+            batch=100,
+            descent=2,
+            train_limit=1000,
+            test_limit=500,
+            factors=(10,),
+        )
+
+
+IMAGE_TABLES = {
+    table.name: table
+    for table in (
+        ImageTable("shl_cifar", "cifar10_grey", "shl"),
+        ImageTable("cnn_cifar", "cifar10", "cnn"),
+        ImageTable("shl_mnist", "mnist", "shl"),
+        ImageTable("cnn_mnist", "mnist", "cnn"),
+    )
+}
+
+
+class ImageRun:
+    """A table under way: its data and its dense model."""
+
+    def __init__(self, table: ImageTable, results: Path, device: torch.device, data_dir: str | None) -> None:
+        self.table, self.results, self.device = table, results, device
+        self.key = settings_key(asdict(table))
+        protocol = Protocol(train_limit=table.train_limit, test_limit=table.test_limit)
+        run = Run(table.data, table.model, seed=table.seed, protocol=protocol)
+        own = table.data.endswith(".npz")
+        images = Images.of(load_npz(table.data) if own else load(table.data, data_dir), run, device)
+        split = Split.of(run, len(images.train_y))
+        self.source = images.source
+        model = image_model(table.model, images.image_shape, images.outputs, table.seed)
+        train, validation = split.train.to(device), split.validation.to(device)
+        path = results / WEIGHTS / f"compression-{table.name}-{self.key}.safetensors"
+        known = load_or_train(
+            path,
+            lambda: train_image_model(
+                model.to(device),
+                images.train_x,
+                images.train_y,
+                train,
+                validation,
+                (images.test_x, images.test_y),
+                rates=table.dense_rates,
+                epochs=table.dense_epochs,
+                batch=table.dense_batch,
+                seed=table.seed,
+            ),
+        )
+        model.load_state_dict(known["tensors"])
+        model.to(device).eval()
+        self.dense_accuracy = known["test"]
+        x, test_x = in_parts(model.features, images.train_x), in_parts(model.features, images.test_x)
+        hidden = in_parts(model.hidden, x)
+        self.examples = Examples(
+            x=x,
+            y=images.train_y,
+            train=train,
+            validation=validation,
+            hidden=hidden,
+            logits=in_parts(lambda h: model.logits(h.relu()), hidden),
+            test_x=test_x,
+            test_y=images.test_y,
+        )
+        self.W = known["tensors"]["hidden.weight"].unsqueeze(0)
+        kept = ("logits.weight", "logits.bias", "hidden.bias")
+        self.head = {k: t for k, t in known["tensors"].items() if k in kept}
+        self.others = sum(t.numel() for k, t in known["tensors"].items() if k != "hidden.weight")
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.W.shape[1], self.W.shape[2]
+
+    def starts(self, chosen: Sequence[Method]) -> dict[Method, Stack]:
+        """The projections, those of a class descended together, and each its own again."""
+        found: dict[Method, Stack] = {}
+        for name in dict.fromkeys(method.name for method in chosen):
+            same = [method for method in chosen if method.name == name]
+            stacks = [projected_start(method, self.W, self.table.seed) for method in same]
+            apart = name in ("ldr_td", "block_circulant")
+            places = range(len(same))
+            for group in [[i] for i in places] if apart else [list(places)]:
+                whole = joined([stacks[i] for i in group]).to(self.device)
+                W = self.W.to(self.device).expand(len(group), -1, -1)
+                whole = descend(whole, W, self.table.descent)
+                for place, i in enumerate(group):
+                    found[same[i]] = _picked(whole, place, stacks[i])
+        return found
+
+    def fleet(self, chosen: Sequence[Method]) -> list[Row]:
+        """Fine-tune these methods side by side."""
+        begun = time.perf_counter()
+        projected = self.starts(chosen)
+        table, members, stacks = self.table, [], []
+        for method in chosen:
+            for start, rate in table.starts:
+                members.append(Member(method, start, rate))
+                fresh = start != "projection"
+                own = fresh_start(method, self.W, table.seed, self.device) if fresh else projected[method]
+                stacks.append(own)
+        fleet = Fleet(
+            members,
+            stacks,
+            self.head,
+            self.examples,
+            epochs=table.epochs,
+            batch=table.batch,
+            seed=table.seed,
+            distilled=table.distilled,
+        )
+        first = fleet.accuracies()[1]
+        before = {m.method: a for m, a in zip(fleet.members, first, strict=True) if m.start == "projection"}
+        best: dict[Method, dict[str, Any]] = {}
+        for epoch in range(table.epochs):
+            fleet.train_epoch(epoch)
+            for member, validation, test in zip(fleet.members, *fleet.accuracies(), strict=True):
+                known = best.get(member.method)
+                if math.isnan(validation) or (known and validation <= known["validation"]):
+                    continue
+                facts = {"after": test, "start": member.start, "rate": member.rate, "epoch": epoch}
+                best[member.method] = {"validation": validation, **facts}
+        seconds = (time.perf_counter() - begun) / len(chosen)
+        return [
+            {
+                **self._facts(method),
+                "before": before[method],
+                "residual": float(residuals(projected[method], self.W.to(self.device))[0]),
+                **best.get(method, {"after": None}),
+                "seconds": round(seconds, 3),
+            }
+            for method in chosen
+        ]
+
+    def _facts(self, method: Method) -> Row:
+        own = parameters(method, *self.shape)
+        return {
+            "table": self.table.name,
+            "metric": "accuracy",
+            "source": self.source,
+            "quick": self.table.train_limit is not None,
+            "settings": self.key,
+            "method": method.name,
+            "factor": method.factor,
+            "parameters": own,
+            "model_parameters": own + self.others,
+            "weights": self.shape[0] * self.shape[1],
+            "dense": self.dense_accuracy,
+        }
+
+
+def _picked(whole: Stack, place: int, like: Stack) -> Stack:
+    """One matrix of a joined stack, its generators cut to the rank that they had."""
+    learned = {}
+    for name, t in whole.learned.items():
+        part = t[place : place + 1]
+        learned[name] = part[:, : like.learned[name].shape[1]] if name in ("G", "H") else part
+    constants = {
+        name: t[place : place + 1] if t.shape[0] != like.constants[name].shape[0] else t
+        for name, t in whole.constants.items()
+    }
+    return Stack(whole.name, whole.shape, learned, constants)
+
+
+def batches_of_methods(
+    table: ImageTable, shape: tuple[int, int], device: torch.device, thorough: bool
+) -> list[list[Method]]:
+    """What is trained side by side, the dearest last: LDR-TD."""
+    every = [method for method in methods(table.factors) if reaches(method, [shape])]
+    tridiagonal = [method for method in every if method.name == "ldr_td"]
+    others = [method for method in every if method.name != "ldr_td"]
+    return [others, tridiagonal] if affords_tridiagonal([shape], device, thorough) else [others]
+
+
+def run_image_table(
+    table: ImageTable,
+    rows: Rows,
+    device: torch.device,
+    *,
+    data_dir: str | None = None,
+    deadline: float = math.inf,
+    thorough: bool = False,
+    say: Say = print,
+) -> bool:
+    """Train what is not in the rows yet; False where the time did not suffice for all of it."""
+    begun = time.monotonic()
+    run = ImageRun(table, rows.path.parent, device, data_dir)
+    say(f"{table.name}: dense {run.dense_accuracy:.2f} %, ready after {time.monotonic() - begun:.1f} s")
+    groups = batches_of_methods(table, run.shape, device, thorough)
+    return run_missing(table.name, run.key, groups, run.fleet, rows, device, deadline=deadline, say=say)

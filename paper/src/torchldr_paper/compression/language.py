@@ -1,0 +1,241 @@
+"""An LSTM and a GPT on WikiText-2: trained dense, compressed in every way, each fine-tuned by itself.
+
+A method's matrices of one shape are a stack, made dense by one call a step; everything else is the model's
+own. All methods take the same number of steps on the same words at the same rate, from their projections, and
+where to stop is told by the validation text, looked at after each quarter of the steps: the text is short,
+the dense models have learned nearly all that it teaches, and further steps make them worse. A step keeps a
+GPU busy by itself, so nothing is captured.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..data import load_corpus
+from ..trainer.precision import tf32
+from .dense import Trained, load_or_train
+from .fleet import even_rates
+from .loop import Say, affords_tridiagonal, run_missing
+from .methods import FACTORS, Method, methods, parameters, reaches
+from .rows import WEIGHTS, Row, Rows, settings_key
+from .starts import Stack, descend, projected_start, residuals
+from .texts import GPTModel, LSTMModel, TextModel, perplexity
+from .training import Adam, Trainer
+
+_LOOKS = 4  # at the validation text
+
+
+@dataclass(frozen=True)
+class LanguageTable:
+    """What a table of language models depends on.
+
+    Attributes:
+        name: "lstm" or "gpt".
+        width: of the model; length, batch: words of a stretch, and stretches a step.
+        layers: of the GPT.
+        dense_steps, dense_rate, decay: of the dense model's training.
+        steps, rate: of fine-tuning.
+        descent: steps of the projections.
+        train_limit, test_limit: words at most.
+        factors: how many times fewer parameters, in the order in which they are run.
+    """
+
+    name: str
+    width: int
+    length: int
+    batch: int
+    layers: int
+    dense_steps: int
+    steps: int
+    dense_rate: float = 0.001
+    decay: float = 0.05
+    rate: float = 0.0003
+    descent: int = 40
+    train_limit: int | None = None
+    test_limit: int | None = None
+    factors: tuple[int, ...] = (10, 2, 5, 20)
+    seed: int = 0
+
+    def quick(self) -> LanguageTable:
+        """A small version for a laptop."""
+        return replace(
+            self,
+            width=48,
+            length=16,
+            batch=4,
+            layers=2,
+            dense_steps=6,
+            steps=2,
+            descent=2,
+            train_limit=4000,
+            test_limit=600,
+            factors=(10,),
+        )
+
+
+LANGUAGE_TABLES = {
+    "lstm": LanguageTable("lstm", 256, 64, 64, 1, dense_steps=3000, steps=240, dense_rate=0.002, decay=0.0),
+    "gpt": LanguageTable("gpt", 384, 256, 32, 6, dense_steps=1530, steps=160),
+}
+assert set(FACTORS) == {*LANGUAGE_TABLES["gpt"].factors}
+
+
+class LanguageRun:
+    """A table under way: its text and its dense model."""
+
+    def __init__(
+        self, table: LanguageTable, results: Path, device: torch.device, data_dir: str | None
+    ) -> None:
+        self.table, self.device = table, device
+        self.key = settings_key(asdict(table))
+        corpus = load_corpus("wikitext2", data_dir)
+        self.source = corpus.source
+        train, valid, test = (torch.from_numpy(part) for part in (corpus.train, corpus.valid, corpus.test))
+        words = corpus.words
+        if table.train_limit is not None:
+            # A small vocabulary for a small text: what it has, and one word for all others.
+            train, most = train[: table.train_limit], table.test_limit
+            valid, test = valid[:most], test[:most]
+            words = int(train.max()) + 2
+            valid, test = (part.clamp(max=words - 1) for part in (valid, test))
+        self.train, self.valid, self.test = (part.to(device) for part in (train, valid, test))
+        self.model: TextModel
+        if table.name == "gpt":
+            sizes = {"width": table.width, "layers": table.layers, "heads": 6}
+            self.model = GPTModel(words, sizes, table.length, table.batch)
+        else:
+            self.model = LSTMModel(words, table.width, table.length, table.batch)
+        path = results / WEIGHTS / f"compression-{table.name}-{self.key}.safetensors"
+        known = load_or_train(path, self._train_dense)
+        self.tensors = {name: t.to(device) for name, t in known["tensors"].items()}
+        self.dense_perplexity = known["test"]
+        compressed = {name for group in self.model.groups for name in group.names}
+        self.others = sum(t.numel() for name, t in known["tensors"].items() if name not in compressed)
+
+    def _train_dense(self) -> Trained:
+        table = self.table
+        start = self.model.initial(table.seed)
+        tensors = {name: t.to(self.device).clone().requires_grad_() for name, t in start.items()}
+        decayed = [name for name, t in tensors.items() if t.ndim > 1]
+        rates = dict.fromkeys(tensors, table.dense_rate)
+        adam = Adam(tensors, rates, table.dense_steps, decay=table.decay, decayed=decayed)
+        read, state = self.model.reader(self.train, table.dense_steps, table.seed)
+        Trainer(adam, lambda now, size: read(now).unsqueeze(0), state, graphs=False).run(
+            [1] * table.dense_steps
+        )
+        facts = {
+            "validation": perplexity(self._loss(tensors, self.valid)),
+            "test": perplexity(self._loss(tensors, self.test)),
+        }
+        return {name: t.detach() for name, t in tensors.items()}, facts
+
+    def _loss(self, tensors: Mapping[str, Tensor], text: Tensor) -> float:
+        with tf32(self.device):
+            return self.model.loss(tensors, text)
+
+    def compressed(self, method: Method) -> Row:
+        """A row: this method's projection, before and after fine-tuning."""
+        begun, table = time.perf_counter(), self.table
+        stacks: list[Stack] = []
+        lost, whole = 0.0, 0.0
+        for group in self.model.groups:
+            W = group.take(self.tensors)
+            start = projected_start(method, W.cpu(), table.seed).to(self.device)
+            stacks.append(descend(start, W, table.descent))
+            squares = W.square().sum((1, 2))
+            lost += float((residuals(stacks[-1], W).square() * squares).sum())
+            whole += float(squares.sum())
+        replaced = {name for group in self.model.groups for name in group.names}
+        tensors = {k: t.clone().requires_grad_() for k, t in self.tensors.items() if k not in replaced}
+        rates: dict[str, Tensor | float] = dict.fromkeys(tensors, table.rate)
+        for g, stack in enumerate(stacks):
+            each = torch.full((len(next(iter(stack.learned.values()))),), table.rate)
+            even = even_rates(stack, each, table.seed)
+            for name, t in stack.learned.items():
+                tensors[f"{g}:{name}"] = t.detach().clone().requires_grad_()
+                rates[f"{g}:{name}"] = even[name]
+
+        def assembled(now: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            made = {name: t for name, t in now.items() if ":" not in name}
+            for g, (group, stack) in enumerate(zip(self.model.groups, stacks, strict=True)):
+                own = {name: now[f"{g}:{name}"] for name in stack.learned}
+                made |= group.put(stack.dense(own))
+            return made
+
+        @torch.no_grad()
+        def score(text: Tensor) -> float:
+            return perplexity(self._loss(assembled(tensors), text))
+
+        before = after = score(self.test)
+        best, stopped = score(self.valid), 0
+        read, state = self.model.reader(self.train, table.steps, table.seed + 1)
+        adam = Adam(tensors, rates, table.steps)
+        trainer = Trainer(adam, lambda now, size: read(assembled(now)).unsqueeze(0), state, graphs=False)
+        done = 0
+        for quarter in range(1, _LOOKS + 1):
+            ahead = table.steps * quarter // _LOOKS
+            trainer.run([1] * (ahead - done))
+            done, found = ahead, score(self.valid)
+            if found < best or not math.isfinite(best):
+                best, stopped, after = found, done, score(self.test)
+        shapes = [(group.shape, len(group.names) * group.parts) for group in self.model.groups]
+        own = sum(count * parameters(method, *shape) for shape, count in shapes)
+        return {
+            "table": table.name,
+            "metric": "perplexity",
+            "source": self.source,
+            "quick": table.train_limit is not None,
+            "settings": self.key,
+            "method": method.name,
+            "factor": method.factor,
+            "parameters": own,
+            "model_parameters": own + self.others,
+            "weights": sum(count * shape[0] * shape[1] for shape, count in shapes),
+            "dense": _finite(self.dense_perplexity),
+            "before": _finite(before),
+            "after": _finite(after),
+            "validation": _finite(best),
+            "stopped": stopped,
+            "start": "projection",
+            "rate": table.rate,
+            "residual": math.sqrt(lost / whole),
+            "seconds": round(time.perf_counter() - begun, 3),
+        }
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no infinity."""
+    return value if math.isfinite(value) else None
+
+
+def run_language_table(
+    table: LanguageTable,
+    rows: Rows,
+    device: torch.device,
+    *,
+    data_dir: str | None = None,
+    deadline: float = math.inf,
+    thorough: bool = False,
+    say: Say = print,
+) -> bool:
+    """Train what is not in the rows yet; False where the time did not suffice for all of it."""
+    begun = time.monotonic()
+    run = LanguageRun(table, rows.path.parent, device, data_dir)
+    say(f"{table.name}: dense {run.dense_perplexity:.1f}, ready after {time.monotonic() - begun:.1f} s")
+    shapes = [group.shape for group in run.model.groups]
+    order = {factor: place for place, factor in enumerate((None, 1, *table.factors))}
+    taken = affords_tridiagonal(shapes, device, thorough)
+    chosen = [m for m in methods(table.factors) if reaches(m, shapes) and (taken or m.name != "ldr_td")]
+    groups = ([method] for method in sorted(chosen, key=lambda method: order[method.factor]))
+
+    def train(missing: list[Method]) -> list[Row]:
+        return [run.compressed(method) for method in missing]
+
+    return run_missing(table.name, run.key, groups, train, rows, device, deadline=deadline, say=say)

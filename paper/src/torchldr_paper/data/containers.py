@@ -1,0 +1,207 @@
+"""Finding official files in a folder, and reading them out of gzip, zip and tar.
+
+A file may lie there plainly, gzipped (`name.gz`), or inside one of its archives. Nothing is
+unpacked to disk: an archive is read once from front to back, and each file in it goes straight to
+its reader.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import io
+import tarfile
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO, BinaryIO, Self, cast
+
+from torchldr_paper.data.checksums import algorithm, file_digest
+from torchldr_paper.data.dataset import Array
+from torchldr_paper.data.errors import DataFileError
+from torchldr_paper.data.registry import OfficialFile, Spec
+
+ARCHIVE_SUFFIXES = (".zip", ".tar", ".tar.gz", ".tgz")
+_ZIPPED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+_EXTENSION = 1 << 20  # bytes that a long name or another extension of a tar header may have
+_EXTENSIONS = (
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+    tarfile.GNUTYPE_SPARSE,
+    tarfile.SOLARIS_XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.XHDTYPE,
+)
+
+
+@dataclass(frozen=True)
+class Located:
+    """The files of a dataset in one folder: where each is, and which are not there."""
+
+    root: Path
+    found: tuple[tuple[OfficialFile, Path], ...]
+    missing: tuple[OfficialFile, ...]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every file was found."""
+        return not self.missing
+
+    @property
+    def containers(self) -> list[Path]:
+        """The files on disk that hold the dataset, each once."""
+        return list(dict.fromkeys(path for _, path in self.found))
+
+
+def locate(spec: Spec, root: Path) -> Located:
+    """Look for a dataset's files in a data folder, without opening any.
+
+    Loose files come before archives, and a dataset's own folder before the data folder itself. An
+    archive counts as holding every file that does not lie beside it.
+    """
+    folders = [root / folder for folder in spec.folders]
+    archives = [
+        folder / (stem + suffix)
+        for folder in folders
+        for stem in spec.archives
+        for suffix in ARCHIVE_SUFFIXES
+    ]
+    archive = next((path for path in archives if path.is_file()), None)
+    found, missing = [], []
+    for file in spec.files:
+        loose = (
+            folder / (name + suffix)
+            for folder in folders
+            for name in (file.name, *file.aliases)
+            for suffix in ("", ".gz")
+        )
+        path = next((path for path in loose if path.is_file()), archive)
+        if path is None:
+            missing.append(file)
+        else:
+            found.append((file, path))
+    return Located(root, tuple(found), tuple(missing))
+
+
+def read_files(located: Located, checksums: Mapping[str, str], *, verify: bool) -> list[Array]:
+    """Parse every file of a dataset, in the registry's order.
+
+    Raises:
+        DataFileError: when a file is damaged, is not what its name says, fails its checksum, or is
+            not in the archive; the message names it.
+    """
+    parsed: dict[str, Array] = {}
+    for container in located.containers:
+        wanted = [file for file, path in located.found if path == container]
+        known = checksums.get(container.name)
+        if verify and known and not all(file.name in checksums for file in wanted):
+            _compare(str(container), known, file_digest(container, algorithm(known)))
+        try:
+            for file, stream, where in _streams(container, wanted):
+                digest = checksums.get(file.name) if verify else None
+                parsed[file.name] = _parse(file, stream, where, digest)
+        except DataFileError:
+            raise
+        except Exception as error:
+            # The standard library raises many classes on damage. What names a file is no damage.
+            if isinstance(error, OSError) and error.filename is not None:
+                raise
+            raise DataFileError(
+                f"{container}: damaged or cut short, it cannot be read to its end ({error})."
+            ) from error
+        absent = [file.name for file in wanted if file.name not in parsed]
+        if absent:
+            raise DataFileError(f"{container}: expected {', '.join(absent)} in it, found none.")
+    return [parsed[file.name] for file, _ in located.found]
+
+
+def _parse(file: OfficialFile, stream: IO[bytes], where: str, expected: str | None) -> Array:
+    if expected is None:
+        return file.read(cast(BinaryIO, stream), where, file.shape)
+    hashing = _HashingReader(stream, algorithm(expected))
+    array = file.read(cast(BinaryIO, io.BufferedReader(hashing, 1 << 20)), where, file.shape)
+    _compare(where, expected, hashing.hexdigest())
+    return array
+
+
+def _compare(where: str, expected: str, got: str) -> None:
+    if got != expected:
+        raise DataFileError(
+            f"{where}: {algorithm(expected)} is {got}, expected {expected}. The file is damaged or "
+            "another version; get it again, or load with verify=False to use it all the same."
+        )
+
+
+def _streams(container: Path, wanted: list[OfficialFile]) -> Iterator[tuple[OfficialFile, IO[bytes], str]]:
+    """Yield (file, its uncompressed stream, its name for messages), each valid until the next."""
+    if not container.name.endswith(ARCHIVE_SUFFIXES):
+        with gzip.open(container) if container.suffix == ".gz" else container.open("rb") as plain:
+            yield wanted[0], cast(IO[bytes], plain), str(container)
+        return
+    left = {name: file for file in wanted for name in (file.name, *file.aliases)}
+    for member, stream in _members(container):
+        base = PurePosixPath(member).name
+        file = left.get(base) or left.get(base.removesuffix(".gz"))
+        if file is None:
+            continue
+        for name in (file.name, *file.aliases):
+            left.pop(name)
+        where = f"{container} ({member})"
+        with contextlib.ExitStack() as stack:
+            if base.endswith(".gz"):
+                unzipped = stack.enter_context(gzip.GzipFile(fileobj=stream))
+                yield file, cast(IO[bytes], unzipped), where
+            else:
+                yield file, stream, where
+        if not left:
+            return
+
+
+def _members(container: Path) -> Iterator[tuple[str, IO[bytes]]]:
+    if container.suffix == ".zip":
+        with zipfile.ZipFile(container) as archive:
+            for member in archive.infolist():
+                if member.compress_type not in _ZIPPED:  # the others give all that they hold at one reading
+                    raise zipfile.BadZipFile(f"{member.filename} is not deflated")
+                with archive.open(member) as stream:
+                    yield member.filename, stream
+    else:
+        # "r|*" reads forward only: a compressed tar is decompressed once however many files it has.
+        with tarfile.open(container, "r|*", tarinfo=_Header) as tar:
+            for info in tar:
+                stream_or_none = tar.extractfile(info)
+                if stream_or_none is not None:
+                    yield info.name, stream_or_none
+
+
+class _Header(tarfile.TarInfo):
+    """The header of a member. Extensions are read whole, and so may not be large."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        header = super().frombuf(buf, encoding, errors)
+        if header.type in _EXTENSIONS and header.size > _EXTENSION:
+            raise tarfile.ReadError(f"a header of {header.size:,} bytes")
+        return header
+
+
+class _HashingReader(io.RawIOBase):
+    """A raw stream that hashes all that is read through it."""
+
+    def __init__(self, stream: IO[bytes], kind: str) -> None:
+        self._stream = stream
+        self._digest = hashlib.new(kind, usedforsecurity=False)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        data = self._stream.read(len(buffer))
+        buffer[: len(data)] = data
+        self._digest.update(data)
+        return len(data)
+
+    def hexdigest(self) -> str:
+        return self._digest.hexdigest()

@@ -1,0 +1,184 @@
+"""Recipes for stand-ins: data made from a seed where the official file is absent.
+
+A stand-in has the size and the nature of the official data, not its images. Its numbers may be
+compared with each other, never with the paper's. The same seed gives the same arrays: computed in
+float64 and rounded to bytes, so that another machine's last bits do not change the fingerprint.
+
+    rectangles  exact: the distribution measured on all 51,200 official images
+    noise       digits under noise of a known covariance; the owner's covariances are not published,
+                ours are `(1 - w) I + w K` with w = 0, .2, .4, .6, .8, 1 for levels 1 to 6
+    bg_rot      rotated digits blended into patches of photographs; the owner's photographs, texture
+                threshold, interpolation and way of combining are not published
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from torchldr_paper.data.dataset import Array, Splits
+from torchldr_paper.data.photographs import draw_patches
+
+SIDE = 28
+NOISE_SIGMA = 6.0  # width of the noise's Gaussian kernel, in pixels
+TEXTURE = 20 / 255  # least standard deviation of a background patch
+_ROWS = 2048  # images worked on at a time, so that temporaries stay in tens of megabytes
+
+
+def rectangles(train: int, test: int, seed: int) -> Splits:
+    """Rectangles: one-pixel outlines of 1 on 0, taller (label 1) or wider (label 0) than the other.
+
+    Height and width are uniform on {4 .. 28}^2 subject to |height - width| >= 3, the position is
+    uniform over all that fit, and the label is 1 exactly when height > width.
+
+    Args:
+        train: number of training images.
+        test: number of test images.
+        seed: the seed; any non-negative integer.
+
+    Returns:
+        Images of shape (n, 1, 28, 28) in bytes (0 and 255), labels int64.
+    """
+    rng = np.random.default_rng([seed, 1])
+    sides = np.arange(4, SIDE + 1)
+    heights, widths = (grid.ravel() for grid in np.meshgrid(sides, sides, indexing="ij"))
+    allowed = np.flatnonzero(np.abs(heights - widths) >= 3)
+    pick = rng.choice(allowed, size=train + test)
+    height, width = heights[pick], widths[pick]
+    top = rng.integers(0, SIDE - height + 1)
+    left = rng.integers(0, SIDE - width + 1)
+
+    row_inside, row_edge = _extent(top, height)
+    column_inside, column_edge = _extent(left, width)
+    outline = row_edge[:, :, None] & column_inside[:, None, :]
+    outline |= row_inside[:, :, None] & column_edge[:, None, :]
+    x = outline[:, None].astype(np.uint8) * np.uint8(255)
+    y = (height > width).astype(np.int64)
+    return Splits(x[:train], y[:train], x[train:], y[train:])
+
+
+def mnist_noise(mnist: Splits, level: int, train: int, test: int, seed: int) -> Splits:
+    """MNIST-noise: the maximum of a digit and noise with uniform marginals.
+
+    s ~ N(0, (1 - w) I + w K) with w = (level - 1) / 5 and K[p, q] = exp(-|p - q|^2 / (2 sigma^2))
+    over pixel positions, sigma = 6; the noise is Phi(s), Phi the normal distribution function.
+    Level 1 is white noise, level 6 smooth. One seed gives the same digits at every level, under
+    noise made from the same normal numbers.
+
+    Args:
+        mnist: MNIST; the digits are drawn from its training and test images together.
+        level: 1 to 6.
+        train: number of training images.
+        test: number of test images, other digits than the training images'.
+        seed: the seed.
+
+    Returns:
+        Images of shape (n, 1, 28, 28) in bytes, labels int64.
+    """
+    rng = np.random.default_rng([seed, 2])
+    digits, y = _draw_digits(mnist, train + test, rng)
+    w = (level - 1) / 5
+    root = _kernel_root(SIDE, NOISE_SIGMA)
+    x = np.empty_like(digits)
+    for start in range(0, len(x), _ROWS):
+        part = slice(start, start + _ROWS)
+        white, smooth = rng.standard_normal((2, *digits[part].shape))
+        # K is the Kronecker product of the two axes' kernels, so its root acts on rows and columns.
+        s = np.sqrt(1 - w) * white + np.sqrt(w) * (root @ smooth @ root)
+        noise = torch.special.ndtr(torch.from_numpy(s)).numpy()
+        x[part] = np.maximum(digits[part], np.rint(255 * noise))
+    x = x[:, None]
+    return Splits(x[:train], y[:train], x[train:], y[train:])
+
+
+def mnist_bg_rot(mnist: Splits, photographs: list[Array], train: int, test: int, seed: int) -> Splits:
+    """MNIST-bg-rot: rotated digits, white on patches of photographs.
+
+    Each digit is turned by an angle uniform on [0, 2 pi) (bilinear interpolation) and is the
+    opacity of white over a 28 x 28 patch: pixel = digit + (1 - digit) patch. Patches are drawn
+    uniformly, and drawn anew while their standard deviation is below 20 of 255.
+
+    Args:
+        mnist: MNIST; the digits are drawn from its training and test images together.
+        photographs: grey pictures, bytes of shape (height, width), at least 28 x 28 each.
+        train: number of training images.
+        test: number of test images, other digits than the training images'.
+        seed: the seed.
+
+    Returns:
+        Images of shape (n, 1, 28, 28) in bytes, labels int64.
+    """
+    rng = np.random.default_rng([seed, 3])
+    digits, y = _draw_digits(mnist, train + test, rng)
+    angles = rng.uniform(0.0, 2 * np.pi, len(digits))
+    x = draw_patches(photographs, len(digits), SIDE, TEXTURE, rng)
+    for start in range(0, len(x), _ROWS):
+        part = slice(start, start + _ROWS)
+        alpha = rotate(digits[part] / 255, angles[part])
+        x[part] = np.rint(255 * alpha + (1 - alpha) * x[part])
+    x = x[:, None]
+    return Splits(x[:train], y[:train], x[train:], y[train:])
+
+
+def rotate(images: Array, angles: Array) -> Array:
+    """Rotate square images about their centres, by bilinear interpolation.
+
+    The value at a pixel is taken from where the pixel came from; beyond the image lies 0.
+
+    Args:
+        images: shape (n, size, size).
+        angles: counter-clockwise, in radians, shape (n,).
+
+    Returns:
+        Shape (n, size, size), float64.
+    """
+    count, size, _ = images.shape
+    # A border of zeros: a coordinate outside the image is clipped into it and reads 0.
+    padded = np.zeros((count, size + 4, size + 4))
+    padded[:, 2:-2, 2:-2] = images
+    centre = (size - 1) / 2
+    y, x = np.mgrid[:size, :size].reshape(2, 1, -1) - centre
+    cosine, sine = np.cos(angles)[:, None], np.sin(angles)[:, None]
+    # Rows grow downwards, so a counter-clockwise turn is undone by these signs.
+    column = np.clip(cosine * x - sine * y + (centre + 2), 0, size + 2)
+    row = np.clip(sine * x + cosine * y + (centre + 2), 0, size + 2)
+    left, top = column.astype(np.int64), row.astype(np.int64)
+    across, down = column - left, row - top
+
+    width = size + 4
+    corner = np.arange(count)[:, None] * width**2 + top * width + left
+    flat = padded.ravel()
+    upper = flat[corner] * (1 - across) + flat[corner + 1] * across
+    lower = flat[corner + width] * (1 - across) + flat[corner + width + 1] * across
+    turned: Array = (upper * (1 - down) + lower * down).reshape(count, size, size)
+    return turned
+
+
+def _extent(start: Array, length: Array) -> tuple[Array, Array]:
+    """Which of the 28 positions lie in [start, start + length), and which at its two ends."""
+    position = np.arange(SIDE)
+    first, last = start[:, None], (start + length - 1)[:, None]
+    inside = (position >= first) & (position <= last)
+    return inside, (position == first) | (position == last)
+
+
+def _draw_digits(mnist: Splits, count: int, rng: np.random.Generator) -> tuple[Array, Array]:
+    """`count` different digits of MNIST's in random order: bytes (n, 28, 28), labels int64."""
+    x = np.concatenate([mnist.train_x, mnist.test_x])
+    y = np.concatenate([mnist.train_y, mnist.test_y])
+    if count > len(x):
+        raise ValueError(f"{count} digits are asked for, MNIST here has {len(x)}.")
+    pick = rng.permutation(len(x))[:count]
+    return x[pick, 0], y[pick].astype(np.int64)
+
+
+def _kernel_root(size: int, sigma: float) -> Array:
+    """The symmetric square root of exp(-(i - j)^2 / (2 sigma^2)).
+
+    Not a Cholesky factor: the matrix is singular in floating point, and an eigenvector's sign,
+    which differs between machines, does not enter.
+    """
+    distance = np.subtract.outer(np.arange(size), np.arange(size))
+    values, vectors = np.linalg.eigh(np.exp(-(distance**2) / (2 * sigma**2)))
+    root: Array = (vectors * np.sqrt(np.clip(values, 0, None))) @ vectors.T
+    return root

@@ -1,0 +1,129 @@
+"""The figures of the paper's experiments, as functions of the ledger or of the library alone.
+
+    from torchldr_paper import Ledger
+    from torchldr_paper.figures import FIGURES, draw, save_figures
+
+    picture = draw("accuracy_rank", Ledger())       # a Picture: title, caption, matplotlib figure
+    picture.save(Path("out/figures"))               # accuracy_rank.png, accuracy_rank.svg
+    save_figures(Ledger(), Path("out/figures"))     # all that can be drawn
+
+On the command line: `torchldr figures`. Figures need matplotlib: `pip install matplotlib`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+
+from torchldr.pictures import FORMATS, NothingToDrawError, Picture
+
+from ..ledger.ledger import Ledger
+from .accuracy import accuracy_against_parameters, accuracy_against_rank
+from .channels import learned_channels
+from .datasets import DataDir, examples
+from .language import perplexity_against_parameters, validation_curves
+from .learned import learned_weights
+from .theory import displacement, operators
+
+__all__ = [
+    "FIGURES",
+    "FORMATS",
+    "Gallery",
+    "NothingToDrawError",
+    "Picture",
+    "accuracy_against_parameters",
+    "accuracy_against_rank",
+    "displacement",
+    "draw",
+    "draw_all",
+    "examples",
+    "learned_channels",
+    "learned_weights",
+    "operators",
+    "perplexity_against_parameters",
+    "save_figures",
+    "validation_curves",
+]
+
+Draw = Callable[[Ledger, DataDir], Picture]
+
+FIGURES: Mapping[str, Draw] = MappingProxyType(
+    {
+        "displacement": lambda ledger, data_dir: displacement(),
+        "operators": lambda ledger, data_dir: operators(),
+        "examples": lambda ledger, data_dir: examples(data_dir),
+        "accuracy_rank": lambda ledger, data_dir: accuracy_against_rank(ledger),
+        "accuracy_parameters_shl": lambda ledger, data_dir: accuracy_against_parameters(ledger, "shl"),
+        "accuracy_parameters_cnn": lambda ledger, data_dir: accuracy_against_parameters(ledger, "cnn"),
+        "weights_mnist_bg_rot": lambda ledger, data_dir: learned_weights(ledger, "mnist_bg_rot", data_dir),
+        "weights_cifar10_grey": lambda ledger, data_dir: learned_weights(ledger, "cifar10_grey", data_dir),
+        "perplexity_parameters": lambda ledger, data_dir: perplexity_against_parameters(ledger),
+        "perplexity_curves": lambda ledger, data_dir: validation_curves(ledger),
+        "channels_cifar10": lambda ledger, data_dir: learned_channels(ledger),
+    }
+)
+
+
+class Gallery(NamedTuple):
+    """What could be drawn, and why the rest could not, by name."""
+
+    pictures: list[Picture]
+    left_out: dict[str, str]
+
+
+def draw(name: str, ledger: Ledger, data_dir: DataDir = None) -> Picture:
+    """One figure by its name.
+
+    Raises:
+        ValueError: for an unknown name, with the nearest known.
+        NothingToDrawError: where what it shows is missing; the message says what to run.
+        ImportError: where matplotlib is not installed.
+    """
+    if name not in FIGURES:
+        near = difflib.get_close_matches(name, FIGURES, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"unknown figure {name!r}.{hint} Known: {', '.join(FIGURES)}.")
+    return FIGURES[name](ledger, data_dir)
+
+
+def draw_all(ledger: Ledger, data_dir: DataDir = None, names: Iterable[str] | None = None) -> Gallery:
+    """All figures, or those named, that can be drawn.
+
+    Raises:
+        ValueError, ImportError: as `draw`; what is missing is told in the result instead.
+    """
+    gallery = Gallery([], {})
+    for name in FIGURES if names is None else names:
+        try:
+            gallery.pictures.append(draw(name, ledger, data_dir))
+        except NothingToDrawError as reason:
+            gallery.left_out[name] = str(reason)
+    return gallery
+
+
+def save_figures(
+    ledger: Ledger,
+    out: Path,
+    *,
+    names: Iterable[str] | None = None,
+    formats: Iterable[str] = FORMATS,
+    data_dir: DataDir = None,
+) -> tuple[list[Path], dict[str, str]]:
+    """Save figures to a folder.
+
+    Args:
+        ledger: the runs.
+        out: the folder, made where it is missing.
+        names: which; all that can be drawn by default.
+        formats: "png", "svg" or both.
+        data_dir: a data folder, see `torchldr_paper.data`.
+
+    Returns:
+        The files, and why figures were left out, by name.
+    """
+    chosen = tuple(formats)
+    gallery = draw_all(ledger, data_dir, names)
+    return [path for picture in gallery.pictures for path in picture.save(out, chosen)], gallery.left_out

@@ -1,0 +1,181 @@
+"""Accuracy against rank and against parameters, from the ledger alone, the paper's values beside ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torchldr.pictures import LOOKS, Picture, look, new_figure, styled
+
+from ..ledger.ledger import Ledger
+from ..tables.cells import Cell, Table
+from ..tables.paper import SWEEPS, TABLES, get_table
+from .names import dataset_title, method_title, model_title
+from .series import Point, about, by, points
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+BAND = 2.0  # deviations on either side, as in the paper
+DASHED = (0, (5, 3))
+
+
+@styled
+def accuracy_against_rank(ledger: Ledger) -> Picture:
+    """The paper's figure: mean test accuracy of the trials by rank, with bands of two deviations.
+
+    Raises:
+        NothingToDrawError: where the ledger has no such run.
+    """
+    found, quick = points(get_table("rank"), ledger)
+    panels = by(found, "dataset")
+    figure, axes = _panels(len(panels))
+    for ax, (dataset, group) in zip(axes, panels.items(), strict=False):
+        methods = by(group, "structure")
+        for method, line in methods.items():
+            _band(ax, method, sorted(line, key=lambda point: point.row["rank"] or 0))
+        ranks = sorted({point.row["rank"] for point in group if point.row["rank"] is not None})
+        ax.set_xticks(ranks)
+        ax.set_xlabel("rank")
+        ax.set_title(f"{dataset_title(dataset)}\n({about(group, quick)})")
+    _finish(figure, axes, panels.values(), dashed="dense")
+    return Picture(
+        "accuracy_rank",
+        "Test accuracy against rank",
+        "Single hidden layer. Mean over the trials of the learning rate that validation chose; bands are two "
+        "standard deviations of a trial on either side. The unstructured layer has no rank: a dashed line. "
+        "Hollow marks are the paper's values, where it states them.",
+        figure,
+        datasets=tuple(panels),
+        models=("shl",),
+        vector=True,
+    )
+
+
+@styled
+def accuracy_against_parameters(ledger: Ledger, model: str = "shl") -> Picture:
+    """Test accuracy by number of parameters, every method, a panel a dataset.
+
+    Args:
+        ledger: the runs.
+        model: "shl" or "cnn".
+
+    Raises:
+        NothingToDrawError: where the ledger has no such run.
+    """
+    found, quick = points(_all_budgets(model), ledger)
+    panels = by(found, "dataset")
+    figure, axes = _panels(len(panels))
+    for ax, (dataset, group) in zip(axes, panels.items(), strict=False):
+        for method, line in by(group, "structure").items():
+            _line(ax, method, sorted(line, key=lambda point: point.row["parameters"]))
+        ax.set_xscale("log")
+        ax.set_xlabel("parameters")
+        ax.set_title(f"{dataset_title(dataset)}\n({about(group, quick)})")
+    _finish(figure, axes, panels.values())
+    return Picture(
+        f"accuracy_parameters_{model}",
+        f"Test accuracy against parameters, {model_title(model)}",
+        f"Parameters of the two last layers of the {model_title(model)}. Filled marks are ours, the mean "
+        "over seeds; hollow marks are the paper's values.",
+        figure,
+        datasets=tuple(panels),
+        models=(model,),
+        vector=True,
+    )
+
+
+def _all_budgets(model: str) -> Table:
+    """Every cell that compares test accuracies of this network on all the data, but for sweeps of starts."""
+    cells: dict[str, Cell] = {}
+    for cell in (cell for table in TABLES.values() if table.name not in SWEEPS for cell in table.cells):
+        run = cell.run
+        if (cell.metric, run.model, run.train_fraction) == ("test", model, 1) and _main(run.data):
+            cells.setdefault(run.hash, cell)
+    return Table(
+        "rectangles" if model == "shl" else model, "Accuracy against parameters", tuple(cells.values())
+    )
+
+
+def _main(dataset: str) -> bool:
+    """Not the lower levels of noise, at which only three methods are run."""
+    return not dataset.startswith("mnist_noise_") or dataset == "mnist_noise_6"
+
+
+def _band(ax: Axes, method: str, line: Sequence[Point]) -> None:
+    colour, marker = look(method)
+    values = [point.value for point in line]
+    low = [point.value - BAND * point.deviation for point in line]
+    high = [point.value + BAND * point.deviation for point in line]
+    if line[0].row["rank"] is None:
+        ax.axhspan(low[0], high[0], color=colour, alpha=0.12, linewidth=0)
+        ax.axhline(values[0], color=colour, linestyle=DASHED, linewidth=1.2)
+        return
+    ranks = [point.row["rank"] for point in line]
+    ax.fill_between(ranks, low, high, color=colour, alpha=0.18, linewidth=0)
+    ax.plot(ranks, values, color=colour, marker=marker, markersize=4.5, linewidth=1.6)
+    _paper(ax, method, [(point.row["rank"], point.row["paper"]) for point in line])
+
+
+def _line(ax: Axes, method: str, line: Sequence[Point]) -> None:
+    colour, marker = look(method)
+    counts = [point.row["parameters"] for point in line]
+    values = [point.value for point in line]
+    ax.plot(counts, values, color=colour, marker=marker, markersize=5, linewidth=1, alpha=0.9)
+    _paper(ax, method, [(point.row["parameters"], point.row["paper"]) for point in line])
+
+
+def _paper(ax: Axes, method: str, pairs: Sequence[tuple[float, float | None]]) -> None:
+    """The paper's values as hollow marks."""
+    stated = [(x, y) for x, y in pairs if y is not None]
+    if stated:
+        colour, marker = look(method)
+        x, y = zip(*stated, strict=True)
+        ax.scatter(x, y, marker=marker, s=38, facecolors="none", edgecolors=colour, linewidths=0.9, zorder=3)
+
+
+def _panels(count: int) -> tuple[Figure, list[Axes]]:
+    """Axes for so many panels, two or three in a row, the others switched off."""
+    columns = min(count, 3 if count != 4 else 2)
+    rows = -(-count // columns)
+    width = 4.6 if columns == 1 else 3.2 * columns if columns == 3 else 4.3 * columns
+    figure, grid = new_figure(width, 3.0 * rows + 0.5, rows, columns)
+    axes: list[Any] = list(grid.flat)
+    for ax in axes[count:]:
+        ax.axis("off")
+    for ax in axes[:count]:
+        ax.grid(True, axis="y")
+    for row in grid:
+        row[0].set_ylabel("test accuracy, %")
+    return figure, axes[:count]
+
+
+def _finish(
+    figure: Figure, axes: Sequence[Axes], panels: Iterable[Sequence[Point]], dashed: str = ""
+) -> None:
+    """One legend for all panels, below them; the method `dashed` is drawn as a level."""
+    from matplotlib.lines import Line2D
+
+    rows = [point.row for group in panels for point in group]
+    handles = []
+    for method in sorted({row["structure"] for row in rows}, key=_order):
+        colour, marker = look(method)
+        style: dict[str, Any] = {"linestyle": DASHED} if method == dashed else {"marker": marker}
+        handles.append(Line2D([], [], color=colour, markersize=5, label=method_title(method), **style))
+    if any(row["paper"] is not None for row in rows):
+        hollow: dict[str, Any] = {
+            "marker": "o",
+            "markersize": 6,
+            "markerfacecolor": "none",
+            "color": "#555555",
+        }
+        handles.append(Line2D([], [], linestyle="none", label="hollow: the paper", **hollow))
+    figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 6), fontsize=8)
+    for ax in axes:
+        ax.margins(x=0.06)
+
+
+def _order(method: str) -> int:
+    known = list(LOOKS)
+    return known.index(method) if method in known else len(known)

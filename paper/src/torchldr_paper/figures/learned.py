@@ -1,0 +1,168 @@
+"""What was learned: heat maps of weights, and the subdiagonal as an image beside the inputs.
+
+The weights are those that `--save-weights` keeps beside the ledger, or that ship with the package:
+`weights/<hash>.safetensors`, the state_dict of a run's selected network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from torchldr.nn import StructuredLinear
+from torchldr.pictures import SIGNED, NothingToDrawError, Picture, bare, new_figure, styled
+
+from .. import data as datasets
+from ..data import Dataset
+from ..ledger.ledger import Ledger
+from ..ledger.records import Record
+from ..ledger.weights import read_network, weights_path
+from .datasets import DataDir, choose, show_image
+from .names import dataset_title, method_title, source_title
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+CLASSES = ("toeplitz_like", "ldr_sd")
+LAYER = "hidden."
+
+
+@styled
+def learned_weights(ledger: Ledger, dataset: str, data_dir: DataDir = None) -> Picture:
+    """Learned weights of single hidden layers: Toeplitz-like, LDR-SD, its subdiagonal, and the inputs.
+
+    Of each class, the run of highest validation accuracy whose weights were kept is taken, one by the
+    full protocol before a quick one.
+
+    Args:
+        ledger: the runs; weights are looked for beside it and in the package.
+        dataset: which dataset they were trained on.
+        data_dir: where its images are; without them that panel is left out.
+
+    Raises:
+        NothingToDrawError: where the weights of a class were not kept, or a file does not hold them.
+    """
+    chosen = {structure: _choose(ledger, dataset, structure) for structure in CLASSES}
+    layers = {structure: load_layer(record, path) for structure, (record, path) in chosen.items()}
+    images = _inputs(dataset, data_dir)
+    figure, axes = new_figure(9.6, 3.4, 1, 3 if images is None else 4)
+    for ax, structure in zip(axes[0], CLASSES, strict=False):
+        record, layer = chosen[structure][0], layers[structure]
+        heat_map(ax, layer.weight.detach())
+        ax.set_title(f"{method_title(structure)}, r = {record.run.rank}")
+        ax.set_xlabel(f"test accuracy {record.best.test:.1f} %" if record.best else "")
+    subdiagonal_image(axes[0][2], layers["ldr_sd"])
+    axes[0][2].set_title("Subdiagonal of C, LDR-SD")
+    if images is not None:
+        _mosaic(axes[0][3], images)
+    for ax in axes[0]:
+        ax.set_anchor("N")  # the colour bar makes its panel lower
+    sources = dict.fromkeys(source_title(record.source) for record, _ in chosen.values())
+    quick = any(record.run.protocol.is_quick for record, _ in chosen.values())
+    title = f"Learned weights, {dataset_title(dataset)} ({', '.join(sources)}{', quick' if quick else ''})"
+    figure.suptitle(title)
+    return Picture(
+        f"weights_{dataset}",
+        title,
+        "Heat maps of the hidden layer's matrix (red positive, blue negative, saturated at the 99th "
+        "percentile of magnitude); the learned subdiagonal of the input's operator, each entry at its "
+        "pixel, around the 1 that it started from; and inputs. The paper saw that the matrix of LDR-SD "
+        "repeats with the image's width, and that its subdiagonal shows where the objects lie.",
+        figure,
+        datasets=(dataset,),
+        models=("shl",),
+    )
+
+
+def load_layer(record: Record, path: Path) -> StructuredLinear:
+    """The hidden layer of a run from its weights, in float64.
+
+    Raises:
+        NothingToDrawError: where the file is no such thing.
+    """
+    run = record.run
+    try:
+        tensors = read_network(path, record)
+        stored = {k.removeprefix(LAYER): v for k, v in tensors.items() if k.startswith(LAYER)}
+        n, m = stored["H"].shape[-1], stored["G"].shape[-1]
+        layer = StructuredLinear(
+            n, m, "bias" in stored, structure=run.structure, rank=run.rank, **dict(run.options)
+        )
+        layer.load_state_dict(stored)
+    except (ValueError, TypeError, KeyError, IndexError, RuntimeError) as error:
+        raise NothingToDrawError(f"{path}: not the weights of {run.label} ({error})") from error
+    return layer.double()
+
+
+def heat_map(ax: Axes, M: Tensor) -> None:
+    """Draw a matrix, its largest entries saturated to show the others."""
+    limit = float(np.quantile(M.abs().numpy(), 0.99)) or 1.0
+    ax.imshow(M.numpy(), cmap=SIGNED, vmin=-limit, vmax=limit, interpolation="antialiased")
+    bare(ax)
+
+
+def subdiagonal_image(ax: Axes, layer: StructuredLinear) -> None:
+    """Draw the corner and subdiagonal of the input's operator as an image, entry i at pixel i."""
+    tensors = layer.matrix().tensors
+    entries = torch.cat((tensors["corner_C"].reshape(1), tensors["subdiagonal_C"])).detach().numpy()
+    side = round(len(entries) ** 0.5)
+    shape = (side, side) if side * side == len(entries) else (1, len(entries))
+    low, high = np.quantile(entries[1:], (0.01, 0.99)) if len(entries) > 1 else (0.0, 1.0)
+    drawn = ax.imshow(entries.reshape(shape), cmap="cividis", vmin=low, vmax=high, interpolation="nearest")
+    bare(ax)
+    ax.figure.colorbar(drawn, ax=ax, location="bottom", shrink=0.9, aspect=28, pad=0.03).ax.tick_params(
+        labelsize=7
+    )
+
+
+def _choose(ledger: Ledger, dataset: str, structure: str) -> tuple[Record, Path]:
+    """The record to show and its weights."""
+    found = list(_kept(ledger, dataset, structure))
+    if not found:
+        raise NothingToDrawError(
+            f"no weights of {method_title(structure)} on {dataset_title(dataset)} were kept; run: torchldr "
+            f"paper shl --save-weights --only dataset={dataset} --only structure={','.join(CLASSES)}"
+        )
+    return max(found, key=lambda pair: _preference(pair[0]))
+
+
+def _kept(ledger: Ledger, dataset: str, structure: str) -> Iterator[tuple[Record, Path]]:
+    shipped = Path(str(resources.files("torchldr_paper.ledger"))) / "published" / "weights"
+    for record in ledger:
+        run = record.run
+        if (run.data, run.model, run.method, run.hidden) == (dataset, "shl", structure, None):
+            for path in (weights_path(ledger, run), shipped / f"{run.hash}.safetensors"):
+                if path.is_file():
+                    yield record, path
+                    break
+
+
+def _preference(record: Record) -> tuple[bool, bool, float]:
+    validation = record.best.validation if record.best else -1.0
+    return record.source == "official", not record.run.protocol.is_quick, validation
+
+
+def _inputs(dataset: str, data_dir: DataDir, count: int = 16) -> NDArray[Any] | None:
+    """Training images, (count, c, h, w), or None where the dataset is not here."""
+    try:
+        data: Dataset = datasets.load(dataset, data_dir)
+    except datasets.DatasetNotFoundError:
+        return None
+    return datasets.as_pixels(data.train_x[choose(data.train_y, count)])
+
+
+def _mosaic(ax: Axes, images: NDArray[Any], gap: int = 2) -> None:
+    """Draw images in a square, with a margin between them."""
+    side = round(len(images) ** 0.5)
+    padded = np.pad(images[: side * side], ((0, 0), (0, 0), (0, gap), (0, gap)), constant_values=images.max())
+    count, c, h, w = padded.shape
+    sheet = padded.reshape(side, count // side, c, h, w).transpose(2, 0, 3, 1, 4)
+    show_image(ax, sheet.reshape(c, side * h, -1)[:, :-gap, :-gap])
+    ax.set_title("Inputs")

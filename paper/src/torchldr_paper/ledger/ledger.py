@@ -1,0 +1,223 @@
+"""The ledger: one line of JSON a finished run, appended and never changed.
+
+What we published ships with the package (`published/*.jsonl`, read only); a user's own runs are appended
+to `ledger.jsonl` in a folder of their choice. Later lines win over earlier ones and the user's over the
+published ones. One process writes at a time; a line that was cut off by a crash, is damaged or is no record
+is reported and skipped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import IO
+
+from filelock import FileLock, Timeout  # torch requires it
+
+from ..protocol import Run
+from .records import Record
+
+_log = logging.getLogger("torchldr_paper")
+
+FILE = "ledger.jsonl"
+LOCK = ".ledger.lock"
+_WAIT_SECONDS = 60.0
+
+
+def default_results() -> Path:
+    """`results/` of the checkout that this package runs from, or `./results` where it is installed."""
+    root = Path(__file__).resolve().parents[4]
+    inside = root / "paper" / "src" / "torchldr_paper" == Path(__file__).resolve().parents[1]
+    if inside and any((root / mark).exists() for mark in ("pyproject.toml", ".git")):
+        return root / "results"
+    return Path("results")
+
+
+class Ledger:
+    """The runs that are known here.
+
+    Args:
+        results: the folder of one's own ledger; by default `default_results()`. It is made when
+            something is written.
+        published: whether to read what ships with the package too.
+
+    Attributes:
+        results: the folder.
+        problems: lines that could not be read, in words.
+    """
+
+    def __init__(self, results: str | os.PathLike[str] | None = None, *, published: bool = True) -> None:
+        self.results = default_results() if results is None else Path(results).expanduser()
+        self.problems: list[str] = []
+        self._records: dict[tuple[str, str], Record] = {}
+        self._skipped: set[tuple[str, int]] = set()  # file and line of each problem
+        self._bytes = self._lines = 0  # of one's own ledger that were read: whole lines
+        if published:
+            for name, text in _published():
+                self._take(name, text)
+        self._read(whole=False)
+
+    def read_again(self) -> None:
+        """Take in what other processes have written to one's own ledger since."""
+        self._read(whole=True)
+
+    def _read(self, *, whole: bool) -> None:
+        """Take in what was not read yet; only whole lines where one may be being written."""
+        try:
+            with self.path.open("rb") as stream:
+                if stream.seek(0, os.SEEK_END) < self._bytes:  # another file has taken its place
+                    self._bytes = self._lines = 0
+                stream.seek(self._bytes)
+                content = stream.read()
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        end = content.rfind(b"\n") + 1
+        text = (content[:end] if whole else content).decode("utf-8", errors="replace")
+        self._take(str(self.path), text, self._lines)
+        self._bytes += end
+        self._lines += content.count(b"\n")
+
+    @property
+    def path(self) -> Path:
+        return self.results / FILE
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(self._records.values())
+
+    def find(self, run: Run, source: str | None = None, fingerprint: str | None = None) -> Record | None:
+        """The record of a run, official data before others; None where it was not run.
+
+        Args:
+            run: which.
+            source: "official", "stand-in" or "user", where only that counts.
+            fingerprint: of the data, where only that counts.
+        """
+        found = [
+            record
+            for (key, _), record in self._records.items()
+            if key == run.hash
+            and source in (None, record.source)
+            and fingerprint in (None, record.fingerprint)
+        ]
+        official = [record for record in found if record.source == "official"]
+        kept = official or found
+        return kept[-1] if kept else None
+
+    def prepare(self) -> None:
+        """Make the user's folder, so that a run that is trained can be kept.
+
+        Raises:
+            OSError: where that cannot be, with a sentence.
+        """
+        try:
+            self.results.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OSError(f"{self.results}: results cannot be kept here ({error.strerror}).") from error
+        if not os.access(self.results, os.W_OK):
+            raise OSError(f"{self.results}: results cannot be kept here (not writable).")
+
+    def append(self, record: Record) -> None:
+        """Write a finished run to the user's ledger, whole or not at all, under a lock.
+
+        Raises:
+            OSError: where that cannot be, naming the file.
+        """
+        line = f"{record.to_line()}\n".encode()
+        self.prepare()
+        try:
+            with self._locked(), self.path.open("ab+", buffering=0) as stream:
+                self.read_again()
+                broken = _cut_off(stream)  # such a line ends here and stays what it is
+                _append(stream, b"\n" + line if broken else line)
+                self._bytes, self._lines = stream.tell(), self._lines + 1 + broken
+        except OSError as error:
+            if error.filename is not None or error.errno is None:
+                raise
+            raise OSError(error.errno, error.strerror, str(self.path)) from error
+        self._remember(record)
+
+    def _remember(self, record: Record) -> None:
+        key = record.hash, record.fingerprint
+        self._records.pop(key, None)  # so that the latest is also last
+        self._records[key] = record
+
+    def _take(self, name: str, text: str, before: int = 0) -> None:
+        """Read lines of a file, so many after its first; what cannot be read goes to `problems`."""
+        lines = text.split("\n")
+        for number, line in enumerate(lines, before + 1):
+            if not line.strip():
+                continue
+            try:
+                self._remember(Record.from_line(line))
+            except Exception as error:
+                # Whatever a strange line makes of the code that reads it: the others still count.
+                if (name, number) in self._skipped:
+                    continue
+                torn = " (cut off while it was written?)" if number == before + len(lines) else ""
+                problem = f"{name}, line {number}: skipped{torn}: {_reason(error)}"
+                self._skipped.add((name, number))
+                self.problems.append(problem)
+                _log.warning("%s", problem)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        lock = FileLock(self.results / LOCK)
+        try:
+            lock.acquire(timeout=_WAIT_SECONDS)
+        except Timeout:
+            message = f"{self.path}: another process has held the ledger for {_WAIT_SECONDS:.0f} s."
+            raise OSError(message) from None
+        try:
+            yield
+        finally:
+            lock.release()
+
+
+def _reason(error: Exception) -> str:
+    """An error in words; some say nothing but their class."""
+    missing = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+    return missing or type(error).__name__
+
+
+def _append(stream: IO[bytes], line: bytes) -> None:
+    """Write all of a line, or take back what was written of it."""
+    size, left = stream.seek(0, os.SEEK_END), memoryview(line)
+    try:
+        while left:
+            left = left[stream.write(left) :]
+        os.fsync(stream.fileno())
+    except OSError:
+        with contextlib.suppress(OSError):
+            stream.truncate(size)
+        raise
+
+
+def merged(records: Iterable[Record]) -> str:
+    """Records as the text of a ledger file, the latest of each run and data, ordered by label."""
+    latest: Mapping[tuple[str, str], Record] = {(r.hash, r.fingerprint): r for r in records}
+    ordered = sorted(latest.values(), key=lambda record: (record.run.label, record.hash))
+    return "".join(f"{record.to_line()}\n" for record in ordered)
+
+
+def _published() -> Iterator[tuple[str, str]]:
+    folder = resources.files("torchldr_paper.ledger") / "published"
+    if not folder.is_dir():
+        return
+    for file in sorted(folder.iterdir(), key=lambda file: file.name):
+        if file.name.endswith(".jsonl"):
+            yield f"published/{file.name}", file.read_text(encoding="utf-8")
+
+
+def _cut_off(stream: IO[bytes]) -> bool:
+    """Whether the file's last line has no end."""
+    if stream.seek(0, os.SEEK_END) == 0:
+        return False
+    stream.seek(-1, os.SEEK_END)
+    return stream.read(1) != b"\n"

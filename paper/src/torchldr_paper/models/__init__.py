@@ -1,0 +1,1 @@
+"""The paper's networks for images, one at a time (`images`) and with a replica axis (`network`)."""

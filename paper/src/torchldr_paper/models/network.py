@@ -1,0 +1,186 @@
+"""One network with a replica axis: the parameters of all replicas in one matrix, and its forward pass.
+
+Row i of `flat` (R, length) holds all parameters of replica i, one after the other. A step of the
+optimiser is then two operations however many parameters a network has, a replica is a row to copy,
+freeze or save, and its learning rate a number beside the row. `parts` gives the parameters back as
+views (R, ...); their gradients come back by one concatenation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import relu
+
+from .images import BlockedLinear, ConvNet, PrunedLinear, ReplacedConvolution, SingleHiddenLayer, is_operator
+from .stacked.front import Front
+from .stacked.layer import StackedLayer
+from .stacked.products import Tensors, dense_product
+from .stacked.stage import stage
+
+ALIGNMENT = 64  # numbers: parameters and rows begin at multiples of it, as vector loads like
+
+
+class Layout:
+    """Where each parameter of a network lies in a row of `flat`."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.shapes = {name: p.shape for name, p in model.named_parameters()}
+        self.sizes: list[int] = []  # of parameters and of the gaps behind them, alternating
+        for shape in self.shapes.values():
+            self.sizes += [shape.numel(), -shape.numel() % ALIGNMENT]
+        self.length = sum(self.sizes)
+
+    def pack(self, models: Sequence[torch.nn.Module]) -> Tensor:
+        """The parameters of the replicas, shape (R, length), gaps 0."""
+        flat = torch.zeros(len(models), self.length, dtype=next(models[0].parameters()).dtype)
+        for row, model in zip(flat, models, strict=True):
+            for part, parameter in zip(row.split(self.sizes)[::2], model.parameters(), strict=True):
+                part.copy_(parameter.detach().flatten())
+        return flat
+
+    def parts(self, flat: Tensor) -> dict[str, Tensor]:
+        """Views of `flat` by name, (R, ...) from (R, length) or (...) from one row."""
+        pieces = flat.split(self.sizes, -1)[::2]
+        return {
+            name: piece.unflatten(-1, shape) if shape else piece.squeeze(-1)
+            for (name, shape), piece in zip(self.shapes.items(), pieces, strict=True)
+        }
+
+
+class StackedNetwork:
+    """The networks of a run as one function of (flat, x).
+
+    Args:
+        models: the replicas, freshly initialised, on the CPU.
+        device: where to compute.
+        fixed: whether the operators of LDR-SD get no gradient, see `Run.fixed`.
+
+    Attributes:
+        layout: of the parameters.
+        buffers: what the replicas hold besides parameters: drawn constants and pruning masks with the
+            replica axis, computed constants without.
+        layers: the structured ones, the hidden one last; a pruned one is none.
+    """
+
+    def __init__(
+        self, models: Sequence[SingleHiddenLayer], device: torch.device, *, fixed: bool = False
+    ) -> None:
+        model, self._fixed = models[0], fixed
+        self.layout, self.device, self.replicas = Layout(model), device, len(models)
+        self.convolutional = isinstance(model, ConvNet)
+        persistent = set(model.state_dict())
+        self.shared = frozenset(name for name, _ in model.named_buffers() if name not in persistent)
+        self.buffers = {
+            name: buffer.to(device)
+            if name in self.shared
+            else torch.stack([m.get_buffer(name) for m in models]).to(device)
+            for name, buffer in model.named_buffers()
+        }
+        self.gain = model.gain
+        self._front = (
+            Front(model, self.replicas, self.shared, device)
+            if isinstance(model, ReplacedConvolution)
+            else None
+        )
+        hidden, name = model.hidden, "hidden"
+        if isinstance(hidden, BlockedLinear):
+            hidden, name = hidden.blocks, "hidden.blocks"
+        pruned = isinstance(hidden, PrunedLinear)
+        self._layer = None if pruned else StackedLayer(hidden, name, self.replicas, self.shared, device)
+        front = self._front.layer if self._front is not None else None
+        self.layers = tuple(layer for layer in (front, self._layer) if layer is not None)
+
+    @property
+    def how(self) -> str:
+        """The form of the hidden layer's product, see `stacked`."""
+        return "native" if self._layer is None else self._layer.how
+
+    @property
+    def product(self) -> str | None:
+        """The hidden layer's option of this name, where it has one; "exact" after `make_exact`."""
+        found = [layer.options.get("product") for layer in self.layers]
+        return "exact" if "exact" in found else found[-1] if found else None
+
+    def make_exact(self) -> None:
+        """Let what multiplies by convolutions multiply by a route that is right for every operator."""
+        for layer in self.layers:
+            layer.make_exact()
+
+    def reach(self, flat: Tensor) -> Tensor | None:
+        """Decimal digits that the replicas lose to single convolutions, (R,); None where there are none."""
+        parts = self.layout.parts(flat)
+        found = [reach for layer in self.layers if (reach := layer.reach(parts)) is not None]
+        return torch.stack(found).amax(0) if found else None
+
+    def logits(self, flat: Tensor, x: Tensor) -> Tensor:
+        """Logits of a batch for every replica: (R, length) and (b, ...) to (R, b, classes)."""
+        parts = self.layout.parts(flat)
+        if self._fixed:
+            parts = {name: part.detach() if is_operator(name) else part for name, part in parts.items()}
+        return self._head(parts, self._hidden(parts, self._features(parts, x)))
+
+    def _features(self, parts: Tensors, x: Tensor) -> Tensor:
+        """What the hidden layer sees: rows (b, n) common to all replicas, or (R, b, n)."""
+        if self._front is not None:
+            return self._front({**parts, **self.buffers}, x)
+        if not self.convolutional:
+            return x
+        x = x.unsqueeze(0)
+        for name in ("conv1", "conv2"):
+            x = stage(x, parts[f"{name}.weight"], parts[f"{name}.bias"])
+        return x.flatten(2)
+
+    def _hidden(self, parts: Tensors, x: Tensor) -> Tensor:
+        if self._layer is None:
+            return dense_product(parts["hidden.weight"] * self.buffers["hidden.mask"], x)
+        y = self._layer({**parts, **self.buffers}, x)
+        return y if self.gain == 1 else self.gain * y
+
+    def _head(self, parts: Tensors, hidden: Tensor) -> Tensor:
+        if "hidden.bias" in parts:
+            hidden = hidden + parts["hidden.bias"].unsqueeze(1)
+        weight, bias = parts["logits.weight"], parts["logits.bias"]
+        return torch.baddbmm(bias.unsqueeze(1), relu(hidden), weight.mT)
+
+    # Evaluation.
+
+    @torch.no_grad()
+    def score(self, flat: Tensor, x: Tensor, y: Tensor, rows: Tensor | None = None) -> Tensor:
+        """How many images (or those in `rows`) each replica classifies rightly, and the sum of its losses.
+
+        Shape (2, R), float64.
+
+        The hidden layers' matrices are computed once and multiplied as dense ones, except where their own
+        product is no dearer.
+        """
+        parts = self.layout.parts(flat)
+        weight = self._materialized(parts, x.dtype)
+        total = torch.zeros(2, self.replicas, dtype=torch.float64, device=self.device)
+        count, size = len(x) if rows is None else len(rows), self._chunk(x)
+        for start in range(0, count, size):
+            part = slice(start, start + size) if rows is None else rows[start : start + size]
+            features = self._features(parts, x[part])
+            hidden = self._hidden(parts, features) if weight is None else torch.matmul(features, weight)
+            logits, labels = self._head(parts, hidden), y[part].expand(self.replicas, -1)
+            total[0] += (logits.argmax(-1) == labels).sum(-1)
+            total[1] -= logits.log_softmax(-1).gather(-1, labels.unsqueeze(-1)).sum((1, 2))
+        return total
+
+    def _materialized(self, parts: Tensors, dtype: torch.dtype) -> Tensor | None:
+        """M^T of every replica, (R, n, m), or None to multiply by the structure's own product."""
+        if self._layer is None:
+            return (parts["hidden.weight"] * self.buffers["hidden.mask"]).mT
+        if self._layer.structure.name in ("dense", "low_rank"):
+            return None
+        return self.gain * self._layer.transposed({**parts, **self.buffers}, dtype)
+
+    def _chunk(self, x: Tensor) -> int:
+        """Images at a time: on a GPU some gigabyte of activations, on a CPU what a cache holds."""
+        several = self.convolutional or self._front is not None
+        per_image = math.prod(x.shape[1:]) * (8 if several else 1) * self.replicas
+        budget = 1 << (28 if self.device.type == "cuda" else 22)
+        return max(1, budget // per_image)

@@ -1,0 +1,1 @@
+"""Layers of many replicas at once: every tensor has a replica axis in front."""

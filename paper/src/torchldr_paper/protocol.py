@@ -1,0 +1,279 @@
+"""What an experiment is: a `Run`, the `Protocol` it follows, and the hash that names both.
+
+A run trains one model on one dataset from one seed, at every learning rate and trial of its protocol.
+It holds no state and no path of this machine, so the same run means the same experiment anywhere;
+its hash is the key of the ledger.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from typing import Any, ClassVar, NamedTuple, Self
+
+from torchldr.matrices import get_structure
+
+CONVOLUTIONS = ("conv3", "conv3_pool", "conv4_pool")
+REPLACEMENTS = ("channels", "wide", "channels_square", "wide_square", "channels_blocks", "wide_blocks")
+MODELS = ("shl", "cnn", *CONVOLUTIONS, *REPLACEMENTS)
+INITS = ("linear", "paper")
+DTYPES = ("float32", "float64")
+HASH_LENGTH = 16
+
+
+class Replica(NamedTuple):
+    """One of the networks that a run trains: its learning rate and which trial at that rate."""
+
+    lr: float
+    trial: int
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How a run trains and how its result is chosen. The defaults are the paper's.
+
+    Attributes:
+        epochs: passes over the training images; a pruned network trains this long before and after.
+        batch: images a step; the last step of an epoch takes what is left.
+        momentum: of stochastic gradient descent.
+        lrs: learning rates, each tried `trials` times from weights of its own.
+        trials: see `lrs`.
+        validation: share of the training images that select the result and train nothing.
+        train_limit, test_limit: how many images to use at most; None means all.
+        dtype: "float32" or "float64".
+    """
+
+    epochs: int = 50
+    batch: int = 50
+    momentum: float = 0.9
+    lrs: tuple[float, ...] = (0.0002, 0.0005, 0.001, 0.002)
+    trials: int = 3
+    validation: float = 0.15
+    train_limit: int | None = None
+    test_limit: int | None = None
+    dtype: str = "float32"
+
+    models: ClassVar[tuple[str, ...]] = MODELS
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "lrs", tuple(float(lr) for lr in self.lrs))
+        for name in ("epochs", "batch", "trials", "train_limit", "test_limit"):
+            _whole("Protocol", name, getattr(self, name), 1)
+        if not self.lrs or any(lr <= 0 for lr in self.lrs):
+            raise ValueError(f"Protocol: lrs must be one or more positive numbers, got {self.lrs}.")
+        for name in ("momentum", "validation"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"Protocol: {name} must lie in [0, 1), got {getattr(self, name)}.")
+        if self.validation == 0:
+            raise ValueError("Protocol: validation must exceed 0, it selects the result.")
+        _choice("Protocol", "dtype", self.dtype, DTYPES)
+
+    @classmethod
+    def quick(cls) -> Protocol:
+        """A small version for a laptop: fewer epochs, rates, trials and images."""
+        return cls(epochs=15, lrs=(0.0005, 0.002), trials=1, train_limit=3000, test_limit=2000)
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether this is less than the paper's protocol."""
+        paper = Protocol()
+        limited = self.train_limit is not None or self.test_limit is not None
+        return limited or self.epochs < paper.epochs or self.trials < paper.trials
+
+    @property
+    def replicas(self) -> tuple[Replica, ...]:
+        """The networks that are trained together, by learning rate, then by trial."""
+        return tuple(Replica(lr, trial) for lr in self.lrs for trial in range(self.trials))
+
+
+@dataclass(frozen=True)
+class Run:
+    """One experiment: which network learns what, and from which seed.
+
+    Attributes:
+        data: a dataset's name, or the path of a user's .npz file.
+        model: "shl" (single hidden layer), "cnn", one of the convolutions and replacements of `models`, or
+            "lstm", which has a protocol of its own.
+        structure: class of the hidden layer's weight; "dense" is the unstructured layer.
+        rank: its rank; None is 1 for a class that has a rank.
+        options: the class's own options, a mapping or sorted pairs.
+        init: "linear" or "paper", as in `StructuredLinear`; with "paper" the recurrent matrices of a language
+            model start at the identity and its biases at 0.
+        init_std: where given, the weights that carry the scale (G and H, the S of Fastfood, or the only
+            ones) start normal with this deviation instead, in all structured layers.
+        output_std: where given, the output layer's weights start normal with this deviation and its
+            biases at 0, instead of as `nn.Linear`'s.
+        gain: where given, the hidden matrix of "shl", what replaces convolutions, or a language model's input
+            matrices, are so many times what the class makes of their parameters. What replaces convolutions,
+            and language models with init="linear", start with parameters that make up for it, so that a
+            smaller gain makes the steps of the matrices smaller at the same rate. For language models
+            `init_std` stays as it is.
+        l1: where given, so many times the absolute values of G and H of the layer that replaces convolutions
+            are added to the loss.
+        fixed: True leaves the operators of LDR-SD what they are at the start, shifts without a corner. That
+            is the Toeplitz-like class as the authors trained it, and counted and named as such.
+        bias: True gives convolutions, or the layer that replaces them, and the hidden layer behind it biases,
+            as the authors' code has them: with convolutions both start as torch's own, else at 0. Parameters
+            are counted without, as in the paper.
+        hidden: number of hidden units; None is the size of the layer's input. Fewer is RHU.
+        keep: where given, magnitude pruning of a dense hidden layer down to so many weights.
+        train_fraction: share of the training images to train on; those for validation stay.
+        seed: from which the split, the order of images and all initial weights are drawn.
+        protocol: how it is trained.
+    """
+
+    data: str
+    model: str = "shl"
+    structure: str = "dense"
+    rank: int | None = None
+    options: tuple[tuple[str, Any], ...] = ()
+    init: str = "linear"
+    init_std: float | None = None
+    output_std: float | None = None
+    gain: float | None = None
+    l1: float | None = None
+    fixed: bool | None = None
+    bias: bool | None = None
+    hidden: int | None = None
+    keep: int | None = None
+    train_fraction: float = 1.0
+    seed: int = 0
+    protocol: Protocol = field(default_factory=Protocol)
+
+    def __post_init__(self) -> None:
+        data: Any = self.data
+        if not isinstance(data, str):
+            raise TypeError(f"Run: data must be a name or a path, got {data!r}.")
+        _choice("Run", "model", self.model, self.protocol.models)
+        _choice("Run", "init", self.init, INITS)
+        structure = get_structure(self.structure)
+        given: Any = self.options
+        pairs: Iterable[Any] = given.items() if isinstance(given, Mapping) else given
+        object.__setattr__(self, "options", tuple(sorted((str(k), v) for k, v in pairs)))
+        structure.check_options(dict(self.options))
+        if structure.ranked and self.rank is None:
+            object.__setattr__(self, "rank", 1)
+        if not structure.ranked and self.rank is not None:
+            raise ValueError(f"Run: the structure {self.structure!r} has no rank, got rank={self.rank}.")
+        for name, least in (("rank", 1), ("hidden", 1), ("keep", 1), ("seed", 0)):
+            _whole("Run", name, getattr(self, name), least)
+        if self.keep is not None and self.structure != "dense":
+            raise ValueError(f"Run: keep prunes a dense layer, got structure={self.structure!r}.")
+        if not 0 < self.train_fraction <= 1:
+            raise ValueError(f"Run: train_fraction must lie in (0, 1], got {self.train_fraction}.")
+        for name in ("init_std", "output_std", "gain", "l1"):
+            if (value := getattr(self, name)) is not None and value <= 0:
+                raise ValueError(f"Run: {name} must be positive, got {value}.")
+        gained = ("shl", "lstm", *REPLACEMENTS)
+        if self.gain is not None and (self.model not in gained or self.keep is not None):
+            raise ValueError(
+                f"Run: gain is for the models {', '.join(gained)} without keep, got model={self.model!r}, "
+                f"keep={self.keep}."
+            )
+        if self.fixed is not None and (self.fixed is not True or self.structure != "ldr_sd"):
+            raise ValueError(
+                f"Run: fixed is True or None and for 'ldr_sd', got {self.fixed!r} for {self.structure!r}."
+            )
+        biased = tuple(m for m in (*CONVOLUTIONS, *REPLACEMENTS) if not m.endswith("_square"))
+        if self.bias is not None and (self.bias is not True or self.model not in biased):
+            raise ValueError(
+                f"Run: bias is True or None and for the models {', '.join(biased)}, got {self.bias!r} for "
+                f"{self.model!r}."
+            )
+        if self.l1 is not None and (self.model not in REPLACEMENTS or not structure.ranked):
+            known = ", ".join(REPLACEMENTS)
+            raise ValueError(
+                f"Run: l1 is for the models {known} and classes with a rank, got model={self.model!r}, "
+                f"structure={self.structure!r}."
+            )
+
+    @property
+    def method(self) -> str:
+        """What a table calls it: the structure's name, "pruning" or "rhu"."""
+        if self.keep is not None:
+            return "pruning"
+        if self.fixed:
+            return "toeplitz_like"
+        return "rhu" if self.hidden is not None and self.structure == "dense" else self.structure
+
+    @property
+    def label(self) -> str:
+        """A short description for messages and progress bars."""
+        parts = [self.data, self.model, self.method]
+        parts += [f"r={self.rank}"] if self.rank is not None else []
+        parts += [f"hidden={self.hidden}"] if self.hidden is not None else []
+        parts += [f"keep={self.keep}"] if self.keep is not None else []
+        parts += [f"{self.train_fraction:.0%}"] if self.train_fraction < 1 else []
+        return " ".join([*parts, *self.marks, f"seed={self.seed}"])
+
+    @property
+    def marks(self) -> list[str]:
+        """What was chosen about its start and training: "std=0.01", "open", ..."""
+        numbers = {"std": self.init_std, "output_std": self.output_std, "gain": self.gain, "l1": self.l1}
+        precise = getattr(self.protocol, "precision", None) == "full" and not self.protocol.is_quick
+        flags = {"open": self.fixed, "bias": self.bias, "full precision": precise}
+        chosen = [f"{name}={value:g}" for name, value in numbers.items() if value is not None]
+        return chosen + [name for name, flag in flags.items() if flag]
+
+    def config(self) -> dict[str, Any]:
+        """All of it as JSON values. What is None is left out: a field added later changes no hash."""
+        config = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "protocol"}
+        config["options"] = dict(self.options) or None
+        protocol = {f.name: getattr(self.protocol, f.name) for f in fields(self.protocol)}
+        protocol["lrs"] = list(self.protocol.lrs)
+        config["protocol"] = {k: v for k, v in protocol.items() if v is not None}
+        return {k: v for k, v in config.items() if v is not None}
+
+    @classmethod
+    def from_config(cls, config: Any) -> Self:
+        """The run that `config()` describes.
+
+        Raises:
+            ValueError: for an unknown key or an impossible value.
+            TypeError: for a value of another kind.
+        """
+        config = _mapping("a config", config)
+        known, protocol = {f.name for f in fields(cls)}, _mapping("protocol", config.get("protocol", {}))
+        # Each model is trained by one kind of protocol.
+        kinds: list[type[Protocol]] = [Protocol, *Protocol.__subclasses__()]
+        kind = next((kind for kind in kinds if config.get("model", "shl") in kind.models), Protocol)
+        unknown = [k for k in config if k not in known]
+        unknown += [f"protocol.{k}" for k in protocol if k not in {f.name for f in fields(kind)}]
+        if unknown:
+            raise ValueError(f"Run: unknown key {unknown[0]!r} in a config.")
+        return cls(**{**config, "protocol": kind(**protocol)})
+
+    @cached_property
+    def hash(self) -> str:
+        """The first digits of a sha256 over the config: equal runs have equal hashes everywhere."""
+        text = json.dumps(self.config(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:HASH_LENGTH]
+
+    def with_seed(self, seed: int) -> Run:
+        return replace(self, seed=seed)
+
+
+def _mapping(name: str, value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise TypeError(f"Run: {name} must be a mapping, got {type(value).__name__}.")
+    return value
+
+
+def _whole(who: str, name: str, value: Any, least: int) -> None:
+    if value is None:
+        return
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{who}: {name} must be an int, got {value!r}.")
+    if value < least:
+        raise ValueError(f"{who}: {name} must be at least {least}, got {value}.")
+
+
+def _choice(who: str, name: str, value: Any, known: tuple[str, ...]) -> None:
+    if value not in known:
+        near = difflib.get_close_matches(str(value), known, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"{who}: unknown {name} {value!r}.{hint} Known: {', '.join(known)}.")

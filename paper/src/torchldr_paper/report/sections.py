@@ -1,0 +1,140 @@
+"""What the page shows of the ledger: the paper's tables, their quick versions, and all other runs."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ..figures.series import quick_version
+from ..ledger.ledger import Ledger
+from ..tables.cells import Table
+from ..tables.paper import TABLES
+from ..tables.rows import Row, run_rows, table_rows
+from .markup import Html, element, join, text
+from .tables import table_html
+
+METRICS = {
+    "mean": "Test accuracy in percent, the mean over the trials of the chosen learning rate, each at its "
+    "best epoch of validation; ± is over trials, or over seeds where there are several.",
+    "generalization": "Training less test accuracy, in points: less is better.",
+    "perplexity": "Test perplexity at the epoch of the best validation: less is better.",
+}
+QUICK = "The quick protocol, with fewer epochs, rates, trials and images: not comparable with the paper."
+
+
+@dataclass(frozen=True)
+class Section:
+    """A table of the page.
+
+    Attributes:
+        id: its anchor.
+        title: its heading.
+        rows: see `torchldr_paper.tables.rows`.
+        notes: sentences above the table.
+        command: what runs it; empty where nothing does.
+    """
+
+    id: str
+    title: str
+    rows: Sequence[Row]
+    notes: Sequence[str]
+    command: str = ""
+
+    @property
+    def _cells(self) -> list[Row]:
+        return [row for row in self.rows if row["state"] != "quoted"]
+
+    @property
+    def _done(self) -> int:
+        return sum(row["state"] != "missing" for row in self._cells)
+
+    @property
+    def state(self) -> str:
+        return "done" if self._done == len(self._cells) else "partial" if self._done else "missing"
+
+    @property
+    def progress(self) -> str:
+        """How much of it was run, in words."""
+        if self.state == "missing":
+            return "not run"
+        return f"{self._done} of {len(self._cells)} rows" if self.state == "partial" else f"{self._done} rows"
+
+    def html(self) -> Html:
+        """The section; a table of which nothing was run is folded."""
+        heading = element("h3", text(self.title))
+        told = [element("p", text(note), class_="note") for note in self.notes]
+        if self.command and self.state != "done":
+            told.append(
+                element(
+                    "p", text("To run what is missing: "), element("code", text(self.command)), class_="note"
+                )
+            )
+        table = table_html(self.rows, self.title)
+        if self.state == "missing":
+            folded = element("details", element("summary", text("Not run. The paper's values")), table)
+            return element("section", heading, *told, folded, id=self.id, class_="table")
+        return element("section", heading, *told, table, id=self.id, class_="table")
+
+
+def sections(ledger: Ledger) -> list[Section]:
+    """All tables in order: what was run first, within that the paper's order."""
+    found = [*_paper(ledger), *_others(ledger)]
+    return sorted(found, key=lambda section: section.state == "missing")
+
+
+def _paper(ledger: Ledger) -> Iterator[Section]:
+    for table in TABLES.values():
+        command = f"torchldr paper {table.name}"
+        yield Section(table.name, table.title, table_rows(table, ledger), _notes(table), command)
+        quick = table_rows(quick_version(table), ledger)
+        if any(row["hashes"] for row in quick):
+            rows = [row for row in quick if row["state"] != "quoted"]
+            title, notes = f"{table.title}, quick", [QUICK, *_notes(table)]
+            yield Section(f"{table.name}-quick", title, rows, notes, f"{command} --quick")
+
+
+def _others(ledger: Ledger) -> Iterator[Section]:
+    """Runs that belong to no table: a user's own."""
+    of_tables = {
+        run.hash
+        for table in TABLES.values()
+        for version in (table, quick_version(table))
+        for run in version.runs()
+    }
+    own = [record.run for record in ledger if record.run.with_seed(0).hash not in of_tables]
+    if own:
+        rows = run_rows(sorted(own, key=lambda run: (run.data, run.model)), ledger)
+        yield Section("other-runs", "Other runs", rows, [])
+
+
+def _notes(table: Table) -> list[str]:
+    """Which number it compares, where that is not the test accuracy."""
+    return [METRICS[name] for name in dict.fromkeys(cell.metric for cell in table.cells) if name in METRICS]
+
+
+def summary(ledger: Ledger) -> Html:
+    """What the ledger holds, in a few numbers."""
+    records = list(ledger)
+    if not records:
+        return Html("")
+    seconds = sum(float(record.result["seconds"]) for record in records)
+    sources = [record.source for record in records]
+    facts = {
+        "finished runs": f"{len(records):,}",
+        "on official data": f"{sources.count('official'):,}",
+        "on stand-ins": f"{sources.count('stand-in'):,}",
+        "training time": _duration(seconds),
+        "median run": _duration(statistics.median(float(record.result["seconds"]) for record in records)),
+        "last finished": max(record.time for record in records)[:10],
+    }
+    pairs = [element("div", element("dt", text(k)), element("dd", text(v))) for k, v in facts.items()]
+    devices = sorted({str(record.machine.get("device")) for record in records})
+    told = element("p", text(f"Trained on {'; '.join(devices)}."), class_="note")
+    return join([element("dl", *pairs, class_="facts"), told])
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,64 @@
+"""What the paper's tables are made of: numbers of the paper, each with the run that stands beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from ..protocol import Run
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One number of the paper, or one that belongs beside it.
+
+    Attributes:
+        run: what to run, from seed 0 and by the full protocol.
+        paper: the paper's value, None where it has none.
+        source: where in the paper it stands.
+        metric: "test", "mean" (of the trials at the best learning rate), "generalization" (training
+            less test accuracy) or "perplexity" (of the test part: less is better).
+        matches: rank of the LDR-SD layer whose budget this one matches.
+        parameters: as the paper counts them, where that may differ from our count.
+    """
+
+    run: Run
+    paper: float | None
+    source: str
+    metric: str = "test"
+    matches: int | None = None
+    parameters: int | None = None
+
+
+@dataclass(frozen=True)
+class Quoted:
+    """A number of the literature that the paper quotes: an accuracy on MNIST-bg-rot."""
+
+    source: str
+    method: str
+    parameters: int
+    test: float
+    data: str = "mnist_bg_rot"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table or figure of the paper."""
+
+    name: str
+    title: str
+    cells: tuple[Cell, ...]
+    quoted: tuple[Quoted, ...] = ()
+
+    def runs(self) -> tuple[Run, ...]:
+        """Its runs without repetition, in order."""
+        return tuple({cell.run.hash: cell.run for cell in self.cells}.values())
+
+    def changed(self, change: Callable[[Run], Run]) -> Table:
+        """The same table with other runs: another protocol, another start."""
+        return replace(self, cells=tuple(replace(cell, run=change(cell.run)) for cell in self.cells))
+
+
+def paper_run(data: str, model: str, structure: str, rank: int | None = None, **fields: object) -> Run:
+    """A run from the paper's start, where nothing else is said."""
+    return Run(data, model, structure, rank, **{"init": "paper", **fields})  # type: ignore[arg-type]

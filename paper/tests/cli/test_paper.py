@@ -1,0 +1,292 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+typer = pytest.importorskip("typer")
+pytest.importorskip("rich")
+
+from typer.testing import CliRunner  # noqa: E402
+
+from torchldr_paper import Protocol  # noqa: E402
+from torchldr_paper.cli import paper as commands_module  # noqa: E402
+from torchldr_paper.cli.options import parse_options  # noqa: E402
+from torchldr_paper.cli.paper import register  # noqa: E402
+from torchldr_paper.trainer.progress import Lines  # noqa: E402
+
+QUICK = ["--epochs", "1", "--trials", "1", "--lr", "0.001", "--device", "cpu"]
+
+
+@pytest.fixture(autouse=True)
+def no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCHLDR_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+
+
+def call(*arguments: str) -> Any:
+    app = typer.Typer(pretty_exceptions_enable=False)
+    register(app)
+    return CliRunner().invoke(app, list(arguments), catch_exceptions=True)
+
+
+def rows(*arguments: str) -> list[dict[str, Any]]:
+    result = call(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_list(tmp_path: Path) -> None:
+    listed = rows("paper", "list", "--results", str(tmp_path))
+    assert {"rectangles", "shl", "noise"} <= {row["name"] for row in listed}
+    assert "rectangles" in call("paper", "list", "--results", str(tmp_path)).stdout
+
+
+def test_show_runs_nothing(tmp_path: Path) -> None:
+    shown = rows("paper", "shl", "--show", "--results", str(tmp_path))
+    assert len(shown) == 56 + 9
+    assert not (tmp_path / "ledger.jsonl").exists()
+    text = call("paper", "shl", "--show", "--results", str(tmp_path)).stdout
+    assert "HashedNets" in text
+    assert "45.81" in text
+
+
+def test_paper_runs_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A still quicker protocol on data made on the spot; the second call runs nothing."""
+    brief = Protocol(epochs=1, lrs=(0.001,), trials=1, train_limit=120, test_limit=50)
+    monkeypatch.setattr(Protocol, "quick", classmethod(lambda cls: brief))
+    arguments = ["paper", "rectangles", "--quick", "--results", str(tmp_path), "--device", "cpu"]
+    arguments += ["--only", "structure=low_rank,circulant"]
+    result = call(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    done = json.loads(result.stdout)
+    assert {row["structure"] for row in done} == {"low_rank", "circulant"}
+    assert all(row["data"] == "stand-in" and row["test"] > 0 and row["difference"] is None for row in done)
+    assert "2 runs finished" in result.stderr
+
+    lines = (tmp_path / "ledger.jsonl").read_text()
+    assert rows(*arguments) == done
+    assert (tmp_path / "ledger.jsonl").read_text() == lines
+    assert rows(*arguments, "--force")[0]["test"] == done[0]["test"]
+    assert len((tmp_path / "ledger.jsonl").read_text().splitlines()) == 4
+
+
+def test_time_limit_leaves_runs(tmp_path: Path) -> None:
+    result = call("paper", "rectangles", "--quick", "--results", str(tmp_path), "--max-seconds", "0")
+    assert result.exit_code == 0
+    assert "9 runs are left" in result.stderr
+
+
+def test_absent_data_is_told(tmp_path: Path) -> None:
+    result = call("paper", "shl", "--only", "dataset=norb", "--results", str(tmp_path))
+    assert result.exit_code == 1
+    assert "norb: its official files are not here" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("paper", "rectangle"), "Did you mean 'rectangles'"),
+        (("paper", "shl", "--only", "dataset=mars"), "no row of 'shl' has dataset=mars. There are"),
+        (("paper", "conv", "--only", "model=wide,structure=ldr_sd"), "has model=structure=ldr_sd. There are"),
+        (("paper", "conv", "--only", "rank=16,99"), "no row of 'conv' has rank=99"),
+        (("paper", "conv", "--only", "model=conv3", "rank=16"), "has what --only asks for"),
+        (("paper", "shl", "--only", "colour=red"), "key=value"),
+        (("paper", "shl", "--seeds", "0"), "--seeds"),
+        (("paper", "rectangles", "--device", "abacus"), "unknown device"),
+        (("paper", "lsit"), "`list` shows them"),
+        (("paper", "list", "--only", "dataset=mnist"), "--only is for one table"),
+        (("train", "--data", "mnsit"), "Did you mean 'mnist'"),
+        (("train", "--data", "mnist", "--fraction", "2"), "--fraction must lie in (0, 1], got 2.0"),
+        (("train", "--data", "mnist", "--lr", "0"), "--lr must be one or more positive numbers"),
+        (("train", "--data", "mnist", "--structure", "LDR-SD"), "Did you mean 'ldr_sd'"),
+        (("train", "--data", "mnist", "--structure", "ldr"), "Known: acdc"),
+        (("train", "--data", "mnist", "--model", "mlp"), "unknown model"),
+        (("train",), "--data"),
+    ],
+)
+def test_wrong_use_is_exit_code_2(arguments: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    result = call(*arguments, *(() if arguments == ("train",) else ("--results", str(tmp_path))))
+    assert result.exit_code == 2, result.output
+    assert message in " ".join(result.output.replace("│", " ").split())
+
+
+def test_train_sweeps_over_ranks_structures_and_fractions(own_file: Path, tmp_path: Path) -> None:
+    done = rows(
+        "train", "--data", str(own_file), "--structure", "ldr_sd", "dense", "--rank", "1", "2",
+        "--fraction", "0.5", "1", *QUICK, "--results", str(tmp_path),
+    )  # fmt: skip
+    assert [(row["structure"], row["rank"], row["fraction"]) for row in done] == [
+        ("ldr_sd", 1, 0.5), ("ldr_sd", 1, 1.0), ("ldr_sd", 2, 0.5), ("ldr_sd", 2, 1.0),
+        ("dense", None, 0.5), ("dense", None, 1.0),
+    ]  # fmt: skip
+    assert all(row["data"] == "user" and row["test"] is not None for row in done)
+    assert done[0]["parameters"] == 2 * 2 * 49 + 49 * 2 + 2
+
+
+def test_train_options_seeds_and_weights(own_file: Path, tmp_path: Path) -> None:
+    common = ["--data", str(own_file), *QUICK, "--results", str(tmp_path), "--seeds", "2", "--save-weights"]
+    (row,) = rows("train", *common, "--structure", "block_circulant", "--option", "block_size=7")
+    assert row["seeds"] == 2
+    assert len(list((tmp_path / "weights").glob("*.safetensors"))) == 2
+    (row,) = rows("train", *common, "--keep", "80")
+    assert row["structure"] == "pruning"
+    assert row["parameters"] == 80 + 49 * 2 + 2
+
+
+def test_weights_that_cannot_be_written(own_file: Path, tmp_path: Path, full_disk: Any) -> None:
+    """The run is kept and shown, the weights are said not to be, and the command has failed."""
+    with full_disk(8000):
+        result = call(
+            "train", "--data", str(own_file), *QUICK, "--structure", "dense", "--results", str(tmp_path),
+            "--save-weights", "--json",
+        )  # fmt: skip
+    assert result.exit_code == 1
+    (row,) = json.loads(result.stdout)
+    assert row["state"] == "done"
+    assert "the run is in the ledger, its weights are not kept: [Errno" in result.stderr
+    assert row["hashes"][0] in result.stderr
+
+
+def test_a_folder_to_read_must_be_there(tmp_path: Path) -> None:
+    for arguments in (["paper", "list"], ["paper", "shl", "--show"]):
+        result = call(*arguments, "--results", str(tmp_path / "nosuchdir"))
+        assert result.exit_code == 2
+        assert "nosuchdir" in result.stderr
+
+
+def test_changed_data_is_trained_again(tmp_path: Path, own_file: Path) -> None:
+    arrays = dict(np.load(own_file))
+    path = tmp_path / "mine.npz"
+    for turn in range(2):
+        np.savez(path, **{**arrays, "train_x": np.roll(arrays["train_x"], turn, axis=-1)})
+        rows("train", "--data", str(path), *QUICK, "--results", str(tmp_path))
+    assert len((tmp_path / "ledger.jsonl").read_text().splitlines()) == 2
+
+
+def test_a_users_mistake_in_the_data(tmp_path: Path, own_file: Path) -> None:
+    arrays = dict(np.load(own_file))
+    path = tmp_path / "bad.npz"
+    np.savez(path, **{k: v for k, v in arrays.items() if k != "test_y"})
+    result = call("train", "--data", str(path), *QUICK, "--results", str(tmp_path))
+    assert result.exit_code == 1
+    assert "array 'test_y' is missing" in str(result.exception)
+
+
+def test_interrupt(tmp_path: Path, own_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*arguments: object, **keywords: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(commands_module, "sweep", interrupted)
+    result = call("train", "--data", str(own_file), *QUICK, "--results", str(tmp_path))
+    assert result.exit_code == 130
+    assert "goes on from here" in result.stderr
+
+
+def test_options_of_a_class() -> None:
+    assert parse_options(["learn_nodes=True"]) == (("learn_nodes", True),)
+    with pytest.raises(ValueError, match="name=value"):
+        parse_options(["x"])
+
+
+def test_several_runs_at_a_time(own_file: Path, tmp_path: Path) -> None:
+    from torchldr_paper import Protocol, Run
+    from torchldr_paper.ledger.ledger import Ledger
+    from torchldr_paper.trainer.parallel import Settings, sweep_in_parallel
+
+    brief = Protocol(epochs=1, batch=30, lrs=(0.01,), trials=1)
+    runs = [Run(str(own_file), structure=name, protocol=brief) for name in ("low_rank", "circulant")]
+    settings, lines = Settings(tmp_path, "cpu", None, 2), list[str]()
+    report = sweep_in_parallel([*runs, runs[0], Run("norb", protocol=brief)], settings, lines.append)
+    assert {run.hash for run in report.finished} == {run.hash for run in runs}
+    assert "norb" in report.absent
+    assert len(lines) == 2
+    records = [Ledger(tmp_path).find(run) for run in runs]
+    assert [record.result["notes"]["jobs"] for record in records if record is not None] == [2, 2]
+    assert len(sweep_in_parallel(runs, settings._replace(jobs=1), lines.append).present) == 2
+    late = sweep_in_parallel(runs, settings._replace(force=True, deadline=0.0), lines.append)
+    assert len(late.left) == 2
+
+
+def test_the_quick_list_is_of_its_own(tmp_path: Path) -> None:
+    done = {row["name"]: row["done"] for row in rows("paper", "list", "--results", str(tmp_path))}
+    quick = {row["name"]: row["done"] for row in rows("paper", "list", "--quick", "--results", str(tmp_path))}
+    assert done["rectangles"] == 9
+    assert quick["rectangles"] == 0
+
+
+def test_a_stand_in_is_announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    brief = Protocol(epochs=1, lrs=(0.001,), trials=1, train_limit=120, test_limit=50)
+    monkeypatch.setattr(Protocol, "quick", classmethod(lambda cls: brief))
+    only = ["--only", "structure=circulant", "--results", str(tmp_path), "--device", "cpu"]
+    assert "so that this runs on a stand-in." in call("paper", "rectangles", "--quick", *only).stderr
+    full = call("paper", "rectangles", "--max-seconds", "0", *only)
+    assert "the table shows our results on the official data" in full.stderr
+
+
+def test_what_was_chosen_is_shown(own_file: Path, tmp_path: Path) -> None:
+    arguments = ["train", "--data", str(own_file), "--init", "linear", *QUICK, "--results", str(tmp_path)]
+    (row,) = rows(*arguments)
+    assert (row["init"], row["epochs"], row["hidden"]) == ("linear", 1, None)
+    assert 0 <= row["validation"] <= 100
+    text = call(*arguments).stdout
+    assert "linear" in text
+    assert "hidden" not in text
+    assert "hidden" in call(*arguments, "--structure", "dense", "--hidden", "5").stdout
+
+
+def test_structures_joined_by_commas(own_file: Path, tmp_path: Path) -> None:
+    found = rows(
+        "train",
+        "--data",
+        str(own_file),
+        "--structure",
+        "low_rank,circulant",
+        *QUICK,
+        "--results",
+        str(tmp_path),
+    )
+    assert [row["structure"] for row in found] == ["low_rank", "circulant"]
+
+
+def test_lines_between_epochs() -> None:
+    lines: list[str] = []
+    progress = Lines(2, lines.append, pause=0)
+    progress.start("a run", total=4, done=1)
+    for _ in range(3):
+        progress.advance("validation 50.00")
+    progress.finish()
+    assert lines[0] == "[1/2] a run, goes on after epoch 1"
+    assert [line.split(",")[0].strip() for line in lines[1:3]] == ["epoch 2 of 4", "epoch 3 of 4"]
+    assert len(lines) == 4
+    assert "s left" in lines[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--keep", "100000"], "--keep must be at most 2401"),
+        (["--rank", "100"], "rank"),
+        (["--model", "channels_square"], "--hidden must be at most 49, the size of an"),
+    ],
+)
+def test_what_the_images_decide_is_wrong_use(
+    own_file: Path, tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    result = call("train", "--data", str(own_file), *arguments, *QUICK, "--results", str(tmp_path))
+    assert result.exit_code == 2, result.output
+    assert message in " ".join(result.output.replace("│", "").split())
+    assert not (tmp_path / "ledger.jsonl").exists()
+
+
+def test_runs_that_differ_in_the_protocol_alone_are_one_quick_row() -> None:
+    """Of `lstm_dense` the one of full precision, which every quick one has."""
+    rows = {
+        flags: json.loads(call("paper", "lstm_dense", "--show", "--json", *flags).output)
+        for flags in ((), ("--quick",))
+    }
+    starts = {flags: [row["init"] for row in found] for flags, found in rows.items()}
+    assert starts[()] == [*starts["--quick",], "linear, full precision"]

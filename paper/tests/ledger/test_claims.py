@@ -1,0 +1,172 @@
+"""Several processes on one ledger, and disks that are full."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from torchldr_paper import Ledger, Library, Protocol, Run, sweep
+from torchldr_paper.ledger.claims import Claim
+from torchldr_paper.ledger.weights import weights_path
+from torchldr_paper.trainer.checkpoint import FOLDER
+
+from .test_ledger import make
+
+ONCE = Protocol(epochs=1, batch=80, lrs=(0.01,), trials=1)
+
+
+@pytest.fixture
+def library() -> Library:
+    return Library(torch.device("cpu"))
+
+
+TOGETHER = """
+import sys
+from torchldr_paper import Ledger, Library, Protocol, Run, choose_device, sweep
+once = Protocol(epochs=4, batch=10, lrs=(.01,), trials=1)
+runs = [Run(sys.argv[1], structure="low_rank", seed=seed, protocol=once) for seed in range(8)]
+print("ready", flush=True)
+input()
+report = sweep(runs, Ledger(sys.argv[2], published=False), Library(choose_device("cpu")))
+print(len(report.finished), len(report.present), flush=True)
+"""
+
+
+def start(code: str, *arguments: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def test_three_processes_share_the_runs(own_file: Path, tmp_path: Path) -> None:
+    processes = [start(TOGETHER, own_file, tmp_path) for _ in range(3)]
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    outputs = [process.communicate(timeout=300)[0] for process in processes]
+    done = [tuple(map(int, output.split())) for output in outputs]
+    assert sum(finished for finished, _ in done) == 8
+    assert all(finished + present == 8 for finished, present in done)
+    lines = (tmp_path / "ledger.jsonl").read_text().splitlines()
+    assert len({json.loads(line)["hash"] for line in lines}) == len(lines) == 8
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".ledger.lock", "ledger.jsonl"]
+
+
+HOLDER = """
+import sys
+from pathlib import Path
+from torchldr_paper.ledger.claims import Claim
+claim = Claim(Path(sys.argv[1]), sys.argv[2])
+assert claim.take()
+print("held", flush=True)
+input()
+"""
+
+
+def test_a_claim_is_left_alone_and_dies_with_its_process(
+    own_file: Path, tmp_path: Path, library: Library
+) -> None:
+    mine, theirs = (Run(str(own_file), seed=seed, protocol=ONCE) for seed in (0, 1))
+    holder = start(HOLDER, tmp_path, Path(theirs.hash))
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        ledger = Ledger(tmp_path, published=False)
+        report = sweep([theirs, mine], ledger, library, wait=False)
+        assert (report.finished, report.claimed) == ([mine], [theirs])
+        report = sweep([theirs, mine], ledger, library, max_seconds=0)
+        assert (report.present, report.left) == ([mine], [theirs])
+        assert not Claim(tmp_path, theirs.hash).take()
+    finally:
+        holder.kill()  # nothing in it can be tidied up
+        holder.wait()
+    assert sweep([theirs], ledger, library).finished == [theirs]
+    assert not (tmp_path / FOLDER).exists()
+
+
+def test_what_another_process_finished_is_not_run_again(
+    own_file: Path, tmp_path: Path, library: Library
+) -> None:
+    """The ledger in memory is older than the file; also where everything is to be run again."""
+    run = Run(str(own_file), protocol=ONCE)
+    for force in (False, True):
+        stale = Ledger(tmp_path, published=False)
+        assert sweep([run], Ledger(tmp_path, published=False), library, force=force).finished == [run]
+        assert sweep([run], stale, library, force=force).present == [run]
+    assert sweep([run], stale, library, force=True).finished == [run]
+
+
+def test_the_ledger_reads_only_what_is_new(tmp_path: Path) -> None:
+    first, second = (Ledger(tmp_path, published=False) for _ in range(2))
+    for seed in range(3):
+        second.append(make(Run("rectangles", seed=seed)))
+        first.read_again()
+        assert len(first) == seed + 1
+    with second.path.open("ab") as stream:
+        stream.write(b'{"version":1,')  # another process is writing
+    first.read_again()
+    assert not first.problems
+    assert len(Ledger(tmp_path, published=False).problems) == 1
+    second.append(make(Run("rectangles", seed=3)))
+    first.read_again()
+    first.read_again()
+    assert len(first) == 4
+    assert len(first.problems) == 1
+    assert "line 4: skipped" in first.problems[0]
+    second.path.unlink()
+    second.append(make(Run("cifar10")))
+    first.read_again()
+    assert first.find(Run("cifar10")) is not None
+
+
+def test_a_run_outlives_weights_that_cannot_be_written(
+    own_file: Path, tmp_path: Path, library: Library, full_disk: Any
+) -> None:
+    run, ledger = Run(str(own_file), protocol=ONCE), Ledger(tmp_path, published=False)
+    with full_disk(8000):  # the line of the ledger fits, the 12 kB of weights do not
+        report = sweep([run], ledger, library, save_weights=True)
+    assert report.finished == [run]
+    assert str(weights_path(ledger, run)) in report.unsaved[run.label]
+    (record,) = Ledger(tmp_path, published=False)
+    assert record.weights is None
+    assert not list((tmp_path / "weights").iterdir())
+    report = sweep([run], ledger, library, save_weights=True)
+    assert (report.finished, report.unsaved) == ([run], {})
+
+
+def test_a_run_outlives_checkpoints_that_cannot_be_written(
+    own_file: Path, tmp_path: Path, library: Library, full_disk: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    run, ledger = Run(str(own_file), protocol=ONCE), Ledger(tmp_path, published=False)
+    with full_disk(8000):
+        assert sweep([run], ledger, library, checkpoint_seconds=0).finished == [run]
+    assert "the checkpoint is not kept" in caplog.text
+    assert run.hash in caplog.text
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".ledger.lock", "ledger.jsonl"]
+
+
+def test_a_line_that_cannot_be_written_leaves_the_ledger_as_it_was(tmp_path: Path, full_disk: Any) -> None:
+    ledger = Ledger(tmp_path, published=False)
+    ledger.append(make(Run("rectangles")))
+    content = ledger.path.read_bytes()
+    with full_disk(len(content) + 100), pytest.raises(OSError, match=r"ledger\.jsonl") as caught:
+        ledger.append(make(Run("rectangles", seed=1)))
+    assert caught.value.errno == errno.EFBIG
+    assert ledger.path.read_bytes() == content
+    assert len(ledger) == 1

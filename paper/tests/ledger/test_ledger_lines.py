@@ -1,0 +1,100 @@
+"""Strange lines of a ledger: each is skipped with its file and line, or every table and page can show it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torchldr_paper import Ledger, Protocol, Run, run_rows
+from torchldr_paper.report.markup import script_json
+from torchldr_paper.report.page import report
+from torchldr_paper.report.runs import runs_json
+from torchldr_paper.report.sections import summary
+
+from ..figures.test_figures import made_up
+
+RUN = Run("mine.npz", structure="ldr_sd", protocol=Protocol(epochs=2, lrs=(0.001, 0.01), trials=1))
+STRANGE = [None, True, -1, 1.5, 10**12, 10**400, "x", "\ud800", [], [[]], {}, {"a": {}}]
+
+
+def line() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(made_up(RUN, 70.0, "user").to_line())
+    del found["checksum"]  # as in version 0.1
+    return found
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The path of every part of a line, of lists the first entry."""
+    yield path
+    keys = list(value) if isinstance(value, dict) else [0] if isinstance(value, list) and value else []
+    for key in keys:
+        yield from places(value[key], (*path, key))
+
+
+def changed(path: tuple[Any, ...], value: Any) -> Any:
+    whole: list[Any] = [line()]
+    part: Any = whole
+    for key in (0, *path)[:-1]:
+        part = part[key]
+    part[(0, *path)[-1]] = value
+    if path[0] == "config":  # what remains possible has the hash that it should have
+        with contextlib.suppress(Exception):
+            whole[0]["hash"] = Run.from_config(value if path == ("config",) else whole[0]["config"]).hash
+    return whole[0]
+
+
+def show(ledger: Ledger) -> None:
+    """What tables and the report make of it."""
+    text = script_json(runs_json(ledger))
+    assert text.encode()
+    assert not {"NaN", "Infinity"} & {*text.replace(",", ":").split(":")}
+    assert len(run_rows([record.run for record in ledger], ledger)) == len(ledger)
+    assert summary(ledger).encode()
+
+
+@pytest.mark.parametrize("part", list(line()))
+def test_every_part_replaced(part: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL)
+    file, good = tmp_path / "ledger.jsonl", made_up(Run("other.npz"), 60.0, "user").to_line()
+    for path in places(line()[part], (part,)):
+        for value in STRANGE:
+            file.write_text(f"{good}\n{json.dumps(changed(path, value))}\n")
+            ledger = Ledger(tmp_path, published=False)
+            assert ledger.find(Run("other.npz")) is not None
+            assert len(ledger.problems) == (len(ledger) == 1), path
+            assert all(problem.startswith(f"{file}, line 2: skipped") for problem in ledger.problems)
+            show(ledger)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        json.dumps({**line(), "config": None}),
+        "[" * 100_000,
+        json.dumps(line()).replace('"time"', '"notes": ' + "[" * 500 + "]" * 500 + ', "time"'),
+        json.dumps(line()).replace('"parameters": 1', '"parameters": NaN, "p": 1'),
+        json.dumps(line()).replace('"seconds": ', '"seconds": 1e999, "s": '),
+        json.dumps(changed(("config", "protocol", "trials"), 10**12)),
+        "null",
+        "\0",
+        "1" * 10_000,
+    ],
+    ids=["null config", "nested", "nested notes", "nan", "infinity", "trials", "null", "zero", "digits"],
+)
+def test_one_line_does_not_make_the_others_unreadable(
+    text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    good = made_up(RUN, 60.0, "user").to_line()
+    (tmp_path / "ledger.jsonl").write_text(f"{text}\n{good}\n")
+    ledger = Ledger(tmp_path, published=False)
+    assert len(ledger) == 1
+    assert len(ledger.problems) == 1
+    assert f"{ledger.path}, line 1: skipped: " in caplog.text
+    page = report(ledger, tmp_path / "report.html", figures=False)
+    assert "1 line of the ledger could not be read" in page.read_text(encoding="utf-8")

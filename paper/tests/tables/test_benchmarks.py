@@ -1,0 +1,120 @@
+"""The tables of the documentation that come from benchmarks."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from torchldr.bench.paper_values import ACCELERATION, RANKS, SIZES, acceleration
+from torchldr_paper.tables import benchmarks as tables
+
+ROOT = Path(__file__).resolve().parents[3]
+MACHINE = {"machine": "arm", "threads": 2, "torch": "2.0", "device": "cpu"}
+
+
+def cells() -> list[dict[str, object]]:
+    return [
+        {"structure": s, "n": n, "rank": r, "ratio": 2.0, "paper": acceleration(s, n, r)}
+        for s in ACCELERATION
+        for n in SIZES
+        for r in RANKS
+    ]
+
+
+def test_tables_are_filled_in_and_checked(tmp_path, capsys):
+    bench = tmp_path / "results" / "bench"
+    bench.mkdir(parents=True)
+    (tmp_path / "docs").mkdir()
+    page, readme = tmp_path / "docs" / "performance.md", tmp_path / "README.md"
+    page.write_text(
+        "a\n\n<!-- table: ldr_sd -->\n<!-- end -->\n\nb\n<!-- table: gpu -->\nold\n<!-- end -->\nc\n"
+    )
+    readme.write_text("x\n\n<!-- speed table -->\n\ny\n")
+    result = {"machine": MACHINE, "sections": {"cells": cells()}}
+    (bench / "cpu_speed.json").write_text(json.dumps(result))
+    root = ["--root", str(tmp_path)]
+    assert tables.main([*root, "--check"]) == 1
+    assert tables.main(root) == 0
+    assert "| 4,096 | 2 (3.34) | 2 (2.57) |" in page.read_text()
+    assert "Not measured yet: `python benchmarks/gpu_speed.py`." in page.read_text()
+    assert "old" not in page.read_text()
+    assert "| 32,768 | 2 (46.1) | 2 (16) | 2 (5.7) |" in readme.read_text()
+    assert "Measured on arm, 2 threads, torch 2.0." in readme.read_text()
+    filled = page.read_text(), readme.read_text()
+    assert tables.main(root) == 0
+    assert (page.read_text(), readme.read_text()) == filled
+    assert tables.main([*root, "--check"]) == 0
+
+
+def trained(
+    task: str, kind: str, rate: float, seed: int, valid: float, test: float, c: int | None = 2
+) -> dict[str, object]:
+    """A run of benchmarks/tridiagonal_learning.py: two sides of operators at the start and after an epoch."""
+    start = {"growth": 1.0, "row_sum": 1.0, "tail": 1e-16, "truncation": 1e-9, "rounding": 1e-6}
+    moved = {"growth": 0.9 + seed / 8, "row_sum": 1.25, "tail": 3e-4, "truncation": 2e-7, "rounding": 4e-6}
+    sides = [{**start, "oversampling": 2}, {**moved, "oversampling": c}]
+    first, last = ([sides[0]] * 2, sides) if kind == "ldr_td" else (None, None)
+    epochs = [{"operators": first}, {"valid": valid, "test": test, "operators": last}]
+    facts = {"hidden_parameters": 4096, "seconds_a_step": (2 + seed) / 1000, "batch": 50, "epochs": epochs}
+    return {"task": task, "kind": kind, "rate": rate, "seed": seed, "machine": MACHINE, **facts}
+
+
+def shown(tmp_path: Path, name: str, runs: list[dict[str, object]]) -> list[str]:
+    """The lines of a table from these runs."""
+    (tmp_path / "tridiagonal_learning.jsonl").write_text("".join(json.dumps(run) + "\n" for run in runs))
+    return tables.render(name, tmp_path / "bench").splitlines()
+
+
+RUNS = [
+    trained("far", "ldr_td", 0.01, 0, valid=0.7, test=0.5),
+    trained("far", "ldr_td", 0.01, 1, valid=0.5, test=0.3, c=4),
+    trained("far", "ldr_td", 0.001, 0, valid=0.65, test=0.25),  # better on average in validation
+    trained("far", "fewer units", 0.001, 0, valid=0.1, test=0.125),
+    trained("near", "ldr_td", 0.001, 0, valid=0.1, test=1.0, c=None),
+]
+
+
+def test_what_was_learned_is_shown_by_rate_with_the_best_in_validation(tmp_path):
+    lines = shown(tmp_path, "td_learning", RUNS)
+    assert lines[0] == "| task | hidden layer | its parameters | rate 0.01 | rate 0.001 | ms a step |"
+    assert lines[2:5] == [
+        "| far | `ldr_td` | 4,096 | 40.0 | **25.0** | 2.0 |",
+        "| far | fewer units | 4,096 | - | **12.5** | 2.0 |",
+        "| near | `ldr_td` | 4,096 | - | **100.0** | 2.0 |",
+    ]
+    assert lines[6] == "5 runs of 1 to 2 seeds and 1 epoch, 50 examples a step."
+    assert lines[-1] == "Measured on arm, 2 threads, torch 2.0."
+    again = [*RUNS, trained("far", "ldr_td", 0.01, 2, valid=0.99, test=0.7)]
+    assert "| far | `ldr_td` | 4,096 | **50.0** | 25.0 | 2.0 |" in shown(tmp_path, "td_learning", again)
+
+
+def test_operators_are_shown_by_their_worst(tmp_path):
+    lines = shown(tmp_path, "td_operators", RUNS)
+    assert lines[0] == "| task | epoch | growth | row sum | tail | c | truncation | rounding |"
+    start = "1.0000 to 1.0000 | 1.000 | 1e-16 | 2 | 1e-09 | 1e-06 |"
+    assert lines[2:6] == [
+        f"| far | 0 | {start}",
+        "| far | 1 | 0.9000 to 1.0250 | 1.250 | 3e-04 | 4 | 2e-07 | 4e-06 |",
+        f"| near | 0 | {start}",
+        "| near | 1 | 0.9000 to 1.0000 | 1.250 | 3e-04 | - | 2e-07 | 4e-06 |",
+    ]
+    (tmp_path / "tridiagonal_learning.jsonl").write_text("")
+    missing = "Not measured yet: `python benchmarks/tridiagonal_learning.py`.\n"
+    assert tables.render("td_operators", tmp_path / "bench") == missing
+
+
+def test_the_pages_show_the_committed_results():
+    assert tables.main(["--root", str(ROOT), "--check"]) == 0
+
+
+def test_an_unknown_table_is_an_error(tmp_path):
+    with pytest.raises(ValueError, match="unknown table 'speeds'"):
+        tables.filled("<!-- table: speeds -->\n<!-- end -->", tmp_path)
+
+
+def test_the_pages_ask_for_every_table():
+    pages = "".join((ROOT / page).read_text() for page in tables.PAGES)
+    assert set(re.findall(r"<!-- table: (\w+) -->", pages)) == set(tables.TABLES)

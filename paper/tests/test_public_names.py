@@ -1,0 +1,114 @@
+"""The package stands on public names of torchldr: in the `__all__` of a module, and on docs/api.md."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import torchldr_paper
+
+FOLDER = Path(torchldr_paper.__file__).parent
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "api.md"
+DOCUMENTED = frozenset(re.findall(r"^\| `(\w+)", PAGE.read_text(encoding="utf-8"), re.MULTILINE))
+
+# What is used although it is not public, and why. Nothing shall be added; what is no longer used must go.
+KERNELS = "the GPU kernels of fleets are compiled and launched as the library's own"
+STACKS = "dense matrices of many replicas at once; matrices with leading axes will do this"
+OPERATORS = "the report on learned operators says what the port product makes of them"
+STARTS = "quick projections of many weights at once; a projection with leading axes will do this"
+INTERNAL = {
+    "torchldr.functional.nvrtc": KERNELS,
+    "torchldr.functional.cuda": KERNELS,
+    "torchldr.functional.cuda.unavailable": KERNELS,
+    "torchldr.functional.cauchy.cauchy_reference": STACKS,
+    "torchldr.functional.doubling.operator_weights": STACKS,
+    "torchldr.functional.doubling.shift_weights": STACKS,
+    "torchldr.functional.fft.fast_length": STACKS,
+    "torchldr.functional.orthogonal.cosine_reference": STACKS,
+    "torchldr.functional.orthogonal.hadamard_reference": STACKS,
+    "torchldr.functional.scanned.column_scan": STACKS,
+    "torchldr.functional.scanned.stein_matrix": STACKS,
+    "torchldr.functional.tridiagonal.row_sum_scale": STACKS,
+    "torchldr.matrices.toeplitz_like.corner_sign": STACKS,
+    "torchldr.nn.channels_weights.stacked_dense": STACKS,
+    "torchldr.functional.port_acceptance": OPERATORS,
+    "torchldr.functional.reference.tridiagonal_reference": OPERATORS,
+    "torchldr.compress.finetune_groups.operator_names": STARTS,
+    "torchldr.matrices.projection.fixed._from_displacement": STARTS,
+    "torchldr.core.registry.near": "the near name in an error about an activation",
+}
+
+
+class Used(NamedTuple):
+    """A name of torchldr that a line imports."""
+
+    module: str
+    name: str
+    where: str
+
+    @property
+    def full(self) -> str:
+        return f"{self.module}.{self.name}"
+
+
+def imports() -> Iterator[Used]:
+    """Every name that the sources import from torchldr, inside functions too."""
+    for path in sorted(FOLDER.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            where = f"{path.relative_to(FOLDER)}:{getattr(node, 'lineno', 0)}"
+            if isinstance(node, ast.ImportFrom) and not node.level and is_torchldr(node.module or ""):
+                yield from (Used(node.module or "", alias.name, where) for alias in node.names)
+            if isinstance(node, ast.Import):
+                yield from (Used(alias.name, "", where) for alias in node.names if is_torchldr(alias.name))
+
+
+def is_torchldr(module: str) -> bool:
+    return module.partition(".")[0] == "torchldr"
+
+
+def is_public(used: Used) -> bool:
+    if any(part.startswith("_") for part in used.module.split(".")):
+        return False
+    if used.name == "__version__":
+        return True
+    return used.name in DOCUMENTED and used.name in getattr(import_module(used.module), "__all__", ())
+
+
+USED = list(imports())
+
+
+def test_there_is_something_to_look_at():
+    assert len(USED) > 30
+    assert any(is_public(used) for used in USED)
+
+
+@pytest.mark.parametrize("used", USED, ids=lambda used: f"{used.where}:{used.name}")
+def test_it_is_public(used: Used):
+    assert is_public(used) or used.full in INTERNAL, (
+        f"{used.where} imports {used.full}, which is not public: not in __all__ or not on docs/api.md"
+    )
+
+
+@pytest.mark.parametrize("name", INTERNAL)
+def test_an_exception_is_still_needed(name: str):
+    found = [used for used in USED if used.full == name]
+    assert found, f"{name} is no longer used: remove it from INTERNAL"
+    assert not any(map(is_public, found)), f"{name} is public by now: remove it from INTERNAL"
+
+
+def test_the_library_imports_nothing_of_this_package():
+    spec = find_spec("torchldr")
+    assert spec is not None
+    assert spec.origin is not None
+    for path in Path(spec.origin).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not any(name.partition(".")[0] == "torchldr_paper" for name in names), path

@@ -1,0 +1,57 @@
+"""How operators stand, and the benchmark that follows them in training."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import torchldr
+from torchldr_paper.trainer.operators import operator_report
+
+SCRIPT = Path(__file__).resolve().parents[3] / "benchmarks" / "tridiagonal_learning.py"
+
+
+def test_a_report_of_known_operators() -> None:
+    """A is a shift; C sends half of everything back, without loss."""
+    n = 200
+    M = torchldr.LDRTridiagonal.random(
+        n, n, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    )
+    for name, value in {"subdiagonal_A": 1, "subdiagonal_C": 0.5, "superdiagonal_C": 0.5}.items():
+        M.tensors[name].fill_(value)
+    for name in ("diagonal_A", "superdiagonal_A", "corners_A", "diagonal_C", "corners_C"):
+        M.tensors[name].zero_()
+    A, C = operator_report(M)
+    assert (A["side"], C["side"]) == ("A", "C")
+    assert A["subdiagonal"] == [1, 1]
+    assert A["row_sum"] == 1
+    assert A["growth"] == pytest.approx(1, rel=0.02)
+    assert A["spectral_radius"] < 1  # nilpotent, but for rounding
+    assert C["row_sum"] == 1
+    assert C["spectral_radius"] == pytest.approx(1, abs=1e-3)
+    assert A["oversampling"] is C["oversampling"] is None  # the pair is refused
+    assert "|factors||x|" in C["reason"]
+    json.dumps([A, C])
+
+
+def test_the_benchmark_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    out = tmp_path / "learning.jsonl"
+    arguments = ["--quick", "--tasks", "signals", "--layers", "low_rank", "ldr_td", "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), *arguments])
+    runpy.run_path(str(SCRIPT), run_name="__main__")
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["kind"] for row in rows] == ["low_rank", "ldr_td"]
+    assert rows[0]["hidden_parameters"] == rows[1]["hidden_parameters"]
+    epochs = rows[1]["epochs"]
+    assert len(epochs) == 2
+    assert epochs[0]["operators"][0]["subdiagonal"] == [1, 1]
+    assert epochs[1]["operators"][0]["subdiagonal"] != [1, 1]
+    assert 0 <= epochs[1]["test"] <= 1
+    assert "growth" in capsys.readouterr().out

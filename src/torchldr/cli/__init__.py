@@ -1,0 +1,7 @@
+"""The `torchldr` command, and what packages use that add commands to it: see `torchldr.cli.plugins`."""
+
+from .app import command_line, main
+from .options import AsJson, Many
+from .printing import say, show
+
+__all__ = ["AsJson", "Many", "command_line", "main", "say", "show"]

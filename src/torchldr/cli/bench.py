@@ -1,0 +1,161 @@
+"""`torchldr bench`; the command line mounts it with `register`.
+
+Results go to stdout, progress to stderr. Ctrl-C ends the run early: what was measured is printed, saved and
+drawn, and the exit code is 130, as a shell gives an interrupted program, so that a script can tell.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from ..bench.grid import KINDS, QUICK, Grid
+from ..bench.measure import Setting, available_bytes, measure
+from ..matrices import get_structure
+from ..nn.plan import PLANS
+from ..timing import machine
+from .options import AsJson, Many
+
+Rows = list[dict[str, Any]]
+INTERRUPTED = 130
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command("bench", cls=Many)(bench_command)
+
+
+def bench_command(
+    structure: Annotated[
+        list[str] | None, typer.Option(help="Classes; `torchldr structures` lists them.")
+    ] = None,
+    n: Annotated[list[int] | None, typer.Option(min=1, help="Sizes of the square layers.")] = None,
+    rank: Annotated[list[int] | None, typer.Option(min=1, help="Ranks, for classes that have one.")] = None,
+    batch: Annotated[
+        list[int] | None, typer.Option(min=1, help="Vectors at a time; default 1 and 50.")
+    ] = None,
+    what: Annotated[str, typer.Option(help="inference, training or both.")] = "both",
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    plan: Annotated[str, typer.Option(help="The layer's plan in inference: fast, auto or dense.")] = "fast",
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer sizes and repeats: within a minute.")] = False,
+    repeats: Annotated[int | None, typer.Option(min=1, help="Rounds of each case, at least.")] = None,
+    dense_limit: Annotated[
+        float | None,
+        typer.Option(min=0, help="GiB of a dense side; above, it is extrapolated. Half of what is free."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the result as JSON to this file.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw speed-up against n to this .png or .svg.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Where each structured class beats dense on this machine, with the paper's speed-ups beside ours."""
+    _check(structure, what, device, plan, plot)
+    grid = QUICK if quick else Grid()
+    grid = grid._replace(
+        structures=structure or grid.structures, sizes=n or grid.sizes, ranks=rank or grid.ranks,
+        batches=batch or grid.batches, what=KINDS if what == "both" else (what,),
+        repeats=repeats or grid.repeats,
+    )  # fmt: skip
+    limit = available_bytes(device) / 2 if dense_limit is None else dense_limit * 2**30
+    setting = Setting(device, plan, grid.repeats, grid.seconds, dense_bytes=limit)
+    rows, interrupted = run(grid, setting)
+    precision = torch.get_float32_matmul_precision()
+    result = {
+        "machine": machine(),
+        "device": device,
+        "plan": plan,
+        "matmul_precision": precision,
+        "rows": rows,
+    }
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(result, indent=1) + "\n")
+    if as_json:
+        print(json.dumps(result, indent=2))
+    else:
+        print_table(rows)
+    if plot is not None and rows:
+        from ..bench.plot import save_plot
+
+        save_plot(rows, plot)
+        _say(f"picture: {plot}")
+    if interrupted:
+        raise typer.Exit(INTERRUPTED)
+
+
+def run(grid: Grid, setting: Setting) -> tuple[Rows, bool]:
+    """Measure the cases of a grid: the rows, and whether Ctrl-C ended it early."""
+    cases = list(grid.cases())
+    rows: Rows = []
+    start = time.monotonic()
+    try:
+        for i, case in enumerate(cases):
+            if grid.deadline is not None and time.monotonic() - start > grid.deadline:
+                _say(f"out of time: left out {len(cases) - i} cases, from {case} on")
+                break
+            row = measure(case, setting)
+            rows.append(row)
+            _say(f"[{i + 1}/{len(cases)}] {case}: {row['ratio']:.3g} ({row['path']})")
+    except KeyboardInterrupt:
+        _say(f"interrupted: {len(rows)} of {len(cases)} cases were measured")
+        return rows, True
+    return rows, False
+
+
+def print_table(rows: Rows) -> None:
+    """The rows as a table on stdout."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(show_edge=False, pad_edge=False)
+    for name in ("what", "structure"):
+        table.add_column(name)
+    for name in ("n", "rank", "batch", "dense ms", "ours ms", "ratio", "paper"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("path")
+    for row in rows:
+        star = "*" if row["extrapolated"] else ""
+        table.add_row(
+            row["what"], row["structure"], f"{row['n']:,}", _number(row["rank"]), str(row["batch"]),
+            f"{row['dense_ms']:.4g}{star}", f"{row['ours_ms']:.4g}", f"{row['ratio']:.3g}{star}",
+            _number(row["paper"]), row["path"],
+        )  # fmt: skip
+    console = Console(width=None if sys.stdout.isatty() else 160, markup=False, highlight=False)
+    console.print(table)
+    if any(row["extrapolated"] for row in rows):
+        console.print(
+            "* the dense matrix is too large here: its time is extrapolated by n^2 from a smaller one"
+        )
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
+
+
+def _check(structures: list[str] | None, what: str, device: str, plan: str, plot: Path | None) -> None:
+    """Raise typer.BadParameter, exit code 2, for what no grid can be made of."""
+    for name, value, known in (
+        ("what", what, (*KINDS, "both")),
+        ("plan", plan, PLANS),
+        ("device", device, ("cpu", "cuda")),
+    ):
+        if value not in known:
+            raise typer.BadParameter(f"--{name} must be one of {', '.join(known)}, got {value!r}.")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device cuda: torch finds no CUDA device here.")
+    try:
+        for name in structures or ():
+            get_structure(name)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--structure") from error
+    if plot is not None and plot.suffix.lower() not in (".png", ".svg"):
+        raise typer.BadParameter(f"--plot takes a name that ends in .png or .svg, got {str(plot)!r}.")
+
+
+def _say(message: str) -> None:
+    print(message, file=sys.stderr)

@@ -1,0 +1,200 @@
+"""`torchldr analyze` and `torchldr compress`; the command line mounts them with `register`.
+
+Results go to stdout, progress and messages to stderr. Exit codes: 0 done; 1 failed, with one line that says
+why, and nothing written; 2 wrong use; 130 interrupted: `compress` has then written nothing, and `analyze`
+shows what it found so far.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..compress.analyze_weights import BUDGETS, analyze
+from ..compress.budget import Budget, parse_budget
+from ..compress.candidates import CANDIDATES
+from ..compress.plot import check_picture
+from ..compress.selection import Spec
+from ..compress.tensors_compress import compress_weights
+from ..compress.tensors_plan import read_plan, write_plan
+from ..compress.tensors_storage import check_target, dense_beside, save_weights
+from ..matrices import get_structure
+from .options import AsJson, Many
+
+INTERRUPTED = 130
+File = Annotated[Path, typer.Argument(help="A .safetensors file.", show_default=False)]
+Structures = Annotated[
+    list[str] | None,
+    typer.Option(help="Classes to try, by spaces or commas; `torchldr structures` lists them."),
+]
+Skip = Annotated[list[str] | None, typer.Option(help="Names or patterns (quoted) of tensors to leave alone.")]
+MinFeatures = Annotated[int, typer.Option(min=1, help="Leave matrices with fewer rows or columns alone.")]
+Batch = Annotated[int, typer.Option(min=1, help="Vectors at a time, for a budget of time.")]
+Effort = Annotated[float | None, typer.Option(min=1e-3, help="Minutes that it may take; default 10.")]
+Seed = Annotated[int, typer.Option(min=0, help="What the starts of projections are drawn from.")]
+Jobs = Annotated[int | None, typer.Option(min=1, help="Processes; by default one for each core.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    app.command("analyze", cls=Many)(analyze_command)
+    app.command("compress", cls=Many)(compress_command)
+
+
+def analyze_command(
+    file: File,
+    budget: Annotated[
+        list[str] | None,
+        typer.Option(help="0.1, 1/10, 10%, 50000 (parameters), '200 kB' or '0.5 ms'; default 1/2 to 1/20."),
+    ] = None,
+    structures: Structures = None,
+    ranks: Annotated[
+        list[int] | None, typer.Option(min=1, help="Ranks to try, however long it takes.")
+    ] = None,
+    skip: Skip = None,
+    min_features: MinFeatures = 32,
+    batch: Batch = 1,
+    effort: Effort = None,
+    seed: Seed = 0,
+    jobs: Jobs = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw residual against size to this file.")] = None,
+    save_plan: Annotated[
+        Path | None, typer.Option(help="Write the plan for the one --budget, for `compress --plan`.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """What every matrix of a checkpoint could become: residual against size, the best for each budget."""
+    budgets = [_budget(text, batch) for text in budget or ()]
+    structures = _check_structures(structures)
+    if save_plan is not None and len(budgets) != 1:
+        raise typer.BadParameter("--save-plan takes one --budget.")
+    _spare(file, save_plan, "--save-plan")
+    _spare(file, plot, "--plot")
+    if plot is not None:
+        with _wrong_use("--plot"):
+            check_picture(plot)
+    with _interrupts():
+        found = analyze(
+            file, budget=budgets or BUDGETS, structures=structures, ranks=ranks, skip=skip or (),
+            min_features=min_features, effort=effort, seed=seed, jobs=_jobs(jobs), progress=_progress(),
+        )  # fmt: skip
+        plan = found.plan() if save_plan is not None else {}
+    print(found.to_json() if as_json else found)
+    if plot is not None:
+        found.plot(plot)
+        _say(f"picture: {plot}")
+    if save_plan is not None:
+        write_plan(plan, save_plan)
+        _say(f"plan: {save_plan}")
+    if found.interrupted:
+        _say("interrupted: not all classes were tried")
+        raise typer.Exit(INTERRUPTED)
+
+
+def compress_command(
+    file: File,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The folder to write.", show_default=False)],
+    budget: Annotated[
+        str | None, typer.Option(help="0.1, 1/10, 10%, 50000 (parameters), '200 kB' or '0.5 ms'.")
+    ] = None,
+    plan: Annotated[Path | None, typer.Option(help="JSON with names and patterns to structures.")] = None,
+    structures: Structures = None,
+    skip: Skip = None,
+    min_features: MinFeatures = 32,
+    batch: Batch = 1,
+    effort: Effort = None,
+    seed: Seed = 0,
+    jobs: Jobs = None,
+    dense: Annotated[
+        Path | None, typer.Option(help="Also write a plain .safetensors file, each matrix its approximation.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a compressed model, and --dense.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Compress every matrix of a checkpoint, under a budget or by a plan; other tensors are copied."""
+    if (budget is None) == (plan is None):
+        raise typer.BadParameter("give one of --budget and --plan.")
+    if plan is not None and structures:
+        raise typer.BadParameter("--structures goes with --budget; a plan names its own.")
+    structures = _check_structures(structures)
+    check_target(out, force)
+    if dense is not None:
+        _check_dense(dense, file, out, force)
+    spec: Spec = _budget(budget, batch) if budget is not None else read_plan(plan or "")
+    with _interrupts():
+        weights, report = compress_weights(
+            file, spec, skip=skip or (), min_features=min_features, structures=structures or CANDIDATES,
+            effort=effort, seed=seed, jobs=_jobs(jobs), progress=_progress(),
+        )  # fmt: skip
+        with dense_beside(weights, dense):
+            save_weights(weights, out, report, force=force)
+    print(report.to_json() if as_json else report)
+    _say(f"written: {out}")
+
+
+def _check_dense(dense: Path, file: Path, out: Path, force: bool) -> None:
+    """Raise where the plain file may not be written."""
+    _spare(file, dense, "--dense")
+    if out.resolve() in (dense.resolve(), *dense.resolve().parents):
+        raise ValueError(
+            f"--dense {dense} lies in {out}, which holds the compressed model: name another place."
+        )
+    if dense.is_dir():
+        raise IsADirectoryError(f"--dense {dense} is a folder: name a file.")
+    if dense.exists() and not force:
+        raise FileExistsError(f"{dense} exists already; --force replaces it.")
+
+
+def _spare(file: Path, target: Path | None, option: str) -> None:
+    """Raise where an option would overwrite the checkpoint itself."""
+    if target is not None and target.resolve() == file.resolve():
+        raise ValueError(f"{option} {target} is the checkpoint itself: name another file.")
+
+
+def _budget(text: str, batch: int) -> Budget:
+    with _wrong_use("--budget"):
+        return parse_budget(text, batch)
+
+
+def _check_structures(names: list[str] | None) -> list[str] | None:
+    """The names, those that commas join apart."""
+    parts = [part.strip() for joined in names or () for part in joined.split(",")]
+    with _wrong_use("--structures"):
+        for name in parts:
+            get_structure(name)
+    return parts or None
+
+
+def _jobs(jobs: int | None) -> int:
+    return jobs or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+
+
+def _progress() -> bool:
+    return sys.stderr.isatty()
+
+
+@contextmanager
+def _wrong_use(option: str) -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from error
+
+
+@contextmanager
+def _interrupts() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        _say("interrupted: nothing was written")
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def _say(message: str) -> None:
+    print(message, file=sys.stderr)

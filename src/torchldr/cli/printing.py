@@ -1,0 +1,59 @@
+"""What commands print: results to stdout, messages to stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+
+def say(message: str) -> None:
+    """A message to the user: stderr, so that stdout holds results alone."""
+    print(message, file=sys.stderr)
+
+
+def show(
+    result: Any, as_json: bool, *, title: str | None = None, columns: Sequence[str] | None = None
+) -> None:
+    """Print a result to stdout: as JSON, or rows (a list of mappings) as a table.
+
+    Args:
+        result: what JSON can hold; without `as_json` a list of mappings with the same keys.
+        as_json: whether to print JSON.
+        title: of the table.
+        columns: the keys to show and their order; all by default.
+    """
+    if as_json:
+        print(json.dumps(result, indent=2, default=str))
+        return
+    rows: Sequence[Mapping[str, Any]] = result
+    names = list(columns or (rows[0] if rows else ()))
+    table = Table(title=title, title_justify="left", show_edge=False, pad_edge=False)
+    for name in names:
+        numbers = all(isinstance(row[name], int | float) and not isinstance(row[name], bool) for row in rows)
+        table.add_column(name.replace("_", " "), justify="right" if numbers else "left", no_wrap=numbers)
+    for row in rows:
+        table.add_row(*(_cell(row[name]) for name in names))
+    # A pipe has no width of its own: leave the cutting to what reads it.
+    Console(width=None if sys.stdout.isatty() else 160, markup=False, highlight=False).print(table)
+
+
+def _cell(value: Any) -> str:
+    match value:
+        case None:
+            return "-"
+        case bool():
+            return "yes" if value else "no"
+        case int():
+            return f"{value:,}"
+        case float():
+            return f"{value:.3g}"
+        case Mapping():
+            return ", ".join(f"{key}={item}" for key, item in value.items())
+        case list() | tuple():
+            return " x ".join(str(item) for item in value)
+    return str(value)

@@ -1,0 +1,205 @@
+"""What a weight may become, how far that is from it, and what is not worth a look."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ..matrices import get_structure
+from .finetune_groups import operator_names
+from .metric import QUICK, LowRankFit, Metric, project
+from .structure import Structure
+
+CANDIDATES = ("low_rank", "block_circulant", "toeplitz_like", "ldr_sd")
+SCREEN_EFFORT = QUICK
+# Their nearest members are found at once, at any effort.
+EXACT = frozenset(("dense", "low_rank", "circulant", "block_circulant"))
+MOST_RANKS = 48
+# A quick projection of rank r takes some r (r + 3) / 4 microseconds an entry, and that times this; of
+# matrices with fewer entries than `_LEAST`, as long as of these.
+_LEAST = 1 << 14
+_WORK = {
+    **dict.fromkeys(("acdc", "cauchy_like", "hankel_like", "toeplitz_like", "vandermonde_like"), 1),
+    "fastfood": 4,
+    "ldr_sd": 12,
+    "ldr_td": 48,
+}
+_UNKNOWN_WORK = 12
+WORK = 3 << 20
+
+
+class Weight(Protocol):
+    """Matrices that take one structure, and what they are called."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def names(self) -> list[str]: ...
+    @property
+    def aliases(self) -> list[str]: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def matrices(self) -> list[Tensor]: ...
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A structure for a weight: parameters, its error, its cost in the budget's unit."""
+
+    structure: Structure
+    parameters: int
+    error: float
+    cost: float = 0.0
+
+
+@dataclass(frozen=True)
+class Search:
+    """Which structures are looked at.
+
+    Projections of a rank contain those of all lower ranks, so few ranks are looked at; of low rank, whose
+    residuals all come from one SVD, some `MOST_RANKS` over the whole range.
+
+    Args:
+        names: of the classes.
+        ranks: of the classes that have one, for all of these; None for the above.
+        usual: the few ranks.
+        work: how long a quick look may take, in microseconds or so, or None for no limit. Classes that are
+            solved exactly are always looked at.
+        shares: fractions of the weight for each of which the largest rank that fits is looked at too.
+    """
+
+    names: Sequence[str]
+    ranks: Sequence[int] | None = None
+    usual: Sequence[int] = (1, 2, 4)
+    work: int | None = WORK
+    shares: Sequence[float] = ()
+
+    def structures(self, name: str, weight: Weight) -> list[Structure]:
+        """The structures of a class, all smaller than the weight itself."""
+        shapes = [(W.shape[0], W.shape[1]) for W in weight.matrices]
+        smallest = min(min(shape) for shape in shapes)
+
+        def parameters(structure: Structure) -> int:
+            return sum(structure.parameters(*shape) for shape in shapes)
+
+        if name == "dense":
+            found = []
+        elif name == "block_circulant":
+            found = [Structure(name, block_size=2**i) for i in range(1, 12) if 2**i <= smallest]
+        elif not get_structure(name).ranked:
+            found = [Structure(name)]
+        else:
+            ranks = set(self._ranks(name, smallest))
+            for share in self.shares if self.ranks is None else ():
+                fits = lambda rank: parameters(Structure(name, rank))
+                ranks.add(bisect_right(range(1, smallest + 1), share * weight.size, key=fits))
+            found = [Structure(name, rank) for rank in sorted(ranks) if 1 <= rank <= smallest]
+        entries = max(m * n for m, n in shapes)
+        return [s for s in found if self._affordable(s, entries) and parameters(s) < weight.size]
+
+    def _ranks(self, name: str, smallest: int) -> Sequence[int]:
+        if self.ranks is not None:
+            return self.ranks
+        if name == "low_rank":
+            step = max(1, smallest // MOST_RANKS)
+            return 1, 2, 3, *range(step, smallest + 1, step)
+        return self.usual
+
+    def _affordable(self, structure: Structure, entries: int) -> bool:
+        if self.work is None or structure.name in EXACT:
+            return True
+        name, rank = structure.name, structure.rank or 1
+        return max(entries, _LEAST) * _WORK.get(name, _UNKNOWN_WORK) * rank * (rank + 3) / 4 <= self.work
+
+
+def _any(structures: Sequence[Structure], name: str) -> bool:
+    return any(structure.name == name for structure in structures)
+
+
+def priced(weight: Weight, structures: Sequence[Structure], found: Sequence[float]) -> list[Candidate]:
+    """Candidates with their parameters and errors, and the dense weight itself as the last."""
+    shapes = [(W.shape[0], W.shape[1]) for W in weight.matrices]
+    rows = [
+        Candidate(structure, sum(structure.parameters(*shape) for shape in shapes), error)
+        for structure, error in zip(structures, found, strict=True)
+    ]
+    return [*rows, Candidate(Structure("dense"), weight.size, 0.0)]
+
+
+def charged(rows: Sequence[Candidate], costs: Sequence[float]) -> list[Candidate]:
+    """The candidates with these costs, by growing cost."""
+    return sorted(
+        (replace(row, cost=cost) for row, cost in zip(rows, costs, strict=True)),
+        key=lambda row: (row.cost, row.error),
+    )
+
+
+def looks(
+    matrices: Sequence[Tensor], structures: Sequence[Structure], metric: Metric, seed: int, effort: float
+) -> list[float]:
+    """The errors of structures in a metric, by quick projections; of low rank from one decomposition."""
+    fits = [LowRankFit(W, metric) for W in matrices if _any(structures, "low_rank")]
+    exact = min(max(1e-10, 8 * torch.finfo(matrices[0].dtype).eps), 1e-3) ** 2
+    whole = sum(metric.error(W) for W in matrices)
+    found = []
+    for structure in structures:
+        if structure.name == "low_rank":
+            error = sum(fit.error(structure.rank or 1) for fit in fits)
+        else:
+            error = 0.0
+            for W in matrices:
+                M = project(W, structure, metric, seed, effort).matrix
+                error += metric.error(
+                    W.detach().to("cpu", torch.float64) - M.to("cpu", torch.float64).to_dense()
+                )
+        # Weights are known to their rounding errors: nothing is gained below these.
+        found.append(error if error > exact * whole else 0.0)
+    return found
+
+
+def plain_curve(matrices: Sequence[Tensor]) -> list[float]:
+    """|W - M|^2 of the nearest matrices of rank 0, 1, .., summed over the matrices."""
+    squares = []
+    for W in matrices:
+        wide = W.detach().to("cpu", torch.float64)
+        gram = wide @ wide.mT if wide.shape[0] <= wide.shape[1] else wide.mT @ wide
+        squares.append(torch.linalg.eigvalsh(gram).clamp(min=0))
+    length = max(map(len, squares))
+    total = sum(torch.cat([s.new_zeros(length - len(s)), s]) for s in squares)
+    assert isinstance(total, Tensor)
+    tails = total.cumsum(0)
+    return [*tails.flip(0).tolist(), 0.0]
+
+
+def bound(W: Tensor, name: str, ranks: Sequence[int]) -> list[float]:
+    """A lower bound of |W - M|^2 over the members M of each rank, without a projection.
+
+    Where a class's operators are fixed, the displacement of W - M is at most |nabla| |W - M| long, and
+    that of M has a small rank, so that the tail of the singular values of W's displacement bounds |W - M|.
+    Nothing is known (0) of classes that learn their operators or have none.
+    """
+    cls, (m, n) = get_structure(name), W.shape
+    if not cls.ranked or operator_names(cls):
+        return [0.0] * len(ranks)
+    some = cls.random(m, n, rank=1, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    known = some.displacement_structure()
+    if known is None:
+        return [0.0] * len(ranks)
+    a, b = (_norm(operator.to_dense()) for operator in (known.A, known.B))
+    largest = 1 + a * b if known.form == "stein" else a + b
+    D = known.of_dense(W.detach().to("cpu", torch.float64))
+    curve = plain_curve([D])
+    return [curve[min(known.rank * rank, len(curve) - 1)] / largest**2 for rank in ranks]
+
+
+def _norm(A: Tensor) -> float:
+    """At least the spectral norm; that of a shift exactly."""
+    return float(A.abs().sum(0).max() * A.abs().sum(1).max()) ** 0.5

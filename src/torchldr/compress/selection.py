@@ -1,0 +1,329 @@
+"""The structure of every weight: by a plan, or the best under a budget."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ..matrices import get_structure
+from .budget import Budget, Bytes, Costs, Latency, allowance, check_budget
+from .candidates import SCREEN_EFFORT, Candidate, Search, Weight, charged, priced
+from .metric import Metric
+from .progress import CHOOSING, Clock, Report
+from .structure import Structure, check_plan, matching
+from .tensors_workers import Workers, first_look, looks_of
+
+Spec = Budget | Structure | Mapping[str, Structure]
+SHARE = 0.7  # of the time after which no further class is looked at
+PILOTS = 2  # weights of one shape that a slow class is tried on before all others are
+_CHEAP = 1 << 16  # entries up to which a class is tried without pilots
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What was found for the weights.
+
+    Attributes:
+        structures: one for each weight.
+        latencies: measured milliseconds (dense, then so), or none.
+        stays: why weights stay dense, by name.
+        uniform: the plan of one class with the same share for all, which may do better than it promises.
+        notes: what was not looked at, and why.
+    """
+
+    structures: list[Structure]
+    latencies: list[tuple[float | None, float | None]]
+    stays: dict[str, str] = field(default_factory=dict)
+    uniform: list[Structure] | None = None
+    notes: tuple[str, ...] = ()
+
+
+def check_spec(who: str, spec: object) -> None:
+    """Raise for what is neither a budget nor a plan."""
+    if isinstance(spec, Mapping):
+        check_plan(spec)
+    elif isinstance(spec, bool) or not isinstance(spec, float | int | Bytes | Latency | Structure):
+        raise TypeError(
+            f"{who}: spec must be a fraction, a number of parameters, torchldr.Bytes, torchldr.Latency, a "
+            f"torchldr.Structure or a mapping of names to structures, got {spec!r}."
+        )
+    elif not isinstance(spec, Structure):
+        check_budget(who, spec)
+
+
+def check_count(who: str, **values: object) -> None:
+    """Raise for values that are not ints of at least 1."""
+    for key, value in values.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ValueError(f"{who}: {key} must be an int of at least 1, got {value!r}.")
+
+
+def chosen(
+    who: str,
+    spec: Spec,
+    weights: Sequence[Weight],
+    left: Mapping[str, str],
+    names: Sequence[str],
+    metrics: Mapping[str, Metric],
+    seed: int,
+    workers: Workers,
+    clock: Clock,
+    report: Report,
+) -> Choices:
+    """The structure of every weight."""
+    none: list[tuple[float | None, float | None]] = [(None, None)] * len(weights)
+    if isinstance(spec, Structure | Mapping):
+        structures = planned(spec, weights, left, who)
+        stays = {w.name: "stays dense by the plan" for w, s in zip(weights, structures, strict=True)
+                 if s.name == "dense"}  # fmt: skip
+        return Choices(structures, none, stays)
+    if isinstance(names, str):
+        raise TypeError(f"{who}: structures must be a sequence of names, got {names!r}.")
+    for name in names:
+        get_structure(name)
+    if not weights:
+        return Choices([], [])
+    limit, unit, costs = allowance(spec, weights)
+    look = _Look(list(dict.fromkeys(names)), weights, metrics, costs, limit, seed, workers, clock, report)
+    rows = look.rows()
+    taken = share_out(rows, limit, unit, who)
+    latencies = none
+    if unit == "ms":
+        dense = [costs(weight, [Structure("dense")])[0] for weight in weights]
+        latencies = [(before, candidate.cost) for before, candidate in zip(dense, taken, strict=True)]
+    uniform = None if unit == "ms" else uniform_share(rows, limit)
+    return Choices([c.structure for c in taken], latencies, {}, uniform, tuple(look.notes))
+
+
+class _Look:
+    """Candidates for every weight: low rank at once, other classes where they could be chosen."""
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        weights: Sequence[Weight],
+        metrics: Mapping[str, Metric],
+        costs: Costs,
+        limit: float,
+        seed: int,
+        workers: Workers,
+        clock: Clock,
+        report: Report,
+    ) -> None:
+        self.names, self.weights, self.costs, self.limit = names, weights, costs, limit
+        self.seed, self.workers, self.clock, self.report = seed, workers, clock, report
+        self.parcels = [workers.parcel(weight, metrics.get(weight.name)) for weight in weights]
+        self.notes: list[str] = []
+        self.low: list[list[Structure]] = []
+        self.errors: list[dict[Structure, float]] = []
+
+    def rows(self) -> list[list[Candidate]]:
+        """The candidates of every weight, the weight itself among them, by growing cost."""
+        search = Search(self.names)
+        others: list[list[Structure]] = []
+        for weight in self.weights:
+            self.low.append(search.structures("low_rank", weight) if "low_rank" in self.names else [])
+            others.append(
+                [s for name in self.names if name != "low_rank" for s in search.structures(name, weight)]
+            )
+        stages = [f"{CHOOSING} {weight.name}" for weight in self.weights]
+        tasks = list(zip(self.parcels, self.low, others, [self.seed] * len(stages), strict=True))
+        found = self.workers.run(stages, first_look, tasks, self.report)
+        self.errors = [
+            dict(zip(low, looked.errors, strict=True)) for low, looked in zip(self.low, found, strict=True)
+        ]
+        open_ones = self._hopeful(
+            others, [looked.plain for looked in found], [looked.bounds for looked in found]
+        )
+        first, rest = self._waves(open_ones)
+        self._try(first)
+        won = {key for key in first if any(self._wins(i, s) for i, s in first[key])}
+        for key in sorted(set(rest) - won):
+            name, m, n = key
+            self.notes.append(
+                f"{name} was not tried on all weights of {m} x {n}: low rank was better on {PILOTS}"
+            )
+        self._try({key: rest[key] for key in rest if key in won})
+        return [self._row(i) for i in range(len(self.weights))]
+
+    def _row(self, i: int) -> list[Candidate]:
+        errors, weight = self.errors[i], self.weights[i]
+        row = priced(weight, list(errors), list(errors.values()))
+        return charged(row, self.costs(weight, [candidate.structure for candidate in row]))
+
+    def _hopeful(
+        self,
+        others: Sequence[Sequence[Structure]],
+        plain: Sequence[Sequence[float]],
+        bounds: Sequence[Sequence[float]],
+    ) -> list[tuple[float, int, Structure]]:
+        """Which other structures a budget could choose: (promise, weight, structure), the best first.
+
+        In the plain norm, with low rank alone, the budget has a price for each unit of cost. A structure
+        whose error is at least its bound is not chosen where low rank has a lower sum of error and price.
+        """
+        rows = [
+            charged(priced(weight, low, errors), self.costs(weight, [*low, Structure("dense")]))
+            for weight, low, errors in zip(self.weights, self.low, plain, strict=True)
+        ]
+        price = _price(rows, self.limit) if all(self.low) else 0.0
+        found = []
+        for i, (row, some, least) in enumerate(zip(rows, others, bounds, strict=True)):
+            best = min(candidate.error + price * candidate.cost for candidate in row)
+            for structure, error, cost in zip(some, least, self.costs(self.weights[i], some), strict=True):
+                if not all(self.low) or error + price * cost < best:
+                    found.append((error + price * cost - best, i, structure))
+        dropped = sum(map(len, others)) - len(found)
+        if dropped:
+            self.notes.append(f"{dropped} candidates were left out by a lower bound of their residual")
+        return sorted(found, key=lambda entry: (entry[0], entry[1]))
+
+    def _waves(
+        self, found: Sequence[tuple[float, int, Structure]]
+    ) -> tuple[
+        dict[tuple[str, int, int], list[tuple[int, Structure]]],
+        dict[tuple[str, int, int], list[tuple[int, Structure]]],
+    ]:
+        """By class and shape: what to try at once, and what only where a pilot did well."""
+        first: dict[tuple[str, int, int], list[tuple[int, Structure]]] = {}
+        rest: dict[tuple[str, int, int], list[tuple[int, Structure]]] = {}
+        for _, i, structure in found:
+            m, n = self.weights[i].matrices[0].shape
+            key = structure.name, int(m), int(n)
+            pilots = {j for j, _ in first.get(key, ())}
+            now = m * n <= _CHEAP or i in pilots or len(pilots) < PILOTS
+            (first if now else rest).setdefault(key, []).append((i, structure))
+        return first, rest
+
+    def _try(self, groups: Mapping[tuple[str, int, int], Sequence[tuple[int, Structure]]]) -> None:
+        """Errors of these, as far as the time goes."""
+        tasks = sorted(
+            (task for group in groups.values() for task in group),
+            key=lambda task: (task[1].rank or 0, task[0]),
+        )
+        stages = [f"{CHOOSING} {self.weights[i].name}" for i, _ in tasks]
+        arguments = [(self.parcels[i], [structure], self.seed, SCREEN_EFFORT) for i, structure in tasks]
+        found = self.workers.some(stages, looks_of, arguments, self.report, lambda: self.clock.past(SHARE))
+        for place, errors in found.items():
+            i, structure = tasks[place]
+            self.errors[i][structure] = errors[0]
+        if len(found) < len(tasks):
+            self.notes.append(f"{len(tasks) - len(found)} candidates were not looked at for want of time")
+
+    def _wins(self, i: int, structure: Structure) -> bool:
+        """Whether a structure is better than low rank with no more parameters."""
+        if structure not in self.errors[i]:
+            return False
+        row = {c.structure: c for c in self._row(i)}
+        mine = row[structure]
+        rivals = [c for s, c in row.items() if s.name == "low_rank" and c.cost <= mine.cost]
+        return all(mine.error < rival.error for rival in rivals)
+
+
+def _price(rows: Sequence[Sequence[Candidate]], limit: float) -> float:
+    """The error that a unit of cost is worth where the budget is spent, by bisection."""
+    low, high = 0.0, max((c.error for row in rows for c in row), default=0.0) + 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        spent = sum(min(row, key=lambda c: (c.error + middle * c.cost, c.cost)).cost for row in rows)
+        low, high = (middle, high) if spent > limit else (low, middle)
+    return high
+
+
+def uniform_share(rows: Sequence[Sequence[Candidate]], limit: float) -> list[Structure] | None:
+    """The same share for every weight, all of one class: of the class with the smallest errors; or None."""
+    dense = [next(c for c in row if c.structure.name == "dense") for row in rows]
+    share = limit / (sum(c.cost for c in dense) or 1.0)
+    best: tuple[float, list[Structure]] | None = None
+    for name in dict.fromkeys(c.structure.name for row in rows for c in row if c.structure.name != "dense"):
+        taken = []
+        for row, whole in zip(rows, dense, strict=True):
+            fits = [c for c in row if c.structure.name == name and c.cost <= share * whole.cost]
+            if fits:
+                taken.append(min(fits, key=lambda c: c.error))
+        if len(taken) == len(rows):
+            error = sum(c.error for c in taken)
+            if best is None or error < best[0]:
+                best = error, [c.structure for c in taken]
+    return None if best is None else best[1]
+
+
+def share_out(
+    choices: Sequence[Sequence[Candidate]], limit: float, unit: str = "parameters", who: str = "compress_"
+) -> list[Candidate]:
+    """One candidate for each weight, with costs of at most `limit` together.
+
+    Every weight starts at its cheapest candidate. Then, again and again, the step that lowers the sum of
+    errors most for what it costs is taken, among those that still fit.
+
+    Args:
+        choices: the candidates of every weight, by growing cost.
+        limit: of the sum of costs.
+        unit, who: for the error.
+
+    Raises:
+        ValueError: where even the cheapest candidates do not fit.
+    """
+    taken = [row[0] for row in choices]
+    rest = limit - sum(candidate.cost for candidate in taken)
+    if rest < 0:
+        raise ValueError(
+            f"{who}: a budget of {_amount(limit, unit)} {unit} is too small, the smallest candidates have "
+            f"{_amount(limit - rest, unit)}."
+        )
+    best = [_step(row, now, rest) for row, now in zip(choices, taken, strict=True)]
+    while True:
+        for i, step in enumerate(best):
+            if step is not None and step.cost - taken[i].cost > rest:
+                best[i] = _step(choices[i], taken[i], rest)
+        open_ones = [(i, step) for i, step in enumerate(best) if step is not None]
+        if not open_ones:
+            return taken
+        i, step = max(open_ones, key=lambda pair: _slope(taken[pair[0]], pair[1]))
+        rest -= step.cost - taken[i].cost
+        taken[i] = step
+        best[i] = _step(choices[i], step, rest)
+
+
+def _amount(value: float, unit: str) -> str:
+    return f"{value:.4g}" if unit == "ms" else f"{round(value)}"
+
+
+def _slope(now: Candidate, then: Candidate) -> float:
+    return (now.error - then.error) / max(then.cost - now.cost, 1e-9)
+
+
+def _step(row: Sequence[Candidate], now: Candidate, rest: float) -> Candidate | None:
+    """The best step from here that fits, if any lowers the error."""
+    fits = [c for c in row if 0 <= c.cost - now.cost <= rest and c.error < now.error]
+    return max(fits, key=lambda c: _slope(now, c), default=None)
+
+
+def planned(
+    spec: Structure | Mapping[str, Structure],
+    weights: Sequence[Weight],
+    left: Mapping[str, str],
+    who: str = "compress_",
+) -> list[Structure]:
+    """The structure that a plan has for every weight, checked against its shapes.
+
+    Raises:
+        ValueError: for an entry that matches nothing, or a structure that does not fit.
+    """
+    if isinstance(spec, Structure):
+        chosen = [spec] * len(weights)
+    else:
+        keys = [matching(spec, weight.aliases) for weight in weights]
+        chosen = [Structure("dense") if key is None else spec[key] for key in keys]
+        for key in spec:
+            if not any(matching({key: spec[key]}, weight.aliases) for weight in weights):
+                what = "tensor" if weights and all(w.kind == "tensor" for w in weights) else "layer"
+                why = next((f" ({name} {left[name]})" for name in (key, f"{key}.weight") if name in left), "")
+                raise ValueError(f"{who}: {key!r} matches no {what} that can be replaced{why}.")
+    for weight, structure in zip(weights, chosen, strict=True):
+        for W in weight.matrices:
+            try:
+                structure.parameters(*W.shape)
+            except (TypeError, ValueError) as error:
+                raise type(error)(f"{who}: {weight.name}: {error}") from None
+    return chosen

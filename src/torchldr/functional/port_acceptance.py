@@ -1,0 +1,187 @@
+"""When the port product may be taken: a bound on the error of the layer's product, for every input.
+
+Let S = sum |K_k(A, g_i)| |K_k(C, h_i)|^T, the factors' absolute values multiplied out. `judge` accepts where
+
+    |y - M x|_max <= tolerance max_i (S |x|)_i    for every x,
+
+with y as it is computed, truncation and rounding included, before it is rounded to the layer's dtype. How,
+with the proofs in docs/tridiagonal.md:
+
+    sizes       d_j^2 = sum_{i, t} |A^t g_i|^2 (C^t h_i)_j^2. S has no negative entry: |S |x||_2 >= |D x|_2,
+                and |y - M x|_2 <= tolerance |D x|_2 / sqrt(m) is enough. A pass of the stencil finds d.
+    plan        what the plan holds, rounded and cut, is one fixed linear map. Its distance from M D^-1 is the
+                norm of a matrix, bounded by `PROBES` random inputs, which a second pass of the stencil
+                multiplies in float64 (the lemma in `port_rounding`, with probability 1 - 14^-8).
+    rounding    of the products with the plan: `port_rounding`.
+
+Random inputs are drawn from a seed that the operators' own bits make: the same operators are judged alike.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import port_rounding, stencil, tridiagonal
+from .port_layer import PreparedPorts, Scaling
+from .tridiagonal import Operator
+
+CANDIDATES = 2, 4, 8, 16
+PROBES, ALPHA = 8, 14.0
+FACTOR = ALPHA * math.sqrt(2 / math.pi)
+TILE = 256
+RANGE = 1e140  # of sizes: their squares must not leave float64
+
+
+class Verdict(NamedTuple):
+    """What was found for a pair of operators."""
+
+    ports: PreparedPorts | None  # the product that was judged, where it is accepted
+    bound: float  # the largest error, as a share of max_i (S |x|)_i; infinite where it is not known
+    reason: str  # in words
+
+
+def tolerance(n: int) -> float:
+    """The largest share of max_i (S |x|)_i that an accepted product may be off by.
+
+    Half of what `torchldr.testing` allows every product in float32: 25 eps (1 + log2 n).
+    """
+    return 25 * torch.finfo(torch.float32).eps * (1 + math.log2(n))
+
+
+@torch.no_grad()
+def judge(A: Operator, C: Operator, candidates: Sequence[int] = CANDIDATES) -> Verdict:
+    """Judge the port product of a layer, for inputs of any size.
+
+    Args:
+        A, C: lower, diagonal, upper and start vectors, (m,) thrice and (r, m) for A, likewise n for C.
+        candidates: oversamplings to try, the smallest first.
+
+    Returns:
+        A `Verdict`. Costs some passes of the stencil in float64; waits for the device.
+    """
+    m, n = A[3].shape[-1], C[3].shape[-1]
+    most, k = tolerance(max(m, n)), min(m, n)
+    A, C = _wide(A), _wide(C)
+    growth, sizes, seen = profile(A, C, k)
+    known = sizes[seen]
+    if not (growth.isfinite().all() and (known > 1 / RANGE).all() and (known < RANGE).all()):
+        return Verdict(None, math.inf, "the columns of |factors| leave the range of float64")
+    if not len(known):
+        return Verdict(None, math.inf, "the matrix is zero")
+    scaling = Scaling(_rate(growth), _filled(sizes, seen), seen)
+    generator = torch.Generator().manual_seed(fingerprint(*A, *C))
+    draw = lambda q, size: torch.randn(q, size, generator=generator, dtype=torch.float64).to(sizes.device)
+    inputs = draw(port_rounding.PROBES, n) * seen
+    exact = stencil_product(A, C, inputs[:PROBES] / scaling.sizes, k)
+    share = math.sqrt(m)  # of |D x|_2 in max_i (S |x|)_i
+    for c in candidates:
+        ports = PreparedPorts(A, C, scaling, c)
+        held = FACTOR * share * float(_norm(ports.of_scaled(inputs[:PROBES]) - exact))
+        if held <= most / 2:
+            break
+    else:
+        return Verdict(
+            None, held, f"off by up to {held:.0e} of |factors||x| at c = {c}, {most:.0e} is allowed"
+        )
+    rounding = share * rounding_of(*scaling.of(A, C), k, c, growth, scaling, inputs, draw(len(inputs), m))
+    bound = held + rounding
+    if not bound <= most:
+        return Verdict(None, bound, f"rounding of up to {bound:.0e} of |factors||x|, {most:.0e} is allowed")
+    return Verdict(ports, bound, f"c = {c}, within {bound:.0e} of |factors||x|")
+
+
+def rounding_of(
+    A: Operator, C: Operator, k: int, c: int, growth: Tensor, scaling: Scaling, x: Tensor, y: Tensor
+) -> float:
+    """The bound of `port_rounding` for both scaled operators together, with probes x (q, n) and y (q, m)."""
+    left, right = (port_rounding.ObservedHalf(operator, k, c) for operator in (A, C))
+    steps = torch.arange(k, dtype=torch.float64, device=growth.device)
+    after = (growth * (-scaling.rate * steps).exp()).norm()  # of sum_t A^t g z_t, by Cauchy and Schwarz
+    z = right.up(x)
+    left.down(z)
+    right.down(left.up(y))
+    before = port_rounding.FACTOR * _norm(z.flatten(1))
+    return float(right.rounding(after, x[:PROBES]) + left.rounding(before, y[:PROBES]))
+
+
+# Passes of the stencil.
+
+
+def profile(A: Operator, C: Operator, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """|A^t g_i|_2, (r, k); d, (n,); and which entries of an input the result depends on at all, (n,)."""
+    growth, squares, seen = [], torch.zeros_like(C[1]), torch.zeros_like(C[1], dtype=torch.bool)
+    for left, right in zip(_columns(A, k), _columns(C, k), strict=True):
+        growth.append(left.norm(dim=-1))
+        terms = growth[-1].unsqueeze(-1) * right
+        squares += terms.square().sum((0, 1))
+        seen |= ((growth[-1] != 0).unsqueeze(-1) & (right != 0)).any(0).any(0)
+    return torch.cat(growth, 1), squares.sqrt(), seen
+
+
+def growth_rate(operator: Operator, k: int) -> float:
+    """The mean growth of log |A^t v| over t < k."""
+    return _rate(torch.cat([columns.norm(dim=-1) for columns in _columns(_wide(operator), k)], 1))
+
+
+def stencil_product(A: Operator, C: Operator, x: Tensor, k: int) -> Tensor:
+    """sum_i K_k(A, g_i) K_k(C, h_i)^T x, (b, m)."""
+    y = x.new_zeros(len(x), A[3].shape[-1])
+    for left, right in zip(_columns(A, k), _columns(C, k), strict=True):
+        for K_A, K_C in zip(left, right, strict=True):
+            y.addmm_(x @ K_C.mT, K_A)
+    return y
+
+
+def _columns(operator: Operator, k: int) -> Iterator[Tensor]:
+    """The Krylov columns, (r, some, n) at a time, in one memory."""
+    if not stencil.serves(*operator):
+        for _, block in tridiagonal._column_blocks(*operator, k):
+            yield block.permute(2, 1, 0)
+        return
+    run, state = stencil.Stencil(*operator, TILE), operator[3]
+    for start in range(0, k, TILE):
+        width = min(TILE, k - start)
+        run.run(state, width)
+        yield run.columns(width)
+        state = run.following(width)
+
+
+def _wide(operator: Operator) -> Operator:
+    lower, diagonal, upper, V = (x.detach().double() for x in operator)
+    return lower, diagonal, upper, V
+
+
+def _rate(growth: Tensor) -> float:
+    """The slope of log |A^t g| over t."""
+    sizes = growth.norm(dim=0)
+    at = sizes.nonzero().flatten()
+    if len(at) < 2:
+        return 0.0
+    logs, steps = sizes[at].log(), at - at.double().mean()
+    return float((steps * logs).sum() / steps.square().sum())
+
+
+def _filled(sizes: Tensor, seen: Tensor) -> Tensor:
+    """Sizes of entries that do not matter taken from a neighbour before, or else from the first that does."""
+    at = torch.arange(len(sizes), device=sizes.device)
+    last = torch.where(seen, at, -1).cummax(0).values
+    return sizes[torch.where(last < 0, seen.to(torch.uint8).argmax(), last)]
+
+
+def _norm(x: Tensor) -> Tensor:
+    """The largest norm of a row; infinite where it is not a number."""
+    return x.norm(dim=-1).amax().nan_to_num(nan=math.inf)
+
+
+def fingerprint(*tensors: Tensor) -> int:
+    """A number that changes when a bit of the tensors does; waits for the device."""
+    digest = hashlib.blake2b(digest_size=8)
+    for t in tensors:
+        digest.update(t.detach().cpu().contiguous().numpy().tobytes())
+    return int.from_bytes(digest.digest(), "little", signed=True)

@@ -1,0 +1,125 @@
+"""Low displacement rank with learned tridiagonal operators (LDR-TD)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...core.matrix import StructuredMatrix, generators_
+from ...functional import tridiagonal
+from ...functional.reference import krylov_of_ring_reference, tridiagonal_reference
+from ..ldr_sd import shift_mean_square
+from .routes import PRODUCTS, ROUTES
+
+Ring = tuple[Tensor, Tensor, Tensor]
+
+
+class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
+    """LDR-TD: M = sum_i K_k(A, g_i) K_k(C, h_i)^T with A and C tridiagonal, plus two corners.
+
+    As LDR-SD, with a diagonal, a superdiagonal and a second corner learned too. The class contains
+    LDR-SD, and with suitable operators Toeplitz-, Hankel-, Vandermonde- and Cauchy-like matrices.
+
+    Parameters: those of LDR-SD without `corner_*`, and `diagonal_A` (m), `superdiagonal_A` (m - 1),
+    `corners_A` (2: top right, bottom left), likewise C: (m + n)(r + 3) in all. Where a corner meets
+    another entry (m <= 2) they add. Cost: O(r (m + n) k) for the Krylov columns, compiled on a CPU,
+    and as much a vector in matrix products; never an m x n matrix in inference. For kept products of some
+    thousands of features the port product takes O(c (r + b) n log^2 n) for b vectors, where a bound on its
+    error allows it (`functional.port_acceptance`).
+
+    Options:
+        product: for products in float32 that need no gradient, of a matrix that is kept (a layer in
+            inference): "auto" takes the port product where it is accepted and cheaper, "port" wherever it is
+            accepted, at any size, "stencil" never. All others take the stencil or the dense matrix.
+        normalize: divide A and C by their largest absolute row sum where it exceeds 1. Powers of A
+            otherwise grow like its spectral radius: take it for layers of thousands of features, or
+            when a superdiagonal grows past some tenths.
+
+    Reference: Thomas, Gu, Dao, Rudra, Ré, "Learning Compressed Transforms with Low Displacement Rank",
+    2018.
+    """
+
+    opaque = True
+    ROUTES = ROUTES
+
+    @classmethod
+    def parameter_shapes(
+        cls,
+        out_features: int,
+        in_features: int,
+        rank: int,
+        *,
+        normalize: bool = False,
+        product: str = "auto",
+    ) -> dict[str, tuple[int, ...]]:
+        if product not in PRODUCTS:
+            known = ", ".join(PRODUCTS)
+            raise ValueError(f"{cls.__name__}: product must be one of {known}, got {product!r}.")
+        shapes: dict[str, tuple[int, ...]] = {"G": (rank, out_features), "H": (rank, in_features)}
+        for side, size in (("A", out_features), ("C", in_features)):
+            shapes[f"subdiagonal_{side}"] = (size - 1,)
+            shapes[f"diagonal_{side}"] = (size,)
+            shapes[f"superdiagonal_{side}"] = (size - 1,)
+            shapes[f"corners_{side}"] = (2,)
+        return shapes
+
+    @classmethod
+    def init_(
+        cls,
+        tensors: Mapping[str, Tensor],
+        out_features: int,
+        in_features: int,
+        generator: torch.Generator | None = None,
+        **options: Any,
+    ) -> None:
+        for side in "AC":
+            tensors[f"subdiagonal_{side}"].fill_(1)
+            for part in ("diagonal", "superdiagonal", "corners"):
+                tensors[f"{part}_{side}"].zero_()
+        r, m, n = tensors["G"].shape[0], out_features, in_features
+        generators_(tensors, shift_mean_square(m, n, r), generator)
+
+    @classmethod
+    def draw_operators_(cls, tensors: Mapping[str, Tensor], generator: torch.Generator | None = None) -> None:
+        for side in "AC":
+            tensors[f"subdiagonal_{side}"].uniform_(0.95, 1.05, generator=generator)
+            for part in ("diagonal", "superdiagonal", "corners"):
+                tensors[f"{part}_{side}"].uniform_(-0.05, 0.05, generator=generator)
+
+    def _ring(self, side: str) -> Ring:
+        part = self.tensors
+        corners = part[f"corners_{side}"]
+        lower = torch.cat((corners[:1], part[f"subdiagonal_{side}"]))
+        upper = torch.cat((part[f"superdiagonal_{side}"], corners[1:]))
+        ring = lower, part[f"diagonal_{side}"], upper
+        if not self.options["normalize"]:
+            return ring
+        scale = tridiagonal.row_sum_scale(*ring)
+        return ring[0] / scale, ring[1] / scale, ring[2] / scale
+
+    def factors(self) -> list[tuple[Tensor, ...]]:
+        k, A, C = min(self.shape), self._ring("A"), self._ring("C")
+        return [
+            (krylov_of_ring_reference(*A, g, k), krylov_of_ring_reference(*C, h, k).mT)
+            for g, h in zip(self.G, self.H, strict=True)
+        ]
+
+    def operators(self) -> tuple[Tensor, Tensor]:
+        def dense(lower: Tensor, diagonal: Tensor, upper: Tensor) -> Tensor:
+            corners = torch.stack((lower[0], upper[-1]))
+            return tridiagonal_reference(lower[1:], diagonal, upper[:-1], corners)
+
+        return dense(*self._ring("A")), dense(*self._ring("C"))
+
+    def both_operators(self) -> tuple[tridiagonal.Operator, tridiagonal.Operator]:
+        """Lower, diagonal, upper and start vectors of A and of C."""
+        return (*self._ring("A"), self.G), (*self._ring("C"), self.H)
+
+    def _matmul(self, x: Tensor) -> Tensor:
+        return tridiagonal.product(*self.both_operators(), x)
+
+    def _rmatmul(self, y: Tensor) -> Tensor:
+        return tridiagonal.product(*self.both_operators()[::-1], y)

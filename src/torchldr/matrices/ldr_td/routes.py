@@ -1,0 +1,93 @@
+"""How LDR-TD multiplies: its routes, with what they cost and why they may not serve."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from ...core import costs
+from ...core.dense_route import by_columns
+from ...core.products import Product
+from ...core.routes import Call, Route
+from ...functional import compiled, port_acceptance, tridiagonal
+from ...functional.port_layer import port_seconds, stencil_seconds
+
+PRODUCTS = "auto", "stencil", "port"
+FROM = {
+    "cpu": 8192,
+    "cuda": 16384,
+}  # min(m, n) from which "auto" judges ports, which takes a while
+_LIKELY = 4  # the oversampling that most operators need
+
+
+def _stencil_cost(M: Any, call: Call) -> float:
+    device = call.device if call.device in FROM else "cpu"
+    plain = call.traced or (device == "cpu" and compiled.why_not())
+    seconds = stencil_seconds(M.shape, M.rank, call.batch, device) * (20 if plain else 1)
+    return costs.machine(call).start + costs.backward(call, costs.wide(call) * seconds)
+
+
+def _stencil(M: Any, x: Tensor, transposed: bool) -> Tensor:
+    A, C = M.both_operators()
+    return tridiagonal.product(C, A, x) if transposed else tridiagonal.product(A, C, x)
+
+
+def _prepare_stencil(M: Any) -> Product:
+    return lambda x: _stencil(M, x, False)
+
+
+def _ports_cost(M: Any, call: Call) -> float:
+    if M.options["product"] == "port":
+        return 0.0  # asked for: whatever it costs
+    device = call.device if call.device in FROM else "cpu"
+    return port_seconds(M.shape, M.rank, call.batch, _LIKELY, device)
+
+
+def _ports_why_not(M: Any, call: Call) -> str | None:
+    option = M.options["product"]
+    if option == "stencil":
+        return "the option product is 'stencil'"
+    if not call.kept or call.transposed:
+        return "for matrices that are kept"
+    if call.device not in FROM or call.dtype != torch.float32:
+        return f"ports serve float32 on a CPU or a GPU, this is {call.dtype} on {call.device}"
+    if call.needs_grad:
+        return "a gradient is needed"
+    if call.traced or forward_ad._current_level >= 0:
+        return "the product is traced or differentiated"
+    if call.batch == 0:
+        return "there are no numbers to multiply"
+    if option == "auto" and min(M.shape) < FROM[call.device]:
+        return f"fewer than {FROM[call.device]} features"
+    verdict = _judged(M)
+    return None if verdict.ports is not None else verdict.reason
+
+
+def _judged(M: Any) -> port_acceptance.Verdict:
+    """What is found about the operators, once for a matrix whose numbers do not change."""
+    if "ports" not in M.facts:
+        with torch.inference_mode(False), torch.no_grad():
+            M.facts["ports"] = port_acceptance.judge(*M.both_operators())
+    verdict: port_acceptance.Verdict = M.facts["ports"]
+    return verdict
+
+
+def _prepare_ports(M: Any) -> Product:
+    ports = _judged(M).ports
+    assert ports is not None
+    return ports
+
+
+def _no_apply(M: Any, x: Tensor, transposed: bool) -> Tensor:
+    raise AssertionError("a route for kept matrices alone")
+
+
+STENCIL = Route("stencil", lambda M, call: None, _stencil_cost, _stencil, _prepare_stencil)
+ROUTES = (
+    STENCIL,
+    by_columns(STENCIL),
+    Route("ports", _ports_why_not, _ports_cost, _no_apply, _prepare_ports),
+)

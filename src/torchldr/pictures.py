@@ -1,0 +1,168 @@
+"""What all figures have in common: how they look, what a `Picture` holds, how it is saved.
+
+Colours are of the palette of Okabe and Ito, which people with a colour deficiency can tell apart, and
+every method has a marker of its own besides; maps of signed values run from blue to red through white.
+Figures are made as objects, without pyplot: nothing global changes and no display is needed.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = [
+    "FORMATS", "LOOKS", "PLAIN", "SIGNED", "Look", "NothingToDrawError", "Picture", "bare", "look",
+    "new_figure", "styled",
+]  # fmt: skip
+
+P = ParamSpec("P")
+
+FORMATS = ("png", "svg")
+DPI = 160
+SIGNED, PLAIN = "RdBu_r", "gray"
+
+_RC: Any = {
+    "axes.axisbelow": True,
+    "axes.edgecolor": "#555555",
+    "axes.grid": False,
+    "axes.labelcolor": "#333333",
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlesize": 10,
+    "figure.facecolor": "white",
+    "figure.titlesize": 11,
+    "font.family": "DejaVu Sans",
+    "font.size": 9,
+    "grid.color": "#dddddd",
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "mathtext.fontset": "dejavusans",
+    "svg.hashsalt": "torchldr",  # the same figure gives the same file
+    "text.color": "#1a1a1a",
+    "xtick.color": "#555555",
+    "ytick.color": "#555555",
+}
+
+
+class Look(NamedTuple):
+    """How a method is drawn."""
+
+    colour: str
+    marker: str
+
+
+LOOKS = {
+    "dense": Look("#1a1a1a", "s"),
+    "ldr_sd": Look("#0072B2", "o"),
+    "ldr_td": Look("#D55E00", "D"),
+    "toeplitz_like": Look("#009E73", "^"),
+    "hankel_like": Look("#CC79A7", "v"),
+    "vandermonde_like": Look("#56B4E9", "<"),
+    "low_rank": Look("#E69F00", "P"),
+    "circulant": Look("#888888", "X"),
+    "fastfood": Look("#888888", "*"),
+    "pruning": Look("#7A4B9A", "d"),
+    "rhu": Look("#8A6D3B", "h"),
+}
+OTHER = Look("#888888", ".")
+
+
+class NothingToDrawError(ValueError):
+    """A figure for which something is missing: the message says what, and what to run."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure and what belongs beside it.
+
+    Attributes:
+        name: of its file.
+        title: one line.
+        caption: what it shows and how to read it.
+        figure: the figure itself.
+        datasets, models: what it is about; empty where it is about none.
+        vector: whether it is lines and text, better kept as SVG; otherwise it is pixels.
+    """
+
+    name: str
+    title: str
+    caption: str
+    figure: Figure
+    datasets: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+    vector: bool = False
+
+    def encode(self, format: str) -> bytes:
+        """The figure as a file of this format."""
+        if format not in FORMATS:
+            raise ValueError(f"a figure is saved as {' or '.join(FORMATS)}, got {format!r}.")
+        stream = io.BytesIO()
+        metadata = {"Date": None} if format == "svg" else {"Software": None}
+        with _style():
+            self.figure.savefig(stream, format=format, dpi=DPI, metadata=metadata)
+        return stream.getvalue()
+
+    def save(self, folder: Path, formats: Iterable[str] = FORMATS) -> list[Path]:
+        """Write it to a folder, made where it is missing: the paths of the files."""
+        encoded = {folder / f"{self.name}.{format}": self.encode(format) for format in formats}
+        folder.mkdir(parents=True, exist_ok=True)
+        for path, content in encoded.items():
+            path.write_bytes(content)
+        return list(encoded)
+
+
+def styled(draw: Callable[P, Picture]) -> Callable[P, Picture]:
+    """Decorates a function that draws: it runs in our look, or says that matplotlib is missing."""
+
+    @functools.wraps(draw)
+    def drawn(*args: P.args, **kwargs: P.kwargs) -> Picture:
+        with _style():
+            return draw(*args, **kwargs)
+
+    return drawn
+
+
+def _style() -> AbstractContextManager[None]:
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise ImportError("figures need matplotlib; pip install matplotlib") from error
+    return matplotlib.rc_context(_RC)
+
+
+def new_figure(width: float, height: float, rows: int, columns: int, **options: Any) -> tuple[Figure, Any]:
+    """A figure with an array of axes, shape (rows, columns).
+
+    Args:
+        width, height: in inches.
+        rows, columns: of the array.
+        options: of `Figure.subplots`.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False, **options)
+
+
+def bare(axes: Axes) -> None:
+    """An image without ticks, in a thin frame."""
+    axes.set_xticks([])
+    axes.set_yticks([])
+    for spine in axes.spines.values():
+        spine.set_visible(True)
+        spine.set_color("#bbbbbb")
+        spine.set_linewidth(0.6)
+
+
+def look(method: str) -> Look:
+    """How a method is drawn; the same grey for those without a look of their own."""
+    return LOOKS.get(method, OTHER)

@@ -1,0 +1,277 @@
+"""What a loader brings: metrics, bounds, measured plans, and a model that an interrupt leaves alone."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import torchldr
+from torchldr.compress.calibration import calibrate
+from torchldr.compress.candidates import bound
+from torchldr.compress.metric import LowRankFit, Metric
+from torchldr.compress.outputs import main_output
+from torchldr.compress.progress import Clock
+from torchldr.compress.sites import find_units
+
+LOW = torchldr.Structure("low_rank", rank=3)
+
+
+def spread(rows: int, n: int = 40) -> Tensor:
+    return torch.randn(rows, n) * torch.logspace(0, -2, n)
+
+
+def network() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(40, 48), nn.Tanh(), nn.Linear(48, 40), nn.Tanh(), nn.Linear(40, 36))
+
+
+def state(model: nn.Module) -> dict[str, Tensor]:
+    return {name: t.clone() for name, t in model.state_dict().items()}
+
+
+def same(model: nn.Module, before: nn.Module, numbers: dict[str, Tensor]) -> bool:
+    """The very modules, hooks, modes, gradients wanted and numbers."""
+    now = model.state_dict()
+    return (
+        [type(module) for module in model.modules()] == [type(module) for module in before.modules()]
+        and all(torch.equal(now[name], t) for name, t in numbers.items())
+        and all(not module._forward_hooks and not module._forward_pre_hooks for module in model.modules())
+        and [m.training for m in model.modules()] == [m.training for m in before.modules()]
+        and [p.requires_grad for p in model.parameters()] == [p.requires_grad for p in before.parameters()]
+    )
+
+
+@given(m=st.integers(2, 12), n=st.integers(2, 12), seed=st.integers(0, 1000), both=st.booleans())
+@settings(max_examples=20, deadline=None)
+def test_low_rank_in_a_metric_is_the_svd_of_the_weighted_matrix(m, n, seed, both):
+    generator = torch.Generator().manual_seed(seed)
+
+    def moments(size: int) -> Tensor:
+        X = torch.randn(3 * size, size, dtype=torch.float64, generator=generator)
+        return X.mT @ X
+
+    W = torch.randn(m, n, dtype=torch.float64, generator=generator)
+    metric = Metric(moments(n), moments(m) if both else None, 2.5)
+    left = torch.eye(m, dtype=torch.float64) if metric.left is None else metric.left
+    values = torch.linalg.svdvals(left @ W @ metric.root.mT)
+    fit = LowRankFit(W, metric)
+    for rank in range(1, min(m, n) + 1):
+        expected = 2.5 * float(values[rank:].square().sum())
+        scale = 1e-9 * metric.error(W)
+        tensors = fit.tensors(rank)
+        assert fit.error(rank) == pytest.approx(expected, rel=1e-6, abs=scale)
+        assert metric.error(W - tensors["G"].mT @ tensors["H"]) == pytest.approx(
+            expected, rel=1e-6, abs=scale
+        )
+
+
+@pytest.mark.parametrize("name", ["toeplitz_like", "hankel_like", "cauchy_like", "vandermonde_like"])
+def test_bounds_are_below_the_errors(name):
+    W = torch.randn(24, 20, dtype=torch.float64)
+    near = torchldr.get_structure(name).random(24, 20, rank=1, dtype=torch.float64).to_dense()
+    for matrix in (W, near, near + 0.1 * near.std() * W):
+        least = bound(matrix, name, [1, 2])
+        for rank, low in zip((1, 2), least, strict=True):
+            found = torchldr.from_dense(matrix, name, rank).residual * matrix.norm().item()
+            assert low**0.5 <= found + 1e-6
+    assert bound(W, "toeplitz_like", [1])[0] > 0.2 * W.square().sum().item()
+
+
+def test_sensitivities_are_those_of_the_jacobian():
+    """With one row a batch, C and S are x x^T and the mean of J^T J, up to their scale."""
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(32, 34), nn.Tanh(), nn.Linear(34, 33)).double()
+    x = torch.randn(1, 32, dtype=torch.float64)
+    units, _ = find_units(model, None, 8)
+    found = calibrate(model, units, [x] * 4000, None, None, 0, Clock(None), lambda *step: None)
+    J = model[2].weight.detach() @ torch.diag(1 - model[1](model[0](x)).square().detach().flatten())
+    S = found.moments["0"].outputs
+    S, expected = S / S.trace(), J.mT @ J / (J.mT @ J).trace()
+    assert (S - expected).norm() < 0.1 * expected.norm()
+    D = 1e-4 * torch.randn(34, 32, dtype=torch.float64)
+    rows = sum(1 for i in range(4000) if not (i % 4 == 3 and i < 16))
+    exact = rows * (J @ D @ x.flatten()).square().sum().item()
+    assert found.metric(units[0]).error(D) == pytest.approx(exact, rel=0.3)
+
+
+def test_a_loader_is_worth_more_than_a_uniform_share_and_than_none():
+    torch.manual_seed(5)
+    dense, loader, X = network(), [spread(200) for _ in range(8)], spread(500)
+    found = []
+    for options in ({"loader": loader}, {}):
+        model = copy.deepcopy(dense)
+        report = torchldr.compress_(model, 0.4, structures=["low_rank"], **options)
+        found.append(((model(X) - dense(X)).norm() / dense(X).norm()).item())
+        assert report.parameters_after <= 0.4 * report.parameters_before
+        if options:
+            assert report.distance == pytest.approx(found[0], rel=0.3)
+            assert "outputs: off by" in str(report)
+    uniform = copy.deepcopy(dense)
+    for i in (0, 2, 4):
+        m, n = uniform[i].weight.shape
+        rank = int(0.4 * m * n / (m + n))
+        seen = torch.cat([dense[:i](batch) for batch in loader]).detach()
+        low = torchldr.from_dense(uniform[i].weight.detach(), "low_rank", rank, activations=seen)
+        uniform[i].weight.data = low.matrix.to_dense()
+    found.append(((uniform(X) - dense(X)).norm() / dense(X).norm()).item())
+    assert found[0] < 0.9 * found[1]
+    assert found[0] < 1.02 * found[2]
+
+
+def test_the_uniform_share_is_taken_where_it_is_measured_to_be_better(monkeypatch):
+    """A search that is misled (all errors in one layer) must not do worse than the same share for all."""
+    torch.manual_seed(1)
+    dense, loader = network(), [spread(100) for _ in range(6)]
+    real = torchldr.compress.calibration.Calibration.metric
+
+    def misled(self, unit):
+        metric = real(self, unit)
+        return Metric(metric.inputs, metric.outputs, metric.scale * (1e6 if unit.name == "0" else 1.0))
+
+    honest = torchldr.compress_(copy.deepcopy(dense), 0.4, structures=["low_rank"], loader=loader)
+    monkeypatch.setattr("torchldr.compress.calibration.Calibration.metric", misled)
+    report = torchldr.compress_(copy.deepcopy(dense), 0.4, structures=["low_rank"], loader=loader)
+    assert any("same share" in note for note in report.notes)
+    assert report.distance < 3 * honest.distance
+    shares = [layer.parameters_after / layer.parameters_before for layer in report.layers]
+    assert max(shares) <= 0.4
+
+
+@pytest.mark.parametrize("stage", ["calibrating", "looking at", "projecting", "checking"])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_an_interrupt_leaves_the_model_as_it_was(stage, frozen):
+    model = nn.ModuleDict({"net": network(), "attention": nn.MultiheadAttention(32, 4)}).train()
+    model["net"][1].eval()
+    model["net"].requires_grad_(not frozen)
+    model.forward = lambda x: model["net"](x)
+    before, numbers = copy.deepcopy(model), state(model)
+    modules = list(model.modules())
+
+    def interrupt(at: str, done: int, total: int) -> None:
+        if at.startswith(stage) and (done or stage != "calibrating"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        torchldr.compress_(model, 0.5, loader=[spread(20)] * 5, progress=interrupt, structures=["low_rank"])
+    assert same(model, before, numbers)
+    assert all(a is b for a, b in zip(modules, model.modules(), strict=True))
+
+
+def test_time_is_kept_by_looking_at_less(monkeypatch):
+    """Past its time a compression takes one batch and no further class; what it has is a whole result."""
+    monkeypatch.setattr(Clock, "past", lambda self, share: True)
+    monkeypatch.setattr(Clock, "deadline", lambda self, share: 0.0)
+    model, batches = network(), iter([spread(50) for _ in range(9)])
+    report = torchldr.compress_(model, 0.4, loader=batches)
+    assert len(list(batches)) == 8
+    assert report.parameters_after <= 0.4 * report.parameters_before
+    assert {layer.structure for layer in report.layers} <= {"low_rank", "dense"}
+    assert any("for want of time" in note for note in report.notes)
+    model = nn.Sequential(nn.Linear(32, 32))
+    quick = torchldr.from_dense(model[0].weight.detach(), "toeplitz_like", 2, effort=0.1).residual
+    plan = torchldr.compress_(model, torchldr.Structure("toeplitz_like", rank=2), effort=1e-6)
+    assert plan.layers[0].residual == pytest.approx(quick)
+
+
+@pytest.mark.parametrize("effort", [0, -1.0, float("inf"), float("nan"), True, "2"])
+def test_efforts_that_are_no_minutes(effort):
+    with pytest.raises(ValueError, match=r"compress_: effort is in minutes, a positive number"):
+        torchldr.compress_(network(), 0.5, effort=effort)
+
+
+def test_progress_is_one_line_with_the_time_left(capsys):
+    torchldr.compress_(network(), 0.5, loader=[spread(20)] * 5, structures=["low_rank"], progress=True)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "\n" not in err
+    assert err.split("\r")[1].startswith("calibrating 0/5, 0:00, about 2:00 left") or "1:59" in err
+    torchldr.compress_(network(), 0.5, loader=[spread(20)] * 5, structures=["low_rank"])
+    assert capsys.readouterr().err == ""  # no terminal, no progress
+
+
+@dataclass
+class Output:
+    hidden: Tensor
+    pooled: Tensor
+
+
+class Encoder(nn.Module):
+    """Outputs of every kind; only `pooled` is used, and depends on the first layer alone."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.first, self.second = kind, nn.Linear(40, 40), nn.Linear(40, 40)
+
+    def forward(self, x: Tensor) -> object:
+        pooled = self.first(x)
+        hidden = self.second(x)
+        made = {"mapping": {"hidden": hidden, "pooled": pooled}, "tuple": (hidden, pooled)}
+        return made.get(self.kind, Output(hidden, pooled))
+
+
+@pytest.mark.parametrize(("kind", "name"), [("mapping", "pooled"), ("dataclass", "pooled"), ("tuple", "1")])
+def test_the_output_that_counts_may_be_named(kind, name):
+    model = Encoder(kind)
+    report = torchldr.compress_(
+        model, 0.6, loader=[{"x": spread(60)} for _ in range(5)], output=name, structures=["low_rank"]
+    )
+    first, second = report.layers
+    assert first.parameters_after > 5 * second.parameters_after
+    with pytest.raises(ValueError, match=r"has no entry 'logits': it has '(hidden|0)', "):
+        torchldr.compress_(Encoder(kind), 0.6, loader=[{"x": spread(60)}], output="logits")
+
+
+def test_logits_and_masks_decide_what_counts():
+    hidden, logits = torch.randn(2, 3, 4), torch.randn(2, 3, 5)
+    assert main_output({"last_hidden_state": hidden, "logits": logits})[0] == "logits"
+    assert main_output((torch.tensor(1.0), hidden))[1] is hidden
+
+    class Padded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(40, 40)
+
+        def forward(self, x: Tensor, attention_mask: Tensor) -> dict[str, Tensor]:
+            return {"last_hidden_state": self.layer(x)}
+
+    model, x = Padded(), torch.randn(6, 9, 40)
+    mask = torch.ones(6, 9, dtype=torch.long)
+    mask[:, 5:] = 0
+    x[:, 5:, 20:] = 1e3  # what stands at padded places must not matter
+    x[:, :5, 20:] = 0
+    batches = [{"x": x, "attention_mask": mask} for _ in range(4)]
+    dense = copy.deepcopy(model)
+    torchldr.compress_(model, torchldr.Structure("low_rank", rank=20), loader=batches)
+    error = (model.layer(x[:, :5]) - dense.layer(x[:, :5])).norm() / dense.layer(x[:, :5]).norm()
+    assert error < 0.05
+
+
+def test_models_without_derivatives_are_seen_by_their_inputs():
+    class Closed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(40, 40)
+
+        @torch.no_grad()
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x).round(decimals=3)
+
+    model = Closed()
+    dense, X = copy.deepcopy(model), spread(500)
+    report = torchldr.compress_(model, torchldr.Structure("low_rank", rank=8), loader=[spread(100)] * 4)
+    plain = torchldr.from_dense(dense.layer.weight.detach(), "low_rank", 8).matrix
+    wanted = X @ dense.layer.weight.T
+    assert (X @ model.layer.weight.T - wanted).norm() < 0.8 * (X @ plain.to_dense().T - wanted).norm()
+    assert report.distance is not None
+
+
+def test_without_a_loader_a_large_residual_is_said():
+    with pytest.warns(UserWarning, match=r"off by \d\d% of the old ones.* give loader="):
+        torchldr.compress_(network(), 0.3, structures=["low_rank"])
+    with pytest.warns(UserWarning, match=r"nothing was replaced: the model has no layer of a kind"):
+        torchldr.compress_(nn.Sequential(nn.ReLU()), 0.3)

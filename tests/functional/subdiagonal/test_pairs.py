@@ -1,0 +1,65 @@
+"""Circulant pairs, prepared for inference: by torch, and compiled on a CPU."""
+
+import pytest
+import torch
+
+from torchldr import HankelLike, LDRSubdiagonal, StructuredLinear, ToeplitzLike, testing
+from torchldr.functional import compiled
+from torchldr.functional.subdiagonal import circulant_pair, compiled_pair
+from torchldr.matrices.ldr_sd.routes import sides
+
+needs_numba = pytest.mark.skipif(bool(compiled.why_not()), reason="numba is not installed")
+
+
+@needs_numba
+@pytest.mark.parametrize("cls", [LDRSubdiagonal, ToeplitzLike, HankelLike])
+@pytest.mark.parametrize("regime", ["ones", "near one", "signs", "0.8"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("n", [64, 128, 256])
+def test_powers_of_two(cls, regime, dtype, n):
+    M = testing.member(cls, n, n, 2, regime=regime, dtype=dtype)
+    testing.check_values(M, ())
+    testing.check_values(M, (3,))
+
+
+@needs_numba
+@pytest.mark.parametrize("shape", [(1, 1), (7, 3), (96, 96), (129, 64), (64, 129)])
+def test_other_shapes(shape):
+    testing.check_values(testing.member(LDRSubdiagonal, *shape, 1, regime="near one"), (3,))
+
+
+@needs_numba
+def test_compiled_for_powers_of_two_alone():
+    def why_not(n, columns=None):
+        left, right = ((torch.ones(k - 1), torch.tensor(0.5), torch.randn(2, k)) for k in (n, columns or n))
+        return compiled_pair.why_not(left, right)
+
+    assert why_not(128) is None
+    for sizes in ((96,), (32,), (128, 64)):
+        assert "power of two" in why_not(*sizes)
+
+
+@pytest.mark.parametrize("corners", [(0.0, 0.0), (0.7, -0.4), (1.0, -1.0), (-1.0, 1.0)])
+@pytest.mark.parametrize("n", [1, 2, 7, 60, 63, 128])
+@pytest.mark.parametrize("rank", [1, 9])
+def test_circulant_pair(n, rank, corners):
+    if rank > n:
+        rank = n
+    M = testing.member(LDRSubdiagonal, n, n, rank, regime="near one")
+    for name, corner in zip(("corner_A", "corner_C"), corners, strict=True):
+        M.tensors[name].fill_(corner)
+    prepared = circulant_pair.prepare(*sides(M), M.dtype)
+    x = torch.randn(6, n, dtype=M.dtype)
+    error = circulant_pair.matmul(prepared, x) - x @ M.to_dense().mT
+    size = x.abs() @ M.magnitude().mT
+    assert error.abs().max() <= testing.tolerance(M.dtype, n) * size.max()
+
+
+def test_a_plan_serves_vmap_and_autograd():
+    layer = StructuredLinear(128, 128, dtype=torch.float64).requires_grad_(False).eval()
+    x = torch.randn(3, 128, dtype=torch.float64)
+    together = layer(x)
+    assert torch.allclose(torch.vmap(layer)(x), together)
+    x.requires_grad_()
+    layer(x).sum().backward()
+    assert torch.allclose(x.grad, layer.weight.sum(0).expand_as(x))

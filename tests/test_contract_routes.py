@@ -1,0 +1,77 @@
+"""Every route of every class is forced by the contract, and listed with a cost or a reason."""
+
+import pytest
+import torch
+
+import torchldr
+from torchldr import testing
+from torchldr.core.routes import Call, choose
+
+CLASSES = list(torchldr.structures().values())
+every_class = pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.name)
+SHAPES = ((16, 16), (64, 64), (5, 16), (129, 64))
+CALLS = [Call(3, kept=kept, needs_grad=grad) for kept in (False, True) for grad in (False, True)]
+ON_A_GPU = "for GPUs"
+
+
+@every_class
+def test_a_route_that_no_test_reaches_is_a_bug(cls):
+    """The contract's cases force each route; tests/test_cuda.py forces those of a GPU."""
+    reached, reasons = set(), {}
+    for M in testing.cases(cls, SHAPES):
+        for call in CALLS:
+            reached |= {route.name for route in testing.forced(M, call)}
+        reasons |= {row.route: row.why_not for row in M.routes(3, kept=True) if row.why_not}
+    missed = {route.name for route in cls.ROUTES} - reached
+    assert all(reasons[name] == ON_A_GPU for name in missed), missed
+
+
+@every_class
+def test_rows_depend_on_themselves_alone(cls):
+    for shape in SHAPES:
+        for regime in testing.REGIMES if testing.has_operators(cls) else [None]:
+            M = testing.member(cls, *shape, 2 if cls.ranked else None, regime=regime)
+            if testing.fits(M, torch.float64):
+                testing.check_rows(M)
+
+
+@every_class
+def test_the_first_route_serves_every_call(cls):
+    M = testing.member(cls, 12, 9, 1 if cls.ranked else None)
+    for call in CALLS:
+        for other in (call, call._replace(traced=True), call._replace(transposed=True)):
+            assert cls.ROUTES[0].why_not(M, other) is None
+            assert choose(M, other) in cls.ROUTES
+
+
+@every_class
+def test_routes_are_listed_with_a_cost_or_a_reason(cls):
+    M = testing.member(cls, 64, 64, 2 if cls.ranked else None)
+    for batch in (1, 64, 4096):
+        table = M.routes(batch=batch, needs_grad=True)
+        assert [row.route for row in table if row.chosen] == [table.chosen]
+        assert {row.route for row in table} == {route.name for route in cls.ROUTES}
+        assert all(row.seconds > 0 and row.why_not != "" for row in table)
+        assert list(table) == sorted(table, key=lambda row: row.seconds)
+        assert next(row for row in table if row.why_not is None).chosen
+        assert table.to_dicts()[0]["route"] == table[0].route
+
+
+@every_class
+def test_costs_grow_with_the_batch(cls):
+    M = testing.member(cls, 256, 256, 2 if cls.ranked else None)
+    for route in cls.ROUTES:
+        for kept in (False, True):
+            costs = [route.cost(M, Call(batch, kept=kept)) for batch in (1, 16, 256, 4096)]
+            assert costs == sorted(costs)
+
+
+def test_a_subclass_with_a_product_of_its_own_does_not_inherit_routes():
+    class Twice(torchldr.LDRSubdiagonal):
+        def _matmul(self, x):
+            return 2 * torchldr.LDRSubdiagonal.unchecked(*self.shape, self.tensors, self.options).matmul(x)
+
+    M = Twice.random(16, 16, 1, dtype=torch.float64)
+    x = torch.randn(3, 16, dtype=torch.float64)
+    plain = torchldr.LDRSubdiagonal.unchecked(16, 16, M.tensors, M.options)
+    torch.testing.assert_close(M.matmul(x), 2 * plain.matmul(x))

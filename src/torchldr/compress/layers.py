@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..matrices import StructuredMatrix
 from ..nn import StructuredGRU, StructuredLinear, StructuredLSTM
+from ..nn.graph import as_node, is_proxy
 from ..nn.recurrent_base import StructuredRecurrent
 from ..nn.tensors import in_format_of
 
@@ -57,6 +58,8 @@ class StructuredPointwise(nn.Module):
         return self.linear._parameters["bias"]
 
     def forward(self, x: Tensor) -> Tensor:
+        if is_proxy(x):
+            return as_node(self, x)
         down, right = self.stride
         pixels = x[..., ::down, ::right].movedim(-3, -1)
         # nn.Conv2d's result can be viewed as (batch, -1), and models do so.

@@ -27,7 +27,7 @@ from torch import Tensor
 from . import costs, operator
 from .dense_route import by_columns, own_route, weight_by_columns
 from .linear_map import LinearMap
-from .products import Product, autocasts, check_input, run_product, sum_of_products
+from .products import Product, autocasts, check_input, is_jit_tracing, run_product, sum_of_products
 from .registry import REGISTRY, near
 from .routes import Call, Route, RouteTable, Sizes, choose, is_traced
 
@@ -419,7 +419,7 @@ class StructuredMatrix(LinearMap):
     ) -> Tensor:
         """`matmul` or `rmatmul` of an input that was checked, plus a bias; `dense` as for `choose`."""
         M = self.promoted()
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or is_jit_tracing():
             seen = partial(operator.as_compilers_see, M, transposed=transposed)
             return run_product(seen, x, self.dtype, bias)
         chosen = choose(M, self.call(x, transposed=transposed), only=route, dense=dense)

@@ -1,4 +1,4 @@
-"""Products as single operators, for torch.compile.
+"""Products as single operators, for torch.compile and torch.jit.trace.
 
 The fast products of LDR-SD and LDR-TD look at values (a guard) or leave torch (a compiled stencil), so a
 compiler can only trace their plain form: hundreds of small steps that take minutes to compile and run
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from .products import is_jit_tracing
 from .registry import get_structure
 
 if TYPE_CHECKING:
@@ -23,8 +24,12 @@ if TYPE_CHECKING:
 
 
 def as_compilers_see(M: StructuredMatrix, x: Tensor, *, transposed: bool) -> Tensor:
-    """M x, or M^T x, for a compiler or an exporter: one operator, or the first route of the class."""
-    if M.opaque and not torch.compiler.is_exporting():
+    """M x, or M^T x, for a compiler or an exporter: one operator, or the first route of the class.
+
+    torch.jit.trace is shown the operator always. It would take what is computed from shapes for tensors, and
+    what leaves torch for constants.
+    """
+    if is_jit_tracing() or (M.opaque and not torch.compiler.is_exporting()):
         return product(M, x, transposed=transposed)
     return M.ROUTES[0].apply(M, x, transposed)
 

@@ -14,12 +14,17 @@ if TYPE_CHECKING:
     from .matrix import StructuredMatrix
 
 
+def is_jit_tracing() -> bool:
+    """Whether torch.jit.trace is at work: sizes are tensors then, and comparing one is a warning."""
+    return bool(torch._C._is_tracing())
+
+
 def check_input(M: StructuredMatrix, x: Tensor, features: int, what: str, who: str | None = None) -> None:
     """Errors for an input that cannot be multiplied."""
     who = who or type(M).__name__
     if not isinstance(x, Tensor):
         raise TypeError(f"{who}: expected a tensor, got {type(x).__name__}.")
-    if x.ndim < 1 or x.shape[-1] != features:
+    if x.ndim < 1 or (not is_jit_tracing() and x.shape[-1] != features):
         raise ValueError(
             f"{who}: the last axis must have {what}={features} entries, got shape {tuple(x.shape)}."
         )
@@ -51,7 +56,7 @@ def run_product(product: Product, x: Tensor, dtype: torch.dtype, bias: Tensor | 
     flat = x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
     if flat.dtype != compute:
         flat = flat.to(compute)
-    if len(flat) == 0:
+    if not is_jit_tracing() and len(flat) == 0:
         product = _of_no_vectors(product)
     if autocasts(device):
         with torch.autocast(device, enabled=False):

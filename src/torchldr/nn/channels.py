@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from ..core.products import autocasts
+from ..core.products import autocasts, is_jit_tracing
 from ..matrices import StructuredMatrix, get_structure
 from .channels_stack import MatrixStack, describe
+from .graph import as_node, is_proxy
 from .linear import StructuredLinear
 from .tensors import in_format_of
 
@@ -184,6 +185,8 @@ class StructuredChannels(nn.Module):
         return grid.favours_dense(FACTORS[gpu].get(name, 0))
 
     def forward(self, x: Tensor) -> Tensor:
+        if is_proxy(x):
+            return as_node(self, x)
         self._check(x)
         lead, axes = x.shape[: x.ndim - 1 - len(self.features)], len(self.features)
         flat = x.flatten(-axes) if axes > 1 else x
@@ -197,7 +200,7 @@ class StructuredChannels(nn.Module):
         shape = (x.shape[0], self.out_channels, math.prod(self.out_features))
         if self.grid is None:
             return self._wide()(x.flatten(1)).reshape(shape)
-        if self.uses() == "dense":
+        if is_jit_tracing() or self.uses() == "dense":
             return linear(x.flatten(1), self.weight).reshape(shape)
         y = self.grid.matmul(x, (None, 1)).sum(1)  # (out_channels, b, n')
         return y.transpose(0, 1).to(_result_dtype(x))
@@ -211,7 +214,7 @@ class StructuredChannels(nn.Module):
         if not isinstance(x, Tensor):
             raise TypeError(f"{who}: expected a tensor, got {type(x).__name__}.")
         wanted = (self.in_channels, *self.features)
-        if x.ndim < len(wanted) or x.shape[-len(wanted) :] != wanted:
+        if x.ndim < len(wanted) or (not is_jit_tracing() and x.shape[-len(wanted) :] != wanted):
             raise ValueError(f"{who}: the last axes must be {wanted}, got shape {tuple(x.shape)}.")
         if not x.is_floating_point():
             raise TypeError(f"{who}: the input must be real floating point, got {x.dtype}.")

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core.products import is_jit_tracing
 from ..functional import compiled, scanned
 from ..functional.doubling import operator_weights, shift_weights, shifted_sum
 from ..functional.subdiagonal import convolution
@@ -46,6 +47,9 @@ def stacked_dense(
     One product for the whole stack, except for LDR-TD on a CPU (see `stacked_matmul`).
     """
     m, n = out_features, in_features
+    if is_jit_tracing():
+        matrices = unstacked(structure, m, n, tensors, options, shared)
+        return torch.stack([M.multiply(_unit(structure, tensors, n)).mT for M in matrices])
     match structure.name:
         case "dense":
             return tensors["weight"]
@@ -58,8 +62,13 @@ def stacked_dense(
             E, f = tensors["G"].mT @ tensors["H"], corner_sign(m, n)
             M = _summed(E, shift_weights(E, m, f), shift_weights(E, n, -f))
             return M.flip(-2) if structure.name == "hankel_like" else M
-    unit = torch.eye(n, dtype=tensors[structure.scaled[0]].dtype, device=tensors[structure.scaled[0]].device)
+    unit = _unit(structure, tensors, n)
     return stacked_matmul(structure, m, n, tensors, options, shared, unit, (None,)).mT
+
+
+def _unit(structure: type[StructuredMatrix], tensors: Tensors, n: int) -> Tensor:
+    some = tensors[structure.scaled[0]]
+    return torch.eye(n, dtype=some.dtype, device=some.device)
 
 
 def _summed(E: Tensor, a: Tensor, c: Tensor) -> Tensor:

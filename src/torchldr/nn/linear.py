@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from ..core.products import check_input
 from ..core.routes import Call, RouteTable, is_traced
 from ..matrices import StructuredMatrix, get_structure
+from .graph import as_node, is_proxy
 from .plan import PLANS, Plan
 from .tensors import add_axes, lack_values, named_tensors
 
@@ -183,6 +184,8 @@ class StructuredLinear(nn.Module):
         self.drop_plan()
 
     def forward(self, x: Tensor) -> Tensor:
+        if is_proxy(x):
+            return as_node(self, x)
         matrix = self.matrix()
         check_input(matrix, x, self.in_features, "in_features", "StructuredLinear")
         if self._why_no_plan(matrix) is None:

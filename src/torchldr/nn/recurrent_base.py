@@ -12,8 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout, linear
 
+from ..core.products import is_jit_tracing
 from ..matrices import StructuredMatrix, get_structure
 from .channels_stack import MatrixStack, describe
+from .graph import as_node, is_proxy
 from .recurrent_cells import Product, State, run_steps
 from .recurrent_checks import check_choices, check_dropout, check_flags, check_sizes
 from .recurrent_inputs import Given, Sequences, give, take, take_state
@@ -177,10 +179,14 @@ class StructuredRecurrent(nn.Module):
     # The recurrence.
 
     def forward(self, input: Sequences, hx: Any = None) -> tuple[Any, Any]:
+        if is_proxy(input):
+            return as_node(self, input, hx)
         who, some = type(self).__name__, next(self.parameters())
         given = take(who, input, self.input_size, some, batch_first=self.batch_first)
-        # A compiler does not take torch's own function with weights that are computed.
+        # A compiler does not take torch's own function with weights that are computed; a trace of steps would
+        # have as many as this input.
         fused = all(self._takes_dense(name) for name in self._stacks()) and not torch.compiler.is_compiling()
+        fused = fused or is_jit_tracing()
         output, state = (self._run_fused if fused else self._run_steps)(given, self._start(given, hx))
         sequences, state = give(given, output, state, batch_first=self.batch_first)
         return sequences, state if len(state) > 1 else state[0]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from ..core.products import autocasts
+from ..core.products import autocasts, is_jit_tracing
 from .recurrent_cells import State
 
 Sequences: TypeAlias = Tensor | PackedSequence
@@ -50,9 +50,10 @@ def take(who: str, x: Sequences, features: int, weight: Tensor, *, batch_first: 
     else:
         raise TypeError(f"{who}: expected a tensor or a PackedSequence, got {type(x).__name__}.")
     data = given.data
-    if not right or data.shape[-1] != features:
+    known = not is_jit_tracing()
+    if not right or (known and data.shape[-1] != features):
         raise ValueError(f"{who}: {wanted.format(f'input_size={features}')}, got {_shape(x)}.")
-    if given.batch_sizes is None and data.shape[0] == 0:
+    if known and given.batch_sizes is None and data.shape[0] == 0:
         raise ValueError(f"{who}: a sequence must have at least one step, got {_shape(x)}.")
     _check_like(who, "input", data, weight)
     return given

@@ -3,8 +3,8 @@
     python benchmarks/routes.py [--device cuda] [--quick] [--out results/bench/routes_cpu.json]
 
 For each class, size, batch, rank, dtype, and for inference and training, all routes that serve are timed in
-one run. The regret of a case is the time of the chosen route over that of the best one. Prints the median, the
-share of cases within 1.3, and the worst cases; the rows go to a JSON file.
+one run. The regret of a case is the time of the chosen route over that of the best one. Prints its median,
+the share of cases within 1.3, and the worst cases; the rows go to a JSON file.
 """
 
 from __future__ import annotations

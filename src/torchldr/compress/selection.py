@@ -158,7 +158,7 @@ class _Look:
         plain: Sequence[Sequence[float]],
         bounds: Sequence[Sequence[float]],
     ) -> list[tuple[float, int, Structure]]:
-        """Which other structures a budget could choose: (promise, weight, structure), by rank, the best first.
+        """Which other structures a budget could choose: (promise, weight, structure) by rank, best first.
 
         In the plain norm, with low rank alone, the budget has a price for each unit of cost. A structure
         whose error is at least its bound is not chosen where low rank has a lower sum of error and price.

@@ -158,7 +158,7 @@ class _Look:
         plain: Sequence[Sequence[float]],
         bounds: Sequence[Sequence[float]],
     ) -> list[tuple[float, int, Structure]]:
-        """Which other structures a budget could choose: (promise, weight, structure), the best first.
+        """Which other structures a budget could choose: (promise, weight, structure) by rank, best first.
 
         In the plain norm, with low rank alone, the budget has a price for each unit of cost. A structure
         whose error is at least its bound is not chosen where low rank has a lower sum of error and price.
@@ -177,7 +177,7 @@ class _Look:
         dropped = sum(map(len, others)) - len(found)
         if dropped:
             self.notes.append(f"{dropped} candidates were left out by a lower bound of their residual")
-        return sorted(found, key=lambda entry: (entry[0], entry[1]))
+        return sorted(found, key=lambda entry: (entry[2].rank or 0, entry[0], entry[1]))
 
     def _waves(
         self, found: Sequence[tuple[float, int, Structure]]
@@ -192,7 +192,7 @@ class _Look:
             m, n = self.weights[i].matrices[0].shape
             key = structure.name, int(m), int(n)
             pilots = {j for j, _ in first.get(key, ())}
-            now = m * n <= _CHEAP or i in pilots or len(pilots) < PILOTS
+            now = m * n <= _CHEAP or (i not in pilots and len(pilots) < PILOTS)  # at the lowest rank
             (first if now else rest).setdefault(key, []).append((i, structure))
         return first, rest
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ import torch
 import torchldr
 from torchldr.core.registry import REGISTRY
 from torchldr.info import describe_structures
+
+from .optional import left_out
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
@@ -32,8 +35,10 @@ def anchors(page: Path) -> set[str]:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if BLOCK.search(page.read_text())], ids=named)
 def test_code_blocks_run(page: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """Blocks of a page run one after the other in one namespace, as a reader would type them."""
+    """Blocks of a page run one after the other in one namespace, with what the page says to install alone."""
     monkeypatch.chdir(tmp_path)
+    for package in left_out(page.read_text()):
+        monkeypatch.setitem(sys.modules, package, None)  # importing it fails
     torch.manual_seed(0)
     text, namespace, known = page.read_text(), {"__name__": "__main__"}, set(REGISTRY)
     for block in BLOCK.finditer(text):

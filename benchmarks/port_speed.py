@@ -92,7 +92,7 @@ def row(kind: str, corners: float, n: int, seeds: int, device: str, repeats: int
         time_ms = least(lambda ports=verdict.ports, x=x: ports(x), device, repeats)
         accepted.append((time_ms, verdict.ports.oversampling))
         exact = tridiagonal.product(wide(A), wide(C), x.double())
-        _, sizes, _ = port_acceptance.profile(wide(A), wide(C), n)
+        _, sizes = port_acceptance.profile(wide(A), wide(C), n)
         size = float((sizes * x.double()).norm()) / n**0.5
         errors.append([float((y - exact).abs().max()) / size for y in (verdict.ports(x), stencil())])
     found: Row = {"kind": kind, "corners": corners, "n": n, "seeds": seeds, "accepted": len(accepted)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -325,3 +326,11 @@ def test_why_numba_cannot_be_imported(monkeypatch, tmp_path: Path, source, reaso
         monkeypatch.delitem(sys.modules, "numba", raising=False)
         monkeypatch.syspath_prepend(tmp_path)
     assert compiled.why_not.__wrapped__() == reason
+
+
+def test_numba_is_imported_behind_the_gate_alone():
+    """By modules that are imported once their loops serve, or while they are checked."""
+    root = Path(torchldr.__file__).parent
+    importing = re.compile(r"^\s*(?:import|from) (?:numba|llvmlite)\b", re.MULTILINE)
+    found = {file.stem for file in root.rglob("*.py") if importing.search(file.read_text())}
+    assert {name for name in found if not name.startswith("compiled_")} == {"compiled", "gko_kernels"}

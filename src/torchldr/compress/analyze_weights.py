@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -134,12 +135,13 @@ def _screen(
         for i, weight in enumerate(weights):
             if structures := search.structures(name, weight):
                 stages.append(f"{CHOOSING} {weight.name}")
-                arguments.append((parcels[i], structures, seed, SCREEN_EFFORT))
+                arguments.append((parcels[i], structures, seed, SCREEN_EFFORT, clock.deadline(_SCREENING)))
                 owners.append(i)
     found = workers.some(stages, looks_of, arguments, report, lambda: clock.past(_SCREENING), partial=True)
     known: list[dict[Structure, float]] = [{} for _ in weights]
     for place, values in found.items():
-        known[owners[place]] |= dict(zip(arguments[place][1], values, strict=True))
+        pairs = zip(arguments[place][1], values, strict=True)
+        known[owners[place]] |= {s: error for s, error in pairs if math.isfinite(error)}
     return [priced(w, list(row), list(row.values())) for w, row in zip(weights, known, strict=True)]
 
 
@@ -159,12 +161,12 @@ def _refine(
     ]
     tasks = [(w, s) for w, s in dict.fromkeys(leaders) if s.name not in EXACT]
     arguments = [
-        (workers.parcel(weights[w], metrics[weights[w].name]), [structure], seed, 1.0)
+        (workers.parcel(weights[w], metrics[weights[w].name]), [structure], seed, 1.0, clock.deadline(1.0))
         for w, structure in tasks
     ]
     stages = [f"refining {weights[w].name}" for w, _ in tasks]
     found = workers.some(stages, looks_of, arguments, report, lambda: clock.past(1.0), partial=True)
-    return {tasks[place]: errors[0] for place, errors in found.items()}
+    return {tasks[place]: error for place, (error,) in found.items() if math.isfinite(error)}
 
 
 def _best(

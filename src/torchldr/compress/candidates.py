@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from ..matrices import get_structure
 from .finetune_groups import operator_names
-from .metric import QUICK, LowRankFit, Metric, project
+from .metric import QUICK, LowRankFit, Metric, TimeUpError, project
 from .structure import Structure
 
 CANDIDATES = ("low_rank", "block_circulant", "toeplitz_like", "ldr_sd")
@@ -143,9 +144,17 @@ def charged(rows: Sequence[Candidate], costs: Sequence[float]) -> list[Candidate
 
 
 def looks(
-    matrices: Sequence[Tensor], structures: Sequence[Structure], metric: Metric, seed: int, effort: float
+    matrices: Sequence[Tensor],
+    structures: Sequence[Structure],
+    metric: Metric,
+    seed: int,
+    effort: float,
+    deadline: float | None = None,
 ) -> list[float]:
-    """The errors of structures in a metric, by quick projections; of low rank from one decomposition."""
+    """The errors of structures in a metric, by projections; of low rank from one decomposition.
+
+    Infinite where the deadline (by `time.time()`) came first.
+    """
     fits = [LowRankFit(W, metric) for W in matrices if _any(structures, "low_rank")]
     exact = min(max(1e-10, 8 * torch.finfo(matrices[0].dtype).eps), 1e-3) ** 2
     whole = sum(metric.error(W) for W in matrices)
@@ -154,12 +163,13 @@ def looks(
         if structure.name == "low_rank":
             error = sum(fit.error(structure.rank or 1) for fit in fits)
         else:
-            error = 0.0
-            for W in matrices:
-                M = project(W, structure, metric, seed, effort).matrix
-                error += metric.error(
-                    W.detach().to("cpu", torch.float64) - M.to("cpu", torch.float64).to_dense()
-                )
+            try:
+                made = [project(W, structure, metric, seed, effort, deadline, quick=False) for W in matrices]
+            except TimeUpError:
+                found.append(math.inf)
+                continue
+            pairs = zip(matrices, (p.matrix.to("cpu", torch.float64).to_dense() for p in made), strict=True)
+            error = sum(metric.error(W.detach().to("cpu", torch.float64) - M) for W, M in pairs)
         # Weights are known to their rounding errors: nothing is gained below these.
         found.append(error if error > exact * whole else 0.0)
     return found

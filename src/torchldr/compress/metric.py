@@ -108,8 +108,8 @@ class LowRankFit:
         return {"G": G * ratio, "H": H / ratio}
 
 
-class _TimeUpError(Exception):
-    pass
+class TimeUpError(Exception):
+    """A projection was given up."""
 
 
 def project(
@@ -119,6 +119,7 @@ def project(
     seed: int,
     effort: float = 1.0,
     deadline: float | None = None,
+    quick: bool = True,
 ) -> Projection:
     """The nearest member of a class that we find.
 
@@ -127,19 +128,25 @@ def project(
     Args:
         W, structure, metric: what to project, on what, and what errors count by.
         seed, effort: of `from_dense`.
-        deadline: by `time.time()`; past it a projection is given up for a quick one.
+        deadline: by `time.time()`; past it a projection is given up,
+        quick: for a quick one, or else for good.
+
+    Raises:
+        TimeUpError: where it was given up for good.
     """
     if structure.name != "low_rank" or metric.outputs is None:
 
         def watch(stage: str, done: int, total: int) -> None:
             if deadline is not None and time.time() > deadline:
-                raise _TimeUpError
+                raise TimeUpError
 
         settings = {"activations": metric.root, "seed": seed, **structure.options}
         try:
             watch("", 0, 0)
             return from_dense(W, structure.name, structure.rank, effort=effort, progress=watch, **settings)
-        except _TimeUpError:
+        except TimeUpError:
+            if not quick:
+                raise
             return from_dense(W, structure.name, structure.rank, effort=QUICK * effort, **settings)
     tensors = LowRankFit(W, metric).tensors(structure.rank or 1)
     m, n = W.shape

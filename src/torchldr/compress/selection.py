@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -202,13 +203,17 @@ class _Look:
             key=lambda task: (task[1].rank or 0, task[0]),
         )
         stages = [f"{CHOOSING} {self.weights[i].name}" for i, _ in tasks]
-        arguments = [(self.parcels[i], [structure], self.seed, SCREEN_EFFORT) for i, structure in tasks]
+        until = self.clock.deadline(SHARE)
+        arguments = [(self.parcels[i], [s], self.seed, SCREEN_EFFORT, until) for i, s in tasks]
         found = self.workers.some(stages, looks_of, arguments, self.report, lambda: self.clock.past(SHARE))
+        known = 0
         for place, errors in found.items():
             i, structure = tasks[place]
-            self.errors[i][structure] = errors[0]
-        if len(found) < len(tasks):
-            self.notes.append(f"{len(tasks) - len(found)} candidates were not looked at for want of time")
+            if math.isfinite(errors[0]):
+                self.errors[i][structure] = errors[0]
+                known += 1
+        if known < len(tasks):
+            self.notes.append(f"{len(tasks) - known} candidates were not looked at for want of time")
 
     def _wins(self, i: int, structure: Structure) -> bool:
         """Whether a structure is better than low rank with no more parameters."""

@@ -221,9 +221,15 @@ def _bounds(W: Tensor, some: Sequence[Structure], seed: int) -> list[float]:
     return [whole * project(W, s, PLAIN, seed, SCREEN_EFFORT).residual ** 2 for s in some]
 
 
-def looks_of(parcel: Parcel, structures: Sequence[Structure], seed: int, effort: float) -> list[float]:
+def looks_of(
+    parcel: Parcel,
+    structures: Sequence[Structure],
+    seed: int,
+    effort: float,
+    deadline: float | None = None,
+) -> list[float]:
     """`candidates.looks` of a parcel."""
-    return looks(parcel.matrices, structures, parcel.metric(), seed, effort)
+    return looks(parcel.matrices, structures, parcel.metric(), seed, effort, deadline)
 
 
 def projections(parcel: Parcel, structure: Structure, seed: int, deadline: float | None) -> list[Projection]:

@@ -34,6 +34,8 @@ PROBES, ALPHA = 48, 2.0
 FACTOR = ALPHA * math.sqrt(2 / math.pi)
 UNIT = 2.0**-53
 
+Ring = tuple[Tensor, Tensor, Tensor]
+
 
 class ObservedHalf(TorchSweep):
     """The products of one operator, in float64, which note the norms of all that is rounded on the way."""
@@ -81,6 +83,8 @@ class ObservedHalf(TorchSweep):
             self._tau_at_cut.insert(0, torch.stack(sizes))
             du, N = levels.rows_down(du, self._spectra(w, N), B), N // 2
             self._tau.insert(0, _largest(du))
+        silent = w.new_zeros(len(w), self.n)
+        self._onward = self._states(self._apart(), silent, du, lengthened(w, self._N))
         return self._from_leaves(w, du)
 
     def rounding(self, beyond: Tensor, probes: Tensor) -> Tensor:
@@ -90,7 +94,7 @@ class ObservedHalf(TorchSweep):
             beyond: the norm of the map from K_k(A, v_i)^T u to the result.
             probes: standard normal vectors (q, n), for the states of the leaves.
         """
-        total = self._in_leaves(beyond, probes) + self._heard[0] * beyond
+        total = self._in_leaves(probes) + self._heard[0] * beyond
         N = self._N
         for level, heard in enumerate(self._heard[1:]):
             N *= 2
@@ -105,30 +109,43 @@ class ObservedHalf(TorchSweep):
         gain = self._closing.arriving.abs().amax((1, 2))
         return total + 2 * _eta(N) * radius**-self._k * (self._sigma[-1][:, 0] * gain).sum() * beyond
 
-    def _in_leaves(self, beyond: Tensor, probes: Tensor) -> Tensor:
+    def _in_leaves(self, probes: Tensor) -> Tensor:
         """Of N steps of the stencil in every leaf.
 
-        A step changes a state by at most 4 u |A| |state|, which is heard later at a port, or by a start
-        vector, as the columns A^t e_L, A^t e_R, A^t v tell: sums of their norms times that of all states.
+        A step changes the state of a leaf by at most 4 u |A| |state|. So what becomes of that is bounded by
+        the norms of the map from the entries of a leaf to all its states and of that from them to the result.
         """
-        lower, diagonal, upper, _ = self._operator
-        size = [x.abs() for x in (lower, diagonal, upper)]
+        size = [x.abs() for x in self._operator[:3]]
         rows = (size[0] + size[1] + size[2]).amax()
         columns = (size[0].roll(-1) + size[1] + size[2].roll(1)).amax()
-        heard = self._K.unflatten(2, (2 + self.r, self._N)).norm(dim=1).sum(-1)  # (J, 2 + r)
-        onward = (heard[:, :2].mT * self._tau[0]).sum(0) + heard[:, 2:].norm(dim=-1) * beyond
-        return 4 * UNIT * (rows * columns).sqrt() * (onward * self._leaf_states(probes)).norm()
+        lower, diagonal, upper = self._apart()
+        states = self._states((upper.roll(1), diagonal, lower.roll(-1)), probes)
+        return 4 * UNIT * (rows * columns).sqrt() * (states * self._onward).norm()
 
-    def _leaf_states(self, x: Tensor) -> Tensor:
-        """The norm of the map from the entries of a leaf to the N states of its transposed stencil, (J,)."""
-        first = self._layout.first
+    def _apart(self) -> Ring:
+        """The operator without what leaves hear of each other."""
         lower, upper = (t.clone() for t in (self._operator[0], self._operator[2]))
-        lower[first], upper[first - 1] = 0, 0  # no leaf hears another
-        before, diagonal, after = upper.roll(1), self._operator[1], lower.roll(-1)
+        lower[self._layout.first], upper[self._layout.first - 1] = 0, 0
+        return lower, self._operator[1], upper
+
+    def _states(self, ring: Ring, x: Tensor, du: Tensor | None = None, w: Tensor | None = None) -> Tensor:
+        """The norm of the map to the N states of a leaf from x, or from what is added at each step, (J,).
+
+        du, w: cotangents (2, b, J, N) of rows and (b, r, N) of what is heard, added from last to first.
+        """
+        lower, diagonal, upper = ring
+        first, last = self._layout.first, self._layout.ends - 1
         squares = torch.zeros_like(x)
-        for _ in range(self._N):
-            squares += x.square()
-            x = before * x.roll(1, -1) + diagonal * x + after * x.roll(-1, -1)
+        for t in reversed(range(self._N)):
+            if du is not None and w is not None:
+                x[:, first] += du[0, ..., t]
+                x[:, last] += du[1, ..., t]
+                x.addmm_(w[..., t], self._operator[3])
+            squares.addcmul_(x, x)
+            following = diagonal * x
+            following[:, 1:].addcmul_(lower[1:], x[:, :-1])
+            following[:, :-1].addcmul_(upper[:-1], x[:, 1:])
+            x = following
         return FACTOR * self._dealt(squares).sum(-1).amax(-1).sqrt()
 
 
@@ -137,8 +154,9 @@ def _largest(x: Tensor, N: int | None = None) -> Tensor:
 
     N: the length, of spectra as rfft gives them.
     """
-    norms = x.norm(dim=-1) * (FACTOR if N is None else FACTOR * math.sqrt(2 / N))
-    return norms.amax(-2 if x.dim() > 2 else -1)
+    if N is not None:
+        x = torch.view_as_real(x).flatten(-2) * math.sqrt(2 / N)
+    return FACTOR * x.norm(dim=-1).amax(-2 if x.dim() > 2 else -1)
 
 
 def _eta(N: int) -> float:

@@ -110,15 +110,8 @@ def _tuned(name: str, layer: StructuredLinear, x: Tensor, seconds: float) -> Tun
         layer.training = was
     best = min(timed, key=lambda name: timed[name])
     layer.keep_tuned(table.call, best)
-    return Tuned(
-        name,
-        layer.structure.name,
-        (layer.out_features, layer.in_features),
-        table.call.batch,
-        best,
-        timed,
-        table.chosen,
-    )
+    shape = layer.out_features, layer.in_features
+    return Tuned(name, layer.structure.name, shape, table.call.batch, best, timed, table.chosen)
 
 
 def _finished(layer: StructuredLinear, x: Tensor) -> Callable[[], object]:

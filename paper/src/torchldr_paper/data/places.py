@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 VARIABLE = "TORCHLDR_DATA"
+
+
+def _home() -> Path:
+    """The user's folder, or that of temporary files for a user without one."""
+    try:
+        return Path.home()
+    except RuntimeError:  # no HOME, and no entry in the table of users
+        return Path(tempfile.gettempdir())
 
 
 def user_cache() -> Path:
@@ -19,10 +28,10 @@ def user_cache() -> Path:
     if chosen and Path(chosen).is_absolute():  # the specification says to ignore relative ones
         return Path(chosen) / "torchldr"
     if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "torchldr"
+        return _home() / "Library" / "Caches" / "torchldr"
     if sys.platform == "win32" and os.environ.get("LOCALAPPDATA"):
         return Path(os.environ["LOCALAPPDATA"]) / "torchldr"
-    return Path.home() / ".cache" / "torchldr"
+    return _home() / ".cache" / "torchldr"
 
 
 def search_path(data_dir: str | os.PathLike[str] | None = None) -> list[Path]:

@@ -11,6 +11,7 @@ from torch.nn.utils.rnn import pack_sequence
 
 import torchldr
 from torchldr import StructuredGRU, StructuredLSTM
+from torchldr.nn.recurrent_inputs import Given
 
 every_layer = pytest.mark.parametrize("layer_class", [StructuredLSTM, StructuredGRU])
 every_class = pytest.mark.parametrize("cls", list(torchldr.structures().values()), ids=lambda cls: cls.name)

@@ -1,9 +1,13 @@
-"""Classes of O(n^2) work hold no n x n matrix in inference."""
+"""Classes of O(n^2) work hold no n x n matrix in inference, and results no more than themselves."""
 
 import subprocess
 import sys
 
 import pytest
+import torch
+
+import torchldr
+from torchldr.matrices import DCT2, DFT, Cauchy, Chebyshev, Hankel, Legendre, Toeplitz, Vandermonde
 
 CODE = """
 import resource, sys, torch, torchldr
@@ -24,3 +28,47 @@ def test_inference_holds_no_square_matrix(structure):
         [sys.executable, "-c", CODE, structure], capture_output=True, text=True, check=True
     )
     assert float(result.stdout) < 64  # megabytes; 8192 x 8192 floats are 256
+
+
+f64 = {"dtype": torch.float64}
+CLASSICAL = {
+    "toeplitz": lambda: Toeplitz(torch.randn(5, **f64), torch.randn(7, **f64)),
+    "hankel": lambda: Hankel(torch.randn(5, **f64), torch.randn(7, **f64)),
+    "vandermonde": lambda: Vandermonde(torch.randn(5, **f64), 7),
+    "cauchy": lambda: Cauchy(torch.randn(5, **f64), torch.randn(7, **f64)),
+    "dft": lambda: DFT(5),
+    "dct2": lambda: DCT2(5),
+    "legendre": lambda: Legendre(5),
+    "chebyshev": lambda: Chebyshev(5, torch.randn(7, **f64)),
+}
+
+
+def is_whole(t: torch.Tensor) -> bool:
+    """Contiguous, and all that its memory holds: `.view(-1)` works and nothing else is kept alive."""
+    return t.is_contiguous() and t.untyped_storage().nbytes() == t.nbytes
+
+
+@pytest.mark.parametrize("name", torchldr.structures())
+@pytest.mark.parametrize(("m", "n"), [(5, 8), (8, 5), (7, 7), (11, 4), (1, 3), (3, 1), (64, 64)])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_results_by_every_route_are_whole(name, m, n, batch):
+    cls = torchldr.get_structure(name)
+    M = cls.random(m, n, 1 if cls.ranked else None, **f64)
+    x, y = torch.randn(batch, n, **f64), torch.randn(batch, m, **f64)
+    for route in M.ROUTES:
+        for kept in (False, True):
+            call = M.call(x, kept=kept)
+            if route.why_not(M, call) is None:
+                result = route.prepare(M)(x) if kept else M.multiply(x, route=route.name)
+                assert is_whole(result), (route.name, kept)
+        if route.why_not(M, M.call(y, transposed=True)) is None:
+            assert is_whole(M.multiply(y, transposed=True, route=route.name)), route.name
+
+
+@pytest.mark.parametrize("name", CLASSICAL)
+@pytest.mark.parametrize("batch", [1, 3])
+def test_results_of_classical_matrices_are_whole(name, batch):
+    M = CLASSICAL[name]()
+    m, n = M.shape
+    assert is_whole(M.matmul(torch.randn(batch, n, dtype=M.dtype)))
+    assert is_whole(M.rmatmul(torch.randn(batch, m, dtype=M.dtype)))

@@ -6,7 +6,13 @@ import pytest
 import torch
 from torch import nn
 from torch.func import functional_call, grad
-from torch.nn.utils import parameters_to_vector, parametrizations, prune, vector_to_parameters
+from torch.nn.utils import (
+    parameters_to_vector,
+    parametrizations,
+    parametrize,
+    prune,
+    vector_to_parameters,
+)
 
 from torchldr import StructuredChannels, StructuredGRU, StructuredLinear, StructuredLSTM
 
@@ -105,6 +111,42 @@ def test_parametrized_parameters(name, plan):
         output(layer)
         part.parametrizations.G.original0.mul_(2)
         assert not torch.allclose(output(layer), y)
+
+
+@every_layer
+@pytest.mark.parametrize("tool", ["prune", "weight norm", "spectral norm"])
+def test_the_weight_of_the_dense_class(name, tool):
+    """A parameter like any other, also where `weight` is a property for all other classes."""
+    layer = made(name, structure="dense", rank=None)
+    y, part = output(layer).detach(), next(m for m in layer.modules() if hasattr(m, "_learned"))
+    if tool == "prune":
+        prune.l1_unstructured(part, "weight", 0.5)
+        pruned = output(layer)
+        assert not torch.allclose(pruned, y)
+        assert (part.weight == 0).sum() == part.weight.numel() // 2
+        pruned.sum().backward()
+        assert part.weight_orig.grad is not None
+        prune.remove(part, "weight")
+        torch.testing.assert_close(output(layer), pruned)
+    else:
+        (parametrizations.weight_norm if tool == "weight norm" else parametrizations.spectral_norm)(
+            part, "weight"
+        )
+        changed = output(layer.eval())
+        assert torch.allclose(changed, y) == (tool == "weight norm")
+        parametrize.remove_parametrizations(part, "weight")
+        torch.testing.assert_close(output(layer), changed)
+    assert "weight" in part._parameters
+
+
+def test_a_weight_that_is_computed_cannot_be_set():
+    layer = made("linear")
+    with pytest.raises(AttributeError, match="computed from G, H, subdiagonal_A"):
+        layer.weight = torch.zeros(12, 12)
+    with pytest.raises(AttributeError, match="no weight to delete"):
+        del layer.weight
+    with pytest.raises(KeyError, match="weight"):
+        layer.weight = nn.Parameter(torch.zeros(12, 12))
 
 
 @every_layer

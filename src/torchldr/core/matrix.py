@@ -352,7 +352,7 @@ class StructuredMatrix(LinearMap):
         """
         like = self.tensors[self.scaled[0]].to(*args, **kwargs)
         wide = torch.promote_types(like.dtype, torch.float32)
-        learned = self.parameter_shapes(self.out_features, self.in_features, self.rank or 1, **self.options)
+        learned = self.parameter_shapes(self.out_features, self.in_features, 1, **self.options)
         tensors = {
             name: t.to(like)
             if name in learned

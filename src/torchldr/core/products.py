@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def is_jit_tracing() -> bool:
     """Whether torch.jit.trace is at work: sizes are tensors then, and comparing one is a warning."""
-    return bool(torch._C._is_tracing())
+    return torch._C._get_tracing_state() is not None
 
 
 def check_input(M: StructuredMatrix, x: Tensor, features: int, what: str, who: str | None = None) -> None:

@@ -218,7 +218,7 @@ class StructuredRecurrent(nn.Module):
 
     def _run_steps(self, given: Given, state: State) -> tuple[Tensor, State]:
         """Layer by layer: the input products of all steps at once, then step after step."""
-        sizes, x = given.sizes, given.data
+        sizes, x = given.sizes(), given.data
         if given.batch_sizes is None:
             x = x.flatten(0, 1)
         after: list[State] = []

@@ -22,11 +22,11 @@ class Given(NamedTuple):
     batched: bool
     packed: PackedSequence | None
 
-    @property
+    # Methods, not properties: the compiler of torch 2.8 takes no properties of named tuples.
+
     def batch(self) -> int:
         return self.data.shape[1] if self.batch_sizes is None else int(self.batch_sizes[0])
 
-    @property
     def sizes(self) -> list[int]:
         """How many sequences reach each step."""
         if self.batch_sizes is None:
@@ -74,7 +74,7 @@ def take_state(
     if state is None:
         data = given.data
         return tuple(
-            torch.zeros(layers, given.batch, size, dtype=data.dtype, device=data.device)
+            torch.zeros(layers, given.batch(), size, dtype=data.dtype, device=data.device)
             for layers, size in sizes
         )
     if not isinstance(state, tuple | list) or len(state) != len(sizes):
@@ -83,7 +83,7 @@ def take_state(
     for name, part, (layers, size) in zip(names, state, sizes, strict=True):
         if not isinstance(part, Tensor):
             raise TypeError(f"{who}: {name} must be a tensor, got {type(part).__name__}.")
-        shape = (layers, given.batch, size) if given.batched else (layers, size)
+        shape = (layers, given.batch(), size) if given.batched else (layers, size)
         if part.shape != shape:
             raise ValueError(f"{who}: {name} must have shape {shape}, got {tuple(part.shape)}.")
         _check_like(who, name, part, given.data)

@@ -39,8 +39,8 @@ def _(M: Toeplitz) -> Toeplitz:
 
 @rule("transpose", Hankel)
 def _(M: Hankel) -> Hankel:
-    n = M.in_features
-    return Hankel(M.entries[:n], M.entries[n - 1 :])
+    m, n = M.shape
+    return Hankel(M.entries[:n], M.entries[max(n - 1, 0) :][:m])
 
 
 @rule("transpose", Cauchy)

@@ -3,7 +3,7 @@
     python examples/gpt.py                       # WikiText-2 from $TORCHLDR_DATA or the cache; takes a GPU
     python examples/gpt.py --quick               # a tiny one on this file's own text, in seconds
 
-Six layers of width 384, words as tokens, the head tied to the embedding.
+Six layers of width 384, words as tokens, the head tied to the embedding. Needs `pip install . ./paper`.
 """
 
 from __future__ import annotations

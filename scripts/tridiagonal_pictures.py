@@ -3,9 +3,8 @@
 python scripts/tridiagonal_pictures.py [NAME ...]
 
 ports    a line of cells cut into blocks with two ports each, and the tree of joins
-bound    the error of a column against its proven bound, by oversampling
-reach    the oversampling that operators of a given backward share need
-memory   how the series of blocks end: the tails by level
+bound    the largest error of accepted products that a search over inputs finds, against their bounds
+reach    the share of near shifts that are accepted, by size and spread
 timing   port product, stencil and dense layer, from results/bench/port_speed.json (left out where absent)
 """
 
@@ -20,30 +19,28 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
-from torch import Tensor
 
-from torchldr.functional import port_choice
-from torchldr.functional.port import port_rmatmul
-from torchldr.functional.port_certificate import observed_columns
+from torchldr.functional.port_acceptance import judge, profile, tolerance
 from torchldr.functional.reference import krylov_of_ring_reference
+from torchldr.functional.tridiagonal import Operator
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs" / "tridiagonal"
 TIMES = ROOT / "results" / "bench" / "port_speed.json"
 BLUE, RED, GREY = "#2b6cb0", "#c53030", "#718096"
-SHARES = 0.02, 0.1, 0.2, 0.3, 0.4  # of what goes back, the rest goes on
+SPREADS, SIZES, SEEDS = (0.025, 0.05, 0.1, 0.15, 0.2, 0.3), (512, 1024, 2048, 4096), 4
 
 
-def drift(n: int, share: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Subdiagonal 1 - share, superdiagonal share, no corners: nothing is lost but at the ends."""
-    lower, zeros = torch.full((n,), 1 - share, dtype=torch.float64), torch.zeros(n, dtype=torch.float64)
-    upper = 1 - lower
-    lower[0] = upper[-1] = 0
-    return lower, zeros, upper
-
-
-def start(n: int) -> Tensor:
-    return torch.randn(1, n, generator=torch.Generator().manual_seed(0), dtype=torch.float64) / n**0.5
+def near_shifts(n: int, spread: float, seed: int) -> tuple[Operator, Operator]:
+    """Two operators: subdiagonal 1 + spread z / 2, the others spread z, corners 0, z normal."""
+    generator = torch.Generator().manual_seed(seed)
+    found = []
+    for _ in range(2):
+        lower, diagonal, upper, V = torch.randn(4, n, generator=generator, dtype=torch.float64)
+        lower, diagonal, upper = 1 + spread / 2 * lower, spread * diagonal, spread * upper
+        lower[0] = upper[-1] = 0
+        found.append((lower, diagonal, upper, V.unsqueeze(0)))
+    return found[0], found[1]
 
 
 def ports() -> Figure:
@@ -103,157 +100,76 @@ def _arrow(
 
 
 def bound() -> Figure:
-    """Columns of the product's matrix against A^t v, n = 256."""
-    n, candidates = 256, (2, 4, 8, 16, 32)
-    figure = Figure(figsize=(6.5, 3.8), layout="constrained")
+    """Near shifts of 256 cells: unit vectors, and what the error amplifies most."""
+    n = 256
+    figure = Figure(figsize=(5.5, 3.6), layout="constrained")
     axes = figure.add_subplot()
-    v, units = start(n), torch.eye(n, dtype=torch.float64)
-    for i, share in enumerate(SHARES):
-        ring = drift(n, share)
-        exact = krylov_of_ring_reference(*ring, v[0], n)
-        size = float(exact.norm() / n**0.5)
-        errors, bounds = [], []
-        for c in candidates:
-            got, certificate = observed_columns(*ring, v, units, n, oversampling=c)
-            errors.append(float((got[:, 0] - exact).norm(dim=0).max()) / size)
-            bounds.append(float(certificate.truncation[0]) / size)
-        colour = f"C{i}"
-        axes.loglog(candidates, errors, "o-", color=colour, label=f"superdiagonal {share}")
-        axes.loglog(candidates, [max(b, 1e-25) for b in bounds], "--", color=colour)
-    axes.axhline(2.2e-16, color=GREY, lw=0.8)
-    axes.text(2, 4e-18, "rounding unit of float64", fontsize=7, color=GREY)
-    axes.set_xticks(candidates, [str(c) for c in candidates])
-    axes.minorticks_off()
-    axes.set_ylim(1e-25, 1e3)
-    axes.set_xlabel("oversampling c")
-    axes.set_ylabel("error of a column / size of a column")
-    axes.set_title("largest error (points) and its proven bound (dashed)", fontsize=9)
+    for i, spread in enumerate(SPREADS):
+        points = [_worst(*near_shifts(n, spread, seed)) for seed in range(8)]
+        bounds, errors = zip(*[point or (float("nan"),) * 2 for point in points], strict=True)
+        axes.loglog(bounds, errors, "o", color=f"C{i}", markersize=4, label=f"spread {spread}")
+    ends = axes.get_xlim()
+    axes.loglog(ends, ends, color=GREY, lw=0.8)
+    axes.axvline(tolerance(n), color=RED, lw=0.8)
+    axes.set_xlabel("bound")
+    axes.set_ylabel("largest error found / max |factors||x|")
     axes.legend(fontsize=7)
     return figure
+
+
+def _worst(A: Operator, C: Operator) -> tuple[float, float] | None:
+    """The bound of a product and the largest error found, None if it is refused."""
+    verdict, n = judge(A, C), len(A[0])
+    if verdict.ports is None:
+        return None
+    left, right = (krylov_of_ring_reference(*ring, V[0], n) for *ring, V in (A, C))
+    M, S, sizes = left @ right.mT, left.abs() @ right.abs().mT, profile(A, C, n)[2]
+    units = torch.eye(n, dtype=torch.float64)
+    error = verdict.ports.of_scaled(units * sizes).mT - M
+    inputs = torch.cat((units, torch.linalg.svd(error / sizes)[2][:8] / sizes))
+    off = (verdict.ports.of_scaled(inputs * sizes) - inputs @ M.mT).abs().amax(-1)
+    return verdict.bound, float((off / (inputs.abs() @ S.mT).amax(-1)).max())
 
 
 def reach() -> Figure:
-    """The least oversampling whose bound meets the tolerance, by the share that goes back."""
-    n = 512
-    shares = [0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5]
-    figure = Figure(figsize=(6.5, 3.2), layout="constrained")
+    """The share of operators with normal entries that are accepted."""
+    figure = Figure(figsize=(5.5, 3.2), layout="constrained")
     axes = figure.add_subplot()
-    for dtype, colour, marker in ((torch.float32, BLUE, "o"), (torch.float64, RED, "s")):
-        found = []
-        for share in shares:
-            choice = port_choice.choose_port(*drift(n, share), start(n), n, dtype)
-            found.append(choice.trial.oversampling if choice.accepted else None)
-        inside = [(s, c) for s, c in zip(shares, found, strict=True) if c]
-        outside = [s for s, c in zip(shares, found, strict=True) if not c]
-        axes.semilogy(*zip(*inside, strict=True), marker + "-", color=colour, label=str(dtype)[6:])
-        axes.semilogy(outside, [64] * len(outside), "x", color=colour)
-    axes.text(0.02, 50, "x: no c up to 32 is accepted, the stencil is taken", fontsize=7, color=GREY)
-    axes.set_yticks([2, 4, 8, 16, 32], ["2", "4", "8", "16", "32"])
-    axes.minorticks_off()
-    axes.set_ylim(1.5, 90)
-    axes.set_xlabel("superdiagonal; the subdiagonal is 1 minus it")
-    axes.set_ylabel("oversampling c")
-    axes.legend(fontsize=8, loc="center left")
-    return figure
-
-
-def memory() -> Figure:
-    """The largest tail of each level, n = 2048, c = 4."""
-    n = 2048
-    figure = Figure(figsize=(6.5, 3.2), layout="constrained")
-    axes = figure.add_subplot()
-    for i, share in enumerate((*SHARES, 0.5)):
-        ring = drift(n, share)
-        certificate = observed_columns(*ring, start(n), start(n), n, oversampling=4)[1]
-        tails = certificate.tails.clamp(min=1e-18).tolist()
-        blocks = [32 << level for level in range(len(tails))]
-        axes.loglog(blocks, tails, "o-", color=f"C{i}", label=f"superdiagonal {share}")
-    axes.set_xticks(blocks, [str(b) for b in blocks])
-    axes.minorticks_off()
-    axes.set_xlabel("indices in a block")
-    axes.set_ylabel("share of the last quarter")
-    axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
-    return figure
-
-
-def stepped(lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, u: Tensor, k: int) -> Tensor:
-    """u^T A^t v, t < k, a step at a time."""
-    x, heard = V[0], []
-    for _ in range(k):
-        heard.append(u[0] @ x)
-        x = lower * x.roll(1) + diagonal * x + upper * x.roll(-1)
-    return torch.stack(heard)
-
-
-def stability() -> Figure:
-    """Near shifts, divided by their row sum and by their growth; c as chosen; five of each size."""
-    figure = Figure(figsize=(6.5, 3.2), layout="constrained")
-    axes = figure.add_subplot()
-    sizes, seeds = [256, 512, 1024, 2048, 4096, 8192], 5
-    squares: dict[str, list[float]] = {}
-    for n in sizes:
-        here: dict[str, float] = {}
-        for seed in range(seeds):
-            generator = torch.Generator().manual_seed(seed)
-            lower, diagonal, upper = 2 * torch.rand(3, n, generator=generator, dtype=torch.float64) - 1
-            ring = torch.stack((1 + 0.05 * lower, 0.1 * diagonal, 0.1 * upper))
-            ring[0, 0] = ring[2, -1] = 0
-            v, u = start(n), torch.randn(1, n, generator=generator)
-            growth = port_choice.growth_rate(ring[0], ring[1], ring[2], v, n).exp()
-            for name, scale in (("row sum", ring.abs().sum(0).max()), ("growth", growth)):
-                a, d, b = (ring / scale).float()
-                A = a, d, b, v.float()
-                exact = stepped(a.double(), d.double(), b.double(), v.double(), u.double(), n)
-                c = port_choice.choose_port(*A, n, log_scale=0.0).trial.oversampling
-                results = {"port": port_rmatmul(*A, u, n, oversampling=c)[0, 0], "stencil": stepped(*A, u, n)}
-                for kind, got in results.items():
-                    key = f"{kind}, divided by the {name}"
-                    here[key] = here.get(key, 0) + float((got - exact).norm() / exact.norm()) ** 2 / seeds
-        for key, square in here.items():
-            squares.setdefault(key, []).append(square**0.5)
-    for name, errors in squares.items():
-        style = "o-" if name.endswith("sum") else "s--"
-        axes.loglog(sizes, errors, style, color=BLUE if name.startswith("port") else GREY, label=name)
-    axes.axhline(1.2e-7, color=GREY, lw=0.8)
-    axes.set_xticks(sizes, [str(n) for n in sizes])
-    axes.minorticks_off()
-    axes.set_xlabel("n")
-    axes.set_ylabel("relative error")
-    axes.legend(fontsize=7)
+    shares = torch.zeros(len(SIZES), len(SPREADS))
+    for i, n in enumerate(SIZES):
+        for j, spread in enumerate(SPREADS):
+            accepted = [judge(*near_shifts(n, spread, seed)).ports is not None for seed in range(SEEDS)]
+            shares[i, j] = sum(accepted) / SEEDS
+            axes.text(j, i, f"{shares[i, j]:.0%}", ha="center", va="center", fontsize=8)
+    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1.5, aspect="auto", origin="lower")
+    axes.set_xticks(range(len(SPREADS)), [str(spread) for spread in SPREADS])
+    axes.set_yticks(range(len(SIZES)), [str(n) for n in SIZES])
+    axes.set_xlabel("spread of the diagonals (normal; half of it for the subdiagonal)")
+    axes.set_ylabel("n")
     return figure
 
 
 def timing() -> Figure | None:
+    """By the median seed, without corners."""
     if not TIMES.exists():
         return None
-    rows = json.loads(TIMES.read_text())["rows"]
-    figure = Figure(figsize=(8, 3.4), layout="constrained")
-    tables = {"rmatmul": ("one product, training", "stencil"), "layer": ("a layer, inference", "dense")}
-    for place, (table, (title, other)) in enumerate(tables.items()):
-        axes = figure.add_subplot(1, 2, place + 1)
-        of = [row for row in rows if row["table"] == table]
-        for i, c in enumerate(sorted({row["c"] for row in of})):
-            mine = [row for row in of if row["c"] == c]
-            axes.loglog(
-                [row["n"] for row in mine],
-                [row["port_ms"] for row in mine],
-                "o-",
-                color=f"C{i}",
-                label=f"port, c = {c}",
-            )
-        slow = {row["n"]: row for row in of if f"{other}_ms" in row}
-        times = [row[f"{other}_ms"] for row in slow.values()]
-        axes.loglog(list(slow), times, "-", color=GREY, label=other)
-        for n, row in slow.items():
-            face = "white" if row.get("dense_extrapolated") else GREY
-            axes.loglog([n], [row[f"{other}_ms"]], "s", color=GREY, markerfacecolor=face)
-        sizes = sorted({row["n"] for row in of})
-        axes.set_xticks(sizes, [f"$2^{{{n.bit_length() - 1}}}$" for n in sizes])
-        axes.minorticks_off()
-        axes.set_title(title, fontsize=9)
-        axes.set_xlabel("n")
-        axes.set_ylabel("ms")
-        axes.legend(fontsize=7)
+    rows = [row for row in json.loads(TIMES.read_text())["rows"] if row["corners"] == 0]
+    figure = Figure(figsize=(5.5, 3.4), layout="constrained")
+    axes = figure.add_subplot()
+    for i, kind in enumerate(dict.fromkeys(row["kind"] for row in rows)):
+        of = [row for row in rows if row["kind"] == kind and "port_ms" in row]
+        axes.loglog(
+            [r["n"] for r in of], [r["port_ms"] for r in of], "o-", color=f"C{i}", label=f"port, {kind}"
+        )
+    for name, style in (("stencil", "s-"), ("dense", "^--")):
+        of = [row for row in rows if row["kind"] == "uniform" and row[f"{name}_ms"]]
+        axes.loglog([r["n"] for r in of], [r[f"{name}_ms"] for r in of], style, color=GREY, label=name)
+    sizes = sorted({row["n"] for row in rows})
+    axes.set_xticks(sizes, [str(n) for n in sizes])
+    axes.minorticks_off()
+    axes.set_xlabel("n")
+    axes.set_ylabel("ms")
+    axes.legend(fontsize=7)
     return figure
 
 
@@ -261,8 +177,6 @@ PICTURES: dict[str, Callable[[], Figure | None]] = {
     "ports": ports,
     "bound": bound,
     "reach": reach,
-    "memory": memory,
-    "stability": stability,
     "timing": timing,
 }
 

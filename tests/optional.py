@@ -12,7 +12,7 @@ OTHERS = ("scipy", "pandas", "pytest", "hypothesis")
 
 
 def left_out(text: str) -> set[str]:
-    """The modules of optional packages that a text does not name: alone, by an extra or by ./paper."""
+    """The modules of optional packages that a text does not name, alone, by an extra or by ./paper."""
     installed = " ".join(re.findall(r"pip install ([^`\n]*)", text))
     extras = [extra for found in re.findall(r"\[([\w,]+)\]", installed) for extra in found.split(",")]
     named = {package for extra in extras for package in EXTRAS[extra]}

@@ -55,7 +55,7 @@ def test_opposing_operators_that_make_the_identity(profile: str) -> None:
     s = torch.where(at < n // 2, 1.01, 1 / 1.01)
     if profile == "sine":
         s = (0.01 * (2 * math.pi * at / n).sin()).exp()
-    M = opposing(n, s)
+    M = opposing(n, s, product="port")
     x = torch.randn(2, n, requires_grad=True)
     want = by_stencil(M, x)
     assert (want - x).norm() <= 1e-3 * x.norm()
@@ -67,10 +67,11 @@ def test_opposing_operators_that_make_the_identity(profile: str) -> None:
 
 
 def test_a_random_matrix_of_thousands_of_features() -> None:
-    M = LDRTridiagonal.random(4096, 4096, 1, generator=torch.Generator().manual_seed(0))
-    x = torch.randn(2, 4096)
+    M = LDRTridiagonal.random(4096, 4096, 1, generator=torch.Generator().manual_seed(0), product="port")
+    x, kept = torch.randn(2, 4096), M.prepare()
     want = by_stencil(M, x)
-    assert (M.matmul(x) - want).norm() <= 1e-5 * want.norm()
+    for got in (M.matmul(x), kept(x)):
+        assert (got - want).norm() <= 1e-5 * want.norm()
 
 
 @pytest.mark.parametrize("part", ["diagonal_A", "superdiagonal_C", "corners_A"])
@@ -112,6 +113,20 @@ def test_kept_products_by_ports(shape: tuple[int, int], normalize: bool) -> None
     assert (kept(x) - want).norm() <= 1e-6 * want.norm()
     with torch.inference_mode():
         assert torch.equal(kept(x), Kept(M)(x))
+
+
+def test_rows_do_not_hear_each_other() -> None:
+    M = LDRTridiagonal.random(200, 200, 2, product="port")
+    kept, x = M.prepare(), torch.randn(6, 200)
+    alone = torch.cat([kept(row.unsqueeze(0)) for row in x])
+    for wild in (math.nan, math.inf, 1e30, 1e-30):
+        mixed = x.clone()
+        mixed[::2] *= wild
+        got = kept(mixed)
+        assert kept.why_not(mixed) is None
+        torch.testing.assert_close(got[1::2], alone[1::2], rtol=1e-6, atol=0)
+        if math.isfinite(wild):
+            torch.testing.assert_close(got[::2] / wild, alone[::2], rtol=1e-5, atol=0)
 
 
 def test_what_takes_the_stencil_and_why() -> None:

@@ -37,6 +37,7 @@ CANDIDATES = 2, 4, 8, 16
 PROBES, ALPHA = 8, 14.0
 FACTOR = ALPHA * math.sqrt(2 / math.pi)
 TILE = 256
+FAINT = 1e-12  # terms of the sum over t below this share of the largest do not matter for scales
 RANGE = 1e250  # of sizes: times any float32 they must not leave float64
 
 
@@ -71,18 +72,22 @@ def judge(A: Operator, C: Operator, candidates: Sequence[int] = CANDIDATES) -> V
     m, n = A[3].shape[-1], C[3].shape[-1]
     most, k = tolerance(max(m, n)), min(m, n)
     A, C = _wide(A), _wide(C)
-    growth, sizes = profile(A, C, k)
+    growth, others, sizes = profile(A, C, k)
     seen = touched(A, C, k) if (sizes == 0).any() else torch.ones_like(sizes, dtype=torch.bool)
     known = sizes[seen]
     if not (growth.isfinite().all() and (known > 1 / RANGE).all() and (known < RANGE).all()):
         return Verdict(None, math.inf, "the columns of |factors| leave the range of float64")
     if not len(known):
         return Verdict(None, math.inf, "the matrix is zero")
-    scaling = Scaling(_rate(growth), _filled(sizes, seen), seen)
+    sizes = _filled(sizes, seen)
     generator = torch.Generator().manual_seed(fingerprint(*A, *C))
     draw = lambda q, size: torch.randn(q, size, generator=generator, dtype=torch.float64).to(sizes.device)
     inputs = draw(port_rounding.PROBES, n) * seen
-    exact = stencil_product(A, C, inputs[:PROBES] / scaling.sizes, k)
+    exact, fading = stencil_product(A, C, inputs[:PROBES], sizes)
+    terms = (growth * others).sum(0)
+    matter = terms > FAINT * terms.amax()
+    rate = _rate(growth, matter)
+    scaling = Scaling(rate, max(0.0, rate + _rate(fading, matter)), sizes, seen)
     for c in candidates:
         ports = PreparedPorts(A, C, scaling, c)
         held = FACTOR * float(_norm(ports.of_scaled(inputs[:PROBES]) - exact))
@@ -104,30 +109,31 @@ def rounding_of(
 ) -> float:
     """The bound of `port_rounding` for both scaled operators together, with probes x (q, n) and y (q, m)."""
     left, right = (port_rounding.ObservedHalf(operator, k, c) for operator in (A, C))
-    steps = torch.arange(k, dtype=torch.float64, device=growth.device)
-    after = (growth * (-scaling.rate * steps).exp()).norm()  # of sum_t A^t g z_t, by Cauchy and Schwarz
-    z = right.up(x)
+    weights, steps = scaling.weights(k), torch.arange(k, device=growth.device)
+    after = (growth * (-scaling.rate * steps).exp() * weights).unsqueeze(0)  # by Cauchy and Schwarz
+    z = right.up(x) * weights
     left.down(z)
-    right.down(left.up(y))
-    before = port_rounding.FACTOR * _norm(z.flatten(1))
-    return float(right.rounding(after, x) + left.rounding(before, y))
+    right.down(left.up(y) * weights)
+    return float(right.rounding(after, x) + left.rounding(port_rounding.FACTOR * z, y))
 
 
 # Passes of the stencil.
 
 
-def profile(A: Operator, C: Operator, k: int) -> tuple[Tensor, Tensor]:
-    """|A^t g_i|_2, (r, k), and d, (n,)."""
+def profile(A: Operator, C: Operator, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """|A^t g_i|_2 and |C^t h_i|_2, (r, k) each, and d, (n,)."""
     growth, density = [], torch.zeros_like(A[1])
     for left in _columns(A, k):
         growth.append(left.norm(dim=-1))
         shares = torch.where(growth[-1] > 0, 1 / growth[-1], 0).unsqueeze(-1) * left
         density += shares.square().sum((0, 1))
-    weights, sizes = (1 / len(density) + density / density.sum().clamp(min=1)) / 2, torch.zeros_like(C[1])
+    weights = (1 / len(density) + density / density.sum().clamp(min=1)) / 2
+    others, sizes = [], torch.zeros_like(C[1])
     for left, right in zip(_columns(A, k), _columns(C, k), strict=True):
+        others.append(right.norm(dim=-1))
         for K_A, K_C in zip(left.abs(), right.abs(), strict=True):
             sizes += (K_A @ weights) @ K_C
-    return torch.cat(growth, 1), sizes
+    return torch.cat(growth, 1), torch.cat(others, 1), sizes
 
 
 def touched(A: Operator, C: Operator, k: int) -> Tensor:
@@ -143,13 +149,16 @@ def growth_rate(operator: Operator, k: int) -> float:
     return _rate(torch.cat([columns.norm(dim=-1) for columns in _columns(_wide(operator), k)], 1))
 
 
-def stencil_product(A: Operator, C: Operator, x: Tensor, k: int) -> Tensor:
-    """sum_i K_k(A, g_i) K_k(C, h_i)^T x, (b, m)."""
-    y = x.new_zeros(len(x), A[3].shape[-1])
+def stencil_product(A: Operator, C: Operator, x: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
+    """M D^-1 x, (b, m), and |D^-1 C^t h_i|_2, (r, k), for D = diag(sizes)."""
+    k = min(A[3].shape[-1], C[3].shape[-1])
+    y, fading = x.new_zeros(len(x), A[3].shape[-1]), []
     for left, right in zip(_columns(A, k), _columns(C, k), strict=True):
-        for K_A, K_C in zip(left, right, strict=True):
+        scaled = right / sizes
+        fading.append(scaled.norm(dim=-1))
+        for K_A, K_C in zip(left, scaled, strict=True):
             y.addmm_(x @ K_C.mT, K_A)
-    return y
+    return y, torch.cat(fading, 1)
 
 
 def _columns(operator: Operator, k: int) -> Iterator[Tensor]:
@@ -171,13 +180,13 @@ def _wide(operator: Operator) -> Operator:
     return lower, diagonal, upper, V
 
 
-def _rate(growth: Tensor) -> float:
-    """The slope of log |A^t g| over t."""
-    sizes = growth.norm(dim=0)
-    at = sizes.nonzero().flatten()
+def _rate(growth: Tensor, matter: Tensor | None = None) -> float:
+    """The slope of the logarithms of norms, (r, k), over those t that matter."""
+    norms = growth.norm(dim=0)
+    at = (norms if matter is None else norms * matter).nonzero().flatten()
     if len(at) < 2:
         return 0.0
-    logs, steps = sizes[at].log(), at - at.double().mean()
+    logs, steps = norms[at].log(), at - at.double().mean()
     return float((steps * logs).sum() / steps.square().sum())
 
 

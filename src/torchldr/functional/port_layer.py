@@ -3,11 +3,12 @@
 M x = sum_t A^t g (C^t h)^T x is two products, z_t = (C^t h)^T x and sum_t A^t g z_t. What FFTs get wrong in
 z is spread evenly over t and over the entries of x, so the two are scaled to make even errors harmless:
 
-    A / gamma               gamma is the mean growth of a_t = |A^t g|
-    gamma D^-1 C D, D x     D_j = d_j is what column j of |factors| amounts to (see `port_acceptance`)
+    A / gamma                       gamma is the mean growth of |A^t g|
+    gamma / delta D^-1 C D, D x     D_j = d_j is what column j of |factors| amounts to, and delta the growth
+                                    that is left then: a ring may grow at each turn (see `port_acceptance`)
 
-An error e of z_t is then one of some a_t gamma^-t e in the result, and that of a small column is small.
-Products run in float64.
+with weights delta^t for z_t. An error e of z_t is then one of |A^t g| gamma^-t delta^t e in the result, and
+that of a small column is small. Products run in float64.
 """
 
 from __future__ import annotations
@@ -27,18 +28,23 @@ class Scaling(NamedTuple):
     """How the operators of a layer are scaled."""
 
     rate: float  # log gamma
+    left: float  # log delta
     sizes: Tensor  # (n,): d, all positive
     seen: Tensor  # (n,): whether an entry of x matters at all
 
     def of(self, A: Operator, C: Operator) -> tuple[Operator, Operator]:
         """The scaled operators, in float64."""
-        gamma, d = math.exp(self.rate), self.sizes
+        gamma, ratio, d = math.exp(self.rate), math.exp(self.rate - self.left), self.sizes
         lower, diagonal, upper, G = (x.double() for x in A)
         left = lower / gamma, diagonal / gamma, upper / gamma, G
         lower, diagonal, upper, H = (x.double() for x in C)
         d_before, d_after = d.roll(1), d.roll(-1)
-        right = gamma * lower * d_before / d, gamma * diagonal, gamma * upper * d_after / d, H / d
+        right = ratio * lower * d_before / d, ratio * diagonal, ratio * upper * d_after / d, H / d
         return left, right
+
+    def weights(self, k: int) -> Tensor:
+        """delta^t, t < k."""
+        return (self.left * torch.arange(k, dtype=torch.float64, device=self.sizes.device)).exp()
 
 
 class PreparedPorts:
@@ -59,14 +65,14 @@ class PreparedPorts:
         self.oversampling = oversampling
         self.left = PortPlan(*left, k, oversampling=oversampling)
         self.right = PortPlan(*right, k, oversampling=oversampling)
-        self._sizes, self._seen = scaling.sizes, scaling.seen
+        self._sizes, self._seen, self._weights = scaling.sizes, scaling.seen, scaling.weights(k)
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.of_scaled(torch.where(self._seen, x.double() * self._sizes, 0)).to(x.dtype)
 
     def of_scaled(self, x: Tensor) -> Tensor:
         """For D x, in float64."""
-        return self.left.matmul(self.right.rmatmul(x))
+        return self.left.matmul(self.right.rmatmul(x) * self._weights)
 
 
 class Costs(NamedTuple):

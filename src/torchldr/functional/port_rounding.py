@@ -26,8 +26,8 @@ from torch import Tensor
 from torch.fft import irfft, rfft
 
 from . import port_levels as levels
-from .port_series import closing_roots, lengthened
-from .port_sweep import TorchSweep, closing
+from .port_series import lengthened
+from .port_sweep import Closing, TorchSweep
 from .tridiagonal import Operator
 
 PROBES, ALPHA = 48, 2.0
@@ -44,7 +44,8 @@ class ObservedHalf(TorchSweep):
         lower, diagonal, upper, V = operator
         super().__init__(lower, diagonal, upper, V, oversampling, keep=False)
         self._operator, self._k = operator, k
-        self._closing = closing(self.top, lower[0], upper[-1], k)
+        corners = bool(lower[0] != 0) or bool(upper[-1] != 0)
+        self._closing = Closing(self.top, lower[0], upper[-1], k) if corners else None
 
     @torch.no_grad()
     def up(self, U: Tensor) -> Tensor:
@@ -52,7 +53,7 @@ class ObservedHalf(TorchSweep):
         k, N = self._k, self._N
         rows = (self._dealt(U) @ self._K).view(-1, len(U), 2 + self.r, N)
         u, z = rows[:, :, :2].permute(2, 1, 0, 3), lengthened(rows[:, :, 2:].sum(0), k)
-        self._sigma = [_largest(u)]
+        self._sigma, self._heard_closing = [_largest(u)], list[Tensor]()
         self._heard = [_largest(rows[:, :, 2:].flatten(2).transpose(0, 1)).norm() * len(rows) * UNIT]
         for B, _, _ in self._levels:
             N, at_cut = 2 * N, levels.rows_at_cut(u)
@@ -62,7 +63,14 @@ class ObservedHalf(TorchSweep):
             self._heard.append(_eta(N) * _largest(part.flatten(1)) + summed)
             z, u = z + part, levels.rows_up(u, at_cut, B)
             self._sigma.append(_largest(u))
-        return z if self._closing is None else z + self._closing.add(u[:, :, 0])
+        if self._closing is not None:
+            at_ports, weights = u[:, :, 0], self._closing.weights
+            self._sigma_closing = _largest((lengthened(at_ports, k) * weights).unsqueeze(-2))
+            for one in torch.eye(2, dtype=u.dtype, device=u.device):
+                part = self._closing.add(at_ports * one.view(2, 1, 1))
+                self._heard_closing.append(_largest((part * weights).flatten(1)))
+                z = z + part
+        return z
 
     @torch.no_grad()
     def down(self, w: Tensor) -> Tensor:
@@ -71,6 +79,7 @@ class ObservedHalf(TorchSweep):
         du = w.new_zeros(2, len(w), 1, N)
         if self._closing is not None:
             du = self._closing.transpose(w).unsqueeze(2)
+            self._tau_closing = _largest(self._closing.down(w), self._closing.roots).sum(-1)
         self._tau, self._tau_at_cut = [_largest(du)], list[Tensor]()
         for B, _, _ in reversed(self._levels):
             sources = torch.cat(
@@ -91,10 +100,12 @@ class ObservedHalf(TorchSweep):
         """What rounding changes the result of the layer by, as a share of |x|; after `up` and `down`.
 
         Args:
-            beyond: the norm of the map from K_k(A, v_i)^T u to the result.
+            beyond: (q, r, k). Their largest norm bounds that of the map from K_k(A, v_i)^T u, (r, k), to the
+                result, and so with weights for each t.
             probes: standard normal vectors (q, n), for the states of the leaves.
         """
-        total = self._in_leaves(probes) + self._heard[0] * beyond
+        after = beyond.flatten(1).norm(dim=-1).amax()
+        total = self._in_leaves(probes) + self._heard[0] * after
         N = self._N
         for level, heard in enumerate(self._heard[1:]):
             N *= 2
@@ -102,12 +113,12 @@ class ObservedHalf(TorchSweep):
             meeting, own = torch.stack((right[0::2], left[1::2])), torch.stack((left[0::2], right[1::2]))
             joined = ((self._sigma[level + 1] + own) * self._tau[level + 1]).sum(0)
             total = total + (meeting * self._tau_at_cut[level]).norm() + _eta(N) * joined.norm()
-            total = total + heard * beyond
+            total = total + heard * after
         if self._closing is None:
             return total
-        N, radius = closing_roots(self._k, torch.float64)
-        gain = self._closing.arriving.abs().amax((1, 2))
-        return total + 2 * _eta(N) * radius**-self._k * (self._sigma[-1][:, 0] * gain).sum() * beyond
+        weighted = (beyond / self._closing.weights).flatten(1).norm(dim=-1).amax()
+        closed = (self._sigma_closing[:, 0] * self._tau_closing).sum() + sum(self._heard_closing) * weighted
+        return total + _eta(self._closing.roots) * closed
 
     def _in_leaves(self, probes: Tensor) -> Tensor:
         """Of N steps of the stencil in every leaf.

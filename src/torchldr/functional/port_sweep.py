@@ -193,28 +193,31 @@ class Closing:
     """What the corners add to the products of a line, for the columns of the whole (2, 2 + r, N)."""
 
     def __init__(self, top: Tensor, a: Tensor, b: Tensor, k: int) -> None:
-        self._k, self._N, self._length = k, closing_roots(k, top.dtype)[0], top.shape[-1]
-        radius = closing_roots(k, top.dtype)[1]
-        self._weights = radius ** torch.arange(k, dtype=torch.float64, device=top.device)
-        hats = torch.fft.rfft(lengthened(top, k).double() * self._weights, n=self._N)
-        z = radius * roots(self._N, self._weights)
+        self._k, self._length = k, top.shape[-1]
+        self.roots, radius = closing_roots(k, top.dtype)
+        self.weights = radius ** torch.arange(k, dtype=torch.float64, device=top.device)
+        hats = torch.fft.rfft(lengthened(top, k).double() * self.weights, n=self.roots)
+        z = radius * roots(self.roots, self.weights)
         block = Series(hats[:, :2].flatten(0, 1), hats[:, 2:], hats[:, :1])
         pairs = close(block, a.double() * z, b.double() * z, loop)
         self.arriving = torch.stack([q for _, q in pairs])  # z a q_R and z b q_L of `close`, (2, r, roots)
 
     def add(self, u: Tensor) -> Tensor:
         """To K_k(A, v_i)^T u, (b, r, k), for rows of the whole (2, b, N)."""
-        k, N = self._k, self._N
-        hats = torch.fft.rfft(lengthened(u, k).double() * self._weights, n=N).unsqueeze(2)
+        k, N = self._k, self.roots
+        hats = torch.fft.rfft(lengthened(u, k).double() * self.weights, n=N).unsqueeze(2)
         total = torch.addcmul(hats[0] * self.arriving[0], hats[1], self.arriving[1])
-        return (torch.fft.irfft(total, n=N)[..., :k] / self._weights).to(u.dtype)
+        return (torch.fft.irfft(total, n=N)[..., :k] / self.weights).to(u.dtype)
 
     def transpose(self, w: Tensor) -> Tensor:
         """The transpose of `add`: (b, r, k) to (2, b, N)."""
-        k, N = self._k, self._N
-        hats = torch.fft.rfft(w.double() / self._weights, n=N)
-        total = (hats * self.arriving.conj().unsqueeze(1)).sum(2)
-        return lengthened((torch.fft.irfft(total, n=N)[..., :k] * self._weights).to(w.dtype), self._length)
+        down = torch.fft.irfft(self.down(w).sum(2), n=self.roots)[..., : self._k] * self.weights
+        return lengthened(down.to(w.dtype), self._length)
+
+    def down(self, w: Tensor) -> Tensor:
+        """Spectra of the cotangents of rows at the radius, for each start vector, (2, b, r, roots)."""
+        hats = torch.fft.rfft(w.double() / self.weights, n=self.roots)
+        return hats * self.arriving.conj().unsqueeze(1)
 
 
 def closing(top: Tensor, a: Tensor, b: Tensor, k: int) -> Closing | None:

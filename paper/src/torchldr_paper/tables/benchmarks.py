@@ -212,18 +212,10 @@ TABLES: dict[str, tuple[str, Callable[[Results], str]]] = {
     "gpu_channels": ("channels_speed_cuda", _listed("rows", {
         **_CHANNELS, "fast_mib": "fast MiB", "dense_mib": "dense MiB"},
         lambda row: row["channels"] > 1 and row["rank"] != 4)),
-    "port_rmatmul": ("port_speed", _listed("rows", {
-        "n": "n", "c": "c", "port_ms": "port ms", "stencil_ms": "stencil ms", "ratio": "ratio",
-        "growth": "times before"}, _of("rmatmul"))),
     "port_layer": ("port_speed", _listed("rows", {
-        "n": "n", "c": "c", "port_ms": "port ms", "dense_ms": "dense ms",
-        "dense_extrapolated": "extrapolated", "ratio": "ratio", "growth": "times before"}, _of("layer"))),
-    "port_training": ("port_speed", _listed("rows", {
-        "n": "n", "batch": "batch", "c": "c", "port_ms": "port ms", "stencil_ms": "stencil ms",
-        "ratio": "ratio"}, _of("training"))),
-    "port_gpu": ("port_speed_cuda", _listed("rows", {
-        "n": "n", "batch": "batch", "c": "c", "port_ms": "port ms", "dense_ms": "TF32 ms", "ratio": "ratio"},
-        _of("cuda layer"))),
+        "n": "n", "kind": "entries", "corners": "corners", "seeds": "operators", "accepted": "accepted",
+        "c": "c", "port_ms": "port ms", "over_stencil": "over stencil", "over_dense": "over dense",
+        "error": "error", "stencil_error": "of the stencil"})),
     "td_learning": ("tridiagonal_learning", _learning),
     "td_operators": ("tridiagonal_learning", _movements),
 }  # fmt: skip

@@ -17,8 +17,8 @@ Two neighbours join into one block by pointwise arithmetic (`join`), where every
 left, from the right, or back and forth any number of times. Series are held by N coefficients, N = c m for
 blocks of m indices: a join transforms to 2N roots of unity, where 2N coefficients of the joined block come
 out. What rings on after N steps folds back onto the first coefficients: that is the only error besides
-rounding, and `port_certificate` bounds it. u^T R v is needed only as a sum over a level, before the inverse
-transform.
+rounding, and `port_acceptance` bounds both for a layer. u^T R v is needed only as a sum over a level, before
+the inverse transform.
 
 Any length: n indices are dealt to 2^levels leaves whose sizes differ by one at most; a leaf that is shorter
 by one gets an index that is coupled to nothing, behind its right port, which changes no series. The corners
@@ -27,13 +27,14 @@ without loss, whose poles lie on the unit circle, is served too.
 
 In other modules:
 
-    port_series         the algebra, leaves and closing in torch operations that autograd and observers follow
+    port_series         the algebra, leaves and closing in torch operations that autograd follows
     port_levels         one level up and down, with the cotangents of everything
     port_sweep          passes over all levels by torch; `port_compiled` by compiled loops on a CPU, with
                         kernels from `port_cuda` on a GPU
     port_adjoint        the differentiable products
     port_plan           the product for a fixed operator
-    port_certificate    the bound
+    port_layer          the product of a layer, scaled
+    port_acceptance     the bound on its error, with `port_rounding`
 
 The tests hold the products and their gradients to `krylov_of_ring_reference`.
 """
@@ -45,15 +46,10 @@ from torch import Tensor
 
 from . import port_adjoint
 from .port_plan import PortPlan
-from .port_series import Observer, Series, check, close, join, observed_rmatmul
+from .port_series import check, plain_rmatmul
 
 __all__ = [
-    "Observer",
     "PortPlan",
-    "Series",
-    "close",
-    "join",
-    "observed_rmatmul",
     "port_matmul",
     "port_rmatmul",
 ]
@@ -75,14 +71,14 @@ def port_rmatmul(
         Shape (b, r, k), in the common dtype (float32 or float64).
 
     O(c (b + r) n log^2 n + c b r n log n) work, O(c (b + r) n) memory a level. Right to rounding where blocks
-    forget within c times their length: `certified_port_rmatmul` tells. On a CPU by compiled loops.
+    forget within c times their length. On a CPU by compiled loops.
     Differentiable in every tensor, any number of times, with O(c (b + r) n log n) memory; vmap and jvp hold.
 
     The same, slowly: `krylov_of_ring_reference(lower, diagonal, upper, v, k).mT @ u`.
     """
     check(lower, diagonal, upper, V, U, k, oversampling)
     if torch.compiler.is_compiling():
-        return observed_rmatmul(lower, diagonal, upper, V, U, k, oversampling, None)
+        return plain_rmatmul(lower, diagonal, upper, V, U, k, oversampling)
     return port_adjoint.rmatmul(lower, diagonal, upper, V, U, k=k, oversampling=oversampling)
 
 

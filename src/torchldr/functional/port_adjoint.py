@@ -6,7 +6,7 @@ vectors that came and the cotangents that come back: rows up for u, then cotange
 (`port_levels.columns_down`). Spectra of each level are kept from the forward, 10 + 4r + 2b rows of c n
 numbers a level, and 2b more where K w was found on the way; where the operator needs no gradient nothing is.
 
-Derivatives of derivatives, forward mode and stacked operators take the plain form, `observed_rmatmul`.
+Derivatives of derivatives, forward mode and stacked operators take the plain form of `port_series`.
 """
 
 from __future__ import annotations
@@ -17,16 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import stencil
+from . import port_series, stencil
 from ._twin import plain_backward, plain_jvp
-from .port_series import observed_rmatmul
 from .port_sweep import Sweep, closing, closing_gradients, sweep
 
 
 def plain_rmatmul(*operands: Tensor, k: int, oversampling: int) -> Tensor:
     """`port_rmatmul` in operations that autograd and its transformations know."""
     lower, diagonal, upper, V, U = operands
-    return observed_rmatmul(lower, diagonal, upper, V, U, k, oversampling, None)
+    return port_series.plain_rmatmul(lower, diagonal, upper, V, U, k, oversampling)
 
 
 def plain_matmul(*operands: Tensor, oversampling: int) -> Tensor:

@@ -1,8 +1,8 @@
 """The series of the port product, in torch operations: leaves, joins, closing.
 
-`port` says what is computed and why. This is the form that an observer can follow, that autograd and its
-transformations can differentiate any number of times, and that serves every device; the products that
-training and inference run (`port_adjoint`, `port_plan`) compute the same series and are held to it.
+`port` says what is computed and why. This is the form that autograd and its transformations can
+differentiate any number of times, and that serves every device; the products that are run otherwise
+(`port_adjoint`, `port_plan`) compute the same series and are held to it.
 
 A join turns on what crosses the cut between blocks 0 and 1. With q = (what enters block 0 at its right port,
 what enters block 1 at its left port), S = zs and P = zp,
@@ -17,9 +17,8 @@ is what it was before plus H T G.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,20 +29,12 @@ LEAF, LONG_LEAF = 32, 128  # see `leaf_size`
 class Series(NamedTuple):
     """What a row of blocks shows at its ports, `.` standing for blocks and coefficients (or roots)."""
 
-    ports: Any  # LL, LR, RL, RR, (4, .)
-    v: Any  # vL, vR, (2, r, .)
-    u: Any  # uL, uR, (2, b, .)
+    ports: Tensor  # LL, LR, RL, RR, (4, .)
+    v: Tensor  # vL, vR, (2, r, .)
+    u: Tensor  # uL, uR, (2, b, .)
 
 
-class Observer(Protocol):
-    """Sees the series of each level as they are made: see `port_certificate`."""
-
-    def leaves(self, power: Tensor, rows: Tensor, columns: Tensor) -> None: ...
-    def level(self, blocks: Series, s: Tensor, p: Tensor) -> None: ...
-    def top(self, block: Series, a: Tensor, b: Tensor, k: int, N: int, radius: float) -> None: ...
-
-
-def observed_rmatmul(
+def plain_rmatmul(
     lower: Tensor,
     diagonal: Tensor,
     upper: Tensor,
@@ -51,50 +42,45 @@ def observed_rmatmul(
     U: Tensor,
     k: int,
     oversampling: int,
-    observer: Observer | None,
 ) -> Tensor:
-    """`port_rmatmul` in operations of torch, shown to an observer level by level."""
+    """`port_rmatmul` in operations of torch."""
     check(lower, diagonal, upper, V, U, k, oversampling)
     leaf = leaf_size(oversampling, V.device)
     layout, N = laid_out(V.shape[-1], leaf, V.device), oversampling * leaf
     every = roots(N << len(layout.cuts), V)
-    blocks, result = leaves(lower, diagonal, upper, V, U, layout, N, observer)
+    blocks, result = leaves(lower, diagonal, upper, V, U, layout, N)
     result = lengthened(result, k)
     for cuts in layout.cuts:
         N *= 2
         s, p = lower[cuts].unsqueeze(-1), upper[cuts - 1].unsqueeze(-1)
-        if observer:
-            observer.level(blocks, s, p)
         z = every[:: len(cuts)]
         spectra = Series(*(torch.fft.rfft(series, n=N) for series in blocks))
-        joined, heard = join(spectra, s * z, p * z, loop)
+        joined, heard = join(spectra, s * z, p * z)
         level = torch.fft.irfft(_summed(heard), n=N)
         result = result + lengthened(level, k)
         blocks = Series(*(torch.fft.irfft(series, n=N) for series in joined))
     top = Series(*(series[..., 0, :] for series in blocks))
-    return result + closed(top, lower[0], upper[-1], k, observer).to(result.dtype)
+    return result + closed(top, lower[0], upper[-1], k).to(result.dtype)
 
 
-# The algebra, which serves spectra here and norms and errors in `port_certificate`.
+# The algebra.
 
 
-def join(blocks: Series, s: Any, p: Any, loop: Callable[[Any], Any]) -> tuple[Series, list[tuple[Any, Any]]]:
+def join(blocks: Series, s: Tensor, p: Tensor) -> tuple[Series, list[tuple[Tensor, Tensor]]]:
     """Join blocks 0 and 1, 2 and 3, ..: their series and what u hears of v across the cuts.
 
     Args:
         blocks: values of the series, (.., blocks, roots).
         s, p: z times the coupling from the last index of a block into the first of its neighbour, and back.
-        loop: g to 1 / (1 - g).
 
     Returns:
         The series of the joined blocks, and pairs (.., (b, .), (r, .)) whose products, summed over pairs and
-        blocks, are the part of u^T R v that crosses the cuts. Sums and products of non-negative multiples
-        only, so that the same lines bound norms.
+        blocks, are the part of u^T R v that crosses the cuts.
     """
     (LL0, LR0, RL0, RR0), (vL0, vR0), (uL0, uR0) = (x[..., 0::2, :] for x in blocks)
     (LL1, LR1, RL1, RR1), (vL1, vR1), (uL1, uR1) = (x[..., 1::2, :] for x in blocks)
     back, forth = s * LL1, p * RR0  # returned by block 1 what came from the left, by block 0 from the right
-    D = loop(back * forth)
+    D = _loop(back * forth)
     into_1, into_0 = s * D, p * D
     through, returned = RL0 * into_1, LR1 * into_0
     ports = (
@@ -107,10 +93,10 @@ def join(blocks: Series, s: Any, p: Any, loop: Callable[[Any], Any]) -> tuple[Se
     y = into_0 * (vL1 + back * vR0)
     v = (vL0 + LR0 * y, vR1 + RL1 * x)
     u = (uL0 + through * (uL1 + p * LL1 * uR0), uR1 + returned * (uR0 + s * RR0 * uL1))
-    return Series(_stacked(ports), _stacked(v), _stacked(u)), [(uR0, y), (uL1, x)]
+    return Series(torch.stack(ports), torch.stack(v), torch.stack(u)), [(uR0, y), (uL1, x)]
 
 
-def close(block: Series, a: Any, b: Any, loop: Callable[[Any], Any]) -> list[tuple[Any, Any]]:
+def close(block: Series, a: Tensor, b: Tensor) -> list[tuple[Tensor, Tensor]]:
     """Close one block to a ring by the corners a (last index into the first) and b (back), z times each.
 
     With q = (q_R, q_L) what arrives at the two ports,
@@ -121,16 +107,10 @@ def close(block: Series, a: Any, b: Any, loop: Callable[[Any], Any]) -> list[tup
     Returns the pairs (uL, z a q_R), (uR, z b q_L).
     """
     (LL, LR, RL, RR), (vL, vR), (uL, uR) = block
-    D_R, D_L = loop(a * RL), loop(b * LR)
+    D_R, D_L = _loop(a * RL), _loop(b * LR)
     forth, back = b * RR * D_L, a * LL * D_R
-    D = loop(forth * back)
+    D = _loop(forth * back)
     return [(uL, a * D_R * D * (vR + forth * vL)), (uR, b * D_L * D * (vL + back * vR))]
-
-
-def _stacked(parts: tuple[Any, ...]) -> Any:
-    """Torch tensors as one; other arithmetics stay tuples of their own kind."""
-    first = parts[0]
-    return torch.stack(torch.broadcast_tensors(*parts)) if isinstance(first, Tensor) else first.stack(parts)
 
 
 def _summed(heard: list[tuple[Tensor, Tensor]]) -> Tensor:
@@ -143,7 +123,7 @@ def _summed(heard: list[tuple[Tensor, Tensor]]) -> Tensor:
     return torch.stack(parts, 1)
 
 
-def loop(g: Tensor) -> Tensor:
+def _loop(g: Tensor) -> Tensor:
     return 1 / (1 - g)
 
 
@@ -235,7 +215,6 @@ def leaves(
     U: Tensor,
     layout: Layout,
     N: int,
-    observer: Observer | None = None,
 ) -> tuple[Series, Tensor]:
     """The first N coefficients of all leaves' series, and of the sum of their u^T R v, (b, r, N).
 
@@ -254,8 +233,6 @@ def leaves(
     while g * q < N:
         further, power = (torch.cat((rows.flatten(1, 2), power), 1) @ power).tensor_split([-size], 1)
         rows, g = torch.cat((rows, further.reshape(rows.shape)), 2), 2 * g
-    if observer:
-        observer.leaves(power, rows, columns)
     ports = _products(rows[:, :2], columns[:, :, :2]).flatten(0, 1)
     v = _products(rows[:, :2], columns[:, :, 2:])
     u = _products(rows[:, 2:], columns[:, :, :2]).transpose(0, 1)
@@ -279,16 +256,14 @@ def leaf_columns(blocks: Leaves, V: Tensor, N: int) -> Tensor:
     return columns
 
 
-def closed(top: Series, a: Tensor, b: Tensor, k: int, observer: Observer | None = None) -> Tensor:
+def closed(top: Series, a: Tensor, b: Tensor, k: int) -> Tensor:
     """What the corners add to u^T R v, (b, r, k), in float64."""
     N, radius = closing_roots(k, top.ports.dtype)
-    if observer:
-        observer.top(top, a, b, k, N, radius)
     top = Series(*(lengthened(x, k).double() for x in top))
     weights = radius ** torch.arange(k, dtype=torch.float64, device=a.device)
     z = radius * roots(N, top.ports)
     spectra = Series(*(torch.fft.rfft(x * weights, n=N) for x in top))
-    heard = close(spectra, a.double() * z, b.double() * z, loop)
+    heard = close(spectra, a.double() * z, b.double() * z)
     total = sum(u.unsqueeze(1) * v.unsqueeze(0) for u, v in heard)
     return torch.fft.irfft(total, n=N)[..., :k] / weights
 

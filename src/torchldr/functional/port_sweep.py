@@ -27,7 +27,6 @@ from .port_series import (
     leaf_columns,
     leaf_size,
     lengthened,
-    loop,
     roots,
 )
 from .reference import krylov_of_ring_reference
@@ -199,7 +198,7 @@ class Closing:
         hats = torch.fft.rfft(lengthened(top, k).double() * self.weights, n=self.roots)
         z = radius * roots(self.roots, self.weights)
         block = Series(hats[:, :2].flatten(0, 1), hats[:, 2:], hats[:, :1])
-        pairs = close(block, a.double() * z, b.double() * z, loop)
+        pairs = close(block, a.double() * z, b.double() * z)
         self.arriving = torch.stack([q for _, q in pairs])  # z a q_R and z b q_L of `close`, (2, r, roots)
 
     def add(self, u: Tensor) -> Tensor:

@@ -122,7 +122,7 @@ def _worst(A: Operator, C: Operator) -> tuple[float, float] | None:
     verdict, n = judge(A, C), len(A[0])
     if verdict.ports is None:
         return None
-    left, right = (krylov_of_ring_reference(*ring, V[0], n) for *ring, V in (A, C))
+    left, right = (krylov_of_ring_reference(a, b, c, V[0], n) for a, b, c, V in (A, C))
     M, S, sizes = left @ right.mT, left.abs() @ right.abs().mT, profile(A, C, n)[2]
     units = torch.eye(n, dtype=torch.float64)
     error = verdict.ports.of_scaled(units * sizes).mT - M

@@ -7,6 +7,7 @@ import torch
 
 import torchldr
 from torchldr import StructuredLinear, testing
+from torchldr.core.routes import Call
 from torchldr.functional import cuda, scan, tridiagonal
 from torchldr.functional.reference import krylov_of_ring_reference
 from torchldr.functional.subdiagonal import cuda_pair
@@ -219,3 +220,34 @@ def test_no_step_of_training_waits(n, product, reach):
     largest = max(exact.abs().max().item() for exact in want)  # a corner's may be a small rest of large terms
     for p, exact in zip(layer.parameters(), want, strict=True):
         assert (p.grad.cpu() - exact).abs().max() <= 2e-5 * largest
+
+
+@pytest.mark.parametrize("name", torchldr.structures())
+def test_rows_depend_on_themselves_alone(name):
+    """Every route of every class: rows of NaN, inf and 1e+-30 harm no other row."""
+    cls = torchldr.get_structure(name)
+    for shape in ((16, 16), (64, 64), (129, 64)):
+        for regime in testing.NEAR_ONE if testing.has_operators(cls) else [None]:
+            rank = 2 if cls.ranked else None
+            for dtype in (torch.float32, torch.float64):
+                testing.check_rows(testing.member(cls, *shape, rank, regime=regime, dtype=dtype).to("cuda"))
+
+
+def test_no_route_of_a_gpu_is_missed():
+    M = testing.member(torchldr.LDRSubdiagonal, 64, 64, 2, dtype=torch.float32, regime="ones").to("cuda")
+    call = Call(3, "cuda", torch.float32, kept=True)
+    assert "cuda_pair" in {route.name for route in testing.forced(M, call)}
+
+
+@pytest.mark.parametrize("name", ["AdamW", "SGD"])
+def test_a_fused_optimizer_leaves_no_stale_plan(name):
+    layer = torchldr.StructuredLinear(64, 64, device="cuda").eval()
+    x = torch.randn(3, 64, device="cuda")
+    optimizer = getattr(torch.optim, name)(layer.parameters(), lr=0.1, fused=True)
+    for _ in range(3):
+        with torch.no_grad():
+            exact = x.double() @ layer.matrix().double().to_dense().mT + layer.bias.double()
+            assert (layer(x) - exact).abs().max() <= 1e-4 * exact.abs().max()
+        for p in layer.parameters():
+            p.grad = torch.ones_like(p)
+        optimizer.step()

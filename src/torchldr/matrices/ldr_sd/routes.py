@@ -173,7 +173,8 @@ def _cuda_pair_why_not(M: Any, call: Call) -> str | None:
 
 def _cuda_pair_cost(M: Any, call: Call) -> float:
     r, b, n = M.rank, call.batch, M.shape[0]
-    return 4 * costs.ffts(call, b * (r + 2) / 4, n) + costs.passes(call, b * (r + 2) * n / 2, 5)
+    # A kernel of our own takes longer to start than an operation of torch.
+    return 4 * costs.ffts(call, b * (r + 2) / 4, n) + costs.passes(call, b * (r + 2) * n / 4, 15)
 
 
 def _prepare_cuda_pair(M: Any) -> Product:

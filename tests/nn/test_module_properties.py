@@ -116,6 +116,20 @@ def test_copies(kind, name):
 
 
 @every_case
+@pytest.mark.parametrize("plan", ["fast", "dense"])
+def test_an_empty_batch(kind, name, plan):
+    layer, x = made(kind, name), given(kind)
+    layer.plan = plan
+    axis = 1 if kind in ("lstm", "gru") else 0
+    empty = x.narrow(axis, 0, 0).requires_grad_()
+    y, wanted = tensors(layer(empty))[0], tensors(layer(x))[0]
+    assert y.shape == wanted.narrow(axis, 0, 0).shape
+    assert torch.autograd.grad(y.sum(), empty)[0].shape == empty.shape
+    with torch.no_grad():
+        assert_same(layer.eval()(empty), layer.train()(empty))
+
+
+@every_case
 def test_modes_agree(kind, name):
     layer, x = made(kind, name), given(kind)
     y = layer(x)

@@ -56,7 +56,7 @@ def run_product(product: Product, x: Tensor, dtype: torch.dtype, bias: Tensor | 
     flat = x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
     if flat.dtype != compute:
         flat = flat.to(compute)
-    if not is_jit_tracing() and len(flat) == 0:
+    if not (torch.compiler.is_exporting() or is_jit_tracing()) and flat.shape[0] == 0:
         product = _of_no_vectors(product)
     if autocasts(device):
         with torch.autocast(device, enabled=False):

@@ -282,7 +282,7 @@ def _adjoint(
         dK_A, dK_C = (of.gradient(width) for of in stencils)
         for i, part in enumerate(z[:, columns]):
             torch.mm(part, u, out=dK_A[i])
-            dz = K_A[i] @ across
+            dz = torch.mm(K_A[i], across, out=torch.empty_like(part))  # autocast changes no dtype of these
             torch.mm(dz, x, out=dK_C[i])
             dx.addmm_(dz.mT, K_C[i])
         both(2 * K_A.numel(), partial(stencils[0].adjoint, width), partial(stencils[1].adjoint, width))

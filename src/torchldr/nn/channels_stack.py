@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from ..core.products import without_autocast
 from ..core.routes import is_traced
@@ -143,6 +144,8 @@ class MatrixStack(nn.Module):
 
         Runs in float32 or wider and answers in that.
         """
+        if not torch.compiler.is_compiling() and x.shape[0] == 0:  # FFTs refuse it: a row that is dropped
+            return self.matmul(pad(x, [0, 0] * (x.ndim - 1) + [0, 1]), x_axes)[..., :-1, :]
         tensors = self._wide()
         x = x.to(tensors[self._learned[0]].dtype)
         with without_autocast(x.device.type):

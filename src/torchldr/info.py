@@ -14,7 +14,7 @@ import torch
 
 import torchldr
 from torchldr.functional import cuda, stencil
-from torchldr.matrices import StructuredMatrix, structures
+from torchldr.matrices import StructuredMatrix, port_product, structures
 from torchldr.nn import plans
 
 # The packages of each extra in pyproject.toml.
@@ -124,6 +124,12 @@ def _fast_paths() -> list[dict[str, Any]]:
     return [
         _path(
             "compiled loops", "products of ldr_sd, ldr_td and toeplitz_like on a CPU, by numba", no_stencil
+        ),
+        _path(
+            "port product",
+            f"inference of ldr_td from {port_product.FROM['cpu']} features on a CPU, {port_product.FROM['cuda']} "
+            "on a GPU, where its error is bounded and it costs less than the stencil",
+            None,
         ),
         _path("cuda", "every product on a GPU, by the same torch operations", no_cuda),
         _path("cuda kernels", "ldr_td and ldr_sd on a GPU, compiled by NVRTC", no_cuda or cuda.unavailable()),

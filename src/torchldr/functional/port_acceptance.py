@@ -37,7 +37,7 @@ CANDIDATES = 2, 4, 8, 16
 PROBES, ALPHA = 8, 14.0
 FACTOR = ALPHA * math.sqrt(2 / math.pi)
 TILE = 256
-FAINT = 1e-12  # terms of the sum over t below this share of the largest do not matter for scales
+FAINT = 1e-12  # terms of the sum over t that have faded to this share do not matter for scales
 RANGE = 1e250  # of sizes: times any float32 they must not leave float64
 
 
@@ -85,7 +85,7 @@ def judge(A: Operator, C: Operator, candidates: Sequence[int] = CANDIDATES) -> V
     inputs = draw(port_rounding.PROBES, n) * seen
     exact, fading = stencil_product(A, C, inputs[:PROBES], sizes)
     terms = (growth * others).sum(0)
-    matter = terms > FAINT * terms.amax()
+    matter = terms > FAINT * terms.cummax(0).values
     rate = _rate(growth, matter)
     scaling = Scaling(rate, max(0.0, rate + _rate(fading, matter)), sizes, seen)
     for c in candidates:

@@ -83,7 +83,7 @@ def test_the_paper_is_quoted_for_single_vectors_alone():
 
 
 @pytest.mark.parametrize(
-    ("plan", "path"), [("auto", "dense"), ("dense", "dense"), ("fast", "convolution float32")]
+    ("plan", "path"), [("auto", "dense"), ("dense", "dense"), ("fast", "compiled_convolution")]
 )
 def test_the_plan_that_was_taken(plan, path):
     assert measure(Case("inference", "ldr_sd", 32, 1, 2), FAST._replace(plan=plan))["path"] == path
@@ -92,8 +92,8 @@ def test_the_plan_that_was_taken(plan, path):
 def test_the_command_prints_a_table(run):
     result = run(*SMALL, "--structure", "ldr_sd", "low_rank", "--batch", "2")
     assert result.exit_code == 0, result.output
-    assert "convolution float32" in result.stdout
-    assert "two products" in result.stdout
+    assert "compiled_convolution" in result.stdout
+    assert "two_products" in result.stdout
     assert "[8/8] training low_rank n = 32 rank 2 batch 2" in result.stderr
 
 

@@ -1,5 +1,7 @@
 """Every route of every class is forced by the contract, and listed with a cost or a reason."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -18,7 +20,8 @@ ON_A_GPU = "for GPUs"
 def test_a_route_that_no_test_reaches_is_a_bug(cls):
     """The contract's cases force each route; tests/test_cuda.py forces those of a GPU."""
     reached, reasons = set(), {}
-    for M in testing.cases(cls, SHAPES):
+    asked = {"product": "port"} if cls.name == "ldr_td" else {}
+    for M in itertools.chain(testing.cases(cls, SHAPES), testing.cases(cls, SHAPES[1:2], **asked)):
         for call in CALLS:
             reached |= {route.name for route in testing.forced(M, call)}
         reasons |= {row.route: row.why_not for row in M.routes(3, kept=True) if row.why_not}

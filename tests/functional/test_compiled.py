@@ -17,6 +17,8 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
 import torchldr
+from torchldr import testing
+from torchldr.core.routes import Call
 from torchldr.functional import compiled, gko, port, stencil, triangular
 from torchldr.functional.reference import krylov_of_ring_reference, krylov_reference, shift_reference
 from torchldr.info import info
@@ -67,17 +69,23 @@ def wide_range() -> torchldr.StructuredMatrix:
 
 
 def multiplies(M: torchldr.StructuredMatrix) -> None:
+    """By every route that serves, applied and prepared."""
     x = normal(3, M.in_features)
     close(M.matmul(x), x @ M.to_dense().mT)
-    close(M.prepare()(x), x @ M.to_dense().mT)
+    for route in testing.forced(M, Call(3, dtype=M.dtype)):
+        close(M.matmul(x, route=route.name), x @ M.to_dense().mT)
+    for route in testing.forced(M, Call(3, dtype=M.dtype, kept=True)):
+        assert route.prepare is not None
+        close(route.prepare(M.promoted())(x), x @ M.to_dense().mT)
 
 
 def has_gradients(M: torchldr.StructuredMatrix) -> None:
     tensors = [t.requires_grad_() for t in M.tensors.values()]
     x = normal(3, M.in_features)
-    losses = M.matmul(x).square().sum(), (x @ M.to_dense().mT).square().sum()
-    for got, right in zip(*(torch.autograd.grad(loss, tensors) for loss in losses), strict=True):
-        close(got, right)
+    for route in testing.forced(M, Call(3, dtype=M.dtype, needs_grad=True)):
+        losses = M.matmul(x, route=route.name).square().sum(), (x @ M.to_dense().mT).square().sum()
+        for got, right in zip(*(torch.autograd.grad(loss, tensors) for loss in losses), strict=True):
+            close(got, right)
 
 
 def goes_by_ports() -> None:
@@ -117,8 +125,6 @@ CALLED = [
     ("compiled_kernels", "layer_forward", 1, lambda: multiplies(ldr_sd(20))),
     ("compiled_kernels", "layer_backward", 3, lambda: has_gradients(ldr_sd(20))),
     ("compiled_kernels", "side_gradients", 7, lambda: has_gradients(ldr_sd(20))),
-    ("compiled_trees", "trees_matmul", 1, lambda: multiplies(wide_range())),
-    ("compiled_trees", "trees_rmatmul", 1, lambda: multiplies(wide_range())),
     ("compiled_leaves", "leaf_columns", 5, goes_by_ports),
     ("compiled_port", "hear", 2, goes_by_ports),
     ("compiled_port_down", "columns_down", 2, goes_by_ports),

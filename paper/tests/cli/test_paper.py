@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +156,7 @@ def test_a_folder_to_read_must_be_there(tmp_path: Path) -> None:
     for arguments in (["paper", "list"], ["paper", "shl", "--show"]):
         result = call(*arguments, "--results", str(tmp_path / "nosuchdir"))
         assert result.exit_code == 2
-        assert "nosuchdir" in result.stderr
+        assert "nosuchdir" in re.sub(r"[\s│]", "", result.stderr)
 
 
 def test_changed_data_is_trained_again(tmp_path: Path, own_file: Path) -> None:

@@ -210,10 +210,10 @@ def test_what_is_not_square_guards_itself(colours: Dataset) -> None:
     """Also after a checkpoint of an earlier version, which had all of LDR-SD convolve."""
     run = Run("cifar10", "channels", "ldr_sd", 2, hidden=7, protocol=Protocol(lrs=(1e-3,), trials=2))
     fleet = Fleet(run, Images.of(colours, run))
-    for product, front in (("convolution", "convolution"), ("split", "split")):
+    for product, front in (("convolution", "convolution"), ("exact", "exact")):
         fleet.restore(fleet.tensors(), [True, True], product)
         assert [layer.options["product"] for layer in fleet.network.layers] == [front, "auto"]
-    assert fleet.network.product == "split"
+    assert fleet.network.product == "exact"
 
 
 @pytest.mark.parametrize("model", ["channels_square", "channels_blocks", "wide_blocks"])
@@ -232,7 +232,7 @@ def test_wide_ranges_switch_all_layers(model: str, colours: Dataset) -> None:
         parts[which][1, ..., :15] = 0.2
         fleet.train_epoch(1)
         fleet.finish_epoch()
-        assert [layer.options["product"] for layer in fleet.network.layers] == ["split"] * 2
+        assert [layer.options["product"] for layer in fleet.network.layers] == ["exact"] * 2
         fleet.train_epoch(2)
         assert all(loss is not None for loss in fleet.finish_epoch())
 

@@ -67,12 +67,12 @@ def too_large(M: StructuredMatrix, call: Call) -> str | None:
     return f"its {m * n:,} entries are more than {LARGEST:,}" if m * n > LARGEST else None
 
 
-def multiply_by_dense(M: StructuredMatrix, x: Tensor, transposed: bool) -> Tensor:
+def multiply_by_dense(M: StructuredMatrix, x: Tensor, transposed: bool, bias: Tensor | None = None) -> Tensor:
     with without_autocast(x.device.type):
         W = M.materialize()
     if not autocasts(x.device.type):
         W = W.to(x.dtype)
-    return DenseProduct(W.mT if transposed else W)(x)
+    return DenseProduct(W.mT if transposed else W)(x, bias)
 
 
 def prepare_dense(M: StructuredMatrix) -> DenseProduct:

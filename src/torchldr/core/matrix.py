@@ -424,8 +424,7 @@ class StructuredMatrix(LinearMap):
             return run_product(seen, x, self.dtype, bias)
         chosen = choose(M, self.call(x, transposed=transposed), only=route, dense=dense)
         if chosen.holds_dense:
-            y = chosen.apply(M, x, transposed)
-            return y if bias is None else y + bias.to(y.dtype)
+            return chosen.apply(M, x, transposed, bias)
         return run_product(lambda flat: chosen.apply(M, flat, transposed), x, self.dtype, bias)
 
     def call(self, x: Tensor, *, transposed: bool = False, kept: bool = False) -> Call:

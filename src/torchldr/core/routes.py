@@ -61,7 +61,8 @@ class Route(NamedTuple):
         name: by which it is forced, listed and shown.
         why_not: None where the route serves, else the reason, in words for a user.
         cost: seconds by a simple model, from sizes alone.
-        apply: (M, x, transposed) to M x or M^T x for rows of x; differentiable.
+        apply: (M, x, transposed) to M x or M^T x for rows of x; differentiable. One that holds the dense
+            matrix takes a bias as well.
         prepare: M to the product with everything done that does not depend on x. It must be
             differentiable in x where the route serves a kept call that needs a gradient.
         holds_dense: whether it makes the m x n matrix. Such a route multiplies in the dtype of x.
@@ -70,7 +71,7 @@ class Route(NamedTuple):
     name: str
     why_not: Callable[[Any, Call], str | None]
     cost: Callable[[Any, Call], float]
-    apply: Callable[[Any, Tensor, bool], Tensor]
+    apply: Callable[..., Tensor]
     prepare: Callable[[Any], Product] | None = None
     holds_dense: bool = False
 

@@ -171,8 +171,8 @@ class StructuredRecurrent(nn.Module):
         stack: MatrixStack = getattr(self, name)
 
         def product(x: Tensor) -> Tensor:
-            y = stack.matmul(x, (None,)).movedim(0, 1).flatten(1).to(x.dtype)
-            return y if bias is None else y + bias
+            y = stack.matmul(x, (None,)).movedim(0, 1).flatten(1)
+            return (y if bias is None else y + bias).to(x.dtype)
 
         return product
 

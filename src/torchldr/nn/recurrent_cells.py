@@ -40,19 +40,28 @@ def lstm_step(x: Tensor, state: State, hidden: Product, projection: Tensor | Non
         projection: W_hr, shape (proj_size, h), or None.
     """
     h, c = state
-    i, f, g, o = (x + hidden(h)).chunk(4, -1)
+    products = hidden(h)
+    dtypes = torch.promote_types(x.dtype, products.dtype), torch.promote_types(x.dtype, c.dtype)
+    i, f, g, o = (_wide(x) + products).chunk(4, -1)
     c = f.sigmoid() * c + i.sigmoid() * g.tanh()
-    h = o.sigmoid() * c.tanh()
-    return (h if projection is None else linear(h, projection)), c
+    h = (o.sigmoid() * c.tanh()).to(dtypes[0])
+    return (h if projection is None else linear(h, projection)), c.to(dtypes[1])
+
+
+def _wide(x: Tensor) -> Tensor:
+    """In float32 or wider: a step is rounded once, at its end, as in torch's own layers."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def gru_step(x: Tensor, state: State, hidden: Product) -> State:
     """The state after one step of a GRU: as `lstm_step`, with the gates r, z, n and no projection."""
     (h,) = state
-    x_r, x_z, x_n = x.chunk(3, -1)
-    h_r, h_z, h_n = hidden(h).chunk(3, -1)
+    products = hidden(h)
+    dtype = torch.promote_types(torch.promote_types(x.dtype, products.dtype), h.dtype)
+    x_r, x_z, x_n = _wide(x).chunk(3, -1)
+    h_r, h_z, h_n = products.chunk(3, -1)
     n = (x_n + (x_r + h_r).sigmoid() * h_n).tanh()
-    return (n + (x_z + h_z).sigmoid() * (h - n),)
+    return ((n + (x_z + h_z).sigmoid() * (h - n)).to(dtype),)
 
 
 def run_steps(

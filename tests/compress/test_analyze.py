@@ -347,12 +347,12 @@ from torchldr.compress import tensors_workers
 if __name__ == "__main__":
     torchldr.analyze({"W": torch.randn(60, 60)}, structures=["ldr_td"], ranks=[3], jobs=2,
                      progress=lambda *step: None)
-errors_of = tensors_workers.errors_of
+looks_of = tensors_workers.looks_of
 def endless(*given):
     print("working", file=sys.stderr, flush=True)
     while True:
-        errors_of(*given)
-tensors_workers.errors_of = endless  # in the processes of the pool, which run this file first
+        looks_of(*given)
+tensors_workers.looks_of = endless  # in the processes of the pool, which run this file first
 """
 
 

@@ -1,4 +1,4 @@
-"""The structured classes, one a file, and the registry that finds them by name."""
+"""The structured classes, one a folder, and the registry that finds them by name."""
 
 from ..core.linear_map import LinearMap
 from ..core.matrix import Constant, StructuredMatrix
@@ -31,15 +31,17 @@ from .algebra.equivariance import LearnedOperators, equivariance_error, learned_
 from .algebra.scipy_operator import as_scipy
 from .algebra.solve import IllConditionedWarning, solve, solvers
 from .algebra.transforms import DCT2, DFT, Chebyshev, Legendre, OrthogonalPolynomials
+from .block_circulant import BlockCirculant
 from .cauchy_like import CauchyLike
-from .circulant import BlockCirculant, Circulant
+from .circulant import Circulant
 from .dense import Dense
 from .fastfood import Fastfood
+from .hankel_like import HankelLike
 from .ldr_sd import LDRSubdiagonal
 from .ldr_td import LDRTridiagonal
 from .low_rank import LowRank
 from .projection import Projection, from_dense
-from .toeplitz_like import HankelLike, ToeplitzLike
+from .toeplitz_like import ToeplitzLike
 from .vandermonde_like import VandermondeLike
 
 __all__ = [

@@ -19,12 +19,14 @@ from torch import Tensor
 from ...core.linear_map import LinearMap
 from ...core.matrix import StructuredMatrix
 from ...core.rules import rule
+from ..block_circulant import BlockCirculant
 from ..cauchy_like import CauchyLike
-from ..circulant import BlockCirculant, Circulant
+from ..circulant import Circulant
+from ..hankel_like import HankelLike
 from ..ldr_sd import LDRSubdiagonal
 from ..ldr_td import LDRTridiagonal
 from ..low_rank import LowRank
-from ..toeplitz_like import HankelLike, ToeplitzLike, corner_sign
+from ..toeplitz_like import ToeplitzLike, corner_sign
 from ..vandermonde_like import VandermondeLike
 from .multiply import rmultiply
 from .operators import (

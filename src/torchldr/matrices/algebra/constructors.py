@@ -21,12 +21,13 @@ from torch import Tensor
 from ...functional.cauchy import cauchy_matmul, cauchy_reference
 from ...functional.fft import fast_length
 from ...functional.vandermonde import vandermonde_matmul, vandermonde_reference, vandermonde_rmatmul
-from ..circulant import BlockCirculant, Circulant
+from ..block_circulant import BlockCirculant
+from ..circulant import Circulant
 from .constructors_base import ClassicalMatrix, Operators, checked_vector
 from .operators import Diagonal, Shift
 
 if TYPE_CHECKING:
-    from ..toeplitz_like import HankelLike
+    from ..hankel_like import HankelLike
     from ..vandermonde_like import VandermondeLike
 
 

@@ -28,11 +28,13 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ...core.linear_map import LinearMap
-from ..circulant import BlockCirculant, Circulant
+from ..block_circulant import BlockCirculant
+from ..circulant import Circulant
+from ..hankel_like import HankelLike
 from ..ldr_sd import LDRSubdiagonal
 from ..ldr_td import LDRTridiagonal
 from ..low_rank import LowRank
-from ..toeplitz_like import HankelLike, ToeplitzLike, corner_sign
+from ..toeplitz_like import ToeplitzLike, corner_sign
 from ..vandermonde_like import VandermondeLike
 from .constructors import Hankel, Toeplitz, Vandermonde
 from .constructors_convolution import Convolution2d

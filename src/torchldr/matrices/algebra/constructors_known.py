@@ -13,7 +13,8 @@ import torch
 
 from ...core.linear_map import LinearMap
 from ..acdc import ACDC
-from ..circulant import BlockCirculant, Circulant
+from ..block_circulant import BlockCirculant
+from ..circulant import Circulant
 from ..low_rank import LowRank
 from .constructors_base import Operators
 from .operators import Diagonal, Shift, Tridiagonal

@@ -19,9 +19,10 @@ from ...core.registry import get_structure
 from ...core.rules import rule
 from ..cauchy_like import CauchyLike
 from ..circulant import Circulant
+from ..hankel_like import HankelLike
 from ..ldr_sd import LDRSubdiagonal
 from ..low_rank import LowRank
-from ..toeplitz_like import HankelLike, ToeplitzLike, corner_sign
+from ..toeplitz_like import ToeplitzLike, corner_sign
 from ..vandermonde_like import VandermondeLike
 from .closure import displaced
 from .closure_classes import GENERATED

@@ -14,7 +14,8 @@ from torch import Tensor
 from ...core.rules import rule
 from ...functional.orthogonal import cosine_transform, hadamard_transform, inverse_cosine_transform
 from ..acdc import ACDC
-from ..circulant import BlockCirculant, Circulant
+from ..block_circulant import BlockCirculant
+from ..circulant import Circulant
 from ..dense import Dense
 from ..fastfood import Fastfood
 from ..low_rank import LowRank

@@ -24,9 +24,10 @@ from ...core.rules import rule
 from ...functional.subdiagonal.guard import scales
 from ...functional.triangular import ring_solve
 from ..cauchy_like import CauchyLike
+from ..hankel_like import HankelLike
 from ..ldr_sd import LDRSubdiagonal
 from ..ldr_td import LDRTridiagonal
-from ..toeplitz_like import HankelLike, ToeplitzLike
+from ..toeplitz_like import ToeplitzLike
 from ..vandermonde_like import VandermondeLike
 from .cauchy_forms import CauchyForm, complex_toeplitz_form, gko, real_toeplitz_form, vandermonde_form
 from .closure import displaced

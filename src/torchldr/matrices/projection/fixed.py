@@ -9,7 +9,8 @@ from torch import Tensor
 
 from ...functional.cauchy import cauchy_reference
 from ..cauchy_like import CauchyLike
-from ..toeplitz_like import HankelLike, ToeplitzLike, corner_sign
+from ..hankel_like import HankelLike
+from ..toeplitz_like import ToeplitzLike, corner_sign
 from .climbing import State, climb
 from .leading import halves, leading
 from .nodes import learn_nodes

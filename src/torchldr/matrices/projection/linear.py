@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..circulant import BlockCirculant, Circulant
+from ..block_circulant import BlockCirculant
+from ..circulant import Circulant
 from ..dense import Dense
 from ..low_rank import LowRank
 from .problem import Problem, Tensors

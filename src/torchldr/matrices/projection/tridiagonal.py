@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..hankel_like import HankelLike
 from ..ldr_sd import LDRSubdiagonal
 from ..ldr_td import LDRTridiagonal
-from ..toeplitz_like import HankelLike, corner_sign
+from ..toeplitz_like import corner_sign
 from ..vandermonde_like import VandermondeLike
 from . import subdiagonal
 from .climbing import State, climb

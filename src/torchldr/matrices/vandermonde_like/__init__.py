@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core import costs
-from ..core.dense_route import by_columns, own_route
-from ..core.matrix import Constant, StructuredMatrix, generators_
-from ..core.routes import Call
-from ..functional.reference import krylov_reference, shift_reference
-from ..functional.ring import shift_krylov_matmul, shift_krylov_rmatmul
-from ..functional.vandermonde import vandermonde_matmul, vandermonde_reference, vandermonde_rmatmul
+from ...core import costs
+from ...core.dense_route import by_columns, own_route
+from ...core.matrix import Constant, StructuredMatrix, generators_
+from ...core.routes import Call
+from ...functional.reference import krylov_reference, shift_reference
+from ...functional.ring import shift_krylov_matmul, shift_krylov_rmatmul
+from ...functional.vandermonde import vandermonde_matmul, vandermonde_reference, vandermonde_rmatmul
 
 
 def chebyshev_points(m: int, dtype: torch.dtype, device: torch.device | str | None = None) -> Tensor:

@@ -1,4 +1,4 @@
-"""Toeplitz-like and Hankel-like matrices: LDR with fixed shifts."""
+"""Toeplitz-like matrices: LDR with fixed shifts."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core import costs
-from ..core.dense_route import dense_route, own_route
-from ..core.matrix import StructuredMatrix, generators_
-from ..core.products import Product
-from ..core.routes import Call, Route
-from ..functional import scanned
-from ..functional.doubling import shift_weights, shifted_sum
-from ..functional.fft import conjugate, contract_rank
-from ..functional.reference import krylov_reference, shift_reference
-from ..functional.ring import Ring, ring
-from ..functional.subdiagonal import compiled_pair
-from ..functional.subdiagonal.guard import Side
+from ...core import costs
+from ...core.dense_route import dense_route, own_route
+from ...core.matrix import StructuredMatrix, generators_
+from ...core.products import Product
+from ...core.routes import Call, Route
+from ...functional import scanned
+from ...functional.doubling import shift_weights, shifted_sum
+from ...functional.fft import conjugate, contract_rank
+from ...functional.reference import krylov_reference, shift_reference
+from ...functional.ring import Ring, ring
+from ...functional.subdiagonal import compiled_pair
+from ...functional.subdiagonal.guard import Side
 
 
 def corner_sign(m: int, n: int) -> int:
@@ -155,34 +155,3 @@ class ToeplitzLike(StructuredMatrix, name="toeplitz_like"):
         left, right = self._rings()
         z = left.fold(left.unfold(y).unsqueeze(-2) * conjugate(left.analyse(self.G)))
         return right.synthesise(contract_rank(right.analyse(z), right.analyse(self.H)))
-
-
-class HankelLike(ToeplitzLike, name="hankel_like"):
-    """Hankel-like: the rows of a Toeplitz-like matrix in reverse order.
-
-    Parameters and cost as `ToeplitzLike`. Constant along antidiagonals where the other is constant
-    along diagonals.
-    """
-
-    ROUTES = ToeplitzLike.ROUTES
-
-    def factors(self) -> list[tuple[Tensor, ...]]:
-        return [(left.flip(0), right) for left, right in super().factors()]
-
-    def operators(self) -> tuple[Tensor, Tensor]:
-        A, C = super().operators()
-        return A.flip(0, 1), C
-
-    def prepare(self) -> Product:
-        product = super().prepare()
-        return lambda x: product(x).flip(-1)
-
-    def _prepare_pair(self) -> Product:
-        product = super()._prepare_pair()
-        return lambda x: product(x).flip(-1)
-
-    def materialize(self) -> Tensor:
-        return super().materialize().flip(0)
-
-    def _rmatmul(self, y: Tensor) -> Tensor:
-        return super()._rmatmul(y.flip(-1))

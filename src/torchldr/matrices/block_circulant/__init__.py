@@ -1,4 +1,4 @@
-"""Circulant and block-circulant matrices."""
+"""Block-circulant matrices: a grid of circulant blocks."""
 
 from __future__ import annotations
 
@@ -9,24 +9,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..core import costs
-from ..core.dense_route import dense_route, own_route
-from ..core.matrix import StructuredMatrix, normal_
-from ..core.products import Product
-from ..core.routes import Call
-from ..functional.fft import conjugate, leading
-from ..functional.ring import Ring, ring
-
-
-def _fft_seconds(M: Any, call: Call) -> float:
-    size = max(M.shape)
-    seconds = 2 * costs.ffts(call, call.batch, size) + costs.passes(call, call.batch * size, 2)
-    return costs.backward(call, seconds if call.kept else seconds + costs.ffts(call, 1, size))
-
-
-def _gather_seconds(M: Any, call: Call) -> float:
-    m, n = M.shape
-    return costs.backward(call, costs.passes(call, m * n, 4))
+from ...core import costs
+from ...core.dense_route import dense_route, own_route
+from ...core.matrix import StructuredMatrix, normal_
+from ...core.products import Product
+from ...core.routes import Call
+from ...functional.fft import conjugate, leading
+from ...functional.ring import Ring, ring
+from ..circulant import circulants, gather_seconds
 
 
 def _block_size(M: Any) -> int:
@@ -44,69 +34,6 @@ def _block_seconds(M: Any, call: Call) -> float:
     return costs.backward(call, seconds)
 
 
-def _columns_as_circulants(column: Tensor) -> Tensor:
-    """(..., b) to (..., b, b): the circulant matrix with that first column."""
-    b = column.shape[-1]
-    i = torch.arange(b, device=column.device)
-    return column[..., (i.unsqueeze(1) - i) % b]
-
-
-class Circulant(StructuredMatrix, name="circulant"):
-    """Circulant: the leading m x n part of the circulant matrix with this first column.
-
-    M[i, j] = column[(i - j) mod N], N = max(m, n). Parameters: `column` (N). Cost: two real FFTs a
-    vector, of length N where that is a product of 2, 3, 5 and 7 (else padded).
-
-    Reference: Cheng et al., "An exploration of parameter redundancy in deep networks with circulant
-    projections", 2015.
-    """
-
-    ROUTES = own_route("fft", _fft_seconds), dense_route(_gather_seconds)
-
-    ranked = False
-    scaled = ("column",)
-
-    @classmethod
-    def parameter_shapes(cls, out_features: int, in_features: int, rank: int) -> dict[str, tuple[int, ...]]:
-        return {"column": (max(out_features, in_features),)}
-
-    @classmethod
-    def init_(
-        cls,
-        tensors: Mapping[str, Tensor],
-        out_features: int,
-        in_features: int,
-        generator: torch.Generator | None = None,
-        **options: Any,
-    ) -> None:
-        normal_(tensors["column"], (3 * in_features) ** -0.5, generator)
-
-    def factors(self) -> list[tuple[Tensor, ...]]:
-        m, n = self.shape
-        return [(_columns_as_circulants(self.column)[:m, :n],)]
-
-    def materialize(self) -> Tensor:
-        return self.to_dense()
-
-    def dense_weight(self) -> Tensor:
-        return self.to_dense().contiguous()
-
-    def _matmul(self, x: Tensor) -> Tensor:
-        return self.prepare()(x)
-
-    def prepare(self) -> Product:
-        m, n = self.shape
-        of = ring(max(m, n), n, 1)
-        spectrum = of.analyse(self.column)
-        return lambda x: leading(of.synthesise(of.analyse(x) * spectrum), m)
-
-    def _rmatmul(self, y: Tensor) -> Tensor:
-        m, n = self.shape
-        of = ring(max(m, n), n, 1)
-        x = of.fold(of.unfold(pad(y, (0, of.m - m))) * conjugate(of.analyse(self.column)))
-        return x.clone(memory_format=torch.contiguous_format)  # not a part of a larger one
-
-
 class BlockCirculant(StructuredMatrix, name="block_circulant"):
     """Block-circulant: a grid of circulant blocks of b x b, the last ones cropped.
 
@@ -120,7 +47,7 @@ class BlockCirculant(StructuredMatrix, name="block_circulant"):
     Reference: Ding et al., "CirCNN", 2017.
     """
 
-    ROUTES = own_route("fft", _block_seconds), dense_route(_gather_seconds)
+    ROUTES = own_route("fft", _block_seconds), dense_route(gather_seconds)
 
     ranked = False
     scaled = ("column",)
@@ -153,7 +80,7 @@ class BlockCirculant(StructuredMatrix, name="block_circulant"):
 
     def factors(self) -> list[tuple[Tensor, ...]]:
         m, n = self.shape
-        grid = _columns_as_circulants(self.column)  # (rows, columns, b, b)
+        grid = circulants(self.column)  # (rows, columns, b, b)
         return [(grid.transpose(1, 2).flatten(2).flatten(0, 1)[:m, :n],)]
 
     def _ring(self) -> Ring:

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core import costs
-from ..core.dense_route import by_columns, own_route
-from ..core.matrix import Constant, StructuredMatrix, generators_
-from ..core.routes import Call
-from ..functional.cauchy import TILE, cauchy_matmul, cauchy_reference
+from ...core import costs
+from ...core.dense_route import by_columns, own_route
+from ...core.matrix import Constant, StructuredMatrix, generators_
+from ...core.routes import Call
+from ...functional.cauchy import TILE, cauchy_matmul, cauchy_reference
 
 
 def interleaved_nodes(

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core import costs
-from ..core.dense_route import dense_route, own_route
-from ..core.matrix import StructuredMatrix, generators_
-from ..core.routes import Call
+from ...core import costs
+from ...core.dense_route import dense_route, own_route
+from ...core.matrix import StructuredMatrix, generators_
+from ...core.routes import Call
 
 
 def _seconds(M: Any, call: Call) -> float:

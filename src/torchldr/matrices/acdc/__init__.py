@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..core import costs
-from ..core.dense_route import by_columns, own_route
-from ..core.matrix import StructuredMatrix, normal_
-from ..core.routes import Call
-from ..functional.fft import leading
-from ..functional.orthogonal import cosine_reference, cosine_transform, inverse_cosine_transform
+from ...core import costs
+from ...core.dense_route import by_columns, own_route
+from ...core.matrix import StructuredMatrix, normal_
+from ...core.routes import Call
+from ...functional.fft import leading
+from ...functional.orthogonal import cosine_reference, cosine_transform, inverse_cosine_transform
 
 
 def _seconds(M: Any, call: Call) -> float:

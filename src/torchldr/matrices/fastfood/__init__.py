@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..core import costs
-from ..core.dense_route import by_columns, own_route
-from ..core.matrix import Constant, StructuredMatrix, normal_
-from ..core.routes import Call
-from ..functional.orthogonal import hadamard_reference, hadamard_transform
+from ...core import costs
+from ...core.dense_route import by_columns, own_route
+from ...core.matrix import Constant, StructuredMatrix, normal_
+from ...core.routes import Call
+from ...functional.orthogonal import hadamard_reference, hadamard_transform
 
 
 def _seconds(M: Any, call: Call) -> float:

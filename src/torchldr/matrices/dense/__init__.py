@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core import costs
-from ..core.dense_route import DenseProduct, multiply_by_dense
-from ..core.matrix import StructuredMatrix
-from ..core.routes import Call, Route
+from ...core import costs
+from ...core.dense_route import DenseProduct, multiply_by_dense
+from ...core.matrix import StructuredMatrix
+from ...core.routes import Call, Route
 
 
 def _seconds(M: Any, call: Call) -> float:

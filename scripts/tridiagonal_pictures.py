@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs" / "tridiagonal"
 TIMES = ROOT / "results" / "bench" / "port_speed.json"
 BLUE, RED, GREY = "#2b6cb0", "#c53030", "#718096"
-SPREADS, SIZES, SEEDS = (0.025, 0.05, 0.1, 0.15, 0.2, 0.3), (512, 1024, 2048, 4096), 4
+SPREADS, SIZES, SEEDS = (0.025, 0.05, 0.1, 0.15, 0.2, 0.3), (512, 1024, 2048, 4096), 3
 
 
 def near_shifts(n: int, spread: float, seed: int) -> tuple[Operator, Operator]:

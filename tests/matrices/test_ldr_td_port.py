@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import torchldr
-from torchldr.functional import port_acceptance
+from torchldr.functional.port import acceptance
 from torchldr.matrices import LDRTridiagonal
 from torchldr.matrices.ldr_td import routes
 from torchldr.nn.plan import Plan
@@ -156,7 +156,7 @@ def test_what_rings_takes_the_stencil() -> None:
 
 
 def test_auto_judges_nothing_where_the_stencil_is_cheaper(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(port_acceptance, "judge", lambda *args: pytest.fail("judged"))
+    monkeypatch.setattr(acceptance, "judge", lambda *args: pytest.fail("judged"))
     M = LDRTridiagonal.random(256, 256, 1)
     Kept(M)(torch.randn(2, 256))
     monkeypatch.setattr(routes, "FROM", {"cpu": 64})
@@ -165,9 +165,9 @@ def test_auto_judges_nothing_where_the_stencil_is_cheaper(monkeypatch: pytest.Mo
 
 def test_a_layer_in_inference(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ports are kept until a parameter changes; training and gradients take the stencil."""
-    judged: list[port_acceptance.Verdict] = []
-    judge = port_acceptance.judge
-    monkeypatch.setattr(port_acceptance, "judge", lambda *args: judged.append(judge(*args)) or judged[-1])
+    judged: list[acceptance.Verdict] = []
+    judge = acceptance.judge
+    monkeypatch.setattr(acceptance, "judge", lambda *args: judged.append(judge(*args)) or judged[-1])
     layer = torchldr.StructuredLinear(100, 120, structure="ldr_td", rank=2, product="port")
     layer.plan = "fast"
     x = torch.randn(3, 100)

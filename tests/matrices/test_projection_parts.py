@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import torchldr
-from torchldr.functional import compiled
+from torchldr.kernels.cpu import compiled
 from torchldr.matrices.projection.descent import lbfgs
 from torchldr.matrices.projection.krylov import tridiagonal_dense
 from torchldr.matrices.projection.leading import halves, leading

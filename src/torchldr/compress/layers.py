@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ..matrices import StructuredMatrix
 from ..nn import StructuredGRU, StructuredLinear, StructuredLSTM
 from ..nn.graph import as_node, is_proxy
-from ..nn.recurrent_base import StructuredRecurrent
+from ..nn.recurrent.base import StructuredRecurrent
 from ..nn.tensors import in_format_of
 
 # What nn.Module keeps of hooks. The registries themselves move, so that handles given out still remove.

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..compress.layers import keep_state
 from ..matrices import StructuredMatrix
 from ..nn import RecurrentStep, StructuredChannels, StructuredLinear
-from ..nn.recurrent_base import StructuredRecurrent
+from ..nn.recurrent.base import StructuredRecurrent
 from .classes import DenseProduct
 from .convolution import numbers
 from .forms import product_module

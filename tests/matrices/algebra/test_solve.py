@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import torchldr
-from torchldr.functional import compiled as gate
-from torchldr.functional import gko
+from torchldr.functional.gko import elimination as gko
 from torchldr.functional.reference import shift_reference
+from torchldr.kernels.cpu import compiled as gate
 from torchldr.matrices.algebra import solver_rules
 
 LinAlgError = torch.linalg.LinAlgError

@@ -20,11 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchldr.functional import cuda
 from torchldr.functional.cauchy import cauchy_reference
 from torchldr.functional.doubling import operator_weights, shift_weights
 from torchldr.functional.orthogonal import cosine_reference, hadamard_reference
-from torchldr.functional.scanned import column_scan, stein_matrix
+from torchldr.functional.stein_scan import column_scan, stein_matrix
+from torchldr.kernels import cuda
 from torchldr.matrices.toeplitz_like import corner_sign
 
 from ..models.stacked.tridiagonal import _Kernel, krylov_tiles

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from torchldr.matrices import get_structure
-from torchldr.nn.channels_weights import stacked_dense
+from torchldr.nn.channels.weights import stacked_dense
 
 from ..models.images import is_operator
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import torchldr
-from torchldr.functional import cuda
 from torchldr.functional.reference import krylov_of_ring_reference
+from torchldr.kernels import cuda
 from torchldr_paper.models.images import SingleHiddenLayer
 from torchldr_paper.models.network import StackedNetwork
 from torchldr_paper.models.stacked.products import form, stacked_product, subdiagonal_range

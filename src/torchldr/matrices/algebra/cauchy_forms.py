@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...functional.gko import CauchyFactors, factor
+from ...functional.gko.elimination import CauchyFactors, factor
 from ...functional.modes import (
     anticyclic_modes,
     anticyclic_synthesis,

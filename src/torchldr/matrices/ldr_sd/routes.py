@@ -12,7 +12,7 @@ from ...core import costs
 from ...core.dense_route import dense_route
 from ...core.products import Product
 from ...core.routes import Call, Route
-from ...functional import compiled, scanned, tridiagonal
+from ...functional import stein_scan, tridiagonal
 from ...functional.doubling import shifted_sum
 from ...functional.fft import fast_length, is_fast_length
 from ...functional.subdiagonal import (
@@ -23,6 +23,7 @@ from ...functional.subdiagonal import (
     cuda_pair,
 )
 from ...functional.subdiagonal.guard import Scales, Side, guard, unseen_scales
+from ...kernels.cpu import compiled
 
 PRODUCTS = ("auto", "convolution", "exact")
 
@@ -189,8 +190,8 @@ def dense_matrix(M: Any) -> Tensor:
     A, C = sides(M)
     a, c = compiled_convolution.lower(A), compiled_convolution.lower(C)
     E = M.G.mT @ M.H
-    if scanned.serves(a, c, E):
-        return scanned.stein_matrix(a.unsqueeze(0), c.unsqueeze(0), E.unsqueeze(0)).squeeze(0)
+    if stein_scan.serves(a, c, E):
+        return stein_scan.stein_matrix(a.unsqueeze(0), c.unsqueeze(0), E.unsqueeze(0)).squeeze(0)
     return shifted_sum(E, a, c, min(M.shape))
 
 

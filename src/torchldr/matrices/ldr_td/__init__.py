@@ -28,7 +28,7 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
     another entry (m <= 2) they add. Cost: O(r (m + n) k) for the Krylov columns, compiled on a CPU,
     and as much a vector in matrix products; never an m x n matrix in inference. For kept products of some
     thousands of features the port product takes O(c (r + b) n log^2 n) for b vectors, where a bound on its
-    error allows it (`functional.port_acceptance`).
+    error allows it (`functional.port.acceptance`).
 
     Options:
         product: for products in float32 that need no gradient, of a matrix that is kept (a layer in

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...functional.compiled import Loops, numbers, wide
+from ...kernels.cpu.compiled import Loops, numbers, wide
 
 
 class Loop:
@@ -36,7 +36,7 @@ class Loop:
 
     @cached_property
     def _compiled(self) -> Any:
-        from ...functional.compiled_jit import jit  # imports numba
+        from ...kernels.cpu.jit import jit  # imports numba
 
         # fastmath would reassociate sums; contraction to fused multiply-adds is all that is wanted.
         return jit(fastmath={"contract"})(self._kernel)

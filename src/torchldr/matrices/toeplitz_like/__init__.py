@@ -14,7 +14,7 @@ from ...core.dense_route import dense_route, own_route
 from ...core.matrix import StructuredMatrix, generators_
 from ...core.products import Product
 from ...core.routes import Call, Route
-from ...functional import scanned
+from ...functional import stein_scan
 from ...functional.doubling import shift_weights, shifted_sum
 from ...functional.fft import conjugate, contract_rank
 from ...functional.reference import krylov_reference, shift_reference
@@ -142,8 +142,8 @@ class ToeplitzLike(StructuredMatrix, name="toeplitz_like"):
         (m, n), M = self.shape, self.promoted()
         E, f = M.G.mT @ M.H, corner_sign(m, n)
         a, c = shift_weights(E, m, f), shift_weights(E, n, -f)
-        if scanned.serves(E):
-            dense = scanned.stein_matrix(a.unsqueeze(0), c.unsqueeze(0), E.unsqueeze(0)).squeeze(0)
+        if stein_scan.serves(E):
+            dense = stein_scan.stein_matrix(a.unsqueeze(0), c.unsqueeze(0), E.unsqueeze(0)).squeeze(0)
         else:
             dense = shifted_sum(E, a, c, min(m, n))
         return dense.to(self.dtype)

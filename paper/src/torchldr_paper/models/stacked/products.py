@@ -27,9 +27,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from torchldr.functional.cuda import unavailable
 from torchldr.functional.orthogonal import hadamard_reference
 from torchldr.functional.tridiagonal import row_sum_scale
+from torchldr.kernels.cuda import unavailable
 from torchldr.matrices import StructuredMatrix
 
 from . import scan as stacked_scan

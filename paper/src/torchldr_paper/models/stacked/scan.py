@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from torchldr.functional.doubling import operator_weights, shift_weights
-from torchldr.functional.scanned import column_scan, stein_matrix
+from torchldr.functional.stein_scan import column_scan, stein_matrix
 from torchldr.matrices.toeplitz_like import corner_sign
 
 Tensors = Mapping[str, Tensor]

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from torchldr.functional import cuda
+from torchldr.kernels import cuda
 
 BLOCK = 64  # p, at most
 

@@ -41,7 +41,7 @@ INTERNAL = {
     "torchldr.functional.port.acceptance": OPERATORS,
     "torchldr.functional.reference.tridiagonal_reference": OPERATORS,
     "torchldr.compress.finetune_groups.operator_names": STARTS,
-    "torchldr.matrices.projection.fixed._from_displacement": STARTS,
+    "torchldr.matrices.toeplitz_like.project.from_displacement": STARTS,
     "torchldr.core.registry.near": "the near name in an error about an activation",
 }
 

@@ -6,9 +6,10 @@ import torch
 
 import torchldr
 from torchldr import testing
-from torchldr.export import forms, grown, krylov, transforms
-from torchldr.export.classes import DenseProduct
-from torchldr.export.convolution import numbers
+from torchldr.export import forms
+from torchldr.functional.exported import grown, krylov, transforms
+from torchldr.functional.exported.convolution import numbers
+from torchldr.functional.exported.dense import DenseProduct
 
 CLASSES = list(torchldr.structures().values())
 every_class = pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.name)

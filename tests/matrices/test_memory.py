@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import torchldr
-from torchldr.matrices import DCT2, DFT, Cauchy, Chebyshev, Hankel, Legendre, Toeplitz, Vandermonde
+from torchldr import Toeplitz
+from torchldr.matrices.classical import DCT2, DFT, Cauchy, Chebyshev, Hankel, Legendre, Vandermonde
 
 CODE = """
 import resource, sys, torch, torchldr

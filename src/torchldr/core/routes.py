@@ -13,17 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .products import Product
+from .products import Matrix, Product
 from .registry import near
-
-if TYPE_CHECKING:
-    from .matrix import StructuredMatrix
-
 
 LARGEST_BATCH = 1 << 14  # batches above take as long a vector
 
@@ -76,7 +72,7 @@ class Route(NamedTuple):
     holds_dense: bool = False
 
 
-def choose(M: StructuredMatrix, call: Call, *, only: str | None = None, dense: bool | None = None) -> Route:
+def choose(M: Matrix, call: Call, *, only: str | None = None, dense: bool | None = None) -> Route:
     """The cheapest route that serves.
 
     Args:
@@ -107,13 +103,13 @@ def choose(M: StructuredMatrix, call: Call, *, only: str | None = None, dense: b
     raise ValueError(f"{type(M).__name__}: no route serves this call ({'; '.join(reasons)}).")
 
 
-def names(M: StructuredMatrix) -> list[str]:
+def names(M: Matrix) -> list[str]:
     return [route.name for route in M.ROUTES]
 
 
 @lru_cache(maxsize=4096)
 def _by_cost(
-    cls: type[StructuredMatrix], shape: torch.Size, rank: int | None, options: tuple[Any, ...], call: Call
+    cls: Any, shape: torch.Size, rank: int | None, options: tuple[Any, ...], call: Call
 ) -> list[Route]:
     """The routes of a class, the cheapest first. Costs depend on sizes alone, so they are computed once."""
     sizes = Sizes(shape, rank, dict(options))
@@ -156,9 +152,7 @@ class Row(NamedTuple):
 class RouteTable(Sequence[Row]):
     """Every route of a matrix for one call, the cheapest first; printed as a table."""
 
-    def __init__(
-        self, M: StructuredMatrix, call: Call, *, only: str | None = None, dense: bool | None = None
-    ) -> None:
+    def __init__(self, M: Matrix, call: Call, *, only: str | None = None, dense: bool | None = None) -> None:
         self.call = call
         self.note = ""
         chosen = choose(M, call, only=only, dense=dense)

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from ..compress.layers import keep_state
+from ..functional.exported.convolution import numbers
+from ..functional.exported.dense import DenseProduct
 from ..matrices import StructuredMatrix
 from ..nn import RecurrentStep, StructuredChannels, StructuredLinear
 from ..nn.recurrent.base import StructuredRecurrent
-from .classes import DenseProduct
-from .convolution import numbers
 from .forms import product_module
 from .placeholder import Placeholder
 

@@ -25,7 +25,9 @@ from torchldr.functional.port import product as port
 from torchldr.functional.reference import krylov_of_ring_reference, krylov_reference, shift_reference
 from torchldr.info import info
 from torchldr.kernels.cpu import compiled
-from torchldr.matrices.projection import krylov, recursion, vandermonde
+from torchldr.matrices.ldr_sd import recursion
+from torchldr.matrices.ldr_td import columns as krylov
+from torchldr.matrices.vandermonde_like import project as vandermonde
 
 needs_numba = pytest.mark.skipif(bool(compiled.why_not()), reason=str(compiled.why_not()))
 

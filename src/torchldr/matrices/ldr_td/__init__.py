@@ -42,6 +42,8 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
     2018.
     """
 
+    look = "#D55E00", "D"
+
     opaque = True
     ROUTES = ROUTES
 

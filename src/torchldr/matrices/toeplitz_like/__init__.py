@@ -79,6 +79,8 @@ class ToeplitzLike(StructuredMatrix, name="toeplitz_like"):
     Sindhwani, Sainath, Kumar, "Structured transforms for small-footprint deep learning", 2015.
     """
 
+    look = "#009E73", "^"
+
     ROUTES = (
         own_route("fft", _fft_seconds),
         dense_route(_dense_seconds),

@@ -43,6 +43,8 @@ class VandermondeLike(StructuredMatrix, name="vandermonde_like"):
         learn_nodes: make `nodes` a parameter.
     """
 
+    look = "#56B4E9", "<"
+
     OWN = own_route("powers", _seconds)
     ROUTES = OWN, by_columns(OWN)
 

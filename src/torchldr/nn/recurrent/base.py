@@ -153,7 +153,7 @@ class StructuredRecurrent(nn.Module):
 
     def _takes_dense(self, name: str) -> bool:
         stack = getattr(self, name)
-        if not isinstance(stack, MatrixStack) or stack.structure.name == "dense":
+        if not isinstance(stack, MatrixStack) or not stack.structure.structured:
             return True
         if self._plan_choice != "auto":
             return self._plan_choice == "dense"
@@ -254,7 +254,7 @@ class StructuredRecurrent(nn.Module):
         given = dict(weights.state_dict() if isinstance(weights, nn.Module) else weights)
         places: dict[str, Tensor] = {name: p for name, p in self._parameters.items() if p is not None}
         for name, stack in self._stacks().items():
-            if stack.structure.name != "dense":
+            if stack.structure.structured:
                 raise TypeError(
                     f"{who}: {name} has structure {stack.structure.name!r}; only 'dense' holds any weight."
                 )

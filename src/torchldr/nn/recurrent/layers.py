@@ -7,6 +7,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from ...core.structures import unstructured
 from ...matrices import StructuredMatrix
 from .base import Settings, StructuredRecurrent
 from .cells import Product, State, gru_step, lstm_step
@@ -142,7 +143,7 @@ def _from_torch(cls: Any, layer: nn.RNNBase, **more: Any) -> Any:
         layer.bidirectional,
         device=some.device,
         dtype=some.dtype,
-        structure="dense",
+        structure=unstructured(),
         which="both",
         **more,
     )

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 
 from ..tensors import let_prune
 from .inputs import take
-
-if TYPE_CHECKING:
-    from .base import StructuredRecurrent
 
 
 class RecurrentStep(nn.Module):
@@ -25,7 +22,7 @@ class RecurrentStep(nn.Module):
         needs nothing of this package.
     """
 
-    def __init__(self, layer: StructuredRecurrent) -> None:
+    def __init__(self, layer: Any) -> None:
         super().__init__()
         if layer.bidirectional:
             raise ValueError("RecurrentStep: a bidirectional layer needs whole sequences, not one step.")

@@ -27,7 +27,7 @@ from .matrices import (
 from .matrices.classical import Toeplitz
 from .nn import StructuredChannels, StructuredGRU, StructuredLinear, StructuredLSTM, tune
 from .project import from_dense
-from .version import __version__
+from .version import __version__ as __version__
 
 if TYPE_CHECKING:
     from .compress import (

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from ...algebra.known import Operators
 from ...functional.orthogonal import cosine_transform, inverse_cosine_transform
+from ...functional.vandermonde import chebyshev_points
 from ...operators import Diagonal, Shift, Tridiagonal
-from ..vandermonde_like import chebyshev_points
 from .base import ClassicalMatrix, checked_vector
 
 TILE = 64  # rows that are made, used and forgotten

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,13 +14,12 @@ from ...core.matrix import Constant, StructuredMatrix, generators_
 from ...core.routes import Call
 from ...functional.reference import krylov_reference, shift_reference
 from ...functional.ring import shift_krylov_matmul, shift_krylov_rmatmul
-from ...functional.vandermonde import vandermonde_matmul, vandermonde_reference, vandermonde_rmatmul
-
-
-def chebyshev_points(m: int, dtype: torch.dtype, device: torch.device | str | None = None) -> Tensor:
-    """cos(pi (2i + 1) / 2m), shape (m,): the points of (-1, 1) that polynomials like best."""
-    i = torch.arange(m, dtype=torch.float64, device="cpu")  # whatever the default device is
-    return torch.cos((2 * i + 1) * (math.pi / (2 * m))).to(dtype=dtype, device=device)
+from ...functional.vandermonde import (
+    chebyshev_points,
+    vandermonde_matmul,
+    vandermonde_reference,
+    vandermonde_rmatmul,
+)
 
 
 def _seconds(M: Any, call: Call) -> float:

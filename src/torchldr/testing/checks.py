@@ -1,9 +1,4 @@
-"""The conformance suite: what every structured class must satisfy, for our classes and yours.
-
-    from torchldr.testing import check_structure
-
-    def test_my_class():
-        check_structure(MyClass)
+"""One matrix or layer against its definition.
 
 The oracle is the class's own `to_dense`, its definition, in float64. Tolerances are computed and never
 tuned: 50 eps (1 + log2 n) times the largest entry of |factors| |x|, the absolute values of the factors
@@ -23,10 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .core.products import run_product
-from .core.routes import Call, Route
-from .matrices import StructuredMatrix
-from .nn import StructuredLinear
+from ..core.products import run_product
+from ..core.routes import Call, Route
+from ..matrices import StructuredMatrix
+from ..nn import StructuredLinear
 
 SHAPES = ((1, 1), (1, 3), (5, 1), (2, 2), (3, 5), (16, 16), (16, 5), (64, 129), (129, 64))
 BATCHES = ((), (0,), (3,), (2, 3), (2, 0, 3))
@@ -314,30 +309,3 @@ def cases(
                     M = member(cls, m, n, rank, regime=regime, dtype=dtype, seed=i, **options)
                     if fits(M, dtype):
                         yield M
-
-
-def check_structure(
-    cls: type[StructuredMatrix], shapes: Sequence[tuple[int, int]] = SHAPES, **options: Any
-) -> None:
-    """Hold a class to the whole contract: values, transpose, gradients, precision, layer.
-
-    Args:
-        cls: the structured class.
-        shapes: (out_features, in_features) to try.
-        **options: the class's own options.
-
-    Raises:
-        AssertionError: with a sentence that says what failed, for which matrix and by how much.
-    """
-    for i, M in enumerate(cases(cls, shapes, **options)):
-        check_values(M, BATCHES[i % len(BATCHES)])
-        check_gradients(M)
-        check_rows(M)
-        dot_test(M)
-        check_displacement(M)
-    for m, n in shapes:
-        rank = min(2, m, n) if cls.ranked else None
-        M = member(cls, m, n, rank, regime="near one" if has_operators(cls) else None, **options)
-        for dtype in (torch.bfloat16, torch.float16):
-            check_low_precision(M, dtype)
-        check_layer(StructuredLinear(n, m, structure=cls, rank=rank, **options))

@@ -81,10 +81,12 @@ class StructuredMatrix(LinearMap):
 
     def __init_subclass__(cls, *, name: str | None = None, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        # The routes of a class that this one inherits from do not know of a product that it writes anew.
+        # Routes and dense matrices that are inherited do not know of a product that this class writes anew.
         written = cls.__dict__.keys() & {"_matmul", "_rmatmul", "prepare", "factors"}
         if written and "ROUTES" not in cls.__dict__:
             cls.ROUTES = STANDARD
+        if written and "_materialize" not in cls.__dict__:
+            cls._materialize = StructuredMatrix._materialize  # type: ignore[method-assign]
         cls._axes = None
         if name is not None:
             cls.name = name

@@ -69,6 +69,7 @@ from .nn import (
     StructuredLinear,
     StructuredLSTM,
     conv_to_matrix,
+    quantize_,
     tune,
 )
 
@@ -169,6 +170,7 @@ __all__ = [
     "load_weights",
     "materialize_",
     "parameter_groups",
+    "quantize_",
     "read_plan",
     "same",
     "save_compressed",

@@ -30,6 +30,7 @@ from .linear_map import LinearMap
 from .products import Product, autocasts, check_input, is_jit_tracing, run_product, sum_of_products
 from .registry import REGISTRY, near
 from .routes import Call, Route, RouteTable, Sizes, choose, is_traced
+from .storage import Storage
 
 if TYPE_CHECKING:
     from ..matrices.projection import Projection
@@ -72,6 +73,7 @@ class StructuredMatrix(LinearMap):
     ranked: ClassVar[bool] = True
     scaled: ClassVar[tuple[str, ...]] = ("G", "H")  # M is multilinear in these: they carry its scale
     opaque: ClassVar[bool] = False  # whether torch.compile should see the product as one operator
+    stored: ClassVar[Mapping[str, Storage]] = {}  # tensors that quantisation does not make int8
     ROUTES: ClassVar[tuple[Route, ...]] = STANDARD  # the first serves every call
 
     def __init_subclass__(cls, *, name: str | None = None, **kwargs: Any) -> None:

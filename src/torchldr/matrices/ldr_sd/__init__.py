@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from ...core.matrix import StructuredMatrix, generators_
+from ...core.storage import AROUND_ONE, FLOAT, Storage
 from ...functional.reference import krylov_of_ring_reference, subdiagonal_reference
 from .routes import PRODUCTS, ROUTES, dense_matrix
+
+_STORED = {"subdiagonal": AROUND_ONE, "corner": FLOAT}
 
 
 def shift_mean_square(m: int, n: int, rank: int) -> float:
@@ -40,6 +43,9 @@ class LDRSubdiagonal(StructuredMatrix, name="ldr_sd"):
     """
 
     opaque = True
+    stored: ClassVar[Mapping[str, Storage]] = {
+        f"{part}_{side}": how for side in "AC" for part, how in _STORED.items()
+    }
     ROUTES = ROUTES
 
     @classmethod

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from ...core import costs
 from ...core.dense_route import by_columns, own_route
 from ...core.matrix import Constant, StructuredMatrix, generators_
 from ...core.routes import Call
+from ...core.storage import FLOAT, Storage
 from ...functional.reference import krylov_reference, shift_reference
 from ...functional.ring import shift_krylov_matmul, shift_krylov_rmatmul
 from ...functional.vandermonde import vandermonde_matmul, vandermonde_reference, vandermonde_rmatmul
@@ -45,6 +46,7 @@ class VandermondeLike(StructuredMatrix, name="vandermonde_like"):
 
     OWN = own_route("powers", _seconds)
     ROUTES = OWN, by_columns(OWN)
+    stored: ClassVar[Mapping[str, Storage]] = {"nodes": FLOAT}
 
     @classmethod
     def parameter_shapes(

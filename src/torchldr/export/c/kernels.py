@@ -79,12 +79,15 @@ typedef struct {
 static void root(const transform *f, int k, float *re, float *im)
 {
     const float *s = f->sines;
-    int n = f->length, quarter = k / n;
-    float c;
-    k -= quarter * n;
-    c = s[n - k];
-    *re = quarter == 0 ? c : quarter == 1 ? -s[k] : quarter == 2 ? -c : s[k];
-    *im = quarter == 0 ? s[k] : quarter == 1 ? c : quarter == 2 ? -s[k] : -c;
+    int n = f->length, half = k >= 2 * n;
+    k -= half ? 2 * n : 0;
+    if (k < n) {
+        *re = s[n - k], *im = s[k];
+    } else {
+        *re = -s[k - n], *im = s[2 * n - k];
+    }
+    if (half)
+        *re = -*re, *im = -*im;
 }
 
 static void turn(float *z, float re, float im)
@@ -133,13 +136,13 @@ static void butterfly(float *a, int p, const float *w)
 /* One stage: blocks of `size`, each p transforms of size / p after, or before, it. */
 static void stage(const transform *f, int size, int p, int inverse, float *z)
 {
-    int n = f->length, step = size / p;
+    int n = f->length, step = size / p, apart = 4 * n / size;
     float a[14], w[14], units[14];
     for (int t = 0; t < p; t++)
         root(f, 4 * n / p * t, &units[2 * t], &units[2 * t + 1]);
     for (int j = 0; j < step; j++) {
         for (int t = 0; t < p; t++)
-            root(f, 4 * n / size * j * t % (4 * n), &w[2 * t], &w[2 * t + 1]);
+            root(f, apart * j * t, &w[2 * t], &w[2 * t + 1]);
         for (int start = j; start < n; start += size) {
             for (int t = 0; t < p; t++) {
                 float *from = z + 2 * (start + t * step);
@@ -190,11 +193,8 @@ static int place(const transform *f, int i)
 
 static void analyse(const transform *f, float *z)
 {
-    for (int j = 0; j < f->length; j++) {
-        float re, im;
-        root(f, j, &re, &im);
-        turn(z + 2 * j, re, im);
-    }
+    for (int j = 0; j < f->length; j++)
+        turn(z + 2 * j, f->sines[f->length - j], f->sines[j]);
     fft(f, z);
 }
 
@@ -202,11 +202,8 @@ static void synthesise(const transform *f, float *z)
 {
     float scale = 1.0f / (float)f->length;
     inverse_fft(f, z);
-    for (int j = 0; j < f->length; j++) {
-        float re, im;
-        root(f, j, &re, &im);
-        turn(z + 2 * j, scale * re, -scale * im);
-    }
+    for (int j = 0; j < f->length; j++)
+        turn(z + 2 * j, scale * f->sines[f->length - j], -scale * f->sines[j]);
 }
 
 /* sum += a b */
@@ -298,47 +295,84 @@ typedef struct {
     float corner, other_corner, gain;
 } ring;
 
-static void apply(const ring *A, float *a)
+/* Write a start vector and behind it what a place takes from the one before it, itself, the one behind. */
+static float *unpack(const ring *A, int index, float *a)
 {
     int m = A->size;
-    float first = a[0], before = a[m - 1];
+    float *lower = a + m, *own = lower + m, *upper = own + m;
+    for (int i = 0; i < m; i++) {
+        a[i] = SCALE(A->scale, index) * (float)A->vectors[index * m + i];
+        lower[i] = A->gain * (i ? at(&A->below, i - 1) : A->corner);
+        if (A->tridiagonal) {
+            own[i] = A->gain * at(&A->diagonal, i);
+            upper[i] = A->gain * (i + 1 < m ? at(&A->above, i) : A->other_corner);
+        }
+    }
+    return A->tridiagonal ? upper + m : own;
+}
+
+/* The sum of a x; a becomes A a. */
+static float project(const ring *A, float *a, const float *x)
+{
+    int m = A->size;
+    const float *lower = a + m, *own = lower + m, *upper = own + m;
+    float first = a[0], last = a[m - 1], here = last, sum = 0.0f;
     if (!A->tridiagonal) {
-        for (int i = m - 1; i > 0; i--)
-            a[i] = at(&A->below, i - 1) * a[i - 1];
-        a[0] = A->corner * before;
+        for (int i = m - 1; i > 0; i--) {
+            sum += here * x[i];
+            here = a[i - 1];
+            a[i] = lower[i] * here;
+        }
+        a[0] = lower[0] * last;
+        return sum + here * x[0];
+    }
+    here = first;
+    for (int i = 0; i < m; i++) {
+        float next = i + 1 < m ? a[i + 1] : first;
+        sum += here * x[i];
+        a[i] = lower[i] * last + own[i] * here + upper[i] * next;
+        last = here;
+        here = next;
+    }
+    return sum;
+}
+
+/* y += z a; a becomes A a. */
+static void expand(const ring *A, float *a, float z, float *y)
+{
+    int m = A->size;
+    const float *lower = a + m, *own = lower + m, *upper = own + m;
+    float first = a[0], last = a[m - 1], here = last;
+    if (!A->tridiagonal) {
+        for (int i = m - 1; i > 0; i--) {
+            y[i] += z * here;
+            here = a[i - 1];
+            a[i] = lower[i] * here;
+        }
+        a[0] = lower[0] * last;
+        y[0] += z * here;
         return;
     }
+    here = first;
     for (int i = 0; i < m; i++) {
-        float own = a[i], sum = at(&A->diagonal, i) * own;
-        sum += (i ? at(&A->below, i - 1) : A->corner) * before;
-        sum += i + 1 < m ? at(&A->above, i) * a[i + 1] : A->other_corner * first;
-        a[i] = A->gain * sum;
-        before = own;
+        float next = i + 1 < m ? a[i + 1] : first;
+        y[i] += z * here;
+        a[i] = lower[i] * last + own[i] * here + upper[i] * next;
+        last = here;
+        here = next;
     }
 }
 
-/* work: m + n */
+/* work: for each operator twice its size, four times where it is tridiagonal */
 static void krylov(const ring *A, const ring *C, int rank, const float *x, float *y, float *work)
 {
     int m = A->size, n = C->size, k = m < n ? m : n;
-    float *a = work, *c = work + m;
     zero(y, m);
     for (int r = 0; r < rank; r++) {
-        for (int i = 0; i < m; i++)
-            a[i] = SCALE(A->scale, r) * (float)A->vectors[r * m + i];
-        for (int i = 0; i < n; i++)
-            c[i] = SCALE(C->scale, r) * (float)C->vectors[r * n + i];
-        for (int l = 0; l < k; l++) {
-            float z = 0.0f;
-            if (l) {
-                apply(A, a);
-                apply(C, c);
-            }
-            for (int i = 0; i < n; i++)
-                z += c[i] * x[i];
-            for (int i = 0; i < m; i++)
-                y[i] += z * a[i];
-        }
+        float *a = work, *c = unpack(A, r, a);
+        unpack(C, r, c);
+        for (int l = 0; l < k; l++)
+            expand(A, a, project(C, c, x), y);
     }
 }
 """

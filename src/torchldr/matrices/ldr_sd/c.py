@@ -24,7 +24,7 @@ def subdiagonal_product(M: Any, c: Any, both: tuple[Side, Side], below: dict[str
     """Write the product for subdiagonal operators, by the cheaper of both ways that is right."""
     (m, n), r = M.shape, M.G.shape[0]
     k, length = min(m, n), (max(m, n) + min(m, n)) // 2
-    by_fft, by_steps = (4 * r + 2) * c.fft_cost(length), r * k * (3 * m + 3 * n)
+    by_fft, by_steps = (4 * r + 2) * c.fft_cost(length), r * k * 2 * (m + n)
     right = reach(*both) <= RANGE
     parts = {}
     for side, generator, (_, corner, V) in zip("AC", "GH", both, strict=True):
@@ -44,5 +44,5 @@ def subdiagonal_product(M: Any, c: Any, both: tuple[Side, Side], below: dict[str
         rest = f"{entries}, {none}, {none}, {corner}, 0.0f, 1.0f"
         c.object("ring", side, f"{{{size}, 0, {vectors}, {scale}, {rest}}}")
     c.call(f"krylov(&{c.name}_A, &{c.name}_C, {r}, x, y, work);")
-    c.scratch, c.multiplications = m + n, by_steps
+    c.scratch, c.multiplications = 2 * (m + n), by_steps
     return "recurrence" if right else "recurrence, for the operators' range"

@@ -21,7 +21,7 @@ def _(M: LDRTridiagonal, c: Any) -> str:
         rest = ", ".join((*parts, *corners, gain))
         c.object("ring", side, f"{{{M.tensors[generator].shape[-1]}, 1, {vectors}, {scale}, {rest}}}")
     c.call(f"krylov(&{c.name}_A, &{c.name}_C, {r}, x, y, work);")
-    c.scratch, c.multiplications = m + n, r * min(m, n) * (8 * m + 8 * n)
+    c.scratch, c.multiplications = 4 * (m + n), r * min(m, n) * 4 * (m + n)
     return "stencil"
 
 

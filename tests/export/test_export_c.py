@@ -70,7 +70,13 @@ def on_host(folder: Path) -> str:
 
 def on_cortex_m4(folder: Path) -> str:
     flags = re.search(r"-mcpu.*", (EXAMPLE / "Makefile").read_text())[0].split()[:-1]
-    linked = ["-T", EXAMPLE / "mps2.ld", "-nostartfiles", "--specs=rdimon.specs", "-Wl,--no-warn-rwx-segments"]
+    linked = [
+        "-T",
+        EXAMPLE / "mps2.ld",
+        "-nostartfiles",
+        "--specs=rdimon.specs",
+        "-Wl,--no-warn-rwx-segments",
+    ]
     sources = [folder / "net.c", folder / "main.c", EXAMPLE / "startup.c"]
     command("arm-none-eabi-gcc", *STRICT, "-O2", *flags, *sources, *linked, "-lm", "-o", folder / "run.elf")
     machine = ["-M", "mps2-an386", "-nographic", "-monitor", "none", "-serial", "none"]
@@ -254,7 +260,9 @@ def test_a_rounded_model_keeps_its_integers(tmp_path: Path):
 
 @needs_gcc
 def test_the_test_vector_and_the_report(tmp_path: Path):
-    model = nn.Sequential(StructuredLinear(100, 100, structure="ldr_sd", rank=2), nn.ReLU(), nn.Linear(100, 10))
+    model = nn.Sequential(
+        StructuredLinear(100, 100, structure="ldr_sd", rank=2), nn.ReLU(), nn.Linear(100, 10)
+    )
     report = to_c(model, torch.randn(1, 100), tmp_path / "c", name="net2")
     folder = tmp_path / "c"
     assert sorted(path.name for path in folder.iterdir()) == ["README.md", "net2.c", "net2.h", "test.c"]
@@ -262,7 +270,9 @@ def test_the_test_vector_and_the_report(tmp_path: Path):
     command("gcc", *STRICT, folder / "net2.o", folder / "test.c", "-lm", "-o", folder / "test")
     assert "largest difference" in command(folder / "test")
     # Flash: what the compiler puts into read-only data, but for padding and structs. RAM: zeros.
-    sections = dict(re.findall(r"^(\.rodata\S*|\.bss)\s+(\d+)", command("size", "-A", folder / "net2.o"), re.M))
+    sections = dict(
+        re.findall(r"^(\.rodata\S*|\.bss)\s+(\d+)", command("size", "-A", folder / "net2.o"), re.M)
+    )
     constants = sum(int(size) for name, size in sections.items() if name.startswith(".rodata"))
     assert 0 <= constants - report.flash < 400
     assert abs(int(sections[".bss"]) - report.arena) < 64
@@ -313,7 +323,12 @@ class WithState(nn.Module):
         (nn.Linear(4, 4).double(), torch.zeros(1, 4), TypeError, "weight has dtype torch.float64"),
         (nn.Linear(4, 4).bfloat16(), torch.zeros(1, 4), TypeError, "model.float()"),
         (DataDependent(), torch.randn(1, 4), ExportError, "to_c: "),
-        (nn.Sequential(nn.Linear(4, 4), nn.GELU()), torch.zeros(1, 4), ExportError, "'gelu' .* of 1 has no C"),
+        (
+            nn.Sequential(nn.Linear(4, 4), nn.GELU()),
+            torch.zeros(1, 4),
+            ExportError,
+            "'gelu' .* of 1 has no C",
+        ),
         (nn.BatchNorm1d(4), torch.zeros(1, 4), ExportError, "has no C"),
         (nn.Conv2d(1, 1, 1).eval(), torch.zeros(2, 1, 3, 3), ExportError, "first size must be 1"),
         (nn.Softmax(1), torch.zeros(1, 4, 3), ExportError, "last axis"),
@@ -354,6 +369,8 @@ def test_folders_and_weights(tmp_path: Path):
 def test_the_example_runs_in_the_emulator(tmp_path: Path):
     build = tmp_path / "build"
     build.mkdir()
-    out = command("make", "-C", EXAMPLE, "run", f"BUILD={build}", "EPOCHS=1", "IMAGES=5", f"PYTHON={sys.executable}")
+    out = command(
+        "make", "-C", EXAMPLE, "run", f"BUILD={build}", "EPOCHS=1", "IMAGES=5", f"PYTHON={sys.executable}"
+    )
     for line in (r"accuracy +\d+ of 5", r"instructions +\d{6,8} an image", "bytes of flash", "bytes of RAM"):
         assert re.search(line, out), out

@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from torch import nn
 
 from torchldr import StructuredChannels, StructuredGRU, StructuredLinear, quantize_, structures
-from torchldr.core.storage import AROUND_ONE, AROUND_ZERO, FLOAT, INT8, rounded, stored_bytes, straight_through
+from torchldr.core.storage import (
+    AROUND_ONE,
+    AROUND_ZERO,
+    FLOAT,
+    INT8,
+    rounded,
+    stored_bytes,
+    straight_through,
+)
 
 CLASSES = list(structures().values())
 every_class = pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.name)
@@ -107,9 +115,7 @@ def test_torch_layers_recurrent_layers_and_channels():
         layer.eval()
         first = torch.utils._pytree.tree_leaves(layer(v))[0]
         quantize_(layer)
-        torch.testing.assert_close(
-            torch.utils._pytree.tree_leaves(layer(v))[0], first, rtol=0.1, atol=0.05
-        )
+        torch.testing.assert_close(torch.utils._pytree.tree_leaves(layer(v))[0], first, rtol=0.1, atol=0.05)
 
 
 def test_where_says_which_modules():

@@ -1,13 +1,13 @@
 """Layers."""
 
 from ..core.storage import Storage, rounded, stored_bytes, straight_through
-from .channels import StructuredChannels
-from .channels_stack import MatrixStack
+from .channels.layer import StructuredChannels
+from .channels.stack import MatrixStack
 from .convolution import ConvolutionMatrix, conv_to_matrix
 from .linear import StructuredLinear
 from .quantize import quantize_
-from .recurrent import StructuredGRU, StructuredLSTM
-from .recurrent_step import RecurrentStep
+from .recurrent.layers import StructuredGRU, StructuredLSTM
+from .recurrent.step import RecurrentStep
 from .tune import tune
 
 __all__ = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,9 +11,8 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils import parametrize
 
 from ..core.storage import FLOAT, INT8, Rounded, Storage, rounded, straight_through
-from .channels_stack import MatrixStack
-from .linear import StructuredLinear
-from .recurrent_base import StructuredRecurrent
+from .parameters import StructuredParameters
+from .recurrent.base import StructuredRecurrent
 
 
 class Quantized(nn.Module):
@@ -58,12 +57,11 @@ class Weight(NamedTuple):
 
 def weights_of(module: nn.Module) -> Iterator[Weight]:
     """The parameters of this module itself that `quantize_` rounds, and how."""
-    if isinstance(module, StructuredLinear | MatrixStack):
-        lead = len(module.stack) if isinstance(module, MatrixStack) else 0
+    if isinstance(module, StructuredParameters):
         for name in module._learned:
             storage = module.structure.stored.get(name, INT8)
             if storage != FLOAT:
-                yield Weight(name, storage, lead)
+                yield Weight(name, storage, len(module.leading))
     elif isinstance(module, StructuredRecurrent):
         for name in _own_names(module):
             if name.startswith("weight_"):
@@ -73,7 +71,12 @@ def weights_of(module: nn.Module) -> Iterator[Weight]:
 
 
 def _own_names(module: nn.Module) -> list[str]:
-    return [*module._parameters, *(module.parametrizations if parametrize.is_parametrized(module) else ())]
+    return [*module._parameters, *_parametrizations(module)]
+
+
+def _parametrizations(module: nn.Module) -> Any:
+    """The parametrizations of a module by the names of their parameters."""
+    return module.parametrizations if parametrize.is_parametrized(module) else {}
 
 
 @torch.no_grad()
@@ -100,6 +103,7 @@ def quantize_(
         The model.
 
     Examples:
+        >>> from torchldr import StructuredLinear
         >>> model = quantize_(StructuredLinear(784, 784, structure="ldr_sd", rank=2))
         >>> model.state_dict()["parametrizations.G.original1"].dtype
         torch.int8
@@ -117,15 +121,15 @@ def quantize_(
     for module, weight in todo:
         _quantize_weight_(module, weight, training)
     for module in model.modules():
-        if hasattr(module, "drop_plan"):
+        if isinstance(module, StructuredParameters | StructuredRecurrent):
             module.drop_plan()
     return model
 
 
 def _quantize_weight_(module: nn.Module, weight: Weight, training: bool) -> None:
     name = weight.name
-    if parametrize.is_parametrized(module, name):
-        last = module.parametrizations[name][-1]  # type: ignore[union-attr, index]
+    if name in _parametrizations(module):
+        last = _parametrizations(module)[name][-1]
         if isinstance(last, Quantized) or (training and isinstance(last, RoundedInTraining)):
             return
         # Of quantisation-aware training the float weights stay, and are rounded below.
@@ -144,8 +148,8 @@ def _quantize_weight_(module: nn.Module, weight: Weight, training: bool) -> None
 
 def stored_weight(module: nn.Module, name: str, storage: Storage, lead: int = 0) -> Rounded:
     """A weight in integers: those that the module holds, or its weight rounded."""
-    if parametrize.is_parametrized(module, name):
-        kept = module.parametrizations[name]  # type: ignore[union-attr, index]
+    if name in _parametrizations(module):
+        kept = _parametrizations(module)[name]
         if isinstance(kept[-1], Quantized):
             return Rounded(kept.original0, kept.original1, storage.offset)
     return rounded(getattr(module, name), storage, lead)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 from ..ledger.ledger import Ledger
@@ -66,31 +65,31 @@ def candidates(data: str, model: str, method: str, budget: int) -> Iterator[Run]
     """The largest networks of a method that fit a budget, besides those of smaller budgets."""
     size = hidden_input(model, SHAPES[data])
 
+    start = LOW_RANK_START if (method, data) == ("low_rank", "rectangles") else {}
+
     def run(structure: str, rank: int | None = None, **fields: Any) -> Run:
-        return paper_run(
-            data, model, structure, rank, weights="int8", protocol=protocol_of(data, model), **fields
-        )
+        common = {"weights": "int8", "protocol": protocol_of(data, model), **start}
+        return paper_run(data, model, structure, rank, **common, **fields)
 
     # Rectangular LDR-TD has no fast training on a GPU, and fewer hidden units are a method of their own.
     wide = budget > NARROW or method in ("rhu", "ldr_td")
     for width in (None,) if wide else (None, size // 2):
-        rows = width or size
-        if method in RANKED:
-            start = LOW_RANK_START if (method, data) == ("low_rank", "rectangles") else {}
-            made = partial(run, method, hidden=width, **start)
-            yield from _largest(budget, made, min(rows, LARGEST_RANK.get(method, rows)))
-        elif method == "rhu":
-            yield from _largest(budget, lambda units: run("dense", hidden=units), size - 1)
-        elif method == "pruning":
-            pruned = partial(run, "dense", None, hidden=width)
-            yield from _largest(budget, lambda keep, p=pruned: p(keep=keep), size * rows - 1)
-        elif method == "block_circulant":
-            smooth = [
-                b for b in range(size, 1, -1) if _is_smooth(b)
-            ]  # ever smaller blocks, ever more weights
-            blocks = partial(run, method, None, hidden=width)
-            options = [{"block_size": b} for b in smooth]
-            yield from _largest(budget, lambda i, b=blocks, o=options: b(options=o[i - 1]), len(smooth))
+        yield from _largest(budget, *_sizes(run, method, size, width))
+
+
+def _sizes(
+    make: Callable[..., Run], method: str, size: int, width: int | None
+) -> tuple[Callable[[int], Run], int]:
+    """The networks of a method by a number that their weights grow with, and its largest value."""
+    rows = width or size
+    if method in RANKED:
+        return (lambda rank: make(method, rank, hidden=width)), min(rows, LARGEST_RANK.get(method, rows))
+    if method == "rhu":
+        return (lambda units: make("dense", hidden=units)), size - 1
+    if method == "pruning":
+        return (lambda keep: make("dense", hidden=width, keep=keep)), size * rows - 1
+    blocks = [b for b in range(size, 1, -1) if _is_smooth(b)]
+    return (lambda i: make(method, hidden=width, options={"block_size": blocks[i - 1]})), len(blocks)
 
 
 def _largest(budget: int, run: Callable[[int], Run], most: int) -> Iterator[Run]:

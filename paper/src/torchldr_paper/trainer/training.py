@@ -112,7 +112,6 @@ class _Training:
             "peaks": self.peaks,
             "curves": self.curves,
             "seconds": self.seconds,
-            "product": self.fleet.network.product,
         }
         file.save({**self.fleet.tensors(), "best": self.best_rows}, state)
 
@@ -121,7 +120,7 @@ class _Training:
         if found is None:
             return False
         state, tensors = found.state, found.tensors
-        self.fleet.restore(tensors, state["alive"], state["product"])
+        self.fleet.restore(tensors, state["alive"])
         self.best_rows.copy_(tensors["best"])
         self.peaks, self.curves = [peak and tuple(peak) for peak in state["peaks"]], state["curves"]
         self.epoch, self.diverged, self.seconds = state["epoch"], state["diverged"], state["seconds"]
@@ -137,7 +136,7 @@ class _Training:
         best = self.best
         row = {} if best is None else self.fleet.replica_state(self.best_rows[best[1]], best[1])
         model = build_model(self.run, images.image_shape, images.outputs)
-        notes = {"form": self.fleet.network.how, **_product(self.fleet)}
+        notes: dict[str, Any] = {}
         if self.run.weights is not None:
             begun, peaks = time.perf_counter(), [peak and peak[0] for peak in self.peaks]
             scores = score_rounded(self.run, self.fleet, self.best_rows, peaks)
@@ -234,11 +233,6 @@ def _note(training: _Training) -> str:
     if best is None:
         return "before pruning" if training.run.keep is not None else "diverged"
     return f"validation {best[0]:.2f}"
-
-
-def _product(fleet: Fleet) -> dict[str, Any]:
-    product = fleet.network.product
-    return {} if product is None else {"product": product}
 
 
 def _rounded(row: list[float | None]) -> list[float | None]:

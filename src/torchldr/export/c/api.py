@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ...nn import StructuredLinear, quantize_
-from ...nn.recurrent_base import StructuredRecurrent
+from ...nn.recurrent.base import StructuredRecurrent
 from ..check import outputs
 from ..inputs import Inputs, random_like, take_inputs
 from ..program import quiet

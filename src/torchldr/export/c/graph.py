@@ -163,7 +163,9 @@ class _Tracer:
         name = name or _layer_name(node) or node.name
         self.made.rows.append(LayerRow(name, kind, form, flash, 4 * floats, round(multiplications)))
 
-    def product(self, node: Any, x: Value, made: Product, bias: Tensor | None, kind: str, name: str = "") -> Value:
+    def product(
+        self, node: Any, x: Value, made: Product, bias: Tensor | None, kind: str, name: str = ""
+    ) -> Value:
         """A product of every vector along the last axis, and its bias."""
         m, n = made.shape
         rows = x.size // n
@@ -216,7 +218,9 @@ def _layer(t: _Tracer, node: Any, x: Value, index: int, features: int) -> Value:
     return t.product(node, x, made, None if bias is None else bias.detach(), kind, name)
 
 
-def _recurrent(t: _Tracer, node: Any, x: Value, index: int, shapes: list[int], states: list[int], count: int) -> Any:
+def _recurrent(
+    t: _Tracer, node: Any, x: Value, index: int, shapes: list[int], states: list[int], count: int
+) -> Any:
     name, module = t.layers[index]
     made: Recurrent = write_recurrent(t.source, module, math.prod(shapes[:-1]))
     written = [Value(Buffer(math.prod(shape)), tuple(shape)) for shape in (shapes, *[states] * count)]
@@ -260,7 +264,9 @@ def _conv2d(
     shape, kernel = _image(node, x), tuple(weight.shape[2:])
     dilation = _two(dilation)
     if isinstance(padding, str):
-        padding = [d * (k - 1) // 2 if padding == "same" else 0 for d, k in zip(dilation, kernel, strict=True)]
+        padding = [
+            d * (k - 1) // 2 if padding == "same" else 0 for d, k in zip(dilation, kernel, strict=True)
+        ]
     out = _image(node, Value(Buffer(0), _shape(node)))
     window = _window(shape, out, kernel, _two(stride), _two(padding), dilation, groups)
     made = _exactly(weight, t.source)
@@ -322,7 +328,13 @@ def _image(node: Any, x: Value) -> tuple[int, int, int]:
 
 
 def _window(
-    shape: tuple[int, ...], out: tuple[int, ...], kernel: Any, stride: Any, padding: Any, dilation: Any, groups: int
+    shape: tuple[int, ...],
+    out: tuple[int, ...],
+    kernel: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    groups: int,
 ) -> str:
     sizes = ", ".join(map(str, (*shape, *out)))
     pairs = ", ".join(f"{{{a}, {b}}}" for a, b in (kernel, stride, padding, dilation))
@@ -386,7 +398,9 @@ def _permute(t: _Tracer, node: Any, x: Value, *dims: Any) -> Value:
         order[a], order[b] = order[b], order[a]
     moved = [d for d in order if x.shape[d] != 1]
     if moved != sorted(moved):
-        raise ExportError(f"to_c: the node {node.name!r} ({node.target}) moves entries; there is no C for that.")
+        raise ExportError(
+            f"to_c: the node {node.name!r} ({node.target}) moves entries; there is no C for that."
+        )
     return _view(t, node, x)
 
 
@@ -429,6 +443,8 @@ _HANDLERS: dict[str, Callable[..., Any]] = {
 }
 
 
-def to_steps(program: torch.export.ExportedProgram, source: Source, layers: Sequence[tuple[str, nn.Module]]) -> Steps:
+def to_steps(
+    program: torch.export.ExportedProgram, source: Source, layers: Sequence[tuple[str, nn.Module]]
+) -> Steps:
     """The steps of a traced model, with everything that they need in `source`."""
     return _Tracer(source, layers).run(program)

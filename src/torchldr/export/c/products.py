@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from torch import nn
-from torch.nn.utils import parametrize
 
 from ...core.storage import FLOAT, INT8, Rounded
 from ...matrices import StructuredMatrix
@@ -27,14 +26,13 @@ class Product(NamedTuple):
 
 def structured_product(source: Source, layer: Any, *index: int) -> Product:
     """The product of a structured layer's matrix, or of one in a stack."""
-    lead = len(index)
-    M: StructuredMatrix = layer.matrix(*index)
+    M: StructuredMatrix = layer.matrix()[index] if index else layer.matrix()
     stored = {}
     if source.weights == "int8":
         for name in layer._learned:
             storage = layer.structure.stored.get(name, INT8)
             if storage != FLOAT:
-                made = stored_weight(layer, name, storage, lead)
+                made = stored_weight(layer, name, storage, len(index))
                 stored[name] = Rounded(made.scale[index], made.integers[index], made.offset)
     return write_product(source, M, stored)
 
@@ -67,6 +65,5 @@ def write_product(source: Source, M: StructuredMatrix, stored: Mapping[str, Roun
 
 
 def is_plain(module: nn.Module, cls: type[nn.Module]) -> bool:
-    """Whether a module computes what its class computes: parametrized at most."""
-    own = parametrize.type_before_parametrizations(module)
-    return isinstance(module, cls) and own.forward is cls.forward
+    """Whether a module computes what its class computes."""
+    return isinstance(module, cls) and type(module).forward is cls.forward

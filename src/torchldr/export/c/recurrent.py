@@ -26,7 +26,7 @@ def _gates(source: Source, layer: Any, name: str) -> list[Product]:
     """The products with all gates' matrices: one a gate, or one for all where they are dense."""
     part = getattr(layer, name)
     if isinstance(part, MatrixStack):
-        return [structured_product(source, part, i) for i in range(part.stack[0])]
+        return [structured_product(source, part, i) for i in range(part.leading[0])]
     assert isinstance(part, Tensor)
     stored = {"weight": stored_weight(layer, name, INT8)} if source.weights == "int8" else {}
     return [write_product(source, Dense(*part.shape, weight=part.detach()), stored)]

@@ -38,7 +38,7 @@ class CReport:
         return [dict(zip(_COLUMNS, row, strict=True)) for row in self.layers]
 
     def markdown(self) -> str:
-        lines = [_COLUMNS, ("---", "---", "---", "---:", "---:", "---:")]
+        lines: list[tuple[str, ...]] = [_COLUMNS, ("---", "---", "---", "---:", "---:", "---:")]
         lines += [(r.name, r.kind, r.form, *(f"{v:,}" for v in r[3:])) for r in self.layers]
         return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 

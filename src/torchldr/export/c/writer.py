@@ -17,9 +17,6 @@ matrix M has its weights rounded as they are stored.
 
 from __future__ import annotations
 
-import functools
-import importlib
-import importlib.util
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -27,9 +24,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ...core.rules import RULES
+from ...core import rules
+from ...core.matrix import StructuredMatrix
 from ...core.storage import Rounded
-from ...matrices import StructuredMatrix
 from .kernels import KERNELS, ordered
 
 _CTYPES = {"int8": "weight", "int16": "coefficient", "float32": "float", "uint16": "uint16_t"}
@@ -38,22 +35,16 @@ _BYTES = {"int8": 1, "int16": 2, "float32": 4, "uint8": 1, "uint16": 2, "uint32"
 FFT_FACTORS = (4, 2, 3, 5, 7)
 
 
+_PRODUCT = "factors", "_matmul", "prepare"
+
+
 def rule_of(structure: type[StructuredMatrix]) -> Callable[[StructuredMatrix, Any], str] | None:
-    """The rule that writes a class's product in C: its own, or that of a class whose definition it shares."""
+    """The rule that writes a class's product in C: its own, or inherited together with the product."""
     for cls in structure.__mro__:
-        if cls.__module__.startswith("torch"):
-            _load(f"{cls.__module__}.c")
-        found = RULES.get(("c", cls))
-        if found is not None and structure.factors is getattr(cls, "factors", None):
+        found = rules.of_class("c", cls)
+        if found is not None and all(getattr(structure, name) is getattr(cls, name) for name in _PRODUCT):
             return found
     return None
-
-
-@functools.cache
-def _load(module: str) -> None:
-    parent = importlib.import_module(module.rpartition(".")[0])
-    if hasattr(parent, "__path__") and importlib.util.find_spec(module) is not None:
-        importlib.import_module(module)
 
 
 class Source:
@@ -150,9 +141,7 @@ class Writer:
         flash: bytes of constants so far.
     """
 
-    def __init__(
-        self, source: Source, name: str, M: StructuredMatrix, stored: Mapping[str, Rounded]
-    ) -> None:
+    def __init__(self, source: Source, name: str, M: StructuredMatrix, stored: Mapping[str, Rounded]) -> None:
         self.source, self.name, self.M, self.stored = source, name, M, stored
         self.scratch, self.multiplications, self.flash = 0, 0.0, 0
         self.calls: list[str] = []

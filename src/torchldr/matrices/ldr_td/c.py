@@ -26,4 +26,5 @@ def _(M: LDRTridiagonal, c: Any) -> str:
 
 
 def _plain(M: LDRTridiagonal) -> LDRTridiagonal:
-    return type(M).unchecked(*M.shape, M.tensors, {**M.options, "normalize": False})
+    m, n = M.out_features, M.in_features
+    return type(M).unchecked(m, n, M.tensors, {**M.options, "normalize": False})

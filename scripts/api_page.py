@@ -17,7 +17,7 @@ from typing import Any
 
 import torchldr
 import torchldr_paper
-from torchldr import cli, compress, export, nn, pictures, testing
+from torchldr import cli, compress, executors, export, nn, pictures, testing
 from torchldr_paper import data, theory
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "api.md"
@@ -51,6 +51,7 @@ MODULES: dict[ModuleType, str] = {
     compress: "compress.md",
     export: "export.md",
     testing: "testing.md",
+    executors: "scaling.md",
     pictures: "performance.md",
     cli: "../CONTRIBUTING.md",
     torchldr_paper: "experiments.md",

@@ -53,7 +53,7 @@ class Ledger:
     def __init__(self, results: str | os.PathLike[str] | None = None, *, published: bool = True) -> None:
         self.results = default_results() if results is None else Path(results).expanduser()
         self.problems: list[str] = []
-        self._records: dict[tuple[str, str], Record] = {}
+        self._records: dict[str, dict[str, Record]] = {}  # by hash, then by fingerprint
         self._skipped: set[tuple[str, int]] = set()  # file and line of each problem
         self._bytes = self._lines = 0  # of one's own ledger that were read: whole lines
         if published:
@@ -86,10 +86,10 @@ class Ledger:
         return self.results / FILE
 
     def __len__(self) -> int:
-        return len(self._records)
+        return sum(map(len, self._records.values()))
 
     def __iter__(self) -> Iterator[Record]:
-        return iter(self._records.values())
+        return (record for found in self._records.values() for record in found.values())
 
     def find(self, run: Run, source: str | None = None, fingerprint: str | None = None) -> Record | None:
         """The record of a run, official data before others; None where it was not run.
@@ -101,10 +101,8 @@ class Ledger:
         """
         found = [
             record
-            for (key, _), record in self._records.items()
-            if key == run.hash
-            and source in (None, record.source)
-            and fingerprint in (None, record.fingerprint)
+            for record in self._records.get(run.hash, {}).values()
+            if source in (None, record.source) and fingerprint in (None, record.fingerprint)
         ]
         official = [record for record in found if record.source == "official"]
         kept = official or found
@@ -144,9 +142,9 @@ class Ledger:
         self._remember(record)
 
     def _remember(self, record: Record) -> None:
-        key = record.hash, record.fingerprint
-        self._records.pop(key, None)  # so that the latest is also last
-        self._records[key] = record
+        found = self._records.pop(record.hash, {})  # so that the latest is also last
+        found.pop(record.fingerprint, None)
+        self._records[record.hash] = {**found, record.fingerprint: record}
 
     def _take(self, name: str, text: str, before: int = 0) -> None:
         """Read lines of a file, so many after its first; what cannot be read goes to `problems`."""

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from .core.stacks import stack
 from .matrices import (
     ACDC,
     DCT2,
@@ -175,6 +176,7 @@ __all__ = [
     "save_weights",
     "solve",
     "solvers",
+    "stack",
     "structures",
     "to_hankel_like",
     "to_ldr_td",

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from .core.products import run_product
-from .core.routes import Call, Route
+from .core.routes import Call, Route, why_not
 from .matrices import StructuredMatrix
 from .nn import StructuredLinear
 
@@ -119,7 +119,7 @@ def _bounded(error: Tensor, size: Tensor, dtype: torch.dtype, n: int, what: str,
 def forced(M: StructuredMatrix, call: Call) -> list[Route]:
     """The routes of a matrix that serve a call."""
     wide = M.promoted()
-    return [route for route in M.ROUTES if route.why_not(wide, call) is None]
+    return [route for route in M.all_routes() if why_not(route, wide, call) is None]
 
 
 def check_values(M: StructuredMatrix, batch: Sequence[int] = (3,), seed: int = 0) -> None:

@@ -29,8 +29,7 @@ def moved(layer):
     """The layer with its operators away from where training starts, and the matrices by their names."""
     with torch.no_grad():
         for stack in layer._stacks().values():
-            for i in range(stack.stack[0]):
-                stack.structure.draw_operators_(stack.matrix(i).tensors)
+            stack.structure.draw_operators_(stack.matrix().tensors)
     return layer
 
 
@@ -40,7 +39,7 @@ def oracle(layer):
     for name in [*layer._parameters, *layer._stacks()]:
         part = getattr(layer, name)
         if name in layer._stacks():
-            part = torch.cat([part.matrix(i).to_dense() for i in range(part.stack[0])])
+            part = torch.cat([M.to_dense() for M in part.matrix()])
         weights[name] = part
     return weights
 

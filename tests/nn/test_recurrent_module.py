@@ -139,10 +139,10 @@ def test_inference_keeps_weights_until_a_parameter_changes(layer_class):
     with torch.inference_mode():
         y = layer(x)[0]
     with torch.no_grad():
-        kept = layer.weight_ih_l0._kept
+        kept = layer.weight_ih_l0._plan
         assert kept is not None
         assert torch.equal(layer(x)[0], y)
-        assert layer.weight_ih_l0._kept is kept
+        assert layer.weight_ih_l0._plan is kept
         layer.weight_ih_l0.G.mul_(2)
         z = layer(x)[0]
         assert not torch.equal(z, y)
@@ -153,7 +153,7 @@ def test_inference_keeps_weights_until_a_parameter_changes(layer_class):
         assert not torch.equal(layer(x)[0], y)
     layer(x)[0].sum().backward()  # with gradients nothing kept is used
     assert layer.weight_ih_l0.G.grad.abs().sum() > 0
-    assert layer.train().weight_ih_l0._kept is None
+    assert layer.train().weight_ih_l0._plan is None
 
 
 def test_every_parameter_gets_a_gradient():

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..core.stacks import stack as stack_matrices
 from ..matrices import StructuredMatrix
 from ..nn import StructuredGRU, StructuredLinear, StructuredLSTM
 from ..nn.graph import as_node, is_proxy
@@ -107,10 +108,8 @@ def recurrent_from(layer: nn.RNNBase, matrices: Sequence[StructuredMatrix]) -> S
     for i, (name, stack) in enumerate(ours._stacks().items()):
         group = matrices[i * gates : (i + 1) * gates]
         weight = layer._parameters[name]
-        for key in stack.tensors():
-            if key in stack.shared:
-                continue
-            value = torch.stack([M.tensors[key].detach() for M in group])
+        for key, value in stack_matrices(group).tensors.items():
+            value = value.detach()
             if key in stack._parameters:
                 learned = weight is not None and weight.requires_grad
                 stack._parameters[key] = nn.Parameter(value, requires_grad=learned)

@@ -21,7 +21,7 @@ _CHUNK = 1 << 24  # numbers of one intermediate while the dense matrix is made
 
 
 class DenseProduct:
-    """Multiply by a dense matrix, in its own dtype, and add a bias."""
+    """Multiply by a dense matrix or a stack of them, in its own dtype, and add a bias."""
 
     def __init__(self, weight: Tensor) -> None:
         self.weight = weight
@@ -30,6 +30,9 @@ class DenseProduct:
         weight = self.weight
         if x.dtype is not weight.dtype and weight.dtype == torch.float64:
             x = x.double()  # autocast leaves float64 alone
+        if weight.ndim > 2:
+            y = x @ weight.mT
+            return y if bias is None else y + bias
         return linear(x, weight, bias)
 
 

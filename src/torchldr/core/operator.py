@@ -31,7 +31,7 @@ def as_compilers_see(M: StructuredMatrix, x: Tensor, *, transposed: bool) -> Ten
     """
     if is_jit_tracing() or (M.opaque and not torch.compiler.is_exporting()):
         return product(M, x, transposed=transposed)
-    return M.ROUTES[0].apply(M, x, transposed)
+    return M.ROUTES[0].run(M, x, transposed)
 
 
 def product(M: StructuredMatrix, x: Tensor, *, transposed: bool) -> Tensor:

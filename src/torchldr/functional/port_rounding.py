@@ -8,10 +8,9 @@ themselves do. With
     sigma   the norm of the map from the input to the rows of one block at one port,
     tau     the norm of the map from these rows to the result of the layer,
 
-roundings at this place change the result by at most eta sigma tau |x|. Blocks of a level see different parts
-of x, so their changes add by squares; those of the second half make different entries of the result, where the
-largest counts. The product of two norms is all that is lost: nothing is multiplied along the tree. A product
-and its transpose have the same bound, as a map and its transpose have one norm.
+roundings at this place change the result by at most eta sigma tau |x|, and blocks of a level, which see
+different parts of x, add by squares. The product of two norms is all that is lost: nothing is multiplied
+along the tree. A product and its transpose have the same bound, as a map and its transpose have one norm.
 
 Norms of linear maps are found by `PROBES` random inputs: for a matrix T and independent standard normal
 w_1 .. w_q, |T|_2 <= alpha sqrt(2 / pi) max_i |T w_i|_2, but with probability alpha^-q, whatever T is (Halko,
@@ -97,26 +96,23 @@ class ObservedHalf(TorchSweep):
         self._onward = self._states(self._apart(), silent, du, lengthened(w, self._N))
         return self._from_leaves(w, du)
 
-    def rounding(self, beyond: Tensor, probes: Tensor, *, last: bool = False) -> Tensor:
+    def rounding(self, beyond: Tensor, probes: Tensor) -> Tensor:
         """What rounding changes the result of the layer by, as a share of |x|; after `up` and `down`.
 
         Args:
             beyond: (q, r, k). Their largest norm bounds that of the map from K_k(A, v_i)^T u, (r, k), to the
                 result, and so with weights for each t.
             probes: standard normal vectors (q, n), for the states of the leaves.
-            last: whether this is the second half, whose blocks make different entries of the result: then the
-                largest entry is bounded, which one block changes, and not the norm, to which all add.
         """
-        over = torch.amax if last else torch.linalg.vector_norm
         after = beyond.flatten(1).norm(dim=-1).amax()
-        total = over(self._in_leaves(probes)) + self._heard[0] * after
+        total = self._in_leaves(probes) + self._heard[0] * after
         N = self._N
         for level, heard in enumerate(self._heard[1:]):
             N *= 2
             left, right = self._sigma[level]
             meeting, own = torch.stack((right[0::2], left[1::2])), torch.stack((left[0::2], right[1::2]))
             joined = ((self._sigma[level + 1] + own) * self._tau[level + 1]).sum(0)
-            total = total + over(meeting * self._tau_at_cut[level]) + _eta(N) * over(joined)
+            total = total + (meeting * self._tau_at_cut[level]).norm() + _eta(N) * joined.norm()
             total = total + heard * after
         if self._closing is None:
             return total
@@ -125,7 +121,7 @@ class ObservedHalf(TorchSweep):
         return total + _eta(self._closing.roots) * closed
 
     def _in_leaves(self, probes: Tensor) -> Tensor:
-        """Of N steps of the stencil, for every leaf, (J,).
+        """Of N steps of the stencil in every leaf.
 
         A step changes the state of a leaf by at most 4 u |A| |state|. So what becomes of that is bounded by
         the norms of the map from the entries of a leaf to all its states and of that from them to the result.
@@ -135,7 +131,7 @@ class ObservedHalf(TorchSweep):
         columns = (size[0].roll(-1) + size[1] + size[2].roll(1)).amax()
         lower, diagonal, upper = self._apart()
         states = self._states((upper.roll(1), diagonal, lower.roll(-1)), probes)
-        return 4 * UNIT * (rows * columns).sqrt() * states * self._onward
+        return 4 * UNIT * (rows * columns).sqrt() * (states * self._onward).norm()
 
     def _apart(self) -> Ring:
         """The operator without what leaves hear of each other."""

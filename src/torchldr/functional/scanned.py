@@ -42,6 +42,13 @@ def stein_matrix(a: Tensor, c: Tensor, E: Tensor) -> Tensor:
     return _Stein.apply(a, c, E)
 
 
+def stein_sum(a: Tensor, c: Tensor, E: Tensor) -> Tensor:
+    """`stein_matrix` for one matrix, by kernels on a GPU and by doubling elsewhere: (m,), (n,), (m, n)."""
+    if serves(a, c, E):
+        return stein_matrix(a.unsqueeze(0), c.unsqueeze(0), E.unsqueeze(0)).squeeze(0)
+    return shifted_sum(E, a, c, min(E.shape))
+
+
 def column_scan(nodes: Tensor, E: Tensor) -> Tensor:
     """X_ij = nodes_j X_{i-1, j} + E_ij, down the columns.
 

@@ -1,7 +1,7 @@
 """The structured classes, one a folder, and the registry that finds them by name."""
 
 from ..core.linear_map import LinearMap
-from ..core.matrix import Constant, StructuredMatrix
+from ..core.matrix import StructuredMatrix
 from ..core.registry import get_structure, structures
 from .acdc import ACDC
 from .algebra import (
@@ -54,7 +54,6 @@ __all__ = [
     "CauchyLike",
     "Chebyshev",
     "Circulant",
-    "Constant",
     "Convolution2d",
     "Dense",
     "DenseOperator",

@@ -11,24 +11,14 @@ from torch.nn.functional import linear
 
 from ..core.products import autocasts, is_jit_tracing
 from ..matrices import StructuredMatrix, get_structure
-from .channels_stack import MatrixStack, describe
+from .channels_stack import MatrixStack
 from .graph import as_node, is_proxy
 from .linear import StructuredLinear
+from .parameters import describe
 from .tensors import in_format_of
 
 FORMS = ("grid", "wide")
 PLANS = ("auto", "fast", "dense")
-# The "auto" plan in training, by what was measured (benchmarks/channels_speed.py): the factors of
-# `MatrixStack.favours_dense`, on a GPU or not. A dense matrix made anew pays for classes in which its cost
-# hardly grows with the rank; and for LDR-TD, whose fast product is quadratic too, up to a size.
-FACTORS = {
-    False: {"ldr_sd": 32, "toeplitz_like": 24, "hankel_like": 24},
-    True: {"ldr_sd": 2048, "toeplitz_like": 256, "hankel_like": 256},
-}
-TRIDIAGONAL = {False: 1 << 22, True: 1 << 20}  # rank * m * n of LDR-TD
-# In inference it is made once, and is the faster way in all classes but these, on a CPU.
-KEPT_FACTORS = {"toeplitz_like": 128, "hankel_like": 128, "circulant": 128, "acdc": 128, "low_rank": 4}
-DENSE_ENTRIES, SCANNED_ENTRIES = 1 << 24, 1 << 26  # never more, 64 and 256 MiB in float32
 
 
 class StructuredChannels(nn.Module):
@@ -139,7 +129,7 @@ class StructuredChannels(nn.Module):
         if len(index) != (2 if self.grid is not None else 0):
             wanted = "matrix(out_channel, in_channel)" if self.grid is not None else "matrix()"
             raise TypeError(f"StructuredChannels: the form {self.form!r} has {wanted}, got {index}.")
-        return self.grid.matrix(*index) if self.grid is not None else self._wide().matrix()
+        return self.grid.matrix()[index] if self.grid is not None else self._wide().matrix()
 
     @property
     def weight(self) -> Tensor:
@@ -160,29 +150,15 @@ class StructuredChannels(nn.Module):
         if self.wide is not None:
             self.wide.plan = choice
 
-    def uses(self) -> str:
-        """How products are done now, "dense" or "fast"; "auto" where the wide form's layer, in inference,
-        decides for each size of batch."""
-        part = self.grid if self.grid is not None else self._wide()
-        if part.structure.name == "dense":
-            return "dense"
+    def uses(self, batch: int = 64) -> str:
+        """How so many vectors are multiplied now: by the "dense" block matrix, or by "fast" products."""
         if self._plan_choice != "auto":
             return self._plan_choice
-        if isinstance(part, StructuredLinear):
-            return "auto" if part._why_no_plan(part.matrix()) is None else "fast"
-        return "dense" if self._favours_dense(part) else "fast"
-
-    def _favours_dense(self, grid: MatrixStack) -> bool:
-        """Whether the dense block matrix is the faster way."""
-        gpu, name, entries = grid.on_a_gpu, grid.structure.name, grid.out_features * grid.in_features
-        most = SCANNED_ENTRIES if gpu and name in FACTORS[gpu] else DENSE_ENTRIES
-        if math.prod(grid.stack) * entries > most:
-            return False
-        if grid._keeps():
-            return gpu or name not in KEPT_FACTORS or grid.favours_dense(KEPT_FACTORS[name])
-        if name == "ldr_td":
-            return (grid.rank or 1) * entries <= TRIDIAGONAL[gpu]
-        return grid.favours_dense(FACTORS[gpu].get(name, 0))
+        if self.grid is None:
+            wide = self._wide()
+            chosen = wide.routes(batch).chosen
+            return "dense" if chosen == "dense" else "fast"
+        return "dense" if self.grid.takes_dense(batch) else "fast"
 
     def forward(self, x: Tensor) -> Tensor:
         if is_proxy(x):
@@ -200,10 +176,15 @@ class StructuredChannels(nn.Module):
         shape = (x.shape[0], self.out_channels, math.prod(self.out_features))
         if self.grid is None:
             return self._wide()(x.flatten(1)).reshape(shape)
-        if is_jit_tracing() or self.uses() == "dense":
+        if (
+            is_jit_tracing()
+            or self._plan_choice == "dense"
+            or (self._plan_choice == "auto" and self.grid.takes_dense(x.shape[0]))
+        ):
             return linear(x.flatten(1), self.weight).reshape(shape)
-        y = self.grid.matmul(x, (None, 1)).sum(1)  # (out_channels, b, n')
-        return y.transpose(0, 1).to(_result_dtype(x))
+        dense = False if self._plan_choice == "fast" else None
+        y = self.grid.matrix().multiply(x.transpose(0, 1), dense=dense)  # (out_channels, in_channels, b, n')
+        return y.sum(1).transpose(0, 1)
 
     def _wide(self) -> StructuredLinear:
         assert self.wide is not None
@@ -231,7 +212,7 @@ class StructuredChannels(nn.Module):
         parts = [f"{self.in_channels}, {self.out_channels}, features={_short(self.features)}"]
         parts += [f"out_features={_short(self.out_features)}", f"bias={self.bias is not None}"]
         if self.grid is not None:
-            parts.append(describe(self.grid, sizes=False))
+            parts.append(describe(self.grid))
         parts += [f"form={self.form!r}"]
         parts += [f"init={self.init!r}"] if self.init != "linear" else []
         parts += [f"plan={self._plan_choice!r}"] if self._plan_choice != "auto" else []
@@ -249,11 +230,3 @@ def _shape(who: str, name: str, features: int | tuple[int, ...]) -> tuple[int, .
 
 def _short(shape: tuple[int, ...]) -> str:
     return str(shape[0] if len(shape) == 1 else shape)
-
-
-def _result_dtype(x: Tensor) -> torch.dtype:
-    """That of the input, or autocast's, which leaves float64 alone."""
-    device = x.device.type
-    if x.dtype == torch.float64 or not autocasts(device):
-        return x.dtype
-    return torch.get_autocast_dtype(device)

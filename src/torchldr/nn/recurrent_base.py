@@ -14,8 +14,9 @@ from torch.nn.functional import dropout, linear
 
 from ..core.products import is_jit_tracing
 from ..matrices import StructuredMatrix, get_structure
-from .channels_stack import MatrixStack, describe
+from .channels_stack import MatrixStack
 from .graph import as_node, is_proxy
+from .parameters import describe
 from .recurrent_cells import Product, State, run_steps
 from .recurrent_checks import check_choices, check_dropout, check_flags, check_sizes
 from .recurrent_inputs import Given, Sequences, give, take, take_state
@@ -27,11 +28,8 @@ INITS = ("linear", "paper")
 PLANS = ("auto", "fast", "dense")
 # What torch's functions take after the state: weights, biases, layers, dropout, training, bidirectional.
 Settings: TypeAlias = tuple[list[Tensor], bool, int, float, bool, bool]
-# The "auto" plan, by what was measured (benchmarks/recurrent_speed.py): the factor at which fast input
-# products begin to win, see `MatrixStack.favours_dense`. A hidden matrix is made once and multiplies at every
-# step, and on a GPU steps one by one are all launch overhead: there only memory speaks against dense ones.
-FAST_FACTOR = 80
 DENSE_ENTRIES = 1 << 22  # of a gate
+STEP = {"cpu": 60e-6, "cuda": 200e-6}  # seconds: a step in Python, where torch's own recurrence cannot run
 
 
 class StructuredRecurrent(nn.Module):
@@ -123,7 +121,7 @@ class StructuredRecurrent(nn.Module):
         if suffix not in self._all_suffixes():
             raise ValueError(f"{type(self).__name__}: no layer {layer} with reverse={reverse}.")
         return {
-            f"W_{side}{gate}": stack.matrix(i)
+            f"W_{side}{gate}": stack.matrix()[i]
             for side in "ih"
             if (stack := self._stacks().get(f"weight_{side}h{suffix}")) is not None
             for i, gate in enumerate(self.gates)
@@ -147,32 +145,43 @@ class StructuredRecurrent(nn.Module):
         check_choices(type(self).__name__, plan=(choice, PLANS))
         self._plan_choice = choice
 
-    def uses(self) -> dict[str, str]:
-        """What the plan comes to: for each structured weight "dense" or "fast"."""
-        return {name: "dense" if self._takes_dense(name) else "fast" for name in self._stacks()}
+    def uses(self, steps: int = 32, batch: int = 16) -> dict[str, str]:
+        """What the plan comes to for so many steps of so many sequences: "dense" or "fast" by weight."""
+        weights = self._dense_weights(steps, batch)
+        return {name: "dense" if dense else "fast" for name, dense in weights.items()}
 
-    def _takes_dense(self, name: str) -> bool:
+    def _dense_weights(self, steps: int, batch: int) -> dict[str, bool]:
+        return {name: self._takes_dense(name, steps, batch) for name in self._stacks()}
+
+    def _takes_dense(self, name: str, steps: int, batch: int) -> bool:
+        """Whether a weight multiplies as dense matrices, with which torch's own recurrence can run.
+
+        A hidden matrix multiplies at every step, one step after the other: it is made once.
+        """
         stack = getattr(self, name)
-        if not isinstance(stack, MatrixStack) or stack.structure.name == "dense":
+        if not isinstance(stack, MatrixStack) or "weight" in stack._learned:
             return True
         if self._plan_choice != "auto":
             return self._plan_choice == "dense"
         if stack.in_features * stack.out_features > DENSE_ENTRIES:
             return False
-        return stack.on_a_gpu or name.startswith("weight_hh") or stack.favours_dense(FAST_FACTOR)
+        if name.startswith("weight_hh") or torch.compiler.is_compiling() or is_jit_tracing():
+            return True
+        return stack.takes_dense(steps * batch, gain=steps * STEP.get(stack.device.type, STEP["cpu"]))
 
-    def _product(self, side: str, suffix: str) -> Product:
+    def _product(self, side: str, suffix: str, *, dense: bool) -> Product:
         """Multiply vectors (b, size) by the matrices of all gates and add their bias: (b, gates * h)."""
         name = f"weight_{side}{suffix}"
         bias = getattr(self, f"bias_{side}{suffix}") if self.bias else None
-        if self._takes_dense(name):
+        if dense:
             W = self.dense_weight(name)
             return lambda x: linear(x, W, bias)
-        stack: MatrixStack = getattr(self, name)
+        matrix = getattr(self, name).matrix()
 
         def product(x: Tensor) -> Tensor:
-            y = stack.matmul(x, (None,)).movedim(0, 1).flatten(1)
-            return (y if bias is None else y + bias).to(x.dtype)
+            y = matrix.multiply(x, dense=False if self._plan_choice == "fast" else None)
+            y = y.movedim(0, 1).flatten(1)
+            return y if bias is None else (y + bias).to(y.dtype)
 
         return product
 
@@ -185,9 +194,15 @@ class StructuredRecurrent(nn.Module):
         given = take(who, input, self.input_size, some, batch_first=self.batch_first)
         # A compiler does not take torch's own function with weights that are computed; a trace of steps would
         # have as many as this input.
-        fused = all(self._takes_dense(name) for name in self._stacks()) and not torch.compiler.is_compiling()
-        fused = fused or is_jit_tracing()
-        output, state = (self._run_fused if fused else self._run_steps)(given, self._start(given, hx))
+        state = self._start(given, hx)
+        if is_jit_tracing():
+            output, state = self._run_fused(given, state)
+        else:
+            dense = self._dense_weights(len(given.sizes()), given.batch())
+            if all(dense.values()) and not torch.compiler.is_compiling():
+                output, state = self._run_fused(given, state)
+            else:
+                output, state = self._run_steps(given, state, dense)
         sequences, state = give(given, output, state, batch_first=self.batch_first)
         return sequences, state if len(state) > 1 else state[0]
 
@@ -216,8 +231,11 @@ class StructuredRecurrent(nn.Module):
     def _torch(self, given: Given, state: State, settings: Settings) -> tuple[Tensor, ...]:
         raise NotImplementedError
 
-    def _run_steps(self, given: Given, state: State) -> tuple[Tensor, State]:
-        """Layer by layer: the input products of all steps at once, then step after step."""
+    def _run_steps(self, given: Given, state: State, dense: Mapping[str, bool]) -> tuple[Tensor, State]:
+        """Layer by layer: the input products of all steps at once, then step after step.
+
+        `dense` says of each structured weight whether it multiplies as dense matrices.
+        """
         sizes, x = given.sizes(), given.data
         if given.batch_sizes is None:
             x = x.flatten(0, 1)
@@ -227,9 +245,13 @@ class StructuredRecurrent(nn.Module):
                 x = dropout(x, self.dropout)
             outputs = []
             for suffix in self._suffixes(layer):
-                step = partial(self._step, hidden=self._product("hh", suffix), suffix=suffix)
+                into, hidden = (
+                    self._product(side, suffix, dense=dense.get(f"weight_{side}{suffix}", True))
+                    for side in ("ih", "hh")
+                )
+                step = partial(self._step, hidden=hidden, suffix=suffix)
                 start = tuple(part[len(after)] for part in state)
-                products = self._product("ih", suffix)(x)
+                products = into(x)
                 y, last = run_steps(step, products, start, sizes, reverse=suffix.endswith("reverse"))
                 outputs.append(y)
                 after.append(last)
@@ -305,7 +327,7 @@ class StructuredRecurrent(nn.Module):
         ):
             if getattr(self, name) != default:
                 parts.append(f"{name}={getattr(self, name)}")
-        parts += [describe(next(iter(self._stacks().values())), sizes=False), f"which={self.which!r}"]
+        parts += [describe(next(iter(self._stacks().values()))), f"which={self.which!r}"]
         parts += [f"init={self.init!r}"] if self.init != "linear" else []
         parts += [f"plan={self._plan_choice!r}"] if self._plan_choice != "auto" else []
         return ", ".join(parts)

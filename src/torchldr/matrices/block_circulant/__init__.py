@@ -87,11 +87,8 @@ class BlockCirculant(StructuredMatrix, name="block_circulant"):
         b = self.column.shape[-1]
         return ring(b, b, 1)
 
-    def materialize(self) -> Tensor:
-        return self.to_dense()
-
-    def dense_weight(self) -> Tensor:
-        return self.to_dense().contiguous()
+    def _materialize(self) -> Tensor:
+        return self.factors()[0][0]
 
     def _matmul(self, x: Tensor) -> Tensor:
         return self.prepare()(x)

@@ -62,5 +62,5 @@ class Dense(StructuredMatrix, name="dense"):
     def _rmatmul(self, y: Tensor) -> Tensor:
         return y @ self.weight
 
-    def materialize(self) -> Tensor:
+    def _materialize(self) -> Tensor:
         return self.weight

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...core.matrix import StructuredMatrix, generators_
-from ...functional import tridiagonal
+from ...functional import cuda, tridiagonal
 from ...functional.reference import krylov_of_ring_reference, tridiagonal_reference
 from ..ldr_sd import shift_mean_square
 from .routes import PRODUCTS, ROUTES
@@ -79,7 +79,7 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
             tensors[f"subdiagonal_{side}"].fill_(1)
             for part in ("diagonal", "superdiagonal", "corners"):
                 tensors[f"{part}_{side}"].zero_()
-        r, m, n = tensors["G"].shape[0], out_features, in_features
+        r, m, n = tensors["G"].shape[-2], out_features, in_features
         generators_(tensors, shift_mean_square(m, n, r), generator)
 
     @classmethod
@@ -117,6 +117,13 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
     def both_operators(self) -> tuple[tridiagonal.Operator, tridiagonal.Operator]:
         """Lower, diagonal, upper and start vectors of A and of C."""
         return (*self._ring("A"), self.G), (*self._ring("C"), self.H)
+
+    def _materialize(self) -> Tensor:
+        A, C = self.both_operators()
+        if not cuda.serves(max(self.shape), *A, *C):
+            return super()._materialize()
+        K_A, K_C = (tridiagonal.krylov_matrices(*operator, min(self.shape)) for operator in (A, C))
+        return K_A.flatten(0, 1).mT @ K_C.flatten(0, 1)
 
     def _matmul(self, x: Tensor) -> Tensor:
         return tridiagonal.product(*self.both_operators(), x)

@@ -50,8 +50,6 @@ def _ports_why_not(M: Any, call: Call) -> str | None:
     option = M.options["product"]
     if option == "stencil":
         return "the option product is 'stencil'"
-    if not call.kept or call.transposed:
-        return "for matrices that are kept"
     if call.device not in FROM or call.dtype != torch.float32:
         return f"ports serve float32 on a CPU or a GPU, this is {call.dtype} on {call.device}"
     if call.needs_grad:
@@ -81,13 +79,9 @@ def _prepare_ports(M: Any) -> Product:
     return ports
 
 
-def _no_apply(M: Any, x: Tensor, transposed: bool) -> Tensor:
-    raise AssertionError("a route for kept matrices alone")
-
-
 STENCIL = Route("stencil", lambda M, call: None, _stencil_cost, _stencil, _prepare_stencil)
 ROUTES = (
     STENCIL,
     by_columns(STENCIL),
-    Route("ports", _ports_why_not, _ports_cost, _no_apply, _prepare_ports),
+    Route("ports", _ports_why_not, _ports_cost, None, _prepare_ports),
 )

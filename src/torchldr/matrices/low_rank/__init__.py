@@ -40,7 +40,7 @@ class LowRank(StructuredMatrix, name="low_rank"):
         generator: torch.Generator | None = None,
         **options: Any,
     ) -> None:
-        generators_(tensors, tensors["G"].shape[0], generator)
+        generators_(tensors, tensors["G"].shape[-2], generator)
 
     def factors(self) -> list[tuple[Tensor, ...]]:
         return [(self.G.mT, self.H)]
@@ -51,5 +51,5 @@ class LowRank(StructuredMatrix, name="low_rank"):
     def _rmatmul(self, y: Tensor) -> Tensor:
         return (y @ self.G.mT) @ self.H
 
-    def materialize(self) -> Tensor:
-        return self.to_dense()
+    def _materialize(self) -> Tensor:
+        return self.G.mT @ self.H

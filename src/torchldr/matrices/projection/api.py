@@ -121,8 +121,7 @@ def _constants(
     """The class's constants as W's dtype will have them, in float64; given ones take their place."""
     generator = torch.Generator().manual_seed(seed)
     m, n = W.shape
-    made = cls.constants(m, n, rank, dtype=W.dtype, generator=generator, **options)
-    values = {name: constant.value for name, constant in made.items()}
+    values = cls.constants(m, n, rank, dtype=W.dtype, generator=generator, **options)
     for name, value in given.items():
         if name not in values:
             raise TypeError(f"{who}: unknown tensor {name!r}{near(name, values)}.")

@@ -104,8 +104,7 @@ class Problem:
         """The same problem for another class."""
         m, n = self.shape
         options = cls.check_options(options)
-        constants = cls.constants(m, n, 1, dtype=torch.float64, generator=self.generator(), **options)
-        fixed = {name: constant.value for name, constant in constants.items()}
+        fixed = cls.constants(m, n, 1, dtype=torch.float64, generator=self.generator(), **options)
         return Problem(
             self.W,
             self.root,

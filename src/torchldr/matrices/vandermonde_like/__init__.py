@@ -11,8 +11,9 @@ from torch import Tensor
 
 from ...core import costs
 from ...core.dense_route import by_columns, own_route
-from ...core.matrix import Constant, StructuredMatrix, generators_
+from ...core.matrix import StructuredMatrix, generators_
 from ...core.routes import Call
+from ...functional import scanned
 from ...functional.reference import krylov_reference, shift_reference
 from ...functional.ring import shift_krylov_matmul, shift_krylov_rmatmul
 from ...functional.vandermonde import vandermonde_matmul, vandermonde_reference, vandermonde_rmatmul
@@ -64,14 +65,11 @@ class VandermondeLike(StructuredMatrix, name="vandermonde_like"):
         device: torch.device | str | None = None,
         generator: torch.Generator | None = None,
         **options: Any,
-    ) -> dict[str, Constant]:
+    ) -> dict[str, Tensor]:
         if options["learn_nodes"]:
             return {}
-        return {
-            "nodes": Constant(
-                chebyshev_points(out_features, torch.promote_types(dtype, torch.float32), device)
-            )
-        }
+        wide = torch.promote_types(dtype, torch.float32)
+        return {"nodes": chebyshev_points(out_features, wide, device)}
 
     @classmethod
     def init_(
@@ -82,7 +80,7 @@ class VandermondeLike(StructuredMatrix, name="vandermonde_like"):
         generator: torch.Generator | None = None,
         **options: Any,
     ) -> None:
-        r, m, n = tensors["G"].shape[0], out_features, in_features
+        r, m, n = tensors["G"].shape[-2], out_features, in_features
         if options.get("learn_nodes"):
             tensors["nodes"].copy_(chebyshev_points(m, tensors["nodes"].dtype))
         generators_(tensors, r, generator)
@@ -104,6 +102,14 @@ class VandermondeLike(StructuredMatrix, name="vandermonde_like"):
 
     def krylov_length(self) -> int:
         return self.in_features
+
+    def _materialize(self) -> Tensor:
+        E = self.G.mT @ self.H
+        nodes = self.nodes.to(E.dtype)
+        if not scanned.serves(nodes, E):
+            return super()._materialize()
+        # M_ij = node_i M_{i, j-1} + E_ij, down the columns of the transposed matrix
+        return scanned.column_scan(nodes.unsqueeze(0), E.mT.unsqueeze(0)).squeeze(0).mT
 
     def _matmul(self, x: Tensor) -> Tensor:
         z = shift_krylov_rmatmul(self.H, x, 0.0, self.in_features)

@@ -104,7 +104,7 @@ def _connect(ray: Any, address: str | None) -> None:
             ray.init(address="local", include_dashboard=False, **quiet)
         else:
             ray.init(address=address, **quiet)
-    except (ConnectionError, RuntimeError, OSError) as error:
+    except Exception as error:  # Ray raises all kinds, some of them plain
         where = "a cluster cannot be started here" if address is None else address
         if "ersion mismatch" in str(error):
             mine = f"Ray {ray.__version__}, Python {sys.version.split()[0]}"

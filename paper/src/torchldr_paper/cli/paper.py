@@ -131,7 +131,7 @@ def paper_command(
     as_json: AsJson = False,
 ) -> None:
     """Run, or resume, one table or figure of the paper and print it beside the paper's values."""
-    ledger = ledger_to_read(results) if show or name == "list" else Ledger(results)
+    ledger = ledger_to_read(results) if show or name == "list" else Ledger(results, curves=False)
     if name == "list":
         if only:
             raise typer.BadParameter("--only is for one table; `list` shows all.")
@@ -229,7 +229,7 @@ def train_command(
 
     if not data.endswith(".npz"):
         _used(lambda: lookup(data))
-    runs, ledger = _used(build), Ledger(results)
+    runs, ledger = _used(build), Ledger(results, curves=False)
     engine = Engine(device, jobs, ray, cpus, gpus, max_in_flight, retries)
     library = _used(lambda: Library(engine.here, data_dir))
     _used_by_images(runs, library)

@@ -12,6 +12,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import IO
@@ -44,13 +45,22 @@ class Ledger:
         results: the folder of one's own ledger; by default `default_results()`. It is made when
             something is written.
         published: whether to read what ships with the package too.
+        curves: whether to keep the metrics by epoch in memory. Thousands of runs need some 100 kB each with
+            them and 5 kB without; the file has them in any case.
 
     Attributes:
         results: the folder.
         problems: lines that could not be read, in words.
     """
 
-    def __init__(self, results: str | os.PathLike[str] | None = None, *, published: bool = True) -> None:
+    def __init__(
+        self,
+        results: str | os.PathLike[str] | None = None,
+        *,
+        published: bool = True,
+        curves: bool = True,
+    ) -> None:
+        self._curves = curves
         self.results = default_results() if results is None else Path(results).expanduser()
         self.problems: list[str] = []
         self._records: dict[str, dict[str, Record]] = {}  # by hash, then by fingerprint
@@ -142,6 +152,9 @@ class Ledger:
         self._remember(record)
 
     def _remember(self, record: Record) -> None:
+        if not self._curves:
+            brief = {key: value for key, value in record.result.items() if key != "metrics"}
+            record = replace(record, result=brief)
         found = self._records.pop(record.hash, {})  # so that the latest is also last
         found.pop(record.fingerprint, None)
         self._records[record.hash] = {**found, record.fingerprint: record}

@@ -225,6 +225,21 @@ def inputs_sharded_in_a_plan(group: Group) -> float:
     return difference(model, Mixture)
 
 
+def errors_after(group: Group) -> float:
+    """A model that is wrapped cannot be changed any more, and says so."""
+    from torch.distributed.fsdp import fully_shard
+
+    wrapped = nn.parallel.DistributedDataParallel(Pair(), process_group=group.process_group)
+    shards = fully_shard(Pair(), mesh=group.mesh)
+    plan = torchldr.Structure("low_rank", rank=1)
+    for model, message in ((wrapped, "in DistributedDataParallel"), (shards, "'up.weight' is sharded")):
+        with pytest.raises(ValueError, match=f"compress_: .*{message}.* change the model first"):
+            torchldr.compress_(model, plan)
+        with pytest.raises(ValueError, match=f"materialize_: .*{message}"):
+            torchldr.materialize_(model)
+    return 0.0
+
+
 class Mixture(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -261,6 +276,7 @@ CASES: dict[str, tuple[int, Callable[..., float]]] = {
     "saved on 2": (2, saved_on_two),
     "loaded on 3": (3, loaded),
     "loaded on 1": (1, loaded),
+    "errors after": (2, errors_after),
     "plan: replicated": (2, replicated_in_a_plan),
     "plan: inputs sharded": (4, inputs_sharded_in_a_plan),
 }

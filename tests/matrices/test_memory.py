@@ -8,8 +8,9 @@ import pytest
 import torch
 
 import torchldr
+from torchldr import Toeplitz
 from torchldr.core.routes import why_not
-from torchldr.matrices import DCT2, DFT, Cauchy, Chebyshev, Hankel, Legendre, Toeplitz, Vandermonde
+from torchldr.matrices.classical import DCT2, DFT, Cauchy, Chebyshev, Hankel, Legendre, Vandermonde
 
 CODE = """
 import re, sys, torch, torchldr

@@ -12,7 +12,7 @@ from ..core.stacks import stack as stack_matrices
 from ..matrices import StructuredMatrix
 from ..nn import StructuredGRU, StructuredLinear, StructuredLSTM
 from ..nn.graph import as_node, is_proxy
-from ..nn.recurrent_base import StructuredRecurrent
+from ..nn.recurrent.base import StructuredRecurrent
 from ..nn.tensors import in_format_of
 
 # What nn.Module keeps of hooks. The registries themselves move, so that handles given out still remove.

@@ -20,7 +20,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ..matrices import Projection, from_dense, get_structure
+from ..matrices import Projection, get_structure
+from ..project import from_dense
 from .structure import Structure
 
 

@@ -12,7 +12,8 @@ should write, where it applies,
     ROUTES              all its ways to multiply, with their costs (`routes`)
 and may write
     operators           its displacement operators A and C, which brings the displacement tests
-and register rules of the algebra (`rules`): what its sums, products and transposes are.
+and register rules (`rules`): what its sums, products and transposes are, how to solve with it, to project
+onto it, to write it into an ONNX graph.
 
 All of this is written for one matrix. A matrix with leading axes is a stack of them (`stacks`): where a
 class does not say how, its functions are mapped over the stack or called for one matrix after the other.
@@ -23,20 +24,17 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
-from . import costs, operator, stacks
+from . import costs, operator, rules, stacks
 from .dense_route import by_columns, own_route, weight_by_columns
 from .linear_map import LinearMap
 from .products import Product, autocasts, check_input, is_jit_tracing, run_product, sum_of_products
 from .registry import REGISTRY, near
 from .routes import Call, Route, RouteTable, Sizes, choose, is_traced
-
-if TYPE_CHECKING:
-    from ..matrices.projection import Projection
 
 _EXACT_NORM = 1 << 20  # entries up to which the initial scale is measured instead of computed
 
@@ -53,6 +51,7 @@ OWN = own_route("own", _some_seconds)
 STANDARD = OWN, by_columns(OWN)
 
 
+@rules.family
 class StructuredMatrix(LinearMap):
     """A matrix given by a few tensors and frozen options; subclasses are the structured classes.
 
@@ -70,6 +69,7 @@ class StructuredMatrix(LinearMap):
     """
 
     name: ClassVar[str]
+    look: ClassVar[tuple[str, str]] = ("#888888", ".")  # colour and marker in figures
     ranked: ClassVar[bool] = True
     scaled: ClassVar[tuple[str, ...]] = ("G", "H")  # M is multilinear in these: they carry its scale
     drawn: ClassVar[tuple[str, ...]] = ()  # constants that are random; they are kept in the state_dict
@@ -77,6 +77,7 @@ class StructuredMatrix(LinearMap):
     ROUTES: ClassVar[tuple[Route, ...]] = STANDARD  # the first serves every call
     STACK_ROUTES: ClassVar[tuple[Route, ...]] = stacks.ROUTES
     _axes: ClassVar[int | None] = None  # of the first tensor of one matrix; found out when first needed
+    structured: ClassVar[bool] = True  # False for the class that leaves a weight as it is
 
     def __init_subclass__(cls, *, name: str | None = None, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -352,9 +353,7 @@ class StructuredMatrix(LinearMap):
     @classmethod
     def from_dense(cls, W: Tensor, rank: int | None = None, **options: Any) -> Projection:
         """The nearest member of the class to a dense matrix that we can find: `torchldr.from_dense`."""
-        from ..matrices.projection import from_dense
-
-        return from_dense(W, cls, rank, **options)
+        return rules.apply("from_dense", W=W, structure=cls, rank=rank, **options)
 
     @classmethod
     def draw_operators_(cls, tensors: Mapping[str, Tensor], generator: torch.Generator | None = None) -> None:
@@ -528,6 +527,18 @@ class StructuredMatrix(LinearMap):
         parts += [f"rank={self.rank}"] if self.ranked else []
         parts += [f"{k}={v!r}" for k, v in self.options.items() if v is not None]
         return f"{type(self).__name__}({', '.join(parts)}, dtype={self.dtype})"
+
+
+class Projection(NamedTuple):
+    """A structured approximation of a dense matrix.
+
+    `residual` is |W - M|_F / |W|_F; `weighted_residual` is |(W - M) X|_F / |W X|_F for the activations X
+    that the projection was given, else None. Both are of the returned matrix, rounded to its dtype.
+    """
+
+    matrix: StructuredMatrix
+    residual: float
+    weighted_residual: float | None = None
 
 
 def normal_(t: Tensor, std: float, generator: torch.Generator | None) -> Tensor:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from .matrix import StructuredMatrix
+Matrix = Any  # a StructuredMatrix: that module stands above those that take one
+Product = Callable[[Tensor], Tensor]  # (b, in_features) to (b, out_features)
 
 
 def is_jit_tracing() -> bool:
@@ -19,7 +19,7 @@ def is_jit_tracing() -> bool:
     return torch._C._get_tracing_state() is not None
 
 
-def check_input(M: StructuredMatrix, x: Tensor, features: int, what: str, who: str | None = None) -> None:
+def check_input(M: Matrix, x: Tensor, features: int, what: str, who: str | None = None) -> None:
     """Errors for an input that cannot be multiplied."""
     who = who or type(M).__name__
     if not isinstance(x, Tensor):
@@ -34,9 +34,6 @@ def check_input(M: StructuredMatrix, x: Tensor, features: int, what: str, who: s
         raise ValueError(f"{who}: the input is on {x.device}, the weights on {M.device}; move one of them.")
     if x.dtype != M.dtype and not autocasts(x.device.type):
         raise TypeError(f"{who}: the input has dtype {x.dtype}, the weights {M.dtype}; convert one of them.")
-
-
-Product = Callable[[Tensor], Tensor]  # (b, in_features) to (b, out_features)
 
 
 def autocasts(device: str) -> bool:

@@ -14,17 +14,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .products import Product
+from .products import Matrix, Product
 from .registry import near
-
-if TYPE_CHECKING:
-    from .matrix import StructuredMatrix
-
 
 LARGEST_BATCH = 1 << 14  # batches above take as long a vector
 
@@ -85,7 +81,7 @@ class Route(NamedTuple):
         return self.apply(*arguments)
 
 
-def choose(M: StructuredMatrix, call: Call, *, only: str | None = None, dense: bool | None = None) -> Route:
+def choose(M: Matrix, call: Call, *, only: str | None = None, dense: bool | None = None) -> Route:
     """The cheapest route that serves.
 
     Args:
@@ -115,18 +111,18 @@ def choose(M: StructuredMatrix, call: Call, *, only: str | None = None, dense: b
     raise ValueError(f"{type(M).__name__}: no route serves this call ({'; '.join(reasons)}).")
 
 
-def why_not(route: Route, M: StructuredMatrix, call: Call) -> str | None:
+def why_not(route: Route, M: Matrix, call: Call) -> str | None:
     """None where the route serves a call, else the reason, in words for a user."""
     if route.apply is None and (not call.kept or call.transposed):
         return "for matrices that are kept"
     return route.why_not(M, call)
 
 
-def names(M: StructuredMatrix) -> list[str]:
+def names(M: Matrix) -> list[str]:
     return [route.name for route in M.all_routes()]
 
 
-def costs_of(M: StructuredMatrix, call: Call) -> dict[Route, float]:
+def costs_of(M: Matrix, call: Call) -> dict[Route, float]:
     """The routes with their costs, the cheapest first."""
     shape = M.out_features, M.in_features
     cls: Any = type(M)  # a class is hashable, which the types of lru_cache do not see
@@ -135,7 +131,7 @@ def costs_of(M: StructuredMatrix, call: Call) -> dict[Route, float]:
 
 @lru_cache(maxsize=4096)
 def _costs(
-    cls: type[StructuredMatrix],
+    cls: Any,
     leading: tuple[int, ...],
     shape: tuple[int, int],
     rank: int | None,
@@ -184,9 +180,7 @@ class Row(NamedTuple):
 class RouteTable(Sequence[Row]):
     """Every route of a matrix for one call, the cheapest first; printed as a table."""
 
-    def __init__(
-        self, M: StructuredMatrix, call: Call, *, only: str | None = None, dense: bool | None = None
-    ) -> None:
+    def __init__(self, M: Matrix, call: Call, *, only: str | None = None, dense: bool | None = None) -> None:
         self.call = call
         self.note = ""
         chosen = choose(M, call, only=only, dense=dense)

@@ -13,21 +13,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from . import costs
 from .dense_route import LARGEST, DenseProduct, multiply_by_dense
-from .products import is_jit_tracing, run_product
+from .products import Matrix, is_jit_tracing, run_product
 from .routes import Call, Route, Sizes, choose
 
-if TYPE_CHECKING:
-    from .matrix import StructuredMatrix
 
-
-def stack(matrices: Sequence[StructuredMatrix]) -> StructuredMatrix:
+def stack(matrices: Sequence[Matrix]) -> Matrix:
     """Matrices of one class, shape and rank as one matrix with a new axis in front, as `torch.stack`.
 
     >>> from torchldr import ToeplitzLike, stack
@@ -55,7 +52,7 @@ def stack(matrices: Sequence[StructuredMatrix]) -> StructuredMatrix:
     return first.with_tensors(tensors)
 
 
-def own_names(M: StructuredMatrix) -> set[str]:
+def own_names(M: Matrix) -> set[str]:
     """The tensors that every matrix of a stack has for itself: all but the constants that are computed."""
     learned = M.parameter_shapes(M.out_features, M.in_features, 1, **M.options)
     return {name for name in M.tensors if name in learned or name in M.drawn}
@@ -70,7 +67,7 @@ def indexed(M: Any, index: Any) -> Any:
     return M.with_tensors({name: t[index] if name in own else t for name, t in M.tensors.items()})
 
 
-def unbound(M: StructuredMatrix) -> list[StructuredMatrix]:
+def unbound(M: Matrix) -> list[Matrix]:
     """All matrices of a stack, one by one. Its gradients are stacked once, which indexing would not do."""
     own, axes = own_names(M), len(M.leading)
     parts = {name: t.flatten(0, axes - 1).unbind(0) for name, t in M.tensors.items() if name in own}
@@ -79,19 +76,19 @@ def unbound(M: StructuredMatrix) -> list[StructuredMatrix]:
     return [M.with_tensors(common | {name: part[i] for name, part in parts.items()}) for i in range(count)]
 
 
-def _reshaped(M: StructuredMatrix, leading: Sequence[int]) -> StructuredMatrix:
+def _reshaped(M: Matrix, leading: Sequence[int]) -> Matrix:
     own, axes = own_names(M), len(M.leading)
     return M.with_tensors(
         {name: t.reshape(*leading, *t.shape[axes:]) if name in own else t for name, t in M.tensors.items()}
     )
 
 
-def each(M: StructuredMatrix, function: Callable[[StructuredMatrix], Tensor]) -> Tensor:
+def each(M: Matrix, function: Callable[[Matrix], Tensor]) -> Tensor:
     """What a function says of every matrix, with the leading axes in front."""
     return torch.stack([function(one) for one in unbound(M)]).unflatten(0, M.leading)
 
 
-def mapped(M: StructuredMatrix, function: Callable[..., Tensor], *x: Tensor) -> Tensor:
+def mapped(M: Matrix, function: Callable[..., Tensor], *x: Tensor) -> Tensor:
     """A function of a matrix, and of vectors (..., b, n), under torch.vmap along every leading axis.
 
     An axis along which the vectors have one entry is not theirs: they are the same for all its matrices.
@@ -110,7 +107,7 @@ def mapped(M: StructuredMatrix, function: Callable[..., Tensor], *x: Tensor) -> 
     return run(dict(M.tensors), *vectors)
 
 
-def materialize(M: StructuredMatrix) -> Tensor:
+def materialize(M: Matrix) -> Tensor:
     """The dense matrices of a stack (..., m, n); differentiable."""
     if is_jit_tracing():
         return each(M, lambda one: one.multiply(torch.eye(M.in_features, dtype=M.dtype, device=M.device)).mT)
@@ -120,9 +117,7 @@ def materialize(M: StructuredMatrix) -> Tensor:
 # Vectors.
 
 
-def multiply(
-    M: StructuredMatrix, x: Tensor, *, transposed: bool, route: str | None, dense: bool | None
-) -> Tensor:
+def multiply(M: Matrix, x: Tensor, *, transposed: bool, route: str | None, dense: bool | None) -> Tensor:
     """M x, or M^T x, for rows of x; the leading axes of M and of x broadcast as in torch.matmul."""
     if x.ndim == 1:
         return multiply(M, x.unsqueeze(0), transposed=transposed, route=route, dense=dense).squeeze(-2)
@@ -144,9 +139,7 @@ def multiply(
     return y.permute(*back, len(lead), len(lead) + 1)
 
 
-def _multiply(
-    M: StructuredMatrix, x: Tensor, transposed: bool, route: str | None, dense: bool | None
-) -> Tensor:
+def _multiply(M: Matrix, x: Tensor, transposed: bool, route: str | None, dense: bool | None) -> Tensor:
     wide = M.promoted()
     if is_jit_tracing():
         chosen = ONE_BY_ONE

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from ..compress.layers import keep_state
 from ..core.stacks import unbound
+from ..functional.exported.convolution import numbers
+from ..functional.exported.dense import DenseProduct
 from ..matrices import StructuredMatrix
 from ..nn import RecurrentStep, StructuredChannels, StructuredLinear
-from ..nn.recurrent_base import StructuredRecurrent
-from .classes import DenseProduct
-from .convolution import numbers
+from ..nn.recurrent.base import StructuredRecurrent
 from .forms import product_module
 from .placeholder import Placeholder
 

@@ -26,9 +26,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from . import cuda, stencil
+from ..kernels import cuda
+from ..kernels.cpu.threads import both
+from . import stencil
 from ._twin import plain_backward, plain_jvp
-from .threads import both
 
 Operator = tuple[Tensor, Tensor, Tensor, Tensor]  # lower, diagonal, upper (m,) and start vectors (r, m)
 

@@ -18,7 +18,7 @@ from .starts import Stack
 from .training import Adam, Trainer
 
 _PROBE = 1e-3
-OPERATOR_RATE = 0.1  # of the learning rate, as `torchldr.parameter_groups` has it
+OPERATOR_RATE = 0.1  # of the learning rate, as `torchldr.compress.parameter_groups` has it
 RELATIVE = 20.0  # times the learning rate: what a step may change of a matrix
 
 

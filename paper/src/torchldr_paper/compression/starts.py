@@ -24,10 +24,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from torchldr import from_dense
 from torchldr.compress.finetune_groups import operator_names
-from torchldr.matrices import StructuredMatrix, from_dense, get_structure
-from torchldr.matrices.projection.fixed import _from_displacement
+from torchldr.matrices import StructuredMatrix, get_structure
 from torchldr.matrices.toeplitz_like import corner_sign
+from torchldr.matrices.toeplitz_like.project import from_displacement
 
 from ..models.images import magnitude_mask
 from ..trainer.batches import generator
@@ -202,7 +203,7 @@ def _in_class(stack: Stack, g: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
         return torch.cat((g, stack.constants["nodes"].double() * g), 1), torch.cat((h, -moved), 1)
     a = corner_sign(m, n)
     G, H = torch.cat((g, _shifted(g, a)), 1), torch.cat((h, -_shifted(h, -a)), 1)
-    pairs = [_from_displacement(m, n, a, *pair) for pair in zip(G, H, strict=True)]
+    pairs = [from_displacement(m, n, a, *pair) for pair in zip(G, H, strict=True)]
     left, right = zip(*pairs, strict=True)
     return torch.stack(left), torch.stack(right)
 

@@ -22,8 +22,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..arrays import as_array
-from ..compiled import Loops, numbers, wide
+from ...kernels.cpu.arrays import as_array
+from ...kernels.cpu.compiled import Loops, numbers, wide
 
 Side = tuple[Tensor, Tensor, Tensor]  # of an operator: subdiagonal (m - 1,), corner, start vectors (r, m)
 
@@ -74,7 +74,7 @@ def _reach(side: Side) -> tuple[Tensor, Tensor | float]:
     """P in float64, and R; infinite where an entry is 0 or not finite."""
     s, corner = side[0].detach(), side[1]
     if s.ndim == 1 and SCALES.serves(s):
-        from ..compiled_kernels import scales as compiled_scales  # imports numba
+        from ...kernels.cpu.convolution import scales as compiled_scales  # imports numba
 
         values, low, high = compiled_scales(as_array(s.contiguous()))
         P = torch.from_numpy(values)
@@ -89,7 +89,7 @@ def _reach(side: Side) -> tuple[Tensor, Tensor | float]:
 
 
 def _check_scales(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
-    from ..compiled_kernels import scales as compiled_scales
+    from ...kernels.cpu.convolution import scales as compiled_scales
 
     s = sample_side(9, dtype)[0]
     right = scales(wide(s))

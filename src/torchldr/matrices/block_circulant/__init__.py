@@ -53,6 +53,15 @@ class BlockCirculant(StructuredMatrix, name="block_circulant"):
     scaled = ("column",)
 
     @classmethod
+    def from_columns(cls, columns: Tensor) -> BlockCirculant:
+        """The matrix whose block (p, q) is circulant with first column columns[p, q], shape (k, l, b)."""
+        if not isinstance(columns, Tensor) or columns.ndim != 3 or 0 in columns.shape:
+            got = tuple(columns.shape) if isinstance(columns, Tensor) else type(columns).__name__
+            raise ValueError(f"BlockCirculant: columns must have shape (k, l, b), none 0, got {got}.")
+        k, l, b = columns.shape  # noqa: E741
+        return cls(k * b, l * b, column=columns, block_size=b)
+
+    @classmethod
     def parameter_shapes(
         cls, out_features: int, in_features: int, rank: int, *, block_size: int | None = None
     ) -> dict[str, tuple[int, ...]]:

@@ -74,10 +74,20 @@ class Circulant(StructuredMatrix, name="circulant"):
     projections", 2015.
     """
 
+    look = "#888888", "X"
+
     ROUTES = own_route("fft", _fft_seconds), dense_route(gather_seconds)
 
     ranked = False
     scaled = ("column",)
+
+    @classmethod
+    def from_column(cls, column: Tensor) -> Circulant:
+        """The whole circulant matrix with this first column, shape (n,)."""
+        if not isinstance(column, Tensor) or column.ndim != 1 or not len(column):
+            got = tuple(column.shape) if isinstance(column, Tensor) else type(column).__name__
+            raise ValueError(f"Circulant: column must be a vector of at least one entry, got {got}.")
+        return cls(len(column), len(column), column=column)
 
     @classmethod
     def parameter_shapes(cls, out_features: int, in_features: int, rank: int) -> dict[str, tuple[int, ...]]:

@@ -28,12 +28,15 @@ class Dense(StructuredMatrix, name="dense"):
     Parameters: `weight` (m, n). Cost: 2 m n operations a vector.
     """
 
+    look = "#1a1a1a", "s"
+
     ROUTES = (
         Route(
             "dense", lambda M, call: None, _seconds, multiply_by_dense, lambda M: M._matmul, holds_dense=True
         ),
     )
 
+    structured = False
     ranked = False
     scaled = ("weight",)
 

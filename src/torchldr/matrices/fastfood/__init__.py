@@ -33,6 +33,8 @@ class Fastfood(StructuredMatrix, name="fastfood"):
     Reference: Le, Sarlós, Smola, "Fastfood", 2013; Yang et al., "Deep fried convnets", 2015.
     """
 
+    look = "#888888", "*"
+
     OWN = own_route("hadamard", _seconds)
     ROUTES = OWN, by_columns(OWN)
 

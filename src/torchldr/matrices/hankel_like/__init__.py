@@ -15,6 +15,8 @@ class HankelLike(ToeplitzLike, name="hankel_like"):
     along diagonals.
     """
 
+    look = "#CC79A7", "v"
+
     ROUTES = ToeplitzLike.ROUTES
 
     def factors(self) -> list[tuple[Tensor, ...]]:

@@ -40,6 +40,8 @@ class LDRSubdiagonal(StructuredMatrix, name="ldr_sd"):
     2018.
     """
 
+    look = "#0072B2", "o"
+
     opaque = True
     ROUTES = ROUTES
 

@@ -12,7 +12,7 @@ from ...core import costs
 from ...core.dense_route import dense_route
 from ...core.products import Product
 from ...core.routes import Call, Route
-from ...functional import compiled, scanned, tridiagonal
+from ...functional import stein_scan, tridiagonal
 from ...functional.fft import fast_length, is_fast_length
 from ...functional.subdiagonal import (
     circulant_pair,
@@ -22,6 +22,7 @@ from ...functional.subdiagonal import (
     cuda_pair,
 )
 from ...functional.subdiagonal.guard import Scales, Side, guard, unseen_scales
+from ...kernels.cpu import compiled
 
 PRODUCTS = ("auto", "convolution", "exact")
 
@@ -185,7 +186,7 @@ def dense_matrix(M: Any) -> Tensor:
     """The matrix itself; differentiable, right for every operator, and no value is read."""
     A, C = sides(M)
     a, c = compiled_convolution.lower(A), compiled_convolution.lower(C)
-    return scanned.stein_sum(a, c, M.G.mT @ M.H)
+    return stein_scan.stein_sum(a, c, M.G.mT @ M.H)
 
 
 def _dense_seconds(M: Any, call: Call) -> float:

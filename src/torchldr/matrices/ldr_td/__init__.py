@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from ...core.matrix import StructuredMatrix, generators_
-from ...functional import cuda, tridiagonal
+from ...functional import tridiagonal
 from ...functional.reference import krylov_of_ring_reference, tridiagonal_reference
+from ...kernels import cuda
 from ..ldr_sd import shift_mean_square
 from .routes import PRODUCTS, ROUTES
 
@@ -28,7 +29,7 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
     another entry (m <= 2) they add. Cost: O(r (m + n) k) for the Krylov columns, compiled on a CPU,
     and as much a vector in matrix products; never an m x n matrix in inference. For kept products of some
     thousands of features the port product takes O(c (r + b) n log^2 n) for b vectors, where a bound on its
-    error allows it (`functional.port_acceptance`).
+    error allows it (`functional.port.acceptance`).
 
     Options:
         product: for products in float32 that need no gradient, of a matrix that is kept (a layer in
@@ -41,6 +42,8 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
     Reference: Thomas, Gu, Dao, Rudra, Ré, "Learning Compressed Transforms with Low Displacement Rank",
     2018.
     """
+
+    look = "#D55E00", "D"
 
     opaque = True
     ROUTES = ROUTES

@@ -12,8 +12,10 @@ from ...core import costs
 from ...core.dense_route import by_columns
 from ...core.products import Product
 from ...core.routes import Call, Route
-from ...functional import compiled, port_acceptance, tridiagonal
-from ...functional.port_layer import port_seconds, stencil_seconds
+from ...functional import tridiagonal
+from ...functional.port import acceptance
+from ...functional.port.layer import port_seconds, stencil_seconds
+from ...kernels.cpu import compiled
 
 PRODUCTS = "auto", "stencil", "port"
 FROM = {
@@ -64,12 +66,12 @@ def _ports_why_not(M: Any, call: Call) -> str | None:
     return None if verdict.ports is not None else verdict.reason
 
 
-def _judged(M: Any) -> port_acceptance.Verdict:
+def _judged(M: Any) -> acceptance.Verdict:
     """What is found about the operators, once for a matrix whose numbers do not change."""
     if "ports" not in M.facts:
         with torch.inference_mode(False), torch.no_grad():
-            M.facts["ports"] = port_acceptance.judge(*M.both_operators())
-    verdict: port_acceptance.Verdict = M.facts["ports"]
+            M.facts["ports"] = acceptance.judge(*M.both_operators())
+    verdict: acceptance.Verdict = M.facts["ports"]
     return verdict
 
 

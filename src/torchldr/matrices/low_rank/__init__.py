@@ -29,6 +29,8 @@ class LowRank(StructuredMatrix, name="low_rank"):
     Parameters: `G` (r, m), `H` (r, n). Cost: 2 r (m + n) operations a vector.
     """
 
+    look = "#E69F00", "P"
+
     ROUTES = own_route("two_products", _seconds), dense_route(_product_seconds)
 
     @classmethod

@@ -14,7 +14,7 @@ from ...core.dense_route import dense_route, own_route
 from ...core.matrix import StructuredMatrix, generators_
 from ...core.products import Product
 from ...core.routes import Call, Route
-from ...functional import scanned
+from ...functional import stein_scan
 from ...functional.doubling import shift_weights
 from ...functional.fft import conjugate, contract_rank
 from ...functional.reference import krylov_reference, shift_reference
@@ -72,6 +72,8 @@ class ToeplitzLike(StructuredMatrix, name="toeplitz_like"):
     Reference: Kailath, Kung, Morf, "Displacement ranks of matrices and linear equations", 1979;
     Sindhwani, Sainath, Kumar, "Structured transforms for small-footprint deep learning", 2015.
     """
+
+    look = "#009E73", "^"
 
     ROUTES = (
         own_route("fft", _fft_seconds),
@@ -135,7 +137,7 @@ class ToeplitzLike(StructuredMatrix, name="toeplitz_like"):
     def _materialize(self) -> Tensor:
         (m, n), E = self.shape, self.G.mT @ self.H
         f = corner_sign(m, n)
-        return scanned.stein_sum(shift_weights(E, m, f), shift_weights(E, n, -f), E)
+        return stein_scan.stein_sum(shift_weights(E, m, f), shift_weights(E, n, -f), E)
 
     def _rmatmul(self, y: Tensor) -> Tensor:
         left, right = self._rings()

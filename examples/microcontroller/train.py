@@ -2,7 +2,8 @@
 
     python train.py FOLDER [--structure ldr_sd] [--rank 1] [--epochs 60] [--weights int8]
 
-The images are made here by the recipe of the published dataset: a one-pixel outline, 28 x 28; is it wide or tall?
+The images are made here by the recipe of the published dataset: a one-pixel outline, 28 x 28; is it
+wide or tall?
 """
 
 from __future__ import annotations

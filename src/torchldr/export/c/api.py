@@ -29,9 +29,44 @@ from .writer import Source
 
 WEIGHTS = tuple(PRELUDES)
 _KEYWORDS = frozenset(
-    "auto break case char const continue default do double else enum extern float for goto if inline int long "
-    "register restrict return short signed sizeof static struct switch typedef union unsigned void volatile "
-    "while main test".split()
+    [
+        "auto",
+        "break",
+        "case",
+        "char",
+        "const",
+        "continue",
+        "default",
+        "do",
+        "double",
+        "else",
+        "enum",
+        "extern",
+        "float",
+        "for",
+        "goto",
+        "if",
+        "inline",
+        "int",
+        "long",
+        "register",
+        "restrict",
+        "return",
+        "short",
+        "signed",
+        "sizeof",
+        "static",
+        "struct",
+        "switch",
+        "typedef",
+        "union",
+        "unsigned",
+        "void",
+        "volatile",
+        "while",
+        "main",
+        "test",
+    ]
 )
 
 
@@ -120,7 +155,7 @@ def _check_dtypes(model: nn.Module) -> None:
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.is_complex() or (tensor.is_floating_point() and tensor.dtype != torch.float32):
             raise TypeError(
-                f"to_c: {name} has dtype {tensor.dtype}; C is written for float32: convert with model.float()."
+                f"to_c: {name} has dtype {tensor.dtype}; C is written for float32: use model.float()."
             )
 
 

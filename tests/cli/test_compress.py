@@ -371,7 +371,7 @@ def test_an_interrupt_is_exit_code_130_and_writes_nothing(tmp_path: Path):
     arguments = ["compress", str(path), "-o", str(tmp_path / "out"), "--plan", str(tmp_path / "plan.json")]
     (tmp_path / "plan.json").write_text('{"W": {"structure": "ldr_td", "rank": 3}}')
     code = (
-        "import sys, torchldr.compress.tensors_workers as w\n"
+        "import sys, torchldr.compress.workers as w\n"
         "from torchldr.cli import main\n"
         "run = w.Workers.run\n"
         "def endless(function):\n"

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import torchldr
 from torchldr.compress import analyze_weights, compress_weights, load_weights, save_weights
-from torchldr.compress.tensors_workers import Packed, Workers
+from torchldr.compress.workers import Packed, Workers
 
 FAST = ("low_rank", "block_circulant", "toeplitz_like")
 

@@ -17,7 +17,7 @@ from torchldr.compress.candidates import bound
 from torchldr.compress.metric import LowRankFit, Metric
 from torchldr.compress.outputs import main_output
 from torchldr.compress.progress import Clock
-from torchldr.compress.sites import find_units
+from torchldr.compress.targets import find_units
 
 LOW = torchldr.Structure("low_rank", rank=3)
 

@@ -16,14 +16,14 @@ from typing import Annotated
 
 import typer
 
-from ..compress.analyze_weights import BUDGETS, analyze
-from ..compress.budget import Budget, parse_budget
+from ..compress.analysis.plot import check_picture
+from ..compress.analysis.weights import BUDGETS, analyze
+from ..compress.budget.amounts import Budget, parse_budget
 from ..compress.candidates import CANDIDATES
-from ..compress.plot import check_picture
+from ..compress.checkpoint.compress import compress_weights
+from ..compress.checkpoint.plan import read_plan, write_plan
+from ..compress.checkpoint.storage import check_target, dense_beside, save_weights
 from ..compress.selection import Spec
-from ..compress.tensors_compress import compress_weights
-from ..compress.tensors_plan import read_plan, write_plan
-from ..compress.tensors_storage import check_target, dense_beside, save_weights
 from ..matrices import get_structure
 from .options import AsJson, Many
 

@@ -11,19 +11,19 @@ from torch import Tensor, nn
 
 from ..matrices import Projection, StructuredMatrix
 from .attention import StructuredAttention, split_attention
-from .budget import Budget
+from .budget.amounts import Budget
 from .calibration import Calibration, calibrate, ridged
 from .candidates import CANDIDATES, EXACT
+from .checkpoint.files import check_finite
 from .dense import dense_modules
 from .layers import StructuredPointwise, keep_state, linear_from, recurrent_from, replace_modules, tie
 from .metric import Metric
 from .progress import CHECKING, PROJECTING, Clock, Report, check_effort, shown
 from .report import CompressionReport, describe
 from .selection import Choices, Spec, check_count, check_spec, chosen
-from .sites import FilterFn, Site, Unit, dense_parameters, find_units
 from .structure import Structure
-from .tensors import check_finite
-from .tensors_workers import Workers, projections
+from .targets import FilterFn, Site, Unit, dense_parameters, find_units
+from .workers import Workers, projections
 
 EFFORT = 2.0  # minutes, for a budget
 DOUBTFUL = 0.1  # a residual above which a compression without data is not to be trusted

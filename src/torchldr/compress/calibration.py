@@ -15,7 +15,7 @@ from torch.func import functional_call
 from .metric import Metric
 from .outputs import LOGITS, call, counted, distance, kept, main_output
 from .progress import CALIBRATING, Clock, Report
-from .sites import Site, Unit
+from .targets import Site, Unit
 
 SHARE = 0.45  # of the time, at most
 HELD, EVERY = 4, 4  # one batch in four is held out to compare plans on, four at most

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..matrices import get_structure
-from .finetune_groups import operator_names
+from .finetune.groups import operator_names
 from .metric import QUICK, LowRankFit, Metric, TimeUpError, project
 from .structure import Structure
 

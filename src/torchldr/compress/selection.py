@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..matrices import get_structure
-from .budget import Budget, Bytes, Costs, Latency, allowance, check_budget
+from .budget.amounts import Budget, Bytes, Costs, Latency, allowance, check_budget
 from .candidates import SCREEN_EFFORT, Candidate, Search, Weight, charged, priced
 from .metric import Metric
 from .progress import CHOOSING, Clock, Report
 from .structure import Structure, check_plan, matching
-from .tensors_workers import Workers, first_look, looks_of
+from .workers import Workers, first_look, looks_of
 
 Spec = Budget | Structure | Mapping[str, Structure]
 SHARE = 0.7  # of the time after which no further class is looked at

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..nn.tensors import add_axes
 from .layers import keep_state, replace_modules
-from .records import build, record
+from .manifest import build, record
 
 FORMAT, VERSION, MANIFEST = "torchldr.compressed", 1, "manifest.json"
 _CHECKSUM = "sha256"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .analyze_result import Analysis, WeightAnalysis
+    from .result import Analysis, WeightAnalysis
 
 FORMATS = (".png", ".svg", ".pdf")
 COLUMNS = 3

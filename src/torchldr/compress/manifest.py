@@ -12,7 +12,7 @@ from ..nn import MatrixStack, StructuredLinear
 from ..nn.recurrent_base import StructuredRecurrent
 from .attention import StructuredAttention, split_attention
 from .layers import StructuredPointwise, empty_recurrent, quiet_linear
-from .sites import describe_site
+from .targets import describe_site
 
 Entry = dict[str, Any]
 

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from ..matrices import StructuredMatrix
-from .candidates import CANDIDATES
-from .progress import PROJECTING, Clock, Report, check_effort, shown
-from .report import CompressionReport, describe
-from .selection import Spec, check_count, check_spec, chosen
-from .structure import Structure
-from .tensors import Source, check_finite, find_tensors, open_tensors
-from .tensors_workers import Workers, project_packed
+from ...matrices import StructuredMatrix
+from ..candidates import CANDIDATES
+from ..progress import PROJECTING, Clock, Report, check_effort, shown
+from ..report import CompressionReport, describe
+from ..selection import Spec, check_count, check_spec, chosen
+from ..structure import Structure
+from ..workers import Workers, project_packed
+from .files import Source, check_finite, find_tensors, open_tensors
 
 _WHO = "compress_weights"
 EFFORT = 10.0  # minutes, for a budget

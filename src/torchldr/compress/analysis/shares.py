@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from .analyze_result import Plan
-from .budget import Budget, allowance
-from .candidates import Candidate, Weight, charged
-from .selection import share_out
-from .structure import Structure
+from ..budget.amounts import Budget, allowance
+from ..candidates import Candidate, Weight, charged
+from ..selection import share_out
+from ..structure import Structure
+from .result import Plan
 
 Rows = Sequence[Sequence[Candidate]]
 

@@ -11,20 +11,20 @@ from typing import Any
 
 from torch import nn
 
-from ..matrices import get_structure
-from ..matrices import structures as known_structures
-from .analyze_result import Analysis, Plan, Trial, WeightAnalysis
-from .analyze_shares import Rows, Share
-from .api import find_metrics
-from .budget import Budget, check_budget
-from .candidates import EXACT, SCREEN_EFFORT, WORK, Candidate, Search, Weight, priced
-from .metric import Metric
-from .progress import CHOOSING, Clock, Report, check_effort, shown
-from .selection import check_count
-from .sites import FilterFn, Unit, describe_site, find_units
-from .structure import Structure
-from .tensors import Source, check_finite, find_tensors, open_tensors
-from .tensors_workers import Workers, looks_of
+from ...matrices import get_structure
+from ...matrices import structures as known_structures
+from ..api import find_metrics
+from ..budget.amounts import Budget, check_budget
+from ..candidates import EXACT, SCREEN_EFFORT, WORK, Candidate, Search, Weight, priced
+from ..checkpoint.files import Source, check_finite, find_tensors, open_tensors
+from ..metric import Metric
+from ..progress import CHOOSING, Clock, Report, check_effort, shown
+from ..selection import check_count
+from ..structure import Structure
+from ..targets import FilterFn, Unit, describe_site, find_units
+from ..workers import Workers, looks_of
+from .result import Analysis, Plan, Trial, WeightAnalysis
+from .shares import Rows, Share
 
 BUDGETS = (1 / 2, 1 / 5, 1 / 10, 1 / 20)
 USUAL_RANKS = (1, 2, 4, 8, 16)

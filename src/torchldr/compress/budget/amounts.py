@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .candidates import Weight
-from .costs import stored_bytes
-from .structure import Structure
+from ..candidates import Weight
+from ..costs import stored_bytes
+from ..structure import Structure
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def check_budget(who: str, budget: object) -> None:
 def allowance(budget: Budget, weights: Sequence[Weight]) -> Allowance:
     """What a budget comes to."""
     if isinstance(budget, Latency):
-        from .budget_latency import Stopwatch
+        from .latency import Stopwatch
 
         return Allowance(budget.ms, "ms", Stopwatch(budget.batch))
     if isinstance(budget, Bytes):

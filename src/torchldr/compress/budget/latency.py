@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..matrices import get_structure
-from ..timing import minimum_seconds
-from .candidates import Weight
-from .layers import empty_recurrent, quiet_linear
-from .sites import Unit
-from .structure import Structure
+from ...matrices import get_structure
+from ...timing import minimum_seconds
+from ..candidates import Weight
+from ..layers import empty_recurrent, quiet_linear
+from ..structure import Structure
+from ..targets import Unit
 
 REPEATS, SECONDS = 10, 0.02
 

@@ -13,11 +13,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..matrices import StructuredMatrix, get_structure
-from ..nn.tensors import add_axes
-from .layers import linear_from, quiet_linear
-from .report import CompressionReport
-from .storage import (
+from ...matrices import StructuredMatrix, get_structure
+from ...nn.tensors import add_axes
+from ..layers import linear_from, quiet_linear
+from ..report import CompressionReport
+from ..storage import (
     MANIFEST,
     _read_manifest,
     _read_tensors,

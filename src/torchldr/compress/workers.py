@@ -18,10 +18,10 @@ from torch import Tensor
 
 from ..matrices import Projection, get_structure
 from .candidates import EXACT, SCREEN_EFFORT, Weight, bound, looks, plain_curve
+from .checkpoint.files import TensorFile, TensorWeight
 from .metric import PLAIN, Metric, project
 from .progress import Report
 from .structure import Structure
-from .tensors import TensorFile, TensorWeight
 
 T = TypeVar("T")
 

@@ -40,7 +40,7 @@ INTERNAL = {
     "torchldr.nn.channels_weights.stacked_dense": STACKS,
     "torchldr.functional.port_acceptance": OPERATORS,
     "torchldr.functional.reference.tridiagonal_reference": OPERATORS,
-    "torchldr.compress.finetune.groups.operator_names": STARTS,
+    "torchldr.compress.finetuning.groups.operator_names": STARTS,
     "torchldr.matrices.projection.fixed._from_displacement": STARTS,
     "torchldr.core.registry.near": "the near name in an error about an activation",
 }

@@ -12,7 +12,7 @@ from torch import nn
 
 import torchldr
 from torchldr.compress.checkpoint.plan import read_plan
-from torchldr.compress.finetune.state import StateFile
+from torchldr.compress.finetuning.state import StateFile
 
 HUGE = 10**12
 

@@ -7,9 +7,9 @@ from .budget.amounts import Bytes, Latency, parse_budget
 from .checkpoint.compress import compress_weights
 from .checkpoint.plan import read_plan, write_plan
 from .checkpoint.storage import load_weights, save_weights
-from .finetune.groups import parameter_groups
-from .finetune.model import FinetuneResult, finetune
-from .finetune.teacher import Distillation
+from .finetuning.groups import parameter_groups
+from .finetuning.model import FinetuneResult, finetune
+from .finetuning.teacher import Distillation
 from .report import CompressionReport, LayerReport
 from .storage import load_compressed, save_compressed
 from .structure import Structure

@@ -13,10 +13,11 @@ from ..matrices import Projection, StructuredMatrix
 from .attention import StructuredAttention, split_attention
 from .budget.amounts import Budget
 from .calibration import Calibration, calibrate, ridged
-from .candidates import CANDIDATES, EXACT
+from .candidates import CANDIDATES, exact
 from .checkpoint.files import check_finite
 from .dense import dense_modules
 from .layers import StructuredPointwise, keep_state, linear_from, recurrent_from, replace_modules, tie
+from .manifest import declare
 from .metric import Metric
 from .progress import CHECKING, PROJECTING, Clock, Report, check_effort, shown
 from .report import CompressionReport, describe
@@ -115,6 +116,7 @@ def compress_(
                 notes.append("every weight has the same share: outputs were nearer so on batches held out")
     done = list(zip(units, found.structures, made, strict=True))
     _install(model, done)
+    declare(model)
     left |= found.stays
     rows = [describe(*row, *latency) for row, latency in zip(done, found.latencies, strict=True)]
     result = CompressionReport(tuple(rows), left, before, _count(model), distance, tuple(notes))
@@ -159,7 +161,7 @@ def _compared(
 
     distance = measured(made, 0)
     uniform = found.uniform
-    if uniform is None or uniform == found.structures or any(s.name not in EXACT for s in uniform):
+    if uniform is None or uniform == found.structures or not all(exact(s.name) for s in uniform):
         return found, made, distance
     rival = _project(units, uniform, metrics, seed, workers, clock, report)
     other = measured(rival, 1)
@@ -195,6 +197,7 @@ def materialize_(model: nn.Module) -> nn.Module:
     for old, new in replaced.values():
         keep_state(old, new)
     replace_modules(model, {key: new for key, (_, new) in replaced.items()})
+    declare(model)
     return model
 
 

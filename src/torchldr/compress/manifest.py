@@ -15,6 +15,7 @@ from .layers import StructuredPointwise, empty_recurrent, quiet_linear
 from .targets import describe_site
 
 Entry = dict[str, Any]
+METHOD, VERSION = "torchldr", 1  # the name of the "quantization" in a Hugging Face config, and of its format
 
 
 def record(module: nn.Module) -> Entry | None:
@@ -49,6 +50,38 @@ def record(module: nn.Module) -> Entry | None:
             "bidirectional": module.bidirectional,
         }
     return None
+
+
+def records(model: nn.Module) -> dict[str, Entry]:
+    """The entries of all structured modules of a model, by name."""
+    found: dict[str, Entry] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        # What lies inside a recorded module is part of its entry; parents come before their children.
+        if name.rpartition(".")[0] not in found and (entry := record(module)) is not None:
+            found[name] = entry
+    return found
+
+
+def declare(model: nn.Module) -> None:
+    """Say in the config of a Hugging Face model which layers are structured, so that it can be saved.
+
+    Its `save_pretrained` writes the config; with `torchldr.hf` imported `from_pretrained` reads it. Other
+    models are left as they are.
+    """
+    config = getattr(model, "config", None)
+    if config is None or not hasattr(model, "save_pretrained"):
+        return
+    layers = records(model)
+    if layers:
+        config.quantization_config = {"quant_method": METHOD, "version": VERSION, "layers": layers}
+    elif _method(getattr(config, "quantization_config", None)) == METHOD:
+        del config.quantization_config
+
+
+def _method(config: Any) -> Any:
+    return (
+        config.get("quant_method") if isinstance(config, Mapping) else getattr(config, "quant_method", None)
+    )
 
 
 def _structure(layer: StructuredLinear | MatrixStack) -> Entry:

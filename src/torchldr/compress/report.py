@@ -158,10 +158,7 @@ def describe(
 ) -> LayerReport:
     """The row of a weight that became these projections; of one that stays dense, of none."""
     matrices = weight.matrices
-    operations = [
-        multiply_adds(structure.name, W.shape[0], W.shape[1], structure.rank, structure.options)
-        for W in matrices
-    ]
+    operations = [multiply_adds(structure, W.shape[0], W.shape[1]) for W in matrices]
     known = [count for count in operations if count is not None]
     squares = [float(W.to("cpu", torch.float64).square().sum()) for W in matrices]
     lost = sum(p.residual**2 * square for p, square in zip(found, squares, strict=False))  # none where dense

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..matrices import Projection, get_structure
-from .candidates import EXACT, SCREEN_EFFORT, Weight, bound, looks, plain_curve
+from .candidates import SCREEN_EFFORT, Weight, bound, exact, looks, plain_curve
 from .checkpoint.files import TensorFile, TensorWeight
 from .metric import PLAIN, Metric, project
 from .progress import Report
@@ -215,7 +215,7 @@ def first_look(parcel: Parcel, low: Sequence[Structure], others: Sequence[Struct
 
 def _bounds(W: Tensor, some: Sequence[Structure], seed: int) -> list[float]:
     """Lower bounds of |W - M|^2 for structures of one class; the error itself where it is found at once."""
-    if some[0].name not in EXACT:
+    if not exact(some[0].name):
         return bound(W, some[0].name, [s.rank or 1 for s in some])
     whole = float(W.double().square().sum())
     return [whole * project(W, s, PLAIN, seed, SCREEN_EFFORT).residual ** 2 for s in some]
@@ -234,7 +234,7 @@ def looks_of(
 
 def projections(parcel: Parcel, structure: Structure, seed: int, deadline: float | None) -> list[Projection]:
     """The projections of a parcel's matrices; none where it stays dense. `deadline` as for `project`."""
-    if structure.name == "dense":
+    if structure.is_dense:
         return []
     metric = parcel.metric()
     return [project(W, structure, metric, seed, 1.0, deadline) for W in parcel.matrices]

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from torchldr.compress.finetune.groups import operator_names
+from torchldr.compress.finetuning.groups import operator_names
 from torchldr.matrices import from_dense, get_structure
 from torchldr.matrices.projection.fixed import _from_displacement
 from torchldr.matrices.toeplitz_like import corner_sign

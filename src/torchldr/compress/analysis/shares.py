@@ -46,7 +46,7 @@ class Share:
         best: dict[str, Candidate] = {}
         for candidate in row:
             name = candidate.structure.name
-            fits = name != "dense" and self.costs[w][candidate.structure] <= self.limits[w]
+            fits = not candidate.structure.is_dense and self.costs[w][candidate.structure] <= self.limits[w]
             if fits and (name not in best or _key(candidate) < _key(best[name])):
                 best[name] = candidate
         ordered = sorted(best.values(), key=_key)

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...matrices import get_structure
 from ...timing import minimum_seconds
 from ..candidates import Weight
 from ..layers import empty_recurrent, quiet_linear
@@ -46,9 +45,9 @@ class Stopwatch:
 
     def _call(self, structure: Structure, W: Tensor, recurrent: nn.RNNBase | None) -> Callable[[], object]:
         m, n = W.shape
-        cls = get_structure(structure.name)
+        cls = structure.cls
         made: nn.Module
-        if structure.name == "dense":
+        if structure.is_dense:
             with torch.random.fork_rng(devices=[]):
                 made = copy.deepcopy(recurrent) or nn.Linear(n, m, False, dtype=W.dtype)
         elif recurrent is not None:

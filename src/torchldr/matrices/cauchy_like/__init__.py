@@ -43,6 +43,7 @@ class CauchyLike(StructuredMatrix, name="cauchy_like"):
 
     OWN = own_route("tiles", _seconds)
     ROUTES = OWN, by_columns(OWN)
+    projection_work = 1
 
     @classmethod
     def parameter_shapes(
@@ -86,6 +87,11 @@ class CauchyLike(StructuredMatrix, name="cauchy_like"):
         # Row i of M has mean square r / (s_i - t_j)^2, averaged over j: even the rows out.
         mean = torch.cat([cauchy_reference(tile, t).square().mean(-1) for tile in s.split(TILE)])
         tensors["G"].mul_(mean.rsqrt().to(tensors["G"]))
+
+    @classmethod
+    def multiply_adds(cls, out_features: int, in_features: int, rank: int, **options: Any) -> float:
+        m, n = out_features, in_features
+        return rank * m * n
 
     def factors(self) -> list[tuple[Tensor, ...]]:
         C = cauchy_reference(self.s, self.t)

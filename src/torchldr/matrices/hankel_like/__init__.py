@@ -16,6 +16,7 @@ class HankelLike(ToeplitzLike, name="hankel_like"):
     """
 
     ROUTES = ToeplitzLike.ROUTES
+    compresses = False
 
     def factors(self) -> list[tuple[Tensor, ...]]:
         return [(left.flip(0), right) for left, right in super().factors()]

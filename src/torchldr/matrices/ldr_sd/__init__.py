@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...core import costs
 from ...core.matrix import StructuredMatrix, generators_
 from ...functional.reference import krylov_of_ring_reference, subdiagonal_reference
 from .routes import PRODUCTS, ROUTES, dense_matrix
@@ -41,6 +42,8 @@ class LDRSubdiagonal(StructuredMatrix, name="ldr_sd"):
 
     opaque = True
     ROUTES = ROUTES
+    projection_work = 12
+    compresses = True
 
     @classmethod
     def parameter_shapes(
@@ -84,6 +87,11 @@ class LDRSubdiagonal(StructuredMatrix, name="ldr_sd"):
         lower = torch.cat((corner.reshape(1), s))
         zero = torch.zeros_like(lower)
         return krylov_of_ring_reference(lower, zero, zero, v, min(self.shape))
+
+    @classmethod
+    def multiply_adds(cls, out_features: int, in_features: int, rank: int, **options: Any) -> float:
+        m, n = out_features, in_features
+        return (2 * rank + 2) * costs.fft_multiply_adds(m + n) + 2 * rank * (m + n)
 
     def factors(self) -> list[tuple[Tensor, ...]]:
         return [

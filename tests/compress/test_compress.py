@@ -123,8 +123,14 @@ def test_other_convolutions_and_subclasses_are_left_alone():
 def test_recurrent_input_weights(kind, options):
     model = nn.ModuleDict({"rnn": kind(20, 24, 2, bidirectional=True, **options)})
     dense, x = model["rnn"], torch.randn(5, 3, 20)
-    (row,) = torchldr.compress_(model, LOW, min_features=8).layers
-    assert row.matrices == 4 * (4 if kind is nn.LSTM else 3)
+    report = torchldr.compress_(model, LOW, min_features=8)
+    assert [row.name for row in report.layers] == [
+        f"rnn.weight_ih_l{layer}{side}" for layer in (0, 1) for side in ("", "_reverse")
+    ]
+    assert report.layers[0].shape == (24, 20)
+    assert report.layers[2].shape == (24, 2 * (options.get("proj_size", 24)))
+    assert {row.matrices for row in report.layers} == {4 if kind is nn.LSTM else 3}
+    assert "recurrent=True" in report.left["rnn.weight_hh_l0"]
     assert model["rnn"].weight_hh_l0 is dense.weight_hh_l0
     oracle = kind(20, 24, 2, bidirectional=True, **options)
     oracle.load_state_dict(dense.state_dict())
@@ -133,6 +139,58 @@ def test_recurrent_input_weights(kind, options):
             gates = p.detach().chunk(4 if kind is nn.LSTM else 3)
             p.data = torch.cat([low_rank(gate) for gate in gates])
     assert close(model["rnn"](x)[0], oracle(x)[0])
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_every_weight_of_a_recurrent_layer_has_its_own_structure(kind, tmp_path):
+    plan = {
+        "rnn.weight_ih_l0": torchldr.Structure("low_rank", rank=2),
+        "rnn.weight_ih_l1": torchldr.Structure("toeplitz_like", rank=1),
+        "rnn.weight_hh_l1": torchldr.Structure("low_rank", rank=5),
+    }
+
+    def fresh():
+        torch.manual_seed(0)
+        return nn.ModuleDict({"rnn": kind(32, 40, 2)}).eval()
+
+    model, x = fresh(), torch.randn(6, 3, 32)
+    dense, oracle = model["rnn"], fresh()["rnn"]
+    report = torchldr.compress_(model, plan, recurrent=True)
+    assert [row.structure for row in report.layers] == ["low_rank", "dense", "toeplitz_like", "low_rank"]
+    assert model["rnn"].weight_hh_l0 is dense.weight_hh_l0
+    assert sum(p.numel() for p in model.parameters()) == report.model_parameters_after
+    for key, structure in plan.items():
+        p = oracle.get_parameter(key.removeprefix("rnn."))
+        gates = p.detach().chunk(4 if kind is nn.LSTM else 3)
+        made = [torchldr.from_dense(W, structure.name, structure.rank).matrix.to_dense() for W in gates]
+        p.data = torch.cat(made)
+    y = model["rnn"](x)[0]
+    assert close(y, oracle(x)[0])
+    torchldr.save_compressed(model, tmp_path)
+    assert torch.equal(torchldr.load_compressed(fresh(), tmp_path)["rnn"](x)[0], y)
+    torchldr.materialize_(model)
+    assert type(model["rnn"]) is kind
+    assert close(model["rnn"](x)[0], y)
+
+
+def test_recurrent_weights_under_a_budget_show_their_effect():
+    class Last(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.rnn = nn.GRU(40, 64, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.rnn(x)[0][:, -1]
+
+    given = {"structures": ["low_rank"], "loader": list(torch.randn(8, 4, 9, 40)), "progress": False}
+    inputs = torchldr.compress_(Last(), 0.5, **given)
+    both = torchldr.compress_(Last(), 0.5, recurrent=True, **given)
+    assert [row.name for row in inputs.layers] == ["rnn.weight_ih_l0"]
+    assert [row.name for row in both.layers] == ["rnn.weight_ih_l0", "rnn.weight_hh_l0"]
+    assert both.parameters_after <= 0.5 * both.parameters_before
+    assert 0 < inputs.distance < 1
+    assert 0 < both.distance < 1
 
 
 def test_tied_weights_stay_tied_and_shared_modules_are_replaced_once():

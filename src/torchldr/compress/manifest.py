@@ -39,11 +39,13 @@ def record(module: nn.Module) -> Entry | None:
             "num_heads": module.num_heads,
             "parts": {name: entry for name, entry in parts.items() if entry is not None},
         }
-    if isinstance(module, StructuredRecurrent) and module.which == "input":
-        some: MatrixStack = next(iter(module._stacks().values()))
+    if isinstance(module, StructuredRecurrent):
+        stacks = {name: _structure(stack) for name, stack in module._stacks().items()}
+        inputs = [f"weight_ih{suffix}" for suffix in module._all_suffixes()]
+        alike = list(stacks) == inputs and all(one == stacks[inputs[0]] for one in stacks.values())
         return {
             "kind": module.torch_class.__name__.lower(),
-            **_structure(some),
+            **(stacks[inputs[0]] if alike else {"weights": stacks}),
             "input_size": module.input_size,
             "hidden_size": module.hidden_size,
             "num_layers": module.num_layers,
@@ -113,8 +115,15 @@ def build(old: nn.Module, entry: Mapping[str, Any]) -> nn.Module:
         made = StructuredAttention(old, parts)
     elif isinstance(old, nn.LSTM | nn.GRU):
         _same(old, entry, "input_size", "hidden_size", "num_layers", "bidirectional")
-        structure = get_structure(entry["structure"])
-        made = empty_recurrent(old, structure, entry["rank"], entry["options"])
+        inputs = [name for name in old._flat_weights_names if name.startswith("weight_ih")]
+        weights = entry.get("weights") or dict.fromkeys(inputs, entry)  # without: the same for all inputs
+        if unknown := [name for name in weights if name not in old._flat_weights_names]:
+            raise ValueError(f"a {type(old).__name__} of these sizes has no {unknown[0]}")
+        plan = {
+            name: (get_structure(one["structure"]), one["rank"], one["options"])
+            for name, one in weights.items()
+        }
+        made = empty_recurrent(old, plan)
         for name, p in old._parameters.items():
             if name in made._parameters:
                 made._parameters[name] = p

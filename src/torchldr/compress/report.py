@@ -61,6 +61,7 @@ class CompressionReport:
     model_parameters_after: int = 0
     distance: float | None = None
     notes: tuple[str, ...] = ()
+    vectors: int | None = None
 
     @property
     def parameters_before(self) -> int:
@@ -94,6 +95,17 @@ class CompressionReport:
     def latency_after(self) -> float | None:
         return _sum([layer.latency_after for layer in self.layers])
 
+    @property
+    def slower(self) -> list[str]:
+        """Weights that were measured to take longer than before, by a tenth or more."""
+        return [
+            layer.name
+            for layer in self.layers
+            if layer.latency_before
+            and layer.latency_after
+            and layer.latency_after > 1.1 * layer.latency_before
+        ]
+
     def to_json(self) -> str:
         """All of it as JSON."""
         totals = {
@@ -112,7 +124,14 @@ class CompressionReport:
         lines = table_lines([head, *map(_row, self.layers)], texts=3)
         lines.append(f"weights: {_change(self.parameters_before, self.parameters_after)} parameters")
         if self.latency_before is not None and self.latency_after is not None:
-            lines.append(f"latency: {self.latency_before:.3g} -> {self.latency_after:.3g} ms")
+            change = f"latency: {self.latency_before:.3g} -> {self.latency_after:.3g} ms"
+            calls = f" for {self.vectors} vectors a call, measured here" if self.vectors else ""
+            lines.append(f"{change}{calls}")
+            if self.slower:
+                lines.append(
+                    f"slower than dense here: {', '.join(self.slower)}; a Latency budget shares out time, and "
+                    "materialize_ gives speed for memory"
+                )
         before, after = self.model_parameters_before, self.model_parameters_after
         lines.append(f"model:   {_change(before, after)} parameters")
         if self.distance is not None:

@@ -19,6 +19,7 @@ Spec = Budget | Structure | Mapping[str, Structure]
 SHARE = 0.7  # of the time after which no further class is looked at
 PILOTS = 2  # weights of one shape that a slow class is tried on before all others are
 _CHEAP = 1 << 16  # entries up to which a class is tried without pilots
+_MANY = 1 << 24  # entries of all weights up to which each has bounds
 Tasks = list[tuple[int, Structure]]  # of a weight, by its place, and a structure for it
 Groups = dict[tuple[str, int, int], Tasks]  # by class and shape
 
@@ -138,7 +139,8 @@ class _Look:
             self.low.append([s for s in structures if s.name in quick])
             others.append([s for s in structures if s.name not in quick])
         stages = [f"{CHOOSING} {weight.name}" for weight in self.weights]
-        tasks = list(zip(self.parcels, self.low, others, [self.seed] * len(stages), strict=True))
+        bounded = [some if place in self._bounded() else [] for place, some in enumerate(others)]
+        tasks = list(zip(self.parcels, self.low, bounded, [self.seed] * len(stages), strict=True))
         found = self.workers.run(stages, first_look, tasks, self.report)
         self.errors = [
             dict(zip(low, looked.errors, strict=True)) for low, looked in zip(self.low, found, strict=True)
@@ -147,16 +149,21 @@ class _Look:
             dict(zip(low, looked.plain, strict=True)) for low, looked in zip(self.low, found, strict=True)
         ]
         open_ones = self._hopeful(
-            others, [looked.plain for looked in found], [looked.bounds for looked in found]
+            bounded, [looked.plain for looked in found], [looked.bounds for looked in found]
         )
-        small, pilots, rest = self._waves(open_ones)
+        small, large = self._waves(open_ones)
+        pilots = {key: self._pilots(tasks) for key, tasks in large.items()}
         self._try(pilots, self.plain, self.plain_parcels)
         won = {key for key in pilots if any(self._wins(i, s) for i, s in pilots[key])}
         for name, m, n in sorted(set(pilots) - won):
-            tried = min(PILOTS, len({i for i, _ in pilots[name, m, n]}))
+            tried = len({i for i, _ in pilots[name, m, n]})
             self.notes.append(f"{name} was tried on {tried} of {m} x {n} alone: others were better")
+        for i, some in enumerate(others):
+            for s in some if not bounded[i] else ():
+                if (key := (s.name, *self._shape(i))) in won:
+                    large[key].append((i, s))
         self._try({"": small})
-        self._try({key: [*pilots[key], *rest.get(key, ())] for key in won})
+        self._try({key: large[key] for key in won})
         return [self._row(i, self.errors[i]) for i in range(len(self.weights))]
 
     def _row(self, i: int, errors: Mapping[Structure, float]) -> list[Candidate]:
@@ -191,21 +198,39 @@ class _Look:
             self.notes.append(f"{dropped} candidates were left out by a lower bound of their residual")
         return sorted(found, key=lambda entry: (entry[2].rank or 0, entry[0], entry[1]))
 
-    def _waves(self, found: Sequence[tuple[float, int, Structure]]) -> tuple[Tasks, Groups, Groups]:
-        """What to try at once, since it is small; pilots by class and shape; and the others."""
+    def _shape(self, i: int) -> tuple[int, int]:
+        m, n = self.weights[i].matrices[0].shape
+        return int(m), int(n)
+
+    def _bounded(self) -> set[int]:
+        """Which weights get bounds for all classes: of a large model small ones and some of each shape."""
+        sizes = [m * n for m, n in map(self._shape, range(len(self.weights)))]
+        if sum(sizes) <= _MANY or not all(self.low):
+            return set(range(len(sizes)))
+        alike: dict[tuple[int, int], list[int]] = {}
+        for i in range(len(sizes)):
+            alike.setdefault(self._shape(i), []).append(i)
+        some = [i for group in alike.values() for i in (group[0], group[-1])]
+        return {i for i, size in enumerate(sizes) if size <= _CHEAP or i in some}
+
+    def _waves(self, found: Sequence[tuple[float, int, Structure]]) -> tuple[Tasks, Groups]:
+        """What to try at once, since it is small, and the others by class and shape."""
         small: Tasks = []
-        pilots: Groups = {}
-        rest: Groups = {}
+        large: Groups = {}
         for _, i, structure in found:
-            m, n = (int(size) for size in self.weights[i].matrices[0].shape)
+            m, n = self._shape(i)
             if m * n <= _CHEAP or not all(self.low):
                 small.append((i, structure))
-                continue
-            key = structure.name, m, n
-            tried = {j for j, _ in pilots.get(key, ())}
-            now = i not in tried and len(tried) < PILOTS  # at the lowest rank
-            (pilots if now else rest).setdefault(key, []).append((i, structure))
-        return small, pilots, rest
+            else:
+                large.setdefault((structure.name, m, n), []).append((i, structure))
+        return small, large
+
+    @staticmethod
+    def _pilots(tasks: Tasks) -> Tasks:
+        """What to try of a class and shape first: some weights, at their lowest rank if it has ranks."""
+        places = list(dict.fromkeys(i for i, _ in tasks))[:PILOTS]
+        lowest = {i: min((s.rank or 0) for j, s in tasks if j == i) for i in places}
+        return [(i, s) for i, s in tasks if i in lowest and (s.rank or 0) == lowest[i]]
 
     def _try(
         self,

@@ -24,6 +24,7 @@ from .progress import Report
 from .structure import Structure
 
 T = TypeVar("T")
+_LARGE = 1 << 16
 
 
 class Packed(NamedTuple):
@@ -214,9 +215,14 @@ def first_look(parcel: Parcel, low: Sequence[Structure], others: Sequence[Struct
 
 
 def _bounds(W: Tensor, some: Sequence[Structure], seed: int) -> list[float]:
-    """Lower bounds of |W - M|^2 for structures of one class; the error itself where it is found at once."""
+    """Lower bounds of |W - M|^2 for structures of one class; the error itself where it is found at once.
+
+    Even that takes long for many structures of a large matrix: then nothing is known.
+    """
     if not exact(some[0].name):
         return bound(W, some[0].name, [s.rank or 1 for s in some])
+    if W.numel() > _LARGE:
+        return [0.0] * len(some)
     whole = float(W.double().square().sum())
     return [whole * project(W, s, PLAIN, seed, SCREEN_EFFORT).residual ** 2 for s in some]
 

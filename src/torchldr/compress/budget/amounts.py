@@ -39,8 +39,8 @@ class Latency:
     """A budget in measured time: of one inference by each of the replaced layers, together.
 
     Layers with the shapes, dtype and device of the weights are timed on this machine, one after the other,
-    each with a batch of vectors (pixels for a convolution; one step of as many sequences for an LSTM or
-    GRU). The rest of the model is not counted.
+    each with a batch of vectors (pixels for a convolution; for a weight of an LSTM or GRU the products of one
+    step of as many sequences). The rest of the model is not counted.
 
     Args:
         ms: milliseconds.

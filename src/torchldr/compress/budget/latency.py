@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ...nn import MatrixStack
 from ...timing import minimum_seconds
 from ..candidates import Weight
-from ..layers import empty_recurrent, quiet_linear
-from ..structure import Structure
-from ..targets import Unit
+from ..layers import quiet_linear
+from ..structure import DENSE, Structure
 
 REPEATS, SECONDS = 10, 0.02
+VECTORS = 64  # at a time, for what a report says
 
 
 class Stopwatch:
@@ -26,39 +26,39 @@ class Stopwatch:
 
     Args:
         batch: vectors at a time.
+        repeats, seconds: as for `minimum_seconds`.
     """
 
-    def __init__(self, batch: int) -> None:
-        self.batch = batch
+    def __init__(self, batch: int, repeats: int = REPEATS, seconds: float = SECONDS) -> None:
+        self.batch, self.repeats, self.seconds = batch, repeats, seconds
         self._known: dict[tuple[Any, ...], float] = {}
 
     def __call__(self, weight: Weight, structures: Sequence[Structure]) -> list[float]:
-        W = weight.matrices[0]
-        module = weight.places[0][0].module if isinstance(weight, Unit) else None
-        recurrent = module if isinstance(module, nn.LSTM | nn.GRU) else None
-        alike = (W.shape, W.dtype, W.device, None if recurrent is None else repr(recurrent))
+        W, gates = weight.matrices[0], len(weight.matrices)
+        alike = (W.shape, W.dtype, W.device, gates)
         new = [s for s in dict.fromkeys(structures) if (alike, s) not in self._known]
-        calls = {repr(s): self._call(s, W, recurrent) for s in new}
-        seconds = minimum_seconds(calls, REPEATS, SECONDS) if calls else {}
+        calls = {repr(s): self._call(s, W, gates) for s in new}
+        seconds = minimum_seconds(calls, self.repeats, self.seconds) if calls else {}
         self._known.update({(alike, s): 1e3 * seconds[repr(s)] for s in new})
         return [len(weight.names) * self._known[alike, s] for s in structures]
 
-    def _call(self, structure: Structure, W: Tensor, recurrent: nn.RNNBase | None) -> Callable[[], object]:
+    def _call(self, structure: Structure, W: Tensor, gates: int) -> Callable[[], object]:
         m, n = W.shape
-        cls = structure.cls
         made: nn.Module
-        if structure.is_dense:
-            with torch.random.fork_rng(devices=[]):
-                made = copy.deepcopy(recurrent) or nn.Linear(n, m, False, dtype=W.dtype)
-        elif recurrent is not None:
-            made = empty_recurrent(recurrent, cls, structure.rank, structure.options)
-        else:
-            made = quiet_linear(m, n, cls, rank=structure.rank, dtype=W.dtype, **structure.options)
+        with torch.random.fork_rng(devices=[]):
+            if structure.is_dense:
+                made = nn.Linear(n, gates * m, False, dtype=W.dtype)
+            elif gates > 1:
+                made = _Gates(
+                    (gates,), n, m, structure=structure.cls, rank=structure.rank, options=structure.options,
+                    layer=type(self), dtype=W.dtype,
+                )  # fmt: skip
+            else:
+                made = quiet_linear(
+                    m, n, structure.cls, rank=structure.rank, dtype=W.dtype, **structure.options
+                )
         made.to(W.device).eval()
-        shape = (self.batch, n) if recurrent is None else (1, self.batch, n)
-        if recurrent is not None and recurrent.batch_first:
-            shape = (self.batch, 1, n)
-        x = torch.ones(shape, dtype=W.dtype, device=W.device)
+        x = torch.ones(self.batch, n, dtype=W.dtype, device=W.device)
 
         @torch.inference_mode()
         def call() -> None:
@@ -67,3 +67,17 @@ class Stopwatch:
                 torch.cuda.synchronize()
 
         return call
+
+
+def measured(weights: Sequence[Weight], structures: Sequence[Structure]) -> list[tuple[float, float]]:
+    """Milliseconds of every weight's layer before and after, for a report: a short look."""
+    watch = Stopwatch(VECTORS, 3, 0.002)
+    found = [watch(weight, [DENSE, s]) for weight, s in zip(weights, structures, strict=True)]
+    return [(before, after) for before, after in found]
+
+
+class _Gates(MatrixStack):
+    """The input products of one step of a recurrent layer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.matmul(x, (None,))

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from ...matrices import StructuredMatrix
+from ..budget.amounts import Latency
+from ..budget.latency import VECTORS, measured
 from ..candidates import CANDIDATES
 from ..progress import PROJECTING, Clock, Report, check_effort, shown
 from ..report import CompressionReport, describe
@@ -83,9 +85,10 @@ def compress_weights(
         packed = workers.run(stages, project_packed, arguments, report)
     replaced: dict[str, StructuredMatrix] = {}
     rows = []
-    for weight, structure, parts, latency in zip(
-        weights, found.structures, packed, found.latencies, strict=True
-    ):
+    vectors, latencies = spec.batch if isinstance(spec, Latency) else VECTORS, found.latencies
+    if not isinstance(spec, Latency):
+        latencies = [*measured(weights, found.structures)]
+    for weight, structure, parts, latency in zip(weights, found.structures, packed, latencies, strict=True):
         projections = [part.unpack() for part in parts]
         rows.append(describe(weight, structure, projections, *latency))
         for projection in projections:
@@ -94,5 +97,5 @@ def compress_weights(
     before = sum(tensors[name].numel() for name in tensors if tensors[name].is_floating_point())
     saved = sum(row.parameters_before - row.parameters_after for row in rows)
     return made, CompressionReport(
-        tuple(rows), {**left, **found.stays}, before, before - saved, None, found.notes
+        tuple(rows), {**left, **found.stays}, before, before - saved, None, found.notes, vectors
     )

@@ -32,7 +32,7 @@ __all__ = ["TorchldrConfig", "TorchldrQuantizer", "lora_config"]
 
 
 @register_quantization_config(METHOD)
-class TorchldrConfig(QuantizationConfigMixin):
+class TorchldrConfig(QuantizationConfigMixin):  # type: ignore[misc, unused-ignore]
     """Which layers of a model are structured, as `compress_` writes it.
 
     Args:
@@ -50,7 +50,7 @@ class TorchldrConfig(QuantizationConfigMixin):
 
 
 @register_quantizer(METHOD)
-class TorchldrQuantizer(HfQuantizer):
+class TorchldrQuantizer(HfQuantizer):  # type: ignore[misc, unused-ignore]
     """What transformers calls while it loads a model with structured layers."""
 
     def __init__(self, quantization_config: Any, **kwargs: Any) -> None:

@@ -52,7 +52,7 @@ class CompressionReport:
 
     `distance` is that of the model's outputs from the original's on batches that were held out, where there
     was a loader: the relative error, or for logits the mean divergence of the softmax. `notes` say what the
-    search left out.
+    search left out. Latencies are of the layers alone, one after the other, with `vectors` at a time.
     """
 
     layers: tuple[LayerReport, ...]
@@ -98,13 +98,7 @@ class CompressionReport:
     @property
     def slower(self) -> list[str]:
         """Weights that were measured to take longer than before, by a tenth or more."""
-        return [
-            layer.name
-            for layer in self.layers
-            if layer.latency_before
-            and layer.latency_after
-            and layer.latency_after > 1.1 * layer.latency_before
-        ]
+        return [one.name for one in self.layers if (one.latency_after or 0) > 1.1 * (one.latency_before or 0)]
 
     def to_json(self) -> str:
         """All of it as JSON."""
@@ -128,10 +122,8 @@ class CompressionReport:
             calls = f" for {self.vectors} vectors a call, measured here" if self.vectors else ""
             lines.append(f"{change}{calls}")
             if self.slower:
-                lines.append(
-                    f"slower than dense here: {', '.join(self.slower)}; a Latency budget shares out time, and "
-                    "materialize_ gives speed for memory"
-                )
+                advice = "a Latency budget shares out time, and materialize_ gives speed for memory"
+                lines.append(f"slower than dense here: {', '.join(self.slower)}; {advice}")
         before, after = self.model_parameters_before, self.model_parameters_after
         lines.append(f"model:   {_change(before, after)} parameters")
         if self.distance is not None:

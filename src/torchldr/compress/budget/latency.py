@@ -51,7 +51,7 @@ class Stopwatch:
             elif gates > 1:
                 made = _Gates(
                     (gates,), n, m, structure=structure.cls, rank=structure.rank, options=structure.options,
-                    layer=type(self), dtype=W.dtype,
+                    layer=None, dtype=W.dtype,
                 )  # fmt: skip
             else:
                 made = quiet_linear(

@@ -15,7 +15,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from torchldr.functional import port_series
+from torchldr.functional.port import series
 
 settings.register_profile("torchldr", deadline=None, derandomize="CI" in os.environ, print_blob=True)
 settings.load_profile("torchldr")
@@ -90,7 +90,7 @@ def full_disk():
 def small_leaves():
     """Port products with leaves of 32 indices, so that small operators have several levels."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(port_series, "LONG_LEAF", port_series.LEAF)
+        patch.setattr(series, "LONG_LEAF", series.LEAF)
         yield
 
 

@@ -17,7 +17,8 @@ from pathlib import Path
 import torch
 
 from torchldr import StructuredLinear
-from torchldr.functional import cuda, scan
+from torchldr.functional import scan
+from torchldr.kernels import cuda
 from torchldr.timing import captured, machine
 
 

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from torchldr.functional.doubling import shifted_sum
-from torchldr.functional.scanned import stein_matrix
+from torchldr.functional.stein_scan import stein_matrix
 from torchldr.timing import captured, machine
 from torchldr_paper.language import decoder, recurrence
 from torchldr_paper.language.cuda import decoder as cuda_decoder

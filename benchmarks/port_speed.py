@@ -32,7 +32,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchldr.functional import port_acceptance, tridiagonal
+from torchldr.functional import tridiagonal
+from torchldr.functional.port import acceptance
 from torchldr.functional.tridiagonal import Operator
 from torchldr.timing import machine
 
@@ -81,7 +82,7 @@ def row(kind: str, corners: float, n: int, seeds: int, device: str, repeats: int
         A, C = as_it_comes(kind, corners, n, seed, device)
         x = torch.randn(1, n, generator=torch.Generator().manual_seed(seed)).to(device)
         start = time.perf_counter()
-        verdict = port_acceptance.judge(A, C)
+        verdict = acceptance.judge(A, C)
         judged.append(time.perf_counter() - start)
         reasons.append(verdict.reason)
         stencil = lambda A=A, C=C, x=x: tridiagonal.product(A, C, x)
@@ -92,7 +93,7 @@ def row(kind: str, corners: float, n: int, seeds: int, device: str, repeats: int
         time_ms = least(lambda ports=verdict.ports, x=x: ports(x), device, repeats)
         accepted.append((time_ms, verdict.ports.oversampling))
         exact = tridiagonal.product(wide(A), wide(C), x.double())
-        _, _, sizes = port_acceptance.profile(wide(A), wide(C), n)
+        _, _, sizes = acceptance.profile(wide(A), wide(C), n)
         size = float((sizes * x.double().abs()).sum())
         if float(exact.abs().max()) < 1e38:  # else float32 cannot hold it, by no product
             errors.append([float((y - exact).abs().max()) / size for y in (verdict.ports(x), stencil())])

@@ -26,7 +26,7 @@ FLOOR = 5.0  # at n = 4096
 ROUNDS = 5
 
 
-def systems(n: int) -> dict[str, torchldr.LinearMap]:
+def systems(n: int) -> dict[str, torchldr.matrices.LinearMap]:
     """The matrices that are solved with, by name."""
     draw = lambda cls, **options: cls.random(n, n, dtype=torch.float64, **options)
     column, row = torch.randn(2, n, dtype=torch.float64)
@@ -81,8 +81,8 @@ def main() -> int:
                 "ours_ms": best[name] * 1e3,
                 "ratio": dense / best[name],
                 "residual": float((M @ y - b).norm() / b.norm()),
-                "condition": torchldr.condition_estimate(M),
-                "method": torchldr.solvers(M)[0],
+                "condition": torchldr.linalg.condition_estimate(M),
+                "method": torchldr.linalg.solvers(M)[0],
                 "floor": FLOOR,
             }
         )

@@ -14,8 +14,9 @@ from pathlib import Path
 import torch
 
 import torchldr
-from torchldr import LinearMap, StructuredMatrix
-from torchldr.matrices.algebra.lazy import Composition, Inverse, Scaled, Sum, Transposed
+from torchldr import StructuredMatrix
+from torchldr.algebra.lazy import Composition, Inverse, Scaled, Sum, Transposed
+from torchldr.matrices import LinearMap
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "algebra.md"
 SIZE = 64  # large enough that no rank is refused for being a large part of it
@@ -24,13 +25,13 @@ Operation = Callable[[StructuredMatrix, StructuredMatrix], LinearMap]
 OPERATIONS: dict[str, Operation] = {
     "M.T": lambda M, N: M.T,
     "c * M": lambda M, N: 3.0 * M,
-    "D @ M": lambda M, N: torchldr.Diagonal(torch.linspace(1, 2, SIZE, dtype=torch.float64)) @ M,
+    "D @ M": lambda M, N: torchldr.operators.Diagonal(torch.linspace(1, 2, SIZE, dtype=torch.float64)) @ M,
     "M + N, same operators": lambda M, N: M + with_operators_of(M, N),
     "M + N": lambda M, N: M + N,
     "M @ N": lambda M, N: M @ N,
     "M @ N.T": lambda M, N: M @ N.T,
     "M.inverse()": lambda M, N: M.inverse(),
-    "block([[M, N], [N, M]])": lambda M, N: torchldr.block([[M, N], [N, M]]),
+    "block([[M, N], [N, M]])": lambda M, N: torchldr.algebra.block([[M, N], [N, M]]),
 }
 
 
@@ -77,7 +78,7 @@ def cost(M: LinearMap) -> str:
         return cost(M.of)
     if isinstance(M, Sum | Composition):
         return f"{cost(M.left)}, {cost(M.right)}"
-    if isinstance(M, torchldr.Operator):
+    if isinstance(M, torchldr.operators.Operator):
         return "n"
     if isinstance(M, StructuredMatrix):
         return "M"

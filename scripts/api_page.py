@@ -43,7 +43,7 @@ GROUPS: list[Group] = [
     ("Layers", "layer.md", defined_in("torchldr.nn")),
     ("Structured classes", "classes/index.md", is_structure),
     ("Compression", "compress.md", defined_in("torchldr.compress")),
-    ("Projection", "projection.md", defined_in("torchldr.matrices.projection")),
+    ("Projection", "projection.md", defined_in("torchldr.project")),
     ("Matrices, operators and algebra", "algebra.md", lambda thing: True),
 ]
 MODULES: dict[ModuleType, str] = {

@@ -23,7 +23,8 @@ from PIL import Image
 from torch import Tensor
 
 import torchldr
-from torchldr import LinearMap, to_ldr_td
+from torchldr.algebra import convert
+from torchldr.matrices import LinearMap
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 INK, QUIET, ACCENT, GREY = "#1a1a1a", "#666666", "#D55E00", "#9a9a9a"
@@ -43,12 +44,17 @@ def measure(M: LinearMap) -> Measured:
     """Displace a matrix by the operators that are known for it, or by shifts."""
     W = M.to_dense()
     try:
-        (A, B, form), stated = torchldr.known_displacement(M)
+        (A, B, form), stated = torchldr.algebra.known_displacement(M)
         formula = "$M - A\\,M\\,B$" if form == "stein" else "$A\\,M - M\\,B$"
     except TypeError:
-        A, B, form, stated = torchldr.Shift(N, 1.0), torchldr.Shift(N, -1.0), "sylvester", None
+        A, B, form, stated = (
+            torchldr.operators.Shift(N, 1.0),
+            torchldr.operators.Shift(N, -1.0),
+            "sylvester",
+            None,
+        )
         formula = "$Z_1 M - M Z_{-1}$"
-    D = torchldr.displacement(W, A, B, form=form)
+    D = torchldr.algebra.displacement(W, A, B, form=form)
     values = torch.linalg.svdvals(D)
     scale = float(torch.linalg.svdvals(W)[0]) * (1 + float(torch.linalg.matrix_norm(A.to_dense(), 2)))
     return Measured(W, D, formula, stated, int((values > 1e-11 * scale).sum()))
@@ -177,12 +183,12 @@ def draw_learned(folder: Path, n: int = 48, steps: int = 100) -> Path:
         return value
 
     optimiser.step(loss)
-    return save(torchldr.learned_operators(layer).picture(), folder / "learned_operators.png")
+    return save(torchldr.algebra.learned_operators(layer).picture(), folder / "learned_operators.png")
 
 
 def as_ldr_td(M: LinearMap) -> str:
     try:
-        return str(to_ldr_td(M).rank)
+        return str(convert(M, "ldr_td").rank)
     except TypeError:
         return "-"
 
@@ -228,7 +234,7 @@ best algorithms known; what ours take is on [each class's page](classes/index.md
 
 *Stated* is what the paper's proposition on expressiveness says of the displacement rank, or what is known
 where that is less; *found* counts the singular values of the displacement above 1e-11 of its terms. *As
-LDR-TD* is the rank of the exact Krylov form that [`to_ldr_td`](equivariance.md#exact-members-of-ldr-td)
+LDR-TD* is the rank of the exact Krylov form that [`convert`](equivariance.md#exact-members-of-ldr-td)
 gives, where one is known.
 
 | matrix | in | stated | found | as LDR-TD |

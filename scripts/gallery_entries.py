@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import torchldr
-from torchldr import LinearMap
+from torchldr.matrices import LinearMap
 
 N = 32
 
@@ -88,14 +88,14 @@ ENTRIES = [
         "Circulant",
         "Diagonals that come back on the other side.",
         "circulant",
-        lambda: torchldr.circulant(smooth(3, N)),
+        lambda: torchldr.Circulant.from_column(smooth(3, N)),
     ),
     Entry(
         "convolution1d",
         "Convolution filter",
         "Seven taps that slide over a signal.",
         "convolution",
-        lambda: torchldr.convolution1d(smooth(5, 7), N, "same"),
+        lambda: torchldr.matrices.classical.convolution1d(smooth(5, 7), N, "same"),
     ),
     Entry(
         "convolution2d",
@@ -103,14 +103,16 @@ ENTRIES = [
         "3 x 3 filters from two channels to two, on flattened images of 4 x 4 pixels. What is not zero lies "
         "in one row and one column for each channel.",
         "toeplitz_like",
-        lambda: torchldr.Convolution2d(drawn(3, 2, 2, 3, 3), 4, 4, "flat"),
+        lambda: torchldr.matrices.classical.Convolution2d(drawn(3, 2, 2, 3, 3), 4, 4, "flat"),
     ),
     Entry(
         "block_circulant",
         "Block-circulant",
         "A grid of 2 x 2 circulant blocks.",
         "toeplitz_like",
-        lambda: torchldr.block_circulant(torch.stack([smooth(k, 16) for k in range(4)]).view(2, 2, 16)),
+        lambda: torchldr.BlockCirculant.from_columns(
+            torch.stack([smooth(k, 16) for k in range(4)]).view(2, 2, 16)
+        ),
     ),
     Entry(
         "toeplitz_like",
@@ -145,7 +147,7 @@ ENTRIES = [
         "Hankel",
         "Constant along antidiagonals: a shift one way moves the output the other way.",
         "hankel_like",
-        lambda: torchldr.Hankel(smooth(7, N), smooth(8, N)),
+        lambda: torchldr.matrices.classical.Hankel(smooth(7, N), smooth(8, N)),
     ),
     Entry(
         "hankel_like",
@@ -159,14 +161,14 @@ ENTRIES = [
         "Vandermonde",
         "Powers of nodes: values of a polynomial from its coefficients.",
         "vandermonde_like",
-        lambda: torchldr.Vandermonde(torch.cos(spaced(0.05, 3.09))),
+        lambda: torchldr.matrices.classical.Vandermonde(torch.cos(spaced(0.05, 3.09))),
     ),
     Entry(
         "dft",
         "Fourier transform (real part)",
         "The Vandermonde matrix of the roots of unity; by Z_1 in place of Z_0 its displacement would be 0.",
         "vandermonde_like",
-        lambda: torchldr.DFT(N, orthonormal=True),
+        lambda: torchldr.matrices.classical.DFT(N, orthonormal=True),
     ),
     Entry(
         "vandermonde_like",
@@ -180,7 +182,7 @@ ENTRIES = [
         "Cauchy",
         "Fields of charges, 1 / (s - t): the displacement is constant.",
         "cauchy_like",
-        lambda: torchldr.Cauchy(spaced(0, 1), spaced(1.15, 2)),
+        lambda: torchldr.matrices.classical.Cauchy(spaced(0, 1), spaced(1.15, 2)),
     ),
     Entry(
         "cauchy_like",
@@ -195,21 +197,21 @@ ENTRIES = [
         "Chebyshev polynomials at the zeros of the next one, where the last row of the displacement "
         "vanishes too.",
         "polynomials",
-        lambda: torchldr.DCT2(N, orthonormal=True),
+        lambda: torchldr.matrices.classical.DCT2(N, orthonormal=True),
     ),
     Entry(
         "chebyshev",
         "Chebyshev transform",
         "Chebyshev polynomials at equally spaced nodes: only the last row is left.",
         "polynomials",
-        lambda: torchldr.Chebyshev(N, spaced(-1, 1)),
+        lambda: torchldr.matrices.classical.Chebyshev(N, spaced(-1, 1)),
     ),
     Entry(
         "legendre",
         "Legendre transform",
         "Legendre polynomials at equally spaced nodes.",
         "polynomials",
-        lambda: torchldr.Legendre(N, spaced(-1, 1)),
+        lambda: torchldr.matrices.classical.Legendre(N, spaced(-1, 1)),
     ),
     Entry(
         "acdc",

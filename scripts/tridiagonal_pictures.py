@@ -20,7 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
-from torchldr.functional.port_acceptance import judge, profile, tolerance
+from torchldr.functional.port.acceptance import judge, profile, tolerance
 from torchldr.functional.reference import krylov_of_ring_reference
 from torchldr.functional.tridiagonal import Operator
 

@@ -1,32 +1,33 @@
 """Every route of every class is forced by the contract, and listed with a cost or a reason."""
 
-import itertools
-
 import pytest
 import torch
 
 import torchldr
 from torchldr import testing
-from torchldr.core.routes import Call, choose
+from torchldr.core.routes import Call, Route, choose
 
 CLASSES = list(torchldr.structures().values())
 every_class = pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.name)
 SHAPES = ((16, 16), (64, 64), (5, 16), (129, 64))
 CALLS = [Call(3, kept=kept, needs_grad=grad) for kept in (False, True) for grad in (False, True)]
-ON_A_GPU = "for GPUs"
 
 
 @every_class
 def test_a_route_that_no_test_reaches_is_a_bug(cls):
     """The contract's cases force each route; tests/test_cuda.py forces those of a GPU."""
-    reached, reasons = set(), {}
-    asked = {"product": "port"} if cls.name == "ldr_td" else {}
-    for M in itertools.chain(testing.cases(cls, SHAPES), testing.cases(cls, SHAPES[1:2], **asked)):
-        for call in CALLS:
-            reached |= {route.name for route in testing.forced(M, call)}
-        reasons |= {row.route: row.why_not for row in M.routes(3, kept=True) if row.why_not}
-    missed = {route.name for route in cls.ROUTES} - reached
-    assert all(reasons[name] == ON_A_GPU for name in missed), missed
+    asked = ({}, {"product": "port"}) if cls.name == "ldr_td" else ({},)
+    testing.check_routes(cls, SHAPES, asked)
+
+
+def test_a_route_that_cannot_be_forced_is_noticed():
+    never = Route("never", lambda M, call: "not today", lambda M, call: 1.0, lambda M, x, transposed: x)
+
+    class Unreached(torchldr.LowRank):
+        ROUTES = (*torchldr.LowRank.ROUTES, never)
+
+    with pytest.raises(AssertionError, match="never"):
+        testing.check_routes(Unreached, SHAPES)
 
 
 @every_class

@@ -8,9 +8,10 @@ import torch
 import torchldr
 from torchldr import StructuredLinear, testing
 from torchldr.core.routes import Call
-from torchldr.functional import cuda, scan, tridiagonal
+from torchldr.functional import scan, tridiagonal
 from torchldr.functional.reference import krylov_of_ring_reference
 from torchldr.functional.subdiagonal import cuda_pair
+from torchldr.kernels import cuda
 from torchldr.matrices.ldr_sd.routes import sides
 
 pytestmark = [

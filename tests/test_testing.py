@@ -71,6 +71,58 @@ def test_a_sound_class_passes(cls):
     testing.check_structure(cls, SHAPES)
 
 
+test_contract = testing.contract(torchldr.LowRank, SHAPES)
+
+
+@pytest.mark.parametrize(
+    ("broken", "transformation"),
+    [
+        (LosesATransposedSign, "transpose"),
+        (CutsTheGradient, "gradients"),
+        (LosesDigits, "values"),
+        (HasTheWrongOperators, "displacement"),
+    ],
+)
+def test_a_broken_class_fails_its_contract_where_it_is_broken(broken, transformation):
+    with pytest.raises(AssertionError):
+        testing.contract(broken, SHAPES)(transformation)
+
+
+class TangentOfZero(torchldr.LowRank):
+    """A custom function without forward mode, vmap or second derivatives: the bare minimum of autograd."""
+
+    def _matmul(self, x):
+        return Bare.apply(x, self.G, self.H)
+
+
+class Bare(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, G, H):
+        ctx.save_for_backward(x, G, H)
+        return (x @ H.mT) @ G
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, G, H = ctx.saved_tensors
+        z = grad @ G.mT
+        return z @ H, (x @ H.mT).mT @ grad, z.mT @ x
+
+
+@pytest.mark.parametrize("transformation", ["jvp", "vmap"])
+def test_a_class_that_knows_no_transformation_fails_it(transformation):
+    testing.contract(TangentOfZero, SHAPES)("gradients")
+    with pytest.raises((AssertionError, RuntimeError)):
+        testing.contract(TangentOfZero, SHAPES)(transformation)
+
+
+def test_transformations_can_be_left_out_and_are_checked():
+    (mark,) = testing.contract(torchldr.LowRank, without=("compile", "export")).pytestmark
+    assert "compile" not in mark.args[1]
+    assert "vmap" in mark.args[1]
+    with pytest.raises(ValueError, match="unknown transformation 'colour'"):
+        testing.contract(torchldr.LowRank, without=("colour",))
+
+
 def test_a_users_class():
     class Diagonal(torchldr.StructuredMatrix, name="test_diagonal"):
         """A user's own class."""

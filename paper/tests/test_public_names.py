@@ -24,24 +24,13 @@ STACKS = "dense matrices of many replicas at once; matrices with leading axes wi
 OPERATORS = "the report on learned operators says what the port product makes of them"
 STARTS = "quick projections of many weights at once; a projection with leading axes will do this"
 INTERNAL = {
-    "torchldr.functional.nvrtc": KERNELS,
-    "torchldr.functional.cuda": KERNELS,
-    "torchldr.functional.cuda.unavailable": KERNELS,
-    "torchldr.functional.cauchy.cauchy_reference": STACKS,
-    "torchldr.functional.doubling.operator_weights": STACKS,
-    "torchldr.functional.doubling.shift_weights": STACKS,
-    "torchldr.functional.fft.fast_length": STACKS,
-    "torchldr.functional.orthogonal.cosine_reference": STACKS,
-    "torchldr.functional.orthogonal.hadamard_reference": STACKS,
-    "torchldr.functional.scanned.column_scan": STACKS,
-    "torchldr.functional.scanned.stein_matrix": STACKS,
-    "torchldr.functional.tridiagonal.row_sum_scale": STACKS,
+    "torchldr.kernels.cuda.nvrtc": KERNELS,
+    "torchldr.kernels.cuda.unavailable": KERNELS,
     "torchldr.matrices.toeplitz_like.corner_sign": STACKS,
-    "torchldr.nn.channels_weights.stacked_dense": STACKS,
-    "torchldr.functional.port_acceptance": OPERATORS,
+    "torchldr.functional.port.acceptance": OPERATORS,
     "torchldr.functional.reference.tridiagonal_reference": OPERATORS,
     "torchldr.compress.finetuning.groups.operator_names": STARTS,
-    "torchldr.matrices.projection.fixed._from_displacement": STARTS,
+    "torchldr.matrices.toeplitz_like.project.from_displacement": STARTS,
     "torchldr.core.registry.near": "the near name in an error about an activation",
 }
 

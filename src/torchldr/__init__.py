@@ -1,217 +1,92 @@
-"""torchldr: weight matrices with low displacement rank for PyTorch."""
+"""torchldr: weight matrices with low displacement rank for PyTorch.
 
+Here are the layers, the structured classes and the verbs on models and matrices. The rest is in modules:
+`algebra`, `operators`, `linalg`, `project`, `matrices.classical`, `nn`, `compress`, `export`, `testing`.
+"""
+
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .core.matrix import StructuredMatrix
+from .core.stacks import stack
+from .core.structures import get_structure, structures
+from .linalg import solve
 from .matrices import (
     ACDC,
-    DCT2,
-    DFT,
     BlockCirculant,
-    BlockDiagonal,
-    Cauchy,
     CauchyLike,
-    Chebyshev,
     Circulant,
-    Convolution2d,
     Dense,
-    DenseOperator,
-    Diagonal,
-    Displacement,
     Fastfood,
-    Hankel,
     HankelLike,
-    IllConditionedWarning,
     LDRSubdiagonal,
     LDRTridiagonal,
-    LearnedOperators,
-    Legendre,
-    LinearMap,
     LowRank,
-    Operator,
-    OrthogonalPolynomials,
-    Power,
-    Projection,
-    Shift,
-    StructuredMatrix,
-    Subdiagonal,
-    Toeplitz,
     ToeplitzLike,
-    TransposedOperator,
-    Tridiagonal,
-    Vandermonde,
     VandermondeLike,
-    as_scipy,
-    block,
-    block_circulant,
-    circulant,
-    condition_estimate,
-    convolution1d,
-    displacement,
-    displacement_rank,
-    equivariance_error,
-    from_dense,
-    from_displacement,
-    generators,
-    get_structure,
-    known_displacement,
-    learned_operators,
-    same,
-    solve,
-    solvers,
-    structures,
-    to_hankel_like,
-    to_ldr_td,
-    to_toeplitz_like,
 )
-from .nn import (
-    StructuredChannels,
-    StructuredGRU,
-    StructuredLinear,
-    StructuredLSTM,
-    conv_to_matrix,
-    tune,
-)
+from .matrices.classical import Toeplitz
+from .nn import StructuredChannels, StructuredGRU, StructuredLinear, StructuredLSTM, tune
+from .project import from_dense
+from .version import __version__ as __version__
 
 if TYPE_CHECKING:
     from .compress import (
-        Analysis,
-        Bytes,
-        CompressionReport,
-        Distillation,
-        FinetuneResult,
-        Latency,
         Structure,
         analyze,
         compress_,
-        compress_weights,
         finetune,
         load_compressed,
-        load_weights,
         materialize_,
-        parameter_groups,
-        read_plan,
         save_compressed,
-        save_weights,
     )
-
-__version__ = "0.1.0"
 
 __all__ = [
     "ACDC",
-    "DCT2",
-    "DFT",
-    "Analysis",
     "BlockCirculant",
-    "BlockDiagonal",
-    "Bytes",
-    "Cauchy",
     "CauchyLike",
-    "Chebyshev",
     "Circulant",
-    "CompressionReport",
-    "Convolution2d",
     "Dense",
-    "DenseOperator",
-    "Diagonal",
-    "Displacement",
-    "Distillation",
     "Fastfood",
-    "FinetuneResult",
-    "Hankel",
     "HankelLike",
-    "IllConditionedWarning",
     "LDRSubdiagonal",
     "LDRTridiagonal",
-    "Latency",
-    "LearnedOperators",
-    "Legendre",
-    "LinearMap",
     "LowRank",
-    "Operator",
-    "OrthogonalPolynomials",
-    "Power",
-    "Projection",
-    "Shift",
     "Structure",
     "StructuredChannels",
     "StructuredGRU",
     "StructuredLSTM",
     "StructuredLinear",
     "StructuredMatrix",
-    "Subdiagonal",
     "Toeplitz",
     "ToeplitzLike",
-    "TransposedOperator",
-    "Tridiagonal",
-    "Vandermonde",
     "VandermondeLike",
     "analyze",
-    "as_scipy",
-    "block",
-    "block_circulant",
-    "circulant",
     "compress_",
-    "compress_weights",
-    "condition_estimate",
-    "conv_to_matrix",
-    "convolution1d",
-    "displacement",
-    "displacement_rank",
-    "equivariance_error",
     "finetune",
     "from_dense",
-    "from_displacement",
-    "generators",
     "get_structure",
-    "known_displacement",
-    "learned_operators",
     "load_compressed",
-    "load_weights",
     "materialize_",
-    "parameter_groups",
-    "read_plan",
-    "same",
     "save_compressed",
-    "save_weights",
     "solve",
-    "solvers",
+    "stack",
     "structures",
-    "to_hankel_like",
-    "to_ldr_td",
-    "to_toeplitz_like",
     "tune",
 ]
 
 # Loaded when first asked for: most programs use layers alone, and `import torchldr` is to be quick.
 _OF_COMPRESS = frozenset(
-    (
-        "Analysis",
-        "Bytes",
-        "CompressionReport",
-        "Distillation",
-        "FinetuneResult",
-        "Latency",
-        "Structure",
-        "analyze",
-        "compress_",
-        "compress_weights",
-        "finetune",
-        "load_compressed",
-        "load_weights",
-        "materialize_",
-        "parameter_groups",
-        "read_plan",
-        "save_compressed",
-        "save_weights",
-    )
+    ("Structure", "analyze", "compress_", "finetune", "load_compressed", "materialize_", "save_compressed")
 )
+_MODULES = frozenset(("compress", "export", "pictures", "testing"))
 
 
 def __getattr__(name: str) -> Any:
     if name in _OF_COMPRESS:
-        from . import compress
-
-        return getattr(compress, name)
+        return getattr(import_module(".compress", __name__), name)
+    if name in _MODULES:
+        return import_module(f".{name}", __name__)
     raise AttributeError(f"module 'torchldr' has no attribute {name!r}")
 
 

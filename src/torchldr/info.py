@@ -13,7 +13,9 @@ from typing import Any
 import torch
 
 import torchldr
-from torchldr.functional import compiled, cuda, stencil
+from torchldr.functional import stencil
+from torchldr.kernels import cuda
+from torchldr.kernels.cpu import compiled
 from torchldr.matrices import StructuredMatrix, get_structure, structures
 from torchldr.nn import StructuredLinear
 
@@ -156,7 +158,7 @@ def _why_not_compiled() -> str | None:
 def _kept_on_disk() -> tuple[str, str | None]:
     if compiled.why_not():
         return "", "nothing is compiled"
-    from torchldr.functional import compiled_jit
+    from torchldr.kernels.cpu import jit as compiled_jit
 
     reason = compiled_jit.why_not_kept()
     again = "every process compiles anew; NUMBA_CACHE_DIR may name a folder that can be written"

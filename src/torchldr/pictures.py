@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec
 
+from .core.structures import structures
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -60,19 +62,7 @@ class Look(NamedTuple):
     marker: str
 
 
-LOOKS = {
-    "dense": Look("#1a1a1a", "s"),
-    "ldr_sd": Look("#0072B2", "o"),
-    "ldr_td": Look("#D55E00", "D"),
-    "toeplitz_like": Look("#009E73", "^"),
-    "hankel_like": Look("#CC79A7", "v"),
-    "vandermonde_like": Look("#56B4E9", "<"),
-    "low_rank": Look("#E69F00", "P"),
-    "circulant": Look("#888888", "X"),
-    "fastfood": Look("#888888", "*"),
-    "pruning": Look("#7A4B9A", "d"),
-    "rhu": Look("#8A6D3B", "h"),
-}
+LOOKS = {"pruning": Look("#7A4B9A", "d"), "rhu": Look("#8A6D3B", "h")}  # of methods that are no class
 OTHER = Look("#888888", ".")
 
 
@@ -165,4 +155,5 @@ def bare(axes: Axes) -> None:
 
 def look(method: str) -> Look:
     """How a method is drawn; the same grey for those without a look of their own."""
-    return LOOKS.get(method, OTHER)
+    known = structures().get(method)
+    return LOOKS.get(method, OTHER) if known is None else Look(*known.look)

@@ -74,7 +74,7 @@ def test_analyze_as_json_with_a_picture_and_a_plan_that_compress_takes(run, file
     assert found["plans"][0]["plan"] == json.loads(plan.read_text())
     assert found["left"]["table"] == "skipped"
     assert {t["rank"] for t in found["weights"][0]["trials"]} == {1, 2, 3, 5, None}
-    assert torchldr.read_plan(plan)["body.2.weight"] == torchldr.Structure("low_rank", rank=2)
+    assert torchldr.compress.read_plan(plan)["body.2.weight"] == torchldr.Structure("low_rank", rank=2)
     code, out, _ = run("compress", file, "--plan", plan, "-o", out_folder, "--json", "--jobs", 1)
     assert code == 0
     report = json.loads(out)
@@ -91,7 +91,7 @@ def test_compress_writes_a_folder_that_loads(run, file, tmp_path):
     assert (code, err) == (0, f"written: {tmp_path / 'out'}\n")
     assert "weights: 3,840 -> 1," in out
     before, dense = load_file(file), load_file(tmp_path / "dense.safetensors")
-    weights = torchldr.load_weights(tmp_path / "out")
+    weights = torchldr.compress.load_weights(tmp_path / "out")
     assert set(weights) == set(dense) == set(before)
     for name, W in weights.items():
         assert torch.equal(W, dense[name])
@@ -156,7 +156,7 @@ def test_nothing_is_overwritten_without_force(run, file, tmp_path, monkeypatch):
     assert len(after) == 4  # manifest, report, one tensors file and what was there
     assert "notes.txt" in after
     assert json.loads((out / "report.json").read_text())["parameters_after"] <= 0.3 * 6400
-    torchldr.load_weights(out)
+    torchldr.compress.load_weights(out)
     foreign = tmp_path / "foreign"
     foreign.mkdir()
     (foreign / "thesis.txt").write_text("mine")

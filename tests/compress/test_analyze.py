@@ -35,7 +35,7 @@ def weights() -> dict[str, Tensor]:
 
 
 @pytest.fixture(scope="module")
-def found(weights: dict[str, Tensor]) -> torchldr.Analysis:
+def found(weights: dict[str, Tensor]) -> torchldr.compress.Analysis:
     return torchldr.analyze(weights, structures=FAST)
 
 
@@ -101,11 +101,11 @@ def test_plans_share_out_and_serve_compress(found, weights):
     with pytest.raises(ValueError, match=r"which budget\? This analysis has 1/2, 1/5"):
         found.plan()
     with pytest.raises(ValueError, match="was not analysed"):
-        found.plan(torchldr.Bytes(1000))
+        found.plan(torchldr.compress.Bytes(1000))
 
 
 def test_absolute_budgets_are_shared_out(weights):
-    budgets = [torchldr.Bytes(6000), 1500, torchldr.Latency(60_000.0)]
+    budgets = [torchldr.compress.Bytes(6000), 1500, torchldr.compress.Latency(60_000.0)]
     found = torchldr.analyze(weights, budget=budgets, structures=("low_rank",))
     size = {b: sum(w.best[i].parameters for w in found.weights) for i, b in enumerate(budgets)}
     assert size[budgets[0]] <= 1500

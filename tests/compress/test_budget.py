@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import torchldr
-from torchldr.compress import parse_budget
+from torchldr.compress import Bytes, Latency, parse_budget
 from torchldr.compress.budget.amounts import budget_text
 from torchldr.compress.budget.latency import Stopwatch
 from torchldr.compress.candidates import Candidate, Search, charged, looks
@@ -31,7 +31,7 @@ def stored(model: nn.Module) -> int:
 @pytest.mark.parametrize("amount", [3000, 9000, 20_000])
 def test_bytes_are_kept_and_used(amount):
     model = nn.Sequential(nn.Linear(48, 64), nn.Linear(64, 40, dtype=torch.bfloat16), nn.Linear(40, 40))
-    report = torchldr.compress_(model, budget=torchldr.Bytes(amount), min_features=8, structures=QUICK)
+    report = torchldr.compress_(model, budget=Bytes(amount), min_features=8, structures=QUICK)
     assert 0.7 * amount < report.bytes_after <= amount
     assert stored(model) == report.bytes_after
     assert report.bytes_before == 4 * 48 * 64 + 2 * 64 * 40 + 4 * 40 * 40
@@ -39,7 +39,7 @@ def test_bytes_are_kept_and_used(amount):
 
 def test_bytes_count_drawn_constants():
     model = nn.Sequential(nn.Linear(64, 64))
-    report = torchldr.compress_(model, torchldr.Bytes(1500), structures=["fastfood"], effort=0.1)
+    report = torchldr.compress_(model, Bytes(1500), structures=["fastfood"], effort=0.1)
     assert report.layers[0].structure == "fastfood"
     assert (
         stored(model)
@@ -50,7 +50,7 @@ def test_bytes_count_drawn_constants():
     with pytest.raises(
         ValueError, match="a budget of 1000 bytes is too small, the smallest candidates have 1280"
     ):
-        torchldr.compress_(model, torchldr.Bytes(1000), structures=["fastfood"])
+        torchldr.compress_(model, Bytes(1000), structures=["fastfood"])
 
 
 def test_halves_of_a_dtype_cost_half():
@@ -59,7 +59,7 @@ def test_halves_of_a_dtype_cost_half():
     model = nn.ModuleDict({"wide": nn.Linear(64, 64), "narrow": nn.Linear(64, 64, dtype=torch.bfloat16)})
     for layer in model.values():
         layer.weight.data = W.to(layer.weight.dtype)
-    wide, narrow = torchldr.compress_(model, torchldr.Bytes(8000), structures=["low_rank"]).layers
+    wide, narrow = torchldr.compress_(model, Bytes(8000), structures=["low_rank"]).layers
     assert narrow.rank > wide.rank
 
 
@@ -81,7 +81,7 @@ def clock(monkeypatch):
 def test_latency_is_shared_out(clock):
     model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(3)))
     model[1].weight.data = torchldr.LowRank.random(64, 64, rank=2).to_dense()
-    report = torchldr.compress_(model, torchldr.Latency(4.0), structures=["low_rank"])
+    report = torchldr.compress_(model, Latency(4.0), structures=["low_rank"])
     assert report.layers[1].rank == 2
     assert report.latency_before == pytest.approx(3 * 4.096)
     assert 3.5 < report.latency_after <= 4.0
@@ -95,14 +95,14 @@ def test_a_latency_that_cannot_be_reached_changes_nothing(clock):
     with pytest.raises(
         ValueError, match=r"a budget of 0\.1 ms is too small, the smallest candidates have 0\.128"
     ):
-        torchldr.compress_(model, torchldr.Latency(0.1), structures=["low_rank"])
+        torchldr.compress_(model, Latency(0.1), structures=["low_rank"])
     assert type(model[0]) is nn.Linear
 
 
 def test_a_shared_module_counts_as_often_as_it_is_used(clock):
     layer = nn.Linear(64, 64)
     model = nn.ModuleDict({"a": layer, "b": layer})
-    report = torchldr.compress_(model, torchldr.Latency(3.0), structures=["low_rank"])
+    report = torchldr.compress_(model, Latency(3.0), structures=["low_rank"])
     assert report.latency_after == pytest.approx(2e-3 * report.parameters_after)
 
 
@@ -110,7 +110,7 @@ def test_a_shared_module_counts_as_often_as_it_is_used(clock):
 def test_recurrent_layers_have_a_latency_too(kind):
     model = nn.ModuleDict({"rnn": kind(32, 32, 2, batch_first=True)})
     state = torch.get_rng_state()
-    report = torchldr.compress_(model, torchldr.Latency(1e9, batch=2), structures=["low_rank"])
+    report = torchldr.compress_(model, Latency(1e9, batch=2), structures=["low_rank"])
     assert torch.equal(state, torch.get_rng_state())
     assert report.layers[0].structure == "dense"
     assert report.latency_before == report.latency_after > 0
@@ -200,9 +200,9 @@ def test_errors_are_those_of_the_projections():
 
 
 GOOD = [
-    ("0.1", 0.1), ("1/5", 0.2), ("20 %", 0.2), ("12_000", 12_000), ("200kB", torchldr.Bytes(200_000)),
-    ("2 MiB", torchldr.Bytes(2 << 20)), ("100 B", torchldr.Bytes(100)), ("3 ms", torchldr.Latency(3.0, 4)),
-    ("250us", torchldr.Latency(0.25, 4)), (".5", 0.5),
+    ("0.1", 0.1), ("1/5", 0.2), ("20 %", 0.2), ("12_000", 12_000), ("200kB", Bytes(200_000)),
+    ("2 MiB", Bytes(2 << 20)), ("100 B", Bytes(100)), ("3 ms", Latency(3.0, 4)),
+    ("250us", Latency(0.25, 4)), (".5", 0.5),
 ]  # fmt: skip
 
 
@@ -221,12 +221,16 @@ def test_budgets_that_are_none(text):
 
 
 WRONG = [
-    (lambda: torchldr.Bytes(0), ValueError, "Bytes: amount must be at least 1, got 0"),
-    (lambda: torchldr.Bytes(1.5), TypeError, "Bytes: amount must be an int, got 1.5"),
-    (lambda: torchldr.Latency(0), ValueError, "Latency: ms must be positive"),
-    (lambda: torchldr.Latency(float("nan")), ValueError, "Latency: ms must be positive"),
-    (lambda: torchldr.Latency("1"), TypeError, "Latency: ms must be a number"),
-    (lambda: torchldr.Latency(1, batch=0), ValueError, "Latency: batch must be an int of at least 1"),
+    (lambda: Bytes(0), ValueError, "Bytes: amount must be at least 1, got 0"),
+    (lambda: Bytes(1.5), TypeError, "Bytes: amount must be an int, got 1.5"),
+    (lambda: Latency(0), ValueError, "Latency: ms must be positive"),
+    (lambda: Latency(float("nan")), ValueError, "Latency: ms must be positive"),
+    (lambda: Latency("1"), TypeError, "Latency: ms must be a number"),
+    (
+        lambda: Latency(1, batch=0),
+        ValueError,
+        "Latency: batch must be an int of at least 1",
+    ),
     (lambda: torchldr.compress_(nn.Sequential(), budget="0.1"), TypeError, "spec must be a fraction"),
     (lambda: torchldr.analyze({}, budget="0.1"), TypeError, r"parse_budget\('0.1'\) reads text"),
 ]

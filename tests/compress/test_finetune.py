@@ -442,7 +442,7 @@ def test_an_encoder_distils_without_a_task(output, logits):
             x = batches[0]["x"]
             return (student(x)["tokens"] - teacher(x)["tokens"]).norm().item()
 
-    how, before = torchldr.Distillation(task=0, logits=logits, layers=1.0, output=output), error()
+    how, before = torchldr.compress.Distillation(task=0, logits=logits, layers=1.0, output=output), error()
     torchldr.finetune(student, batches, steps=40, lr=3e-3, teacher=teacher, distillation=how, progress=None)
     assert error() < 0.95 * before
 
@@ -451,6 +451,6 @@ def test_outputs_that_are_not_there_are_named():
     teacher = _Embedder()
     student = copy.deepcopy(teacher)
     torchldr.compress_(student, torchldr.Structure("low_rank", rank=16))
-    how = torchldr.Distillation(task=0, output="nothing")
+    how = torchldr.compress.Distillation(task=0, output="nothing")
     with pytest.raises(TypeError, match="has no entry 'nothing': it has 'tokens', 'sentence_embedding'"):
         torchldr.finetune(student, [{"x": torch.randn(2, 4, 32)}], steps=1, teacher=teacher, distillation=how)

@@ -235,7 +235,7 @@ def test_weights_alone_do_not_fit_a_transposed_layer(tmp_path):
 
     model = nn.ModuleDict({"c": Conv1D()})
     matrix = torchldr.from_dense(model["c"].weight.detach(), "low_rank", rank=2).matrix
-    torchldr.save_weights({"c.weight": matrix, "c.bias": torch.zeros(32)}, tmp_path / "out")
+    torchldr.compress.save_weights({"c.weight": matrix, "c.bias": torch.zeros(32)}, tmp_path / "out")
     with pytest.raises(ValueError, match=r"c: the folder was made from weights alone, and a Conv1D"):
         torchldr.load_compressed(model, tmp_path / "out")
     assert isinstance(model["c"], Conv1D)

@@ -54,13 +54,13 @@ def outcome(load) -> tuple[dict[str, torch.Tensor], str]:
 def test_every_damage_of_a_folder_is_noticed_or_harmless(copied: Path, mutations, pattern: str):
     (file,) = copied.glob(pattern)
     whole = torchldr.load_compressed(make(), copied).state_dict()
-    dense, content, noticed = torchldr.load_weights(copied), file.read_bytes(), 0
+    dense, content, noticed = torchldr.compress.load_weights(copied), file.read_bytes(), 0
     assert not equal(make().state_dict(), whole)
     for damaged in mutations(content, 120):
         file.write_bytes(damaged)
         for load, want in (
             (lambda: torchldr.load_compressed(make(), copied).state_dict(), whole),
-            (lambda: torchldr.load_weights(copied), dense),
+            (lambda: torchldr.compress.load_weights(copied), dense),
         ):
             found, message = outcome(load)
             noticed += not found
@@ -124,7 +124,10 @@ def test_hostile_manifests_are_one_error(copied: Path, claim):
     del manifest["sha256"]
     claim(manifest)
     path.write_text(json.dumps(manifest))
-    for load in (lambda: torchldr.load_compressed(make(), copied), lambda: torchldr.load_weights(copied)):
+    for load in (
+        lambda: torchldr.load_compressed(make(), copied),
+        lambda: torchldr.compress.load_weights(copied),
+    ):
         with pytest.raises(ValueError, match=r"load_(compressed|weights): "):
             load()
 

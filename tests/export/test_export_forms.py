@@ -6,9 +6,10 @@ import torch
 
 import torchldr
 from torchldr import testing
-from torchldr.export import forms, grown, krylov, transforms
-from torchldr.export.classes import DenseProduct
-from torchldr.export.convolution import numbers
+from torchldr.export import forms
+from torchldr.functional.exported import grown, krylov, transforms
+from torchldr.functional.exported.convolution import numbers
+from torchldr.functional.exported.dense import DenseProduct
 
 CLASSES = list(torchldr.structures().values())
 every_class = pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.name)
@@ -137,13 +138,18 @@ def test_small_matrices_are_dense_by_themselves(cls):
     assert torch.allclose(product.weight, M.to_dense(), atol=1e-5)
 
 
-def test_a_class_without_a_form():
-    class Doubled(torchldr.StructuredMatrix):
-        name = "doubled"
+def test_a_class_without_a_form_is_dense():
+    class Doubled(torchldr.LowRank):
+        def _matmul(self, x):
+            return 2 * super()._matmul(x)
 
-    M = Doubled.unchecked(64, 64, {"G": torch.ones(1, 64)}, {})
-    with pytest.raises(NotImplementedError, match=r"'doubled' has no form for mode 'fft'; take mode='dense'"):
-        forms.product_module(M, "fft")
+        def factors(self):
+            return [(2 * left, right) for left, right in super().factors()]
+
+    M = Doubled.random(64, 64, 1)
+    made = forms.product_module(M, "fft")
+    assert made.form == "dense"
+    torch.testing.assert_close(made.weight, M.to_dense())
 
 
 def test_a_form_is_inherited_with_the_product_alone():
@@ -156,5 +162,4 @@ def test_a_form_is_inherited_with_the_product_alone():
 
     tensors = torchldr.LowRank.random(64, 64, 1).tensors
     assert forms.product_module(Same.unchecked(64, 64, tensors, {}), "fft").form == "two matrix products"
-    with pytest.raises(NotImplementedError, match="has no form for mode 'matmul'"):
-        forms.product_module(Other.unchecked(64, 64, tensors, {}), "matmul")
+    assert forms.product_module(Other.unchecked(64, 64, tensors, {}), "matmul").form == "dense"

@@ -10,8 +10,8 @@ from torch import nn
 
 import torchldr
 from torchldr import StructuredLinear, testing
+from torchldr.core.rules import RULES
 from torchldr.export import MODES, ExportError, check, compare, to_onnx
-from torchldr.export.forms import FORMS
 from torchldr.export.graph import Symbol
 from torchldr.export.inputs import take_inputs
 
@@ -230,7 +230,7 @@ def test_what_cannot_be_written(tmp_path, monkeypatch):
     x, path = torch.randn(2, 64), tmp_path / "m.onnx"
     with pytest.raises(ExportError, match=r"torch.export cannot trace Conditional"):
         to_onnx(Conditional(), x, path, plan="fast")
-    monkeypatch.setitem(FORMS, torchldr.Circulant, lambda mode, matrix: Unknown())
+    monkeypatch.setitem(RULES, ("onnx", torchldr.Circulant), lambda mode, matrix: Unknown())
     with pytest.raises(ExportError, match="a form uses erf, which cannot be written to ONNX"):
         to_onnx(StructuredLinear(64, 64, structure="circulant"), x, path)
     assert not list(tmp_path.iterdir())

@@ -7,7 +7,7 @@ from torch import nn
 import torchldr
 from torchldr import StructuredLinear
 from torchldr.export import MODES, ExportError, to_program
-from torchldr.export.transforms import FourierTransform
+from torchldr.functional.exported.transforms import FourierTransform
 
 
 @pytest.mark.parametrize("mode", MODES)

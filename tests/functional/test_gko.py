@@ -7,8 +7,10 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from torchldr.functional import compiled, gko, gmres, modes, triangular
+from torchldr.functional import gmres, modes, triangular
+from torchldr.functional.gko import elimination as gko
 from torchldr.functional.reference import krylov_reference, shift_reference
+from torchldr.kernels.cpu import compiled
 
 EPS = torch.finfo(torch.float64).eps
 DTYPES = [torch.float64, torch.complex128]

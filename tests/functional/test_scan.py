@@ -17,9 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from torchldr.functional import scan, scan_kernels
+from torchldr.functional import scan
 from torchldr.functional.reference import subdiagonal_reference
-from torchldr.functional.scanned import column_scan, stein_matrix
+from torchldr.functional.stein_scan import column_scan, stein_matrix
+from torchldr.kernels.cuda import scan as scan_kernels
 
 EPS = torch.finfo(torch.float64).eps
 

@@ -4,9 +4,10 @@ import pytest
 import torch
 
 import torchldr
-from torchldr.functional import compiled, stencil, tridiagonal
+from torchldr.functional import stencil, tridiagonal
 from torchldr.functional.reference import krylov_of_ring_reference, krylov_reference, tridiagonal_reference
-from torchldr.functional.threads import WORTHWHILE
+from torchldr.kernels.cpu import compiled
+from torchldr.kernels.cpu.threads import WORTHWHILE
 
 
 def problem(m, seed=0, r=2):

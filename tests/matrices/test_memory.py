@@ -2,32 +2,39 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 import torchldr
-from torchldr.matrices import DCT2, DFT, Cauchy, Chebyshev, Hankel, Legendre, Toeplitz, Vandermonde
+from torchldr import Toeplitz
+from torchldr.core.routes import why_not
+from torchldr.matrices.classical import DCT2, DFT, Cauchy, Chebyshev, Hankel, Legendre, Vandermonde
 
 CODE = """
-import resource, sys, torch, torchldr
-structure = sys.argv[1]
+import re, sys, torch, torchldr
+
+def peak():  # megabytes; that of getrusage begins with the parent's
+    return int(re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())[1]) / 1024
+
 with torch.no_grad():
-    for n in (128, 8192):
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        layer = torchldr.StructuredLinear(n, n, structure=structure).eval()
+    for n in (128, 4096):
+        before = peak()
+        layer = torchldr.StructuredLinear(n, n, structure=sys.argv[1]).eval()
         layer.plan = "fast"
         layer(torch.randn(1, n))
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+print(peak() - before)
 """
 
 
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's account of memory")
 @pytest.mark.parametrize("structure", ["ldr_td", "vandermonde_like", "cauchy_like"])
 def test_inference_holds_no_square_matrix(structure):
     result = subprocess.run(
         [sys.executable, "-c", CODE, structure], capture_output=True, text=True, check=True
     )
-    assert float(result.stdout) < 64  # megabytes; 8192 x 8192 floats are 256
+    assert float(result.stdout) < 48  # megabytes; 4096 x 4096 floats are 64
 
 
 f64 = {"dtype": torch.float64}
@@ -58,10 +65,10 @@ def test_results_by_every_route_are_whole(name, m, n, batch):
     for route in M.ROUTES:
         for kept in (False, True):
             call = M.call(x, kept=kept)
-            if route.why_not(M, call) is None:
+            if why_not(route, M, call) is None:
                 result = route.prepare(M)(x) if kept else M.multiply(x, route=route.name)
                 assert is_whole(result), (route.name, kept)
-        if route.why_not(M, M.call(y, transposed=True)) is None:
+        if why_not(route, M, M.call(y, transposed=True)) is None:
             assert is_whole(M.multiply(y, transposed=True, route=route.name)), route.name
 
 

@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 import torchldr
-from torchldr import conv_to_matrix, testing
+from torchldr import testing
+from torchldr.algebra import convert
+from torchldr.nn import conv_to_matrix
 
 
 @st.composite
@@ -109,11 +111,11 @@ def test_displacement_ranks(conv, size, rank):
 def test_as_a_toeplitz_like_matrix():
     """A filter in one dimension has rank 2 with respect to Z_1 and Z_{-1}; k x l channels of any kind stay
     within the paper's 2 k l + 2 k + 2 l where the rows of an image are not cut."""
-    one = conv_to_matrix(nn.Conv1d(1, 1, 3, padding=1, dtype=torch.float64), 32).to_toeplitz_like()
+    one = convert(conv_to_matrix(nn.Conv1d(1, 1, 3, padding=1, dtype=torch.float64), 32), "toeplitz_like")
     assert isinstance(one, torchldr.ToeplitzLike)
     assert one.rank == 2
     conv = nn.Conv1d(2, 3, 3, padding=1, dtype=torch.float64, bias=False)
-    several = conv_to_matrix(conv, 32).to_toeplitz_like()
+    several = convert(conv_to_matrix(conv, 32), "toeplitz_like")
     assert several.rank <= 2 * 6 + 2 * 3 + 2 * 2
     x = torch.randn(4, 2, 32, dtype=torch.float64)
     assert torch.allclose(several.matmul(x.flatten(1)), conv(x).flatten(1), rtol=0, atol=1e-12)

@@ -77,7 +77,7 @@ def test_a_matrix_of_unchecked_corners_without_an_axis():
     x = torch.randn(3, 4, dtype=torch.float64)
     torch.testing.assert_close(N.matmul(x), M.matmul(x))
     torch.testing.assert_close(N.to_dense(), M.to_dense())
-    torch.testing.assert_close(torchldr.matrices.to_ldr_td(N).to_dense(), M.to_dense())
+    torch.testing.assert_close(torchldr.algebra.convert(N, "ldr_td").to_dense(), M.to_dense())
 
 
 class StoppedError(Exception):

@@ -13,9 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import torchldr
-from torchldr_paper.compression import build as building
 from torchldr_paper.compression import command, images, language, pages
-from torchldr_paper.compression.build import build, product
 from torchldr_paper.compression.fleet import Distilled, Examples, Fleet, Member, joined
 from torchldr_paper.compression.methods import (
     FIXED,
@@ -36,40 +34,6 @@ SHAPES = [(12, 12), (7, 20), (20, 7), (13, 13)]
 
 
 # Matrices.
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize(
-    ("name", "doubling"), [*((name, False) for name in torchldr.structures()), ("ldr_td", True)]
-)
-def test_built_matrices_are_those_of_the_class_with_their_gradients(
-    monkeypatch: pytest.MonkeyPatch, name: str, doubling: bool, shape: tuple[int, int]
-):
-    monkeypatch.setattr(building, "_doubling_is_cheaper", lambda *args: doubling)
-    torch.manual_seed(0)
-    cls = torchldr.get_structure(name)
-    options = {"block_size": 3} if name == "block_circulant" else {}
-    matrices = [
-        cls.random(*shape, 2 if cls.ranked else None, dtype=torch.float64, **options) for _ in range(3)
-    ]
-    first = matrices[0]
-    names = cls.parameter_shapes(*shape, 2, **first.options)
-    stacked = {key: torch.stack([M.tensors[key] for M in matrices]).requires_grad_() for key in names}
-    constants = {key: t for key, t in first.tensors.items() if key not in names}
-    if "permutation" in constants:
-        constants["permutation"] = torch.stack([M.tensors["permutation"] for M in matrices])
-    made = build(name, shape, {**stacked, **constants})
-    expected = torch.stack([M.to_dense() for M in matrices])
-    torch.testing.assert_close(made, expected, rtol=1e-12, atol=1e-13)
-    x, U = torch.randn(4, shape[1], dtype=torch.float64), torch.randn_like(made)
-    torch.testing.assert_close(product(name, shape, {**stacked, **constants}, x), x @ expected.mT)
-    found = torch.autograd.grad((made * U).sum(), list(stacked.values()))
-    for i, M in enumerate(matrices):
-        leaves = {key: M.tensors[key].clone().requires_grad_() for key in names}
-        dense = cls.unchecked(*shape, {**M.tensors, **leaves}, M.options).to_dense()
-        wanted = torch.autograd.grad((dense * U[i]).sum(), list(leaves.values()))
-        for key, g, w in zip(names, found, wanted, strict=True):
-            torch.testing.assert_close(g[i], w, rtol=1e-9, atol=1e-11, msg=key)
 
 
 # Budgets.

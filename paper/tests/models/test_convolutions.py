@@ -207,37 +207,6 @@ def test_grey_images_have_one_channel(model: str, tiny: Dataset) -> None:
             torch.testing.assert_close(parts[name][i], parameter.detach(), rtol=1e-8, atol=1e-8)
 
 
-def test_what_is_not_square_guards_itself(colours: Dataset) -> None:
-    """Also after a checkpoint of an earlier version, which had all of LDR-SD convolve."""
-    run = Run("cifar10", "channels", "ldr_sd", 2, hidden=7, protocol=Protocol(lrs=(1e-3,), trials=2))
-    fleet = Fleet(run, Images.of(colours, run))
-    for product, front in (("convolution", "convolution"), ("exact", "exact")):
-        fleet.restore(fleet.tensors(), [True, True], product)
-        assert [layer.options["product"] for layer in fleet.network.layers] == [front, "auto"]
-    assert fleet.network.product == "exact"
-
-
-@pytest.mark.parametrize("model", ["channels_square", "channels_blocks", "wide_blocks"])
-def test_wide_ranges_switch_all_layers(model: str, colours: Dataset) -> None:
-    """The single convolution loses digits in whichever layer the scales spread."""
-    for name in ("front", "hidden"):
-        run = Run(
-            "cifar10", model, "ldr_sd", 2, hidden=units(model), protocol=Protocol(lrs=(1e-3,), trials=2)
-        )
-        fleet = Fleet(run, Images.of(colours, run))
-        fleet.train_epoch(0)
-        fleet.finish_epoch()
-        assert [layer.options["product"] for layer in fleet.network.layers] == ["convolution"] * 2
-        parts = fleet.network.layout.parts(fleet.flat.detach())
-        (which,) = (key for key in parts if key.startswith(name) and key.endswith("subdiagonal_A"))
-        parts[which][1, ..., :15] = 0.2
-        fleet.train_epoch(1)
-        fleet.finish_epoch()
-        assert [layer.options["product"] for layer in fleet.network.layers] == ["exact"] * 2
-        fleet.train_epoch(2)
-        assert all(loss is not None for loss in fleet.finish_epoch())
-
-
 def test_units_that_do_not_divide_an_image() -> None:
     with pytest.raises(
         ValueError, match="hidden must divide 192, the size of an image, got 512 units, the def"

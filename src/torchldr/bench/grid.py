@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ..matrices import get_structure
-from .paper_values import SIZES
+from .paper_values import SIZES, in_paper
 
 INFERENCE, TRAINING = "inference", "training"
 KINDS = (INFERENCE, TRAINING)
@@ -29,7 +29,7 @@ class Case(NamedTuple):
 class Grid(NamedTuple):
     """Which cases, and how long each is timed: at least `repeats` rounds, about `seconds` a side."""
 
-    structures: Sequence[str] = ("low_rank", "toeplitz_like", "ldr_sd", "ldr_td")
+    structures: Sequence[str] = tuple(in_paper())
     sizes: Sequence[int] = SIZES
     ranks: Sequence[int] = (1,)
     batches: Sequence[int] = (1, 50)

@@ -35,5 +35,5 @@ def stored_bytes(structure: Structure, matrices: Sequence[Tensor]) -> int:
         constants = cls.constants(
             m, n, structure.rank or 1, dtype=W.dtype, generator=torch.Generator(), **options
         )
-        total += sum(c.value.numel() * c.value.element_size() for c in constants.values() if c.persistent)
+        total += sum(constants[name].nbytes for name in cls.drawn)
     return total

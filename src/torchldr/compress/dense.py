@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ..nn import StructuredLinear
-from ..nn.recurrent_base import StructuredRecurrent
+from ..nn.recurrent.base import StructuredRecurrent
 from .attention import StructuredAttention
 from .layers import StructuredPointwise, dense_linear
 

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..core.stacks import stack as stack_matrices
 from ..matrices import StructuredMatrix, get_structure
 from ..nn import MatrixStack, StructuredGRU, StructuredLinear, StructuredLSTM
 from ..nn.graph import as_node, is_proxy
-from ..nn.recurrent_base import StructuredRecurrent
+from ..nn.recurrent.base import StructuredRecurrent
 from ..nn.tensors import in_format_of
 from .structure import DENSE
 
@@ -106,10 +107,8 @@ def recurrent_from(
     ours = empty_recurrent(layer, plan)
     for name, stack in ours._stacks().items():
         group, weight = weights[name], layer._parameters[name]
-        for key in stack.tensors():
-            if key in stack.shared:
-                continue
-            value = torch.stack([M.tensors[key].detach() for M in group])
+        for key, value in stack_matrices(group).tensors.items():
+            value = value.detach()
             if key in stack._parameters:
                 learned = weight is not None and weight.requires_grad
                 stack._parameters[key] = nn.Parameter(value, requires_grad=learned)

@@ -9,7 +9,7 @@ from torch import nn
 
 from ..matrices import get_structure
 from ..nn import MatrixStack, StructuredLinear
-from ..nn.recurrent_base import StructuredRecurrent
+from ..nn.recurrent.base import StructuredRecurrent
 from .attention import StructuredAttention, split_attention
 from .layers import StructuredPointwise, empty_recurrent, quiet_linear
 from .targets import describe_site

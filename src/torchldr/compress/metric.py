@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from ..core.matrix import RankFit
-from ..matrices import Projection, from_dense
+from ..matrices import Projection
+from ..project import from_dense
 from .structure import Structure
 
 

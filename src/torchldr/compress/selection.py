@@ -49,7 +49,7 @@ def check_spec(who: str, spec: object) -> None:
         check_plan(spec)
     elif isinstance(spec, bool) or not isinstance(spec, float | int | Bytes | Latency | Structure):
         raise TypeError(
-            f"{who}: spec must be a fraction, a number of parameters, torchldr.Bytes, torchldr.Latency, a "
+            f"{who}: spec must be a fraction, a number of parameters, compress.Bytes, compress.Latency, a "
             f"torchldr.Structure or a mapping of names to structures, got {spec!r}."
         )
     elif not isinstance(spec, Structure):

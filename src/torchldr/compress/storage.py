@@ -50,7 +50,7 @@ def save_compressed(model: nn.Module, folder: str | os.PathLike[str]) -> None:
     content = save(tensors)
     checksum = hashlib.sha256(content).hexdigest()
     file = f"model-{checksum[:16]}.safetensors"
-    from .. import __version__
+    from ..version import __version__
 
     manifest = {
         "format": FORMAT,

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
 from . import costs
-from .products import autocasts, without_autocast
+from .products import Matrix, autocasts, without_autocast
 from .routes import Call, Route
-
-if TYPE_CHECKING:
-    from .matrix import StructuredMatrix
 
 LARGEST = 1 << 26  # entries of a dense matrix: 256 MiB in float32
 _CHUNK = 1 << 24  # numbers of one intermediate while the dense matrix is made
 
 
 class DenseProduct:
-    """Multiply by a dense matrix, in its own dtype, and add a bias."""
+    """Multiply by a dense matrix or a stack of them, in its own dtype, and add a bias."""
 
     def __init__(self, weight: Tensor) -> None:
         self.weight = weight
@@ -30,22 +26,25 @@ class DenseProduct:
         weight = self.weight
         if x.dtype is not weight.dtype and weight.dtype == torch.float64:
             x = x.double()  # autocast leaves float64 alone
+        if weight.ndim > 2:
+            y = x @ weight.mT
+            return y if bias is None else y + bias
         return linear(x, weight, bias)
 
 
-def own_route(name: str, seconds: Callable[[StructuredMatrix, Call], float]) -> Route:
+def own_route(name: str, seconds: Callable[[Matrix, Call], float]) -> Route:
     """The product that a class writes itself, `_matmul`, `_rmatmul` and `prepare`; it serves every call."""
 
-    def apply(M: StructuredMatrix, x: Tensor, transposed: bool) -> Tensor:
+    def apply(M: Matrix, x: Tensor, transposed: bool) -> Tensor:
         return M._rmatmul(x) if transposed else M._matmul(x)
 
     return Route(name, lambda M, call: None, seconds, apply, lambda M: M.prepare())
 
 
-def dense_route(seconds: Callable[[StructuredMatrix, Call], float]) -> Route:
+def dense_route(seconds: Callable[[Matrix, Call], float]) -> Route:
     """Make the dense matrix, then multiply; `seconds` are those of making it."""
 
-    def cost(M: StructuredMatrix, call: Call) -> float:
+    def cost(M: Matrix, call: Call) -> float:
         m, n = M.shape
         product = costs.backward(call, costs.gemm(call, call.batch, m, n))
         return product if call.kept else product + seconds(M, call)
@@ -56,18 +55,18 @@ def dense_route(seconds: Callable[[StructuredMatrix, Call], float]) -> Route:
 def by_columns(own: Route) -> Route:
     """The dense matrix by the class's own product with all unit vectors."""
 
-    def seconds(M: StructuredMatrix, call: Call) -> float:
+    def seconds(M: Matrix, call: Call) -> float:
         return own.cost(M, call._replace(batch=M.shape[1], kept=False))
 
     return dense_route(seconds)
 
 
-def too_large(M: StructuredMatrix, call: Call) -> str | None:
+def too_large(M: Matrix, call: Call) -> str | None:
     m, n = M.shape
     return f"its {m * n:,} entries are more than {LARGEST:,}" if m * n > LARGEST else None
 
 
-def multiply_by_dense(M: StructuredMatrix, x: Tensor, transposed: bool, bias: Tensor | None = None) -> Tensor:
+def multiply_by_dense(M: Matrix, x: Tensor, transposed: bool, bias: Tensor | None = None) -> Tensor:
     with without_autocast(x.device.type):
         W = M.materialize()
     if not autocasts(x.device.type):
@@ -75,11 +74,11 @@ def multiply_by_dense(M: StructuredMatrix, x: Tensor, transposed: bool, bias: Te
     return DenseProduct(W.mT if transposed else W)(x, bias)
 
 
-def prepare_dense(M: StructuredMatrix) -> DenseProduct:
+def prepare_dense(M: Matrix) -> DenseProduct:
     return DenseProduct(M.dense_weight())
 
 
-def weight_by_columns(M: StructuredMatrix) -> Tensor:
+def weight_by_columns(M: Matrix) -> Tensor:
     """The dense matrix (m, n), made some columns at a time so that intermediates stay small."""
     m, n = M.shape
     product, weight = M.prepare(), torch.empty(m, n, dtype=M.dtype, device=M.device)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from . import rules
 
-if TYPE_CHECKING:
-    from ..matrices.algebra.structure import Displacement
-
 Number = int | float | complex | Tensor
 
 
+@rules.family
 class LinearMap:
     """A matrix known by its products, shape (out_features, in_features).
 
@@ -59,7 +57,7 @@ class LinearMap:
     def T(self) -> LinearMap:
         """The transposed matrix: of the same class where that is closed, else lazy."""
         if self._transpose is None:
-            found: LinearMap = rules.apply("transpose", LinearMap, self)
+            found: LinearMap = rules.apply("transpose", self)
             found._transpose = self
             return found
         return self._transpose
@@ -67,7 +65,7 @@ class LinearMap:
     def __matmul__(self, x: Any) -> Any:
         if isinstance(x, LinearMap):
             check_sizes("@", self, x, self.in_features, x.out_features)
-            return rules.apply("matmul", LinearMap, self, x)
+            return rules.apply("matmul", self, x)
         if not isinstance(x, Tensor):
             return NotImplemented
         return self.matmul(x) if x.ndim == 1 else self.matmul(x.mT).mT
@@ -79,7 +77,7 @@ class LinearMap:
         if not isinstance(other, LinearMap):
             return NotImplemented
         check_sizes("+", self, other, tuple(self.shape), tuple(other.shape))
-        return rules.apply("add", LinearMap, self, other)
+        return rules.apply("add", self, other)
 
     def __sub__(self, other: LinearMap) -> LinearMap:
         return self + -other if isinstance(other, LinearMap) else NotImplemented
@@ -89,7 +87,7 @@ class LinearMap:
             isinstance(scalar, Tensor) and scalar.ndim == 0
         ):
             return NotImplemented
-        return rules.apply("scale", LinearMap, self, scalar=scalar)
+        return rules.apply("scale", self, scalar=scalar)
 
     __rmul__ = __mul__
 
@@ -103,28 +101,31 @@ class LinearMap:
         """The inverse of a square matrix: products with it solve systems with this one."""
         if self.out_features != self.in_features:
             raise ValueError(f"{type(self).__name__}: only a square matrix has an inverse, got {show(self)}.")
-        return rules.apply("inverse", LinearMap, self)
+        return rules.apply("inverse", self)
 
     def solve(self, b: Tensor, *, tol: float | None = None, method: str | None = None) -> Tensor:
         """The x with M x = b, for b of shape (n,) or (..., n, k); see `torchldr.solve`."""
-        return rules.apply("solve", LinearMap, self, b=b, tol=tol, method=method)
+        return rules.apply("solve", self, b=b, tol=tol, method=method)
 
     def as_scipy(self) -> Any:
-        """A `scipy.sparse.linalg.LinearOperator` with these products; see `torchldr.as_scipy`."""
-        return rules.apply("as_scipy", LinearMap, self)
+        """A `scipy.sparse.linalg.LinearOperator` with these products; see `torchldr.algebra.as_scipy`."""
+        return rules.apply("as_scipy", self)
 
     # Displacement.
 
-    def displacement_structure(self) -> Displacement | None:
-        """Operators, rank bound and generators of this matrix's displacement; None where it claims none."""
-        return rules.first("displacement_structure", LinearMap, self)
+    def displacement_structure(self) -> Any:
+        """Operators, rank bound and generators of this matrix's displacement; None where it claims none.
 
-    def _structure(self) -> Displacement:
+        Where there is one it is a `torchldr.algebra.DisplacementStructure`.
+        """
+        return rules.first("displacement_structure", self)
+
+    def _structure(self) -> Any:
         found = self.displacement_structure()
         if found is None:
             raise TypeError(
                 f"{type(self).__name__} has no displacement operators of its own; "
-                "torchldr.displacement(M, A, B) takes them as arguments."
+                "torchldr.algebra.displacement(M, A, B) takes them as arguments."
             )
         return found
 
@@ -162,7 +163,7 @@ class LinearMap:
             tol: as for `displacement_rank`.
             structure: the name of a class to put it in, by default whichever has these operators.
         """
-        return rules.apply("recompress", LinearMap, self, tol=tol, structure=structure)
+        return rules.apply("recompress", self, tol=tol, structure=structure)
 
 
 def show(M: LinearMap) -> str:

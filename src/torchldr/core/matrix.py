@@ -6,34 +6,36 @@ A class must write
     factors             its definition, as products of dense factors: the oracle
     _matmul, _rmatmul   its own product, (b, in) -> (b, out) and back, in plain torch operations
 should write, where it applies,
-    constants           tensors that are not learned (nodes, a permutation)
+    constants           tensors that are not learned (nodes, a permutation); `drawn` names the random ones
+    _materialize        the dense matrix, differentiably, where there is a faster way than by all unit vectors
     prepare             its own product with everything that does not depend on the input done before
     ROUTES              all its ways to multiply, with their costs (`routes`)
 and may write
     operators           its displacement operators A and C, which brings the displacement tests
     variants, all_ranks, multiply_adds and the class variables beside them, by which `compress_` looks at it
-and register rules of the algebra (`rules`): what its sums, products and transposes are.
+and register rules (`rules`): what its sums, products and transposes are, how to solve with it, to project
+onto it, to write it into an ONNX graph.
+
+All of this is written for one matrix. A matrix with leading axes is a stack of them (`stacks`): where a
+class does not say how, its functions are mapped over the stack or called for one matrix after the other.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
 
-from . import costs, operator
+from . import costs, operator, rules, stacks
 from .dense_route import by_columns, own_route, weight_by_columns
 from .linear_map import LinearMap
 from .products import Product, autocasts, check_input, is_jit_tracing, run_product, sum_of_products
 from .registry import REGISTRY, near
 from .routes import Call, Route, RouteTable, Sizes, choose, is_traced
-
-if TYPE_CHECKING:
-    from ..matrices.projection import Projection
 
 _EXACT_NORM = 1 << 20  # entries up to which the initial scale is measured instead of computed
 
@@ -50,13 +52,6 @@ OWN = own_route("own", _some_seconds)
 STANDARD = OWN, by_columns(OWN)
 
 
-class Constant(NamedTuple):
-    """A tensor that is not learned; a drawn one persists in the state_dict, a computed one does not."""
-
-    value: Tensor
-    persistent: bool = False
-
-
 class RankFit(Protocol):
     """The nearest members of a class to one matrix, by rank."""
 
@@ -69,23 +64,32 @@ class RankFit(Protocol):
         ...
 
 
+@rules.family
 class StructuredMatrix(LinearMap):
     """A matrix given by a few tensors and frozen options; subclasses are the structured classes.
 
     Args:
         out_features: number of rows m.
         in_features: number of columns n.
-        **fields: the class's tensors by name (constants may be left out) and its options.
+        **fields: the class's tensors by name (constants may be left out) and its options. Tensors may have
+            axes in front, the same for all: then this is a stack of matrices, multiplied together.
+
+    Attributes:
+        leading: the axes of a stack, such as (4,) for the gates of an LSTM; () for one matrix.
 
     Declaring a subclass with `name=` registers it: layers, the command line, the contract tests, the
     benchmarks and the documentation find it there.
     """
 
     name: ClassVar[str]
+    look: ClassVar[tuple[str, str]] = ("#888888", ".")  # colour and marker in figures
     ranked: ClassVar[bool] = True
     scaled: ClassVar[tuple[str, ...]] = ("G", "H")  # M is multilinear in these: they carry its scale
+    drawn: ClassVar[tuple[str, ...]] = ()  # constants that are random; they are kept in the state_dict
     opaque: ClassVar[bool] = False  # whether torch.compile should see the product as one operator
     ROUTES: ClassVar[tuple[Route, ...]] = STANDARD  # the first serves every call
+    STACK_ROUTES: ClassVar[tuple[Route, ...]] = stacks.ROUTES
+    _axes: ClassVar[int | None] = None  # of the first tensor of one matrix; found out when first needed
     structured: ClassVar[bool] = True  # False for the class that leaves a weight as it is
     compresses: ClassVar[bool] = False  # whether a budget looks at it where no classes are named
     projection_work: ClassVar[float] = 12.0  # microseconds an entry that a quick projection of rank 1 takes
@@ -97,6 +101,7 @@ class StructuredMatrix(LinearMap):
         written = cls.__dict__.keys() & {"_matmul", "_rmatmul", "prepare", "factors"}
         if written and "ROUTES" not in cls.__dict__:
             cls.ROUTES = STANDARD
+        cls._axes = None
         if name is not None:
             cls.name = name
             REGISTRY[name] = cls
@@ -105,7 +110,7 @@ class StructuredMatrix(LinearMap):
         cls = type(self)
         options = cls.check_options({k: v for k, v in fields.items() if not isinstance(v, Tensor)})
         tensors = {k: v for k, v in fields.items() if isinstance(v, Tensor)}
-        rank = tensors["G"].shape[0] if cls.ranked and "G" in tensors and tensors["G"].ndim else 1
+        rank = tensors["G"].shape[-2] if cls.ranked and "G" in tensors and tensors["G"].ndim > 1 else 1
         shapes = cls.check_shapes(out_features, in_features, rank if cls.ranked else None, options)
         if missing := [name for name in shapes if name not in tensors]:
             raise TypeError(f"{cls.__name__}: missing tensor{'s' * (len(missing) > 1)} {', '.join(missing)}.")
@@ -117,15 +122,23 @@ class StructuredMatrix(LinearMap):
             raise TypeError(
                 f"{cls.__name__}: unknown tensor {unknown[0]!r}. Known: {', '.join([*shapes, *constants])}."
             )
-        for key, shape in {**shapes, **{k: c.value.shape for k, c in constants.items()}}.items():
-            if key in tensors and tensors[key].ndim == 0 and torch.Size(shape) == (1,):
-                tensors[key] = tensors[key].reshape(1)  # a single number may come without an axis
-            if key in tensors and tensors[key].shape != torch.Size(shape):
+        axes = first.ndim - len(shapes[next(iter(shapes))])
+        leading = first.shape[:axes] if axes > 0 else torch.Size()
+        for key in {**shapes, **constants}.keys() & tensors.keys():
+            shape = shapes[key] if key in shapes else tuple(constants[key].shape)
+            if key in shapes or key in cls.drawn:
+                shape = (*leading, *shape)
+            if tensors[key].ndim == len(shape) - 1 and shape[-1:] == (1,):
+                tensors[key] = tensors[key].unsqueeze(-1)  # a single number may come without an axis
+            if tensors[key].shape != torch.Size(shape):
                 raise ValueError(
-                    f"{cls.__name__}: {key} must have shape {tuple(shape)} for {out_features} x "
+                    f"{cls.__name__}: {key} must have shape {shape} for {out_features} x "
                     f"{in_features}, got {tuple(tensors[key].shape)}."
                 )
-        self._set(out_features, in_features, {k: c.value for k, c in constants.items()} | tensors, options)
+        for key in cls.drawn:
+            if key in constants and key not in tensors:
+                constants[key] = constants[key].expand(*leading, *constants[key].shape)
+        self._set(out_features, in_features, constants | tensors, options)
 
     def _set(
         self, out_features: int, in_features: int, tensors: Mapping[str, Tensor], options: Mapping[str, Any]
@@ -133,6 +146,12 @@ class StructuredMatrix(LinearMap):
         self.out_features, self.in_features = out_features, in_features
         self.tensors, self.options = dict(tensors), dict(options)
         self.facts: dict[str, Any] = {}  # what routes found out about the values; for one product alone
+        cls = type(self)
+        if cls._axes is None:
+            shapes = cls.parameter_shapes(out_features, in_features, 1, **options)
+            cls._axes = len(shapes[cls.scaled[0]])
+        first = self.tensors[cls.scaled[0]]
+        self.leading = first.shape[: first.ndim - cls._axes]
 
     @classmethod
     def unchecked(
@@ -167,8 +186,8 @@ class StructuredMatrix(LinearMap):
         device: torch.device | str | None = None,
         generator: torch.Generator | None = None,
         **options: Any,
-    ) -> dict[str, Constant]:
-        """Tensors that are not learned, by name."""
+    ) -> dict[str, Tensor]:
+        """Tensors that are not learned, by name; those that are random are named in `drawn`."""
         return {}
 
     @classmethod
@@ -199,6 +218,14 @@ class StructuredMatrix(LinearMap):
     def prepare(self) -> Product:
         """The product (b, in) -> (b, out) with its constants computed: what inference keeps."""
         return self._matmul
+
+    def _materialize(self) -> Tensor:
+        """The dense matrix, by way of a fast product; differentiable."""
+        return self._matmul(torch.eye(self.in_features, dtype=self.dtype, device=self.device)).mT
+
+    def unseen(self, call: Call) -> Self | str:
+        """This stack as vmap should map it, which shows no values, or the reason why it should not."""
+        return self
 
     def operators(self) -> tuple[Tensor, Tensor] | None:
         """The displacement operators A and C as dense matrices, where the class has them."""
@@ -334,7 +361,7 @@ class StructuredMatrix(LinearMap):
         cls.init_(tensors, out_features, in_features, generator, **options)
         for name in ("G", "H", "weight", "column"):
             if name in tensors:
-                rank = tensors[name].shape[0] if name in ("G", "H") else 1
+                rank = tensors[name].shape[-2] if name in ("G", "H") else 1
                 normal_(tensors[name], (rank * in_features) ** -0.5, generator)
 
     @classmethod
@@ -357,7 +384,7 @@ class StructuredMatrix(LinearMap):
         constants = cls.constants(
             out_features, in_features, rank or 1, dtype=dtype, device=device, generator=generator, **options
         )
-        tensors = {name: constant.value for name, constant in constants.items()}
+        tensors = dict(constants)
         tensors |= {name: torch.empty(shape, dtype=dtype, device=device) for name, shape in shapes.items()}
         cls.init_(tensors, out_features, in_features, generator, **options)
         cls.draw_operators_(tensors, generator)
@@ -367,9 +394,7 @@ class StructuredMatrix(LinearMap):
     @classmethod
     def from_dense(cls, W: Tensor, rank: int | None = None, **options: Any) -> Projection:
         """The nearest member of the class to a dense matrix that we can find: `torchldr.from_dense`."""
-        from ..matrices.projection import from_dense
-
-        return from_dense(W, cls, rank, **options)
+        return rules.apply("from_dense", W=W, structure=cls, rank=rank, **options)
 
     @classmethod
     def draw_operators_(cls, tensors: Mapping[str, Tensor], generator: torch.Generator | None = None) -> None:
@@ -377,7 +402,25 @@ class StructuredMatrix(LinearMap):
 
     @property
     def rank(self) -> int | None:
-        return self.tensors["G"].shape[0] if self.ranked else None
+        return self.tensors["G"].shape[-2] if self.ranked else None
+
+    @property
+    def shape(self) -> torch.Size:
+        """(..., out_features, in_features)."""
+        return torch.Size((*self.leading, self.out_features, self.in_features))
+
+    def __len__(self) -> int:
+        if not self.leading:
+            raise TypeError(f"{type(self).__name__}: a single matrix has no length.")
+        return self.leading[0]
+
+    def __iter__(self) -> Iterator[Self]:
+        """The matrices of a stack along its first axis."""
+        return iter([self[i] for i in range(len(self))])
+
+    def __getitem__(self, index: Any) -> Self:
+        """The matrices of a stack at an index of its leading axes, sharing its tensors."""
+        return stacks.indexed(self, index)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -407,10 +450,15 @@ class StructuredMatrix(LinearMap):
         return self.to(torch.float64)
 
     def to_dense(self) -> Tensor:
+        """The matrix itself, from its definition, shape (..., out_features, in_features)."""
+        if self.leading:
+            return stacks.each(self, lambda M: M.to_dense())
         return sum_of_products(self.factors())
 
     def magnitude(self) -> Tensor:
         """The factors' absolute values, multiplied out: what rounding errors are measured by."""
+        if self.leading:
+            return stacks.each(self, lambda M: M.magnitude())
         positive = [tuple(torch.where(f < 0, -f, f) for f in term) for term in self.factors()]
         return sum_of_products(positive)
 
@@ -426,14 +474,24 @@ class StructuredMatrix(LinearMap):
     def materialize(self) -> Tensor:
         """The dense matrix by way of a fast product; differentiable. `to_dense` is the oracle."""
         M = self.promoted()
-        return M._matmul(torch.eye(M.in_features, dtype=M.dtype, device=M.device)).mT.to(self.dtype)
+        dense = stacks.materialize(M) if M.leading else M._materialize()
+        return dense.to(self.dtype)
 
     def dense_weight(self) -> Tensor:
         """The dense matrix that inference keeps, contiguous, without gradients and in little memory."""
+        if self.leading:
+            dense = stacks.each(self, lambda M: M.dense_weight())
+            # A grid lies in memory as the block matrix that it is.
+            return dense.transpose(1, 2).contiguous().transpose(1, 2) if dense.ndim == 4 else dense
+        if type(self)._materialize is not StructuredMatrix._materialize:
+            return self._materialize().contiguous()
         return weight_by_columns(self)
 
     def matmul(self, x: Tensor, *, route: str | None = None) -> Tensor:
         """Multiply vectors: (..., in_features) to (..., out_features).
+
+        With leading axes, vectors (..., b, in_features) give (..., b, out_features), and the axes in front
+        broadcast as in `torch.matmul`.
 
         Args:
             x: vectors.
@@ -460,14 +518,17 @@ class StructuredMatrix(LinearMap):
         bias: Tensor | None = None,
     ) -> Tensor:
         """`matmul` or `rmatmul` of an input that was checked, plus a bias; `dense` as for `choose`."""
+        if self.leading:
+            y = stacks.multiply(self, x, transposed=transposed, route=route, dense=dense)
+            return y if bias is None else y + bias
         M = self.promoted()
         if torch.compiler.is_compiling() or is_jit_tracing():
             seen = partial(operator.as_compilers_see, M, transposed=transposed)
             return run_product(seen, x, self.dtype, bias)
         chosen = choose(M, self.call(x, transposed=transposed), only=route, dense=dense)
         if chosen.holds_dense:
-            return chosen.apply(M, x, transposed, bias)
-        return run_product(lambda flat: chosen.apply(M, flat, transposed), x, self.dtype, bias)
+            return chosen.run(M, x, transposed, bias)
+        return run_product(lambda flat: chosen.run(M, flat, transposed), x, self.dtype, bias)
 
     def call(self, x: Tensor, *, transposed: bool = False, kept: bool = False) -> Call:
         """What a product with these vectors asks for; `kept` where this matrix is a constant."""
@@ -477,6 +538,10 @@ class StructuredMatrix(LinearMap):
         if dtype != torch.float64 and autocasts(device):
             dtype = torch.get_autocast_dtype(device)
         return Call(x.numel() // features, device, dtype, needs_grad, kept, is_traced(*tensors), transposed)
+
+    def all_routes(self) -> tuple[Route, ...]:
+        """The routes of the class, or those of a stack."""
+        return self.STACK_ROUTES if self.leading else self.ROUTES
 
     def routes(
         self,
@@ -499,9 +564,22 @@ class StructuredMatrix(LinearMap):
 
     def __repr__(self) -> str:
         parts = [str(self.out_features), str(self.in_features)]
+        parts += [f"leading={tuple(self.leading)}"] if self.leading else []
         parts += [f"rank={self.rank}"] if self.ranked else []
         parts += [f"{k}={v!r}" for k, v in self.options.items() if v is not None]
         return f"{type(self).__name__}({', '.join(parts)}, dtype={self.dtype})"
+
+
+class Projection(NamedTuple):
+    """A structured approximation of a dense matrix.
+
+    `residual` is |W - M|_F / |W|_F; `weighted_residual` is |(W - M) X|_F / |W X|_F for the activations X
+    that the projection was given, else None. Both are of the returned matrix, rounded to its dtype.
+    """
+
+    matrix: StructuredMatrix
+    residual: float
+    weighted_residual: float | None = None
 
 
 def normal_(t: Tensor, std: float, generator: torch.Generator | None) -> Tensor:

@@ -11,19 +11,16 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from .products import is_jit_tracing
-from .registry import get_structure
-
-if TYPE_CHECKING:
-    from .matrix import StructuredMatrix
+from .products import Matrix, is_jit_tracing
+from .registry import REGISTRY
 
 
-def as_compilers_see(M: StructuredMatrix, x: Tensor, *, transposed: bool) -> Tensor:
+def as_compilers_see(M: Matrix, x: Tensor, *, transposed: bool) -> Tensor:
     """M x, or M^T x, for a compiler or an exporter: one operator, or the first route of the class.
 
     torch.jit.trace is shown the operator always. It would take what is computed from shapes for tensors, and
@@ -31,10 +28,10 @@ def as_compilers_see(M: StructuredMatrix, x: Tensor, *, transposed: bool) -> Ten
     """
     if is_jit_tracing() or (M.opaque and not torch.compiler.is_exporting()):
         return product(M, x, transposed=transposed)
-    return M.ROUTES[0].apply(M, x, transposed)
+    return M.ROUTES[0].run(M, x, transposed)
 
 
-def product(M: StructuredMatrix, x: Tensor, *, transposed: bool) -> Tensor:
+def product(M: Matrix, x: Tensor, *, transposed: bool) -> Tensor:
     """M x, or M^T x, as one operator: (b, in) to (b, out)."""
     m, n = M.shape
     names = ",".join(M.tensors)
@@ -55,7 +52,7 @@ def _run(
     transposed: bool,
 ) -> Tensor:
     named = dict(zip(names.split(","), tensors, strict=True))
-    M = get_structure(structure).unchecked(m, n, named, ast.literal_eval(options))
+    M = REGISTRY[structure].unchecked(m, n, named, ast.literal_eval(options))
     return M.multiply(x, transposed=transposed)
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from .matrix import StructuredMatrix
+Matrix = Any  # a StructuredMatrix: that module stands above those that take one
+Product = Callable[[Tensor], Tensor]  # (b, in_features) to (b, out_features)
 
 
 def is_jit_tracing() -> bool:
@@ -19,7 +19,7 @@ def is_jit_tracing() -> bool:
     return torch._C._get_tracing_state() is not None
 
 
-def check_input(M: StructuredMatrix, x: Tensor, features: int, what: str, who: str | None = None) -> None:
+def check_input(M: Matrix, x: Tensor, features: int, what: str, who: str | None = None) -> None:
     """Errors for an input that cannot be multiplied."""
     who = who or type(M).__name__
     if not isinstance(x, Tensor):
@@ -36,9 +36,6 @@ def check_input(M: StructuredMatrix, x: Tensor, features: int, what: str, who: s
         raise TypeError(f"{who}: the input has dtype {x.dtype}, the weights {M.dtype}; convert one of them.")
 
 
-Product = Callable[[Tensor], Tensor]  # (b, in_features) to (b, out_features)
-
-
 def autocasts(device: str) -> bool:
     """Whether autocast is on for this type of device; some, such as meta, have none."""
     return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
@@ -49,14 +46,20 @@ def without_autocast(device: str) -> AbstractContextManager[Any]:
     return torch.autocast(device, enabled=False) if autocasts(device) else nullcontext()
 
 
-def run_product(product: Product, x: Tensor, dtype: torch.dtype, bias: Tensor | None = None) -> Tensor:
-    """Flatten the leading axes, compute in float32 or wider outside of autocast, and undo both."""
+def run_product(
+    product: Product, x: Tensor, dtype: torch.dtype, bias: Tensor | None = None, *, flatten: bool = True
+) -> Tensor:
+    """Flatten the leading axes, compute in float32 or wider outside of autocast, and undo both.
+
+    A stack of matrices has its own leading axes, which stay: `flatten=False`.
+    """
     device = x.device.type
     compute = torch.float64 if dtype == torch.float64 else torch.float32
-    flat = x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
+    flatten = flatten and x.ndim != 2
+    flat = x.reshape(-1, x.shape[-1]) if flatten else x
     if flat.dtype != compute:
         flat = flat.to(compute)
-    if not (torch.compiler.is_exporting() or is_jit_tracing()) and flat.shape[0] == 0:
+    if not (torch.compiler.is_exporting() or is_jit_tracing()) and flat.shape[-2] == 0:
         product = _of_no_vectors(product)
     if autocasts(device):
         with torch.autocast(device, enabled=False):
@@ -67,14 +70,14 @@ def run_product(product: Product, x: Tensor, dtype: torch.dtype, bias: Tensor | 
         y = product(flat)
     if bias is not None:
         y = y + bias
-    if x.ndim != 2:
+    if flatten:
         y = y.reshape(*x.shape[:-1], y.shape[-1])
     return y if y.dtype == dtype else y.to(dtype)
 
 
 def _of_no_vectors(product: Product) -> Product:
     """For an empty batch, which cuFFT and MKL refuse: with a row that is dropped again."""
-    return lambda flat: product(torch.nn.functional.pad(flat, (0, 0, 0, 1)))[:-1]
+    return lambda flat: product(torch.nn.functional.pad(flat, (0, 0, 0, 1)))[..., :-1, :]
 
 
 def kept_for_autograd(prepare: Callable[[], Product]) -> Callable[[], Product]:

@@ -11,29 +11,28 @@ compilers, exporters and vmap see, where there are no values to look at.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .products import Product
+from .products import Matrix, Product
 from .registry import near
-
-if TYPE_CHECKING:
-    from .matrix import StructuredMatrix
-
 
 LARGEST_BATCH = 1 << 14  # batches above take as long a vector
 
 
 class Sizes(NamedTuple):
-    """What the cost of a route depends on besides the call. A matrix has these attributes too."""
+    """What the cost of a route depends on besides the call."""
 
-    shape: torch.Size
+    shape: torch.Size  # (m, n)
     rank: int | None
     options: dict[str, Any]
+    matrices: int = 1  # of a stack
+    routes: tuple[Route, ...] = ()  # of one matrix of a stack
 
 
 class Call(NamedTuple):
@@ -59,10 +58,11 @@ class Route(NamedTuple):
 
     Attributes:
         name: by which it is forced, listed and shown.
-        why_not: None where the route serves, else the reason, in words for a user.
+        why_not: None where the route serves, else the reason, in words for a user; ask by `why_not`.
         cost: seconds by a simple model, from sizes alone.
         apply: (M, x, transposed) to M x or M^T x for rows of x; differentiable. One that holds the dense
-            matrix takes a bias as well.
+            matrix takes a bias as well. None for a route that serves matrices that are kept alone. vmap maps
+            the first route of a class that does not hold the dense matrix.
         prepare: M to the product with everything done that does not depend on x. It must be
             differentiable in x where the route serves a kept call that needs a gradient.
         holds_dense: whether it makes the m x n matrix. Such a route multiplies in the dtype of x.
@@ -71,12 +71,17 @@ class Route(NamedTuple):
     name: str
     why_not: Callable[[Any, Call], str | None]
     cost: Callable[[Any, Call], float]
-    apply: Callable[..., Tensor]
+    apply: Callable[..., Tensor] | None
     prepare: Callable[[Any], Product] | None = None
     holds_dense: bool = False
 
+    def run(self, *arguments: Any) -> Tensor:
+        """`apply`, of a route that serves calls without a plan."""
+        assert self.apply is not None
+        return self.apply(*arguments)
 
-def choose(M: StructuredMatrix, call: Call, *, only: str | None = None, dense: bool | None = None) -> Route:
+
+def choose(M: Matrix, call: Call, *, only: str | None = None, dense: bool | None = None) -> Route:
     """The cheapest route that serves.
 
     Args:
@@ -88,17 +93,16 @@ def choose(M: StructuredMatrix, call: Call, *, only: str | None = None, dense: b
     Raises:
         ValueError: where the route that was named, or any, does not serve; with the reason.
     """
-    cls: Any = type(M)  # a class is hashable, which the types of lru_cache do not see
-    routes = _by_cost(cls, M.shape, M.rank, tuple(M.options.items()), call.sized)
+    routes = costs_of(M, call)
     if only is not None:
-        routes = [route for route in routes if route.name == only]
+        routes = {route: cost for route, cost in routes.items() if route.name == only}
         if not routes:
             raise ValueError(f"{type(M).__name__}: no route {only!r}{near(only, dict.fromkeys(names(M)))}.")
     reasons = []
     for route in routes:
         if dense is not None and route.holds_dense != dense:
             continue
-        reason = route.why_not(M, call)
+        reason = why_not(route, M, call)
         if reason is None:
             return route
         reasons.append(f"{route.name}: {reason}")
@@ -107,17 +111,37 @@ def choose(M: StructuredMatrix, call: Call, *, only: str | None = None, dense: b
     raise ValueError(f"{type(M).__name__}: no route serves this call ({'; '.join(reasons)}).")
 
 
-def names(M: StructuredMatrix) -> list[str]:
-    return [route.name for route in M.ROUTES]
+def why_not(route: Route, M: Matrix, call: Call) -> str | None:
+    """None where the route serves a call, else the reason, in words for a user."""
+    if route.apply is None and (not call.kept or call.transposed):
+        return "for matrices that are kept"
+    return route.why_not(M, call)
+
+
+def names(M: Matrix) -> list[str]:
+    return [route.name for route in M.all_routes()]
+
+
+def costs_of(M: Matrix, call: Call) -> dict[Route, float]:
+    """The routes with their costs, the cheapest first."""
+    shape = M.out_features, M.in_features
+    cls: Any = type(M)  # a class is hashable, which the types of lru_cache do not see
+    return _costs(cls, tuple(M.leading), shape, M.rank, tuple(M.options.items()), call.sized)
 
 
 @lru_cache(maxsize=4096)
-def _by_cost(
-    cls: type[StructuredMatrix], shape: torch.Size, rank: int | None, options: tuple[Any, ...], call: Call
-) -> list[Route]:
-    """The routes of a class, the cheapest first. Costs depend on sizes alone, so they are computed once."""
-    sizes = Sizes(shape, rank, dict(options))
-    return sorted(cls.ROUTES, key=lambda route: route.cost(sizes, call))
+def _costs(
+    cls: Any,
+    leading: tuple[int, ...],
+    shape: tuple[int, int],
+    rank: int | None,
+    options: tuple[Any, ...],
+    call: Call,
+) -> dict[Route, float]:
+    """Costs depend on sizes alone, so they are computed once."""
+    sizes = Sizes(torch.Size(shape), rank, dict(options), math.prod(leading), cls.ROUTES)
+    costs = {route: route.cost(sizes, call) for route in (cls.STACK_ROUTES if leading else cls.ROUTES)}
+    return dict(sorted(costs.items(), key=lambda item: item[1]))
 
 
 _KEYS = torch._C._TorchDispatchModeKey
@@ -156,16 +180,13 @@ class Row(NamedTuple):
 class RouteTable(Sequence[Row]):
     """Every route of a matrix for one call, the cheapest first; printed as a table."""
 
-    def __init__(
-        self, M: StructuredMatrix, call: Call, *, only: str | None = None, dense: bool | None = None
-    ) -> None:
+    def __init__(self, M: Matrix, call: Call, *, only: str | None = None, dense: bool | None = None) -> None:
         self.call = call
         self.note = ""
         chosen = choose(M, call, only=only, dense=dense)
-        cost = {route.name: route.cost(M, call.sized) for route in M.ROUTES}
         self.rows = tuple(
-            Row(route.name, cost[route.name], route.why_not(M, call), route is chosen)
-            for route in sorted(M.ROUTES, key=lambda route: cost[route.name])
+            Row(route.name, cost, why_not(route, M, call), route is chosen)
+            for route, cost in costs_of(M, call).items()
         )
 
     def __getitem__(self, index: Any) -> Any:

@@ -1,12 +1,14 @@
-"""Where linear maps find the rules of their algebra.
+"""Where linear maps and structured classes find their rules.
 
-A rule is a small function, registered for an operation and the exact classes of its operands. `LinearMap`
-in place of a class stands for every map. The most special rule that applies is taken: one that returns
-None does not apply, and the next is asked. So the maps know the operations, the modules of `algebra`
-the rules, and a class of one's own may bring its own:
+A rule is a small function, registered for an operation and the exact classes of its operands. A family in
+place of a class stands for all its subclasses (`LinearMap` is one, for every map). The most special rule
+that applies is taken: one that returns None does not apply, and the next is asked. So the maps know the
+operations, the folders of the classes the rules, and a class of one's own may bring its own:
 
     @rule("add", MyClass, MyClass)
     def _(M, N): ...
+
+Rules that say something of a class, and not of a matrix, are found by the class: `of_class`, `by_class`.
 """
 
 from __future__ import annotations
@@ -15,9 +17,19 @@ import itertools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from torch import Tensor
+
 Rule = TypeVar("Rule", bound=Callable[..., Any])
+Class = TypeVar("Class", bound=type)
 
 RULES: dict[tuple[Any, ...], Callable[..., Any]] = {}
+FAMILIES: set[type] = {Tensor}  # its subclasses, such as parameters, are matrices too
+
+
+def family(cls: Class) -> Class:
+    """Let rules for this class hold for its subclasses too."""
+    FAMILIES.add(cls)
+    return cls
 
 
 def rule(operation: str, *classes: type) -> Callable[[Rule], Rule]:
@@ -30,9 +42,9 @@ def rule(operation: str, *classes: type) -> Callable[[Rule], Rule]:
     return register
 
 
-def first(operation: str, anything: type, *operands: Any, **options: Any) -> Any:
-    """The result of the first rule that applies, or None; `anything` stands for every map."""
-    for classes in itertools.product(*((type(operand), anything) for operand in operands)):
+def first(operation: str, *operands: Any, **options: Any) -> Any:
+    """The result of the first rule that applies, or None."""
+    for classes in itertools.product(*map(_classes, operands)):
         found = RULES.get((operation, *classes))
         result = found(*operands, **options) if found is not None else None
         if result is not None:
@@ -40,14 +52,29 @@ def first(operation: str, anything: type, *operands: Any, **options: Any) -> Any
     return None
 
 
-def apply(operation: str, anything: type, *operands: Any, **options: Any) -> Any:
+def _classes(operand: Any) -> list[type]:
+    exact, *bases = type(operand).__mro__
+    return [exact, *(base for base in bases if base in FAMILIES)]
+
+
+def apply(operation: str, *operands: Any, **options: Any) -> Any:
     """As `first`, where some rule must apply.
 
     Raises:
         TypeError: where none does.
     """
-    result = first(operation, anything, *operands, **options)
+    result = first(operation, *operands, **options)
     if result is None:
         kinds = " and ".join(type(operand).__name__ for operand in operands)
         raise TypeError(f"no rule of the algebra gives {operation!r} for {kinds}.")
     return result
+
+
+def of_class(operation: str, cls: type) -> Callable[..., Any] | None:
+    """The rule that says this of a class, or None."""
+    return RULES.get((operation, cls))
+
+
+def by_class(operation: str) -> dict[type, Callable[..., Any]]:
+    """Every class with a rule that says this of it, in the order of registration."""
+    return {key[1]: found for key, found in RULES.items() if key[0] == operation and len(key) == 2}

@@ -13,11 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from ..compress.layers import keep_state
+from ..core.stacks import unbound
+from ..functional.exported.convolution import numbers
+from ..functional.exported.dense import DenseProduct
 from ..matrices import StructuredMatrix
 from ..nn import RecurrentStep, StructuredChannels, StructuredLinear
-from ..nn.recurrent_base import StructuredRecurrent
-from .classes import DenseProduct
-from .convolution import numbers
+from ..nn.recurrent.base import StructuredRecurrent
 from .forms import product_module
 from .placeholder import Placeholder
 
@@ -139,8 +140,7 @@ class _Maker:
     def channels(self, name: str, layer: StructuredChannels) -> nn.Module:
         grid = layer.grid
         assert grid is not None
-        places = itertools.product(range(layer.out_channels), range(layer.in_channels))
-        matrices = [grid.matrix(*place) for place in places]
+        matrices = unbound(grid.matrix())
         products = [self.product(matrix) for matrix in matrices]
         self.note(name, grid.structure, matrices[0].shape, products)
         if all(isinstance(product, DenseProduct) for product in products):
@@ -151,7 +151,7 @@ class _Maker:
     def recurrent_(self, name: str, layer: StructuredRecurrent) -> None:
         """Let a layer multiply by products that are modules, step by step."""
         for part, stack in layer._stacks().items():
-            matrices = [stack.matrix(i) for i in range(stack.stack[0])]
+            matrices = list(stack.matrix())
             products = [self.product(matrix) for matrix in matrices]
             self.note(f"{name}.{part}".lstrip("."), stack.structure, matrices[0].shape, products)
             layer._modules[part] = StackedProduct(list(map(self.shown, products, matrices)))
@@ -159,10 +159,10 @@ class _Maker:
         if next(layer.parameters(), None) is None:  # the layer asks one for its dtype
             layer.register_parameter("_like", nn.Parameter(like.new_empty(0), requires_grad=False))
         layer.__dict__["_product"] = partial(_recurrent_product, layer)
-        layer.__dict__["_run_fused"] = layer._run_steps
+        layer.__dict__["_run_fused"] = partial(layer._run_steps, dense={})
 
 
-def _recurrent_product(layer: StructuredRecurrent, side: str, suffix: str) -> Any:
+def _recurrent_product(layer: StructuredRecurrent, side: str, suffix: str, **_: Any) -> Any:
     weight = getattr(layer, f"weight_{side}{suffix}")
     bias = getattr(layer, f"bias_{side}{suffix}") if layer.bias else None
     if isinstance(weight, Tensor):
@@ -197,8 +197,8 @@ def exportable(
         elif isinstance(module, StructuredRecurrent):
             if mode == "dense" and id(module) not in steps:
                 for part, stack in module._stacks().items():
-                    dense = [DenseProduct(stack.matrix(i).materialize()) for i in range(stack.stack[0])]
-                    maker.note(f"{name}.{part}".lstrip("."), stack.structure, stack.matrix(0).shape, dense)
+                    dense = [DenseProduct(M.materialize()) for M in stack.matrix()]
+                    maker.note(f"{name}.{part}".lstrip("."), stack.structure, dense[0].weight.shape, dense)
                 made[id(module)] = module.to_torch().eval()
             else:
                 maker.recurrent_(name, module)

@@ -60,7 +60,6 @@ def to_onnx(
 
     Raises:
         ExportError: the model cannot be exported, or the file computes something else.
-        NotImplementedError: a class of your own has no form for this mode.
     """
     check_choices("to_onnx", mode, plan)
     if opset not in OPSETS:

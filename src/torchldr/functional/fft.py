@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import cuda
+from ..kernels import cuda
 
 # Odd products of 3, 5 and 7 below 64: times a power of two they leave no gap wider than an eighth.
 _ODD = (1, 3, 5, 7, 9, 15, 21, 25, 27, 35, 45, 49, 63)

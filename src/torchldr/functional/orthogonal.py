@@ -11,10 +11,12 @@ their matrices, `hadamard_reference` and `cosine_reference`.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
+LARGEST_KEPT = 1024  # size of a transform's matrix that is kept between calls: 4 MiB in float32
 _RADIX = 32  # one dense factor: large enough for a matrix product, small enough for O(n log n)
 
 
@@ -24,6 +26,20 @@ def hadamard_reference(p: int, dtype: torch.dtype = torch.float64) -> Tensor:
     while H.shape[0] < p:
         H = torch.cat((torch.cat((H, H), 1), torch.cat((H, -H), 1))) / math.sqrt(2)
     return H
+
+
+@lru_cache(maxsize=16)
+def hadamard_matrix(p: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """`hadamard_reference` on a device, kept between calls."""
+    with torch.inference_mode(False):  # or autograd could not use it later
+        return hadamard_reference(p, dtype).to(device)
+
+
+@lru_cache(maxsize=4)
+def cosine_matrix(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """`cosine_reference` on a device, kept between calls."""
+    with torch.inference_mode(False):
+        return cosine_reference(n, dtype).to(device)
 
 
 def hadamard_transform(x: Tensor) -> Tensor:
@@ -36,11 +52,17 @@ def hadamard_transform(x: Tensor) -> Tensor:
     y, done = x, 1
     while done < p:
         radix = min(_RADIX, p // done)
-        H = hadamard_reference(radix, x.dtype).to(x.device)
+        kept = x.is_cuda and not torch.compiler.is_compiling()  # a captured graph copies nothing from the CPU
+        make = hadamard_matrix if kept else _hadamard_on
+        H = make(radix, x.dtype, x.device)
         y = y.flatten(x.ndim - 1).unflatten(-1, (p // (radix * done), radix, done))
         y = (H @ y) if done > 1 else (y.squeeze(-1) @ H)
         done *= radix
     return y.flatten(x.ndim - 1)
+
+
+def _hadamard_on(p: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return hadamard_reference(p, dtype).to(device)
 
 
 def cosine_reference(n: int, dtype: torch.dtype = torch.float64) -> Tensor:

@@ -25,8 +25,8 @@ With a diagonal C instead, diagonals become columns: that is a Vandermonde-like 
 the shift. `straight` asks for it.
 
 Work O(m n) for any rank, which a GPU does in a few passes over its memory: diagonals are cut into segments,
-whose sums are computed at once, then chained (`scan_kernels`). On a CPU the same is done row by row; there it
-is the oracle of the kernels. The tests hold both to the definition.
+whose sums are computed at once, then chained (`kernels.cuda.scan`). On a CPU the same is done row by row;
+there it is the oracle of the kernels. The tests hold both to the definition.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .cuda import unavailable
-from .scan_kernels import Form, launch, parts, states
+from ..kernels.cuda import unavailable
+from ..kernels.cuda.scan import Form, launch, parts, states
 
 
 class Gradients(NamedTuple):

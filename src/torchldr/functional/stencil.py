@@ -1,7 +1,7 @@
 """The compiled stencil: Krylov columns of a ring operator and their adjoint, on a CPU.
 
-Numba compiles the loops of `compiled_stencil` (see `compiled`). Where they cannot be used, or a tensor is not
-in CPU memory, `serves` says no and the plain form of `tridiagonal` is taken.
+Numba compiles the loops of `kernels.cpu.stencil` (see `compiled`). Where they cannot be used, or a tensor is
+not in CPU memory, `serves` says no and the plain form of `tridiagonal` is taken.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from .compiled import Loops, numbers, wide
+from ..kernels.cpu.compiled import Loops, numbers, wide
 from .reference import krylov_of_ring_reference
 
 
@@ -51,7 +51,7 @@ class Stencil:
 
     def run(self, state: Tensor, width: int) -> None:
         """Make `columns` state, A state, .. of every Krylov matrix."""
-        from .compiled_stencil import columns  # imports numba
+        from ..kernels.cpu.stencil import columns  # imports numba
 
         array = self._scratch.numpy()[:, : width + 1]
         array[:, 0] = state.detach().numpy()  # not by torch: other threads do not know of no_grad
@@ -73,7 +73,7 @@ class Stencil:
 
     def adjoint(self, width: int) -> None:
         """Take the gradient of the columns, and that of the state that follows, back to the state before."""
-        from .compiled_stencil import adjoint
+        from ..kernels.cpu.stencil import adjoint
 
         columns, gradient = self._scratch.numpy()[:, :width], self.gradient(width).numpy()
         adjoint(self._ring, columns, gradient, self._collected)

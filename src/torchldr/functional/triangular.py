@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from .compiled import Loops, numbers, wide
+from ..kernels.cpu.compiled import Loops, numbers, wide
 
 
 def ring_solve(w: Tensor, f: float, b: Tensor, *, transposed: bool = False) -> Tensor:
@@ -51,7 +51,7 @@ def lower_toeplitz_solve(w: Tensor, b: Tensor) -> Tensor:
 
 
 def _compiled(w: Tensor, y: Tensor) -> None:
-    from .gko_kernels import substitute
+    from ..kernels.cpu.gko import substitute
 
     substitute(w.detach().contiguous().numpy(), y.detach().numpy())
 

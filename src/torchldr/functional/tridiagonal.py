@@ -26,9 +26,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from . import cuda, stencil
+from ..kernels import cuda
+from ..kernels.cpu.threads import both
+from . import stencil
 from ._twin import plain_backward, plain_jvp
-from .threads import both
 
 Operator = tuple[Tensor, Tensor, Tensor, Tensor]  # lower, diagonal, upper (m,) and start vectors (r, m)
 
@@ -78,7 +79,7 @@ def krylov_matmul(lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, w: 
     The same, slowly: `sum(krylov_of_ring_reference(lower, diagonal, upper, v, k) @ w)`.
     """
     if cuda.serves(V.shape[-1], lower, diagonal, upper, V, w):
-        return w.flatten(1) @ _cuda_krylov(lower, diagonal, upper, V, w.shape[-1]).flatten(0, 1)
+        return w.flatten(1) @ krylov_matrices(lower, diagonal, upper, V, w.shape[-1]).flatten(0, 1)
     return _plain_matmul(lower, diagonal, upper, V, w)
 
 
@@ -95,7 +96,7 @@ def krylov_rmatmul(lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, u:
         Shape (b, r, k). Costs and rules as for `krylov_matmul`.
     """
     if cuda.serves(V.shape[-1], lower, diagonal, upper, V, u):
-        K = _cuda_krylov(lower, diagonal, upper, V, k)
+        K = krylov_matrices(lower, diagonal, upper, V, k)
         return (u @ K.flatten(0, 1).mT).unflatten(1, K.shape[:2])
     return _plain_rmatmul(lower, diagonal, upper, V, u, k)
 
@@ -292,8 +293,8 @@ def _adjoint(
 # On a GPU: the Krylov matrices themselves, by a kernel, and one matrix product.
 
 
-def _cuda_krylov(lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, k: int) -> Tensor:
-    """(r, k, m): the Krylov matrices, transposed."""
+def krylov_matrices(lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, k: int) -> Tensor:
+    """The Krylov matrices K_k(A, v_i), transposed, (r, k, m), where `cuda.serves`."""
     stacked = (t.unsqueeze(0) for t in (lower, diagonal, upper, V))
     return _CudaKrylov.apply(*stacked, k).squeeze(0)
 

@@ -10,6 +10,8 @@ memory. The tests hold both to `vandermonde_reference`.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -72,3 +74,9 @@ def vandermonde_rmatmul(nodes: Tensor, y: Tensor, n: int) -> Tensor:
         parts.append(y @ small)
         y = stride * y
     return torch.cat(parts, -1)[..., :n]
+
+
+def chebyshev_points(m: int, dtype: torch.dtype, device: torch.device | str | None = None) -> Tensor:
+    """cos(pi (2i + 1) / 2m), shape (m,): the points of (-1, 1) that polynomials like best."""
+    i = torch.arange(m, dtype=torch.float64, device="cpu")  # whatever the default device is
+    return torch.cos((2 * i + 1) * (math.pi / (2 * m))).to(dtype=dtype, device=device)

@@ -1,11 +1,11 @@
 """Layers."""
 
-from .channels import StructuredChannels
-from .channels_stack import MatrixStack
+from .channels.layer import StructuredChannels
+from .channels.stack import MatrixStack
 from .convolution import ConvolutionMatrix, conv_to_matrix
 from .linear import StructuredLinear
-from .recurrent import StructuredGRU, StructuredLSTM
-from .recurrent_step import RecurrentStep
+from .recurrent.layers import StructuredGRU, StructuredLSTM
+from .recurrent.step import RecurrentStep
 from .tune import tune
 
 __all__ = [

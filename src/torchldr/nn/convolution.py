@@ -21,9 +21,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv1d, conv2d, conv_transpose1d, conv_transpose2d, pad
 
-from ..matrices.algebra.constructors_base import ClassicalMatrix, Operators
-from ..matrices.algebra.operators import BlockDiagonal, Operator, Shift
-from ..matrices.algebra.structure import Displacement, Generators
+from ..algebra.known import Operators
+from ..algebra.structure import DisplacementStructure, Generators
+from ..matrices.classical.base import ClassicalMatrix
+from ..operators import BlockDiagonal, Operator, Shift
 
 _CONVOLVE = {1: conv1d, 2: conv2d}
 _TRANSPOSE = {1: conv_transpose1d, 2: conv_transpose2d}
@@ -158,7 +159,7 @@ class ConvolutionMatrix(ClassicalMatrix):
         C = self._move(self.in_channels, self.in_size, axis, self.axes[axis].stride, f)
         return Operators(A, C.T, "stein")
 
-    def displacement_structure(self) -> Displacement:
+    def displacement_structure(self) -> DisplacementStructure:
         """The operators with the generators of M - A M B: rows and columns of M, by fast products."""
         A, B, form = self.operators()
         axis = self._axis()
@@ -173,7 +174,7 @@ class ConvolutionMatrix(ClassicalMatrix):
             return torch.cat((from_rows, left)), torch.cat((self.rmatmul(from_rows), from_columns))
 
         rank = len(rows) + len(columns)
-        return Displacement(A, B, cast(Literal["stein"], form), rank, make)
+        return DisplacementStructure(A, B, cast(Literal["stein"], form), rank, make)
 
     def displacement(self) -> Tensor:
         return self.displacement_structure().of_dense(self.to_dense())
@@ -244,7 +245,8 @@ def conv_to_matrix(conv: nn.Conv1d | nn.Conv2d, height: int, width: int | None =
     Returns:
         M with `conv(x).flatten(1) = M.matmul(x.flatten(1)) + M.offset`. It shares the filters of the layer.
         `M.displacement_rank()` is its displacement rank by the moves that `M.operators()` gives,
-        `M.to_toeplitz_like()` the same matrix by its generators with respect to Z_1 and Z_{-1}.
+        `torchldr.algebra.convert(M, "toeplitz_like")` the same matrix by its generators with respect to Z_1
+        and Z_{-1}.
 
     Examples:
         >>> M = conv_to_matrix(nn.Conv2d(3, 3, 5, padding=2, bias=False), 32)

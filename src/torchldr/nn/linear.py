@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..core.products import check_input
-from ..core.routes import Call, RouteTable, is_traced
-from ..matrices import StructuredMatrix, get_structure
+from ..core.routes import Call, RouteTable
+from ..matrices import StructuredMatrix
 from .graph import as_node, is_proxy
+from .parameters import StructuredParameters, describe
 from .plan import PLANS, Plan
-from .tensors import add_axes, lack_values, named_tensors
 
 
-class StructuredLinear(nn.Module):
+class StructuredLinear(StructuredParameters):
     """Apply y = x M^T + b with a structured matrix M: nn.Linear with far fewer parameters.
 
     Args:
@@ -69,51 +69,39 @@ class StructuredLinear(nn.Module):
         dtype: torch.dtype | None = None,
         **options: Any,
     ) -> None:
-        super().__init__()
         if init not in ("linear", "paper"):
             raise ValueError(f"StructuredLinear: init must be 'linear' or 'paper', got {init!r}.")
         if not isinstance(bias, bool):
             raise TypeError(f"StructuredLinear: bias must be True or False, got {bias!r}.")
-        self.structure = get_structure(structure)
-        self.options = self.structure.check_options(options, StructuredLinear)
-        shapes = self.structure.check_shapes(
-            out_features, in_features, rank, self.options, "StructuredLinear"
+        super().__init__(
+            (),
+            in_features,
+            out_features,
+            structure=structure,
+            rank=rank,
+            options=options,
+            device=device,
+            dtype=dtype,
+            layer=StructuredLinear,
         )
-        self.in_features, self.out_features, self.init = in_features, out_features, init
-        self.rank = (rank or 1) if self.structure.ranked else None
-        dtype = dtype or torch.get_default_dtype()
-        if not dtype.is_floating_point:
-            raise TypeError(f"StructuredLinear: dtype must be real floating point, got {dtype}.")
-        for name, shape in shapes.items():
-            self.register_parameter(name, nn.Parameter(torch.empty(shape, device=device, dtype=dtype)))
-        constants = self.structure.constants(
-            out_features, in_features, self.rank or 1, dtype=dtype, device=device, **self.options
-        )
-        for name, constant in constants.items():
-            self.register_buffer(name, constant.value, persistent=constant.persistent)
-        self._learned, self._names = tuple(shapes), (*shapes, *constants)
+        self.init = init
         self.register_parameter(
             "bias", nn.Parameter(torch.empty(out_features, device=device, dtype=dtype)) if bias else None
         )
         self._plan_choice: str = "auto"
         self._route: str | None = None
         self._tuned: dict[Call, str] = {}
-        self._plan: Plan | None = None
         self.reset_parameters()
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Draw all parameters anew, in place, and refill the constants."""
-        self._refill_constants(generator, drawn=True)
+        self._fill_constants(generator, drawn=True)
         start = self.structure.init_paper_ if self.init == "paper" else self.structure.initialise_
         start(self._tensors(), self.out_features, self.in_features, generator, **self.options)
         if self.bias is not None:
             bound = self.in_features**-0.5
             nn.init.uniform_(self.bias, -bound, bound, generator=generator)
         self.drop_plan()
-
-    def matrix(self) -> StructuredMatrix:
-        """The structured matrix M (out_features, in_features), sharing this layer's parameters."""
-        return self.structure.unchecked(self.out_features, self.in_features, self._tensors(), self.options)
 
     @property
     def weight(self) -> Tensor:
@@ -169,10 +157,6 @@ class StructuredLinear(nn.Module):
         self._route = name
         self.drop_plan()
 
-    def drop_plan(self) -> None:
-        """Forget what is kept for inference."""
-        self._plan = None
-
     def keep_tuned(self, call: Call, route: str) -> None:
         """Take this route for inputs as in `call`: what `torchldr.tune` found."""
         self._tuned[call.sized] = route
@@ -213,9 +197,7 @@ class StructuredLinear(nn.Module):
 
     def extra_repr(self) -> str:
         parts = [f"in_features={self.in_features}", f"out_features={self.out_features}"]
-        parts += [f"bias={self.bias is not None}", f"structure={self.structure.name!r}"]
-        parts += [f"rank={self.rank}"] if self.rank is not None else []
-        parts += [f"{name}={value!r}" for name, value in self.options.items()]
+        parts += [f"bias={self.bias is not None}", describe(self)]
         parts += [f"init={self.init!r}"] if self.init != "linear" else []
         parts += [f"plan={self._plan_choice!r}"] if self._plan_choice != "auto" else []
         parts += [f"route={self._route!r}"] if self._route is not None else []
@@ -223,69 +205,11 @@ class StructuredLinear(nn.Module):
             parts += [f"plan={self._plan_choice!r} (keeps {' and '.join(kept)})"]
         return ", ".join(parts)
 
-    # The plan, and what drops it.
-
     def _why_no_plan(self, matrix: StructuredMatrix) -> str | None:
-        """Why the weights are not constants now, or None where they are."""
-        if self.training:
-            return "the layer is in train() mode"
-        if torch.compiler.is_compiling():
-            return "a compiler is at work"
-        gradients = torch.is_grad_enabled()
-        for name in self._learned:
-            if gradients and matrix.tensors[name].requires_grad:
-                return f"the gradient of {name} is wanted"
-            own: Tensor | None = self._parameters.get(name)
-            if own is not None and not isinstance(own, nn.Parameter):
-                return f"{name} was swapped for another tensor"
-        if gradients and self.bias is not None and self.bias.requires_grad:
+        reason = super()._why_no_plan(matrix)
+        if reason is None and torch.is_grad_enabled() and self.bias is not None and self.bias.requires_grad:
             return "the gradient of bias is wanted"
-        return "tensors without memory" if is_traced(*matrix.tensors.values()) else None
+        return reason
 
-    def _planned(self, matrix: StructuredMatrix) -> Plan:
-        plan = self._plan
-        if plan is None or not plan.holds(list(matrix.tensors.values())):
-            plan = self._plan = Plan(matrix, self._plan_choice, self._route, self._tuned)
-        return plan
-
-    def _tensors(self) -> dict[str, Tensor]:
-        tensors = named_tensors(self, self._names)
-        if lack_values(tensors, self._learned):
-            self._refill_constants()
-            tensors = named_tensors(self, self._names)
-        return tensors
-
-    def _refill_constants(self, generator: torch.Generator | None = None, *, drawn: bool = False) -> None:
-        """Compute the constants again, and draw anew those that are drawn if asked to."""
-        some = next(self.parameters())
-        constants = self.structure.constants(
-            self.out_features,
-            self.in_features,
-            self.rank or 1,
-            dtype=some.dtype,
-            device=some.device,
-            generator=generator,
-            **self.options,
-        )
-        for name, constant in constants.items():
-            if drawn or not constant.persistent:
-                self.register_buffer(name, constant.value, persistent=constant.persistent)
-
-    def train(self, mode: bool = True) -> Self:
-        self._plan = None
-        return super().train(mode)
-
-    def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        self.drop_plan()
-        super()._apply(fn, recurse)
-        self._refill_constants()  # conversion to a narrow dtype, or from the meta device, ruins them
-        return self
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        self.drop_plan()
-        add_axes(self, state_dict, prefix)
-        super()._load_from_state_dict(state_dict, prefix, *args)
-        self._refill_constants()  # parameters that are assigned may have another device and dtype
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_plan": None}
+    def _make_plan(self, matrix: StructuredMatrix) -> Plan:
+        return Plan(matrix, self._plan_choice, self._route, self._tuned)

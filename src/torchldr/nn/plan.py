@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..core.dense_route import DenseProduct
 from ..core.products import Product, run_product
-from ..core.routes import Call, Route, choose
+from ..core.routes import Call, Route, choose, why_not
 from ..matrices import StructuredMatrix
 from .snapshot import Snapshot
 
@@ -60,8 +60,8 @@ class Plan:
             return choose(self.matrix, call, only=self._only)
         tuned = self._tuned.get(call)
         if tuned is not None:  # the numbers may have changed since: the route need not serve any more
-            for route in self.matrix.ROUTES:
-                if route.name == tuned and route.why_not(self.matrix, call) is None:
+            for route in self.matrix.all_routes():
+                if route.name == tuned and why_not(route, self.matrix, call) is None:
                     return route
         return choose(self.matrix, call, dense=self._dense)
 

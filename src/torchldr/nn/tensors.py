@@ -28,8 +28,8 @@ def add_axes(model: nn.Module, state: dict[str, Any], prefix: str = "") -> None:
     LDR-SD's corners had none in 0.1. FSDP takes no parameters without an axis.
     """
     for path, layer in model.named_modules(remove_duplicate=False):
-        if hasattr(layer, "_learned"):  # a structured layer; in front are the axes of a stack
-            lead = len(getattr(layer, "stack", ()))
+        if hasattr(layer, "_learned"):  # structured parameters; in front are the axes of a stack
+            lead = len(layer.leading)
             for name, p in layer.named_parameters(f"{prefix}{path}{'.' if path else ''}".removesuffix(".")):
                 t = state.get(name)
                 if isinstance(t, Tensor) and p.shape[lead:] == (1,) and t.shape == p.shape[:lead]:

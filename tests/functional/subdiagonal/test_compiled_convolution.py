@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchldr import LDRSubdiagonal, StructuredLinear, testing
-from torchldr.functional import compiled
 from torchldr.functional.subdiagonal import compiled_convolution
 from torchldr.functional.subdiagonal.guard import Scales, guard
+from torchldr.kernels.cpu import compiled
 from torchldr.matrices.ldr_sd.routes import sides
 
 if compiled.why_not():

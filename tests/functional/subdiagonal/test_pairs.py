@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from torchldr import HankelLike, LDRSubdiagonal, StructuredLinear, ToeplitzLike, testing
-from torchldr.functional import compiled
 from torchldr.functional.subdiagonal import circulant_pair, compiled_pair
+from torchldr.kernels.cpu import compiled
 from torchldr.matrices.ldr_sd.routes import sides
 
 needs_numba = pytest.mark.skipif(bool(compiled.why_not()), reason="numba is not installed")

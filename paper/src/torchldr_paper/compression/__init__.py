@@ -3,7 +3,6 @@
     python -m torchldr_paper.compression NAME [--device cuda] [--results FOLDER] [--quick]
 
     methods          what a weight becomes at 2, 5, 10 and 20 times fewer parameters
-    build            dense matrices of stacked structured parameters
     starts           quick projections, all weights of a shape together
     training         Adam, and steps that are captured as CUDA graphs
     images, fleet    the paper's SHL and CNN: all methods are trained side by side

@@ -13,13 +13,12 @@ from torchldr.matrices import get_structure
 
 from ..trainer.batches import generator
 from ..trainer.precision import tf32
-from .build import product
 from .methods import PRUNED, Method
 from .starts import Stack
 from .training import Adam, Trainer
 
 _PROBE = 1e-3
-OPERATOR_RATE = 0.1  # of the learning rate, as `torchldr.parameter_groups` has it
+OPERATOR_RATE = 0.1  # of the learning rate, as `torchldr.compress.parameter_groups` has it
 RELATIVE = 20.0  # times the learning rate: what a step may change of a matrix
 
 
@@ -173,7 +172,7 @@ class Fleet:
         parts = []
         for g, (_, stack) in enumerate(self.groups):
             own = {name: tensors[f"{g}.{name}"] for name in stack.learned}
-            parts.append(product(stack.name, stack.shape, {**own, **stack.constants}, x))
+            parts.append(stack.matmul(own, x))
         hidden = torch.cat(parts)
         if "hidden.bias" in tensors:
             hidden = hidden + tensors["hidden.bias"].unsqueeze(1)
@@ -262,12 +261,6 @@ def joined(stacks: Sequence[Stack]) -> Stack:
         learned[name] = torch.cat(tensors)
     constants = dict(first.constants)
     for name in constants:
-        if first.name == PRUNED or name in _drawn(first):
+        if first.name == PRUNED or name in get_structure(first.name).drawn:
             constants[name] = torch.cat([stack.constants[name] for stack in stacks])
     return Stack(first.name, first.shape, learned, constants)
-
-
-def _drawn(stack: Stack) -> set[str]:
-    cls = get_structure(stack.name)
-    made = cls.constants(*stack.shape, 1, dtype=torch.float32, **cls.default_options())
-    return {name for name, constant in made.items() if constant.persistent}

@@ -24,14 +24,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from torchldr import from_dense
 from torchldr.compress.finetuning.groups import operator_names
-from torchldr.matrices import from_dense, get_structure
-from torchldr.matrices.projection.fixed import _from_displacement
+from torchldr.matrices import StructuredMatrix, get_structure
 from torchldr.matrices.toeplitz_like import corner_sign
+from torchldr.matrices.toeplitz_like.project import from_displacement
 
 from ..models.images import magnitude_mask
 from ..trainer.batches import generator
-from .build import Shape, build
 from .methods import PRUNED, Method, kept, structure_for
 from .training import Adam, Trainer
 
@@ -48,12 +48,26 @@ class Stack:
     """
 
     name: str
-    shape: Shape
+    shape: tuple[int, int]
     learned: dict[str, Tensor]
     constants: dict[str, Tensor] = field(default_factory=dict)
 
     def dense(self, learned: Mapping[str, Tensor] | None = None) -> Tensor:
-        return build(self.name, self.shape, {**(learned or self.learned), **self.constants})
+        tensors = {**(learned or self.learned), **self.constants}
+        if self.name == PRUNED:
+            return tensors["weight"] * tensors["mask"]
+        return self.matrix(tensors).materialize()
+
+    def matrix(self, tensors: Mapping[str, Tensor]) -> StructuredMatrix:
+        """The matrices with these tensors."""
+        cls = get_structure(self.name)
+        return cls.unchecked(*self.shape, tensors, cls.default_options())
+
+    def matmul(self, learned: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        """The products of all matrices with these parameters: (b, n) or (S, b, n) to (S, b, m)."""
+        if self.name == PRUNED:
+            return x @ self.dense(learned).mT
+        return self.matrix({**learned, **self.constants}).matmul(x)
 
     def to(self, device: torch.device) -> Stack:
         learned = {k: t.to(device) for k, t in self.learned.items()}
@@ -91,7 +105,7 @@ def _multiply(stack: Stack, name: str, ratio: Tensor) -> None:
 
 def _drawn(method: Method, W: Tensor, source: torch.Generator) -> Stack:
     """Parameters as `init_` of the class draws them, and its constants."""
-    shape: Shape = (W.shape[1], W.shape[2])
+    shape = (W.shape[1], W.shape[2])
     if method.name in (PRUNED, "dense"):
         bound = shape[1] ** -0.5
         weight = torch.empty_like(W).uniform_(-bound, bound, generator=source)
@@ -107,14 +121,14 @@ def _drawn(method: Method, W: Tensor, source: torch.Generator) -> Stack:
     parts: list[dict[str, Tensor]] = []
     for _ in range(len(W)):
         constants = cls.constants(*shape, rank, dtype=W.dtype, generator=source, **options)
-        tensors = {name: constant.value for name, constant in constants.items()}
+        tensors = dict(constants)
         tensors |= {name: torch.empty(size, dtype=W.dtype) for name, size in shapes.items()}
         cls.init_(tensors, *shape, source, **options)
         parts.append(tensors)
     learned = {name: torch.stack([part[name] for part in parts]) for name in shapes}
     fixed = {
-        name: torch.stack([part[name] for part in parts]) if constant.persistent else parts[0][name]
-        for name, constant in constants.items()
+        name: torch.stack([part[name] for part in parts]) if name in cls.drawn else parts[0][name]
+        for name in constants
     }
     return Stack(cls.name, shape, learned, fixed)
 
@@ -189,7 +203,7 @@ def _in_class(stack: Stack, g: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
         return torch.cat((g, stack.constants["nodes"].double() * g), 1), torch.cat((h, -moved), 1)
     a = corner_sign(m, n)
     G, H = torch.cat((g, _shifted(g, a)), 1), torch.cat((h, -_shifted(h, -a)), 1)
-    pairs = [_from_displacement(m, n, a, *pair) for pair in zip(G, H, strict=True)]
+    pairs = [from_displacement(m, n, a, *pair) for pair in zip(G, H, strict=True)]
     left, right = zip(*pairs, strict=True)
     return torch.stack(left), torch.stack(right)
 

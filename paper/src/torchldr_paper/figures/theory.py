@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from torchldr.matrices import Shift, Subdiagonal, Tridiagonal
+from torchldr.operators import Shift, Subdiagonal, Tridiagonal
 from torchldr.pictures import SIGNED, Picture, bare, new_figure, styled
 
 if TYPE_CHECKING:

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from torchldr.matrices import get_structure
-from torchldr.nn.channels_weights import stacked_dense
 
 from ..models.images import is_operator
 
@@ -29,9 +28,8 @@ STRUCTURES = ("dense", "low_rank", "toeplitz_like", "ldr_sd")
 def build(structure: str, tensors: Tensors) -> Tensor:
     """The dense matrices: parameters (R, 4, ...) of a class to (R, 4, n, n), differentiably."""
     kind = get_structure(structure)
-    first = tensors[kind.scaled[0]]
-    size, flat = first.shape[-1], {name: t.flatten(0, 1) for name, t in tensors.items()}
-    return stacked_dense(kind, size, size, flat, kind.default_options()).unflatten(0, first.shape[:2])
+    size = tensors[kind.scaled[0]].shape[-1]
+    return kind.unchecked(size, size, tensors, kind.default_options()).materialize()
 
 
 def initial_tensors(

@@ -17,8 +17,7 @@ from torch.nn.functional import relu
 
 from .images import BlockedLinear, ConvNet, PrunedLinear, ReplacedConvolution, SingleHiddenLayer, is_operator
 from .stacked.front import Front
-from .stacked.layer import StackedLayer
-from .stacked.products import Tensors, dense_product
+from .stacked.layer import StackedLayer, Tensors
 from .stacked.stage import stage
 
 ALIGNMENT = 64  # numbers: parameters and rows begin at multiples of it, as vector loads like
@@ -63,7 +62,6 @@ class StackedNetwork:
         layout: of the parameters.
         buffers: what the replicas hold besides parameters: drawn constants and pruning masks with the
             replica axis, computed constants without.
-        layers: the structured ones, the hidden one last; a pruned one is none.
     """
 
     def __init__(
@@ -81,40 +79,12 @@ class StackedNetwork:
             for name, buffer in model.named_buffers()
         }
         self.gain = model.gain
-        self._front = (
-            Front(model, self.replicas, self.shared, device)
-            if isinstance(model, ReplacedConvolution)
-            else None
-        )
+        self._front = Front(model) if isinstance(model, ReplacedConvolution) else None
         hidden, name = model.hidden, "hidden"
         if isinstance(hidden, BlockedLinear):
             hidden, name = hidden.blocks, "hidden.blocks"
         pruned = isinstance(hidden, PrunedLinear)
-        self._layer = None if pruned else StackedLayer(hidden, name, self.replicas, self.shared, device)
-        front = self._front.layer if self._front is not None else None
-        self.layers = tuple(layer for layer in (front, self._layer) if layer is not None)
-
-    @property
-    def how(self) -> str:
-        """The form of the hidden layer's product, see `stacked`."""
-        return "native" if self._layer is None else self._layer.how
-
-    @property
-    def product(self) -> str | None:
-        """The hidden layer's option of this name, where it has one; "exact" after `make_exact`."""
-        found = [layer.options.get("product") for layer in self.layers]
-        return "exact" if "exact" in found else found[-1] if found else None
-
-    def make_exact(self) -> None:
-        """Let what multiplies by convolutions multiply by a route that is right for every operator."""
-        for layer in self.layers:
-            layer.make_exact()
-
-    def reach(self, flat: Tensor) -> Tensor | None:
-        """Decimal digits that the replicas lose to single convolutions, (R,); None where there are none."""
-        parts = self.layout.parts(flat)
-        found = [reach for layer in self.layers if (reach := layer.reach(parts)) is not None]
-        return torch.stack(found).amax(0) if found else None
+        self._layer = None if pruned else StackedLayer(hidden, name)
 
     def logits(self, flat: Tensor, x: Tensor) -> Tensor:
         """Logits of a batch for every replica: (R, length) and (b, ...) to (R, b, classes)."""
@@ -136,7 +106,7 @@ class StackedNetwork:
 
     def _hidden(self, parts: Tensors, x: Tensor) -> Tensor:
         if self._layer is None:
-            return dense_product(parts["hidden.weight"] * self.buffers["hidden.mask"], x)
+            return torch.matmul(x, (parts["hidden.weight"] * self.buffers["hidden.mask"]).mT)
         y = self._layer({**parts, **self.buffers}, x)
         return y if self.gain == 1 else self.gain * y
 
@@ -158,7 +128,7 @@ class StackedNetwork:
         product is no dearer.
         """
         parts = self.layout.parts(flat)
-        weight = self._materialized(parts, x.dtype)
+        weight = self._materialized(parts)
         total = torch.zeros(2, self.replicas, dtype=torch.float64, device=self.device)
         count, size = len(x) if rows is None else len(rows), self._chunk(x)
         for start in range(0, count, size):
@@ -170,13 +140,13 @@ class StackedNetwork:
             total[1] -= logits.log_softmax(-1).gather(-1, labels.unsqueeze(-1)).sum((1, 2))
         return total
 
-    def _materialized(self, parts: Tensors, dtype: torch.dtype) -> Tensor | None:
+    def _materialized(self, parts: Tensors) -> Tensor | None:
         """M^T of every replica, (R, n, m), or None to multiply by the structure's own product."""
         if self._layer is None:
             return (parts["hidden.weight"] * self.buffers["hidden.mask"]).mT
         if self._layer.structure.name in ("dense", "low_rank"):
             return None
-        return self.gain * self._layer.transposed({**parts, **self.buffers}, dtype)
+        return self.gain * self._layer.transposed({**parts, **self.buffers})
 
     def _chunk(self, x: Tensor) -> int:
         """Images at a time: on a GPU some gigabyte of activations, on a CPU what a cache holds."""

@@ -23,8 +23,6 @@ from ..protocol import Run
 from .batches import Images, Split, generator
 from .graphs import StepGraphs
 
-MAX_RANGE = 9.5  # decimal digits that the float64 convolution of LDR-SD may lose: a float32 has 7 left
-
 
 class Scores(NamedTuple):
     """What an epoch gave, one entry a replica; None for one that has diverged, or what was not asked for."""
@@ -123,15 +121,13 @@ class Fleet:
     def finish_epoch(self) -> list[float | None]:
         """The replicas' mean losses of the epoch; one that is not finite any more is frozen.
 
-        The one place where an epoch waits for the device. It also watches the range of the LDR-SD
-        operators, which the single convolution relies on.
+        The one place where an epoch waits for the device.
         """
         losses = [loss / len(self.split.train) for loss in self._losses.tolist()]
         for index, loss in enumerate(losses):
             if self.alive[index] and not math.isfinite(loss):
                 self.alive[index] = False
                 self._freeze(index)
-        self._watch_range()
         return [loss if alive else None for loss, alive in zip(losses, self.alive, strict=True)]
 
     @torch.no_grad()
@@ -142,15 +138,6 @@ class Fleet:
             self.flat[index].copy_(self.flat[healthy])
         self.velocity[index].zero_()
         self._rates[index].zero_()
-
-    def _watch_range(self) -> None:
-        reach = self.network.reach(self.flat.detach())
-        if reach is None or not any(self.alive):
-            return
-        if bool((reach[torch.tensor(self.alive, device=self.device)] >= MAX_RANGE).any()):
-            self.network.make_exact()
-            if self._graphs is not None:
-                self._graphs.clear()
 
     @torch.no_grad()
     def prune(self, keep: int) -> None:
@@ -197,7 +184,7 @@ class Fleet:
         return {"flat": self.flat, "velocity": self.velocity, **drawn}
 
     @torch.no_grad()
-    def restore(self, tensors: dict[str, Tensor], alive: list[bool], product: str | None) -> None:
+    def restore(self, tensors: dict[str, Tensor], alive: list[bool]) -> None:
         """Go on from what `tensors` gave, in place."""
         for name, tensor in self.tensors().items():
             tensor.copy_(tensors[name])
@@ -205,8 +192,6 @@ class Fleet:
             self.alive[index] = healthy
             if not healthy:
                 self._rates[index].zero_()
-        if product in ("exact", "split"):  # checkpoints of 0.1 have the second word
-            self.network.make_exact()
 
     def replica_state(self, row: Tensor, index: int) -> dict[str, Tensor]:
         """The state_dict of one replica: a row of parameters with that replica's buffers."""

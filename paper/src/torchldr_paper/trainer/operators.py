@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchldr.functional import port_acceptance
+from torchldr.functional.port import acceptance
 from torchldr.functional.reference import tridiagonal_reference
 from torchldr.matrices import LDRTridiagonal
 
@@ -39,14 +39,14 @@ def operator_report(matrix: LDRTridiagonal, *, spectrum: bool = True) -> list[di
             growth: the mean factor of |A^t v| a step, over k = min(m, n) steps,
             spectral_radius: where it was computed, else None,
             oversampling: that of the layer's port product, or None where it takes the stencil,
-            bound, reason: of the layer's product (`port_acceptance.Verdict`).
+            bound, reason: of the layer's product (`acceptance.Verdict`).
 
     Waits for the device.
     """
     M = matrix.double()
     k = min(M.shape)
     operators = {"A": (*M._ring("A"), M.G), "C": (*M._ring("C"), M.H)}
-    verdict = port_acceptance.judge(operators["A"], operators["C"])
+    verdict = acceptance.judge(operators["A"], operators["C"])
     rows = []
     for side, operator in operators.items():
         lower, diagonal, upper, _ = operator
@@ -63,7 +63,7 @@ def operator_report(matrix: LDRTridiagonal, *, spectrum: bool = True) -> list[di
                 "superdiagonal": _range(upper[:-1]),
                 "corners": corners.tolist(),
                 "row_sum": float((lower.abs() + diagonal.abs() + upper.abs()).max()),
-                "growth": math.exp(port_acceptance.growth_rate(operator, k)),
+                "growth": math.exp(acceptance.growth_rate(operator, k)),
                 "spectral_radius": radius,
                 "oversampling": verdict.ports.oversampling if verdict.ports else None,
                 "bound": verdict.bound if math.isfinite(verdict.bound) else None,

@@ -111,7 +111,6 @@ class _Training:
             "peaks": self.peaks,
             "curves": self.curves,
             "seconds": self.seconds,
-            "product": self.fleet.network.product,
         }
         file.save({**self.fleet.tensors(), "best": self.best_rows}, state)
 
@@ -120,7 +119,7 @@ class _Training:
         if found is None:
             return False
         state, tensors = found.state, found.tensors
-        self.fleet.restore(tensors, state["alive"], state["product"])
+        self.fleet.restore(tensors, state["alive"])
         self.best_rows.copy_(tensors["best"])
         self.peaks, self.curves = [peak and tuple(peak) for peak in state["peaks"]], state["curves"]
         self.epoch, self.diverged, self.seconds = state["epoch"], state["diverged"], state["seconds"]
@@ -144,7 +143,7 @@ class _Training:
             parameters=count_parameters(model, self.run.keep, fixed=bool(self.run.fixed)),
             seconds=self.seconds,
             weights={name: tensor.cpu() for name, tensor in row.items()},
-            notes={"form": self.fleet.network.how, **_product(self.fleet)},
+            notes={},
         )
 
     def _fill_in(self) -> None:
@@ -226,11 +225,6 @@ def _note(training: _Training) -> str:
     if best is None:
         return "before pruning" if training.run.keep is not None else "diverged"
     return f"validation {best[0]:.2f}"
-
-
-def _product(fleet: Fleet) -> dict[str, Any]:
-    product = fleet.network.product
-    return {} if product is None else {"product": product}
 
 
 def _rounded(row: list[float | None]) -> list[float | None]:

@@ -140,7 +140,7 @@ class Analysis:
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as JSON has it."""
-        from ... import __version__
+        from ...version import __version__
 
         return {
             "torchldr": __version__,

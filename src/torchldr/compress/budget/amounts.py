@@ -82,8 +82,8 @@ def check_budget(who: str, budget: object) -> None:
     if isinstance(budget, bool) or not isinstance(budget, float | int):
         hint = f"; torchldr.compress.parse_budget({budget!r}) reads text" if isinstance(budget, str) else ""
         raise TypeError(
-            f"{who}: a budget must be a fraction, a number of parameters, torchldr.Bytes or "
-            f"torchldr.Latency, got {budget!r}{hint}."
+            f"{who}: a budget must be a fraction, a number of parameters, torchldr.compress.Bytes or "
+            f"torchldr.compress.Latency, got {budget!r}{hint}."
         )
     if isinstance(budget, float) and not 0 < budget < 1:
         raise ValueError(f"{who}: a budget as a fraction must lie between 0 and 1, got {budget}.")

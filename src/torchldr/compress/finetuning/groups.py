@@ -48,7 +48,7 @@ def even_factors(layer: StructuredLinear | MatrixStack) -> dict[str, float]:
     >>> abs(even_factors(layer)["weight"] - 1) < 0.05
     True
     """
-    M = layer.matrix(*[0] * len(layer.stack)) if isinstance(layer, MatrixStack) else layer.matrix()
+    M = layer.matrix()[(0,) * len(layer.leading)] if layer.leading else layer.matrix()
     M = M.double()
     m, n = M.shape
     source = torch.Generator().manual_seed(0)

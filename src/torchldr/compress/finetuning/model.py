@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...matrices.projection.problem import Report
-from ...matrices.projection.progress import reporting
+from ...project.problem import Report
+from ...project.progress import reporting
 from .groups import parameter_groups
 from .run import FinetuneRun, Loss
 from .state import StateFile, shapes

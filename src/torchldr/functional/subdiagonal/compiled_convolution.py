@@ -2,7 +2,7 @@
 
     y = sum_i K_k(A, g_i) K_k(C, h_i)^T x
 
-by the convolutions of `convolution`, in the ring of `compiled_fft` with 2N >= m + k - 1 of either
+by the convolutions of `convolution`, in the ring of `kernels.cpu.fft` with 2N >= m + k - 1 of either
 operator: 2r + 2 complex FFTs of length N a vector forward and as many backward, everything between them
 while it is in cache, rows of the batch in as many threads as torch uses. The gradients are correlations,
 summed over the batch as spectra. Derivatives of derivatives, forward mode and stacked operators go
@@ -18,13 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...kernels.cpu.arrays import as_array
+from ...kernels.cpu.compiled import Loops, numbers, wide
+from ...kernels.cpu.threads import in_parts
 from .. import stencil
 from .._twin import plain_backward, plain_jvp
-from ..arrays import as_array
-from ..compiled import Loops, numbers, wide
 from ..doubling import shifted_sum
 from ..reference import krylov_of_side_reference
-from ..threads import in_parts
 from .guard import Scales, Side, sample_side, scales
 
 
@@ -51,7 +51,8 @@ def lower(side: Side) -> Tensor:
 
 def prepare(A: Side, C: Side, P: Scales) -> Joint:
     """The constants of the product, for `matmul`."""
-    from .. import compiled_fft, compiled_kernels
+    from ...kernels.cpu import convolution as compiled_kernels
+    from ...kernels.cpu import fft as compiled_fft
 
     m, n = A[2].shape[-1], C[2].shape[-1]
     k = min(m, n)
@@ -72,7 +73,7 @@ def matmul(K: Joint, x: Tensor, saved: Sequence[Tensor] = ()) -> Tensor:
 
     `saved` are the three arrays that `layer_forward` fills for a backward.
     """
-    from ..compiled_kernels import layer_forward
+    from ...kernels.cpu.convolution import layer_forward
 
     P, _, hats = K.A
     source = as_array(x.to(torch.float64 if P.dtype == np.float64 else torch.float32).contiguous())
@@ -147,7 +148,7 @@ def _gradients(inputs: Sequence[Tensor], outputs: Sequence[Tensor], u: Tensor) -
 
 
 def _compiled_gradients(inputs: Sequence[Tensor], outputs: Sequence[Tensor], u: Tensor) -> tuple[Tensor, ...]:
-    from ..compiled_kernels import layer_backward, side_gradients
+    from ...kernels.cpu.convolution import layer_backward, side_gradients
 
     s_A, corner_A, G, s_C, corner_C, H, x, P_A, P_C = (t.detach().contiguous() for t in inputs)
     A, C = (s_A, corner_A, G), (s_C, corner_C, H)

@@ -7,7 +7,7 @@ much again. Where n is a power of two, this module does all of
 
 in one loop nest over the compiled FFT. `circulant_pair` turns the product into one of shifts Z_a and Z_b, for
 any a and b with a b != 1 and two terms more. Here a = -1 and b = -1/2, because Z_{-1} belongs to the ring of
-`compiled_fft`, which takes complex FFTs of length n / 2, and so does Z_{-1/2} after a scaling:
+`kernels.cpu.fft`, which takes complex FFTs of length n / 2, and so does Z_{-1/2} after a scaling:
 
     K(Z_{-1/2}, v) = D K(Z_{-1}, D^{-1} v) D^{-1},     D = diag(2^{j/n}).
 
@@ -24,11 +24,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import compiled
-from ..arrays import as_array
-from ..compiled import Loops, numbers, wide
+from ...kernels.cpu import compiled
+from ...kernels.cpu.arrays import as_array
+from ...kernels.cpu.compiled import Loops, numbers, wide
+from ...kernels.cpu.threads import in_parts
 from ..reference import krylov_of_side_reference
-from ..threads import in_parts
 from .circulant_pair import generators
 from .guard import Side, sample_side
 
@@ -58,7 +58,8 @@ def why_not(A: Side, C: Side) -> str | None:
 
 def prepare(A: Side, C: Side, dtype: torch.dtype) -> CompiledPair:
     """Prepare sum_i K(A, g_i) K(C, h_i)^T for products in a dtype, see `guard`."""
-    from .. import compiled_fft, compiled_kernels  # they import numba
+    from ...kernels.cpu import convolution as compiled_kernels
+    from ...kernels.cpu import fft as compiled_fft  # they import numba
 
     r, n = A[2].shape
     name, half = str(dtype).removeprefix("torch."), n // 2

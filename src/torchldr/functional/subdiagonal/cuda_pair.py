@@ -21,8 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .. import nvrtc
-from ..cuda import unavailable
+from ...kernels.cuda import nvrtc, unavailable
 from ..fft import conjugate, is_fast_length
 from .circulant_pair import generators
 from .guard import Side

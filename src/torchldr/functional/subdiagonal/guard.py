@@ -22,8 +22,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..arrays import as_array
-from ..compiled import Loops, numbers, wide
+from ...kernels.cpu.arrays import as_array
+from ...kernels.cpu.compiled import Loops, numbers, wide
 
 Side = tuple[Tensor, Tensor, Tensor]  # of an operator: subdiagonal (m - 1,), corner, start vectors (r, m)
 
@@ -55,7 +55,8 @@ def unseen_scales(A: Side, C: Side) -> Scales:
 def guard(A: Side, C: Side) -> Scales | str:
     """The scales in a dtype in which convolutions are right, or the reason why they are not.
 
-    Reads the values: on a GPU this waits for the device.
+    Operators of a stack have axes in front, and the widest range decides. Reads the values: on a GPU this
+    waits for the device.
     """
     dtype = A[0].dtype
     (P_A, reach_A), (P_C, reach_C) = _reach(A), _reach(C)
@@ -72,8 +73,8 @@ def guard(A: Side, C: Side) -> Scales | str:
 def _reach(side: Side) -> tuple[Tensor, Tensor | float]:
     """P in float64, and R; infinite where an entry is 0 or not finite."""
     s, corner = side[0].detach(), side[1]
-    if SCALES.serves(s):
-        from ..compiled_kernels import scales as compiled_scales  # imports numba
+    if s.ndim == 1 and SCALES.serves(s):
+        from ...kernels.cpu.convolution import scales as compiled_scales  # imports numba
 
         values, low, high = compiled_scales(as_array(s.contiguous()))
         P = torch.from_numpy(values)
@@ -81,13 +82,14 @@ def _reach(side: Side) -> tuple[Tensor, Tensor | float]:
         closed = reach * max(1.0, abs(corner.item() * values[-1]))
         return P, closed if closed == closed else math.inf
     P = scales(s.double())
-    low, high = P.abs().aminmax()
-    reach = high / low * (corner.detach().double() * P[-1]).abs().clamp(min=1).reshape(())
-    return P, torch.nan_to_num(reach, nan=math.inf, posinf=math.inf)
+    size = P.abs()
+    closed = (corner.detach().double() * P[..., -1]).abs().clamp(min=1)
+    reach = size.amax(-1) / size.amin(-1) * closed
+    return P, torch.nan_to_num(reach, nan=math.inf, posinf=math.inf).amax()
 
 
 def _check_scales(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
-    from ..compiled_kernels import scales as compiled_scales
+    from ...kernels.cpu.convolution import scales as compiled_scales
 
     s = sample_side(9, dtype)[0]
     right = scales(wide(s))

@@ -14,7 +14,13 @@ from ...core.dense_route import by_columns, own_route
 from ...core.matrix import StructuredMatrix, normal_
 from ...core.routes import Call
 from ...functional.fft import leading
-from ...functional.orthogonal import cosine_reference, cosine_transform, inverse_cosine_transform
+from ...functional.orthogonal import (
+    LARGEST_KEPT,
+    cosine_matrix,
+    cosine_reference,
+    cosine_transform,
+    inverse_cosine_transform,
+)
 
 
 def _seconds(M: Any, call: Call) -> float:
@@ -67,6 +73,13 @@ class ACDC(StructuredMatrix, name="acdc"):
         m, n = self.shape
         C = cosine_reference(max(m, n), self.dtype).to(self.device)
         return [(torch.diag(self.A), C[:m], torch.diag(self.D), C.mT[:, :n])]
+
+    def _materialize(self) -> Tensor:
+        m, n = self.shape
+        if max(m, n) > LARGEST_KEPT:
+            return super()._materialize()
+        C = cosine_matrix(max(m, n), self.dtype, self.device)
+        return self.A.unsqueeze(-1) * (C[:m] @ (self.D.unsqueeze(-1) * C.mT[:, :n]))
 
     def _matmul(self, x: Tensor) -> Tensor:
         m, n = self.shape

@@ -55,6 +55,15 @@ class BlockCirculant(StructuredMatrix, name="block_circulant"):
     scaled = ("column",)
 
     @classmethod
+    def from_columns(cls, columns: Tensor) -> BlockCirculant:
+        """The matrix whose block (p, q) is circulant with first column columns[p, q], shape (k, l, b)."""
+        if not isinstance(columns, Tensor) or columns.ndim != 3 or 0 in columns.shape:
+            got = tuple(columns.shape) if isinstance(columns, Tensor) else type(columns).__name__
+            raise ValueError(f"BlockCirculant: columns must have shape (k, l, b), none 0, got {got}.")
+        k, l, b = columns.shape  # noqa: E741
+        return cls(k * b, l * b, column=columns, block_size=b)
+
+    @classmethod
     def parameter_shapes(
         cls, out_features: int, in_features: int, rank: int, *, block_size: int | None = None
     ) -> dict[str, tuple[int, ...]]:
@@ -102,11 +111,8 @@ class BlockCirculant(StructuredMatrix, name="block_circulant"):
         b = self.column.shape[-1]
         return ring(b, b, 1)
 
-    def materialize(self) -> Tensor:
-        return self.to_dense()
-
-    def dense_weight(self) -> Tensor:
-        return self.to_dense().contiguous()
+    def _materialize(self) -> Tensor:
+        return self.factors()[0][0]
 
     def _matmul(self, x: Tensor) -> Tensor:
         return self.prepare()(x)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ...core import costs
-from ...core.dense_route import by_columns, own_route
-from ...core.matrix import Constant, StructuredMatrix, generators_
+from ...core.dense_route import dense_route, own_route
+from ...core.matrix import StructuredMatrix, generators_
 from ...core.routes import Call
 from ...functional.cauchy import TILE, cauchy_matmul, cauchy_reference
 
@@ -31,6 +31,11 @@ def _seconds(M: Any, call: Call) -> float:
     return costs.backward(call, tiles + costs.passes(call, b * r * (m + n), 2))
 
 
+def _dense_seconds(M: Any, call: Call) -> float:
+    m, n = M.shape
+    return costs.backward(call, costs.passes(call, m * n, 4) + costs.gemm(call, M.rank, m, n))
+
+
 class CauchyLike(StructuredMatrix, name="cauchy_like"):
     """Cauchy-like: M[i, j] = sum_k G[k, i] H[k, j] / (s_i - t_j).
 
@@ -41,8 +46,7 @@ class CauchyLike(StructuredMatrix, name="cauchy_like"):
         learn_nodes: make `s` and `t` parameters. Nothing then keeps them apart but the loss.
     """
 
-    OWN = own_route("tiles", _seconds)
-    ROUTES = OWN, by_columns(OWN)
+    ROUTES = own_route("tiles", _seconds), dense_route(_dense_seconds)
     projection_work = 1
 
     @classmethod
@@ -63,11 +67,11 @@ class CauchyLike(StructuredMatrix, name="cauchy_like"):
         device: torch.device | str | None = None,
         generator: torch.Generator | None = None,
         **options: Any,
-    ) -> dict[str, Constant]:
+    ) -> dict[str, Tensor]:
         if options["learn_nodes"]:
             return {}
         s, t = interleaved_nodes(out_features, in_features, torch.promote_types(dtype, torch.float32), device)
-        return {"s": Constant(s), "t": Constant(t)}
+        return {"s": s, "t": t}
 
     @classmethod
     def init_(
@@ -78,14 +82,16 @@ class CauchyLike(StructuredMatrix, name="cauchy_like"):
         generator: torch.Generator | None = None,
         **options: Any,
     ) -> None:
-        r, m, n = tensors["G"].shape[0], out_features, in_features
+        r, m, n = tensors["G"].shape[-2], out_features, in_features
         s, t = interleaved_nodes(m, n, torch.float64)
         if options.get("learn_nodes"):
             tensors["s"].copy_(s)
             tensors["t"].copy_(t)
         generators_(tensors, r, generator)
         # Row i of M has mean square r / (s_i - t_j)^2, averaged over j: even the rows out.
-        mean = torch.cat([cauchy_reference(tile, t).square().mean(-1) for tile in s.split(TILE)])
+        mean = torch.empty_like(s)
+        for tile, part in zip(s.split(TILE), mean.split(TILE), strict=True):
+            part.copy_(cauchy_reference(tile, t).square().mean(-1))
         tensors["G"].mul_(mean.rsqrt().to(tensors["G"]))
 
     @classmethod
@@ -96,6 +102,9 @@ class CauchyLike(StructuredMatrix, name="cauchy_like"):
     def factors(self) -> list[tuple[Tensor, ...]]:
         C = cauchy_reference(self.s, self.t)
         return [(g.unsqueeze(-1) * C * h,) for g, h in zip(self.G, self.H, strict=True)]
+
+    def _materialize(self) -> Tensor:
+        return (self.G.mT @ self.H) * cauchy_reference(self.s, self.t)
 
     def _matmul(self, x: Tensor) -> Tensor:
         z = x.unsqueeze(-2) * self.H

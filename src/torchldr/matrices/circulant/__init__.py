@@ -33,7 +33,35 @@ def circulants(column: Tensor) -> Tensor:
     """(..., b) to (..., b, b): the circulant matrix with that first column."""
     b = column.shape[-1]
     i = torch.arange(b, device=column.device)
-    return column[..., (i.unsqueeze(1) - i) % b]
+    return _Gather.apply(column, (i.unsqueeze(1) - i) % b)
+
+
+class _Gather(torch.autograd.Function):
+    """column[..., index] for the index of a circulant matrix, whose backward is a gather and a sum too.
+
+    That of indexing adds up one entry after the other, on a GPU in no particular order.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(column: Tensor, index: Tensor) -> Tensor:
+        return column[..., index]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[1])
+        ctx.save_for_forward(inputs[1])
+
+    @staticmethod
+    def backward(ctx: Any, D: Tensor) -> tuple[Tensor, None]:
+        (index,) = ctx.saved_tensors
+        return D.gather(-1, index.expand_as(D)).sum(-2), None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, _: Any) -> Tensor:
+        (index,) = ctx.saved_tensors
+        return tangent[..., index]
 
 
 class Circulant(StructuredMatrix, name="circulant"):
@@ -46,11 +74,21 @@ class Circulant(StructuredMatrix, name="circulant"):
     projections", 2015.
     """
 
+    look = "#888888", "X"
+
     ROUTES = own_route("fft", _fft_seconds), dense_route(gather_seconds)
     projection_work = 0
 
     ranked = False
     scaled = ("column",)
+
+    @classmethod
+    def from_column(cls, column: Tensor) -> Circulant:
+        """The whole circulant matrix with this first column, shape (n,)."""
+        if not isinstance(column, Tensor) or column.ndim != 1 or not len(column):
+            got = tuple(column.shape) if isinstance(column, Tensor) else type(column).__name__
+            raise ValueError(f"Circulant: column must be a vector of at least one entry, got {got}.")
+        return cls(len(column), len(column), column=column)
 
     @classmethod
     def parameter_shapes(cls, out_features: int, in_features: int, rank: int) -> dict[str, tuple[int, ...]]:
@@ -76,11 +114,8 @@ class Circulant(StructuredMatrix, name="circulant"):
         m, n = self.shape
         return [(circulants(self.column)[:m, :n],)]
 
-    def materialize(self) -> Tensor:
-        return self.to_dense()
-
-    def dense_weight(self) -> Tensor:
-        return self.to_dense().contiguous()
+    def _materialize(self) -> Tensor:
+        return self.factors()[0][0]
 
     def _matmul(self, x: Tensor) -> Tensor:
         return self.prepare()(x)

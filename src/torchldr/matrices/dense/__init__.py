@@ -28,14 +28,16 @@ class Dense(StructuredMatrix, name="dense"):
     Parameters: `weight` (m, n). Cost: 2 m n operations a vector.
     """
 
+    look = "#1a1a1a", "s"
+
     ROUTES = (
         Route(
             "dense", lambda M, call: None, _seconds, multiply_by_dense, lambda M: M._matmul, holds_dense=True
         ),
     )
     projection_work = 0
-    structured = False
 
+    structured = False
     ranked = False
     scaled = ("weight",)
 
@@ -69,5 +71,5 @@ class Dense(StructuredMatrix, name="dense"):
     def _rmatmul(self, y: Tensor) -> Tensor:
         return y @ self.weight
 
-    def materialize(self) -> Tensor:
+    def _materialize(self) -> Tensor:
         return self.weight

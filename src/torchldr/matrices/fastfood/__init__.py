@@ -11,9 +11,9 @@ from torch.nn.functional import pad
 
 from ...core import costs
 from ...core.dense_route import by_columns, own_route
-from ...core.matrix import Constant, StructuredMatrix, normal_
+from ...core.matrix import StructuredMatrix, normal_
 from ...core.routes import Call
-from ...functional.orthogonal import hadamard_reference, hadamard_transform
+from ...functional.orthogonal import LARGEST_KEPT, hadamard_matrix, hadamard_reference, hadamard_transform
 
 
 def _seconds(M: Any, call: Call) -> float:
@@ -33,12 +33,15 @@ class Fastfood(StructuredMatrix, name="fastfood"):
     Reference: Le, Sarlós, Smola, "Fastfood", 2013; Yang et al., "Deep fried convnets", 2015.
     """
 
+    look = "#888888", "*"
+
     OWN = own_route("hadamard", _seconds)
     ROUTES = OWN, by_columns(OWN)
     projection_work = 4
 
     ranked = False
     scaled = ("S",)
+    drawn = ("permutation",)
 
     @classmethod
     def parameter_shapes(cls, out_features: int, in_features: int, rank: int) -> dict[str, tuple[int, ...]]:
@@ -55,11 +58,11 @@ class Fastfood(StructuredMatrix, name="fastfood"):
         device: torch.device | str | None = None,
         generator: torch.Generator | None = None,
         **options: Any,
-    ) -> dict[str, Constant]:
+    ) -> dict[str, Tensor]:
         size = max(out_features, in_features)
         where = generator.device if generator is not None else "cpu"
         drawn = torch.randperm(size, generator=generator, device=where)
-        return {"permutation": Constant(drawn.to(device), persistent=True)}
+        return {"permutation": drawn.to(device)}
 
     @classmethod
     def init_(
@@ -87,6 +90,15 @@ class Fastfood(StructuredMatrix, name="fastfood"):
         H = hadamard_reference(_power_of_two(size), self.dtype).to(self.device)
         inner = H[:size, :n][self.permutation]
         return [(torch.diag(self.S), H[:m, :size], torch.diag(self.D), inner, torch.diag(self.B))]
+
+    def _materialize(self) -> Tensor:
+        m, n = self.shape
+        size = max(m, n)
+        if size > LARGEST_KEPT:
+            return super()._materialize()
+        H = hadamard_matrix(_power_of_two(size), self.dtype, self.device)
+        inner = H[:size, :n].index_select(0, self.permutation) * self.D.unsqueeze(-1)
+        return self.S.unsqueeze(-1) * (H[:m, :size] @ inner) * self.B
 
     def _matmul(self, x: Tensor) -> Tensor:
         m, n = self.shape

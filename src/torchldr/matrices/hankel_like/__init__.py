@@ -15,6 +15,8 @@ class HankelLike(ToeplitzLike, name="hankel_like"):
     along diagonals.
     """
 
+    look = "#CC79A7", "v"
+
     ROUTES = ToeplitzLike.ROUTES
     compresses = False
 
@@ -33,8 +35,8 @@ class HankelLike(ToeplitzLike, name="hankel_like"):
         product = super()._prepare_pair()
         return lambda x: product(x).flip(-1)
 
-    def materialize(self) -> Tensor:
-        return super().materialize().flip(0)
+    def _materialize(self) -> Tensor:
+        return super()._materialize().flip(-2)
 
     def _rmatmul(self, y: Tensor) -> Tensor:
         return super()._rmatmul(y.flip(-1))

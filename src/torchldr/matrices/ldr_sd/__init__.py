@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from ...core import costs
 from ...core.matrix import StructuredMatrix, generators_
+from ...core.routes import Call
 from ...functional.reference import krylov_of_ring_reference, subdiagonal_reference
-from .routes import PRODUCTS, ROUTES, dense_matrix
+from .routes import PRODUCTS, ROUTES, dense_matrix, unseen
 
 
 def shift_mean_square(m: int, n: int, rank: int) -> float:
@@ -39,6 +40,8 @@ class LDRSubdiagonal(StructuredMatrix, name="ldr_sd"):
     Reference: Thomas, Gu, Dao, Rudra, Ré, "Learning Compressed Transforms with Low Displacement Rank",
     2018.
     """
+
+    look = "#0072B2", "o"
 
     opaque = True
     ROUTES = ROUTES
@@ -73,7 +76,7 @@ class LDRSubdiagonal(StructuredMatrix, name="ldr_sd"):
         for side in "AC":
             tensors[f"subdiagonal_{side}"].fill_(1)
             tensors[f"corner_{side}"].zero_()
-        r, m, n = tensors["G"].shape[0], out_features, in_features
+        r, m, n = tensors["G"].shape[-2], out_features, in_features
         generators_(tensors, shift_mean_square(m, n, r), generator)
 
     @classmethod
@@ -111,8 +114,8 @@ class LDRSubdiagonal(StructuredMatrix, name="ldr_sd"):
     def _rmatmul(self, y: Tensor) -> Tensor:
         return self.multiply(y, transposed=True)
 
-    def materialize(self) -> Tensor:
-        return dense_matrix(self.promoted()).to(self.dtype)
+    def unseen(self, call: Call) -> Self | str:
+        return unseen(self, call)
 
-    def dense_weight(self) -> Tensor:
+    def _materialize(self) -> Tensor:
         return dense_matrix(self)

@@ -12,8 +12,7 @@ from ...core import costs
 from ...core.dense_route import dense_route
 from ...core.products import Product
 from ...core.routes import Call, Route
-from ...functional import compiled, scanned, tridiagonal
-from ...functional.doubling import shifted_sum
+from ...functional import stein_scan, tridiagonal
 from ...functional.fft import fast_length, is_fast_length
 from ...functional.subdiagonal import (
     circulant_pair,
@@ -23,15 +22,22 @@ from ...functional.subdiagonal import (
     cuda_pair,
 )
 from ...functional.subdiagonal.guard import Scales, Side, guard, unseen_scales
+from ...kernels.cpu import compiled
 
 PRODUCTS = ("auto", "convolution", "exact")
 
 
 def sides(M: Any, transposed: bool = False) -> tuple[Side, Side]:
     """Subdiagonal, corner () and start vectors of A and of C; for M^T they change places."""
-    A = M.subdiagonal_A, M.corner_A.reshape(()), M.G
-    C = M.subdiagonal_C, M.corner_C.reshape(()), M.H
+    A = M.subdiagonal_A, M.corner_A.squeeze(-1), M.G
+    C = M.subdiagonal_C, M.corner_C.squeeze(-1), M.H
     return (C, A) if transposed else (A, C)
+
+
+def unseen(M: Any, call: Call) -> Any:
+    """A stack whose convolutions need no look at their operators any more, or why that may not be."""
+    reason = _refused(M, call)
+    return reason or M.unchecked(*M.shape[-2:], M.tensors, {**M.options, "product": "convolution"})
 
 
 # Convolutions.
@@ -64,10 +70,8 @@ def _refused(M: Any, call: Call) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def _kept_alone(call: Call) -> str | None:
-    """Why a product without gradients, for a kept matrix, does not serve."""
-    if not call.kept or call.transposed:
-        return "for matrices that are kept"
+def _without_gradients(call: Call) -> str | None:
+    """Why a product that only runs forward does not serve."""
     if call.traced:
         return "not for tracing, vmap and capture"
     return "no gradient" if call.needs_grad else None
@@ -127,14 +131,8 @@ def _prepare_compiled(M: Any) -> Product:
 # A circulant pair: square matrices that are kept.
 
 
-def _unserved(M: Any, x: Tensor, transposed: bool) -> Tensor:
-    raise AssertionError("a route for kept matrices alone")
-
-
 def _pair_why_not(M: Any, call: Call) -> str | None:
     m, n = M.shape
-    if not call.kept or call.transposed:
-        return "for matrices that are kept"
     if m != n or not is_fast_length(n):
         return "for square matrices whose size is a product of 2, 3, 5 and 7"
     return _refused(M, call)
@@ -151,7 +149,7 @@ def _prepare_pair(M: Any) -> Product:
 
 
 def _compiled_pair_why_not(M: Any, call: Call) -> str | None:
-    return _kept_alone(call) or compiled_pair.why_not(*sides(M)) or _refused(M, call)
+    return _without_gradients(call) or compiled_pair.why_not(*sides(M)) or _refused(M, call)
 
 
 def _compiled_pair_cost(M: Any, call: Call) -> float:
@@ -165,7 +163,7 @@ def _prepare_compiled_pair(M: Any) -> Product:
 
 
 def _cuda_pair_why_not(M: Any, call: Call) -> str | None:
-    reason = _kept_alone(call) or cuda_pair.why_not(*sides(M)) or _refused(M, call)
+    reason = _without_gradients(call) or cuda_pair.why_not(*sides(M)) or _refused(M, call)
     if reason is None and _scales(M).dtype != torch.float32:
         return "the subdiagonals' products range over more than float32 may lose"
     return reason
@@ -188,10 +186,7 @@ def dense_matrix(M: Any) -> Tensor:
     """The matrix itself; differentiable, right for every operator, and no value is read."""
     A, C = sides(M)
     a, c = compiled_convolution.lower(A), compiled_convolution.lower(C)
-    E = M.G.mT @ M.H
-    if scanned.serves(a, c, E):
-        return scanned.stein_matrix(a.unsqueeze(0), c.unsqueeze(0), E.unsqueeze(0)).squeeze(0)
-    return shifted_sum(E, a, c, min(M.shape))
+    return stein_scan.stein_sum(a, c, M.G.mT @ M.H)
 
 
 def _dense_seconds(M: Any, call: Call) -> float:
@@ -233,10 +228,10 @@ def _prepare_stencil(M: Any) -> Product:
 
 ROUTES = (
     dense_route(_dense_seconds),
-    Route("stencil", _stencil_why_not, _stencil_cost, _stencil, _prepare_stencil),
     Route("convolution", _refused, _convolution_cost, _convolution, _prepare_convolution),
+    Route("stencil", _stencil_why_not, _stencil_cost, _stencil, _prepare_stencil),
     Route("compiled_convolution", _compiled_why_not, _compiled_cost, _compiled, _prepare_compiled),
-    Route("circulant_pair", _pair_why_not, _pair_cost, _unserved, _prepare_pair),
-    Route("compiled_pair", _compiled_pair_why_not, _compiled_pair_cost, _unserved, _prepare_compiled_pair),
-    Route("cuda_pair", _cuda_pair_why_not, _cuda_pair_cost, _unserved, _prepare_cuda_pair),
+    Route("circulant_pair", _pair_why_not, _pair_cost, None, _prepare_pair),
+    Route("compiled_pair", _compiled_pair_why_not, _compiled_pair_cost, None, _prepare_compiled_pair),
+    Route("cuda_pair", _cuda_pair_why_not, _cuda_pair_cost, None, _prepare_cuda_pair),
 )

@@ -11,6 +11,7 @@ from torch import Tensor
 from ...core.matrix import StructuredMatrix, generators_
 from ...functional import tridiagonal
 from ...functional.reference import krylov_of_ring_reference, tridiagonal_reference
+from ...kernels import cuda
 from ..ldr_sd import shift_mean_square
 from .routes import PRODUCTS, ROUTES
 
@@ -28,7 +29,7 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
     another entry (m <= 2) they add. Cost: O(r (m + n) k) for the Krylov columns, compiled on a CPU,
     and as much a vector in matrix products; never an m x n matrix in inference. For kept products of some
     thousands of features the port product takes O(c (r + b) n log^2 n) for b vectors, where a bound on its
-    error allows it (`functional.port_acceptance`).
+    error allows it (`functional.port.acceptance`).
 
     Options:
         product: for products in float32 that need no gradient, of a matrix that is kept (a layer in
@@ -41,6 +42,8 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
     Reference: Thomas, Gu, Dao, Rudra, Ré, "Learning Compressed Transforms with Low Displacement Rank",
     2018.
     """
+
+    look = "#D55E00", "D"
 
     opaque = True
     ROUTES = ROUTES
@@ -80,7 +83,7 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
             tensors[f"subdiagonal_{side}"].fill_(1)
             for part in ("diagonal", "superdiagonal", "corners"):
                 tensors[f"{part}_{side}"].zero_()
-        r, m, n = tensors["G"].shape[0], out_features, in_features
+        r, m, n = tensors["G"].shape[-2], out_features, in_features
         generators_(tensors, shift_mean_square(m, n, r), generator)
 
     @classmethod
@@ -123,6 +126,13 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
     def both_operators(self) -> tuple[tridiagonal.Operator, tridiagonal.Operator]:
         """Lower, diagonal, upper and start vectors of A and of C."""
         return (*self._ring("A"), self.G), (*self._ring("C"), self.H)
+
+    def _materialize(self) -> Tensor:
+        A, C = self.both_operators()
+        if not cuda.serves(max(self.shape), *A, *C):
+            return super()._materialize()
+        K_A, K_C = (tridiagonal.krylov_matrices(*operator, min(self.shape)) for operator in (A, C))
+        return K_A.flatten(0, 1).mT @ K_C.flatten(0, 1)
 
     def _matmul(self, x: Tensor) -> Tensor:
         return tridiagonal.product(*self.both_operators(), x)

@@ -12,8 +12,10 @@ from ...core import costs
 from ...core.dense_route import by_columns
 from ...core.products import Product
 from ...core.routes import Call, Route
-from ...functional import compiled, port_acceptance, tridiagonal
-from ...functional.port_layer import port_seconds, stencil_seconds
+from ...functional import tridiagonal
+from ...functional.port import acceptance
+from ...functional.port.layer import port_seconds, stencil_seconds
+from ...kernels.cpu import compiled
 
 PRODUCTS = "auto", "stencil", "port"
 FROM = {
@@ -50,8 +52,6 @@ def _ports_why_not(M: Any, call: Call) -> str | None:
     option = M.options["product"]
     if option == "stencil":
         return "the option product is 'stencil'"
-    if not call.kept or call.transposed:
-        return "for matrices that are kept"
     if call.device not in FROM or call.dtype != torch.float32:
         return f"ports serve float32 on a CPU or a GPU, this is {call.dtype} on {call.device}"
     if call.needs_grad:
@@ -66,12 +66,12 @@ def _ports_why_not(M: Any, call: Call) -> str | None:
     return None if verdict.ports is not None else verdict.reason
 
 
-def _judged(M: Any) -> port_acceptance.Verdict:
+def _judged(M: Any) -> acceptance.Verdict:
     """What is found about the operators, once for a matrix whose numbers do not change."""
     if "ports" not in M.facts:
         with torch.inference_mode(False), torch.no_grad():
-            M.facts["ports"] = port_acceptance.judge(*M.both_operators())
-    verdict: port_acceptance.Verdict = M.facts["ports"]
+            M.facts["ports"] = acceptance.judge(*M.both_operators())
+    verdict: acceptance.Verdict = M.facts["ports"]
     return verdict
 
 
@@ -81,13 +81,9 @@ def _prepare_ports(M: Any) -> Product:
     return ports
 
 
-def _no_apply(M: Any, x: Tensor, transposed: bool) -> Tensor:
-    raise AssertionError("a route for kept matrices alone")
-
-
 STENCIL = Route("stencil", lambda M, call: None, _stencil_cost, _stencil, _prepare_stencil)
 ROUTES = (
     STENCIL,
     by_columns(STENCIL),
-    Route("ports", _ports_why_not, _ports_cost, _no_apply, _prepare_ports),
+    Route("ports", _ports_why_not, _ports_cost, None, _prepare_ports),
 )

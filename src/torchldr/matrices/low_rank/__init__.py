@@ -30,6 +30,8 @@ class LowRank(StructuredMatrix, name="low_rank"):
     Parameters: `G` (r, m), `H` (r, n). Cost: 2 r (m + n) operations a vector.
     """
 
+    look = "#E69F00", "P"
+
     ROUTES = own_route("two_products", _seconds), dense_route(_product_seconds)
     projection_work = 0
     compresses = True
@@ -43,7 +45,7 @@ class LowRank(StructuredMatrix, name="low_rank"):
         generator: torch.Generator | None = None,
         **options: Any,
     ) -> None:
-        generators_(tensors, tensors["G"].shape[0], generator)
+        generators_(tensors, tensors["G"].shape[-2], generator)
 
     @classmethod
     def multiply_adds(cls, out_features: int, in_features: int, rank: int, **options: Any) -> float:
@@ -63,5 +65,5 @@ class LowRank(StructuredMatrix, name="low_rank"):
     def _rmatmul(self, y: Tensor) -> Tensor:
         return (y @ self.G.mT) @ self.H
 
-    def materialize(self) -> Tensor:
-        return self.to_dense()
+    def _materialize(self) -> Tensor:
+        return self.G.mT @ self.H

@@ -14,8 +14,8 @@ from ...core.dense_route import dense_route, own_route
 from ...core.matrix import StructuredMatrix, generators_
 from ...core.products import Product
 from ...core.routes import Call, Route
-from ...functional import scanned
-from ...functional.doubling import shift_weights, shifted_sum
+from ...functional import stein_scan
+from ...functional.doubling import shift_weights
 from ...functional.fft import conjugate, contract_rank
 from ...functional.reference import krylov_reference, shift_reference
 from ...functional.ring import Ring, ring
@@ -49,8 +49,6 @@ def _dense_seconds(M: Any, call: Call) -> float:
 
 
 def _pair_why_not(M: Any, call: Call) -> str | None:
-    if not call.kept or call.transposed:
-        return "for matrices that are kept"
     if call.traced:
         return "not for tracing, vmap and capture"
     return "no gradient" if call.needs_grad else compiled_pair.why_not(*M._sides())
@@ -60,10 +58,6 @@ def _pair_seconds(M: Any, call: Call) -> float:
     on, n = costs.machine(call), M.shape[0]
     transforms = call.batch * (2 * M.rank + 4)
     return on.start + costs.wide(call) * on.compiled * transforms * n / 2 * max(n // 2, 2).bit_length()
-
-
-def _no_apply(M: Any, x: Tensor, transposed: bool) -> Tensor:
-    raise AssertionError("a route for kept matrices alone")
 
 
 class ToeplitzLike(StructuredMatrix, name="toeplitz_like"):
@@ -79,10 +73,12 @@ class ToeplitzLike(StructuredMatrix, name="toeplitz_like"):
     Sindhwani, Sainath, Kumar, "Structured transforms for small-footprint deep learning", 2015.
     """
 
+    look = "#009E73", "^"
+
     ROUTES = (
         own_route("fft", _fft_seconds),
         dense_route(_dense_seconds),
-        Route("compiled_pair", _pair_why_not, _pair_seconds, _no_apply, lambda M: M._prepare_pair()),
+        Route("compiled_pair", _pair_why_not, _pair_seconds, None, lambda M: M._prepare_pair()),
     )
     projection_work = 1
     compresses = True
@@ -96,7 +92,7 @@ class ToeplitzLike(StructuredMatrix, name="toeplitz_like"):
         generator: torch.Generator | None = None,
         **options: Any,
     ) -> None:
-        r, m, n = tensors["G"].shape[0], out_features, in_features
+        r, m, n = tensors["G"].shape[-2], out_features, in_features
         generators_(tensors, r * min(m, n), generator)
 
     def _rings(self) -> tuple[Ring, Ring]:
@@ -146,18 +142,10 @@ class ToeplitzLike(StructuredMatrix, name="toeplitz_like"):
     def _prepare_pair(self) -> Product:
         return partial(compiled_pair.matmul, compiled_pair.prepare(*self._sides(), self.dtype))
 
-    def materialize(self) -> Tensor:
-        (m, n), M = self.shape, self.promoted()
-        E, f = M.G.mT @ M.H, corner_sign(m, n)
-        a, c = shift_weights(E, m, f), shift_weights(E, n, -f)
-        if scanned.serves(E):
-            dense = scanned.stein_matrix(a.unsqueeze(0), c.unsqueeze(0), E.unsqueeze(0)).squeeze(0)
-        else:
-            dense = shifted_sum(E, a, c, min(m, n))
-        return dense.to(self.dtype)
-
-    def dense_weight(self) -> Tensor:
-        return self.materialize()
+    def _materialize(self) -> Tensor:
+        (m, n), E = self.shape, self.G.mT @ self.H
+        f = corner_sign(m, n)
+        return stein_scan.stein_sum(shift_weights(E, m, f), shift_weights(E, n, -f), E)
 
     def _rmatmul(self, y: Tensor) -> Tensor:
         left, right = self._rings()

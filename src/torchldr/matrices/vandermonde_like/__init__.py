@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,17 +10,17 @@ from torch import Tensor
 
 from ...core import costs
 from ...core.dense_route import by_columns, own_route
-from ...core.matrix import Constant, StructuredMatrix, generators_
+from ...core.matrix import StructuredMatrix, generators_
 from ...core.routes import Call
+from ...functional import stein_scan
 from ...functional.reference import krylov_reference, shift_reference
 from ...functional.ring import shift_krylov_matmul, shift_krylov_rmatmul
-from ...functional.vandermonde import vandermonde_matmul, vandermonde_reference, vandermonde_rmatmul
-
-
-def chebyshev_points(m: int, dtype: torch.dtype, device: torch.device | str | None = None) -> Tensor:
-    """cos(pi (2i + 1) / 2m), shape (m,): the points of (-1, 1) that polynomials like best."""
-    i = torch.arange(m, dtype=torch.float64, device="cpu")  # whatever the default device is
-    return torch.cos((2 * i + 1) * (math.pi / (2 * m))).to(dtype=dtype, device=device)
+from ...functional.vandermonde import (
+    chebyshev_points,
+    vandermonde_matmul,
+    vandermonde_reference,
+    vandermonde_rmatmul,
+)
 
 
 def _seconds(M: Any, call: Call) -> float:
@@ -42,6 +41,8 @@ class VandermondeLike(StructuredMatrix, name="vandermonde_like"):
     Options:
         learn_nodes: make `nodes` a parameter.
     """
+
+    look = "#56B4E9", "<"
 
     OWN = own_route("powers", _seconds)
     ROUTES = OWN, by_columns(OWN)
@@ -65,14 +66,11 @@ class VandermondeLike(StructuredMatrix, name="vandermonde_like"):
         device: torch.device | str | None = None,
         generator: torch.Generator | None = None,
         **options: Any,
-    ) -> dict[str, Constant]:
+    ) -> dict[str, Tensor]:
         if options["learn_nodes"]:
             return {}
-        return {
-            "nodes": Constant(
-                chebyshev_points(out_features, torch.promote_types(dtype, torch.float32), device)
-            )
-        }
+        wide = torch.promote_types(dtype, torch.float32)
+        return {"nodes": chebyshev_points(out_features, wide, device)}
 
     @classmethod
     def init_(
@@ -83,7 +81,7 @@ class VandermondeLike(StructuredMatrix, name="vandermonde_like"):
         generator: torch.Generator | None = None,
         **options: Any,
     ) -> None:
-        r, m, n = tensors["G"].shape[0], out_features, in_features
+        r, m, n = tensors["G"].shape[-2], out_features, in_features
         if options.get("learn_nodes"):
             tensors["nodes"].copy_(chebyshev_points(m, tensors["nodes"].dtype))
         generators_(tensors, r, generator)
@@ -110,6 +108,14 @@ class VandermondeLike(StructuredMatrix, name="vandermonde_like"):
 
     def krylov_length(self) -> int:
         return self.in_features
+
+    def _materialize(self) -> Tensor:
+        E = self.G.mT @ self.H
+        nodes = self.nodes.to(E.dtype)
+        if not stein_scan.serves(nodes, E):
+            return super()._materialize()
+        # M_ij = node_i M_{i, j-1} + E_ij, down the columns of the transposed matrix
+        return stein_scan.column_scan(nodes.unsqueeze(0), E.mT.unsqueeze(0)).squeeze(0).mT
 
     def _matmul(self, x: Tensor) -> Tensor:
         z = shift_krylov_rmatmul(self.H, x, 0.0, self.in_features)

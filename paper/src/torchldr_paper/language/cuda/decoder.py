@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchldr.functional import nvrtc
-from torchldr.functional.cuda import unavailable
+from torchldr.kernels.cuda import nvrtc, unavailable
 
 THREADS = 512
 MOST_VECTORS = 12  # of eight words, that a thread keeps

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchldr.functional import nvrtc
-from torchldr.functional.cuda import unavailable
+from torchldr.kernels.cuda import nvrtc, unavailable
 
 GATES = COLUMNS = 4  # a block's threads are gates x units, and columns x units
 MOST_THREADS, MOST_BYTES_KEPT = 1024, 256  # of a block, and of a thread's registers

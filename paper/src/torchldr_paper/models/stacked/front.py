@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, relu
 
 from ..images import ReplacedConvolution
-from .layer import StackedLayer
-from .products import Tensors
+from .layer import StackedLayer, Tensors
 from .stage import stage
 
 
@@ -17,20 +15,15 @@ class Front:
 
     Args:
         model: one of the replicas.
-        replicas: how many there are.
-        shared: the names of tensors without a replica axis.
-        device: where to compute.
 
     Attributes:
         layer: the structured one; None for convolutions.
     """
 
-    def __init__(
-        self, model: ReplacedConvolution, replicas: int, shared: frozenset[str], device: torch.device
-    ) -> None:
+    def __init__(self, model: ReplacedConvolution) -> None:
         self._pool, self._gain = model.pool, model.front_gain
         convolution = isinstance(model.front, nn.Conv2d)
-        self.layer = None if convolution else StackedLayer(model.front, "front", replicas, shared, device)
+        self.layer = None if convolution else StackedLayer(model.front, "front")
 
     def __call__(self, tensors: Tensors, x: Tensor) -> Tensor:
         """The hidden layer's input: images (b, c, h, w) to (R, b, n)."""

@@ -22,8 +22,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import conv2d, max_pool2d, relu
 
-from torchldr.functional import nvrtc
-from torchldr.functional.cuda import unavailable
+from torchldr.kernels.cuda import nvrtc, unavailable
 
 _MOST_THREADS = 512
 _SPLIT_THREADS = 192  # for the filters' gradient

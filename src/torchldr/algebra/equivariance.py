@@ -1,0 +1,154 @@
+"""Displacement as equivariance: how nearly a matrix turns moves of its input into moves of its output.
+
+A linear map M is equivariant to a move B of its input and A of its output where M (B x) = A (M x) for all x:
+where A M - M B = 0, displacement rank 0. Then A^i M = M B^i for every i: M respects the whole group that the
+moves generate. With a displacement of low rank it does so but for a few directions, and the relative size
+of the displacement says how nearly:
+
+    error = |A M - M B| / sqrt(|A M|^2 + |M B|^2)        Sylvester's form
+    error = |M - A M B| / sqrt(|M|^2 + |A M B|^2)        Stein's: M B' = A M with B' the inverse of B
+
+in Frobenius norms: 0 for an equivariant map, about 1 for one that has nothing to do with the moves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from ..core.linear_map import LinearMap
+from ..core.matrix import StructuredMatrix
+from ..operators import DenseOperator, Operator, Shift
+from .structure import Form
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@runtime_checkable
+class HasMatrix(Protocol):
+    """A layer that knows its structured matrix, as `StructuredLinear` does."""
+
+    def matrix(self) -> StructuredMatrix: ...
+
+
+def equivariance_error(
+    M: LinearMap | Tensor, A: Operator | Tensor, B: Operator | Tensor, form: Form = "sylvester"
+) -> Tensor:
+    """How far a matrix is from being equivariant: 0 where it is, about 1 where moves mean nothing to it.
+
+    Args:
+        M: a linear map or a dense matrix, shape (m, n).
+        A: the move of the output, m x m: an operator or a dense matrix.
+        B: the move of the input, n x n; for Stein's form the inverse of the move.
+        form: "sylvester" compares A M with M B, "stein" M with A M B.
+
+    Returns:
+        The relative Frobenius norm of the displacement, shape (), differentiable: it may serve as a
+        penalty. Two unrelated matrices of any sizes give sqrt(|X|^2 + |Y|^2), so 1.
+    """
+    if form not in ("sylvester", "stein"):
+        raise ValueError(f"equivariance_error: form must be 'sylvester' or 'stein', got {form!r}.")
+    W = M.to_dense() if isinstance(M, LinearMap) else M
+    A, B = (move if isinstance(move, Operator) else DenseOperator(move) for move in (A, B))
+    if (A.n, B.n) != tuple(W.shape):
+        raise ValueError(
+            f"equivariance_error: operators of sizes {A.n} and {B.n} do not fit a matrix of shape "
+            f"{tuple(W.shape)}."
+        )
+    left = A @ W
+    right = B.rmatmul(left) if form == "stein" else B.rmatmul(W)
+    left = W if form == "stein" else left
+    norm = torch.linalg.matrix_norm
+    size = torch.sqrt(norm(left).square() + norm(right).square())
+    return norm(left - right) / torch.where(size > 0, size, 1)  # 0 is equivariant to everything
+
+
+@dataclass(frozen=True, eq=False)
+class LearnedOperators:
+    """What `learned_operators` found.
+
+    Attributes:
+        structure: name of the layer's class.
+        A, C: its operators, of the output and of the input; M is displaced to M - A M C^T.
+        matrix: the dense weight M, shape (m, n).
+        displacement: M - A M C^T, of low rank.
+        error: `equivariance_error` by the operators, in Stein's form.
+        shift_error: the same by plain shifts Z_0, where training starts.
+        rank: the most that the displacement's rank can be.
+    """
+
+    structure: str
+    A: Operator
+    C: Operator
+    matrix: Tensor
+    displacement: Tensor
+    error: float
+    shift_error: float
+    rank: int
+
+    def entries(self, side: str) -> dict[str, Tensor]:
+        """The operator's entries by diagonal: those of "A" or "C" that are not all 0."""
+        dense = (self.A if side == "A" else self.C).to_dense()
+        n = dense.shape[0]
+        found = {
+            "subdiagonal": dense.diagonal(-1),
+            "diagonal": dense.diagonal(),
+            "superdiagonal": dense.diagonal(1),
+        }
+        if n > 2:
+            found["corners"] = torch.stack((dense[0, -1], dense[-1, 0]))
+        return {name: t for name, t in found.items() if bool((t != 0).any())}
+
+    def picture(self) -> Figure:
+        """The weight, its displacement, their singular values, and the operators: a matplotlib figure."""
+        from .pictures import draw
+
+        return draw(self)
+
+    def __repr__(self) -> str:
+        m, n = self.matrix.shape
+        return (
+            f"LearnedOperators({self.structure!r}, {m} x {n}, error={self.error:.4g}, "
+            f"shift_error={self.shift_error:.4g}, rank<={self.rank})"
+        )
+
+
+@torch.no_grad()
+def learned_operators(layer: HasMatrix | StructuredMatrix) -> LearnedOperators:
+    """The displacement operators of a layer, and how equivariant its weight is to them.
+
+    Args:
+        layer: a `StructuredLinear`, or its matrix, of a class whose displacement has Stein's form: the
+            Krylov classes `ldr_sd`, `ldr_td`, `toeplitz_like`, `hankel_like`, `vandermonde_like`, and
+            `circulant` and `low_rank`.
+
+    Raises:
+        TypeError: for a class without such operators.
+
+    >>> from torchldr import LDRSubdiagonal
+    >>> learned_operators(LDRSubdiagonal.random(16, 16, rank=1)).error < 1
+    True
+    """
+    M = layer.matrix() if isinstance(layer, HasMatrix) else layer
+    if not isinstance(M, StructuredMatrix):
+        raise TypeError(
+            f"learned_operators: expected a StructuredLinear or its matrix, got {type(M).__name__}."
+        )
+    # A copy: what is reported should not change when training goes on.
+    copies = {name: t.detach().clone() for name, t in M.tensors.items()}
+    M = M.unchecked(M.out_features, M.in_features, copies, M.options).double()
+    found = M.displacement_structure()
+    if found is None or found.form != "stein":
+        raise TypeError(f"learned_operators: {type(M).__name__} has no operators A and C of its own.")
+    W, (m, n) = M.to_dense(), M.shape
+    shifts = Shift(m, dtype=W.dtype, device=W.device), Shift(n, dtype=W.dtype, device=W.device).T
+    return LearnedOperators(
+        structure=M.name, A=found.A, C=found.B.T, matrix=W, displacement=found.of_dense(W),
+        error=float(equivariance_error(W, found.A, found.B, "stein")),
+        shift_error=float(equivariance_error(W, *shifts, "stein")),
+        rank=min(found.rank, m, n),
+    )  # fmt: skip

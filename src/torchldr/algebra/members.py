@@ -1,0 +1,172 @@
+"""What the closure rules of the structured classes share.
+
+A rule returns None where it does not apply. Sums share the operators of both matrices only where these are
+one and the same tensors, or equal ones that no gradient is asked of: the lazy sum is right for others.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from ..core.linear_map import LinearMap, Number
+from ..core.matrix import StructuredMatrix
+from ..core.rules import rule
+from ..operators import Diagonal, Operator, Shift, Subdiagonal
+from .multiply import real_dtype
+from .structure import Generators, reduce
+
+Member = TypeVar("Member", bound=StructuredMatrix)
+
+
+def like(M: Member, **tensors: Tensor) -> Member:
+    """The same matrix with some tensors exchanged."""
+    return M.unchecked(M.out_features, M.in_features, {**M.tensors, **tensors}, M.options)
+
+
+def member(cls: type[Member], M: LinearMap, generators: Generators, **fields: Any) -> Member:
+    """The matrix of a class with these generators, in the shape and dtype of M."""
+    G, H = (t.to(M.dtype) for t in _at_least_one(*generators))
+    return cls(M.out_features, M.in_features, G=G, H=H, **fields)
+
+
+def shift(n: int, f: float, like: LinearMap) -> Shift:
+    """Z_f in the dtype and on the device of a map."""
+    return Shift(n, f, dtype=like.dtype, device=like.device)
+
+
+def units(size: int, places: list[int], like: LinearMap) -> Tensor:
+    """Unit vectors as rows."""
+    unit = torch.zeros(len(places), size, dtype=like.dtype, device=like.device)
+    unit[range(len(places)), places] = 1
+    return unit
+
+
+def telescoped(A: Operator, C: Operator, G: Tensor, H: Tensor, k: int) -> Generators:
+    """Of M - A M C^T = G^T H - A^k (G^T H) (C^k)^T, for M = sum_i K_k(A, g_i) K_k(C, h_i)^T."""
+    return torch.cat((G, -(A**k).matmul(G))), torch.cat((H, (C**k).matmul(H)))
+
+
+@rule("scale", StructuredMatrix)
+def _(M: StructuredMatrix, scalar: Number) -> StructuredMatrix | None:
+    """Every class is multilinear in the tensors that carry its scale."""
+    if isinstance(scalar, complex) or (isinstance(scalar, Tensor) and scalar.is_complex()):
+        return None
+    name = M.scaled[0]
+    return like(M, **{name: scalar * M.tensors[name]})
+
+
+def linear_in_generators(cls: type[StructuredMatrix]) -> None:
+    """Rules for a class that is linear in G^T H: generators go under each other, and some can be dropped."""
+    rule("add", cls, cls)(_sum_of_generated)
+    rule("recompress", cls)(_fewer)
+
+
+def _sum_of_generated(M: StructuredMatrix, N: StructuredMatrix) -> StructuredMatrix | None:
+    if not _shared(M, N, ("G", "H")) or M.G.shape[0] + N.G.shape[0] > min(M.shape):
+        return None
+    return like(M, G=torch.cat((M.G, N.G)), H=torch.cat((M.H, N.H)))
+
+
+def _fewer(M: StructuredMatrix, tol: float | None, structure: str | None) -> StructuredMatrix | None:
+    """The class keeps its operators: G^T H itself is reduced."""
+    if structure not in (None, M.name):
+        return None
+    G, H = _at_least_one(*reduce(M.G, M.H, tol))
+    return like(M, G=G.to(M.dtype), H=H.to(M.dtype))
+
+
+def linear_in_its_tensor(cls: type[StructuredMatrix]) -> None:
+    """The rule of sums for a class that is linear in its one tensor."""
+    rule("add", cls, cls)(_sum_of_linear)
+
+
+def _sum_of_linear(M: StructuredMatrix, N: StructuredMatrix) -> StructuredMatrix | None:
+    name = M.scaled[0]
+    if M.tensors[name].shape != N.tensors[name].shape or not _shared(M, N, (name,)):
+        return None
+    return like(M, **{name: M.tensors[name] + N.tensors[name]})
+
+
+def _shared(M: StructuredMatrix, N: StructuredMatrix, but: tuple[str, ...]) -> bool:
+    """Whether options and all other tensors are the same, so that one matrix may hold them for both."""
+    if M.options != N.options or M.dtype != N.dtype or M.device != N.device:
+        return False
+    pairs = [(t, N.tensors[name]) for name, t in M.tensors.items() if name not in but]
+    fixed = all(t is u or not (t.requires_grad or u.requires_grad) for t, u in pairs)
+    return fixed and all(t is u or torch.equal(t, u) for t, u in pairs)
+
+
+def scales_rows(cls: type[StructuredMatrix], name: str) -> None:
+    """A diagonal from the left goes into this tensor, whose last axis runs over rows."""
+
+    @rule("matmul", Diagonal, cls)
+    def _(D: Diagonal, M: StructuredMatrix) -> StructuredMatrix | None:
+        return None if D.d.is_complex() else like(M, **{name: D.d.to(M.dtype) * M.tensors[name]})
+
+
+def scales_columns(cls: type[StructuredMatrix], name: str) -> None:
+    """A diagonal from the right goes into this tensor, whose last axis runs over columns."""
+
+    @rule("matmul", cls, Diagonal)
+    def _(M: StructuredMatrix, D: Diagonal) -> StructuredMatrix | None:
+        return None if D.d.is_complex() else like(M, **{name: M.tensors[name] * D.d.to(M.dtype)})
+
+
+def sides_exchanged(M: Member) -> Member:
+    """The transpose of a class with tensors `G`, `H` and `.._A`, `.._C`."""
+
+    def other(name: str) -> str:
+        return {"G": "H", "H": "G"}.get(name) or name[:-1] + {"A": "C", "C": "A"}[name[-1]]
+
+    return M.unchecked(
+        M.in_features, M.out_features, {other(name): t for name, t in M.tensors.items()}, M.options
+    )
+
+
+def as_subdiagonal(A: Operator) -> Subdiagonal | None:
+    """A shift or subdiagonal operator as the latter."""
+    if isinstance(A, Shift):
+        return Subdiagonal(torch.ones(A.n - 1, dtype=A.dtype, device=A.device), A.corner)
+    return A if isinstance(A, Subdiagonal) else None
+
+
+def krylov_generators(G: Tensor, H: Tensor, left: Operator, right: Operator) -> Generators | None:
+    """G and H of sum_i K(A, g_i) K(C, h_i)^T, from those of its displacement by A and C^T.
+
+    A and C are shifts or subdiagonal. The shorter operator, say A of size k, has A^k = f, so H of the class
+    is (I - f C^k)^-1 H. With W = f C^k and L the length of the cycles of a shift by k, W^L = w is a multiple
+    of the identity: (I - W)^-1 = (I + W + .. + W^{L-1}) / (1 - w). None where w is 1: then M is not
+    determined.
+    """
+    if left.n > right.n:
+        found = krylov_generators(H, G, right, left)
+        return None if found is None else (found[1], found[0])
+    A, C = as_subdiagonal(left), as_subdiagonal(right)
+    assert A is not None
+    assert C is not None
+    k, n = A.n, C.n
+    common = math.gcd(k, n)
+    f, around = A.corner * A.s.prod(), C.corner * C.s.prod()
+    length = n // common
+    w = f**length * around ** (k // common)
+    if bool((1 - w).abs() < 1e3 * torch.finfo(real_dtype(H.dtype)).eps):
+        return None
+
+    def geometric(terms: int) -> Tensor:
+        if terms == 1:
+            return H
+        if terms % 2:
+            return H + f * (C**k).matmul(geometric(terms - 1))
+        half = geometric(terms // 2)
+        return half + f ** (terms // 2) * (C ** (k * (terms // 2))).matmul(half)
+
+    return G, geometric(length) / (1 - w)
+
+
+def _at_least_one(G: Tensor, H: Tensor) -> Generators:
+    """A class holds one pair of generators even where none is needed."""
+    return (G, H) if G.shape[0] else (G.new_zeros(1, G.shape[1]), H.new_zeros(1, H.shape[1]))

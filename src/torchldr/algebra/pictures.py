@@ -1,0 +1,98 @@
+"""The picture of a layer's operators: weight, displacement, singular values, entries."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Of the palette of Okabe and Ito, which people with a colour deficiency can tell apart.
+COLOURS = {"subdiagonal": "#0072B2", "diagonal": "#D55E00", "superdiagonal": "#009E73"}
+WEIGHT, RESIDUAL, QUIET = "#888888", "#D55E00", "#555555"
+
+
+def draw(found: Any) -> Figure:
+    """Two rows: the weight, its displacement and both spectra; then the entries of A and of C."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError("pictures need matplotlib; pip install matplotlib") from error
+    figure = Figure(figsize=(9.6, 5.4), layout="constrained")
+    grid: Any = figure.add_gridspec(2, 6, height_ratios=(3, 2))
+    panels = [figure.add_subplot(grid[0, 2 * i : 2 * i + 2]) for i in range(3)]
+    limit = float(found.matrix.abs().flatten().quantile(0.99)) or 1.0
+    heat_map(panels[0], found.matrix, limit, r"weight $M$")
+    heat_map(panels[1], found.displacement, limit, r"displacement $M - A M C^T$")
+    panels[0].set_xlabel(f"{found.structure}, {found.matrix.shape[0]} x {found.matrix.shape[1]}", fontsize=8)
+    panels[1].set_xlabel(
+        f"equivariance error {found.error:.3f} (plain shifts {found.shift_error:.3f})", fontsize=8
+    )
+    spectra(panels[2], {r"$M$": (found.matrix, WEIGHT), r"$M - A M C^T$": (found.displacement, RESIDUAL)})
+    panels[2].axvline(found.rank, color=RESIDUAL, linewidth=0.8, linestyle=":")
+    panels[2].set_title("singular values", fontsize=9)
+    for side, place, what in (("A", grid[1, :3], "output"), ("C", grid[1, 3:], "input")):
+        axes = figure.add_subplot(place)
+        operator_entries(axes, found.entries(side))
+        axes.set_title(f"operator ${side}$, of the {what}", fontsize=9)
+    return figure
+
+
+def heat_map(axes: Axes, M: Tensor, limit: float, title: str = "") -> None:
+    """A matrix from blue to red through white, larger entries than `limit` saturated."""
+    axes.imshow(
+        M.cpu().numpy(), cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="nearest", aspect="equal"
+    )
+    axes.set_title(title, fontsize=9)
+    axes.set_xticks([])
+    axes.set_yticks([])
+    for spine in axes.spines.values():
+        spine.set_color("#bbbbbb")
+        spine.set_linewidth(0.6)
+
+
+def spectra(axes: Axes, matrices: dict[str, tuple[Tensor, str]]) -> None:
+    """Singular values on a logarithmic axis, those at rounding level left out."""
+    largest = 0.0
+    for label, (M, colour) in matrices.items():
+        values = torch.linalg.svdvals(M).cpu()
+        largest = max(largest, float(values[0]))
+        shown = values[values > 1e-13 * largest]
+        axes.plot(
+            range(1, len(shown) + 1),
+            shown.numpy(),
+            ".-",
+            color=colour,
+            markersize=4,
+            linewidth=0.8,
+            label=label,
+        )
+    axes.set_yscale("log")
+    _quiet(axes)
+    axes.legend(frameon=False, fontsize=8)
+
+
+def operator_entries(axes: Axes, entries: dict[str, Tensor]) -> None:
+    """The diagonals of an operator as lines over the position; corners are named in the legend."""
+    for name, colour in COLOURS.items():
+        if name in entries:
+            axes.plot(entries[name].cpu().numpy(), color=colour, linewidth=0.9, label=name)
+    if "corners" in entries:
+        top, bottom = entries["corners"].tolist()
+        axes.plot([], [], " ", label=f"corners {top:.3g}, {bottom:.3g}")
+    _quiet(axes)
+    axes.margins(x=0.01)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False, fontsize=8, ncols=2)
+
+
+def _quiet(axes: Axes) -> None:
+    axes.tick_params(labelsize=7, colors=QUIET)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_color("#bbbbbb")

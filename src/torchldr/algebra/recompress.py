@@ -1,0 +1,106 @@
+"""Fewer generators, and the structured class that a displacement belongs to.
+
+The closure rules bound ranks from above. `recompress` makes the generators, drops what they do not need
+(two QR factorisations and a small SVD), and where the operators are those of a class gives its member:
+that has one fast product where a chain of operations has many.
+
+A class is found by its rules:
+
+    "member"             (M, structure) to the member with this displacement, None where the operators differ
+    "fixed_operators"    M to A and B of M - A M B, where the class knows them without looking at M's values
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..core import rules
+from ..core.linear_map import LinearMap
+from ..core.matrix import StructuredMatrix
+from ..core.rules import rule
+from ..core.structures import get_structure
+from ..operators import Operator
+from .closure import displaced
+from .structure import DisplacementStructure
+
+
+class Recompressed(LinearMap):
+    """A linear map with fewer generators: its products stay, what it knows of its displacement is less."""
+
+    def __init__(self, of: LinearMap, known: DisplacementStructure) -> None:
+        self.of, self.known = of, known
+        self.out_features, self.in_features = of.out_features, of.in_features
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.of.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.of.device
+
+    def matmul(self, x: Tensor) -> Tensor:
+        return self.of.matmul(x)
+
+    def rmatmul(self, y: Tensor) -> Tensor:
+        return self.of.rmatmul(y)
+
+    def to_dense(self) -> Tensor:
+        return self.of.to_dense()
+
+    def __repr__(self) -> str:
+        return f"{self.of!r}.recompress()"
+
+
+@rule("displacement_structure", Recompressed)
+def _(M: Recompressed) -> DisplacementStructure:
+    return M.known
+
+
+@rule("recompress", LinearMap)
+def _(M: LinearMap, tol: float | None, structure: str | None) -> LinearMap:
+    fixed = rules.by_class("fixed_operators")
+    if structure is not None:
+        cls: type = get_structure(structure)
+        if cls not in fixed:
+            names = " or ".join(repr(known.name) for known in fixed if issubclass(known, StructuredMatrix))
+            raise ValueError(
+                f"recompress: structure must be {names}, whose operators are fixed, got {structure!r}; "
+                "torchldr.from_dense projects onto the others."
+            )
+        near = _displaced_by(fixed[cls](M), M)
+        if near is None:
+            raise TypeError(f"{type(M).__name__} has no displacement operators near those of {structure!r}.")
+        return _member(cls, M, near.reduced(tol))
+    own = M._structure()
+    known = own.reduced(tol)
+    if M.dtype.is_complex:  # the classes are real
+        return Recompressed(M, known)
+    for way in (known, known.in_form("stein"), known.in_form("sylvester"), known.inverted()):
+        if way is not None and (found := _smallest_member(M, way)) is not None:
+            return found
+    for cls, operators in fixed.items():
+        near = _displaced_by(operators(M), M)
+        if near is not None and near.rank <= own.rank + 2:  # a corner of each operator differs
+            return _member(cls, M, near.reduced(tol))
+    return Recompressed(M, known)
+
+
+def _displaced_by(operators: tuple[Operator, Operator], M: LinearMap) -> DisplacementStructure | None:
+    A, B = operators
+    return displaced(M, A, B, "stein")
+
+
+def _smallest_member(M: LinearMap, known: DisplacementStructure) -> LinearMap | None:
+    """The member with the fewest parameters among the classes with these operators."""
+    found = [make(M, known) for make in rules.by_class("member").values()]
+    members = [N for N in found if N is not None]
+    return min(members, key=lambda N: sum(t.numel() for t in N.tensors.values()), default=None)
+
+
+def _member(cls: type, M: LinearMap, known: DisplacementStructure) -> LinearMap:
+    make = rules.of_class("member", cls)
+    found = None if make is None else make(M, known)
+    assert found is not None
+    return found

@@ -1,0 +1,49 @@
+"""Structured matrices for SciPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..core.linear_map import LinearMap
+from ..core.rules import rule
+from .multiply import multiply, rmultiply
+
+
+def as_scipy(M: LinearMap) -> Any:
+    """A `scipy.sparse.linalg.LinearOperator` that multiplies by M, for SciPy's solvers and eigensolvers.
+
+    Vectors go through the fast products on M's device and in M's precision; nothing is differentiable.
+
+    Raises:
+        ImportError: where SciPy is not installed.
+    """
+    try:
+        from scipy.sparse.linalg import LinearOperator
+    except ImportError as error:
+        raise ImportError("as_scipy needs SciPy: pip install scipy") from error
+
+    @torch.no_grad()
+    def through(product: Any, x: Any) -> Any:
+        """(n,), (n, 1) or (n, k): products act on the last axis, SciPy's vectors are columns."""
+        columns = torch.as_tensor(x, device=M.device)
+        y = product(M, columns) if columns.ndim == 1 else product(M, columns.mT).mT
+        return y.cpu().numpy()
+
+    def adjoint(N: LinearMap, y: torch.Tensor) -> torch.Tensor:
+        return rmultiply(N, y.conj().resolve_conj()).conj().resolve_conj()
+
+    return LinearOperator(
+        shape=tuple(M.shape),
+        matvec=lambda x: through(multiply, x),
+        rmatvec=lambda y: through(adjoint, y),
+        matmat=lambda x: through(multiply, x),
+        rmatmat=lambda y: through(adjoint, y),
+        dtype=torch.empty(0, dtype=M.dtype).numpy().dtype,
+    )
+
+
+@rule("as_scipy", LinearMap)
+def _(M: LinearMap) -> Any:
+    return as_scipy(M)

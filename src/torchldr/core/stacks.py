@@ -1,0 +1,225 @@
+"""Stacks: matrices with leading axes, multiplied together, whatever their class.
+
+The tensors of a stack have its axes in front, `G` is (..., r, m). Its routes are
+
+    dense         the dense matrices, then batched matrix products
+    mapped        a route of the class under torch.vmap: few operations for all matrices
+    one_by_one    every matrix by the cheapest of its own routes
+
+A compiler is shown one of the first two.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import costs
+from .dense_route import LARGEST, DenseProduct, multiply_by_dense
+from .products import Matrix, is_jit_tracing, run_product
+from .routes import Call, Route, Sizes, choose
+
+
+def stack(matrices: Sequence[Matrix]) -> Matrix:
+    """Matrices of one class, shape and rank as one matrix with a new axis in front, as `torch.stack`.
+
+    >>> from torchldr import ToeplitzLike, stack
+    >>> M = stack([ToeplitzLike.random(8, 6, rank=2) for _ in range(3)])
+    >>> M.shape, M.matmul(torch.ones(5, 6)).shape, M[0].shape
+    (torch.Size([3, 8, 6]), torch.Size([3, 5, 8]), torch.Size([8, 6]))
+    """
+    if not matrices:
+        raise ValueError("stack: there must be at least one matrix.")
+    first = matrices[0]
+    for M in matrices[1:]:
+        if type(M) is not type(first) or M.options != first.options:
+            raise ValueError(
+                f"stack: all matrices must be of one class with one set of options, got {first!r} and {M!r}."
+            )
+        for name, t in M.tensors.items():
+            if t.shape != first.tensors[name].shape:
+                shapes = f"{tuple(first.tensors[name].shape)} and {tuple(t.shape)}"
+                raise ValueError(f"stack: {name} must have one shape in all matrices, got {shapes}.")
+    own = own_names(first)
+    tensors = {
+        name: torch.stack([M.tensors[name] for M in matrices]) if name in own else t
+        for name, t in first.tensors.items()
+    }
+    return first.with_tensors(tensors)
+
+
+def own_names(M: Matrix) -> set[str]:
+    """The tensors that every matrix of a stack has for itself: all but the constants that are computed."""
+    learned = M.parameter_shapes(M.out_features, M.in_features, 1, **M.options)
+    return {name for name in M.tensors if name in learned or name in M.drawn}
+
+
+def indexed(M: Any, index: Any) -> Any:
+    """The part of a stack that an index of its leading axes names."""
+    if not M.leading:
+        raise TypeError(f"{type(M).__name__}: a single matrix has no leading axes to index.")
+    torch.empty(M.leading, device="meta")[index]  # raises what is wrong with the index
+    own = own_names(M)
+    return M.with_tensors({name: t[index] if name in own else t for name, t in M.tensors.items()})
+
+
+def unbound(M: Matrix) -> list[Matrix]:
+    """All matrices of a stack, one by one. Its gradients are stacked once, which indexing would not do."""
+    own, axes = own_names(M), len(M.leading)
+    parts = {name: t.flatten(0, axes - 1).unbind(0) for name, t in M.tensors.items() if name in own}
+    common = {name: t for name, t in M.tensors.items() if name not in own}
+    count = len(next(iter(parts.values())))
+    return [M.with_tensors(common | {name: part[i] for name, part in parts.items()}) for i in range(count)]
+
+
+def _reshaped(M: Matrix, leading: Sequence[int]) -> Matrix:
+    own, axes = own_names(M), len(M.leading)
+    return M.with_tensors(
+        {name: t.reshape(*leading, *t.shape[axes:]) if name in own else t for name, t in M.tensors.items()}
+    )
+
+
+def each(M: Matrix, function: Callable[[Matrix], Tensor]) -> Tensor:
+    """What a function says of every matrix, with the leading axes in front."""
+    return torch.stack([function(one) for one in unbound(M)]).unflatten(0, M.leading)
+
+
+def mapped(M: Matrix, function: Callable[..., Tensor], *x: Tensor) -> Tensor:
+    """A function of a matrix, and of vectors (..., b, n), under torch.vmap along every leading axis.
+
+    An axis along which the vectors have one entry is not theirs: they are the same for all its matrices.
+    """
+
+    def of_tensors(tensors: dict[str, Tensor], *x: Tensor) -> Tensor:
+        return function(M.with_tensors(tensors), *x)
+
+    own = own_names(M)
+    dims = {name: 0 if name in own else None for name in M.tensors}
+    vectors, run = list(x), of_tensors
+    for axis in reversed(range(len(M.leading))):
+        along: list[int | None] = [0 if v.shape[axis] > 1 else None for v in vectors]
+        vectors = [v if d == 0 else v.squeeze(axis) for v, d in zip(vectors, along, strict=True)]
+        run = torch.vmap(run, in_dims=(dims, *along))
+    return run(dict(M.tensors), *vectors)
+
+
+def materialize(M: Matrix) -> Tensor:
+    """The dense matrices of a stack (..., m, n); differentiable."""
+    if is_jit_tracing():
+        return each(M, lambda one: one.multiply(torch.eye(M.in_features, dtype=M.dtype, device=M.device)).mT)
+    return mapped(M, lambda one: one._materialize())
+
+
+# Vectors.
+
+
+def multiply(M: Matrix, x: Tensor, *, transposed: bool, route: str | None, dense: bool | None) -> Tensor:
+    """M x, or M^T x, for rows of x; the leading axes of M and of x broadcast as in torch.matmul."""
+    if x.ndim == 1:
+        return multiply(M, x.unsqueeze(0), transposed=transposed, route=route, dense=dense).squeeze(-2)
+    lead = torch.broadcast_shapes(M.leading, x.shape[:-2])
+    sizes = (1,) * (len(lead) - len(M.leading)) + tuple(M.leading)
+    x = x.reshape(*(1,) * (len(lead) - x.ndim + 2), *x.shape)
+    # Axes that are the vectors' alone join the rows.
+    folded = [a for a, size in enumerate(sizes) if size == 1]
+    kept = [a for a, size in enumerate(sizes) if size != 1]
+    rows = [x.shape[a] for a in (*folded, len(lead))]
+    x = x.permute(*kept, *folded, len(lead), len(lead) + 1).flatten(len(kept), -2)
+    if not kept:  # one matrix after all
+        flat = unbound(M)[0].multiply(x, transposed=transposed, dense=dense)
+    else:
+        flat = _multiply(_reshaped(M, [sizes[a] for a in kept]), x, transposed, route, dense)
+    y = flat.unflatten(-2, rows)
+    order = [*kept, *folded]
+    back = [order.index(a) for a in range(len(lead))]
+    return y.permute(*back, len(lead), len(lead) + 1)
+
+
+def _multiply(M: Matrix, x: Tensor, transposed: bool, route: str | None, dense: bool | None) -> Tensor:
+    wide = M.promoted()
+    if is_jit_tracing():
+        chosen = ONE_BY_ONE
+    elif torch.compiler.is_compiling():
+        chosen = DENSE if M.ROUTES[0].holds_dense else MAPPED
+    else:
+        call = M.call(x, transposed=transposed)
+        chosen = choose(wide, call._replace(batch=x.shape[-2]), only=route, dense=dense)
+    if chosen.holds_dense:
+        return chosen.run(wide, x, transposed)
+    return run_product(lambda x: chosen.run(wide, x, transposed), x, M.dtype, flatten=False)
+
+
+# Routes. They get vectors (..., b, n) with as many leading axes as the stack, each of its size or of size 1.
+
+
+def _total(single: float, sizes: Sizes, call: Call) -> float:
+    """Of a whole stack by operations that are started once."""
+    start = costs.machine(call).call
+    return start + sizes.matrices * max(single - start, 0.0)
+
+
+def _cheapest(sizes: Sizes, call: Call, *, dense: bool | None) -> float:
+    routes = [r for r in sizes.routes if r.apply is not None and dense in (None, r.holds_dense)]
+    return min((route.cost(sizes._replace(matrices=1), call) for route in routes), default=math.inf)
+
+
+def _dense_why_not(M: Any, call: Call) -> str | None:
+    entries = M.shape.numel()
+    return f"its {entries:,} entries are more than {LARGEST:,}" if entries > LARGEST else None
+
+
+def _dense_cost(sizes: Any, call: Call) -> float:
+    return _total(_cheapest(sizes, call, dense=True), sizes, call)
+
+
+def _prepare_dense(M: Any) -> DenseProduct:
+    return DenseProduct(M.dense_weight())
+
+
+def _inner(routes: Sequence[Route]) -> Route | None:
+    """The route of a class that vmap maps."""
+    return next((route for route in routes if not route.holds_dense), None)
+
+
+def _mapped_why_not(M: Any, call: Call) -> str | None:
+    if _inner(M.ROUTES) is None:
+        return "the class has no other product than the dense one"
+    found = M.unseen(call)
+    return found if isinstance(found, str) else None
+
+
+def _mapped_cost(sizes: Any, call: Call) -> float:
+    inner = _inner(sizes.routes)
+    if inner is None:
+        return math.inf
+    return _total(inner.cost(sizes._replace(matrices=1), call._replace(kept=False, traced=True)), sizes, call)
+
+
+def _mapped(M: Any, x: Tensor, transposed: bool) -> Tensor:
+    inner, seen = _inner(M.ROUTES), M.unseen(M.call(x))
+    assert inner is not None
+    return mapped(seen, lambda one, x: inner.run(one, x, transposed), x)
+
+
+def _one_cost(sizes: Any, call: Call) -> float:
+    return sizes.matrices * _cheapest(sizes, call._replace(kept=False), dense=None)
+
+
+def _one_by_one(M: Any, x: Tensor, transposed: bool) -> Tensor:
+    vectors = x.expand(*M.leading, *x.shape[-2:]).flatten(0, -3).unbind(0)
+    products = [one.multiply(v, transposed=transposed) for one, v in zip(unbound(M), vectors, strict=True)]
+    return torch.stack(products).unflatten(0, M.leading)
+
+
+def _prepare(apply: Callable[..., Tensor]) -> Callable[[Any], Callable[[Tensor], Tensor]]:
+    return lambda M: lambda x: apply(M, x, False)
+
+
+DENSE = Route("dense", _dense_why_not, _dense_cost, multiply_by_dense, _prepare_dense, holds_dense=True)
+MAPPED = Route("mapped", _mapped_why_not, _mapped_cost, _mapped, _prepare(_mapped))
+ONE_BY_ONE = Route("one_by_one", lambda M, call: None, _one_cost, _one_by_one, _prepare(_one_by_one))
+ROUTES = DENSE, MAPPED, ONE_BY_ONE

@@ -1,0 +1,39 @@
+"""Products with a dense matrix: a constant, or one that the graph makes when it is loaded."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+
+class DenseProduct(nn.Module):
+    """x W^T."""
+
+    form = "dense"
+    weight: Tensor
+
+    def __init__(self, weight: Tensor, form: str = "dense") -> None:
+        super().__init__()
+        self.form = form
+        self.register_buffer("weight", weight.detach().clone().contiguous())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weight)
+
+
+class MadeAtLoad(nn.Module):
+    """x M^T with M^T = the product of all unit vectors, made in the graph."""
+
+    form = "made by its fast product when loaded"
+    ones: Tensor
+
+    def __init__(self, product: nn.Module, in_features: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.product = product
+        self.register_buffer("ones", torch.ones(in_features, 1, dtype=dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        n = self.ones.shape[0]
+        units = pad(self.ones, (0, n)).reshape(1, n * (n + 1))[:, : n * n].reshape(n, n)
+        return x @ self.product(units)

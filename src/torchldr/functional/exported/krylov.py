@@ -1,0 +1,155 @@
+"""sum_i K(A, g_i) K(C, h_i)^T for subdiagonal A and C by convolutions: LDR-SD, Toeplitz- and Hankel-like.
+
+With P_i = s_1 .. s_i the operator is a scaled shift, A = D Z_f D^{-1}, and its Krylov products are
+convolutions between scalings (see `torchldr.functional.subdiagonal`). That loses digits in proportion to
+max|P| / min|P|, so where the range is large the indices are cut into blocks of a small range each:
+
+    (K(A, v) w)_i = sum_a P^a_i (v^a * w)_i,      P^a_i = s_{o+1} .. s_i from the block's first index o on,
+
+v^a being v / P^a within block a and zero elsewhere: a block more costs what a rank more costs. An exact zero
+only begins a block. Everything but the input is constant, computed in float64.
+
+A square matrix whose ranges are small takes shorter transforms, those of `circulant_pair`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from ..subdiagonal.circulant_pair import generators
+from ..subdiagonal.guard import RANGE, Side
+from . import transforms
+from .convolution import Convolution, numbers, toeplitz, wrapped
+from .transforms import Array
+
+MOST_BLOCKS = 8  # above, the matrix is made from its parameters by the runtime
+
+
+def first_indices(s: Array, reach: float = RANGE) -> list[int]:
+    """The first index of every block: within one, products of s stay within a factor of `reach`.
+
+    >>> first_indices(np.array([1.0, 8.0, 8.0, 1.0, 0.0, 1.0]))
+    [0, 3, 5]
+    """
+    starts, product, low, high = [0], 1.0, 1.0, 1.0
+    for i, factor in enumerate(s.tolist(), start=1):
+        product *= abs(factor)
+        low, high = min(low, product), max(high, product)
+        if not high <= reach * low:  # nan, and a zero
+            starts.append(i)
+            product = low = high = 1.0
+    return starts
+
+
+class Blocks(NamedTuple):
+    """K_k(A, v_i) as scaled convolutions, one for each block."""
+
+    scale: Array  # (blocks, m)
+    corner: Array | None  # (blocks, k - 1): of what comes around, where there is a corner
+    starts: Array  # (blocks, r, m): v^a
+
+
+def cut(side: Side, k: int) -> Blocks:
+    s, c, V = (t.detach().double().cpu().numpy() for t in side)
+    m, starts = V.shape[-1], first_indices(s)
+    scale, sources = np.zeros((len(starts), m)), np.zeros((len(starts), *V.shape))
+    with np.errstate(over="ignore", under="ignore"):
+        for a, (start, end) in enumerate(zip(starts, [*starts[1:], m], strict=True)):
+            scale[a, start:] = np.cumprod(np.concatenate(([1.0], s[start:])))
+            sources[a, :, start:end] = V[:, start:end] / scale[a, start:end]
+        around = np.cumprod(np.concatenate(([1.0], s)))[: k - 1]
+        corner = c * scale[:, -1:] * around if c != 0 and k > 1 else None
+    return Blocks(scale, corner, sources)
+
+
+class ConvolvedPair(nn.Module):
+    """The product by linear convolutions, for every shape: (b, n) to (b, m)."""
+
+    before: Tensor
+    after: Tensor
+
+    def __init__(self, kind: str, A: Side, C: Side, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.m, self.n = A[2].shape[-1], C[2].shape[-1]
+        self.k = k = min(self.m, self.n)
+        left, right = cut(A, k), cut(C, k)
+        self.blocks = len(left.scale), len(right.scale)
+        scales = right.scale if right.corner is None else np.concatenate((right.scale, right.corner), -1)
+        self.around, self.folds = right.corner is not None, left.corner is not None
+        symbol = right.starts.transpose(1, 0, 2)[..., ::-1]  # (r, blocks, n): t_{-l} = v_l
+        least = self.n + k - 1
+        self.right = toeplitz(kind, symbol, 1 - self.n, scales.shape[-1], k, dtype, least=least)
+        given = self.m + (k - 1 if self.folds else 0)
+        self.left = toeplitz(kind, left.starts, 0, k, given, dtype, least=self.m + k - 1)
+        self.register_buffer("before", _plain(scales, dtype))
+        scales = left.scale if left.corner is None else np.concatenate((left.scale, left.corner), -1)
+        self.register_buffer("after", _plain(scales, dtype))
+
+    @property
+    def form(self) -> str:
+        blocks = max(self.blocks)
+        return "convolutions" if blocks == 1 else f"convolutions in {blocks} blocks"
+
+    def forward(self, x: Tensor) -> Tensor:
+        u = torch.cat((x, x[:, : self.k - 1]), -1) if self.around else x
+        z = self.right(u.unsqueeze(1) * self.before)
+        t = self.left(z) * self.after
+        t = t.sum(1) if self.blocks[0] > 1 else t.squeeze(1)
+        if not self.folds:
+            return t
+        return t[:, : self.m] + pad(t[:, self.m :], (0, self.m - self.k + 1))
+
+
+class ClosedPair(nn.Module):
+    """The product of a square matrix in the ring of X^n + 1: (b, n) to (b, n).
+
+    `circulant_pair.generators` writes M between its scalings with the shifts Z_{-1} and Z_{-1/2}; the second
+    is a scaled Z_{-1} too.
+    """
+
+    form = "convolutions of length n"
+    before: Tensor
+    after: Tensor
+    unscale: Tensor
+
+    def __init__(self, kind: str, A: Side, C: Side, dtype: torch.dtype) -> None:
+        super().__init__()
+        n = A[2].shape[-1]
+        P_A, left, P_C, right = (t.detach().cpu().numpy() for t in generators(A, C, -1.0, -0.5))
+        D = 2.0 ** (np.arange(n) / n)
+        transform = transforms.make_exact(kind, n, n, n, dtype)
+        symbol = (right / D)[:, None, ::-1]  # (r + 1, 1, n)
+        self.right = Convolution(transform, wrapped(symbol, 1 - n, n))
+        left = np.concatenate((left[-1:], left[:-1]))  # that of the input itself first
+        self.left = Convolution(transform, left[None])
+        self.register_buffer("before", _plain(P_C * D, dtype))
+        self.register_buffer("after", _plain(P_A, dtype))
+        self.register_buffer("unscale", _plain(1 / D, dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        u = (x * self.before).unsqueeze(1)
+        z = torch.cat((u, self.right(u)), 1) * self.unscale
+        y = self.left(z[:, :-1]) + z[:, -1:]
+        return y.squeeze(1) * self.after
+
+
+def convolved(kind: str, A: Side, C: Side, dtype: torch.dtype) -> ConvolvedPair | ClosedPair | None:
+    """The product for (subdiagonal, corner, start vectors) of A and C; None where it takes many blocks."""
+    m, n = A[2].shape[-1], C[2].shape[-1]
+    blocks = [len(first_indices(side[0].detach().double().cpu().numpy())) for side in (A, C)]
+    if max(blocks) > MOST_BLOCKS:
+        return None
+    made = ConvolvedPair(kind, A, C, dtype)
+    if m != n or max(blocks) > 1 or not transforms.is_exact(kind, n):
+        return made
+    closed = ClosedPair(kind, A, C, dtype)
+    return closed if numbers(closed) <= numbers(made) else made
+
+
+def _plain(values: Array, dtype: torch.dtype) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(values)).to(dtype)

@@ -1,0 +1,1 @@
+"""Solving Cauchy-like systems by elimination on generators: `elimination`."""

@@ -1,0 +1,1 @@
+"""The port product: LDR-TD in near-linear time; `product` says how."""

@@ -1,0 +1,169 @@
+"""One level of the port product in torch operations, up and down the tree.
+
+What sources send is held as columns Z (2, 2 + r, J, N): series that the left and the right port of each of J
+blocks show, for the sources e_L, e_R and the start vectors. Z[:, :2] is [[LL, LR], [RL, RR]] and Z[:, 2:] is
+[vL, vR]. What sensors hear is held as rows u (2, b, J, N), the series of the sources e_L and e_R.
+
+Of two neighbours only what meets at the cut is transformed, everything that happens elsewhere stays as it is:
+
+    right   what comes out of block 0 on its right, from each source: RL0, RR0, vR0
+    left    what comes out of block 1 on its left: LL1, LR1, vL1
+    LR0, RL1        the ways from the cut to the outer ports
+
+With T of `series`, B = T G is what arrives, from each source, in block 0 and in block 1.
+
+    up      Z'[0] = own + LR0 B[0],  Z'[1] = own + RL1 B[1],  u' = own + uR0 B[0] + uL1 B[1]
+    heard   the sum over cuts of uR0 B[0] + uL1 B[1] for the start vectors
+    down    the transpose of the lines above, for cotangents: spectra are conjugated
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.fft import irfft, rfft
+
+
+class Cuts(NamedTuple):
+    """Spectra of what meets at the cuts of a level, (.., cuts, roots)."""
+
+    right: Tensor  # (2 + r, .)
+    left: Tensor  # (2 + r, .)
+    LR0: Tensor
+    RL1: Tensor
+    S: Tensor  # z times the coupling of the last index of block 0 into the first of block 1
+    P: Tensor  # and back
+
+
+def cuts(Z: Tensor, s: Tensor, p: Tensor, z: Tensor) -> Cuts:
+    """Transform what meets at the cuts to 2N roots; couplings (cuts,), roots z."""
+    N = 2 * Z.shape[-1]
+    right, left = rfft(Z[1, :, 0::2], n=N), rfft(Z[0, :, 1::2], n=N)
+    LR0, RL1 = rfft(Z[0, 1, 0::2], n=N), rfft(Z[1, 0, 1::2], n=N)
+    return Cuts(right, left, LR0, RL1, s.unsqueeze(-1) * z, p.unsqueeze(-1) * z)
+
+
+def crossing(cut: Cuts) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """T, row by row."""
+    S, P, RR0, LL1 = cut.S, cut.P, cut.right[1], cut.left[0]
+    back, forth = S * LL1, P * RR0
+    D = 1 / (1 - back * forth)
+    return P * D * back, P * D, S * D, S * D * forth
+
+
+def arriving(cut: Cuts, T: tuple[Tensor, Tensor, Tensor, Tensor]) -> Tensor:
+    """B, (2, 2 + r, cuts, roots)."""
+    G0, G1 = _leaving(cut)
+    return torch.stack((T[0] * G0 + T[1] * G1, T[2] * G0 + T[3] * G1))
+
+
+def _leaving(cut: Cuts) -> tuple[Tensor, Tensor]:
+    """G: what leaves the two blocks if nothing crosses. Block 0 does not hear the source on the right."""
+    G0, G1 = cut.right.clone(), cut.left.clone()
+    G0[1], G1[0] = 0, 0
+    return G0, G1
+
+
+def columns_up(Z: Tensor, cut: Cuts, B: Tensor) -> Tensor:
+    """The columns of the joined blocks, (2, 2 + r, J / 2, 2N)."""
+    N = Z.shape[-1]
+    joined = irfft(torch.stack((cut.LR0 * B[0], cut.RL1 * B[1])), n=2 * N)
+    joined[0, :, :, :N] += _without(Z[0, :, 0::2], 1)
+    joined[1, :, :, :N] += _without(Z[1, :, 1::2], 0)
+    return joined
+
+
+def _without(x: Tensor, source: int) -> Tensor:
+    kept = x.clone()
+    kept[source] = 0
+    return kept
+
+
+def rows_at_cut(u: Tensor) -> Tensor:
+    """uR0 and uL1 at 2N roots, (2, b, J / 2, roots)."""
+    return rfft(torch.stack((u[1, :, 0::2], u[0, :, 1::2])), n=2 * u.shape[-1])
+
+
+def rows_up(u: Tensor, at_cut: Tensor, B: Tensor) -> Tensor:
+    """The rows of the joined blocks, (2, b, J / 2, 2N)."""
+    N = u.shape[-1]
+    R, L = at_cut
+    joined = irfft(torch.stack([torch.addcmul(R * B[0, i], L, B[1, i]) for i in (0, 1)]), n=2 * N)
+    joined[0, :, :, :N] += u[0, :, 0::2]
+    joined[1, :, :, :N] += u[1, :, 1::2]
+    return joined
+
+
+def heard(at_cut: Tensor, B: Tensor) -> Tensor:
+    """Products (b, .) times (r, .), summed over cuts, (b, r, roots); b cuts are held at a time."""
+    R, L = at_cut
+    parts = [torch.addcmul(R * y, L, x).sum(-2) for y, x in zip(B[0, 2:], B[1, 2:], strict=True)]
+    return torch.stack(parts, 1)
+
+
+def rows_down(du: Tensor, dw: Tensor, B: Tensor) -> Tensor:
+    """Cotangents of rows (2, b, J, N) from those of the joined ones, (2, b, J / 2, 2N), and of what is heard.
+
+    dw: the spectra of the first 2N coefficients of the cotangents of the result, (b, r, 1, roots).
+    """
+    N = du.shape[-1] // 2
+    hats = rfft(du)
+    parts = []
+    for conjugate in B.conj():
+        part = torch.addcmul(hats[0] * conjugate[0], hats[1], conjugate[1])
+        for w, x in zip(dw.unbind(1), conjugate[2:], strict=True):
+            part = torch.addcmul(part, w, x)
+        parts.append(part)
+    inner = irfft(torch.stack(parts), n=2 * N)[..., :N]
+    left = torch.stack((du[0, ..., :N], inner[1]), -2)
+    right = torch.stack((inner[0], du[1, ..., :N]), -2)
+    return torch.stack((left, right)).flatten(2, 3)
+
+
+class CutGradients(NamedTuple):
+    """What `columns_down` finds."""
+
+    Z: Tensor  # (2, 2 + r, J, N)
+    u: Tensor  # (2, b, J, N)
+    s: Tensor  # (J / 2,)
+    p: Tensor
+
+
+def columns_down(dZ: Tensor, du: Tensor, dw: Tensor, cut: Cuts, at_cut: Tensor, z: Tensor) -> CutGradients:
+    """Cotangents of everything that a level joins, from those of what it made.
+
+    With W the cotangent of H T G: those of G are M1 = T^H M0, M0 = H^H W; those of H are W B^H; those of RR0
+    and LL1 the diagonal of M1 B^H; those of the couplings entries of (M0 + Rho^H M1) (G + Rho B)^H, where
+    Rho = diag(RR0, LL1).
+    """
+    N = dZ.shape[-1] // 2
+    T = crossing(cut)
+    B, (G0, G1) = arriving(cut, T), _leaving(cut)
+    W, W_u = rfft(dZ), rfft(du)
+    M0 = [cut.LR0.conj() * W[0], cut.RL1.conj() * W[1]]
+    for M, row in zip(M0, at_cut.conj(), strict=True):
+        M[:2] += (row * W_u).sum(1)
+        for i, w in enumerate(dw.unbind(1)):
+            M[2 + i] += (row * w).sum(0)
+    M1 = [T[0].conj() * M0[0] + T[2].conj() * M0[1], T[1].conj() * M0[0] + T[3].conj() * M0[1]]
+    conjugate = B.conj()
+    d_right, d_left = M1[0].clone(), M1[1].clone()
+    d_right[1], d_left[0] = (M1[0] * conjugate[0]).sum(0), (M1[1] * conjugate[1]).sum(0)
+    d_outer = torch.stack([(W[i] * conjugate[i]).sum(0) for i in (0, 1)])
+    RR0, LL1 = cut.right[1], cut.left[0]
+    ds = ((M0[1] + LL1.conj() * M1[1]) * (G0 + RR0 * B[0]).conj()).sum(0)
+    dp = ((M0[0] + RR0.conj() * M1[0]) * (G1 + LL1 * B[1]).conj()).sum(0)
+    found = dZ.new_zeros(2, dZ.shape[1], dZ.shape[2], 2, N)
+    found[0, :, :, 0] = _without(dZ[0, ..., :N], 1)
+    found[1, :, :, 1] = _without(dZ[1, ..., :N], 0)
+    found[1, :, :, 0] += irfft(d_right, n=2 * N)[..., :N]
+    found[0, :, :, 1] += irfft(d_left, n=2 * N)[..., :N]
+    found[0, 1, :, 0] += irfft(d_outer[0], n=2 * N)[..., :N]
+    found[1, 0, :, 1] += irfft(d_outer[1], n=2 * N)[..., :N]
+    weights = torch.full_like(z, 1 / N)  # of a root and its conjugate among 2N
+    weights[::N] /= 2
+    weights *= z.conj()
+    couplings = [(d * weights).sum(-1).real for d in (ds, dp)]
+    return CutGradients(found.flatten(2, 3), rows_down(du, dw, B), *couplings)

@@ -1,0 +1,311 @@
+"""The series of the port product, in torch operations: leaves, joins, closing.
+
+`port` says what is computed and why. This is the form that autograd and its transformations can
+differentiate any number of times, and that serves every device; the products that are run otherwise
+(`adjoint`, `plan`) compute the same series and are held to it.
+
+A join turns on what crosses the cut between blocks 0 and 1. With q = (what enters block 0 at its right port,
+what enters block 1 at its left port), S = zs and P = zp,
+
+    q = T g,    T = 1 / (1 - S P RR0 LL1) [[S P LL1, P], [S, S P RR0]],
+
+where g = (what leaves block 0, what leaves block 1) would leave if the cut were closed. So with columns
+G = [(RL0, 0), (0, LR1), (vR0, vL1)] and rows H = [(LR0, 0), (0, RL1), (uR0, uL1)] everything that is joined
+is what it was before plus H T G.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+LEAF, LONG_LEAF = 32, 128  # see `leaf_size`
+
+
+class Series(NamedTuple):
+    """What a row of blocks shows at its ports, `.` standing for blocks and coefficients (or roots)."""
+
+    ports: Tensor  # LL, LR, RL, RR, (4, .)
+    v: Tensor  # vL, vR, (2, r, .)
+    u: Tensor  # uL, uR, (2, b, .)
+
+
+def plain_rmatmul(
+    lower: Tensor,
+    diagonal: Tensor,
+    upper: Tensor,
+    V: Tensor,
+    U: Tensor,
+    k: int,
+    oversampling: int,
+) -> Tensor:
+    """`port_rmatmul` in operations of torch."""
+    check(lower, diagonal, upper, V, U, k, oversampling)
+    leaf = leaf_size(oversampling, V.device)
+    layout, N = laid_out(V.shape[-1], leaf, V.device), oversampling * leaf
+    every = roots(N << len(layout.cuts), V)
+    blocks, result = leaves(lower, diagonal, upper, V, U, layout, N)
+    result = lengthened(result, k)
+    for cuts in layout.cuts:
+        N *= 2
+        s, p = lower[cuts].unsqueeze(-1), upper[cuts - 1].unsqueeze(-1)
+        z = every[:: len(cuts)]
+        spectra = Series(*(torch.fft.rfft(series, n=N) for series in blocks))
+        joined, heard = join(spectra, s * z, p * z)
+        level = torch.fft.irfft(_summed(heard), n=N)
+        result = result + lengthened(level, k)
+        blocks = Series(*(torch.fft.irfft(series, n=N) for series in joined))
+    top = Series(*(series[..., 0, :] for series in blocks))
+    return result + closed(top, lower[0], upper[-1], k).to(result.dtype)
+
+
+# The algebra.
+
+
+def join(blocks: Series, s: Tensor, p: Tensor) -> tuple[Series, list[tuple[Tensor, Tensor]]]:
+    """Join blocks 0 and 1, 2 and 3, ..: their series and what u hears of v across the cuts.
+
+    Args:
+        blocks: values of the series, (.., blocks, roots).
+        s, p: z times the coupling from the last index of a block into the first of its neighbour, and back.
+
+    Returns:
+        The series of the joined blocks, and pairs (.., (b, .), (r, .)) whose products, summed over pairs and
+        blocks, are the part of u^T R v that crosses the cuts.
+    """
+    (LL0, LR0, RL0, RR0), (vL0, vR0), (uL0, uR0) = (x[..., 0::2, :] for x in blocks)
+    (LL1, LR1, RL1, RR1), (vL1, vR1), (uL1, uR1) = (x[..., 1::2, :] for x in blocks)
+    back, forth = s * LL1, p * RR0  # returned by block 1 what came from the left, by block 0 from the right
+    D = _loop(back * forth)
+    into_1, into_0 = s * D, p * D
+    through, returned = RL0 * into_1, LR1 * into_0
+    ports = (
+        LL0 + LR0 * p * LL1 * through,
+        LR0 * returned,
+        RL1 * through,
+        RR1 + RL1 * s * RR0 * returned,
+    )
+    x = into_1 * (vR0 + forth * vL1)
+    y = into_0 * (vL1 + back * vR0)
+    v = (vL0 + LR0 * y, vR1 + RL1 * x)
+    u = (uL0 + through * (uL1 + p * LL1 * uR0), uR1 + returned * (uR0 + s * RR0 * uL1))
+    return Series(torch.stack(ports), torch.stack(v), torch.stack(u)), [(uR0, y), (uL1, x)]
+
+
+def close(block: Series, a: Tensor, b: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Close one block to a ring by the corners a (last index into the first) and b (back), z times each.
+
+    With q = (q_R, q_L) what arrives at the two ports,
+
+        q = (vR, vL) + z [[a RL, b RR], [a LL, b LR]] q,
+
+    and u hears z a uL q_R + z b uR q_L more. The system is solved by elimination, one loop after the other.
+    Returns the pairs (uL, z a q_R), (uR, z b q_L).
+    """
+    (LL, LR, RL, RR), (vL, vR), (uL, uR) = block
+    D_R, D_L = _loop(a * RL), _loop(b * LR)
+    forth, back = b * RR * D_L, a * LL * D_R
+    D = _loop(forth * back)
+    return [(uL, a * D_R * D * (vR + forth * vL)), (uR, b * D_L * D * (vL + back * vR))]
+
+
+def _summed(heard: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """Products (b, .) times (r, .), summed over pairs and blocks, (b, r, roots); b blocks are held at a time.
+
+    Not an einsum, which makes a matrix product of each root.
+    """
+    (u, v), (u_back, v_back) = heard
+    parts = [(u * x + u_back * y).sum(-2) for x, y in zip(v, v_back, strict=True)]
+    return torch.stack(parts, 1)
+
+
+def _loop(g: Tensor) -> Tensor:
+    return 1 / (1 - g)
+
+
+# The two ends of the tree.
+
+
+def leaf_size(oversampling: int, device: torch.device) -> int:
+    """How many indices a leaf has at most.
+
+    What rings on does so in small blocks: with long leaves c = 2 is enough for near shifts, where short ones
+    ask for c = 4 and twice the work at every level. From c = 4 on that gains nothing, and on a CPU a leaf
+    costs c times its length for each index; on a GPU its matrix products cost less than two more levels.
+    """
+    return LONG_LEAF if oversampling == 2 or device.type == "cuda" else LEAF
+
+
+def dealt(n: int, leaf: int) -> list[int]:
+    """Where leaves of at most `leaf` indices start: a power of two of them, of sizes that differ by one."""
+    depth = max(0, math.ceil(math.log2(n / leaf)))
+    return [i * n >> depth for i in range(1 << depth)]
+
+
+class Layout(NamedTuple):
+    """Where leaves and cuts are."""
+
+    first: Tensor  # (J,), where leaves start
+    ends: Tensor  # (J,)
+    places: Tensor  # (n,), of the indices among leaves of equal size
+    cuts: list[Tensor]  # of each level, the first index to the right of each cut
+
+
+def laid_out(n: int, leaf: int, device: torch.device) -> Layout:
+    """The layout of leaves of at most `leaf` indices; kept for a GPU, where copying it makes a graph fail."""
+    kept = device.type == "cuda" and not torch.compiler.is_compiling()
+    return _laid_out_once(n, leaf, device) if kept else _laid_out(n, leaf, device)
+
+
+def _laid_out(n: int, leaf: int, device: torch.device) -> Layout:
+    starts = dealt(n, leaf)
+    first = torch.tensor(starts, device=device)
+    ends = torch.tensor([*starts[1:], n], device=device)
+    size = -(-n // len(starts))
+    places = torch.arange(n, device=device)
+    leaf_of = torch.searchsorted(ends, places, right=True)
+    places = places - first[leaf_of] + leaf_of * size
+    depth = len(starts).bit_length() - 1
+    cuts = [torch.tensor(starts[1 << level :: 2 << level], device=device) for level in range(depth)]
+    return Layout(first, ends, places, cuts)
+
+
+_laid_out_once = lru_cache(maxsize=64)(_laid_out)
+
+
+class Leaves(NamedTuple):
+    """The operator cut into J dense blocks of `size`; a shorter one has an index coupled to nothing."""
+
+    source: Tensor  # (J, size), where an entry comes from
+    real: Tensor  # (J, size), whether it is one
+    A: Tensor  # (J, size, size)
+    E: Tensor  # e_L, e_R, (J, 2, size)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """(b, n) to (J, b, size)."""
+        return (x[:, self.source] * self.real).movedim(0, 1)
+
+
+def leaf_blocks(lower: Tensor, diagonal: Tensor, upper: Tensor, layout: Layout) -> Leaves:
+    """The blocks of a ring."""
+    n, first, ends = diagonal.shape[0], layout.first, layout.ends
+    size = -(-n // len(first))
+    place = torch.arange(size, device=diagonal.device)
+    index = first.unsqueeze(1) + place
+    real = index < ends.unsqueeze(1)
+    index = index.clamp(max=n - 1)
+    inner = real[:, 1:]  # couplings of neighbours that are both in the leaf
+    A = torch.diag_embed(diagonal[index] * real)
+    if size > 1:
+        A = A + torch.diag_embed(lower[index][:, 1:] * inner, -1)
+        A = A + torch.diag_embed(upper[index][:, :-1] * inner, 1)
+    ports_at = torch.stack((torch.zeros_like(first), ends - first - 1), 1).unsqueeze(-1)
+    return Leaves(index, real, A, (place == ports_at).to(diagonal))
+
+
+def leaves(
+    lower: Tensor,
+    diagonal: Tensor,
+    upper: Tensor,
+    V: Tensor,
+    U: Tensor,
+    layout: Layout,
+    N: int,
+) -> tuple[Series, Tensor]:
+    """The first N coefficients of all leaves' series, and of the sum of their u^T R v, (b, r, N).
+
+    With N = g q, rows [e_L, e_R, U]^T A^{qi} for i < g and columns A^j [e_L, e_R, V] for j < q, which dense
+    powers of A, each the square of the last, double until there are enough. Their products are the series.
+    """
+    blocks = leaf_blocks(lower, diagonal, upper, layout)
+    power, E, size = blocks.A, blocks.E, blocks.A.shape[-1]
+    columns = torch.cat((E, blocks(V)), 1).mT.unsqueeze(-1)  # (J, size, 2 + r, q)
+    rows = torch.cat((E, blocks(U)), 1).unsqueeze(2)  # (J, 2 + b, g, size)
+    q, g = 1, 1
+    # A step's two products are one, of twice the size: small products cost by their number.
+    while q * q < N:
+        further, power = (power @ torch.cat((columns.flatten(2), power), 2)).tensor_split([-size], 2)
+        columns, q = torch.cat((columns, further.reshape(columns.shape)), 3), 2 * q
+    while g * q < N:
+        further, power = (torch.cat((rows.flatten(1, 2), power), 1) @ power).tensor_split([-size], 1)
+        rows, g = torch.cat((rows, further.reshape(rows.shape)), 2), 2 * g
+    ports = _products(rows[:, :2], columns[:, :, :2]).flatten(0, 1)
+    v = _products(rows[:, :2], columns[:, :, 2:])
+    u = _products(rows[:, 2:], columns[:, :, :2]).transpose(0, 1)
+    heard = torch.einsum("jbgi,jirq->brgq", rows[:, 2:], columns[:, :, 2:]).flatten(2)
+    return Series(ports, v, u), heard
+
+
+def _products(rows: Tensor, columns: Tensor) -> Tensor:
+    """All products of rows (J, o, g, size) and columns (J, size, i, q), (o, i, J, g q)."""
+    (J, o, g, _), (i, q) = rows.shape, columns.shape[2:]
+    products = (rows.flatten(1, 2) @ columns.flatten(2)).view(J, o, g, i, q)
+    return products.permute(1, 3, 0, 2, 4).flatten(-2)
+
+
+def leaf_columns(blocks: Leaves, V: Tensor, N: int) -> Tensor:
+    """The Krylov columns A^t [e_L, e_R, V], t < N, of all leaves: (J, size, 2 + r, N), N a power of two."""
+    columns, power, size = torch.cat((blocks.E, blocks(V)), 1).mT.unsqueeze(-1), blocks.A, blocks.A.shape[-1]
+    while columns.shape[-1] < N:
+        further, power = (power @ torch.cat((columns.flatten(2), power), 2)).tensor_split([-size], 2)
+        columns = torch.cat((columns, further.reshape(columns.shape)), 3)
+    return columns
+
+
+def closed(top: Series, a: Tensor, b: Tensor, k: int) -> Tensor:
+    """What the corners add to u^T R v, (b, r, k), in float64."""
+    N, radius = closing_roots(k, top.ports.dtype)
+    top = Series(*(lengthened(x, k).double() for x in top))
+    weights = radius ** torch.arange(k, dtype=torch.float64, device=a.device)
+    z = radius * roots(N, top.ports)
+    spectra = Series(*(torch.fft.rfft(x * weights, n=N) for x in top))
+    heard = close(spectra, a.double() * z, b.double() * z)
+    total = sum(u.unsqueeze(1) * v.unsqueeze(0) for u, v in heard)
+    return torch.fft.irfft(total, n=N)[..., :k] / weights
+
+
+def closing_roots(k: int, dtype: torch.dtype) -> tuple[int, float]:
+    """At how many roots of which radius rho < 1 a ring is closed.
+
+    Series are cut to k coefficients, which changes none of the first k of the result. At N roots of radius
+    rho coefficient t comes out as the sum over j of rho^{jN} times coefficient t + jN; rounding grows by
+    rho^-t. The two balance at rho^N = eps^(N / (N + k)). Roots are twice k where 11 digits are plenty.
+    """
+    N = (4 if dtype == torch.float64 else 2) * max(k, 2)
+    return N, math.exp(math.log(torch.finfo(torch.float64).eps) / (N + k))
+
+
+def roots(N: int, like: Tensor) -> Tensor:
+    """The roots of unity at which rfft of length N evaluates a series, in the dtype of its result."""
+    angles = torch.arange(N // 2 + 1, dtype=torch.float64, device=like.device) * (-2 * math.pi / N)
+    dtype = torch.complex128 if like.dtype == torch.float64 else torch.complex64
+    return torch.polar(torch.ones_like(angles), angles).to(dtype)
+
+
+def lengthened(x: Tensor, k: int) -> Tensor:
+    """The first k coefficients, zeros where there are fewer."""
+    return torch.nn.functional.pad(x[..., :k], (0, max(0, k - x.shape[-1])))
+
+
+def check(
+    lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, U: Tensor, k: int, oversampling: int
+) -> None:
+    """Raise ValueError where the arguments of a port product do not fit together; U may be V."""
+    n = V.shape[-1] if V.dim() else 0
+    shapes = [tuple(x.shape) for x in (lower, diagonal, upper)]
+    if shapes != [(n,)] * 3 or V.dim() != 2 or U.dim() != 2 or U.shape[-1] != n or n < 1:
+        raise ValueError(
+            "port product: the ring must be three vectors (n,), V (r, n) and U (b, n) with n >= 1, "
+            f"got {shapes}, {tuple(V.shape)} and {tuple(U.shape)}."
+        )
+    if {x.dtype for x in (lower, diagonal, upper, V, U)} not in ({torch.float32}, {torch.float64}):
+        dtypes = sorted({str(x.dtype) for x in (lower, diagonal, upper, V, U)})
+        raise ValueError(f"port product: tensors must share float32 or float64, got {', '.join(dtypes)}.")
+    if k < 1:
+        raise ValueError(f"port product: k must be at least 1, got {k}.")
+    if oversampling < 2 or oversampling & (oversampling - 1):
+        raise ValueError(f"port product: oversampling must be a power of two from 2, got {oversampling}.")

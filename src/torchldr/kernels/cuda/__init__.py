@@ -1,0 +1,82 @@
+"""CUDA kernels, compiled at run time by NVRTC, which comes with torch.
+
+    krylov_columns, krylov_adjoint    the stencil of LDR-TD, see `krylov`
+    contract                          sum_i a[b, i, f] g[i, f] of spectra, without an intermediate
+
+`unavailable` says why the kernels cannot be used; the plain forms are then taken, and are the oracles in the
+tests.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from . import nvrtc
+from .krylov import LARGEST, krylov_adjoint, krylov_columns
+
+__all__ = ["contract", "contracts", "krylov_adjoint", "krylov_columns", "serves", "unavailable"]
+
+_CONTRACT = r"""
+struct __align__(8) C { float x, y; };
+
+extern "C" __global__ void contract(const C* a, const C* g, C* out, int r, int f) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= f) return;
+    a += (long long)blockIdx.y * r * f + i;
+    float x = 0, y = 0;
+    for (int j = 0; j < r; j++) {
+        C p = a[(long long)j * f], q = g[(long long)j * f + i];
+        x += p.x * q.x - p.y * q.y;
+        y += p.x * q.y + p.y * q.x;
+    }
+    out[(long long)blockIdx.y * f + i] = C{x, y};
+}
+"""
+
+
+@cache
+def unavailable() -> str | None:
+    """Why the kernels cannot be used on this machine, or None where they can."""
+    if not torch.cuda.is_available():
+        return "torch sees no CUDA device"
+    if not hasattr(torch.cuda, "_compile_kernel"):
+        return "this torch cannot compile CUDA kernels at run time"
+    try:
+        nvrtc.compiled(_CONTRACT, "contract", torch.cuda.current_device())
+    except RuntimeError as error:
+        return f"NVRTC failed: {error}"
+    return None
+
+
+def serves(m: int, *tensors: Tensor) -> bool:
+    """Whether the stencil kernels take these tensors."""
+    first = tensors[0]
+    if not first.is_cuda or torch.compiler.is_compiling() or unavailable():
+        return False
+    if first.dtype not in (torch.float32, torch.float64):
+        return False
+    same = all(t.dtype == first.dtype and t.device == first.device for t in tensors)
+    return same and m <= LARGEST
+
+
+def contracts(a: Tensor) -> bool:
+    """Whether `contract` takes these spectra: plain ones on a GPU, not a tracer's or vmap's."""
+    if not a.is_cuda or a.ndim != 3 or a.dtype != torch.complex64:
+        return False
+    if torch.compiler.is_compiling() or unavailable():
+        return False
+    try:
+        return a.data_ptr() != 0 or a.numel() == 0
+    except RuntimeError:  # no storage of its own
+        return False
+
+
+def contract(a: Tensor, g: Tensor) -> Tensor:
+    """sum_i a[b, i, f] g[i, f] for complex64 spectra, contiguous: (b, r, f) and (r, f) to (b, f)."""
+    b, r, f = a.shape
+    out = a.new_empty(b, f)
+    nvrtc.launch(_CONTRACT, "contract", a.device, (-(-f // 256), b, 1), 256, [a, g, out, r, f])
+    return out

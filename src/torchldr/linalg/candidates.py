@@ -1,0 +1,153 @@
+"""Which solvers serve which map, in the order in which they are tried.
+
+    class                      by
+    circulant, ACDC, ..        a formula of its inverse
+    LDR-SD, r = 1              its two Krylov factors: triangular where the operator is nilpotent
+    Toeplitz- .. Cauchy-like   GKO; LDR-SD too, while its scales stay within a range
+    compositions, inverses     their parts
+    what has Z-like operators  GKO, by the generators that the closure rules give
+    everything                 GMRES or the dense matrix: `general`
+
+The rules of classes, for "solvers", lie in their folders; each returns a list of `Candidate`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ..algebra.closure import displaced
+from ..algebra.lazy import Composition, Inverse, Scaled, Transposed
+from ..algebra.multiply import multiply, rmultiply
+from ..core import rules
+from ..core.linear_map import LinearMap
+from ..core.rules import rule
+from ..operators import Shift
+from .cauchy_forms import complex_toeplitz_form, gko, real_toeplitz_form
+from .solvers import (
+    Candidate,
+    Formula,
+    RealSolver,
+    Solver,
+    Swapped,
+    dense,
+    formula,
+    general,
+    last_resort,
+)
+
+# Up to here Gaussian elimination on the dense matrix is as fast as on generators.
+GKO_FROM = 192
+
+Map = Callable[[Tensor], Tensor]
+
+
+def candidates(M: LinearMap) -> list[Candidate]:
+    """The solvers for a square map in float64 or complex128, in the order in which they are tried."""
+    return rules.apply("solvers", M)
+
+
+def by_generators(M: LinearMap, rank: int, forms: list[Candidate]) -> list[Candidate]:
+    """GKO where it pays, the dense matrix where that is small; each the other's second opinion."""
+    if M.in_features < max(GKO_FROM, 8 * rank):
+        return [dense(M), *forms]
+    return [*forms, *last_resort(M)]
+
+
+def toeplitz_candidates(P: Tensor, Q: Tensor) -> list[Candidate]:
+    return [
+        gko("gko", lambda: real_toeplitz_form(P, Q)),
+        real(gko("gko, complex nodes", lambda: complex_toeplitz_form(P, Q))),
+    ]
+
+
+def around(of: Candidate, before: tuple[Map, Map], after: tuple[Map, Map]) -> Candidate:
+    """A solver of L M R, given one of M and the maps L^-1, L^-T and R^-1, R^-T of rows."""
+
+    def make() -> Solver:
+        solver = of.make()
+        return Formula(
+            lambda b: after[0](solver.solve(before[0](b))),
+            lambda b: before[1](solver.solve(after[1](b), transposed=True)),
+            solver,
+        )
+
+    return Candidate(of.name, make)
+
+
+def keep(x: Tensor) -> Tensor:
+    return x
+
+
+def _flip(x: Tensor) -> Tensor:
+    return x.flip(-1)
+
+
+def rows_reversed(of: list[Candidate]) -> list[Candidate]:
+    """The same for the matrix with its rows in reverse order."""
+    return [around(candidate, (_flip, _flip), (keep, keep)) for candidate in of]
+
+
+@rule("solvers", LinearMap)
+def _(M: LinearMap) -> list[Candidate]:
+    n = M.in_features
+    own = M.displacement_structure() if n >= GKO_FROM else None
+    if own is None or M.dtype.is_complex or own.A.dtype.is_complex or own.B.dtype.is_complex:
+        return general(M)
+    shifts = Shift(n, 1.0, dtype=torch.float64), Shift(n, -1.0, dtype=torch.float64).T
+    found = displaced(M, *shifts, "stein")
+    if found is None or 8 * found.rank > n:
+        return general(M)
+    P, Q = (v.detach().double() for v in found.reduced().generators())
+    return [*toeplitz_candidates(P, Q), *general(M)]
+
+
+def real(of: Candidate) -> Candidate:
+    """The same for a real matrix, whose solutions come with imaginary parts that are rounding errors."""
+    part = lambda x: x.real if x.is_complex() else x
+    return around(of, (keep, part), (part, keep))
+
+
+# Of lazy maps, their parts are asked.
+
+
+@rule("solvers", Transposed)
+def _(M: Transposed) -> list[Candidate]:
+    swapped = lambda of: Candidate(of.name, lambda: Swapped(of.make()))
+    return [swapped(of) for of in candidates(M.of)]
+
+
+@rule("solvers", Scaled)
+def _(M: Scaled) -> list[Candidate]:
+    divide = lambda b: b / M.scalar
+    wide = lambda of: Candidate(of.name, lambda: _for_any(M.of, of))
+    return [around(wide(of), (divide, divide), (keep, keep)) for of in candidates(M.of)]
+
+
+def _for_any(M: LinearMap, of: Candidate) -> Solver:
+    """The candidate for M, made to take complex right-hand sides too."""
+    return of.make() if M.dtype.is_complex else RealSolver(of.make())
+
+
+@rule("solvers", Inverse)
+def _(M: Inverse) -> list[Candidate]:
+    return [formula("product", lambda b: multiply(M.of, b), lambda b: rmultiply(M.of, b))]
+
+
+@rule("solvers", Composition)
+def _(M: Composition) -> list[Candidate] | None:
+    if M.left.out_features != M.left.in_features:
+        return None
+
+    def make() -> Solver:
+        left, right = (_for_any(part, candidates(part)[0]) for part in (M.left, M.right))
+        return Formula(
+            lambda b: right.solve(left.solve(b)),
+            lambda b: left.solve(right.solve(b, transposed=True), transposed=True),
+            left,
+            right,
+        )
+
+    return [Candidate("parts", make), *general(M)]

@@ -1,0 +1,214 @@
+"""Solving with square structured matrices: `solve(M, b)`, and `M.solve(b)`, `M.inverse()` that call it."""
+
+from __future__ import annotations
+
+import math
+import sys
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..algebra.multiply import multiply, rmultiply
+from ..core.linear_map import LinearMap, show
+from ..core.registry import near
+from ..core.rules import rule
+from .candidates import candidates
+from .certificate import Certified, Product, certified, condition_by
+from .solvers import DENSE_LIMIT, IterativeSolver, Solver, dense
+from .widening import may_require_grad, widened
+
+LinAlgError: type[RuntimeError] = torch.linalg.LinAlgError  # type: ignore[attr-defined] # not in its stubs
+
+TOLERANCE = 1e-10  # of |b - M x| / |b|, where rounding errors allow it
+ACCEPTED = 1e-10  # of the backward error: with more, the next solver is tried
+ILL_CONDITIONED = 1e8
+
+
+class IllConditionedWarning(UserWarning):
+    """The solution of a system may have lost most of its digits; the message says how many."""
+
+
+def solve(M: LinearMap, b: Tensor, *, tol: float | None = None, method: str | None = None) -> Tensor:
+    """Solve M x = b for a square structured matrix.
+
+    Args:
+        M: a square linear map.
+        b: shape (n,), or (..., n, k) for k right-hand sides in columns, as for `torch.linalg.solve`.
+        tol: what |b - M x| / |b| should come to, by default 1e-10. Iterative refinement goes on until
+            then, or until the rounding errors of M x allow no more.
+        method: the name of one solver, out of `solvers(M)`; by default they are tried in turn.
+
+    Returns:
+        x in the shape and dtype of b, differentiable (once) in b and in whatever M is made of.
+
+    Computed in float64 or complex128. The residual |b - M x| is at most 1e-10 (|M| |x| + |b|), usually some
+    rounding units of it, for condition numbers up to 1e8 and mostly beyond. Cost: O(n log n) for circulant
+    matrices and their kin, O(n^2 r) operations and O(n r) memory for Toeplitz-, Hankel-, Vandermonde- and
+    Cauchy-like ones; others go by GMRES or as dense matrices.
+
+    Warns:
+        IllConditionedWarning: where the condition number is estimated above 1e8.
+
+    Raises:
+        torch.linalg.LinAlgError: where M is singular to working precision.
+        ValueError: where M is not square or sizes do not fit.
+
+    The same, slowly: `torch.linalg.solve(M.to_dense(), b)`.
+
+    >>> import torch, torchldr
+    >>> M = torchldr.ToeplitzLike.random(8, 8, rank=2, dtype=torch.float64)
+    >>> x = torch.randn(8, dtype=torch.float64)
+    >>> torch.allclose(torchldr.solve(M, M @ x), x)
+    True
+    """
+    _check(M, b)
+    n = M.in_features
+    rows = b.unsqueeze(0) if b.ndim == 1 else b.mT.reshape(math.prod(b.shape) // max(n, 1), n)
+    dtype = torch.promote_types(b.dtype, M.dtype) if M.dtype.is_complex else b.dtype
+    x = solve_rows(M, rows, tol=tol, method=method).to(dtype)
+    return x[0] if b.ndim == 1 else x.reshape(b.mT.shape).mT
+
+
+def solvers(M: LinearMap) -> list[str]:
+    """The names of the ways to solve with M, in the order in which `solve` tries them."""
+    if M.out_features != M.in_features:
+        raise ValueError(f"{type(M).__name__}: only square systems can be solved, got {show(M)}.")
+    with torch.no_grad():
+        return [candidate.name for candidate in candidates(widened(M))]
+
+
+@rule("solve", LinearMap)
+def _(M: LinearMap, b: Tensor, tol: float | None = None, method: str | None = None) -> Tensor:
+    return solve(M, b, tol=tol, method=method)
+
+
+def solve_rows(M: LinearMap, b: Tensor, *, tol: float | None = None, method: str | None = None) -> Tensor:
+    """`solve` for rows (p, n), in float64 or complex128."""
+    wide = torch.complex128 if b.is_complex() or M.dtype.is_complex else torch.float64
+    b, system = b.to(wide), widened(M)
+    if not b.numel():
+        return b.clone()
+    with torch.no_grad():
+        solver, x = _chosen(M, system, b.detach(), tol, method)
+    if torch.is_grad_enabled() and (b.requires_grad or may_require_grad(M)):
+        left = b - multiply(system, x)
+        if left.requires_grad:
+            return _Implicit.apply(left, x, system, solver, tol)
+    return x
+
+
+class _Implicit(torch.autograd.Function):
+    """x as a function of b - M x, which is zero: dx = M^-1 d(b - M x) with x held fixed."""
+
+    @staticmethod
+    def forward(ctx: Any, left: Tensor, x: Tensor, *how: Any) -> Tensor:
+        ctx.how = how
+        return x.clone()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dx: Tensor) -> tuple[Tensor | None, ...]:
+        system, solver, tol = ctx.how
+        product, adjoint = products(system, transposed=True)
+        rows = _as_real(dx.conj().resolve_conj(), system)
+        found = certified(product, adjoint, solver, rows, transposed=True, tol=tol or TOLERANCE)
+        if not found.backward_error <= ACCEPTED:
+            found = certified_by(system, rows, tol=tol, transposed=True)[1]
+        y = found.x if found.x.is_complex() or not dx.is_complex() else torch.complex(*found.x.chunk(2))
+        return y.conj(), None, None, None, None
+
+
+def _as_real(b: Tensor, M: LinearMap) -> Tensor:
+    """Complex rows for a real matrix as twice as many real ones."""
+    return torch.cat((b.real, b.imag)) if b.is_complex() and not M.dtype.is_complex else b
+
+
+def _chosen(
+    M: LinearMap, system: LinearMap, b: Tensor, tol: float | None, method: str | None
+) -> tuple[Solver, Tensor]:
+    """The first certified solution and its solver; warnings and errors name M."""
+    solver, found = certified_by(system, _as_real(b, M), tol=tol, method=method)
+    name, n = type(M).__name__, M.in_features
+    if found.condition == torch.inf:
+        raise LinAlgError(f"solve: {name} of {n} x {n} is singular to working precision.")
+    if found.backward_error > ACCEPTED and found.residual > (tol or 0):
+        raise LinAlgError(
+            f"solve: no method came further than a residual of {found.residual:.1e} |b| for {name} of "
+            f"{n} x {n}: it is singular or too ill-conditioned."
+        )
+    if found.condition > ILL_CONDITIONED:
+        _warn(f"{name} of {n} x {n}", system, solver, found)
+    x = found.x
+    return solver, torch.complex(*x.chunk(2)) if b.is_complex() and not x.is_complex() else x
+
+
+def _warn(name: str, M: LinearMap, solver: Solver, found: Certified) -> None:
+    """Say that M is ill-conditioned, where a closer look does not find it to be less so."""
+    condition = found.condition
+    if solver.exact:  # the first estimate counts all small singular values, so it may be too large
+        condition = condition_by(*products(M), solver, M.in_features, found.x, steps=4)
+    if condition > ILL_CONDITIONED:
+        warnings.warn(
+            f"solve: {name} has an estimated condition number of {condition:.1e}: of 16 digits of x about "
+            f"{math.log10(condition):.0f} may be lost. The residual is {found.backward_error:.1e} of "
+            "|M| |x| + |b|.",
+            IllConditionedWarning,
+            stacklevel=_frames_of_this_package(),
+        )
+
+
+def certified_by(
+    M: LinearMap, b: Tensor, *, tol: float | None = None, method: str | None = None, transposed: bool = False
+) -> tuple[Solver, Certified]:
+    """The solver that came to a solution, and that; the last one's where none did."""
+    n = M.in_features
+    possible = candidates(M)
+    if method is not None:
+        names = [candidate.name for candidate in possible]
+        if method not in names:
+            hint = near(method, dict.fromkeys(names))
+            raise ValueError(f"solve: unknown method {method!r} for {type(M).__name__}{hint}.")
+        possible = [possible[names.index(method)]]
+    elif 4 * b.shape[0] >= n and n <= DENSE_LIMIT and possible[0].name.startswith("gko"):
+        possible = [dense(M)]  # b itself is of the dense matrix's size, and elimination is faster for many
+    product, adjoint = products(M, transposed=transposed)
+    for candidate in possible:
+        solver = candidate.make()
+        if tol is not None and isinstance(solver, IterativeSolver):
+            solver.tol = tol
+        found = certified(product, adjoint, solver, b, transposed=transposed, tol=tol or TOLERANCE)
+        if found.backward_error <= ACCEPTED or found.residual <= (tol or 0) or solver.final:
+            break
+    return solver, found
+
+
+def products(M: LinearMap, *, transposed: bool = False) -> tuple[Product, Product]:
+    """Rows by M and by its conjugate transpose; by M^T and conj(M) where `transposed`."""
+    product, other = (rmultiply, multiply) if transposed else (multiply, rmultiply)
+    return lambda x: product(M, x), lambda y: other(M, y.conj().resolve_conj()).conj().resolve_conj()
+
+
+def _frames_of_this_package() -> int:
+    """The stack level at which a warning points to the user's line."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("torchldr."):
+        level, frame = level + 1, frame.f_back
+    return level
+
+
+def _check(M: LinearMap, b: Tensor) -> None:
+    name, n = type(M).__name__, M.in_features
+    if M.out_features != n:
+        raise ValueError(f"solve: only square systems can be solved, got {name} of {show(M)}.")
+    if not isinstance(b, Tensor):
+        raise TypeError(f"solve: b must be a tensor, got {type(b).__name__}.")
+    if not (b.is_floating_point() or b.is_complex()):
+        raise TypeError(f"solve: b must be floating point or complex, got {b.dtype}.")
+    if b.ndim < 1 or (b.shape[0] if b.ndim == 1 else b.shape[-2]) != n:
+        raise ValueError(
+            f"solve: b must have shape ({n},) or (..., {n}, k) for {name} of {show(M)}, got {tuple(b.shape)}."
+        )
+    if b.device != M.device:
+        raise ValueError(f"solve: b is on {b.device}, {name} on {M.device}; move one of them.")

@@ -1,0 +1,140 @@
+"""Ways to solve a square system: what the rules in `solver_rules` choose from.
+
+A solver takes right-hand sides as rows (p, n) in float64 or complex128 and gives approximate solutions;
+`certificate` measures how good they are. Nothing here is differentiable: `solve` is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..algebra.multiply import multiply, rmultiply
+from ..core.linear_map import LinearMap
+from ..functional.gmres import gmres
+
+# Up to here Gaussian elimination on the dense matrix is quick (some 50 ms): no iteration is tried first.
+DENSE_FIRST = 1024
+# Up to here the dense matrix (512 MiB) is what is left when everything else fails.
+DENSE_LIMIT = 8192
+# What GMRES leaves of |b|, unless `solve` is told another tolerance.
+GMRES_TOLERANCE = 1e-13
+
+
+class Solver:
+    """Solves with one matrix and its transpose, possibly many times."""
+
+    exact = True  # but for rounding: an iteration may instead not come to an end
+    final = False  # what this one cannot solve, none can
+
+    def solve(self, b: Tensor, *, transposed: bool = False) -> Tensor:
+        """Approximate solutions of M x = b, or of M^T x = b, for every row of b (p, n).
+
+        Where the matrix is singular they hold inf or nan, or are of no use.
+        """
+        raise NotImplementedError
+
+
+class Candidate(NamedTuple):
+    """A solver that may be tried, by name; `make` does the work that comes before the first system."""
+
+    name: str
+    make: Callable[[], Solver]
+
+
+class Formula(Solver):
+    """Two functions of rows, for the matrix and its transpose; `parts` are the solvers that they call."""
+
+    def __init__(
+        self, direct: Callable[[Tensor], Tensor], transposed: Callable[[Tensor], Tensor], *parts: Solver
+    ) -> None:
+        self.direct, self.transposed = direct, transposed
+        self.exact = all(part.exact for part in parts)
+        self.final = bool(parts) and all(part.final for part in parts)
+
+    def solve(self, b: Tensor, *, transposed: bool = False) -> Tensor:
+        return self.transposed(b) if transposed else self.direct(b)
+
+
+def formula(
+    name: str, direct: Callable[[Tensor], Tensor], transposed: Callable[[Tensor], Tensor]
+) -> Candidate:
+    return Candidate(name, lambda: Formula(direct, transposed))
+
+
+class RealSolver(Solver):
+    """A solver of a real matrix, for right-hand sides that may be complex."""
+
+    def __init__(self, of: Solver) -> None:
+        self.of, self.exact, self.final = of, of.exact, of.final
+
+    def solve(self, b: Tensor, *, transposed: bool = False) -> Tensor:
+        if not b.is_complex():
+            return self.of.solve(b, transposed=transposed)
+        return torch.complex(*self.of.solve(torch.cat((b.real, b.imag)), transposed=transposed).chunk(2))
+
+
+class DenseSolver(Solver):
+    """Gaussian elimination on the dense matrix, made by fast products with unit vectors."""
+
+    final = True
+
+    def __init__(self, M: LinearMap) -> None:
+        n = M.in_features
+        eye = torch.eye(n, dtype=torch.float64, device=M.device)
+        columns = [multiply(M, part) for part in eye.split(max(256, n // 8))]
+        self.factors, self.pivots, _ = torch.linalg.lu_factor_ex(torch.cat(columns).mT)
+
+    def solve(self, b: Tensor, *, transposed: bool = False) -> Tensor:
+        b = b.to(self.factors.dtype)
+        if not transposed:
+            return torch.linalg.lu_solve(self.factors, self.pivots, b.mT).mT
+        # `adjoint` conjugates too.
+        x = torch.linalg.lu_solve(self.factors, self.pivots, b.conj().mT, adjoint=True)
+        return x.mT.conj().resolve_conj()
+
+
+class IterativeSolver(Solver):
+    """GMRES on the fast product, to |b - M x| <= tol |b|."""
+
+    exact = False
+
+    def __init__(self, M: LinearMap) -> None:
+        self.M, self.tol = M, GMRES_TOLERANCE
+
+    def solve(self, b: Tensor, *, transposed: bool = False) -> Tensor:
+        product = rmultiply if transposed else multiply
+        return gmres(lambda x: product(self.M, x), b, tol=self.tol)[0]
+
+
+class Swapped(Solver):
+    """A solver of the transposed matrix."""
+
+    def __init__(self, of: Solver) -> None:
+        self.of, self.exact, self.final = of, of.exact, of.final
+
+    def solve(self, b: Tensor, *, transposed: bool = False) -> Tensor:
+        return self.of.solve(b, transposed=not transposed)
+
+
+def dense(M: LinearMap) -> Candidate:
+    return Candidate("dense", lambda: DenseSolver(M))
+
+
+def iterative(M: LinearMap) -> Candidate:
+    return Candidate("gmres", lambda: IterativeSolver(M))
+
+
+def general(M: LinearMap) -> list[Candidate]:
+    """What serves every matrix: elimination where it is small, else GMRES first."""
+    if M.in_features <= DENSE_FIRST:
+        return [dense(M), iterative(M)]
+    return [iterative(M), *last_resort(M)]
+
+
+def last_resort(M: LinearMap) -> list[Candidate]:
+    """The dense matrix, unless it is too large."""
+    return [dense(M)] if M.in_features <= DENSE_LIMIT else []

@@ -1,0 +1,67 @@
+"""Linear maps in float64, and whether they carry gradients: what `solve` has to know of every map.
+
+Both are rules, "widened" and "may_require_grad". Those of a map without any: itself, and yes.
+"""
+
+from __future__ import annotations
+
+from ..algebra.blocks import Block
+from ..algebra.lazy import Inverse, Pair, Scaled, Transposed
+from ..core import rules
+from ..core.linear_map import LinearMap
+from ..core.matrix import StructuredMatrix
+from ..core.rules import rule
+
+
+def widened(M: LinearMap) -> LinearMap:
+    """The same map in float64 or complex128, as far as its class is known."""
+    return rules.apply("widened", M)
+
+
+def may_require_grad(M: LinearMap) -> bool:
+    """Whether M may be made of something that requires a gradient: True for a class that is not known."""
+    return rules.apply("may_require_grad", M)
+
+
+@rule("widened", LinearMap)
+def _(M: LinearMap) -> LinearMap:
+    if isinstance(M, Pair):
+        return type(M)(widened(M.left), widened(M.right))
+    return M
+
+
+@rule("widened", StructuredMatrix)
+def _(M: StructuredMatrix) -> LinearMap:
+    return M.double()
+
+
+@rule("widened", Transposed)
+def _(M: Transposed) -> LinearMap:
+    return Transposed(widened(M.of))
+
+
+@rule("widened", Scaled)
+def _(M: Scaled) -> LinearMap:
+    return Scaled(widened(M.of), M.scalar)
+
+
+@rule("widened", Inverse)
+def _(M: Inverse) -> LinearMap:
+    return Inverse(widened(M.of))
+
+
+@rule("widened", Block)
+def _(M: Block) -> LinearMap:
+    return Block(tuple(tuple(widened(part) for part in row) for row in M.grid))
+
+
+@rule("may_require_grad", LinearMap)
+def _(M: LinearMap) -> bool:
+    if isinstance(M, Pair):
+        return may_require_grad(M.left) or may_require_grad(M.right)
+    return may_require_grad(M.of) if isinstance(M, Transposed | Inverse) else True
+
+
+@rule("may_require_grad", StructuredMatrix)
+def _(M: StructuredMatrix) -> bool:
+    return any(t.requires_grad for t in M.tensors.values())

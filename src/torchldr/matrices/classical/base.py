@@ -1,0 +1,130 @@
+"""What a matrix of a classical family is: a linear map that knows its displacement operators."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from ...algebra.known import Operators
+from ...algebra.structure import DisplacementStructure
+from ...core.linear_map import LinearMap
+from ...core.rules import family, rule
+
+
+@family
+class ClassicalMatrix(LinearMap):
+    """A matrix given by a few vectors, of low displacement rank by its form alone.
+
+    Unlike the structured classes it is no layer's weight: it may be complex, it promotes the dtype of its
+    input, and its operators are those of the paper's proposition on expressiveness. Products with vectors
+    are differentiable in its vectors and in the input.
+    """
+
+    def operators(self) -> Operators:
+        """The displacement operators with respect to which its rank is low."""
+        raise NotImplementedError
+
+    def support(self) -> tuple[Sequence[int], Sequence[int]]:
+        """The rows and columns outside of which the displacement is zero, whatever the entries."""
+        raise NotImplementedError
+
+    def _matmul(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def _rmatmul(self, y: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def _cross(self) -> tuple[Sequence[int], Sequence[int]]:
+        """`support`, where that is fewer lines than the matrix has."""
+        (rows, columns), (m, n) = self.support(), self.shape
+        if len(rows) + len(columns) <= min(m, n):
+            return rows, columns
+        return (range(m), ()) if m <= n else ((), range(n))
+
+    @property
+    def displacement_rank_bound(self) -> int:
+        """What the rank of `displacement()` cannot exceed, whatever the entries."""
+        rows, columns = self._cross()
+        return len(rows) + len(columns)
+
+    def displacement_structure(self) -> DisplacementStructure:
+        """Operators, rank bound and generators of the displacement, which is G^T H."""
+        return DisplacementStructure(*self.operators(), self.displacement_rank_bound, self._generators)
+
+    def _generators(self) -> tuple[Tensor, Tensor]:
+        """The rows and columns that hold the displacement, by products with unit vectors."""
+        (rows, columns), (A, B, form) = self._cross(), self.operators()
+        E, F = self._units(rows, self.out_features), self._units(columns, self.in_features)
+        if form == "stein":
+            row_part = self.rmatmul(E) - B.rmatmul(self.rmatmul(A.rmatmul(E)))
+            column_part = self.matmul(F) - A.matmul(self.matmul(B.matmul(F)))
+        else:
+            row_part = self.rmatmul(A.rmatmul(E)) - B.rmatmul(self.rmatmul(E))
+            column_part = A.matmul(self.matmul(F)) - self.matmul(B.matmul(F))
+        column_part = column_part * (1 - E.sum(0))  # where they cross, the rows have it
+        return torch.cat((E, column_part)), torch.cat((row_part, F))
+
+    def _units(self, places: Sequence[int], size: int) -> Tensor:
+        units = torch.zeros(len(places), size, dtype=self.dtype, device=self.device)
+        units[range(len(places)), list(places)] = 1
+        return units
+
+    def matmul(self, x: Tensor) -> Tensor:
+        return self._run(self._matmul, x, self.in_features, "in_features")
+
+    def rmatmul(self, y: Tensor) -> Tensor:
+        """Multiply by the transposed matrix, not conjugated: (..., out_features) to (..., in_features)."""
+        return self._run(self._rmatmul, y, self.out_features, "out_features")
+
+    def _run(self, product: Callable[[Tensor], Tensor], x: Tensor, size: int, what: str) -> Tensor:
+        who = type(self).__name__
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{who}: expected a tensor, got {type(x).__name__}.")
+        if x.ndim < 1 or x.shape[-1] != size:
+            raise ValueError(
+                f"{who}: the last axis must have {what}={size} entries, got shape {tuple(x.shape)}."
+            )
+        if x.device != self.device:
+            raise ValueError(f"{who}: the input is on {x.device}, the matrix on {self.device}; move one.")
+        dtype = torch.promote_types(x.dtype, self.dtype)
+        wide = torch.promote_types(dtype, torch.float32)  # FFTs know no narrower one
+        rows = x.reshape(math.prod(x.shape[:-1]), size).to(wide)
+        result = sum(self.shape) - size
+        if 0 in (*rows.shape, result):  # nothing to add up, or no results: FFTs take no empty input
+            y = rows.sum(-1, keepdim=True) * rows.new_zeros(result)
+        else:
+            y = product(rows)
+        return y.reshape(*x.shape[:-1], result).to(dtype)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.out_features}, {self.in_features}, dtype={self.dtype})"
+
+
+def checked_vector(t: Tensor, who: str, name: str, *, least: int = 1) -> Tensor:
+    """A vector of at least so many entries, floating point or complex, or an error."""
+    if not isinstance(t, Tensor):
+        raise TypeError(f"{who}: {name} must be a tensor, got {type(t).__name__}.")
+    if t.ndim != 1 or t.shape[0] < least:
+        wanted = "a vector of at least one entry" if least else "a vector"
+        raise ValueError(f"{who}: {name} must be {wanted}, got shape {tuple(t.shape)}.")
+    if not (t.is_floating_point() or t.is_complex()):
+        raise TypeError(f"{who}: {name} must be floating point or complex, got {t.dtype}.")
+    return t
+
+
+@rule("widened", ClassicalMatrix)
+def _(M: ClassicalMatrix) -> LinearMap:
+    other = copy.copy(M)
+    for name, value in vars(M).items():
+        if isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex()):
+            setattr(other, name, value.to(torch.complex128 if value.is_complex() else torch.float64))
+    return other
+
+
+@rule("may_require_grad", ClassicalMatrix)
+def _(M: ClassicalMatrix) -> bool:
+    return any(isinstance(t, Tensor) and t.requires_grad for t in vars(M).values())

@@ -1,0 +1,30 @@
+"""Projection onto low-rank matrices: one SVD."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.functional import pad
+
+from ...core.rules import rule
+from ...project.methods import solve, start_for
+from ...project.problem import Problem, Tensors
+from ..ldr_sd import LDRSubdiagonal
+from ..ldr_sd.project import from_edges, shift
+from . import LowRank
+
+
+@rule("project", LowRank)
+def project(problem: Problem, rank: int) -> Tensors:
+    """M = U U^T W with U the first left singular vectors of W R^T: optimal, and R need not be invertible."""
+    U, _, _ = torch.linalg.svd(problem.target, full_matrices=False)
+    U = U[:, :rank]
+    if U.shape[1] < rank:  # fewer activations than the rank asked for: the rest has nothing to add
+        U = pad(U, (0, rank - U.shape[1]))
+    return {"G": U.mT, "H": U.mT @ problem.W}
+
+
+@start_for(LDRSubdiagonal, LowRank, place=2)
+def in_ldr_sd(problem: Problem, rank: int) -> Tensors:
+    """K(0, g) K(C, h)^T = g h^T for every C: a shift, so that A has a gradient."""
+    (m, n), low = problem.shape, solve(problem.for_class(LowRank), rank)
+    return from_edges(0 * shift(m)[0], shift(n)[0], low["G"], low["H"])

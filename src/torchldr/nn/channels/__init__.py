@@ -1,0 +1,1 @@
+"""Channel maps with structured matrices: one matrix for all channels."""

@@ -1,0 +1,232 @@
+"""StructuredChannels: a grid of structured matrices where a convolution stood."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from ...core.products import autocasts, is_jit_tracing
+from ...matrices import StructuredMatrix, get_structure
+from ..graph import as_node, is_proxy
+from ..linear import StructuredLinear
+from ..parameters import describe
+from ..tensors import in_format_of
+from .stack import MatrixStack
+
+FORMS = ("grid", "wide")
+PLANS = ("auto", "fast", "dense")
+
+
+class StructuredChannels(nn.Module):
+    """Map channels to channels by structured matrices on the flattened pixels of each.
+
+    y_o = sum_i M_oi x_i + b_o: a convolution is the case of sparse Toeplitz matrices, here each of the
+    `out_channels` x `in_channels` matrices is any one of its class. With `form="wide"` the whole block
+    matrix is one structured matrix instead, from in_channels * n to out_channels * n' entries.
+
+    Args:
+        in_channels, out_channels: as in nn.Conv2d.
+        features: entries of an input channel, n, or its shape, such as (32, 32).
+        out_features: the same for an output channel; None means as the input.
+        bias: whether to learn a bias for each output channel.
+        structure: name of a structured class (`torchldr.structures()` lists them), or the class.
+        rank: rank of the class's generators; None means 1, or nothing for a class without a rank.
+        form: "grid" for a matrix for every pair of channels, "wide" for one matrix in all.
+        init: "linear" gives outputs the variance of nn.Linear's; "paper" is the authors' start.
+        device, dtype: of the parameters.
+        **options: the structure's own options.
+
+    Shape:
+        Input (..., in_channels, *features), output (..., out_channels, *out_features), where an int
+        stands for one axis.
+
+    Attributes:
+        grid: with `form="grid"` the `MatrixStack` of parameters, each with the axes (out_channels,
+            in_channels) in front, such as `grid.G` (out_channels, in_channels, r, n').
+        wide: with `form="wide"` a `StructuredLinear` without bias.
+        bias: (out_channels), or None.
+        weight: the dense block matrix (out_channels * n', in_channels * n), computed when asked for.
+        plan: how the grid multiplies: "fast" by fast products, "dense" by the dense block matrix, "auto"
+            by what is faster; `uses()` says what that comes to.
+
+    Examples:
+        >>> layer = StructuredChannels(3, 3, (32, 32), structure="ldr_sd", rank=16, bias=False)
+        >>> layer(torch.randn(8, 3, 32, 32)).shape
+        torch.Size([8, 3, 32, 32])
+        >>> sum(p.numel() for p in layer.parameters())
+        313344
+    """
+
+    bias: nn.Parameter | None
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        features: int | tuple[int, ...],
+        out_features: int | tuple[int, ...] | None = None,
+        bias: bool = True,
+        *,
+        structure: str | type[StructuredMatrix] = "ldr_sd",
+        rank: int | None = None,
+        form: str = "grid",
+        init: str = "linear",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        who = "StructuredChannels"
+        for name, value in (("in_channels", in_channels), ("out_channels", out_channels)):
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise TypeError(f"{who}: {name} must be an int, got {value!r}.")
+            if value < 1:
+                raise ValueError(f"{who}: {name} must be at least 1, got {value}.")
+        if form not in FORMS:
+            raise ValueError(f"{who}: form must be 'grid' or 'wide', got {form!r}.")
+        if init not in ("linear", "paper"):
+            raise ValueError(f"{who}: init must be 'linear' or 'paper', got {init!r}.")
+        if not isinstance(bias, bool):
+            raise TypeError(f"{who}: bias must be True or False, got {bias!r}.")
+        self.in_channels, self.out_channels, self.form, self.init = in_channels, out_channels, form, init
+        self.features = _shape(who, "features", features)
+        out = features if out_features is None else out_features
+        self.out_features = _shape(who, "out_features", out)
+        self.grid: MatrixStack | None = None
+        self.wide: StructuredLinear | None = None
+        n, m = math.prod(self.features), math.prod(self.out_features)
+        common: dict[str, Any] = {"structure": structure, "rank": rank, "device": device, "dtype": dtype}
+        if form == "grid":
+            common |= {"options": options, "layer": StructuredChannels}
+            self.grid = MatrixStack((out_channels, in_channels), n, m, **common)
+        else:
+            get_structure(structure).check_options(options, StructuredChannels)
+            self.wide = StructuredLinear(
+                in_channels * n, out_channels * m, False, init=init, **common, **options
+            )
+        empty = torch.empty(out_channels, device=device, dtype=dtype)
+        self.register_parameter("bias", nn.Parameter(empty) if bias else None)
+        self._plan_choice = "auto"
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Draw all parameters anew, in place."""
+        if self.grid is not None:
+            self.grid.reset_parameters(generator, init=self.init, gain=self.in_channels**-0.5)
+        if self.wide is not None:
+            self.wide.reset_parameters(generator)
+        if self.bias is not None:
+            bound = (self.in_channels * math.prod(self.features)) ** -0.5
+            nn.init.uniform_(self.bias, -bound, bound, generator=generator)
+
+    def matrix(self, *index: int) -> StructuredMatrix:
+        """`matrix(o, i)` leads from channel i to channel o; the wide form has one matrix, `matrix()`."""
+        if len(index) != (2 if self.grid is not None else 0):
+            wanted = "matrix(out_channel, in_channel)" if self.grid is not None else "matrix()"
+            raise TypeError(f"StructuredChannels: the form {self.form!r} has {wanted}, got {index}.")
+        return self.grid.matrix()[index] if self.grid is not None else self._wide().matrix()
+
+    @property
+    def weight(self) -> Tensor:
+        """The dense block matrix, shape (out_channels * n', in_channels * n), differentiable."""
+        if self.grid is None:
+            return self._wide().weight
+        return self.grid.dense().transpose(1, 2).flatten(2, 3).flatten(0, 1)
+
+    @property
+    def plan(self) -> str:
+        return self._plan_choice
+
+    @plan.setter
+    def plan(self, choice: str) -> None:
+        if choice not in PLANS:
+            raise ValueError(f"StructuredChannels: plan must be one of {', '.join(PLANS)}, got {choice!r}.")
+        self._plan_choice = choice
+        if self.wide is not None:
+            self.wide.plan = choice
+
+    def uses(self, batch: int = 64) -> str:
+        """How so many vectors are multiplied now: by the "dense" block matrix, or by "fast" products."""
+        if self._plan_choice != "auto":
+            return self._plan_choice
+        if self.grid is None:
+            wide = self._wide()
+            chosen = wide.routes(batch).chosen
+            return "dense" if chosen == "dense" else "fast"
+        return "dense" if self.grid.takes_dense(batch) else "fast"
+
+    def forward(self, x: Tensor) -> Tensor:
+        if is_proxy(x):
+            return as_node(self, x)
+        self._check(x)
+        lead, axes = x.shape[: x.ndim - 1 - len(self.features)], len(self.features)
+        flat = x.flatten(-axes) if axes > 1 else x
+        y = self._multiply(flat.reshape(-1, self.in_channels, flat.shape[-1]))
+        if self.bias is not None:
+            y = y + self.bias.to(y.dtype).unsqueeze(-1)
+        return in_format_of(y.reshape(*lead, self.out_channels, *self.out_features), x)
+
+    def _multiply(self, x: Tensor) -> Tensor:
+        """(b, in_channels, n) to (b, out_channels, n')."""
+        shape = (x.shape[0], self.out_channels, math.prod(self.out_features))
+        if self.grid is None:
+            return self._wide()(x.flatten(1)).reshape(shape)
+        if (
+            is_jit_tracing()
+            or self._plan_choice == "dense"
+            or (self._plan_choice == "auto" and self.grid.takes_dense(x.shape[0]))
+        ):
+            return linear(x.flatten(1), self.weight).reshape(shape)
+        dense = False if self._plan_choice == "fast" else None
+        y = self.grid.matrix().multiply(x.transpose(0, 1), dense=dense)  # (out_channels, in_channels, b, n')
+        return y.sum(1).transpose(0, 1)
+
+    def _wide(self) -> StructuredLinear:
+        assert self.wide is not None
+        return self.wide
+
+    def _check(self, x: Tensor) -> None:
+        who, some = "StructuredChannels", next(self.parameters())
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{who}: expected a tensor, got {type(x).__name__}.")
+        wanted = (self.in_channels, *self.features)
+        if x.ndim < len(wanted) or (not is_jit_tracing() and x.shape[-len(wanted) :] != wanted):
+            raise ValueError(f"{who}: the last axes must be {wanted}, got shape {tuple(x.shape)}.")
+        if not x.is_floating_point():
+            raise TypeError(f"{who}: the input must be real floating point, got {x.dtype}.")
+        if x.device != some.device:
+            raise ValueError(f"{who}: the input is on {x.device}, the weights on {some.device}; move one.")
+        if x.dtype != some.dtype and not autocasts(x.device.type):
+            raise TypeError(f"{who}: the input has dtype {x.dtype}, the weights {some.dtype}; convert one.")
+
+    def drop_plan(self) -> None:
+        """Forget what is kept for inference."""
+        (self.grid or self._wide()).drop_plan()
+
+    def extra_repr(self) -> str:
+        parts = [f"{self.in_channels}, {self.out_channels}, features={_short(self.features)}"]
+        parts += [f"out_features={_short(self.out_features)}", f"bias={self.bias is not None}"]
+        if self.grid is not None:
+            parts.append(describe(self.grid))
+        parts += [f"form={self.form!r}"]
+        parts += [f"init={self.init!r}"] if self.init != "linear" else []
+        parts += [f"plan={self._plan_choice!r}"] if self._plan_choice != "auto" else []
+        return ", ".join(parts)
+
+
+def _shape(who: str, name: str, features: int | tuple[int, ...]) -> tuple[int, ...]:
+    shape = features if isinstance(features, tuple) else (features,)
+    if not shape or any(not isinstance(size, int) or isinstance(size, bool) for size in shape):
+        raise TypeError(f"{who}: {name} must be an int or a tuple of ints, got {features!r}.")
+    if min(shape) < 1:
+        raise ValueError(f"{who}: {name} must be at least 1, got {features!r}.")
+    return shape
+
+
+def _short(shape: tuple[int, ...]) -> str:
+    return str(shape[0] if len(shape) == 1 else shape)

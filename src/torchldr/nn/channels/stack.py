@@ -1,0 +1,138 @@
+"""MatrixStack: structured matrices of one class and shape, held together."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...core.routes import is_traced
+from ...matrices import StructuredMatrix
+from ..parameters import StructuredParameters, describe
+from ..tensors import let_prune
+
+_SMALL = 1 << 20  # entries of all matrices up to which a compiler is shown the dense ones
+_MEASURED = 1 << 24  # entries of all matrices up to which the initial scale is measured
+
+
+class MatrixStack(StructuredParameters):
+    """A grid of structured matrices (out_features, in_features) whose parameters share tensors.
+
+    Every parameter of the class has the grid's axes in front: `G` of a stack of four matrices has shape
+    (4, r, m). Layers that need several matrices at once (the gates of an LSTM, a grid of channels) are
+    made of it; products and dense weights are computed for all of them together.
+
+    Args:
+        leading: shape of the grid, such as (4,) or (3, 3).
+        in_features, out_features: shape of each matrix.
+        structure: name of a structured class, or the class.
+        rank: rank of the class's generators; None means 1, or nothing for a class without a rank.
+        options: the structure's own options.
+        device, dtype: of the parameters.
+        layer: whose arguments these are, for errors.
+
+    Attributes:
+        G, H, ...: the structure's parameters by the names of its class, shape (*leading, ...).
+    """
+
+    def __init__(
+        self,
+        leading: tuple[int, ...],
+        in_features: int,
+        out_features: int,
+        *,
+        structure: str | type[StructuredMatrix] = "ldr_sd",
+        rank: int | None = None,
+        options: Mapping[str, Any] | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        layer: type[nn.Module] | None = None,
+    ) -> None:
+        super().__init__(
+            leading,
+            in_features,
+            out_features,
+            structure=structure,
+            rank=rank,
+            options=options or {},
+            device=device,
+            dtype=dtype,
+            layer=layer or MatrixStack,
+        )
+
+    def matrix(self) -> StructuredMatrix:
+        """The stack as a matrix with leading axes, sharing this module's parameters."""
+        let_prune(self)
+        return super().matrix()
+
+    def dense(self) -> Tensor:
+        """The dense matrices, shape (*leading, out_features, in_features), by way of fast products.
+
+        Differentiable. In `eval()` and without gradients for the parameters they are kept until a
+        parameter changes.
+        """
+        matrix = self.matrix()
+        if self._why_no_plan(matrix) is not None:
+            return matrix.materialize()
+        return self._planned(matrix).weight()
+
+    def takes_dense(self, batch: int = 1, *, gain: float = 0.0) -> bool:
+        """Whether so many vectors are multiplied by dense matrices, as the cheaper way.
+
+        Args:
+            batch: vectors for each matrix.
+            gain: seconds that the caller saves with dense matrices, beside the product.
+        """
+        if torch.compiler.is_compiling():
+            return self.structure.ROUTES[0].holds_dense or math.prod(self.matrix().shape) <= _SMALL
+        matrix = self.matrix()
+        kept = self._why_no_plan(matrix) is None
+        needs_grad = torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters())
+        table = matrix.routes(batch, needs_grad=needs_grad, kept=kept, traced=is_traced(*self.parameters()))
+        cost = {row.route: row.seconds for row in table if row.why_not is None}
+        return cost.get("dense", math.inf) <= min(cost.values()) + gain
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    @torch.no_grad()
+    def reset_parameters(
+        self, generator: torch.Generator | None = None, *, init: str = "linear", gain: float = 1.0
+    ) -> None:
+        """Draw every matrix anew, in place, and refill the constants.
+
+        Args:
+            generator: where random numbers come from.
+            init: "linear" gives each matrix the mean square of nn.Linear's weight, 1 / (3 in_features);
+                "paper" is the authors' start.
+            gain: with "linear", what each matrix is multiplied by.
+        """
+        self._fill_constants(generator, drawn=True)
+        structure, size = self.structure, (self.out_features, self.in_features)
+        start = structure.init_paper_ if init == "paper" else structure.init_
+        matrix = self.matrix()
+        for index in itertools.product(*map(range, self.leading)):
+            start(matrix[index].tensors, *size, generator, **self.options)
+        if init != "paper":
+            self._rescale(gain)
+        self.drop_plan()
+
+    def _rescale(self, gain: float) -> None:
+        """Times the gain, and the scale that `init_` gives in expectation made exact where that is cheap."""
+        parts = [self.get_parameter(name) for name in self.structure.scaled]
+        scale = torch.full(self.leading, gain, dtype=torch.float64, device=parts[0].device)
+        if math.prod((*self.leading, self.out_features, self.in_features)) <= _MEASURED and not scale.is_meta:
+            squares = self.matrix().materialize().double().square().mean((-2, -1))
+            scale /= (3 * self.in_features * squares).sqrt()
+        for p in parts:
+            root = scale ** (1 / len(parts))
+            p.mul_(root.reshape(self.leading + (1,) * (p.ndim - root.ndim)).to(p.dtype))
+
+    def extra_repr(self) -> str:
+        grid = " x ".join(map(str, self.leading))
+        return f"{grid} of in_features={self.in_features}, out_features={self.out_features}, {describe(self)}"

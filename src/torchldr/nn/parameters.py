@@ -1,0 +1,146 @@
+"""What structured layers are made of: the tensors of a matrix or of a stack, and the plan that is kept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from ..core.routes import is_traced
+from ..matrices import StructuredMatrix, get_structure
+from .plan import Plan
+from .tensors import add_axes, lack_values, named_tensors
+
+
+class StructuredParameters(nn.Module):
+    """The parameters and constants of a structured matrix, or of a stack of them, by the names of its class.
+
+    Args:
+        leading: axes in front of every parameter, such as (4,); () for one matrix.
+        in_features, out_features: shape of each matrix.
+        structure: name of a structured class, or the class.
+        rank: rank of the class's generators; None means 1, or nothing for a class without a rank.
+        options: the structure's own options.
+        device, dtype: of the parameters.
+        layer: whose arguments these are, for errors.
+
+    Constants that are computed, such as nodes, are held once and are not part of the state_dict; those that
+    are drawn, such as the permutation of Fastfood, are drawn for each matrix and are.
+    """
+
+    def __init__(
+        self,
+        leading: tuple[int, ...],
+        in_features: int,
+        out_features: int,
+        *,
+        structure: str | type[StructuredMatrix],
+        rank: int | None,
+        options: Mapping[str, Any],
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+        layer: type[nn.Module],
+    ) -> None:
+        super().__init__()
+        who = layer.__name__
+        self.leading, self.in_features, self.out_features = tuple(leading), in_features, out_features
+        self.structure = get_structure(structure)
+        self.options = self.structure.check_options(options, layer)
+        shapes = self.structure.check_shapes(out_features, in_features, rank, self.options, who)
+        self.rank = (rank or 1) if self.structure.ranked else None
+        dtype = dtype or torch.get_default_dtype()
+        if not dtype.is_floating_point:
+            raise TypeError(f"{who}: dtype must be real floating point, got {dtype}.")
+        for name, shape in shapes.items():
+            empty = torch.empty(*self.leading, *shape, device=device, dtype=dtype)
+            self.register_parameter(name, nn.Parameter(empty))
+        self._learned = tuple(shapes)
+        self._plan: Plan | None = None
+        self._fill_constants(drawn=True)
+        self._names = (*self._learned, *self._buffers)
+
+    def matrix(self) -> StructuredMatrix:
+        """The structured matrix (..., out_features, in_features), sharing this layer's parameters."""
+        return self.structure.unchecked(self.out_features, self.in_features, self._tensors(), self.options)
+
+    def _tensors(self) -> dict[str, Tensor]:
+        tensors = named_tensors(self, self._names)
+        if lack_values(tensors, self._learned):
+            self._fill_constants()
+            tensors = named_tensors(self, self._names)
+        return tensors
+
+    def _fill_constants(self, generator: torch.Generator | None = None, *, drawn: bool = False) -> None:
+        """Compute the constants again, and draw anew those that are drawn if asked to."""
+        some = next(self.parameters())
+        like: dict[str, Any] = {"dtype": some.dtype, "device": some.device, "generator": generator}
+        m, n, rank = self.out_features, self.in_features, self.rank or 1
+        random = self.structure.drawn if drawn else ()
+        count = math.prod(self.leading) if random else 1
+        sets = [self.structure.constants(m, n, rank, **like, **self.options) for _ in range(count)]
+        for name, value in sets[0].items():
+            if name not in self.structure.drawn:
+                self.register_buffer(name, value, persistent=False)
+            elif name in random:
+                values = torch.stack([constants[name] for constants in sets])
+                self.register_buffer(name, values.reshape(*self.leading, *value.shape))
+
+    # The plan, and what drops it.
+
+    def drop_plan(self) -> None:
+        """Forget what is kept for inference."""
+        self._plan = None
+
+    def _why_no_plan(self, matrix: StructuredMatrix) -> str | None:
+        """Why the weights are not constants now, or None where they are."""
+        if self.training:
+            return "the layer is in train() mode"
+        if torch.compiler.is_compiling():
+            return "a compiler is at work"
+        gradients = torch.is_grad_enabled()
+        for name in self._learned:
+            if gradients and matrix.tensors[name].requires_grad:
+                return f"the gradient of {name} is wanted"
+            own: Tensor | None = self._parameters.get(name)
+            if own is not None and not isinstance(own, nn.Parameter):
+                return f"{name} was swapped for another tensor"
+        return "tensors without memory" if is_traced(*matrix.tensors.values()) else None
+
+    def _make_plan(self, matrix: StructuredMatrix) -> Plan:
+        return Plan(matrix)
+
+    def _planned(self, matrix: StructuredMatrix) -> Plan:
+        plan = self._plan
+        if plan is None or not plan.holds(list(matrix.tensors.values())):
+            plan = self._plan = self._make_plan(matrix)
+        return plan
+
+    def train(self, mode: bool = True) -> Self:
+        self._plan = None
+        return super().train(mode)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        self.drop_plan()
+        super()._apply(fn, recurse)
+        self._fill_constants()  # conversion to a narrow dtype, or from the meta device, ruins them
+        return self
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        self.drop_plan()
+        add_axes(self, state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+        self._fill_constants()  # parameters that are assigned may have another device and dtype
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_plan": None}
+
+
+def describe(part: StructuredParameters) -> str:
+    """The class and its arguments, as a repr shows them."""
+    parts = [f"structure={part.structure.name!r}"]
+    parts += [f"rank={part.rank}"] if part.rank is not None else []
+    parts += [f"{name}={value!r}" for name, value in part.options.items()]
+    return ", ".join(parts)

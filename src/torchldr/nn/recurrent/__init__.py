@@ -1,0 +1,1 @@
+"""LSTM and GRU layers with structured matrices."""

@@ -1,0 +1,346 @@
+"""What StructuredLSTM and StructuredGRU have in common."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import Any, ClassVar, Self, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import dropout, linear
+
+from ...core.products import is_jit_tracing
+from ...matrices import StructuredMatrix, get_structure
+from ..channels.stack import MatrixStack
+from ..graph import as_node, is_proxy
+from ..parameters import describe
+from ..tensors import let_prune
+from .cells import Product, State, run_steps
+from .checks import check_choices, check_dropout, check_flags, check_sizes
+from .inputs import Given, Sequences, give, take, take_state
+from .step import RecurrentStep
+
+WHICH = ("input", "hidden", "both")
+INITS = ("linear", "paper")
+PLANS = ("auto", "fast", "dense")
+# What torch's functions take after the state: weights, biases, layers, dropout, training, bidirectional.
+Settings: TypeAlias = tuple[list[Tensor], bool, int, float, bool, bool]
+DENSE_ENTRIES = 1 << 22  # of a gate
+STEP = {"cpu": 60e-6, "cuda": 200e-6}  # seconds: a step in Python, where torch's own recurrence cannot run
+
+
+class StructuredRecurrent(nn.Module):
+    """A recurrent layer whose gates have structured matrices; the base of the LSTM and the GRU."""
+
+    gates: ClassVar[str]  # their letters, in the order of torch
+    state_names: ClassVar[tuple[str, ...]]
+    torch_class: ClassVar[type[nn.RNNBase]]
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        proj_size: int = 0,
+        structure: str | type[StructuredMatrix] = "ldr_sd",
+        rank: int | None = None,
+        which: str = "input",
+        init: str = "linear",
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        who = type(self).__name__
+        check_sizes(who, input_size, hidden_size, num_layers, proj_size)
+        check_flags(who, bias=bias, batch_first=batch_first, bidirectional=bidirectional)
+        check_choices(who, which=(which, WHICH), init=(init, INITS))
+        own = type(self).__init__ is not StructuredRecurrent.__init__
+        check_dropout(who, dropout, num_layers, above=2 if own else 1)
+        if proj_size and self.torch_class is not nn.LSTM:
+            raise ValueError(f"{who}: proj_size is for the LSTM alone, got {proj_size}.")
+        self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
+        self.bias, self.batch_first, self.dropout = bias, batch_first, float(dropout)
+        self.bidirectional, self.proj_size, self.which, self.init = bidirectional, proj_size, which, init
+        self.structure, self._plan_choice = get_structure(structure), "auto"
+        self.state_size = proj_size or hidden_size  # of h; that of c is hidden_size
+        directions = 2 if bidirectional else 1
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        common = {"structure": structure, "rank": rank, "options": options, "layer": type(self), **factory}
+        rows = len(self.gates) * hidden_size
+        for layer in range(num_layers):
+            for suffix in self._suffixes(layer):
+                inputs = input_size if layer == 0 else directions * self.state_size
+                for side, size in (("ih", inputs), ("hh", self.state_size)):
+                    name = f"weight_{side}{suffix}"
+                    if which == "both" or which == {"ih": "input", "hh": "hidden"}[side]:
+                        self.add_module(name, MatrixStack((len(self.gates),), size, hidden_size, **common))
+                    else:
+                        self.register_parameter(name, nn.Parameter(torch.empty(rows, size, **factory)))
+                if bias:
+                    self.register_parameter(f"bias_ih{suffix}", nn.Parameter(torch.empty(rows, **factory)))
+                    self.register_parameter(f"bias_hh{suffix}", nn.Parameter(torch.empty(rows, **factory)))
+                if proj_size:
+                    shape = (proj_size, hidden_size)
+                    self.register_parameter(f"weight_hr{suffix}", nn.Parameter(torch.empty(shape, **factory)))
+        self.reset_parameters()
+
+    def _suffixes(self, layer: int) -> list[str]:
+        return [f"_l{layer}", f"_l{layer}_reverse"] if self.bidirectional else [f"_l{layer}"]
+
+    def _all_suffixes(self) -> list[str]:
+        return [suffix for layer in range(self.num_layers) for suffix in self._suffixes(layer)]
+
+    @torch.no_grad()
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Draw all parameters anew, in place, with the variance 1 / (3 hidden_size) of torch's layers."""
+        bound = self.hidden_size**-0.5
+        for stack in self._stacks().values():
+            gain = (stack.in_features / self.hidden_size) ** 0.5
+            stack.reset_parameters(generator, init=self.init, gain=gain)
+        for p in self._parameters.values():
+            if p is not None:
+                p.uniform_(-bound, bound, generator=generator)
+
+    # The matrices.
+
+    def _stacks(self) -> dict[str, MatrixStack]:
+        return {name: part for name, part in self.named_children() if isinstance(part, MatrixStack)}
+
+    def matrices(self, layer: int = 0, *, reverse: bool = False) -> dict[str, StructuredMatrix]:
+        """The structured matrices of a layer by their names (W_ii, W_if, ...), sharing its parameters."""
+        suffix = f"_l{layer}" + ("_reverse" if reverse else "")
+        if suffix not in self._all_suffixes():
+            raise ValueError(f"{type(self).__name__}: no layer {layer} with reverse={reverse}.")
+        return {
+            f"W_{side}{gate}": stack.matrix()[i]
+            for side in "ih"
+            if (stack := self._stacks().get(f"weight_{side}h{suffix}")) is not None
+            for i, gate in enumerate(self.gates)
+        }
+
+    def dense_weight(self, name: str) -> Tensor:
+        """A weight as torch's layer has it, such as `weight_ih_l0`, (gates * hidden_size, size)."""
+        part = getattr(self, name)
+        return part.dense().flatten(0, 1) if isinstance(part, MatrixStack) else part
+
+    # How products are done.
+
+    @property
+    def plan(self) -> str:
+        """How structured matrices multiply: "dense" by dense matrices, made once a call, "fast" by fast
+        products, "auto" by what is faster at its size. `uses()` says what that comes to."""
+        return self._plan_choice
+
+    @plan.setter
+    def plan(self, choice: str) -> None:
+        check_choices(type(self).__name__, plan=(choice, PLANS))
+        self._plan_choice = choice
+
+    def uses(self, steps: int = 32, batch: int = 16) -> dict[str, str]:
+        """What the plan comes to for so many steps of so many sequences: "dense" or "fast" by weight."""
+        weights = self._dense_weights(steps, batch)
+        return {name: "dense" if dense else "fast" for name, dense in weights.items()}
+
+    def _dense_weights(self, steps: int, batch: int) -> dict[str, bool]:
+        return {name: self._takes_dense(name, steps, batch) for name in self._stacks()}
+
+    def _takes_dense(self, name: str, steps: int, batch: int) -> bool:
+        """Whether a weight multiplies as dense matrices, with which torch's own recurrence can run.
+
+        A hidden matrix multiplies at every step, one step after the other: it is made once.
+        """
+        stack = getattr(self, name)
+        if not isinstance(stack, MatrixStack) or not stack.structure.structured:
+            return True
+        if self._plan_choice != "auto":
+            return self._plan_choice == "dense"
+        if stack.in_features * stack.out_features > DENSE_ENTRIES:
+            return False
+        if name.startswith("weight_hh") or torch.compiler.is_compiling() or is_jit_tracing():
+            return True
+        return stack.takes_dense(steps * batch, gain=steps * STEP.get(stack.device.type, STEP["cpu"]))
+
+    def _product(self, side: str, suffix: str, *, dense: bool) -> Product:
+        """Multiply vectors (b, size) by the matrices of all gates and add their bias: (b, gates * h)."""
+        name = f"weight_{side}{suffix}"
+        bias = getattr(self, f"bias_{side}{suffix}") if self.bias else None
+        if dense:
+            W = self.dense_weight(name)
+            return lambda x: linear(x, W, bias)
+        matrix = getattr(self, name).matrix()
+
+        def product(x: Tensor) -> Tensor:
+            y = matrix.multiply(x, dense=False if self._plan_choice == "fast" else None)
+            y = y.movedim(0, 1).flatten(1)
+            return y if bias is None else (y + bias).to(y.dtype)
+
+        return product
+
+    # The recurrence.
+
+    def forward(self, input: Sequences, hx: Any = None) -> tuple[Any, Any]:
+        if is_proxy(input):
+            return as_node(self, input, hx)
+        who, some = type(self).__name__, next(self.parameters())
+        given = take(who, input, self.input_size, some, batch_first=self.batch_first)
+        # A compiler does not take torch's own function with weights that are computed; a trace of steps would
+        # have as many as this input.
+        state = self._start(given, hx)
+        if is_jit_tracing():
+            output, state = self._run_fused(given, state)
+        else:
+            dense = self._dense_weights(len(given.sizes()), given.batch())
+            if all(dense.values()) and not torch.compiler.is_compiling():
+                output, state = self._run_fused(given, state)
+            else:
+                output, state = self._run_steps(given, state, dense)
+        sequences, state = give(given, output, state, batch_first=self.batch_first)
+        return sequences, state if len(state) > 1 else state[0]
+
+    def _start(self, given: Given, hx: Any) -> State:
+        """The state before the first step; torch's GRU takes and gives h alone, its LSTM (h, c)."""
+        layers = len(self._all_suffixes())
+        sizes = ((layers, self.state_size), (layers, self.hidden_size))[: len(self.state_names)]
+        state = (hx,) if len(sizes) == 1 and hx is not None else hx
+        return take_state(type(self).__name__, given, state, sizes, self.state_names)
+
+    def step(self) -> RecurrentStep:
+        """One step of all layers as a module, for decoding and export: (x, hx) to (y, hx)."""
+        return RecurrentStep(self)
+
+    def _run_fused(self, given: Given, state: State) -> tuple[Tensor, State]:
+        """All layers by torch's own function, which is faster than steps one by one."""
+        parts = ["weight_ih", "weight_hh"] + ["bias_ih", "bias_hh"] * self.bias
+        parts += ["weight_hr"] * (self.proj_size > 0)
+        weights = [self.dense_weight(part + suffix) for suffix in self._all_suffixes() for part in parts]
+        training = self.training
+        settings = (weights, self.bias, self.num_layers, self.dropout, training, self.bidirectional)
+        with _quiet() if given.data.is_cuda or self.proj_size else nullcontext():
+            output, *after = self._torch(given, state, settings)
+        return output, tuple(after)
+
+    def _torch(self, given: Given, state: State, settings: Settings) -> tuple[Tensor, ...]:
+        raise NotImplementedError
+
+    def _run_steps(self, given: Given, state: State, dense: Mapping[str, bool]) -> tuple[Tensor, State]:
+        """Layer by layer: the input products of all steps at once, then step after step.
+
+        `dense` says of each structured weight whether it multiplies as dense matrices.
+        """
+        sizes, x = given.sizes(), given.data
+        if given.batch_sizes is None:
+            x = x.flatten(0, 1)
+        after: list[State] = []
+        for layer in range(self.num_layers):
+            if layer and self.training and self.dropout:
+                x = dropout(x, self.dropout)
+            outputs = []
+            for suffix in self._suffixes(layer):
+                into, hidden = (
+                    self._product(side, suffix, dense=dense.get(f"weight_{side}{suffix}", True))
+                    for side in ("ih", "hh")
+                )
+                step = partial(self._step, hidden=hidden, suffix=suffix)
+                start = tuple(part[len(after)] for part in state)
+                products = into(x)
+                y, last = run_steps(step, products, start, sizes, reverse=suffix.endswith("reverse"))
+                outputs.append(y)
+                after.append(last)
+            x = torch.cat(outputs, -1) if len(outputs) > 1 else outputs[0]
+        if given.batch_sizes is None:
+            x = x.unflatten(0, given.data.shape[:2])
+        return x, tuple(torch.stack(parts) for parts in zip(*after, strict=True))
+
+    def _step(self, x: Tensor, state: State, hidden: Product, suffix: str) -> State:
+        raise NotImplementedError
+
+    # To and from torch.
+
+    @torch.no_grad()
+    def load_dense_weights(self, weights: Mapping[str, Tensor] | nn.RNNBase) -> Self:
+        """Copy the weights of torch's layer, or of its state_dict, into this one.
+
+        A structured matrix cannot hold any weight, so those parts of `self` that are structured must
+        have `structure="dense"`.
+        """
+        who = type(self).__name__
+        given = dict(weights.state_dict() if isinstance(weights, nn.Module) else weights)
+        places: dict[str, Tensor] = {name: p for name, p in self._parameters.items() if p is not None}
+        for name, stack in self._stacks().items():
+            if stack.structure.structured:
+                raise TypeError(
+                    f"{who}: {name} has structure {stack.structure.name!r}; only 'dense' holds any weight."
+                )
+            places[name] = stack.get_parameter("weight").flatten(0, 1)
+        for name, place in places.items():  # all are checked before the first is changed
+            if name not in given:
+                raise ValueError(f"{who}: the weights lack {name}. Given: {', '.join(given)}.")
+            if given[name].shape != place.shape:
+                shapes = f"{tuple(place.shape)}, got {tuple(given[name].shape)}"
+                raise ValueError(f"{who}: {name} must have shape {shapes}.")
+        if unknown := [name for name in given if name not in places]:
+            raise ValueError(f"{who}: unexpected weights {', '.join(unknown)}.")
+        for name, place in places.items():
+            place.copy_(given[name])
+        return self
+
+    def _torch_arguments(self) -> dict[str, Any]:
+        names = ("input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional")
+        return {name: getattr(self, name) for name in names}
+
+    @torch.no_grad()
+    def to_torch(self) -> nn.RNNBase:
+        """torch's layer with the dense weights of this one."""
+        let_prune(self)
+        some = next(self.parameters())
+        layer = self.torch_class(**self._torch_arguments(), device=some.device, dtype=some.dtype)
+        for name, p in layer.named_parameters():
+            p.copy_(self.dense_weight(name))
+        return layer.train(self.training)
+
+    def flatten_parameters(self) -> None:
+        """Nothing to do: here for code written for torch's layers, which lay out their weights anew."""
+
+    def drop_plan(self) -> None:
+        """Forget what is kept for inference."""
+        for stack in self._stacks().values():
+            stack.drop_plan()
+
+    def extra_repr(self) -> str:
+        parts = [str(self.input_size), str(self.hidden_size)]
+        parts += [f"num_layers={self.num_layers}"] if self.num_layers != 1 else []
+        for name, default in (
+            ("bias", True),
+            ("batch_first", False),
+            ("dropout", 0.0),
+            ("bidirectional", False),
+            ("proj_size", 0),
+        ):
+            if getattr(self, name) != default:
+                parts.append(f"{name}={getattr(self, name)}")
+        parts += [describe(next(iter(self._stacks().values()))), f"which={self.which!r}"]
+        parts += [f"init={self.init!r}"] if self.init != "linear" else []
+        parts += [f"plan={self._plan_choice!r}"] if self._plan_choice != "auto" else []
+        return ", ".join(parts)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what torch says of weights that it cannot take as they are, which no user can change.
+
+    cuDNN copies weights that do not lie in one piece, and ours are made anew in every call; oneDNN leaves
+    projections to torch's own loop.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="RNN module weights are not part of single")
+        warnings.filterwarnings("ignore", message="LSTM with projections is not supported with oneDNN")
+        yield

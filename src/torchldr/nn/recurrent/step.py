@@ -1,0 +1,42 @@
+"""One step of a recurrent layer as a module."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..tensors import let_prune
+from .inputs import take
+
+
+class RecurrentStep(nn.Module):
+    """One step of a recurrent layer that runs forwards: what a decoder calls, and what is exported.
+
+    Args:
+        layer: a StructuredLSTM or StructuredGRU, which keeps owning the parameters.
+
+    Shape:
+        Input (batch, input_size) and the state of the layer, (num_layers, batch, size) for each part;
+        output (batch, size) and the next state. The plain update equations, so that an exported program
+        needs nothing of this package.
+    """
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        if layer.bidirectional:
+            raise ValueError("RecurrentStep: a bidirectional layer needs whole sequences, not one step.")
+        self.layer = layer
+
+    def forward(self, x: Tensor, hx: Any = None) -> tuple[Tensor, Any]:
+        layer = self.layer
+        if not isinstance(x, Tensor) or x.ndim != 2:
+            came = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+            raise ValueError(f"RecurrentStep: the input must have shape (batch, input_size), got {came}.")
+        let_prune(layer)
+        some = next(layer.parameters())
+        given = take("RecurrentStep", x.unsqueeze(0), layer.input_size, some, batch_first=False)
+        output, state = layer._run_steps(
+            given, layer._start(given, hx), layer._dense_weights(1, given.batch())
+        )
+        return output.squeeze(0), state if len(state) > 1 else state[0]

@@ -1,0 +1,311 @@
+"""One matrix or layer against its definition.
+
+The oracle is the class's own `to_dense`, its definition, in float64. Tolerances are computed and never
+tuned: 50 eps (1 + log2 n) times the largest entry of |factors| |x|, the absolute values of the factors
+that define the class, multiplied out. Gradients are held to the same bound with the adjoint evaluated
+on absolute values. Each function raises AssertionError with a sentence that says what failed.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.products import run_product
+from ..core.routes import Call, Route, why_not
+from ..matrices import StructuredMatrix
+from ..nn import StructuredLinear
+
+SHAPES = ((1, 1), (1, 3), (5, 1), (2, 2), (3, 5), (16, 16), (16, 5), (64, 129), (129, 64))
+BATCHES = ((), (0,), (3,), (2, 3), (2, 0, 3))
+
+# How a regime draws a subdiagonal: the operators that a product must survive.
+REGIMES: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
+    "ones": lambda s, g: torch.ones_like(s),
+    "near one": lambda s, g: 1 + 0.01 * _normal(s, g),
+    "uniform": lambda s, g: 0.5 + _uniform(s, g),
+    "signs": lambda s, g: _normal(s, g).sign(),
+    "0.8": lambda s, g: torch.full_like(s, 0.8),
+    "1.05": lambda s, g: torch.full_like(s, 1.05),
+    "tiny": lambda s, g: 1e-4 * _uniform(s, g),
+    "zeros": lambda s, g: (1 + 0.1 * _normal(s, g)) * (_uniform(s, g) > 0.1),
+}
+NEAR_ONE = ("ones", "near one", "signs")
+
+
+def _normal(like: Tensor, g: torch.Generator) -> Tensor:
+    return torch.randn(like.shape, dtype=torch.float64, generator=g).to(like.dtype)
+
+
+def _uniform(like: Tensor, g: torch.Generator) -> Tensor:
+    return torch.rand(like.shape, dtype=torch.float64, generator=g).to(like.dtype)
+
+
+def tolerance(dtype: torch.dtype, n: int) -> float:
+    """50 eps (1 + log2 n): how far a product of this size may be off, relative to |factors| |x|."""
+    return 50 * torch.finfo(dtype).eps * (1 + math.log2(n))
+
+
+def has_operators(cls: type[StructuredMatrix]) -> bool:
+    """Whether the class learns subdiagonals, which the regimes set."""
+    return any(
+        name.startswith("subdiagonal") for name in cls.parameter_shapes(4, 4, 1, **cls.check_options({}))
+    )
+
+
+def member(
+    cls: type[StructuredMatrix],
+    out_features: int,
+    in_features: int,
+    rank: int | None = None,
+    *,
+    regime: str | None = None,
+    dtype: torch.dtype = torch.float64,
+    seed: int = 0,
+    **options: Any,
+) -> StructuredMatrix:
+    """A random member of the class, its operators in the given regime, corners on.
+
+    The subdiagonals are drawn by the regime; other diagonals and the corners of a tridiagonal operator
+    are at most a tenth of it. Generators are scaled so that the entries of M are of order one.
+    """
+    g = torch.Generator().manual_seed(seed)
+    M = cls.random(out_features, in_features, rank, dtype=torch.float64, generator=g, **options)
+    if regime is not None:
+        for name, t in M.tensors.items():
+            if name.startswith("subdiagonal"):
+                t.copy_(REGIMES[regime](t, g))
+            elif name.startswith("corner_"):
+                t.copy_(2 * _uniform(t, g) - 1)
+            elif name.startswith(("diagonal", "superdiagonal", "corners")):
+                level = REGIMES[regime](t, g).abs()
+                t.copy_(0.1 * level * (2 * _uniform(t, g) - 1))
+        size = M.magnitude().max()
+        if size > 0 and size.isfinite():
+            for name in cls.scaled:
+                M.tensors[name].div_(size ** (1 / len(cls.scaled)))
+    return M.to(dtype)
+
+
+def fits(M: StructuredMatrix, dtype: torch.dtype) -> bool:
+    """Whether the factors of M and their products are far from overflow in `dtype`."""
+    limit = torch.finfo(dtype).max ** 0.5 / 1e3
+    factors = [f for term in M.double().factors() for f in term]
+    return all(bool(f.isfinite().all() and f.abs().max() < limit) for f in factors)
+
+
+def _bounded(error: Tensor, size: Tensor, dtype: torch.dtype, n: int, what: str, rows: bool = False) -> None:
+    if error.numel() == 0:
+        return
+    bound = tolerance(dtype, n) * (size if rows else size.max())
+    bad = ~(error <= bound)
+    if bad.any():
+        excess = (error / bound.clamp(min=torch.finfo(torch.float64).tiny))[bad].max().item()
+        raise AssertionError(f"{what}: the error is {excess:.3g} times its bound.")
+
+
+def forced(M: StructuredMatrix, call: Call) -> list[Route]:
+    """The routes of a matrix that serve a call."""
+    wide = M.promoted()
+    return [route for route in M.all_routes() if why_not(route, wide, call) is None]
+
+
+def check_values(M: StructuredMatrix, batch: Sequence[int] = (3,), seed: int = 0) -> None:
+    """Every route, applied and prepared, and the transposed product, against `to_dense` in float64."""
+    g = torch.Generator().manual_seed(seed)
+    W, size = M.double().to_dense(), M.double().magnitude()
+    n = max(M.shape)
+    for what, product, transposed in _products(M, math.prod(batch)):
+        matrix, bound = (W, size) if transposed else (W.mT, size.mT)
+        x = torch.randn(*batch, matrix.shape[0], dtype=torch.float64, generator=g).to(M.device, M.dtype)
+        y = product(x)
+        if y.shape != (*batch, matrix.shape[1]) or y.dtype != M.dtype:
+            raise AssertionError(
+                f"{M!r}.{what}: got {tuple(y.shape)}, {y.dtype} for {tuple(x.shape)}, {x.dtype}."
+            )
+        error = (y.double() - x.double() @ matrix).abs()
+        _bounded(error, x.double().abs() @ bound, M.dtype, n, f"{M!r}.{what}")
+
+
+def _products(M: StructuredMatrix, batch: int) -> Iterator[tuple[str, Callable[[Tensor], Tensor], bool]]:
+    """What, the product by one route, and whether it is transposed."""
+    call = Call(batch, M.device.type, M.dtype)
+    for route in forced(M, call):
+        yield f"matmul by {route.name}", partial(M.matmul, route=route.name), False
+    for route in forced(M, call._replace(transposed=True)):
+        yield f"rmatmul by {route.name}", partial(M.rmatmul, route=route.name), True
+    for route in forced(M, call._replace(kept=True)):
+        yield f"{route.name}, prepared", _prepared(M, route), False
+
+
+def _prepared(M: StructuredMatrix, route: Route) -> Callable[[Tensor], Tensor]:
+    assert route.prepare is not None
+    product = route.prepare(M.promoted())
+    wide = torch.promote_types(M.dtype, torch.float32)
+
+    def run(x: Tensor) -> Tensor:
+        return run_product(product, x.to(wide), wide).to(M.dtype)
+
+    return run
+
+
+def check_rows(M: StructuredMatrix, seed: int = 0) -> None:
+    """Every route: a row's result depends on that row alone, whatever stands in the others."""
+    g = torch.Generator().manual_seed(seed)
+    rows = [torch.nan, torch.inf, 1e30, 1e-30, 1.0]
+    for what, product, transposed in _products(M, len(rows)):
+        features = M.out_features if transposed else M.in_features
+        x = torch.randn(len(rows), features, dtype=torch.float64, generator=g).to(M.device, M.dtype)
+        together = product(x * torch.tensor(rows, dtype=M.dtype, device=M.device).unsqueeze(-1))
+        size = (
+            x.double().abs() @ (M.double().magnitude() if transposed else M.double().magnitude().mT)
+        ).max()
+        alone = product(x)
+        for i, factor in enumerate(rows[2:], start=2):
+            error = (together[i].double() / factor - alone[i].double()).abs()
+            _bounded(error, size.expand_as(error), M.dtype, max(M.shape), f"{M!r}.{what}, row {i}")
+
+
+def _with_leaves(
+    M: StructuredMatrix, learned: Mapping[str, Tensor]
+) -> tuple[StructuredMatrix, dict[str, Tensor]]:
+    leaves = {name: t.detach().clone().requires_grad_() for name, t in learned.items()}
+    return M.unchecked(M.out_features, M.in_features, {**M.tensors, **leaves}, M.options), leaves
+
+
+def _gradients(
+    product: Callable[[Tensor], Tensor], leaves: dict[str, Tensor], x: Tensor, y: Tensor
+) -> dict[str, Tensor]:
+    x = x.detach().clone().requires_grad_()
+    found = torch.autograd.grad(
+        product(x), [*leaves.values(), x], y, allow_unused=True, materialize_grads=True
+    )
+    return dict(zip([*leaves, "input"], found, strict=True))
+
+
+def _dense_product(W: Tensor, what: str) -> Callable[[Tensor], Tensor]:
+    return lambda x: x @ (W.mT if what == "matmul" else W)
+
+
+def check_gradients(M: StructuredMatrix, batch: int = 3, seed: int = 0) -> None:
+    """Gradients of every route in the input and every parameter, against those of `to_dense`."""
+    g = torch.Generator().manual_seed(seed)
+    names = M.parameter_shapes(M.out_features, M.in_features, M.rank or 1, **M.options)
+    for what in ("matmul", "rmatmul"):
+        sizes = (M.in_features, M.out_features) if what == "matmul" else (M.out_features, M.in_features)
+        x, y = (torch.randn(batch, s, dtype=torch.float64, generator=g).to(M.device, M.dtype) for s in sizes)
+        D = M.double()
+        exact, leaves = _with_leaves(D, {k: D.tensors[k] for k in names})
+        want = _gradients(_dense_product(exact.to_dense(), what), leaves, x.double(), y.double())
+        above, leaves = _with_leaves(D, {k: D.tensors[k].abs() for k in names})
+        dense = _dense_product(above.magnitude(), what)
+        size = _gradients(dense, leaves, x.double().abs(), y.double().abs())
+        call = Call(batch, M.device.type, M.dtype, needs_grad=True, transposed=what == "rmatmul")
+        for route in forced(M, call):
+            ours, leaves = _with_leaves(M, {k: M.tensors[k] for k in names})
+            found = _gradients(partial(getattr(ours, what), route=route.name), leaves, x, y)
+            for name in found:
+                where = f"{M!r}.{what} by {route.name}, gradient of {name}"
+                if found[name].shape != want[name].shape or found[name].dtype != M.dtype:
+                    raise AssertionError(f"{where}: wrong shape or dtype.")
+                error = (found[name].double() - want[name]).abs()
+                _bounded(error, size[name].abs(), M.dtype, max(M.shape), where)
+
+
+def dot_test(M: StructuredMatrix, seed: int = 0) -> None:
+    """<M x, y> = <x, M^T y>: matmul and rmatmul are each other's transpose."""
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(M.in_features, dtype=torch.float64, generator=g).to(M.device, M.dtype)
+    y = torch.randn(M.out_features, dtype=torch.float64, generator=g).to(M.device, M.dtype)
+    left, right = torch.dot(M.matmul(x).double(), y.double()), torch.dot(x.double(), M.rmatmul(y).double())
+    size = y.double().abs() @ M.double().magnitude() @ x.double().abs()
+    _bounded((left - right).abs(), 2 * size, M.dtype, max(M.shape), f"dot test of {M!r}")
+
+
+def check_displacement(M: StructuredMatrix) -> None:
+    """The Stein form: M - A M C^T = G^T H - A^k (G^T H) (C^k)^T, where the class has operators."""
+    D = M.double()
+    operators = D.operators()
+    if operators is None:
+        return
+    A, C = operators
+    k = D.krylov_length()
+    R = D.factors()
+    start = sum((left[:, :1] @ right[:1] for left, right in R), torch.zeros(1, dtype=torch.float64))
+    power = torch.linalg.matrix_power
+    want = start - power(A, k) @ start @ power(C, k).mT
+    got = D.displacement()
+    size = D.magnitude() + A.abs() @ D.magnitude() @ C.abs().mT + start.abs()
+    size = size + power(A.abs(), k) @ start.abs() @ power(C.abs(), k).mT
+    _bounded((got - want).abs(), size, torch.float64, max(M.shape), f"displacement of {M!r}")
+
+
+def check_low_precision(M: StructuredMatrix, dtype: torch.dtype, seed: int = 0) -> None:
+    """In bfloat16 or half: at most twice as wrong as the dense product in that dtype."""
+    M = M.to(dtype)
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(16, M.in_features, dtype=torch.float64, generator=g).to(M.device, dtype)
+    W = M.double().to_dense()
+    exact = x.double() @ W.mT
+    dense = (torch.nn.functional.linear(x, W.to(dtype)).double() - exact).abs().max()
+    ours = (M.matmul(x).double() - exact).abs().max()
+    if not ours <= 2 * dense + torch.finfo(dtype).tiny:
+        raise AssertionError(
+            f"{M!r}: in {dtype} {float(ours / dense):.3g} times as wrong as the dense product."
+        )
+
+
+def check_layer(layer: StructuredLinear, seed: int = 0) -> None:
+    """A layer of the class: plans agree, copies and state_dict round trips are bit for bit."""
+    g = torch.Generator().manual_seed(seed)
+    M = layer.matrix()
+    x = torch.randn(3, layer.in_features, dtype=torch.float64, generator=g).to(M.device, M.dtype)
+    y = layer(x)
+    M = M.double()
+    size = tolerance(x.dtype, max(M.shape)) * ((x.double().abs() @ M.magnitude().mT).max() + 1)
+    bias = 0 if layer.bias is None else layer.bias.detach().double()
+    exact = x.double() @ M.to_dense().detach().mT + bias
+    was, choice = layer.training, layer.plan
+    layer.eval()
+    with torch.no_grad():
+        for plan in ("fast", "dense", "auto"):
+            layer.plan = plan
+            for _ in range(2):
+                if not (layer(x).double() - exact).abs().max() <= size:
+                    raise AssertionError(f"{layer!r}: the plan {plan!r} gives another product.")
+    layer.plan = choice
+    layer.train(was)
+    if not torch.equal(copy.deepcopy(layer)(x), y):
+        raise AssertionError(f"{layer!r}: a deep copy gives another product.")
+    file = io.BytesIO()
+    torch.save(layer.state_dict(), file)
+    file.seek(0)
+    other = copy.deepcopy(layer)
+    other.reset_parameters()
+    other.load_state_dict(torch.load(file, weights_only=True))
+    if not torch.equal(other(x), y):
+        raise AssertionError(f"{layer!r}: the state_dict does not restore the product bit for bit.")
+
+
+def cases(
+    cls: type[StructuredMatrix],
+    shapes: Sequence[tuple[int, int]] = SHAPES,
+    dtypes: Sequence[torch.dtype] = (torch.float32, torch.float64),
+    **options: Any,
+) -> Iterator[StructuredMatrix]:
+    """Members of the class over shapes, ranks, dtypes and regimes."""
+    regimes: Sequence[str | None] = list(REGIMES) if has_operators(cls) else [None]
+    for i, (m, n) in enumerate(shapes):
+        for rank in sorted({1, min(4, m, n)}) if cls.ranked else [None]:
+            for regime in regimes:
+                for dtype in dtypes:
+                    M = member(cls, m, n, rank, regime=regime, dtype=dtype, seed=i, **options)
+                    if fits(M, dtype):
+                        yield M

@@ -1,0 +1,192 @@
+"""The contract of a structured class, by transformation, and as cases for pytest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product
+from typing import Any
+
+import torch
+
+from ..core import matrix
+from ..core.routes import Call
+from ..matrices import StructuredMatrix
+from ..nn import StructuredLinear
+from .checks import (
+    BATCHES,
+    SHAPES,
+    cases,
+    check_displacement,
+    check_gradients,
+    check_layer,
+    check_low_precision,
+    check_rows,
+    check_values,
+    dot_test,
+    forced,
+    has_operators,
+    member,
+)
+from .transformations import (
+    check_compile,
+    check_derivatives,
+    check_export,
+    check_functional_call,
+    check_jvp,
+    check_vmap,
+)
+
+Class = type[StructuredMatrix]
+Shapes = Sequence[tuple[int, int]]
+ON_A_GPU = "for GPUs"  # the reason of a route that no test on a CPU can force
+
+
+def _values(cls: Class, shapes: Shapes, **options: Any) -> None:
+    for i, M in enumerate(cases(cls, shapes, **options)):
+        check_values(M, BATCHES[i % len(BATCHES)])
+        check_rows(M)
+
+
+def _transpose(cls: Class, shapes: Shapes, **options: Any) -> None:
+    for M in cases(cls, shapes, **options):
+        dot_test(M)
+
+
+def _gradients(cls: Class, shapes: Shapes, **options: Any) -> None:
+    for M in cases(cls, shapes, **options):
+        check_gradients(M)
+
+
+def _displacement(cls: Class, shapes: Shapes, **options: Any) -> None:
+    for M in cases(cls, shapes, **options):
+        check_displacement(M)
+
+
+def _dtypes(cls: Class, shapes: Shapes, **options: Any) -> None:
+    for M in _near_one(cls, shapes, **options):
+        for dtype in (torch.bfloat16, torch.float16):
+            check_low_precision(M, dtype)
+
+
+def _near_one(cls: Class, shapes: Shapes, **options: Any) -> Iterator[StructuredMatrix]:
+    for m, n in shapes:
+        rank = min(2, m, n) if cls.ranked else None
+        yield member(cls, m, n, rank, regime="near one" if has_operators(cls) else None, **options)
+
+
+def _state_dict(cls: Class, shapes: Shapes, **options: Any) -> None:
+    for m, n in shapes:
+        rank = min(2, m, n) if cls.ranked else None
+        check_layer(StructuredLinear(n, m, structure=cls, rank=rank, **options))
+
+
+def _routes(cls: Class, shapes: Shapes, **options: Any) -> None:
+    check_routes(cls, shapes, (options,))
+
+
+def _leading_axes(cls: Class, shapes: Shapes, **options: Any) -> None:
+    """Several matrices as one, where the library has that."""
+    stack = getattr(matrix, "stack", None)
+    if stack is None:
+        return
+    for m, n in shapes:
+        rank = min(2, m, n) if cls.ranked else None
+        members = [member(cls, m, n, rank, seed=seed, **options) for seed in range(3)]
+        together = stack(members)
+        x = torch.randn(3, 4, n, dtype=torch.float64)
+        own = torch.stack([M.matmul(v) for M, v in zip(members, x, strict=True)])
+        if not torch.allclose(together.matmul(x), own):
+            raise AssertionError(f"{members[0]!r}: a stack of such matrices gives other products.")
+        if not torch.equal(together[1].to_dense(), members[1].to_dense()):
+            raise AssertionError(f"{members[0]!r}: one matrix of a stack is another.")
+
+
+def _without_shapes(check: Callable[..., None]) -> Callable[..., None]:
+    return lambda cls, shapes, **options: check(cls, **options)
+
+
+# Those that eager mode alone needs, and all: functions of the class, shapes and the class's options.
+EAGER: Mapping[str, Callable[..., None]] = {
+    "values": _values,
+    "transpose": _transpose,
+    "gradients": _gradients,
+    "displacement": _displacement,
+    "dtypes": _dtypes,
+    "state_dict": _state_dict,
+}
+TRANSFORMATIONS: Mapping[str, Callable[..., None]] = {
+    **EAGER,
+    "routes": _routes,
+    "leading axes": _leading_axes,
+    "derivatives": _without_shapes(check_derivatives),
+    "jvp": _without_shapes(check_jvp),
+    "vmap": _without_shapes(check_vmap),
+    "functional_call": _without_shapes(check_functional_call),
+    "compile": _without_shapes(check_compile),
+    "export": _without_shapes(check_export),
+}
+
+
+def check_structure(cls: Class, shapes: Shapes = SHAPES, **options: Any) -> None:
+    """Hold a class to the contract in one call: values, transpose, gradients, displacement, dtypes, layer.
+
+    Args:
+        cls: the structured class.
+        shapes: (out_features, in_features) to try.
+        **options: the class's own options.
+
+    Raises:
+        AssertionError: with a sentence that says what failed, for which matrix and by how much.
+    """
+    for check in EAGER.values():
+        check(cls, shapes, **options)
+
+
+def contract(
+    cls: Class, shapes: Shapes = SHAPES, *, without: Sequence[str] = (), **options: Any
+) -> Callable[[str], None]:
+    """The contract of a class as a test function for pytest, a case for each transformation.
+
+    Args:
+        cls: the structured class.
+        shapes: (out_features, in_features) to try.
+        without: transformations to leave out, by their names in `TRANSFORMATIONS`.
+        **options: the class's own options.
+
+    Two lines of a test file, where pytest finds the name:
+
+        from torchldr.testing import contract
+        test_contract = contract(MyClass)
+    """
+    import pytest
+
+    if unknown := set(without) - TRANSFORMATIONS.keys():
+        known = ", ".join(TRANSFORMATIONS)
+        raise ValueError(f"contract: unknown transformation {min(unknown)!r}. Known: {known}.")
+
+    @pytest.mark.parametrize("transformation", [name for name in TRANSFORMATIONS if name not in without])
+    def test_contract(transformation: str) -> None:
+        TRANSFORMATIONS[transformation](cls, shapes, **options)
+
+    return test_contract
+
+
+def check_routes(cls: Class, shapes: Shapes = SHAPES, options: Sequence[Mapping[str, Any]] = ({},)) -> None:
+    """Every route of a class can be forced by some member, unless it is for GPUs alone.
+
+    Args:
+        cls: the structured class.
+        shapes: (out_features, in_features) to try.
+        options: several choices of the class's options: a route may serve under one of them alone.
+    """
+    calls = [Call(3, kept=kept, needs_grad=grad) for kept, grad in product((False, True), repeat=2)]
+    reached: set[str] = set()
+    reasons: dict[str, str] = {}
+    for chosen in options:
+        for M in cases(cls, shapes, **chosen):
+            for call in calls:
+                reached |= {route.name for route in forced(M, call)}
+            reasons |= {row.route: row.why_not for row in M.routes(3, kept=True) if row.why_not}
+    missed = {route.name: reasons[route.name] for route in cls.ROUTES if route.name not in reached}
+    if any(reason != ON_A_GPU for reason in missed.values()):
+        raise AssertionError(f"{cls.__name__}: no case of the contract forces these routes: {missed}.")

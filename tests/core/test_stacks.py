@@ -1,0 +1,142 @@
+"""Matrices with leading axes, held to each of their matrices alone."""
+
+import pytest
+import torch
+
+import torchldr
+from torchldr.core.routes import Call, why_not
+from torchldr.testing import has_operators, member
+
+CLASSES = list(torchldr.structures().values())
+ROUTES = ("dense", "mapped", "one_by_one")
+
+
+def stack_of(cls, *leading, shape=(7, 5), dtype=torch.float64, regime="near one"):
+    """A stack of different matrices, and its matrices in order."""
+    rank = 2 if cls.ranked else None
+    regime = regime if has_operators(cls) else None
+    count = torch.Size(leading).numel()
+    alone = [member(cls, *shape, rank, regime=regime, dtype=dtype, seed=i) for i in range(count)]
+    M = torchldr.stack(alone)
+    own = {name: t for name, t in M.tensors.items() if t.shape[:1] == (count,)}
+    tensors = {name: t.unflatten(0, leading) if name in own else t for name, t in M.tensors.items()}
+    return M.with_tensors(tensors), alone
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.name)
+def test_a_stack_is_its_matrices(cls):
+    M, alone = stack_of(cls, 2, 3)
+    assert M.leading == (2, 3)
+    assert M.shape == (2, 3, 7, 5)
+    assert len(M) == 2
+    want = torch.stack([one.to_dense() for one in alone]).unflatten(0, (2, 3))
+    torch.testing.assert_close(M.to_dense(), want, rtol=0, atol=0)
+    torch.testing.assert_close(M.materialize(), want)
+    torch.testing.assert_close(M.dense_weight(), want)
+    torch.testing.assert_close(M[1].to_dense(), want[1])
+    torch.testing.assert_close(M[1, 2].to_dense(), want[1, 2])
+    torch.testing.assert_close(M[:, -1].to_dense(), want[:, -1])
+    torch.testing.assert_close(torch.stack([part.to_dense() for part in M]), want)
+
+
+@pytest.mark.parametrize("route", [None, *ROUTES])
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.name)
+def test_products_broadcast_as_matmul(cls, route):
+    M, _alone = stack_of(cls, 2, 3)
+    if route is not None and M.routes(4)[[r.route for r in M.routes(4)].index(route)].why_not is not None:
+        pytest.skip("the route does not serve")
+    W = M.to_dense()
+    for lead in ((), (4,), (1, 4), (3, 4), (2, 1, 4), (2, 3, 4), (5, 2, 3, 4), (5, 1, 1, 4), (2, 3, 0)):
+        x = torch.randn(*lead, 5, dtype=W.dtype)
+        want = x @ W.mT if x.ndim > 1 else W @ x
+        got = M.matmul(x, route=route)
+        assert got.shape == want.shape
+        torch.testing.assert_close(got, want)
+        y = torch.randn(*lead, 7, dtype=W.dtype)
+        want = y @ W if y.ndim > 1 else W.mT @ y
+        torch.testing.assert_close(M.rmatmul(y, route=route), want)
+
+
+@pytest.mark.parametrize("regime", ["uniform", "tiny", "zeros", "1.05"])
+@pytest.mark.parametrize("name", ["ldr_sd", "ldr_td"])
+def test_operators_of_every_regime(name, regime):
+    M, _ = stack_of(torchldr.get_structure(name), 3, shape=(40, 33), regime=regime)
+    x = torch.randn(3, 6, 33, dtype=torch.float64)
+    for route in (r for r in M.all_routes() if why_not(r, M, Call(6)) is None):
+        got = M.matmul(x, route=route.name)
+        bound = 1e-12 * (x.abs() @ M.magnitude().mT).amax((-2, -1), keepdim=True)
+        assert ((got - x @ M.to_dense().mT).abs() <= bound).all(), route.name
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.name)
+def test_gradients_are_those_of_the_matrices(cls, route):
+    M, _ = stack_of(cls, 3)
+    if next(row for row in M.routes(4, needs_grad=True) if row.route == route).why_not is not None:
+        pytest.skip("the route does not serve")
+    x = torch.randn(3, 4, 5, dtype=torch.float64)
+    u = torch.randn(3, 4, 7, dtype=torch.float64)
+
+    def gradients(product):
+        leaves = {k: t.clone().requires_grad_(t.is_floating_point()) for k, t in M.tensors.items()}
+        vectors = x.clone().requires_grad_()
+        y = product(M.with_tensors(leaves), vectors)
+        wanted = [t for t in (*leaves.values(), vectors) if t.requires_grad]
+        return torch.autograd.grad(y, wanted, u, materialize_grads=True, allow_unused=True)
+
+    want = gradients(lambda M, x: x @ M.to_dense().mT)
+    for got, right in zip(gradients(lambda M, x: M.matmul(x, route=route)), want, strict=True):
+        torch.testing.assert_close(got, right)
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.name)
+def test_dtypes_vmap_and_repr(cls):
+    M, _alone = stack_of(cls, 3, dtype=torch.float32)
+    low = M.to(torch.bfloat16)
+    x = torch.randn(3, 4, 5)
+    y = low.matmul(x.bfloat16())
+    assert y.dtype == torch.bfloat16
+    assert "leading=(3,)" in repr(low)
+    torch.testing.assert_close(y.float(), M.matmul(x), rtol=0.1, atol=0.3)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert M.matmul(x).dtype == torch.bfloat16
+    mapped = torch.vmap(M.matmul)(torch.stack((x, 2 * x)))
+    torch.testing.assert_close(mapped[1], 2 * M.matmul(x), rtol=1e-4, atol=1e-4)
+
+
+def test_a_stack_given_as_tensors_is_checked():
+    G, H = torch.randn(3, 2, 7), torch.randn(3, 2, 5)
+    M = torchldr.ToeplitzLike(7, 5, G=G, H=H)
+    assert M.shape == (3, 7, 5)
+    assert M.rank == 2
+    with pytest.raises(ValueError, match=r"H must have shape \(3, 2, 5\)"):
+        torchldr.ToeplitzLike(7, 5, G=G, H=H[0])
+    fast = torchldr.Fastfood(4, 4, S=torch.ones(2, 4), D=torch.ones(2, 4), B=torch.ones(2, 4))
+    assert fast.permutation.shape == (2, 4)
+    with pytest.raises(IndexError):
+        M[3]
+    with pytest.raises(IndexError):
+        M[0, 0]
+    with pytest.raises(TypeError, match="single matrix"):
+        M[0][0]
+    with pytest.raises(TypeError, match="no length"):
+        len(M[0])
+    with pytest.raises(RuntimeError):
+        M.matmul(torch.ones(2, 4, 5))
+
+
+def test_stack_says_what_does_not_fit():
+    M = torchldr.ToeplitzLike.random(4, 4, rank=1)
+    with pytest.raises(ValueError, match="at least one"):
+        torchldr.stack([])
+    with pytest.raises(ValueError, match="one class"):
+        torchldr.stack([M, torchldr.LowRank.random(4, 4, rank=1)])
+    with pytest.raises(ValueError, match="one shape"):
+        torchldr.stack([M, torchldr.ToeplitzLike.random(4, 4, rank=2)])
+
+
+def test_routes_of_a_stack_are_listed():
+    M, _ = stack_of(torchldr.LDRSubdiagonal, 3, dtype=torch.float32)
+    assert {row.route for row in M.routes(8)} == set(ROUTES)
+    with pytest.raises(ValueError, match="no route"):
+        M.matmul(torch.randn(3, 2, 5), route="nosuch")

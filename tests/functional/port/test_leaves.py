@@ -1,0 +1,66 @@
+"""The port product with leaves of the size that it ships with; the other tests take smaller ones."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from torchldr.functional.port import acceptance
+from torchldr.functional.port import series as port_series
+from torchldr.functional.port import sweep as port_sweep
+from torchldr.functional.port.product import PortPlan, port_matmul, port_rmatmul
+from torchldr.functional.reference import krylov_of_ring_reference
+
+
+def near_shift(n: int, seed: int = 0, corners: float = 0.0) -> tuple[list[Tensor], Tensor]:
+    """Subdiagonal 1 +- .05, others +- .1, divided by the growth of |A^t v|, and a start vector; float64."""
+    generator = torch.Generator().manual_seed(seed)
+    lower, diagonal, upper = 2 * torch.rand(3, n, generator=generator, dtype=torch.float64) - 1
+    ring = [1 + 0.05 * lower, 0.1 * diagonal, 0.1 * upper]
+    ring[0][0], ring[2][-1] = corners, corners
+    V = torch.randn(1, n, generator=generator, dtype=torch.float64)
+    rate = math.exp(acceptance.growth_rate((ring[0], ring[1], ring[2], V), n))
+    return [x / rate for x in ring], V
+
+
+def test_leaves_are_long_where_that_lowers_the_oversampling() -> None:
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    sizes = [port_series.leaf_size(c, device) for device in (cpu, cuda) for c in (2, 4, 8)]
+    assert sizes == [128, 32, 32, 128, 128, 128]
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize(("n", "corners"), [(100, 0.1), (700, 0.0), (1000, 0.1)])
+def test_values_and_gradients(
+    monkeypatch: pytest.MonkeyPatch, n: int, corners: float, compiled: bool
+) -> None:
+    if not compiled:
+        monkeypatch.setattr(port_sweep.compiled, "why_not", lambda: "switched off")
+    ring, V = near_shift(n, corners=corners)
+    leaves = [x.requires_grad_() for x in (*ring, V)]
+    U, w = torch.randn(2, n, dtype=torch.float64), torch.randn(2, 1, n, dtype=torch.float64)
+    K = krylov_of_ring_reference(*leaves[:3], leaves[3][0], n)
+    want = (U @ K).unsqueeze(1), w[:, 0] @ K.mT
+    got = port_rmatmul(*leaves, U, n, oversampling=2), port_matmul(*leaves, w, oversampling=2)
+    plan = PortPlan(*leaves, n, oversampling=2)
+    kept = plan.rmatmul(U), plan.matmul(w)
+    for ours, fixed, exact in zip(got, kept, want, strict=True):
+        assert (ours - exact).norm() <= 1e-11 * exact.norm()
+        assert (fixed - exact).norm() <= 1e-11 * exact.norm()
+        weights = torch.randn_like(exact)
+        found = torch.autograd.grad(ours, leaves, weights, retain_graph=True)
+        true = torch.autograd.grad(exact, leaves, weights, retain_graph=True)
+        for a, b in zip(found, true, strict=True):
+            assert (a - b).norm() <= 1e-9 * b.norm()
+
+
+def test_twofold_oversampling_is_enough_for_near_shifts() -> None:
+    """Leaves of 32 indices would ask for fourfold."""
+    for seed in range(2):
+        (ring, V), (other, H) = near_shift(1500, seed), near_shift(1500, seed + 10)
+        ports = acceptance.judge((*ring, V), (*other, H), (2,)).ports
+        assert ports is not None
+        assert ports.oversampling == 2

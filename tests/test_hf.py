@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import torchldr
+from torchldr import cli
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("torchldr.hf")
@@ -158,3 +159,35 @@ def test_lora_on_a_compressed_model():
         assert torch.equal(adapted(IDS).logits, before)
     with pytest.raises(ValueError, match="cannot be merged"):
         adapted.merge_and_unload()
+
+
+def test_the_command_line_compresses_a_folder(tmp_path, capsys):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = ["[PAD]", "[UNK]", *(f"w{i}" for i in range(48))]
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    fast = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]"
+    )
+    source, out, text = tmp_path / "in", tmp_path / "out", tmp_path / "text.txt"
+    model = bert()
+    model.save_pretrained(source, max_shard_size="60KB")
+    fast.save_pretrained(source)
+    lines = [" ".join(f"w{(7 * i + j * j) % 48}" for j in range(9)) for i in range(70)]
+    text.write_text("\n".join(lines))
+    given = [source, "--budget", ".5", "--out", out, "--text", text, "--structures", "low_rank", "--json"]
+    for expected in (0, 1):  # the second finds the folder of the first
+        with pytest.raises(SystemExit) as found:
+            cli.main(["compress", *map(str, given)])
+        assert found.value.code == expected
+        captured = capsys.readouterr()
+        if expected == 0:
+            report = json.loads(captured.out)
+    assert "exists already" in captured.err
+    assert 0 < report["distance"] < 1
+    assert report["parameters_after"] <= 0.5 * report["parameters_before"]
+    again = transformers.AutoModel.from_pretrained(out)
+    assert isinstance(again.encoder.layer[0].intermediate.dense, torchldr.StructuredLinear)
+    assert sum(p.numel() for p in again.parameters()) == report["model_parameters_after"]
+    assert transformers.AutoTokenizer.from_pretrained(out)("w3 w4")["input_ids"] == [5, 6]

@@ -10,16 +10,25 @@ Needs transformers: pip install "torchldr[hf]".
 
 from __future__ import annotations
 
+import os
+import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from .compress import CompressionReport, compress_, materialize_
+from .compress.checkpoint.files import PICKLES
+from .compress.checkpoint.storage import new_folder
 from .compress.layers import replace_modules
 from .compress.manifest import METHOD, VERSION, Entry, build
+from .compress.selection import Spec
 from .nn import StructuredLinear
+from .nn.parameters import StructuredParameters
 
 try:
     from transformers.quantizers.auto import register_quantization_config, register_quantizer
@@ -28,7 +37,10 @@ try:
 except ImportError as error:
     raise ImportError(f'torchldr.hf needs transformers: pip install "torchldr[hf]" ({error})') from None
 
-__all__ = ["TorchldrConfig", "TorchldrQuantizer", "lora_config"]
+__all__ = ["TorchldrConfig", "TorchldrQuantizer", "compress_folder", "lora_config", "text_batches"]
+
+
+BATCH, TOKENS = 16, 128  # of a text that calibrates
 
 
 @register_quantization_config(METHOD)
@@ -79,14 +91,11 @@ class TorchldrQuantizer(HfQuantizer):  # type: ignore[misc, unused-ignore]
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
         for module in model.modules():
-            refill = getattr(module, "_refill_constants", None)
-            if refill is not None:
-                refill()  # transformers gives memory to buffers that are not saved, and no numbers
+            if isinstance(module, StructuredParameters):
+                module._fill_constants()  # transformers gives memory to unsaved buffers, and no numbers
         return model
 
     def _dequantize(self, model: Any, dtype: Any = None) -> Any:
-        from .compress.api import materialize_
-
         return materialize_(model)
 
     def is_serializable(self, **kwargs: Any) -> bool:
@@ -112,6 +121,77 @@ def _find(model: Any, modules: Mapping[str, nn.Module], name: str) -> nn.Module 
         if known in modules:
             return modules[known]
     return None
+
+
+def text_batches(folder: str | os.PathLike[str], text: Iterable[str]) -> list[dict[str, Any]]:
+    """Lines of text as inputs of the model in a folder: batches of `BATCH` lines, `TOKENS` tokens at most."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    lines = [line.strip() for line in text if line.strip()]
+    if not lines:
+        raise ValueError("the calibration text has no lines.")
+    parts = [lines[i : i + BATCH] for i in range(0, len(lines), BATCH)]
+    settings = {"padding": True, "truncation": True, "max_length": TOKENS, "return_tensors": "pt"}
+    return [dict(tokenizer(part, **settings)) for part in parts]
+
+
+def compress_folder(
+    folder: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    spec: Spec,
+    *,
+    text: Iterable[str] | None = None,
+    skip: Sequence[str] = (),
+    force: bool = False,
+    **options: Any,
+) -> CompressionReport:
+    """Compress the model in one folder of Hugging Face's into another: what `torchldr compress FOLDER` does.
+
+    Args:
+        folder: with config.json and .safetensors files, in one or in shards.
+        out: a new folder. It gets the compressed model and all other files, such as the tokenizer's.
+        spec: a budget or a plan, as for `compress_`.
+        text: lines of the model's usual text, to calibrate with.
+        skip: names and patterns of layers to leave alone.
+        force: replace a compressed model.
+        **options: of `compress_`.
+
+    Returns:
+        What was done.
+    """
+    source = Path(folder)
+    with new_folder(out, force=force) as partial:
+        model = _load(source)
+        loader = None if text is None else text_batches(source, text)
+
+        def wanted(module: nn.Module, name: str) -> bool:
+            return not any(fnmatchcase(name, pattern) for pattern in skip)
+
+        report = compress_(model, spec, loader=loader, filter_fn=wanted if skip else None, **options)
+        model.save_pretrained(partial)
+        report.save(partial / "report.json")
+        for file in source.iterdir():
+            weights = file.suffix in (".safetensors", *PICKLES) or file.name.endswith(".index.json")
+            if file.is_file() and not weights and not (partial / file.name).exists():
+                shutil.copyfile(file, partial / file.name)
+    return report
+
+
+def _load(folder: Path) -> Any:
+    """The model that a folder's config names."""
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(folder)
+    if not any(folder.glob("*.safetensors")):
+        raise ValueError(f"{folder} has no .safetensors file; save the model with save_pretrained.")
+    names = config.architectures or ["AutoModel"]
+    cls = getattr(transformers, names[0], None)
+    if cls is None:
+        raise ValueError(f"{folder}/config.json: transformers has no {names[0]}.")
+    return cls.from_pretrained(folder, dtype="auto").eval()
 
 
 def lora_config(config: Any) -> Any:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..matrices import Projection, get_structure
 from .candidates import SCREEN_EFFORT, Weight, bound, exact, looks, plain_curve
-from .checkpoint.files import TensorFile, TensorWeight
+from .checkpoint.files import TensorFile, TensorFolder, TensorWeight
 from .metric import PLAIN, Metric, project
 from .progress import Report
 from .structure import Structure
@@ -101,7 +101,7 @@ class Workers:
         if metric is not None:
             parts = (metric.inputs, metric.outputs)
             more = [*(None if t is None else pack(t) for t in parts), metric.scale]
-        if isinstance(weight, TensorWeight) and isinstance(weight.source, TensorFile):
+        if isinstance(weight, TensorWeight) and isinstance(weight.source, TensorFile | TensorFolder):
             return Parcel(weight, *more)
         return Parcel([pack(W) for W in weight.matrices], *more)
 

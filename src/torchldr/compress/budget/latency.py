@@ -80,4 +80,4 @@ class _Gates(MatrixStack):
     """The input products of one step of a recurrent layer."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.matmul(x, (None,))
+        return self.matrix().multiply(x)

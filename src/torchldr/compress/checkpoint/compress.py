@@ -39,7 +39,8 @@ def compress_weights(
     looks the same: `skip` it where it should stay.
 
     Args:
-        source: the path of a .safetensors file, or a mapping of names to tensors (a state_dict).
+        source: the path of a .safetensors file, of a folder of them (shards), or a mapping of names to
+            tensors (a state_dict).
         spec: a budget, a Structure for all, or a mapping of names and patterns to structures, as for
             `compress_`. A weight is called by its name, or by that without ".weight".
         skip: names and patterns of matrices to leave alone.

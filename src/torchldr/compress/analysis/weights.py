@@ -12,20 +12,20 @@ from typing import Any
 
 from torch import nn
 
-from ..matrices import get_structure
-from ..matrices import structures as known_structures
-from .analyze_result import Analysis, Plan, Trial, WeightAnalysis
-from .analyze_shares import Rows, Share
-from .api import find_metrics
-from .budget import Budget, check_budget
-from .candidates import EXACT, SCREEN_EFFORT, WORK, Candidate, Search, Weight, priced
-from .metric import Metric
-from .progress import CHOOSING, Clock, Report, check_effort, shown
-from .selection import check_count
-from .sites import FilterFn, Unit, describe_site, find_units
-from .structure import Structure
-from .tensors import Source, check_finite, find_tensors, open_tensors
-from .tensors_workers import Workers, looks_of
+from ...matrices import get_structure
+from ...matrices import structures as known_structures
+from ..api import find_metrics
+from ..budget.amounts import Budget, check_budget
+from ..candidates import SCREEN_EFFORT, WORK, Candidate, Search, Weight, exact, priced
+from ..checkpoint.files import Source, check_finite, find_tensors, open_tensors
+from ..metric import Metric
+from ..progress import CHOOSING, Clock, Report, check_effort, shown
+from ..selection import check_count
+from ..structure import Structure
+from ..targets import FilterFn, Unit, describe_site, find_units
+from ..workers import Workers, looks_of
+from .result import Analysis, Plan, Trial, WeightAnalysis
+from .shares import Rows, Share
 
 BUDGETS = (1 / 2, 1 / 5, 1 / 10, 1 / 20)
 USUAL_RANKS = (1, 2, 4, 8, 16)
@@ -110,7 +110,7 @@ def analyze(
     for w, (weight, row) in enumerate(zip(weights, rows, strict=True)):
         trials: dict[Structure, Trial] = {}
         for c in sorted(row, key=lambda c: (c.parameters, c.error)):
-            known = c.structure.name in EXACT or (w, c.structure) in refined
+            known = exact(c.structure.name) or (w, c.structure) in refined
             trials[c.structure] = Trial(c.structure, c.parameters, c.error**0.5, known)
         best = [_best(share, plan, w, weight, trials) for share, plan in zip(shares, plans, strict=True)]
         m, n = weight.matrices[0].shape
@@ -135,7 +135,7 @@ def _screen(
     """
     stages, arguments, owners = [], [], []
     parcels = [workers.parcel(weight, metrics[weight.name]) for weight in weights]
-    for name in sorted(dict.fromkeys(search.names), key=lambda name: name not in EXACT):
+    for name in sorted(dict.fromkeys(search.names), key=lambda name: not exact(name)):
         for i, weight in enumerate(weights):
             if structures := search.structures(name, weight):
                 stages.append(f"{CHOOSING} {weight.name}")
@@ -163,7 +163,7 @@ def _refine(
     leaders = [
         (w, s) for w, row in enumerate(rows) for share in shares for s in share.leaders(w, row, REFINED)
     ]
-    tasks = [(w, s) for w, s in dict.fromkeys(leaders) if s.name not in EXACT]
+    tasks = [(w, s) for w, s in dict.fromkeys(leaders) if not exact(s.name)]
     arguments = [
         (workers.parcel(weights[w], metrics[weights[w].name]), [structure], seed, 1.0, clock.deadline(1.0))
         for w, structure in tasks

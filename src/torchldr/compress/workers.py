@@ -17,13 +17,14 @@ import torch
 from torch import Tensor
 
 from ..matrices import Projection, get_structure
-from .candidates import EXACT, SCREEN_EFFORT, Weight, bound, looks, plain_curve
+from .candidates import SCREEN_EFFORT, Weight, bound, exact, looks, plain_curve
+from .checkpoint.files import TensorFile, TensorFolder, TensorWeight
 from .metric import PLAIN, Metric, project
 from .progress import Report
 from .structure import Structure
-from .tensors import TensorFile, TensorWeight
 
 T = TypeVar("T")
+_LARGE = 1 << 16
 
 
 class Packed(NamedTuple):
@@ -121,7 +122,7 @@ class Workers:
             more["scale"] = metric.scale
         if self._given is not None:
             more["clock"] = time.time() - time.monotonic()
-        elif isinstance(weight, TensorWeight) and isinstance(weight.source, TensorFile):
+        elif isinstance(weight, TensorWeight) and isinstance(weight.source, TensorFile | TensorFolder):
             return Parcel(weight, **more)
         return Parcel([pack(W) for W in weight.matrices], **more)
 
@@ -239,9 +240,14 @@ def first_look(parcel: Parcel, low: Sequence[Structure], others: Sequence[Struct
 
 
 def _bounds(W: Tensor, some: Sequence[Structure], seed: int) -> list[float]:
-    """Lower bounds of |W - M|^2 for structures of one class; the error itself where it is found at once."""
-    if some[0].name not in EXACT:
+    """Lower bounds of |W - M|^2 for structures of one class; the error itself where it is found at once.
+
+    Even that takes long for many structures of a large matrix: then nothing is known.
+    """
+    if not exact(some[0].name):
         return bound(W, some[0].name, [s.rank or 1 for s in some])
+    if W.numel() > _LARGE:
+        return [0.0] * len(some)
     whole = float(W.double().square().sum())
     return [whole * project(W, s, PLAIN, seed, SCREEN_EFFORT).residual ** 2 for s in some]
 
@@ -259,7 +265,7 @@ def looks_of(
 
 def projections(parcel: Parcel, structure: Structure, seed: int, deadline: float | None) -> list[Projection]:
     """The projections of a parcel's matrices; none where it stays dense. `deadline` as for `project`."""
-    if structure.name == "dense":
+    if structure.is_dense:
         return []
     metric = parcel.metric()
     return [project(W, structure, metric, seed, 1.0, parcel.local(deadline)) for W in parcel.matrices]

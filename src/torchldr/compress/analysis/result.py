@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .budget import Budget, Bytes, Latency, budget_text, check_budget
-from .candidates import Candidate, charged
-from .report import table_lines, words
-from .selection import share_out
-from .structure import Structure
-from .tensors_plan import plan_to_dict, structure_to_dict
+from ..budget.amounts import Budget, Bytes, Latency, budget_text, check_budget
+from ..candidates import Candidate, charged
+from ..checkpoint.plan import plan_to_dict, structure_to_dict
+from ..report import table_lines, words
+from ..selection import share_out
+from ..structure import Structure
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class Analysis:
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as JSON has it."""
-        from ..version import __version__
+        from ...version import __version__
 
         return {
             "torchldr": __version__,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .analyze_result import Analysis, WeightAnalysis
+    from .result import Analysis, WeightAnalysis
 
 FORMATS = (".png", ".svg", ".pdf")
 COLUMNS = 3
@@ -33,7 +33,8 @@ def save_plot(analysis: Analysis, path: Path) -> None:
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
-    names = sorted({t.structure.name for weight in analysis.weights for t in weight.trials} - {"dense"})
+    trials = [t.structure for weight in analysis.weights for t in weight.trials]
+    names = sorted({structure.name for structure in trials if not structure.is_dense})
     looks = {
         name: (colormaps["tab20" if len(names) > 10 else "tab10"](i), _MARKERS[i % len(_MARKERS)])
         for i, name in enumerate(names)

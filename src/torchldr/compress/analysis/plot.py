@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from .result import Analysis, WeightAnalysis
+from typing import Any
 
 FORMATS = (".png", ".svg", ".pdf")
 COLUMNS = 3
@@ -24,7 +21,7 @@ def check_picture(path: Path) -> None:
         raise ImportError("pictures need matplotlib; pip install matplotlib") from None
 
 
-def save_plot(analysis: Analysis, path: Path) -> None:
+def save_plot(analysis: Any, path: Path) -> None:
     """Draw residual against the share of the parameters, a panel for each weight.
 
     Filled marks are full projections or exact, hollow ones quick looks; rings are the best for a fraction.
@@ -58,7 +55,7 @@ def save_plot(analysis: Analysis, path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
-def _panel(ax: Any, weight: WeightAnalysis, looks: dict[str, tuple[Any, str]]) -> None:
+def _panel(ax: Any, weight: Any, looks: dict[str, tuple[Any, str]]) -> None:
     for name, (colour, marker) in looks.items():
         trials = [t for t in weight.trials if t.structure.name == name]
         sizes = [t.parameters / weight.parameters for t in trials]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Executor
 from typing import Any
 
 import torch
@@ -25,7 +26,8 @@ from .report import CompressionReport, describe
 from .selection import Choices, Spec, check_count, check_spec, chosen
 from .structure import Structure
 from .targets import RECURRENT, FilterFn, Site, Unit, dense_parameters, find_units
-from .workers import Workers, projections
+from .workers import Workers, project_all
+from .wrapped import check_unwrapped
 
 EFFORT = 2.0  # minutes, for a budget
 DOUBTFUL = 0.1  # a residual above which a compression without data is not to be trusted
@@ -47,6 +49,7 @@ def compress_(
     recurrent: bool = False,
     effort: float | None = None,
     seed: int = 0,
+    executor: Executor | None = None,
     progress: bool | Report | None = None,
 ) -> CompressionReport:
     """Replace the dense layers of a trained model by structured ones, in place.
@@ -77,6 +80,8 @@ def compress_(
         effort: minutes that it may take, by default 2 for a budget and no limit for a plan. Where they are
             short, fewer batches and candidates are looked at and projections are quick ones.
         seed: of the projections and of random directions.
+        executor: where weights are projected, any of concurrent.futures, such as threads, processes or
+            `torchldr.executors.RayExecutor`; it stays open, and the result does not depend on it.
         progress: None for a line on stderr where that is a terminal, True for one in any case, False for
             none, or a function that is called with (stage, done, total).
 
@@ -97,6 +102,7 @@ def compress_(
     assert spec is not None
     if not isinstance(model, nn.Module):
         raise TypeError(f"compress_: model must be an nn.Module, got {type(model).__name__}.")
+    check_unwrapped("compress_", model)
     check_spec("compress_", spec)
     check_count("compress_", min_features=min_features, batches=1 if batches is None else batches)
     planned = isinstance(spec, Structure | Mapping)
@@ -105,7 +111,7 @@ def compress_(
     units, left = find_units(model, filter_fn, min_features, recurrent)
     check_finite("compress_", units, "the weight of ")
     before = _count(model)
-    with shown(progress, clock) as report, Workers(1) as workers:
+    with shown(progress, clock) as report, Workers(1, executor) as workers:
         metrics, data = find_metrics(
             "compress_", model, units, activations, loader, batches, output, seed, clock, report
         )
@@ -145,7 +151,13 @@ def _project(
         (workers.parcel(unit, metrics.get(unit.name)), structure, seed, deadline)
         for unit, structure in zip(units, structures, strict=True)
     ]
-    return workers.run([f"{PROJECTING} {unit.name}" for unit in units], projections, arguments, report)
+    made = project_all(workers, [f"{PROJECTING} {unit.name}" for unit in units], arguments, report)
+    if workers.here:
+        return made
+    return [
+        [p._replace(matrix=p.matrix.to(unit.matrices[0].device)) for p in some]
+        for unit, some in zip(units, made, strict=True)
+    ]
 
 
 def _compared(
@@ -200,6 +212,7 @@ def materialize_(model: nn.Module) -> nn.Module:
     Returns:
         The model.
     """
+    check_unwrapped("materialize_", model)
     replaced = dense_modules(model)
     for old, new in replaced.values():
         keep_state(old, new)

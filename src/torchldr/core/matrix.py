@@ -36,6 +36,7 @@ from .linear_map import LinearMap
 from .products import Product, autocasts, check_input, is_jit_tracing, run_product, sum_of_products
 from .registry import REGISTRY, near
 from .routes import Call, Route, RouteTable, Sizes, choose, is_traced
+from .storage import Storage
 
 _EXACT_NORM = 1 << 20  # entries up to which the initial scale is measured instead of computed
 
@@ -87,6 +88,7 @@ class StructuredMatrix(LinearMap):
     scaled: ClassVar[tuple[str, ...]] = ("G", "H")  # M is multilinear in these: they carry its scale
     drawn: ClassVar[tuple[str, ...]] = ()  # constants that are random; they are kept in the state_dict
     opaque: ClassVar[bool] = False  # whether torch.compile should see the product as one operator
+    stored: ClassVar[Mapping[str, Storage]] = {}  # tensors that quantisation does not make int8
     ROUTES: ClassVar[tuple[Route, ...]] = STANDARD  # the first serves every call
     STACK_ROUTES: ClassVar[tuple[Route, ...]] = stacks.ROUTES
     _axes: ClassVar[int | None] = None  # of the first tensor of one matrix; found out when first needed
@@ -97,10 +99,12 @@ class StructuredMatrix(LinearMap):
 
     def __init_subclass__(cls, *, name: str | None = None, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        # The routes of a class that this one inherits from do not know of a product that it writes anew.
+        # Routes and dense matrices that are inherited do not know of a product that this class writes anew.
         written = cls.__dict__.keys() & {"_matmul", "_rmatmul", "prepare", "factors"}
         if written and "ROUTES" not in cls.__dict__:
             cls.ROUTES = STANDARD
+        if written and "_materialize" not in cls.__dict__:
+            cls._materialize = StructuredMatrix._materialize  # type: ignore[method-assign]
         cls._axes = None
         if name is not None:
             cls.name = name

@@ -12,6 +12,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import IO
@@ -44,16 +45,25 @@ class Ledger:
         results: the folder of one's own ledger; by default `default_results()`. It is made when
             something is written.
         published: whether to read what ships with the package too.
+        curves: whether to keep the metrics by epoch in memory. Thousands of runs need some 100 kB each with
+            them and 5 kB without; the file has them in any case.
 
     Attributes:
         results: the folder.
         problems: lines that could not be read, in words.
     """
 
-    def __init__(self, results: str | os.PathLike[str] | None = None, *, published: bool = True) -> None:
+    def __init__(
+        self,
+        results: str | os.PathLike[str] | None = None,
+        *,
+        published: bool = True,
+        curves: bool = True,
+    ) -> None:
+        self._curves = curves
         self.results = default_results() if results is None else Path(results).expanduser()
         self.problems: list[str] = []
-        self._records: dict[tuple[str, str], Record] = {}
+        self._records: dict[str, dict[str, Record]] = {}  # by hash, then by fingerprint
         self._skipped: set[tuple[str, int]] = set()  # file and line of each problem
         self._bytes = self._lines = 0  # of one's own ledger that were read: whole lines
         if published:
@@ -86,10 +96,10 @@ class Ledger:
         return self.results / FILE
 
     def __len__(self) -> int:
-        return len(self._records)
+        return sum(map(len, self._records.values()))
 
     def __iter__(self) -> Iterator[Record]:
-        return iter(self._records.values())
+        return (record for found in self._records.values() for record in found.values())
 
     def find(self, run: Run, source: str | None = None, fingerprint: str | None = None) -> Record | None:
         """The record of a run, official data before others; None where it was not run.
@@ -101,10 +111,8 @@ class Ledger:
         """
         found = [
             record
-            for (key, _), record in self._records.items()
-            if key == run.hash
-            and source in (None, record.source)
-            and fingerprint in (None, record.fingerprint)
+            for record in self._records.get(run.hash, {}).values()
+            if source in (None, record.source) and fingerprint in (None, record.fingerprint)
         ]
         official = [record for record in found if record.source == "official"]
         kept = official or found
@@ -144,9 +152,12 @@ class Ledger:
         self._remember(record)
 
     def _remember(self, record: Record) -> None:
-        key = record.hash, record.fingerprint
-        self._records.pop(key, None)  # so that the latest is also last
-        self._records[key] = record
+        if not self._curves:
+            brief = {key: value for key, value in record.result.items() if key != "metrics"}
+            record = replace(record, result=brief)
+        found = self._records.pop(record.hash, {})  # so that the latest is also last
+        found.pop(record.fingerprint, None)
+        self._records[record.hash] = {**found, record.fingerprint: record}
 
     def _take(self, name: str, text: str, before: int = 0) -> None:
         """Read lines of a file, so many after its first; what cannot be read goes to `problems`."""

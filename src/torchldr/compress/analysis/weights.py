@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
@@ -47,6 +48,7 @@ def analyze(
     effort: float | None = None,
     seed: int = 0,
     jobs: int = 1,
+    executor: Executor | None = None,
     progress: bool | Report | None = None,
 ) -> Analysis:
     """Try every structured class at several ranks on every weight: residual against size.
@@ -72,6 +74,8 @@ def analyze(
         seed: of the projections.
         jobs: how many processes project; with more than one, a script needs the usual
             `if __name__ == "__main__":`.
+        executor: where weights are projected, any of concurrent.futures, such as threads, processes or
+            `torchldr.executors.RayExecutor`; it stays open, and the result does not depend on it.
         progress: None for a line on stderr where that is a terminal, True for one in any case, False for
             none, or a function that is called with (stage, done, total).
 
@@ -93,7 +97,7 @@ def analyze(
     if not weights:
         raise ValueError(f"analyze: no weight with two axes of {min_features} or more was found.")
     check_finite("analyze", weights)
-    with shown(progress, clock) as report, Workers(jobs) as workers:
+    with shown(progress, clock) as report, Workers(jobs, executor) as workers:
         metrics = _metrics(source, weights, loader, batches, seed, clock, report)
         rows = _screen(search, weights, metrics, seed, workers, clock, report)
         shares = [Share(budget, weights, rows) for budget in budgets]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -11,8 +11,11 @@ from torch import Tensor
 from ...core import costs
 from ...core.matrix import StructuredMatrix, generators_
 from ...core.routes import Call
+from ...core.storage import AROUND_ONE, FLOAT, Storage
 from ...functional.reference import krylov_of_ring_reference, subdiagonal_reference
 from .routes import PRODUCTS, ROUTES, dense_matrix, unseen
+
+_STORED = {"subdiagonal": AROUND_ONE, "corner": FLOAT}
 
 
 def shift_mean_square(m: int, n: int, rank: int) -> float:
@@ -44,6 +47,9 @@ class LDRSubdiagonal(StructuredMatrix, name="ldr_sd"):
     look = "#0072B2", "o"
 
     opaque = True
+    stored: ClassVar[Mapping[str, Storage]] = {
+        f"{part}_{side}": how for side in "AC" for part, how in _STORED.items()
+    }
     ROUTES = ROUTES
     projection_work = 12
     compresses = True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from ...core import costs
 from ...core.dense_route import by_columns, own_route
 from ...core.matrix import StructuredMatrix, generators_
 from ...core.routes import Call
+from ...core.storage import FLOAT, Storage
 from ...functional import stein_scan
 from ...functional.reference import krylov_reference, shift_reference
 from ...functional.ring import shift_krylov_matmul, shift_krylov_rmatmul
@@ -46,6 +47,7 @@ class VandermondeLike(StructuredMatrix, name="vandermonde_like"):
 
     OWN = own_route("powers", _seconds)
     ROUTES = OWN, by_columns(OWN)
+    stored: ClassVar[Mapping[str, Storage]] = {"nodes": FLOAT}
     projection_work = 1
 
     @classmethod

@@ -15,7 +15,9 @@ def main() -> None:
                 off = (together - alone)[[0, 3, 4]].abs().amax(-1) / alone[[0, 3, 4]].abs().amax(-1)
                 said.append(f"{name} {off.nan_to_num(torch.inf).max().item():.0e}")
             back = [torch.fft.irfft(torch.fft.rfft(y), n) for y in (x, bad)]
-            said.append(f"irfft {(back[1] - back[0])[[0, 3, 4]].abs().max().nan_to_num(torch.inf).item():.0e}")
+            said.append(
+                f"irfft {(back[1] - back[0])[[0, 3, 4]].abs().max().nan_to_num(torch.inf).item():.0e}"
+            )
             print(dtype, n, *said)
 
 

@@ -37,8 +37,6 @@ try:
 except ImportError as error:
     raise ImportError(f'torchldr.hf needs transformers: pip install "torchldr[hf]" ({error})') from None
 
-__all__ = ["TorchldrConfig", "TorchldrQuantizer", "compress_folder", "lora_config", "text_batches"]
-
 
 BATCH, TOKENS = 16, 128  # of a text that calibrates
 

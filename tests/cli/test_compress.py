@@ -228,7 +228,7 @@ def _missing(path: Path) -> str:
 def _folder(path: Path) -> str:
     path.unlink()
     path.mkdir()
-    return "is not a file; name one .safetensors file."
+    return "has no .safetensors file."
 
 
 def _nan(path: Path) -> str:

@@ -162,7 +162,7 @@ def test_modules_are_analysed_as_compress_sees_them():
 
     model = Model()
     found = torchldr.analyze(model, structures=("low_rank",), budget=0.5, skip=["*.k_proj"])
-    names = ["rnn", "attention.q_proj", "attention.v_proj", "attention.out_proj", "head"]
+    names = ["rnn.weight_ih_l0", "attention.q_proj", "attention.v_proj", "attention.out_proj", "head"]
     assert [w.name for w in found.weights] == names
     assert found.weights[0].matrices == 3
     assert "3 of 32 x 32" in str(found)

@@ -240,3 +240,28 @@ WRONG = [
 def test_wrong_budgets_are_explained(make, kind, message):
     with pytest.raises(kind, match=message):
         make()
+
+
+@pytest.mark.parametrize("near", [True, False])
+def test_of_large_weights_two_of_a_shape_decide_for_the_others(monkeypatch, near):
+    monkeypatch.setattr("torchldr.compress.selection._MANY", 0)
+    monkeypatch.setattr("torchldr.compress.selection._CHEAP", 1 << 8)
+    model = nn.Sequential(*(nn.Linear(32, 32, bias=False) for _ in range(4)))
+    for layer in model:
+        cls = torchldr.ToeplitzLike if near else torchldr.LowRank
+        layer.weight.data = cls.random(32, 32, rank=1 if near else 4).to_dense()
+    tried: list[int] = []
+    real = torchldr.compress.selection.looks_of
+
+    def counted(parcel, *more):
+        tried.append(len(parcel.matrices))
+        return real(parcel, *more)
+
+    monkeypatch.setattr("torchldr.compress.selection.looks_of", counted)
+    report = torchldr.compress_(model, 0.15, structures=("low_rank", "toeplitz_like"), effort=10.0)
+    if near:
+        assert {row.structure for row in report.layers} == {"toeplitz_like"}
+        assert report.residual < 1e-5
+    else:
+        assert {row.structure for row in report.layers} == {"low_rank"}
+        assert len(tried) <= 2

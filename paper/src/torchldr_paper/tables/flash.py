@@ -173,3 +173,30 @@ def _best(known: list[tuple[Record, Mean]], sizes: int) -> dict[str, Any]:
         "source": record.source,
         "state": state,
     }
+
+
+def render_flash(rows: list[dict[str, Any]]) -> str:
+    """The table as Markdown: a line for each dataset, network and method, a column for each budget.
+
+    The best of a column is bold; `-` is what does not fit or was not run.
+    """
+    groups: dict[tuple[str, str], dict[str, dict[int, dict[str, Any]]]] = {}
+    for row in rows:
+        lines = groups.setdefault((row["dataset"], row["model"]), {})
+        lines.setdefault(row["structure"], {})[row["kilobytes"]] = row
+    columns = [budget >> 10 for budget in BUDGETS]
+    head = ["dataset", "network", "method", *(f"{kilobytes} kB" for kilobytes in columns)]
+    text = [f"| {' | '.join(head)} |", f"| {' | '.join(['---'] * 3 + ['---:'] * len(columns))} |"]
+    for (data, model), lines in groups.items():
+        tests = {k: [r[k]["test"] for r in lines.values() if r[k]["test"] is not None] for k in columns}
+        for method, own in lines.items():
+            cells = [_result(own[k], max(tests[k], default=None)) for k in columns]
+            text.append(f"| {data} | {model} | `{method}` | {' | '.join(cells)} |")
+    return "\n".join(text) + "\n"
+
+
+def _result(row: dict[str, Any], best: float | None) -> str:
+    if row["test"] is None:
+        return "-"
+    text = f"{row['test']:.2f} ± {row['deviation']:.2f}"
+    return f"**{text}**" if row["test"] == best else text

@@ -24,6 +24,7 @@ lint: setup
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check --quiet || { echo "run: $(BIN)/ruff format" >&2; exit 1; }
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 # Two processes of one thread each are faster than one of two threads, and do not compete.
 test: lint

@@ -26,7 +26,7 @@ from .matrices import (
     VandermondeLike,
 )
 from .matrices.classical import Toeplitz
-from .nn import StructuredChannels, StructuredGRU, StructuredLinear, StructuredLSTM, tune
+from .nn import StructuredChannels, StructuredGRU, StructuredLinear, StructuredLSTM, quantize_, tune
 from .project import from_dense
 from .version import __version__ as __version__
 
@@ -68,6 +68,7 @@ __all__ = [
     "get_structure",
     "load_compressed",
     "materialize_",
+    "quantize_",
     "save_compressed",
     "solve",
     "stack",

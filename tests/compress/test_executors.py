@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import torchldr
-from torchldr.compress import tensors_workers as workers
+from torchldr.compress import workers
 from torchldr.executors import RayExecutor
 
 

@@ -121,6 +121,7 @@ class Run:
             are counted without, as in the paper.
         hidden: number of hidden units; None is the size of the layer's input. Fewer is RHU.
         keep: where given, magnitude pruning of a dense hidden layer down to so many weights.
+        weights: "int8" also scores the networks with weights rounded as `torchldr.quantize_` rounds them.
         train_fraction: share of the training images to train on; those for validation stay.
         seed: from which the split, the order of images and all initial weights are drawn.
         protocol: how it is trained.
@@ -140,6 +141,7 @@ class Run:
     bias: bool | None = None
     hidden: int | None = None
     keep: int | None = None
+    weights: str | None = None
     train_fraction: float = 1.0
     seed: int = 0
     protocol: Protocol = field(default_factory=Protocol)
@@ -163,6 +165,11 @@ class Run:
             _whole("Run", name, getattr(self, name), least)
         if self.keep is not None and self.structure != "dense":
             raise ValueError(f"Run: keep prunes a dense layer, got structure={self.structure!r}.")
+        if self.weights is not None and (self.weights != "int8" or self.model not in ("shl", "cnn")):
+            raise ValueError(
+                f"Run: weights is 'int8' or None and for the models shl and cnn, got {self.weights!r} for "
+                f"{self.model!r}."
+            )
         if not 0 < self.train_fraction <= 1:
             raise ValueError(f"Run: train_fraction must lie in (0, 1], got {self.train_fraction}.")
         for name in ("init_std", "output_std", "gain", "l1"):
@@ -215,7 +222,7 @@ class Run:
         """What was chosen about its start and training: "std=0.01", "open", ..."""
         numbers = {"std": self.init_std, "output_std": self.output_std, "gain": self.gain, "l1": self.l1}
         precise = getattr(self.protocol, "precision", None) == "full" and not self.protocol.is_quick
-        flags = {"open": self.fixed, "bias": self.bias, "full precision": precise}
+        flags = {"open": self.fixed, "bias": self.bias, "full precision": precise, "int8": self.weights}
         chosen = [f"{name}={value:g}" for name, value in numbers.items() if value is not None]
         return chosen + [name for name, flag in flags.items() if flag]
 

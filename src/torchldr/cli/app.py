@@ -23,7 +23,7 @@ from typer.core import TyperGroup
 
 import torchldr
 
-from . import bench, compress, plugins
+from . import bench, compress, export, plugins
 from .options import AsJson
 from .printing import say, show
 
@@ -56,7 +56,7 @@ app = typer.Typer(
 @functools.cache
 def command_line() -> typer.Typer:
     """All commands, those of other packages too, which are looked for when first asked for."""
-    for part in (bench, compress, plugins):
+    for part in (bench, compress, export, plugins):
         part.register(app)
     return app
 

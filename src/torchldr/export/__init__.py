@@ -1,5 +1,6 @@
-"""Export: models with structured layers for torch.export and ONNX."""
+"""Export: models with structured layers for torch.export, ONNX and C."""
 
+from .c import CReport, to_c
 from .compare import Comparison, compare
 from .forms import MODES, product_module, register_form
 from .layers import ExportedLayer
@@ -9,6 +10,7 @@ from .report import ExportError, ExportReport
 
 __all__ = [
     "MODES",
+    "CReport",
     "Comparison",
     "ExportError",
     "ExportReport",
@@ -16,6 +18,7 @@ __all__ = [
     "compare",
     "product_module",
     "register_form",
+    "to_c",
     "to_onnx",
     "to_program",
 ]

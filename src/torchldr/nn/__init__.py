@@ -1,9 +1,11 @@
 """Layers."""
 
+from ..core.storage import Storage, rounded, stored_bytes, straight_through
 from .channels.layer import StructuredChannels
 from .channels.stack import MatrixStack
 from .convolution import ConvolutionMatrix, conv_to_matrix
 from .linear import StructuredLinear
+from .quantize import quantize_
 from .recurrent.layers import StructuredGRU, StructuredLSTM
 from .recurrent.step import RecurrentStep
 from .tune import tune
@@ -12,10 +14,15 @@ __all__ = [
     "ConvolutionMatrix",
     "MatrixStack",
     "RecurrentStep",
+    "Storage",
     "StructuredChannels",
     "StructuredGRU",
     "StructuredLSTM",
     "StructuredLinear",
     "conv_to_matrix",
+    "quantize_",
+    "rounded",
+    "stored_bytes",
+    "straight_through",
     "tune",
 ]

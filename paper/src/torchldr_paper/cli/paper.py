@@ -25,6 +25,7 @@ from ..ledger.ledger import Ledger
 from ..models.images import build_model
 from ..protocol import Protocol, Run
 from ..tables.cells import Table
+from ..tables.flash import flash_rows
 from ..tables.paper import TABLES, get_table
 from ..tables.rows import overview, run_rows, table_rows
 from ..trainer.logs import no_log, tensorboard_log
@@ -147,8 +148,11 @@ def paper_command(
         extras = Extras(max_seconds, logdir, save_weights, force, curves)
         _say_what_data(table, ledger, library)
         report = _sweep(runs, ledger, library, engine, extras)
-    rows = table_rows(table, ledger, seeds)
-    show_rows(rows, as_json, title=_title(table, quick), columns=columns_of(rows))
+    if name == "flash":
+        show_rows(flash_rows(table, ledger), as_json, title=_title(table, quick))
+    else:
+        rows = table_rows(table, ledger, seeds)
+        show_rows(rows, as_json, title=_title(table, quick), columns=columns_of(rows))
     if not show and (report.unsaved or report.failed):
         raise typer.Exit(1)
 

@@ -30,7 +30,7 @@ from torchldr.nn import StructuredChannels, StructuredLinear
 
 from ..protocol import CONVOLUTIONS, REPLACEMENTS, Run
 
-_CHANNELS = (6, 16)
+CHANNELS = (6, 16)
 REPLACED_UNITS = 512  # hidden units behind convolutions and what replaces them
 _SCALED = ("G", "H", "weight", "column", "S")  # the tensors that `init_std` draws
 
@@ -104,8 +104,8 @@ class ConvNet(SingleHiddenLayer):
 
     def __init__(self, channels: int, hidden: nn.Module, logits: nn.Linear) -> None:
         super().__init__(hidden, logits)
-        self.conv1 = nn.Conv2d(channels, _CHANNELS[0], 5, padding=2)
-        self.conv2 = nn.Conv2d(_CHANNELS[0], _CHANNELS[1], 5, padding=2)
+        self.conv1 = nn.Conv2d(channels, CHANNELS[0], 5, padding=2)
+        self.conv2 = nn.Conv2d(CHANNELS[0], CHANNELS[1], 5, padding=2)
 
     def features(self, x: Tensor) -> Tensor:
         for conv in (self.conv1, self.conv2):
@@ -200,7 +200,7 @@ def hidden_input(model: str, image_shape: tuple[int, int, int]) -> int:
         return channels * height * width
     if height < 4 or width < 4:
         raise ValueError(f"cnn: two 2x2 poolings need images of at least 4 x 4, got {height} x {width}.")
-    return _CHANNELS[1] * (height // 2 // 2) * (width // 2 // 2)
+    return CHANNELS[1] * (height // 2 // 2) * (width // 2 // 2)
 
 
 def build_model(

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 
 from ..protocol import Run
 
+LOW_RANK_START = {"init_std": 0.01, "output_std": 3.0}  # the best of `scales` on Rectangles, by validation
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -17,7 +19,8 @@ class Cell:
         paper: the paper's value, None where it has none.
         source: where in the paper it stands.
         metric: "test", "mean" (of the trials at the best learning rate), "generalization" (training
-            less test accuracy) or "perplexity" (of the test part: less is better).
+            less test accuracy), "perplexity" (of the test part: less is better) or "int8" (the mean of the
+            trials with rounded weights).
         matches: rank of the LDR-SD layer whose budget this one matches.
         parameters: as the paper counts them, where that may differ from our count.
     """

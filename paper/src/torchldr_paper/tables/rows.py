@@ -22,6 +22,7 @@ from ..ledger.ledger import Ledger
 from ..ledger.records import Record
 from ..protocol import INITS, Run
 from .cells import Cell, Quoted, Table
+from .flash import select_rounded
 from .paper import TABLES
 
 Row = dict[str, Any]
@@ -73,6 +74,9 @@ def overview(ledger: Ledger, tables: Mapping[str, Table] = TABLES) -> list[Row]:
 def metric_of(record: Record, metric: str) -> float | None:
     """The number of a finished run that a table compares; None where every replica diverged."""
     best, mean = record.best, record.mean
+    if metric == "int8":
+        found = select_rounded(record)
+        return None if found is None else found.test
     if metric == "mean":
         return None if mean is None else mean.test
     if best is None:
@@ -97,6 +101,7 @@ _HEADINGS = {
     "mean": "mean test",
     "generalization": "training less test",
     "perplexity": "perplexity",
+    "int8": "int8 test",
 }
 
 

@@ -10,7 +10,7 @@ is written.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -63,6 +63,7 @@ class Fleet:
         self.velocity = torch.zeros_like(self.flat, requires_grad=False)
         self.split = Split.of(run, len(images.train_y))
         self.alive = [True] * len(models)
+        self._rounded: Callable[[Tensor], Tensor] = lambda flat: flat
         lrs = [replica.lr for replica in run.protocol.replicas]
         self._rates = -torch.tensor(lrs, dtype=self.flat.dtype).unsqueeze(1).to(self.device)
         self._order = torch.zeros(len(self.split.train), dtype=torch.int64, device=self.device)
@@ -89,7 +90,7 @@ class Fleet:
         """One step of gradient descent on the next `size` images. Reads no value on the host."""
         rows = self._order.index_select(0, self._position + self._offsets[:size])
         x, y = self.images.train_x.index_select(0, rows), self.images.train_y.index_select(0, rows)
-        logits = self.network.logits(self.flat, x)
+        logits = self.network.logits(self._rounded(self.flat), x)
         count = len(logits)
         losses = cross_entropy(logits.flatten(0, 1), y.repeat(count), reduction="none")
         loss = losses.view(count, size).mean(1)
@@ -147,6 +148,22 @@ class Fleet:
         mask.copy_(magnitude_mask(weight, keep))
         weight.mul_(mask)
         self.velocity.zero_()
+
+    @torch.no_grad()
+    def continue_from(self, rows: Tensor, rounded: Callable[[Tensor], Tensor], rate: float) -> None:
+        """Go on from these parameters, without momentum, with rounded weights and a share of the rates."""
+        self.flat.copy_(rows)
+        self.velocity.zero_()
+        self._rates.mul_(rate)
+        self._rounded = rounded
+        if self._graphs is not None:
+            self._graphs.clear()
+
+    def validation(self, flat: Tensor) -> list[float]:
+        """Accuracies in percent of all replicas with these parameters on validation images."""
+        images = self.images
+        right = self.network.score(flat, images.train_x, images.train_y, self._validation)[0]
+        return (100 / len(self._validation) * right).tolist()
 
     def evaluate(self, loss: list[float | None], *, everything: bool = True) -> Scores:
         """Accuracies in percent on validation images and, where asked for, on training and test images.

@@ -19,6 +19,7 @@ from .checkpoint import CheckpointFile
 from .fleet import Fleet, Scores
 from .logs import Log, no_log
 from .progress import Tell
+from .rounding import flash_bytes, score_rounded
 from .selection import Best, Mean, select_best, select_mean
 
 _log = logging.getLogger("torchldr_paper")
@@ -135,6 +136,13 @@ class _Training:
         best = self.best
         row = {} if best is None else self.fleet.replica_state(self.best_rows[best[1]], best[1])
         model = build_model(self.run, images.image_shape, images.outputs)
+        notes: dict[str, Any] = {}
+        if self.run.weights is not None:
+            begun, peaks = time.perf_counter(), [peak and peak[0] for peak in self.peaks]
+            scores = score_rounded(self.run, self.fleet, self.best_rows, peaks)
+            flash = flash_bytes(self.run, images.image_shape, images.outputs)
+            notes[self.run.weights] = {**scores, "flash": flash}
+            self.seconds += time.perf_counter() - begun
         return Outcome(
             metrics=metrics,
             best=select_best(metrics, replicas),
@@ -143,7 +151,7 @@ class _Training:
             parameters=count_parameters(model, self.run.keep, fixed=bool(self.run.fixed)),
             seconds=self.seconds,
             weights={name: tensor.cpu() for name, tensor in row.items()},
-            notes={},
+            notes=notes,
         )
 
     def _fill_in(self) -> None:

@@ -70,6 +70,11 @@ def guard(A: Side, C: Side) -> Scales | str:
     return f"the subdiagonals' products range {shown}, more than {limit:.1e}"
 
 
+def reach(A: Side, C: Side) -> float:
+    """The range R_A R_C of both operators, which `RANGE` bounds."""
+    return float(_reach(A)[1] * _reach(C)[1])
+
+
 def _reach(side: Side) -> tuple[Tensor, Tensor | float]:
     """P in float64, and R; infinite where an entry is 0 or not finite."""
     s, corner = side[0].detach(), side[1]

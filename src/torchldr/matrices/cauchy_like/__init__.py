@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from ...core import costs
 from ...core.dense_route import dense_route, own_route
 from ...core.matrix import StructuredMatrix, generators_
 from ...core.routes import Call
+from ...core.storage import FLOAT, Storage
 from ...functional.cauchy import TILE, cauchy_matmul, cauchy_reference
 
 
@@ -47,6 +48,8 @@ class CauchyLike(StructuredMatrix, name="cauchy_like"):
     """
 
     ROUTES = own_route("tiles", _seconds), dense_route(_dense_seconds)
+    stored: ClassVar[Mapping[str, Storage]] = {"s": FLOAT, "t": FLOAT}
+    projection_work = 1
 
     @classmethod
     def parameter_shapes(
@@ -92,6 +95,11 @@ class CauchyLike(StructuredMatrix, name="cauchy_like"):
         for tile, part in zip(s.split(TILE), mean.split(TILE), strict=True):
             part.copy_(cauchy_reference(tile, t).square().mean(-1))
         tensors["G"].mul_(mean.rsqrt().to(tensors["G"]))
+
+    @classmethod
+    def multiply_adds(cls, out_features: int, in_features: int, rank: int, **options: Any) -> float:
+        m, n = out_features, in_features
+        return rank * m * n
 
     def factors(self) -> list[tuple[Tensor, ...]]:
         C = cauchy_reference(self.s, self.t)

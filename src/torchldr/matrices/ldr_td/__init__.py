@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from ...core.matrix import StructuredMatrix, generators_
+from ...core.storage import AROUND_ONE, AROUND_ZERO, FLOAT, Storage
 from ...functional import tridiagonal
 from ...functional.reference import krylov_of_ring_reference, tridiagonal_reference
 from ...kernels import cuda
@@ -16,6 +17,12 @@ from ..ldr_sd import shift_mean_square
 from .routes import PRODUCTS, ROUTES
 
 Ring = tuple[Tensor, Tensor, Tensor]
+_STORED = {
+    "subdiagonal": AROUND_ONE,
+    "diagonal": AROUND_ZERO,
+    "superdiagonal": AROUND_ZERO,
+    "corners": FLOAT,
+}
 
 
 class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
@@ -46,7 +53,11 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
     look = "#D55E00", "D"
 
     opaque = True
+    stored: ClassVar[Mapping[str, Storage]] = {
+        f"{part}_{side}": how for side in "AC" for part, how in _STORED.items()
+    }
     ROUTES = ROUTES
+    projection_work = 48
 
     @classmethod
     def parameter_shapes(
@@ -102,6 +113,11 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
             return ring
         scale = tridiagonal.row_sum_scale(*ring)
         return ring[0] / scale, ring[1] / scale, ring[2] / scale
+
+    @classmethod
+    def multiply_adds(cls, out_features: int, in_features: int, rank: int, **options: Any) -> float:
+        m, n = out_features, in_features
+        return rank * (m + n) * min(m, n)
 
     def factors(self) -> list[tuple[Tensor, ...]]:
         k, A, C = min(self.shape), self._ring("A"), self._ring("C")

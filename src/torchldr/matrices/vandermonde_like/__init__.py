@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from ...core import costs
 from ...core.dense_route import by_columns, own_route
 from ...core.matrix import StructuredMatrix, generators_
 from ...core.routes import Call
+from ...core.storage import FLOAT, Storage
 from ...functional import stein_scan
 from ...functional.reference import krylov_reference, shift_reference
 from ...functional.ring import shift_krylov_matmul, shift_krylov_rmatmul
@@ -46,6 +47,8 @@ class VandermondeLike(StructuredMatrix, name="vandermonde_like"):
 
     OWN = own_route("powers", _seconds)
     ROUTES = OWN, by_columns(OWN)
+    stored: ClassVar[Mapping[str, Storage]] = {"nodes": FLOAT}
+    projection_work = 1
 
     @classmethod
     def parameter_shapes(
@@ -88,6 +91,11 @@ class VandermondeLike(StructuredMatrix, name="vandermonde_like"):
         q = chebyshev_points(m, torch.float64).square()
         mean = (1 - q * (1 - q**n) / (n * (1 - q))) / (1 - q)
         tensors["G"].mul_(mean.rsqrt().to(tensors["G"]))
+
+    @classmethod
+    def multiply_adds(cls, out_features: int, in_features: int, rank: int, **options: Any) -> float:
+        m, n = out_features, in_features
+        return rank * m * n
 
     def factors(self) -> list[tuple[Tensor, ...]]:
         n = self.in_features

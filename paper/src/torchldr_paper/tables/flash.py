@@ -1,0 +1,206 @@
+"""Accuracy by flash: what a microcontroller of so many kilobytes can hold, in int8, by every method.
+
+At a budget a method is free to choose its size (rank, hidden units, block, kept weights): of all sizes that
+were trained and fit, the one with the highest validation accuracy counts. Three networks of each size start
+from weights of their own at every learning rate; the rate with the highest mean validation accuracy counts,
+and its mean test accuracy stands in the table, all with rounded weights.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ..ledger.ledger import Ledger
+from ..ledger.records import Record
+from ..models.images import hidden_input
+from ..protocol import Protocol, Run
+from ..trainer.rounding import flash_bytes
+from ..trainer.selection import Mean
+from .cells import LOW_RANK_START, Cell, Table, paper_run
+
+BUDGETS = tuple(kilobytes << 10 for kilobytes in (16, 32, 64, 128, 256))
+SHAPES = {
+    "rectangles": (1, 28, 28),
+    "mnist": (1, 28, 28),
+    "mnist_bg_rot": (1, 28, 28),
+    "cifar10_grey": (1, 32, 32),
+}
+OUTPUTS = 10
+PICTURE = "microcontroller/accuracy_flash.png"  # beside the page, by scripts/flash_picture.py
+METHODS = ("rhu", "low_rank", "pruning", "block_circulant", "toeplitz_like", "ldr_sd", "ldr_td")
+RANKED = ("low_rank", "toeplitz_like", "ldr_sd", "ldr_td")
+LARGEST_RANK = {"ldr_td": 8}  # its training takes time in proportion to the rank
+NARROW = BUDGETS[1]  # up to here half the hidden units are tried too
+RATES = (0.0003, 0.001, 0.003)  # for a batch of 50, in proportion for others
+_EPOCHS = {  # batch, epochs of the single hidden layer and of the CNN
+    "rectangles": (50, 50, 50),
+    "mnist": (250, 20, 12),
+    "mnist_bg_rot": (100, 40, 25),
+    "cifar10_grey": (250, 25, 15),
+}
+
+
+def protocol_of(data: str, model: str) -> Protocol:
+    """How the networks of the table are trained: large batches, few epochs, three rates and trials."""
+    batch, *epochs = _EPOCHS[data]
+    lrs = tuple(rate * batch / 50 for rate in RATES)
+    return Protocol(epochs=epochs[model == "cnn"], batch=batch, lrs=lrs, trials=3)
+
+
+def flash_table() -> Table:
+    """All sizes of all methods that some budget asks for."""
+    cells = []
+    for data in SHAPES:
+        for model in ("shl", "cnn"):
+            for method in METHODS:
+                runs = {
+                    run.hash: run for budget in BUDGETS for run in candidates(data, model, method, budget)
+                }
+                cells += [Cell(run, None, "", metric="int8") for run in runs.values()]
+    return Table("flash", "Test accuracy by kilobytes of flash, int8", tuple(cells))
+
+
+def candidates(data: str, model: str, method: str, budget: int) -> Iterator[Run]:
+    """The largest networks of a method that fit a budget, besides those of smaller budgets."""
+    size = hidden_input(model, SHAPES[data])
+
+    start = LOW_RANK_START if (method, data) == ("low_rank", "rectangles") else {}
+
+    def run(structure: str, rank: int | None = None, **fields: Any) -> Run:
+        common = {"weights": "int8", "protocol": protocol_of(data, model), **start}
+        return paper_run(data, model, structure, rank, **common, **fields)
+
+    # Rectangular LDR-TD has no fast training on a GPU, and fewer hidden units are a method of their own.
+    wide = budget > NARROW or method in ("rhu", "ldr_td")
+    for width in (None,) if wide else (None, size // 2):
+        yield from _largest(budget, *_sizes(run, method, size, width))
+
+
+def _sizes(
+    make: Callable[..., Run], method: str, size: int, width: int | None
+) -> tuple[Callable[[int], Run], int]:
+    """The networks of a method by a number that their weights grow with, and its largest value."""
+    rows = width or size
+    if method in RANKED:
+        return (lambda rank: make(method, rank, hidden=width)), min(rows, LARGEST_RANK.get(method, rows))
+    if method == "rhu":
+        return (lambda units: make("dense", hidden=units)), size - 1
+    if method == "pruning":
+        return (lambda keep: make("dense", hidden=width, keep=keep)), size * rows - 1
+    blocks = [b for b in range(size, 1, -1) if _is_smooth(b)]
+    return (lambda i: make(method, hidden=width, options={"block_size": blocks[i - 1]})), len(blocks)
+
+
+def _largest(budget: int, run: Callable[[int], Run], most: int) -> Iterator[Run]:
+    """The run of the largest size, from 1 to `most`, whose weights fit; none where even 1 does not."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if size_of(run(middle)) <= budget else (low, middle - 1)
+    if low:
+        yield run(low)
+
+
+def _is_smooth(number: int) -> bool:
+    for prime in (2, 3, 5, 7):
+        while number % prime == 0:
+            number //= prime
+    return number == 1
+
+
+def size_of(run: Run) -> int:
+    """Bytes of flash for the weights of a network."""
+    return flash_bytes(run, SHAPES[run.data], OUTPUTS)
+
+
+def select_rounded(record: Record) -> Mean | None:
+    """The trials of the learning rate with the highest mean validation accuracy, with rounded weights."""
+    notes = (record.result.get("notes") or {}).get("int8")
+    if notes is None:
+        return None
+    found = []
+    replicas = record.run.protocol.replicas
+    for lr in record.run.protocol.lrs:
+        own = [i for i, replica in enumerate(replicas) if replica.lr == lr]
+        kept = [i for i in own if notes["validation"][i] is not None]
+        if not kept:
+            continue
+        validation, test = ([notes[part][i] for i in kept] for part in ("validation", "test"))
+        deviation = statistics.stdev(test) if len(test) > 1 else 0.0
+        found.append(Mean(lr, len(kept), statistics.fmean(validation), statistics.fmean(test), deviation))
+    return max(found, key=lambda mean: mean.validation, default=None)
+
+
+def flash_rows(table: Table, ledger: Ledger) -> list[dict[str, Any]]:
+    """A row for every dataset, network, method and budget: the best size by validation."""
+    rows = []
+    groups: dict[tuple[str, str, str], list[Run]] = {}
+    for run in table.runs():
+        groups.setdefault((run.data, run.model, run.method), []).append(run)
+    for (data, model, method), runs in groups.items():
+        records = [record for run in runs if (record := ledger.find(run)) is not None]
+        done = [(record, select_rounded(record)) for record in records]
+        for budget in BUDGETS:
+            fitting = [run for run in runs if size_of(run) <= budget]
+            known = [(r, m) for r, m in done if m is not None and size_of(r.run) <= budget]
+            row = {"dataset": data, "model": model, "structure": method, "kilobytes": budget >> 10}
+            rows.append({**row, **_best(known, len(fitting))})
+    return rows
+
+
+def _best(known: list[tuple[Record, Mean]], sizes: int) -> dict[str, Any]:
+    """What the best of the networks that fit has to say."""
+    blank = dict.fromkeys(
+        ("rank", "hidden", "bytes", "validation", "test", "deviation", "float", "trained", "lr", "source")
+    )
+    state = "too large" if not sizes else "done" if len(known) == sizes else "partial" if known else "missing"
+    if not known:
+        return {**blank, "state": state}
+    record, mean = max(known, key=lambda pair: pair[1].validation)
+    run, notes = record.run, record.result["notes"]["int8"]
+    size = run.keep or dict(run.options).get("block_size") or run.rank
+    return {
+        "rank": size,
+        "hidden": run.hidden,
+        "bytes": notes["flash"],
+        "validation": round(mean.validation, 2),
+        "test": round(mean.test, 2),
+        "deviation": round(mean.deviation, 2),
+        "float": None if record.mean is None else round(record.mean.test, 2),
+        "trained": notes["trained"],
+        "lr": mean.lr,
+        "source": record.source,
+        "state": state,
+    }
+
+
+def render_flash(rows: list[dict[str, Any]]) -> str:
+    """The table as Markdown: a line for each dataset, network and method, a column for each budget.
+
+    The best of a column is bold; `-` is what does not fit or was not run.
+    """
+    groups: dict[tuple[str, str], dict[str, dict[int, dict[str, Any]]]] = {}
+    done = {(row["dataset"], row["model"], row["structure"]) for row in rows if row["test"] is not None}
+    if not done:
+        return "Not run yet.\n"
+    for row in (row for row in rows if (row["dataset"], row["model"], row["structure"]) in done):
+        lines = groups.setdefault((row["dataset"], row["model"]), {})
+        lines.setdefault(row["structure"], {})[row["kilobytes"]] = row
+    columns = [budget >> 10 for budget in BUDGETS]
+    head = ["dataset", "network", "method", *(f"{kilobytes} kB" for kilobytes in columns)]
+    text = [f"| {' | '.join(head)} |", f"| {' | '.join(['---'] * 3 + ['---:'] * len(columns))} |"]
+    for (data, model), lines in groups.items():
+        tests = {k: [r[k]["test"] for r in lines.values() if r[k]["test"] is not None] for k in columns}
+        for method, own in lines.items():
+            cells = [_result(own[k], max(tests[k], default=None)) for k in columns]
+            text.append(f"| {data} | {model} | `{method}` | {' | '.join(cells)} |")
+    return "\n".join(text) + f"\n\n![Test accuracy over flash]({PICTURE})\n"
+
+
+def _result(row: dict[str, Any], best: float | None) -> str:
+    if row["test"] is None:
+        return "-"
+    text = f"{row['test']:.2f} ± {row['deviation']:.2f}"
+    return f"**{text}**" if row["test"] == best else text

@@ -1,0 +1,110 @@
+"""`torchldr export`: a model as C or ONNX; the command line mounts it with `register`."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .options import AsJson, Many
+from .printing import say, show
+
+FORMATS = ("c", "onnx")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command("export", cls=Many)(export_command)
+
+
+def export_command(
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="Where the model is: `file.py:name` or `package.module:name`, an nn.Module or a function "
+            "that makes one.",
+            show_default=False,
+        ),
+    ],
+    to: Annotated[str, typer.Option("--to", help="c or onnx.")] = "c",
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The folder (c) or file (onnx) to write.")
+    ] = None,
+    shape: Annotated[
+        list[int] | None, typer.Option("--input", min=1, help="Shape of an input: --input 1 784.")
+    ] = None,
+    state: Annotated[
+        Path | None, typer.Option("--state", help="A .safetensors file with the model's state_dict.")
+    ] = None,
+    weights: Annotated[str, typer.Option(help="Of C: int8 or float32.")] = "int8",
+    name: Annotated[str, typer.Option(help="Of the C files and of the function NAME_run.")] = "model",
+    as_json: AsJson = False,
+) -> None:
+    """Write a model as C99 for a microcontroller, or as ONNX: flash and RAM, layer by layer."""
+    import torch
+
+    from ..export import ExportError, to_c, to_onnx
+
+    if to not in FORMATS:
+        raise typer.BadParameter(f"must be one of {', '.join(FORMATS)}, got {to!r}.", param_hint="--to")
+    if not shape:
+        raise typer.BadParameter("give the shape of an input, such as --input 1 784.", param_hint="--input")
+    made = load_model(model)
+    if state is not None:
+        from safetensors.torch import load_file
+
+        try:
+            made.load_state_dict(load_file(state))
+        except RuntimeError as error:
+            raise ValueError(f"{state} does not fit {model}: {error}") from error
+    example = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    try:
+        if to == "onnx":
+            found = to_onnx(made, example, out or Path(f"{name}.onnx"))
+            print(found.to_json() if as_json else found)
+            return
+        report = to_c(made, example, out or Path(name), weights=weights, name=name)
+    except ExportError as error:  # one line for a user, as other errors
+        raise ValueError(str(error)) from error
+    if as_json:
+        print(report.to_json())
+        return
+    show(report.rows(), False)
+    say(f"{report.folder}: {report.flash:,} bytes of flash for constants, {report.arena:,} bytes of RAM")
+
+
+def load_model(where: str) -> Any:
+    """The model that `file.py:name` or `module:name` stands for.
+
+    Raises:
+        ValueError: where there is none.
+    """
+    from torch import nn
+
+    place, mark, name = where.rpartition(":")
+    if not mark or not place or not name:
+        raise ValueError(f"MODEL must be file.py:name or module:name, got {where!r}.")
+    if place.endswith(".py"):
+        path = Path(place)
+        if not path.is_file():
+            raise FileNotFoundError(f"there is no file {place}.")
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules.setdefault(path.stem, module)
+        spec.loader.exec_module(module)
+    else:
+        sys.path.insert(0, "")
+        module = importlib.import_module(place)
+    found = getattr(module, name, None)
+    if found is None:
+        raise ValueError(f"{place} has no {name!r}.")
+    made = found if isinstance(found, nn.Module) else found() if callable(found) else None
+    if not isinstance(made, nn.Module):
+        raise ValueError(f"{where} is no nn.Module and makes none, but {type(made or found).__name__}.")
+    return made

@@ -1,0 +1,254 @@
+"""Folders of weights without a model: written by `save_weights`, read by `load_weights`."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from ...matrices import StructuredMatrix, get_structure
+from ...nn.tensors import add_axes
+from ..layers import linear_from, quiet_linear
+from ..manifest import METHOD
+from ..report import CompressionReport
+from ..storage import (
+    MANIFEST,
+    _read_manifest,
+    _read_tensors,
+    _safetensors,
+    _write_manifest,
+    save_compressed,
+)
+
+REPORT = "report.json"
+_SUFFIX = ".weight"
+
+
+def save_weights(
+    weights: Mapping[str, Tensor | StructuredMatrix],
+    folder: str | os.PathLike[str],
+    report: CompressionReport | None = None,
+    *,
+    force: bool = False,
+) -> None:
+    """Write tensors and structured matrices to a folder, in the format of `save_compressed`.
+
+    A structured "x.weight" is written as a `StructuredLinear` called x, with the bias "x.bias" where there
+    is one: where x is an nn.Linear in a model, and so for all of them, `load_compressed(model, folder)`
+    puts structured layers into it. `load_weights` reads any such folder without a model.
+
+    Args:
+        weights: by name, what `compress_weights` gives.
+        folder: a new folder, or an empty one; it gets its name when all is written.
+        report: to be written beside, as report.json.
+        force: replace what `save_weights` or `save_compressed` wrote there before.
+
+    Raises:
+        FileExistsError: where the folder has something in it; with `force`, where that is no such model.
+    """
+    with new_folder(folder, force=force) as partial:
+        model, origins = _module_tree(weights)
+        save_compressed(model, partial)
+        _write_manifest(partial, {**_read_manifest(partial), "weights": origins})
+        if report is not None:
+            report.save(partial / REPORT)
+
+
+@contextmanager
+def dense_beside(
+    weights: Mapping[str, Tensor | StructuredMatrix], file: str | os.PathLike[str] | None
+) -> Iterator[None]:
+    """Write a plain .safetensors file of dense tensors, which gets its name if the context ends well.
+
+    Args:
+        weights: by name; structured matrices are multiplied out.
+        file: its name, or None to write nothing.
+    """
+    if file is None:
+        yield
+        return
+    path = Path(file)
+    tensors = {
+        name: (W.to_dense() if isinstance(W, StructuredMatrix) else W).detach().to("cpu").contiguous()
+        for name, W in weights.items()
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _beside(path) as partial:
+        _safetensors("dense_beside").save_file(tensors, partial / path.name, {"format": "pt"})
+        yield
+        (partial / path.name).replace(path)
+
+
+def check_target(path: Path, force: bool) -> None:
+    """Raise where a folder may not or cannot be written."""
+    parent = next(folder for folder in path.absolute().parents if folder.exists())
+    if not parent.is_dir():
+        raise NotADirectoryError(f"{parent} is no folder.")
+    if not os.access(parent, os.W_OK):
+        raise PermissionError(f"{parent} may not be written.")
+    if path.is_dir() and not any(path.iterdir()):
+        return
+    if os.path.lexists(path):
+        ours = (path / MANIFEST).is_file() or _declares(path / "config.json")
+        if not force:
+            hint = "; --force (force=True) replaces it" if ours else ""
+            raise FileExistsError(f"{path} exists already{hint}.")
+        if not ours:
+            raise FileExistsError(f"{path} exists and is no compressed model: it will not be replaced.")
+
+
+def _declares(config: Path) -> bool:
+    """Whether this is the config of a Hugging Face model that we compressed."""
+    try:
+        found = json.loads(config.read_text(encoding="utf-8"))
+        return found["quantization_config"]["quant_method"] == METHOD
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+@contextmanager
+def new_folder(folder: str | os.PathLike[str], *, force: bool = False) -> Iterator[Path]:
+    """A folder to write a compressed model into, which gets its name if the context ends well."""
+    path = Path(folder)
+    check_target(path, force)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _beside(path) as partial:
+        yield partial
+        _move(partial, path)
+
+
+def load_weights(
+    folder: str | os.PathLike[str], *, dense: bool = True
+) -> dict[str, Tensor | StructuredMatrix]:
+    """The weights in a folder, under the names that they had in the checkpoint.
+
+    Args:
+        folder: what `torchldr compress` or `save_weights` wrote; or `save_compressed`, for a model in
+            which only nn.Linear layers were replaced.
+        dense: whether structured matrices come back as dense tensors, so that the result is a state_dict
+            of the original model; else as `StructuredMatrix`.
+
+    Raises:
+        FileNotFoundError: where a file of the folder is missing.
+        ValueError: where the folder is damaged or needs its model.
+    """
+    path = Path(folder)
+    try:
+        manifest = _read_manifest(path)
+        state = _read_tensors(path, manifest)
+    except ValueError as error:
+        raise ValueError(str(error).replace("load_compressed", "load_weights", 1)) from None
+    origins = manifest.get("weights", {})
+    weights: dict[str, Tensor | StructuredMatrix] = dict(state)
+    for name, entry in manifest["layers"].items():
+        if entry.get("kind") != "linear":
+            raise ValueError(
+                f"load_weights: {name} is of kind {entry.get('kind')}, which needs its model: use "
+                "load_compressed, then materialize_ and state_dict()."
+            )
+        matrix, used = _matrix(name, entry, state)
+        for key in used:
+            weights.pop(key, None)
+        weights[origins.get(name, name + _SUFFIX)] = matrix.to_dense() if dense else matrix
+    return weights
+
+
+def _matrix(
+    name: str, entry: Mapping[str, Any], state: Mapping[str, Tensor]
+) -> tuple[StructuredMatrix, list[str]]:
+    """The matrix of a manifest's entry, and the keys of its tensors; what is not stored is made anew."""
+    try:
+        cls, (m, n), rank = get_structure(entry["structure"]), entry["shape"], entry["rank"]
+        shapes = cls.check_shapes(m, n, rank, cls.check_options(entry["options"]))
+        for leaf, wanted in shapes.items():  # before anything of that size is allocated
+            if state[f"{name}.{leaf}"].numel() != math.prod(wanted):
+                got = tuple(state[f"{name}.{leaf}"].shape)
+                raise ValueError(f"{leaf} has shape {got}, rank={rank} needs {tuple(wanted)}.")
+        dtype = state[f"{name}.{next(iter(shapes))}"].dtype
+        layer = quiet_linear(m, n, cls, rank=rank, dtype=dtype, **entry["options"])
+        keys = {leaf: f"{name}.{leaf}" for leaf in layer.state_dict()}
+        own = {leaf: state[key] for leaf, key in keys.items()}
+        add_axes(layer, own)
+        layer.load_state_dict(own)
+    except KeyError as error:
+        raise ValueError(f"load_weights: {name}: the folder lacks {error}.") from None
+    except Exception as error:
+        # What the manifest says goes through every class: whatever that raises, it is the folder's fault.
+        raise ValueError(f"load_weights: {name}: {error}") from None
+    return layer.requires_grad_(False).matrix(), list(keys.values())
+
+
+def _module_tree(
+    weights: Mapping[str, Tensor | StructuredMatrix],
+) -> tuple[nn.Module, dict[str, str]]:
+    """Modules that hold the weights, and the name of the weight that each structured layer came from."""
+    root, origins, biases = nn.Module(), {}, set()
+    for name, matrix in weights.items():
+        if not isinstance(matrix, StructuredMatrix):
+            continue
+        layer = name.removesuffix(_SUFFIX)
+        for leaf in matrix.tensors:
+            if f"{layer}.{leaf}" in weights:
+                raise ValueError(f"save_weights: {layer}.{leaf} is also the name of a tensor of {name}.")
+        bias = weights.get(f"{layer}.bias") if layer != name else None
+        given = None
+        if isinstance(bias, Tensor) and bias.shape == (matrix.out_features,) and bias.is_floating_point():
+            given = nn.Parameter(bias, requires_grad=False)
+            biases.add(f"{layer}.bias")
+        parent, leaf = _parent(root, layer)
+        parent._modules[leaf] = linear_from(matrix, given, learned=False)
+        origins[layer] = name
+    for name, tensor in weights.items():
+        if isinstance(tensor, Tensor) and name not in biases:
+            parent, leaf = _parent(root, name)
+            parent._buffers[leaf] = tensor
+    return root, origins
+
+
+def _parent(root: nn.Module, name: str) -> tuple[nn.Module, str]:
+    *path, leaf = name.split(".")
+    for part in path:
+        child = root._modules.get(part)
+        if child is None:
+            child = root._modules[part] = nn.Module()
+        root = child
+    return root, leaf
+
+
+@contextmanager
+def _beside(path: Path) -> Iterator[Path]:
+    """A folder on the same disk, gone at the end."""
+    partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent))
+    try:
+        yield partial
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _move(partial: Path, path: Path) -> None:
+    """Give a written folder its name; where that is taken, file by file with the manifest last."""
+    if path.is_symlink() or path.is_dir():
+        files = sorted(partial.iterdir(), key=lambda file: file.name == MANIFEST)
+        for file in files:
+            file.replace(path / file.name)
+        names = {file.name for file in files}
+        for old in path.glob("model-*.safetensors"):
+            if old.name not in names:
+                old.unlink()
+    else:
+        partial.chmod(0o777 & ~_umask())
+        partial.rename(path)
+
+
+def _umask() -> int:
+    now = os.umask(0)
+    os.umask(now)
+    return now

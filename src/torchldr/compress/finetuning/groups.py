@@ -1,0 +1,132 @@
+"""Parameter groups that suit structured layers: generators, displacement operators, and all else."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...matrices import StructuredMatrix
+from ...nn import MatrixStack, StructuredLinear
+
+OPERATOR_RATE = 0.1  # of the learning rate, where no other is asked for
+_PROBE, _VECTORS, _MOST = 1e-3, 16, 100.0
+
+
+def operator_names(structure: type[StructuredMatrix], **options: Any) -> frozenset[str]:
+    """The learned parameters of a class that its matrix is not linear in: operators and nodes.
+
+    Its entries enter a product of up to min(m, n) factors, so a step that suits a generator can make such
+    a matrix explode, and decay towards 0 would take its long diagonals away.
+
+    >>> from torchldr.matrices import get_structure
+    >>> sorted(operator_names(get_structure("ldr_sd")))
+    ['corner_A', 'corner_C', 'subdiagonal_A', 'subdiagonal_C']
+    >>> operator_names(get_structure("cauchy_like")), sorted(
+    ...     operator_names(get_structure("cauchy_like"), learn_nodes=True)
+    ... )
+    (frozenset(), ['s', 't'])
+    """
+    if not structure.ranked:
+        return frozenset()  # diagonals and columns: the matrix is linear in each
+    shapes = structure.parameter_shapes(2, 2, 1, **structure.check_options(options))
+    return frozenset(shapes) - frozenset(structure.scaled)
+
+
+@torch.no_grad()
+def even_factors(layer: StructuredLinear | MatrixStack) -> dict[str, float]:
+    """What to multiply a learning rate by, for each parameter of a structured matrix but operators.
+
+    Steps of Adam are as large as the rate, whatever the tensor. But the step that moves a matrix of low rank
+    by a hundredth of its norm may move a Toeplitz-like one many times as far, where more entries add up, and
+    cancel. So the effect of a small step with random signs is measured on random vectors: at these rates it
+    moves the matrix as far as it would move a dense matrix of the same norm.
+
+    >>> layer = StructuredLinear(64, 64, structure="dense")
+    >>> abs(even_factors(layer)["weight"] - 1) < 0.05
+    True
+    """
+    M = layer.matrix()[(0,) * len(layer.leading)] if layer.leading else layer.matrix()
+    M = M.double()
+    m, n = M.shape
+    source = torch.Generator().manual_seed(0)
+    x = torch.randn(_VECTORS, n, dtype=M.dtype, generator=source).to(M.device)
+    y = M.matmul(x)
+    norm = y.norm()
+    skipped = operator_names(layer.structure, **layer.options)
+    factors = {}
+    for name in M.parameter_shapes(m, n, M.rank or 1, **M.options):
+        if name in skipped:
+            continue
+        t = M.tensors[name]
+        signs = torch.randint(0, 2, t.shape, generator=source).to(t).mul(2).sub(1)
+        step = _PROBE * t.square().mean().sqrt()
+        moved = type(M).unchecked(m, n, {**M.tensors, name: t + step * signs}, M.options).matmul(x) - y
+        share, entry = moved.norm() / norm, norm / (_VECTORS * m * n) ** 0.5
+        factor = float(step / (share * entry))
+        factors[name] = min(max(factor, 1 / _MOST), _MOST) if math.isfinite(factor) else 1.0
+    return factors
+
+
+def parameter_groups(
+    model: nn.Module,
+    lr: float,
+    *,
+    operator_lr: float | None = None,
+    weight_decay: float = 0.0,
+    even: bool = True,
+) -> list[dict[str, Any]]:
+    """The learned parameters of a model in groups for any optimizer of torch.optim.
+
+    Args:
+        model: any module, with structured layers or without.
+        lr: learning rate, as it suits dense layers.
+        operator_lr: of the displacement operators (subdiagonals, diagonals, corners, learned nodes); by
+            default a tenth of `lr`.
+        weight_decay: of weights: dense ones, and the tensors that carry the scale of a structured matrix.
+            Operators, biases and the scales of norms do not decay.
+        even: give each tensor of a structured matrix the rate at which a step of Adam's moves the matrix as
+            far as `lr` moves a dense one (`even_factors`, measured once). False takes `lr` for all, which
+            suits optimizers whose steps are not of one size, such as SGD.
+
+    Returns:
+        Groups "weights", "others" and "operators", and with `even` one for each tensor of a structured
+        matrix, by its name in the model; empty ones are left out. Every parameter that requires a gradient is
+        in exactly one, tied ones once.
+
+    Examples:
+        >>> model = nn.Sequential(StructuredLinear(64, 64, structure="ldr_sd", rank=4), nn.Linear(64, 10))
+        >>> groups = parameter_groups(model, 1e-3, weight_decay=0.01, even=False)
+        >>> [(group["name"], group["lr"], group["weight_decay"]) for group in groups]
+        [('weights', 0.001, 0.01), ('others', 0.001, 0.0), ('operators', 0.0001, 0.0)]
+        >>> [group["name"] for group in parameter_groups(model, 1e-3)]
+        ['weights', 'others', 'operators', '0.G', '0.H']
+    """
+    for key, value in (("lr", lr), ("operator_lr", operator_lr), ("weight_decay", weight_decay)):
+        if value is not None and not (isinstance(value, float | int) and value >= 0):
+            raise ValueError(f"parameter_groups: {key} must be a number of at least 0, got {value!r}.")
+    groups: dict[str, dict[str, Any]] = {}
+    for name in ("weights", "others", "operators"):
+        rate = (OPERATOR_RATE * lr if operator_lr is None else operator_lr) if name == "operators" else lr
+        decay = weight_decay if name == "weights" else 0.0
+        groups[name] = {"name": name, "params": [], "lr": rate, "weight_decay": decay}
+    seen: set[int] = set()
+    for path, module in model.named_modules():
+        structured = isinstance(module, StructuredLinear | MatrixStack)
+        operators = operator_names(module.structure, **module.options) if structured else frozenset()
+        scaled = module.structure.scaled if structured else ()
+        factors = even_factors(module) if structured and even else {}
+        for name, p in module._parameters.items():
+            if p is None or not p.requires_grad or id(p) in seen:
+                continue
+            seen.add(id(p))
+            decays = name in scaled if structured else p.ndim > 1
+            kind = "operators" if name in operators else "weights" if decays else "others"
+            if name in factors:
+                own = f"{path}.{name}".lstrip(".")
+                groups[own] = {**groups[kind], "name": own, "lr": lr * factors[name], "params": [p]}
+            else:
+                groups[kind]["params"].append(p)
+    return [group for group in groups.values() if group["params"]]

@@ -1,0 +1,220 @@
+"""`finetune`: recover the accuracy of a compressed model."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...project.problem import Report
+from ...project.progress import reporting
+from .groups import parameter_groups
+from .run import FinetuneRun, Loss
+from .state import StateFile, shapes
+from .teacher import Distillation, Teacher
+
+SCHEDULES = ("cosine", "linear", "constant")
+
+
+@dataclass(frozen=True)
+class FinetuneResult:
+    """What a fine-tuning did.
+
+    Attributes:
+        history: an entry a pass over the loader: "epoch", "step", "loss" (mean of the pass), "lr",
+            "validation" (None without `validate`) and "seconds" since the start.
+        steps: of the optimizer.
+        best: the best validation and the entry of `history` that had it; None without `validate`.
+        stopped_early: whether patience ran out.
+        seconds: wall time, over all sessions that it took.
+    """
+
+    history: list[dict[str, Any]] = field(default_factory=list)
+    steps: int = 0
+    best: tuple[float, int] | None = None
+    stopped_early: bool = False
+    seconds: float = 0.0
+
+
+def finetune(
+    model: nn.Module,
+    loader: Iterable[Any],
+    *,
+    epochs: int | None = None,
+    steps: int | None = None,
+    loss: Loss | None = None,
+    lr: float = 1e-3,
+    operator_lr: float | None = None,
+    weight_decay: float = 0.0,
+    even: bool = True,
+    clip: float | None = 1.0,
+    schedule: str = "cosine",
+    warmup: float = 0.05,
+    teacher: nn.Module | None = None,
+    distillation: Distillation | None = None,
+    amp: str | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    every: int | None = None,
+    validate: Callable[[nn.Module], float] | None = None,
+    patience: int | None = None,
+    progress: bool | Report | None = True,
+    device: torch.device | str | None = None,
+    seed: int = 0,
+) -> FinetuneResult:
+    """Train a model further, in place, in the way that suits structured layers (AdamW).
+
+    Args:
+        model: any module; after `compress_`, say. It ends in `eval()`.
+        loader: what gives the batches of a pass each time it is iterated over. Of a tuple or list the
+            last entry is the target and the others are the inputs; a mapping is passed as keywords and is
+            its own target. A DataLoader may shuffle: see `seed`.
+        epochs: passes over the loader, or
+        steps: batches; exactly one of the two.
+        loss: of (output, target). By default cross entropy, and for a mapping the output's own `loss`.
+        lr, operator_lr, weight_decay, even: see `parameter_groups`.
+        clip: largest norm of the gradient over all parameters; None for no limit.
+        schedule: "cosine" or "linear" to 0 over all steps, or "constant".
+        warmup: share of the steps over which the rate first rises from 0.
+        teacher: the model as it was before `compress_` (a copy: compress_ works in place), to learn from.
+        distillation: how much of what; by default `Distillation()`.
+        amp: "bf16" runs forward passes under torch.autocast; None as they are.
+        checkpoint: a folder. An interrupted run goes on from there with the numbers that it would have
+            had; a finished one is not run again. The file is read without running code from it.
+        every: steps after which to write a checkpoint, besides the one after each pass.
+        validate: called with the model, in `eval()` and without gradients, after each pass; larger is
+            better. The best model is kept and put back at the end.
+        patience: passes without a better validation after which to stop.
+        progress: True for a bar on stderr, or a function called with (stage, done, total).
+        device: where to train; by default where the model is. Batches are moved there.
+        seed: torch's random numbers are seeded from it anew for each pass, and put back at the end. Other
+            generators (numpy's, Python's) are not: a loader that draws from them repeats nothing.
+
+    Returns:
+        The history. The model holds the best weights where there is `validate`, else the last.
+
+    Raises:
+        FloatingPointError: where the loss is not finite any more; the checkpoint is from before.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"finetune: model must be an nn.Module, got {type(model).__name__}.")
+    batches = _length(loader)
+    total = _check(epochs, steps, schedule, warmup, amp, every, patience, validate, clip, batches)
+    where = torch.device(device) if device is not None else _device(model)
+    model.to(where)
+    groups = parameter_groups(model, lr, operator_lr=operator_lr, weight_decay=weight_decay, even=even)
+    if not groups:
+        raise ValueError("finetune: no parameter of the model requires a gradient.")
+    learn = None
+    if teacher is not None:
+        learn = Teacher(model, teacher.to(where), distillation or Distillation())
+    elif distillation is not None:
+        raise ValueError("finetune: distillation needs a teacher.")
+    settings = {
+        "epochs": epochs,
+        "steps": steps,
+        "lr": lr,
+        "operator_lr": operator_lr,
+        "weight_decay": weight_decay,
+        "even": even,
+        "clip": clip,
+        "schedule": schedule,
+        "warmup": warmup,
+        "amp": amp,
+        "patience": patience,
+        "seed": seed,
+        "distillation": None if learn is None else asdict(learn.how),
+        "shapes": shapes(model),
+    }
+    file = None if checkpoint is None else StateFile(checkpoint, settings)
+    factor = _factor(schedule, total, math.ceil(warmup * total))
+    run = FinetuneRun(
+        model, loader, groups, lr, loss, clip, learn, amp, validate, patience, file, every, where, seed
+    )
+    with _kept_random_numbers(where), reporting(progress) as report:
+        run.resume()
+        watching = contextlib.nullcontext() if learn is None else learn.watching()
+        with watching:
+            while not run.finished:
+                run.one_pass(total, factor, report)
+    if run.best is not None and run.best_state is not None:
+        model.load_state_dict(run.best_state)
+    model.eval()
+    best = None if run.best is None else (run.best[0], run.best[1])
+    return FinetuneResult(run.history, run.step, best, run.stopped, run.seconds)
+
+
+@contextlib.contextmanager
+def _kept_random_numbers(device: torch.device) -> Iterator[None]:
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        yield
+
+
+def _factor(schedule: str, total: int, warmup: int) -> Callable[[int], float]:
+    """What the learning rates are multiplied by at a step."""
+
+    def factor(step: int) -> float:
+        if step < warmup:
+            return (step + 1) / (warmup + 1)
+        done = (step - warmup) / max(1, total - warmup)
+        if schedule == "cosine":
+            return 0.5 * (1 + math.cos(math.pi * done))
+        return 1 - done if schedule == "linear" else 1.0
+
+    return factor
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next((p.device for p in model.parameters()), torch.device("cpu"))
+
+
+def _length(loader: Iterable[Any]) -> int | None:
+    try:
+        return len(loader)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+
+
+def _check(
+    epochs: int | None,
+    steps: int | None,
+    schedule: str,
+    warmup: float,
+    amp: str | None,
+    every: int | None,
+    patience: int | None,
+    validate: object,
+    clip: float | None,
+    batches: int | None,
+) -> int:
+    """Check the arguments; the number of steps in all."""
+    if (epochs is None) == (steps is None):
+        raise TypeError("finetune: give one of epochs and steps.")
+    counts = (("epochs", epochs), ("steps", steps), ("every", every), ("patience", patience))
+    for key, value in counts:
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            raise ValueError(f"finetune: {key} must be an int of at least 1, got {value!r}.")
+    if schedule not in SCHEDULES:
+        raise ValueError(f"finetune: schedule must be one of {', '.join(SCHEDULES)}, got {schedule!r}.")
+    if not 0 <= warmup < 1:
+        raise ValueError(f"finetune: warmup must lie in [0, 1), got {warmup!r}.")
+    if amp not in (None, "bf16"):
+        raise ValueError(f"finetune: amp must be 'bf16' or None, got {amp!r}.")
+    if clip is not None and not clip > 0:
+        raise ValueError(f"finetune: clip must be positive or None, got {clip!r}.")
+    if patience is not None and validate is None:
+        raise ValueError("finetune: patience needs validate.")
+    if steps is not None:
+        return steps
+    assert epochs is not None
+    if not batches:
+        raise ValueError(
+            f"finetune: epochs={epochs} needs a loader with a length of at least 1; give steps= for others."
+        )
+    return epochs * batches

@@ -1,0 +1,209 @@
+"""A fine-tuning under way: its passes over the data, and what a checkpoint holds of it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from ...project.problem import Report
+from .state import StateFile, copied, random_state, set_random_state
+from .teacher import Teacher
+
+Loss = Callable[[Any, Any], Tensor]
+_PROGRESS = ("step", "epoch", "within", "waited", "history", "best", "finished", "stopped", "seconds")
+
+
+class FinetuneRun:
+    """A model, its optimizer and its history; `finetune` says what the arguments are."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loader: Iterable[Any],
+        groups: list[dict[str, Any]],
+        lr: float,
+        loss: Loss | None,
+        clip: float | None,
+        learn: Teacher | None,
+        amp: str | None,
+        validate: Callable[[nn.Module], float] | None,
+        patience: int | None,
+        file: StateFile | None,
+        every: int | None,
+        device: torch.device,
+        seed: int,
+    ) -> None:
+        self.model, self.loader, self.loss, self.clip = model, loader, loss, clip
+        self.learn, self.amp, self.validate, self.patience = learn, amp, validate, patience
+        self.file, self.every, self.device, self.seed = file, every, device, seed
+        self.lr, self.rates = lr, [group["lr"] for group in groups]
+        self.optimizer = torch.optim.AdamW(groups)
+        self.learned = [p for group in groups for p in group["params"]]
+        self.step = self.epoch = self.within = self.waited = 0  # `within`: batches done of this pass
+        self.history: list[dict[str, Any]] = []
+        self.best: list[Any] | None = None  # validation, entry of the history
+        self.best_state: dict[str, Any] | None = None
+        self.finished = self.stopped = False
+        self.seconds = 0.0
+        self.total_loss = torch.zeros((), dtype=torch.float64, device=device)
+        self._random: dict[str, Any] | None = None
+
+    def one_pass(self, total: int, factor: Callable[[int], float], report: Report) -> None:
+        """What is left of a pass over the loader, and its validation."""
+        begun, before = time.perf_counter(), self.seconds
+        self.model.train()
+        for batch in self._rest_of_pass():
+            for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
+                group["lr"] = rate * factor(self.step)
+            self._train(batch)
+            self.step += 1
+            self.within += 1
+            self.seconds = before + time.perf_counter() - begun
+            report(f"fine-tuning, pass {self.epoch + 1}", self.step, total)
+            last = self.step >= total
+            if self.every and self.step % self.every == 0 and not last:
+                self._check_finite()
+                self.save()
+            if last:
+                break
+        if not self.within:
+            raise ValueError("finetune: the loader gave no batch; a generator can be used only once.")
+        self._check_finite()
+        self._close_pass(factor)
+        self.finished = self.stopped or self.step >= total
+        self.seconds = before + time.perf_counter() - begun
+        self.history[-1]["seconds"] = round(self.seconds, 3)
+        self.save()
+
+    def _rest_of_pass(self) -> Iterator[Any]:
+        """The batches of this pass that were not seen yet, in an order that depends on the seed alone."""
+        torch.manual_seed(self.seed * 1_000_003 + self.epoch)
+        generator = getattr(self.loader, "generator", None)
+        if isinstance(generator, torch.Generator):
+            generator.manual_seed(self.seed * 1_000_003 + self.epoch)
+        sampler: Any = getattr(self.loader, "sampler", None)
+        if hasattr(sampler, "set_epoch"):
+            sampler.set_epoch(self.epoch)
+        iterator = iter(self.loader)
+        if self.within:
+            for _ in islice(iterator, self.within):
+                pass
+        if self._random is not None:
+            set_random_state(self._random, self.device)
+            self._random = None
+        return iterator
+
+    def _train(self, batch: Any) -> None:
+        inputs, keywords, target = _unpack(batch, self.device)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.amp == "bf16"):
+            output = self.model(*inputs, **keywords)
+            loss = torch.zeros((), device=self.device)
+            if self.learn is None or self.learn.how.task:
+                loss = _task_loss(self.loss, output, target)
+            if self.learn is not None:
+                loss = self.learn.how.task * loss + self.learn.loss(inputs, keywords, output)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        if self.clip is not None:
+            nn.utils.clip_grad_norm_(self.learned, self.clip)
+        self.optimizer.step()
+        self.total_loss += loss.detach()
+
+    def _check_finite(self) -> None:
+        if not math.isfinite(float(self.total_loss)):
+            raise FloatingPointError(
+                f"finetune: the loss is not finite any more at step {self.step}; lower "
+                f"lr={self.lr:g} or operator_lr, or set clip."
+            )
+
+    def _close_pass(self, factor: Callable[[int], float]) -> None:
+        score = None
+        if self.validate is not None:
+            self.model.eval()
+            with torch.no_grad():
+                score = float(self.validate(self.model))
+            if self.best is None or score > self.best[0]:
+                self.best, self.best_state, self.waited = [score, len(self.history)], copied(self.model), 0
+            else:
+                self.waited += 1
+            self.stopped = self.patience is not None and self.waited >= self.patience
+        self.history.append(
+            {
+                "epoch": self.epoch,
+                "step": self.step,
+                "loss": float(self.total_loss) / self.within,
+                "lr": self.lr * factor(self.step - 1),
+                "validation": score,
+                "seconds": 0.0,
+            }
+        )
+        self.total_loss.zero_()
+        self.epoch, self.within = self.epoch + 1, 0
+
+    # Interruptions.
+
+    def save(self) -> None:
+        if self.file is None:
+            return
+        self.file.save(
+            {
+                "model": self.model.state_dict(),
+                "optimizer": self.optimizer.state_dict(),
+                "random": random_state(self.device),
+                "best_state": self.best_state,
+                "total_loss": self.total_loss,
+                "progress": {name: getattr(self, name) for name in _PROGRESS},
+            }
+        )
+
+    def resume(self) -> None:
+        state = None if self.file is None else self.file.load()
+        if state is None:
+            return
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        for p, kept in self.optimizer.state.items():  # single numbers of 0.1 have no axis
+            kept |= {name: t.reshape(p.shape) for name, t in kept.items() if name.startswith("exp_avg")}
+        self.best_state = state["best_state"]
+        self.total_loss.copy_(state["total_loss"])
+        for name in _PROGRESS:
+            setattr(self, name, state["progress"][name])
+        self._random = state["random"] if self.within else None
+
+
+def _unpack(batch: Any, device: torch.device) -> tuple[list[Any], dict[str, Any], Any]:
+    """Inputs, keywords and target of a batch, on the device."""
+    if isinstance(batch, Mapping):
+        moved = {key: _moved(value, device) for key, value in batch.items()}
+        return [], moved, moved
+    if isinstance(batch, tuple | list) and len(batch) >= 2:
+        *inputs, target = (_moved(part, device) for part in batch)
+        return inputs, {}, target
+    raise TypeError(
+        "finetune: a batch must be a mapping, or a tuple or list of inputs and a target, got "
+        f"{type(batch).__name__}."
+    )
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    return value.to(device, non_blocking=True) if isinstance(value, Tensor) else value
+
+
+def _task_loss(loss: Loss | None, output: Any, target: Any) -> Tensor:
+    if loss is not None:
+        return loss(output, target)
+    if isinstance(target, Mapping):
+        found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+        if not isinstance(found, Tensor):
+            raise TypeError("finetune: the batches are mappings and the output has no `loss`: give loss=.")
+        return found
+    if not isinstance(output, Tensor):
+        raise TypeError(f"finetune: the output is a {type(output).__name__}, not a tensor: give loss=.")
+    return cross_entropy(output, target)

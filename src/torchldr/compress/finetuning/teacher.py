@@ -1,0 +1,148 @@
+"""Distillation: a student's loss against the model that it was compressed from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import kl_div, mse_loss
+
+from ..manifest import record
+from ..outputs import LOGITS, main_output
+
+
+@dataclass(frozen=True)
+class Distillation:
+    """How much of a loss comes from where; every weight may be 0.
+
+    Attributes:
+        task: weight of the loss on the targets.
+        logits: of the divergence between the softmax of teacher and student, times temperature^2; for an
+            output that is no logits (embeddings, hidden states) of its squared error, relative to the
+            teacher's.
+        layers: of the squared errors of the replaced layers' outputs, each relative to the teacher's
+            outputs, their mean over the layers.
+        temperature: that both logits are divided by.
+        output: the name of the entry of the output that is compared; by default logits where there are any,
+            then sentence embeddings or hidden states, else the first tensor.
+    """
+
+    task: float = 1.0
+    logits: float = 1.0
+    layers: float = 0.1
+    temperature: float = 2.0
+    output: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("task", "logits", "layers"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"Distillation: {name} must be at least 0, got {getattr(self, name)!r}.")
+        if not self.temperature > 0:
+            raise ValueError(f"Distillation: temperature must be positive, got {self.temperature!r}.")
+
+
+def replaced_layers(student: nn.Module, teacher: nn.Module) -> list[str]:
+    """Names of the structured layers of the student that the teacher has a dense module for.
+
+    A structured layer inside another (the projections of an attention) counts with the outer one where
+    the teacher has no module of its name.
+    """
+    known = dict(teacher.named_modules())
+    return [
+        name
+        for name, module in student.named_modules()
+        if name in known and record(module) is not None and record(known[name]) is None
+    ]
+
+
+def _compared(output: Any, name: str | None) -> tuple[bool, Tensor]:
+    """The part of an output that is compared, and whether it is logits: a bare tensor or tuple's are."""
+    try:
+        found, value = main_output(output, name, "finetune")
+    except ValueError as error:
+        raise TypeError(str(error)) from None
+    bare = isinstance(output, Tensor | tuple | list) and not hasattr(output, "_fields")
+    return found == LOGITS or (bare and name is None), value.float()
+
+
+class Teacher:
+    """The model that is learned from, and the hooks that see what the replaced layers give.
+
+    Args:
+        student, teacher: of the same architecture but for the replaced layers.
+        how: the weights.
+    """
+
+    def __init__(self, student: nn.Module, teacher: nn.Module, how: Distillation) -> None:
+        self.teacher, self.how = teacher, how
+        self.names = replaced_layers(student, teacher) if how.layers else []
+        if how.layers and not self.names:
+            raise ValueError(
+                "finetune: found no structured layer of the model that the teacher has a dense one for; give "
+                "the model as it was before compress_, or distillation with layers=0."
+            )
+        self._ours = {name: student.get_submodule(name) for name in self.names}
+        self._theirs = {name: teacher.get_submodule(name) for name in self.names}
+        self._seen: dict[str, Tensor] = {}
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Collect the outputs of both models' layers while this lasts; the teacher is in `eval()`."""
+        mode = [(module, module.training) for module in self.teacher.modules()]
+        handles = [
+            module.register_forward_hook(self._note(side + name))
+            for side, modules in (("s:", self._ours), ("t:", self._theirs))
+            for name, module in modules.items()
+        ]
+        self.teacher.eval()
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            for module, training in mode:
+                module.training = training
+
+    def _note(self, key: str) -> Any:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            self._seen[key] = output[0] if isinstance(output, tuple) else output
+
+        return hook
+
+    def loss(self, inputs: Iterable[Any], keywords: dict[str, Any], output: Any) -> Tensor:
+        """What the teacher says of an output that the student has just given."""
+        with torch.no_grad():
+            told = self.teacher(*inputs, **keywords)
+        how, total = self.how, torch.zeros(())
+        if how.logits:
+            T = how.temperature
+            (soft, ours), (_, theirs) = _compared(output, how.output), _compared(told, how.output)
+            if ours.shape != theirs.shape:
+                raise ValueError(
+                    f"finetune: the model gives logits of shape {tuple(ours.shape)}, the teacher of shape "
+                    f"{tuple(theirs.shape)}."
+                )
+            if soft:
+                p, q = ((x / T).log_softmax(-1).flatten(0, -2) for x in (theirs, ours))
+                total = how.logits * T * T * kl_div(q, p, log_target=True, reduction="batchmean")
+            else:
+                total = how.logits * _relative(ours, theirs)
+        if how.layers:
+            errors = []
+            for name in self.names:
+                # A module that was not called has nothing to say: the out_proj of torch's attention, say.
+                if "s:" + name in self._seen and "t:" + name in self._seen:
+                    ours, theirs = self._seen["s:" + name].float(), self._seen["t:" + name].float()
+                    errors.append(_relative(ours, theirs))
+            if errors:
+                total = total + how.layers * torch.stack(errors).mean()
+        self._seen.clear()
+        return total
+
+
+def _relative(ours: Tensor, theirs: Tensor) -> Tensor:
+    return mse_loss(ours, theirs) / theirs.square().mean().clamp(min=1e-12)

@@ -1,0 +1,276 @@
+"""Which weights of a model can be replaced, and which tensors they share."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+from torch.nn.utils import parametrize
+
+FilterFn = Callable[[nn.Module, str], bool]
+RECURRENT = ("lstm", "gru")
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
+
+
+@dataclass
+class Site:
+    """A module that can be replaced, under all the names that the model has for it.
+
+    `weights` are its matrices (out, in), by part: one part "" for a layer with one weight, four for an
+    attention, the names of torch's weights for a recurrent layer. A part of that has a matrix for each gate,
+    which take the same structure.
+    `keys` say whose numbers they are: parts with the same key are tied.
+    """
+
+    module: nn.Module
+    names: list[str]
+    kind: str
+    weights: dict[str, list[Tensor]]
+    keys: dict[str, tuple[object, ...]]
+    owners: list[nn.Module]
+
+
+@dataclass
+class Unit:
+    """Matrices that get one structure: a weight, with everything that is tied to it."""
+
+    places: list[tuple[Site, str]] = field(default_factory=list)
+
+    @property
+    def matrices(self) -> list[Tensor]:
+        site, part = self.places[0]
+        return site.weights[part]
+
+    @property
+    def kind(self) -> str:
+        return self.places[0][0].kind
+
+    @property
+    def names(self) -> list[str]:
+        return [".".join(filter(None, (name, part))) for site, part in self.places for name in site.names]
+
+    @property
+    def aliases(self) -> list[str]:
+        """The names that a plan may call it by: its own, and those of the modules that it is part of."""
+        return list(dict.fromkeys(self.names + [name for site, _ in self.places for name in site.names]))
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+    @property
+    def size(self) -> int:
+        return sum(W.numel() for W in self.matrices)
+
+
+def describe_site(module: nn.Module, names: list[str]) -> Site | None:
+    """What can be replaced in a module, or None.
+
+    Subclasses of torch's layers are left alone: what their `forward` does is not known. So are layers
+    whose weight is computed from others (parametrizations, weight norm).
+    """
+    kind = type(module)
+    if kind is nn.MultiheadAttention:
+        return _attention(module, names)
+    if kind is nn.LSTM or kind is nn.GRU:
+        return _recurrent(module, names)
+    weight = module._parameters.get("weight")
+    if weight is None:
+        return None
+    transposed = kind.__name__ == "Conv1D" and hasattr(module, "nf") and weight.ndim == 2
+    if kind is nn.Linear:
+        name, matrix = "linear", weight.detach()
+    elif transposed:  # Hugging Face's, y = x W + b
+        name, matrix = "conv1d", weight.detach().T
+    elif isinstance(module, nn.Conv2d) and kind is nn.Conv2d and _is_pointwise(module):
+        name, matrix = "conv2d", weight.detach().flatten(1)
+    else:
+        return None
+    return Site(module, names, name, {"": [matrix]}, {"": (id(weight), transposed)}, [module])
+
+
+def why_not(module: nn.Module) -> str | None:
+    """Why a module that looks like one to replace has no site; None for all others."""
+    if isinstance(module, _ConvNd) and not (
+        isinstance(module, nn.Conv2d) and tuple(module.kernel_size) == (1, 1)
+    ):
+        size = " x ".join(map(str, module.kernel_size))
+        return f"a convolution ({type(module).__name__}, {size}): only nn.Conv2d of 1 x 1 is replaced"
+    kinds = (nn.Linear, nn.Conv2d, nn.LSTM, nn.GRU, nn.MultiheadAttention)
+    kind = next((kind for kind in kinds if isinstance(module, kind)), None)
+    if kind is None or isinstance(module, NonDynamicallyQuantizableLinear):
+        return None  # the latter belongs to its attention
+    if parametrize.is_parametrized(module):
+        return "its weight is computed by a parametrization"
+    if type(module) is not kind:
+        return f"a {type(module).__name__}, whose forward may differ from that of nn.{kind.__name__}"
+    return "a 1x1 convolution with groups or padding" if kind is nn.Conv2d else None
+
+
+def _is_pointwise(module: nn.Conv2d) -> bool:
+    unpadded = module.padding in ((0, 0), "valid", "same")
+    return tuple(module.kernel_size) == (1, 1) and module.groups == 1 and unpadded
+
+
+def _attention(module: nn.Module, names: list[str]) -> Site | None:
+    assert isinstance(module, nn.MultiheadAttention)
+    owned, out = module._parameters, module.out_proj._parameters.get("weight")
+    if out is None:
+        return None
+    weights: dict[str, list[Tensor]] = {}
+    keys: dict[str, tuple[object, ...]] = {}
+    joint = owned.get("in_proj_weight")
+    for i, part in enumerate(PROJECTIONS[:3]):
+        separate = owned.get(f"{part}_weight")
+        if joint is not None:
+            weights[part], keys[part] = [joint.detach().chunk(3)[i]], (id(joint), i)
+        elif separate is not None:
+            weights[part], keys[part] = [separate.detach()], (id(separate), part)
+        else:
+            return None
+    weights["out_proj"], keys["out_proj"] = [out.detach()], (id(out), "out_proj")
+    return Site(module, names, "attention", weights, keys, [module, module.out_proj])
+
+
+def _recurrent(module: nn.Module, names: list[str]) -> Site | None:
+    assert isinstance(module, nn.RNNBase)
+    gates = 4 if isinstance(module, nn.LSTM) else 3
+    weights: dict[str, list[Tensor]] = {}
+    for part in module._flat_weights_names:
+        if part.startswith(("weight_ih", "weight_hh")):
+            W = module._parameters.get(part)
+            if W is None:
+                return None
+            weights[part] = list(W.detach().chunk(gates))
+    kind = "lstm" if gates == 4 else "gru"
+    return Site(module, names, kind, weights, {part: (id(module), part) for part in weights}, [module])
+
+
+def find_units(
+    model: nn.Module, filter_fn: FilterFn | None, min_features: int, recurrent: bool = False
+) -> tuple[list[Unit], dict[str, str]]:
+    """The weights that may be replaced, tied ones together, and why others are left alone.
+
+    With `recurrent` those that multiply the state of an LSTM or GRU too.
+
+    Raises:
+        ValueError: where the model is itself a layer, which cannot be replaced in place.
+    """
+    if describe_site(model, [""]) is not None:
+        raise ValueError(
+            f"compress_: the model is itself a {type(model).__name__}, which cannot be replaced in place; "
+            "put it into an nn.Sequential."
+        )
+    paths: dict[int, list[str]] = defaultdict(list)
+    for name, module in model.named_modules(remove_duplicate=False):
+        paths[id(module)].append(name)
+    left: dict[str, str] = {}
+    sites: dict[int, Site] = {}
+    for module in model.modules():
+        names = paths[id(module)]
+        site = describe_site(module, names)
+        if site is None:
+            if (reason := why_not(module)) is not None:
+                left[names[0]] = reason
+            continue
+        if filter_fn is not None and not all(filter_fn(module, name) for name in names):
+            left[names[0]] = "left out by filter_fn"
+        elif site.kind in RECURRENT:
+            for part, why in _unwanted(site, min_features, recurrent).items():
+                left[f"{names[0]}.{part}"] = why
+                del site.weights[part], site.keys[part]
+            if site.weights:
+                sites[id(module)] = site
+        elif (small := _smallest(site)) < min_features:
+            left[names[0]] = f"has {small} features, fewer than min_features={min_features}"
+        else:
+            sites[id(module)] = site
+    # An out_proj belongs to its attention, also where someone has put a plain nn.Linear there.
+    for site in list(sites.values()):
+        for owner in site.owners[1:]:
+            sites.pop(id(owner), None)
+            left.pop(paths[id(owner)][0], None)
+    _drop_shared(model, sites, paths, left)
+    units: dict[tuple[object, ...], Unit] = {}
+    for site in sites.values():
+        for part, key in site.keys.items():
+            units.setdefault((site.kind, part, *key), Unit()).places.append((site, part))
+    return list(units.values()), left
+
+
+def _unwanted(site: Site, min_features: int, recurrent: bool) -> dict[str, str]:
+    """Why weights of a recurrent layer are left alone."""
+    found = {}
+    for part, weights in site.weights.items():
+        small = min(min(W.shape) for W in weights)
+        if part.startswith("weight_hh") and not recurrent:
+            found[part] = (
+                "multiplies the state, where errors grow from step to step: only with recurrent=True"
+            )
+        elif small < min_features:
+            found[part] = f"has {small} features, fewer than min_features={min_features}"
+    return found
+
+
+def _smallest(site: Site) -> int:
+    return min(min(W.shape) for weights in site.weights.values() for W in weights)
+
+
+def _drop_shared(
+    model: nn.Module, sites: dict[int, Site], paths: dict[int, list[str]], left: dict[str, str]
+) -> None:
+    """Leave alone what shares a weight with a module that stays dense, or is used there otherwise."""
+    holders: dict[int, list[nn.Module]] = defaultdict(list)
+    for module in model.modules():
+        for p in module._parameters.values():
+            if p is not None and p.ndim > 1:
+                holders[id(p)].append(module)
+    while True:
+        kinds = {id(owner): (site.kind, site) for site in sites.values() for owner in site.owners}
+        for key, site in list(sites.items()):
+            shared = [
+                holder
+                for owner in site.owners
+                for p in owner._parameters.values()
+                if p is not None and p.ndim > 1
+                for holder in holders[id(p)]
+                if kinds.get(id(holder), ("", None))[0] != site.kind
+                or (site.kind in ("attention", *RECURRENT) and holder not in site.owners)
+            ]
+            if shared:
+                left[site.names[0]] = f"its weight is shared with {paths[id(shared[0])][0] or 'the model'}"
+                del sites[key]
+                break
+        else:
+            return
+
+
+def dense_parameters(done: Sequence[tuple[Unit, Sequence[Any]]]) -> dict[str, Tensor]:
+    """The parameters of a model with the dense matrices of projections in place of its weights, by name."""
+    parts: dict[int, tuple[Site, dict[str, list[Tensor]]]] = {}
+    for unit, found in done:
+        for site, part in unit.places if found else []:
+            made = parts.setdefault(id(site.module), (site, dict(site.weights)))[1]
+            made[part] = [projection.matrix.to_dense() for projection in found]
+    values: dict[str, Tensor] = {}
+    for site, weights in parts.values():
+        prefix = f"{site.names[0]}."
+        if site.kind == "attention":
+            if site.module._parameters.get("in_proj_weight") is not None:
+                values[prefix + "in_proj_weight"] = torch.cat([weights[part][0] for part in PROJECTIONS[:3]])
+            else:
+                values |= {f"{prefix}{part}_weight": weights[part][0] for part in PROJECTIONS[:3]}
+            values[prefix + "out_proj.weight"] = weights["out_proj"][0]
+        elif site.kind in RECURRENT:
+            values |= {prefix + part: torch.cat(gates) for part, gates in weights.items()}
+        else:
+            (W,) = weights[""]
+            W = W.T if site.kind == "conv1d" else W[..., None, None] if site.kind == "conv2d" else W
+            values[prefix + "weight"] = W
+    return values

@@ -1,0 +1,314 @@
+"""Work on many weights, here or in several processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple, Self, TypeVar
+
+import torch
+from torch import Tensor
+
+from ..matrices import Projection, get_structure
+from .candidates import SCREEN_EFFORT, Weight, bound, exact, looks, plain_curve
+from .checkpoint.files import TensorFile, TensorFolder, TensorWeight
+from .metric import PLAIN, Metric, project
+from .progress import Report
+from .structure import Structure
+
+T = TypeVar("T")
+_LARGE = 1 << 16
+
+
+class Packed(NamedTuple):
+    """A tensor as bytes: torch's own way between processes keeps a file open for each."""
+
+    data: bytes
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Packed:
+        flat = tensor.detach().to("cpu").contiguous().reshape(-1)
+        return cls(flat.view(torch.uint8).numpy().tobytes(), tuple(tensor.shape), tensor.dtype)
+
+    def tensor(self) -> Tensor:
+        return torch.frombuffer(bytearray(self.data), dtype=self.dtype).reshape(self.shape)
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """A weight as it goes to a process, with what its errors count by."""
+
+    weight: TensorWeight | list[Packed] | list[Tensor]
+    inputs: Packed | Tensor | None = None
+    outputs: Packed | Tensor | None = None
+    scale: float | None = None  # None: the weight counts by its number of entries
+    clock: float | None = None  # where another machine may open it: the time of day less the monotonic time
+
+    def local(self, deadline: float | None) -> float | None:
+        """A deadline of the monotonic time where this was packed, by the one here."""
+        if deadline is None or self.clock is None:
+            return deadline
+        return deadline + self.clock - (time.time() - time.monotonic())
+
+    @property
+    def matrices(self) -> list[Tensor]:
+        if isinstance(self.weight, TensorWeight):
+            return self.weight.matrices
+        return [W.tensor() if isinstance(W, Packed) else W for W in self.weight]
+
+    def metric(self) -> Metric:
+        C, S = (t.tensor() if isinstance(t, Packed) else t for t in (self.inputs, self.outputs))
+        if self.scale is not None:
+            return Metric(C, S, self.scale)
+        matrices = self.matrices
+        return Metric(C, S).relative(sum(W.numel() for W in matrices), matrices)
+
+
+class Workers:
+    """A context in which functions run on weights.
+
+    One job runs here. More are processes, each with its share of the cores; they end with the context,
+    however it ends: on an interrupt too, and when this process is killed.
+
+    Args:
+        jobs: how many, at least 1.
+        executor: where functions run instead, which stays open.
+    """
+
+    def __init__(self, jobs: int, executor: Executor | None = None) -> None:
+        if executor is not None and not isinstance(executor, Executor):
+            raise TypeError(
+                f"executor must be a concurrent.futures.Executor or None, got {type(executor).__name__}."
+            )
+        if not isinstance(jobs, int) or isinstance(jobs, bool) or jobs < 1:
+            raise ValueError(f"jobs must be an int of at least 1, got {jobs!r}.")
+        self.jobs, self.interrupted = jobs, False
+        self._given = self._pool = executor
+
+    @property
+    def here(self) -> bool:
+        """Whether functions run in this process, one after the other."""
+        return self._pool is None
+
+    def __enter__(self) -> Self:
+        if self._pool is None and self.jobs > 1:
+            context = get_context("spawn")  # torch's threads do not survive a fork
+            reader, self._life = context.Pipe(duplex=False)
+            threads = max(1, (os.cpu_count() or 1) // self.jobs)
+            self._pool = ProcessPoolExecutor(self.jobs, context, _start, (reader, threads))
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if self._pool is not None and self._given is None:
+            self._pool.shutdown(wait=kind is None and not self.interrupted, cancel_futures=True)
+            self._life.close()  # ends what still runs at once, whatever it is doing
+
+    def parcel(self, weight: Weight, metric: Metric | None = None) -> Parcel:
+        """A weight for `run`: one of a file goes to our processes by its name, others by their numbers."""
+        pack: Callable[[Tensor], Any] = (lambda t: t) if self.here else Packed.of
+        more: dict[str, Any] = {}
+        if metric is not None:
+            parts = {"inputs": metric.inputs, "outputs": metric.outputs}
+            more = {name: None if t is None else pack(t) for name, t in parts.items()}
+            more["scale"] = metric.scale
+        if self._given is not None:
+            more["clock"] = time.time() - time.monotonic()
+        elif isinstance(weight, TensorWeight) and isinstance(weight.source, TensorFile | TensorFolder):
+            return Parcel(weight, **more)
+        return Parcel([pack(W) for W in weight.matrices], **more)
+
+    def run(
+        self,
+        stages: Sequence[str],
+        function: Callable[..., T],
+        arguments: Sequence[Sequence[Any]],
+        report: Report,
+    ) -> list[T]:
+        """function(*a) for each of the arguments, in their order; see `some`."""
+        found = self.some(stages, function, arguments, report)
+        return [found[i] for i in range(len(arguments))]
+
+    def some(
+        self,
+        stages: Sequence[str],
+        function: Callable[..., T],
+        arguments: Sequence[Sequence[Any]],
+        report: Report,
+        stop: Callable[[], bool] = lambda: False,
+        partial: bool = False,
+    ) -> dict[int, T]:
+        """function(*a) for as many of the arguments as there is time for, by their places.
+
+        Args:
+            stages: what each is called in the progress.
+            function: of a module's top level.
+            arguments: whatever can be pickled.
+            report: called with (stage, done, total).
+            stop: asked before each; once it says so, no other is begun.
+            partial: whether an interrupt does the same, where there are results already.
+
+        Raises:
+            ChildProcessError: where a process ended without a result.
+        """
+        results: dict[int, T] = {}
+        try:
+            if self._pool is None:
+                for i, given in enumerate(arguments):
+                    if self.interrupted or stop():
+                        break
+                    report(stages[i], i, len(arguments))
+                    results[i] = function(*given)
+            elif not self.interrupted:
+                self._collect(self._pool, results, stages, function, arguments, report, stop)
+        except KeyboardInterrupt:
+            if not (partial and results):
+                raise
+            self.interrupted = True
+        return results
+
+    def _collect(
+        self,
+        pool: Executor,
+        results: dict[int, T],
+        stages: Sequence[str],
+        function: Callable[..., T],
+        arguments: Sequence[Sequence[Any]],
+        report: Report,
+        stop: Callable[[], bool],
+    ) -> None:
+        places: dict[Future[T], int] = {pool.submit(function, *a): i for i, a in enumerate(arguments)}
+        try:
+            for done in as_completed(places):
+                if done.cancelled():
+                    continue
+                results[places[done]] = done.result()
+                report(stages[places[done]], len(results), len(arguments))
+                if stop():
+                    for other in places:
+                        other.cancel()
+        except BrokenExecutor:
+            raise ChildProcessError(
+                "a process ended without a result, perhaps for want of memory; try fewer jobs."
+            ) from None
+        finally:
+            for other in places:
+                other.cancel()  # at an error or an interrupt, what was not begun
+
+
+def _start(life: Connection, threads: int) -> None:
+    """In a new process: few threads, and an end as soon as the other end of the pipe closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too, and closes the pipe
+    torch.set_num_threads(threads)
+
+    def watch() -> None:
+        life.poll(None)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+class FirstLook(NamedTuple):
+    """Errors of low rank, in the metric and in the plain norm (by entries), and bounds of others in that."""
+
+    errors: list[float]
+    plain: list[float]
+    bounds: list[float]
+
+
+def first_look(parcel: Parcel, low: Sequence[Structure], others: Sequence[Structure], seed: int) -> FirstLook:
+    """What is known of a weight without slow projections."""
+    matrices = parcel.matrices
+    curve = plain_curve(matrices)
+    scale = sum(W.numel() for W in matrices) / (curve[0] or 1.0)
+    bounds: dict[Structure, float] = {}
+    for name in dict.fromkeys(s.name for s in others):
+        some = [s for s in others if s.name == name]
+        parts = [_bounds(W, some, seed) for W in matrices]
+        bounds |= {s: scale * sum(part) for s, part in zip(some, zip(*parts, strict=True), strict=True)}
+    errors = looks(matrices, low, parcel.metric(), seed, SCREEN_EFFORT)
+    plain = [scale * curve[min(s.rank or 1, len(curve) - 1)] for s in low]
+    return FirstLook(errors, plain, [bounds[s] for s in others])
+
+
+def _bounds(W: Tensor, some: Sequence[Structure], seed: int) -> list[float]:
+    """Lower bounds of |W - M|^2 for structures of one class; the error itself where it is found at once.
+
+    Even that takes long for many structures of a large matrix: then nothing is known.
+    """
+    if not exact(some[0].name):
+        return bound(W, some[0].name, [s.rank or 1 for s in some])
+    if W.numel() > _LARGE:
+        return [0.0] * len(some)
+    whole = float(W.double().square().sum())
+    return [whole * project(W, s, PLAIN, seed, SCREEN_EFFORT).residual ** 2 for s in some]
+
+
+def looks_of(
+    parcel: Parcel,
+    structures: Sequence[Structure],
+    seed: int,
+    effort: float,
+    deadline: float | None = None,
+) -> list[float]:
+    """`candidates.looks` of a parcel."""
+    return looks(parcel.matrices, structures, parcel.metric(), seed, effort, parcel.local(deadline))
+
+
+def projections(parcel: Parcel, structure: Structure, seed: int, deadline: float | None) -> list[Projection]:
+    """The projections of a parcel's matrices; none where it stays dense. `deadline` as for `project`."""
+    if structure.is_dense:
+        return []
+    metric = parcel.metric()
+    return [project(W, structure, metric, seed, 1.0, parcel.local(deadline)) for W in parcel.matrices]
+
+
+class PackedProjection(NamedTuple):
+    """A projection on its way from a process."""
+
+    structure: str
+    shape: tuple[int, int]
+    tensors: Mapping[str, Packed]
+    options: Mapping[str, Any]
+    residual: float
+    weighted_residual: float | None
+
+    def unpack(self) -> Projection:
+        tensors = {name: packed.tensor() for name, packed in self.tensors.items()}
+        matrix = get_structure(self.structure).unchecked(*self.shape, tensors, self.options)
+        return Projection(matrix, self.residual, self.weighted_residual)
+
+
+def project_all(
+    workers: Workers, stages: Sequence[str], arguments: Sequence[Sequence[Any]], report: Report
+) -> list[list[Projection]]:
+    """`projections` of each of the arguments, wherever the workers are."""
+    if workers.here:
+        return workers.run(stages, projections, arguments, report)
+    found = workers.run(stages, project_packed, arguments, report)
+    return [[packed.unpack() for packed in some] for some in found]
+
+
+def project_packed(
+    parcel: Parcel, structure: Structure, seed: int, deadline: float | None
+) -> list[PackedProjection]:
+    """The same as `projections`, ready to travel."""
+    return [
+        PackedProjection(
+            M.name,
+            (M.out_features, M.in_features),
+            {name: Packed.of(tensor) for name, tensor in M.tensors.items()},
+            M.options,
+            residual,
+            weighted,
+        )
+        for M, residual, weighted in projections(parcel, structure, seed, deadline)
+    ]

@@ -1,0 +1,94 @@
+"""How weights are stored in few bits: integers with a scale, and for operators an offset.
+
+    value = offset + scale * integer
+
+Generators and dense weights are int8 with a scale for each vector or row, operators int16 around one or zero
+with a scale for each operator, and what is sensitive to rounding (nodes, corners, biases) stays float32. A
+class says what is not int8 in `StructuredMatrix.stored`. The C export and `torchldr.quantize_` round by the
+one function here.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Storage(NamedTuple):
+    """The dtype that a tensor is stored in, and what its integers are counted from."""
+
+    dtype: torch.dtype
+    offset: float = 0.0
+
+    @property
+    def largest(self) -> int:
+        """The largest integer that is used; its negative is the smallest."""
+        return torch.iinfo(self.dtype).max
+
+
+INT8 = Storage(torch.int8)
+AROUND_ONE = Storage(torch.int16, 1.0)
+AROUND_ZERO = Storage(torch.int16)
+FLOAT = Storage(torch.float32)
+
+
+class Rounded(NamedTuple):
+    """A tensor in integers: `offset + scale * integers`, the scale with axes of 1 where it is shared."""
+
+    scale: Tensor
+    integers: Tensor
+    offset: float = 0.0
+
+    def value(self) -> Tensor:
+        scaled = self.integers.to(self.scale.dtype) * self.scale
+        return scaled + self.offset if self.offset else scaled
+
+
+def _scale_shape(shape: tuple[int, ...], storage: Storage, lead: int) -> tuple[int, ...]:
+    """A scale for each place of the leading axes and, for int8, for each vector: along the first axis."""
+    kept = lead + 1 if storage.dtype == torch.int8 and len(shape) - lead > 1 else lead
+    return tuple(size if axis < kept else 1 for axis, size in enumerate(shape))
+
+
+def rounded(t: Tensor, storage: Storage = INT8, lead: int = 0) -> Rounded:
+    """Round a tensor to integers.
+
+    Args:
+        t: floating point; `lead` axes in front count matrices, such as the gates of a recurrent layer.
+        storage: int8 or int16.
+        lead: how many axes are in front of the tensor's own.
+
+    Returns:
+        Integers of the tensor's shape; the largest entry of each vector, less the offset, is the largest
+        integer. No entry moves by more than half a scale.
+    """
+    t = t.detach() - storage.offset
+    shape = _scale_shape(tuple(t.shape), storage, lead)
+    axes = [axis for axis, size in enumerate(shape) if size != t.shape[axis]]
+    largest = t.abs().amax(axes, keepdim=True) if t.numel() and axes else t.abs()
+    scale = largest.reshape(shape) if t.numel() else t.new_ones(shape)
+    scale = torch.where(scale > 0, scale / storage.largest, torch.ones_like(scale))
+    integers = (t / scale).round().clamp(-storage.largest, storage.largest)
+    return Rounded(scale, integers.to(storage.dtype), storage.offset)
+
+
+def straight_through(t: Tensor, storage: Storage = INT8, lead: int = 0) -> Tensor:
+    """The rounded values with the gradient of the tensor itself, for quantisation-aware training."""
+    if storage.dtype == torch.float32:
+        return t
+    return t + (rounded(t, storage, lead).value() - t.detach())
+
+
+def stored_bytes(shape: tuple[int, ...], storage: Storage = INT8, lead: int = 0) -> int:
+    """What a tensor of this shape takes in this storage, its scales in float32 included.
+
+    >>> stored_bytes((4, 784)), stored_bytes((783,), AROUND_ONE), stored_bytes((10,), FLOAT)
+    (3152, 1570, 40)
+    """
+    count = math.prod(shape)
+    if storage.dtype == torch.float32:
+        return 4 * count
+    return storage.dtype.itemsize * count + 4 * math.prod(_scale_shape(shape, storage, lead))

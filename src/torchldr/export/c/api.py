@@ -1,0 +1,237 @@
+"""`to_c`: a model as C99 for a microcontroller."""
+
+from __future__ import annotations
+
+import copy
+import os
+import re
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...nn import StructuredLinear, quantize_
+from ...nn.recurrent.base import StructuredRecurrent
+from ..check import outputs
+from ..inputs import Inputs, random_like, take_inputs
+from ..program import quiet
+from ..report import ExportError
+from .arena import plan
+from .files import render
+from .graph import to_steps
+from .kernels import PRELUDES
+from .products import is_plain
+from .report import CReport
+from .writer import Source
+
+WEIGHTS = tuple(PRELUDES)
+_KEYWORDS = frozenset(
+    [
+        "auto",
+        "break",
+        "case",
+        "char",
+        "const",
+        "continue",
+        "default",
+        "do",
+        "double",
+        "else",
+        "enum",
+        "extern",
+        "float",
+        "for",
+        "goto",
+        "if",
+        "inline",
+        "int",
+        "long",
+        "register",
+        "restrict",
+        "return",
+        "short",
+        "signed",
+        "sizeof",
+        "static",
+        "struct",
+        "switch",
+        "typedef",
+        "union",
+        "unsigned",
+        "void",
+        "volatile",
+        "while",
+        "main",
+        "test",
+    ]
+)
+
+
+def to_c(
+    model: nn.Module,
+    example: Any,
+    folder: str | os.PathLike[str],
+    *,
+    weights: str = "int8",
+    name: str = "model",
+) -> CReport:
+    """Write a model as C99 without allocation, for a microcontroller.
+
+    Args:
+        model: structured layers (linear and recurrent), `nn.Linear`, 2d convolutions and max-pooling, ReLU,
+            sigmoid, tanh, softmax, views and sums of these, in float32. It is not changed; exported as in
+            `eval()`.
+        example: an input, a batch of 1.
+        folder: to be made, with `{name}.c`, `{name}.h`, `test.c` (an input, and the model's answer) and
+            `README.md`. Nothing is written if something fails.
+        weights: "int8" stores weights as `torchldr.quantize_` rounds them, "float32" as they are.
+        name: of the files, and of the function `{name}_run(const float *x, float *y)`.
+
+    Returns:
+        What the layers take of flash and RAM.
+
+    Raises:
+        ExportError: the model cannot be written in C; the error names the node.
+        FileExistsError: the folder exists.
+    """
+    folder = _check_arguments(folder, weights, name)
+    inputs = _check_inputs(model, example)
+    model = copy.deepcopy(model).cpu().eval().requires_grad_(False)
+    _check_dtypes(model)
+    if weights == "int8":
+        quantize_(model)
+    given = random_like(inputs, torch.Generator().manual_seed(0))
+    answers = outputs(model, given)
+    layers = _as_nodes_(model)
+    program = _export(model, inputs)
+    source = Source(weights)
+    made = to_steps(program, source, layers)
+    floats = plan(made)
+    flash = sum(row.flash for row in made.rows) + source.table_bytes()
+    title = f"{type(model).__name__.removeprefix('Parametrized')} with {weights} weights"
+    report = CReport(os.fspath(folder), title, weights, tuple(made.rows), flash, 4 * floats)
+    answer = torch.cat([t.flatten() for t in answers]).numpy()
+    files = render(name, made, source, report, given.tensors()[0], answer)
+    _write(folder, files)
+    return report
+
+
+def _check_arguments(folder: str | os.PathLike[str], weights: str, name: str) -> Path:
+    if weights not in WEIGHTS:
+        raise ValueError(f"to_c: weights must be one of {', '.join(WEIGHTS)}, got {weights!r}.")
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name) or name in _KEYWORDS:
+        raise ValueError(f"to_c: name must be a C identifier that is no keyword, got {name!r}.")
+    folder = Path(folder)
+    if folder.exists() or folder.is_symlink():
+        raise FileExistsError(f"to_c: {folder} exists already; name a folder to be made.")
+    if not folder.absolute().parent.is_dir():
+        raise FileNotFoundError(f"to_c: the folder {folder.parent} does not exist.")
+    return folder
+
+
+def _check_inputs(model: nn.Module, example: Any) -> Inputs:
+    inputs = take_inputs("to_c", model, example)
+    tensors = inputs.tensors()
+    if len(tensors) != 1:
+        raise ExportError(f"to_c: the model must take one tensor, the example has {len(tensors)}.")
+    (x,) = tensors
+    if x.dtype != torch.float32:
+        raise TypeError(f"to_c: the example must be float32, got {x.dtype}.")
+    steps_first = any(
+        isinstance(module, StructuredRecurrent) and not module.batch_first for module in model.modules()
+    )
+    if x.ndim > 1 and x.shape[0] != 1 and not steps_first:
+        raise ExportError(
+            f"to_c: a microcontroller takes one input at a time, the example has shape {tuple(x.shape)}: "
+            "its first size must be 1."
+        )
+    return inputs
+
+
+def _check_dtypes(model: nn.Module) -> None:
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.is_complex() or (tensor.is_floating_point() and tensor.dtype != torch.float32):
+            raise TypeError(
+                f"to_c: {name} has dtype {tensor.dtype}; C is for float32: convert with model.float()."
+            )
+
+
+def _export(model: nn.Module, inputs: Inputs) -> torch.export.ExportedProgram:
+    try:
+        with quiet(), torch.no_grad():
+            return torch.export.export(model, inputs.args, inputs.kwargs, strict=False)
+    except ExportError:
+        raise
+    except Exception as error:
+        first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise ExportError(f"to_c: torch.export cannot trace {type(model).__name__}: {first}") from error
+
+
+def _write(folder: Path, files: dict[str, str]) -> None:
+    """All files, or none."""
+    with tempfile.TemporaryDirectory(dir=folder.absolute().parent, prefix=f".{folder.name}.") as draft:
+        made = Path(draft) / folder.name
+        made.mkdir()
+        for name, text in files.items():
+            (made / name).write_text(text, encoding="utf-8")
+        made.rename(folder)
+
+
+# Layers that torch.export sees as one node.
+
+
+def _layer_node(index: int, layer: StructuredLinear, x: Tensor) -> Tensor:
+    return torch.ops.torchldr.c_layer(x, index, layer.out_features)
+
+
+def _recurrent_node(
+    index: int, layer: StructuredRecurrent, name: str, input: Any, hx: Any = None
+) -> tuple[Tensor, Any]:
+    who = f"to_c: {name or 'the model'}"
+    if hx is not None:
+        raise ExportError(f"{who} is given a state; C begins with zeros.")
+    if not isinstance(input, Tensor):
+        raise ExportError(f"{who} is given a {type(input).__name__}; C takes a tensor.")
+    if layer.proj_size:
+        raise ExportError(f"{who} has a projection (proj_size), for which there is no C.")
+    if input.ndim == 3 and input.shape[0 if layer.batch_first else 1] != 1:
+        raise ExportError(f"{who} sees a batch of several sequences; export a batch of 1.")
+    directions, count = 2 if layer.bidirectional else 1, len(layer.state_names)
+    shape = [*input.shape[:-1], directions * layer.hidden_size]
+    state = [layer.num_layers * directions, *[1] * (input.ndim - 2), layer.hidden_size]
+    y, *states = torch.ops.torchldr.c_recurrent(input, index, shape, state, count)
+    return y, tuple(states) if count > 1 else states[0]
+
+
+def _register() -> None:
+    torch.library.define("torchldr::c_layer", "(Tensor x, int index, int features) -> Tensor")
+    torch.library.define(
+        "torchldr::c_recurrent", "(Tensor x, int index, int[] shape, int[] state, int count) -> Tensor[]"
+    )
+    torch.library.register_fake(
+        "torchldr::c_layer", lambda x, index, features: x.new_empty(*x.shape[:-1], features)
+    )
+    torch.library.register_fake(
+        "torchldr::c_recurrent",
+        lambda x, index, shape, state, count: [x.new_empty(s) for s in (shape, *[state] * count)],
+    )
+
+
+_register()
+
+
+def _as_nodes_(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Let structured layers be traced as single nodes; the layers by the index of their node."""
+    layers: list[tuple[str, nn.Module]] = []
+    for name, module in model.named_modules():
+        if is_plain(module, StructuredLinear):
+            module.__dict__["forward"] = partial(_layer_node, len(layers), module)
+        elif isinstance(module, StructuredRecurrent):
+            module.__dict__["forward"] = partial(_recurrent_node, len(layers), module, name)
+        else:
+            continue
+        layers.append((name, module))
+    return layers

@@ -1,0 +1,135 @@
+"""The files of an export: model.h, model.c, a test vector and a page that says what is there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .graph import Steps
+from .kernels import PRELUDES
+from .report import CReport
+from .writer import Source, literal
+
+_HEADER = """/* Written by torchldr: {title}. */
+#ifndef {NAME}_H
+#define {NAME}_H
+
+#ifdef __cplusplus
+extern "C" {{
+#endif
+
+#define {NAME}_INPUT_SIZE {input}
+#define {NAME}_OUTPUT_SIZE {output}
+#define {NAME}_ARENA_BYTES {arena} /* of RAM, static, besides x, y and the stack */
+#define {NAME}_WEIGHT_BYTES {flash} /* of flash, besides the code */
+
+/* y = model(x): {input} numbers to {output}. Not reentrant: all calls share one arena. */
+void {name}_run(const float *x, float *y);
+
+#ifdef __cplusplus
+}}
+#endif
+
+#endif
+"""
+
+_SOURCE = """/* Written by torchldr: {title}. C99, no allocation, nothing but math.h. */
+#include <math.h>
+#include <stdint.h>
+
+#include "{name}.h"
+
+{prelude}{text}
+static float arena[{floats}];
+
+void {name}_run(const float *x, float *y)
+{{
+    (void)arena;
+{body}}}
+"""
+
+_TEST = """/* What the model answers to one input, and a program that compares: 0 where {name}.c agrees. */
+#include <math.h>
+#include <stdio.h>
+
+#include "{name}.h"
+
+static const float x[] = {{
+{x}
+}};
+static const float expected[] = {{
+{y}
+}};
+
+int main(void)
+{{
+    static float y[{NAME}_OUTPUT_SIZE];
+    float largest = 0.0f, difference = 0.0f;
+    {name}_run(x, y);
+    for (int i = 0; i < {NAME}_OUTPUT_SIZE; i++) {{
+        largest = fmaxf(largest, fabsf(expected[i]));
+        difference = fabsf(y[i] - expected[i]) <= difference ? difference : fabsf(y[i] - expected[i]);
+    }}
+    printf("largest difference %g of %g\\n", (double)difference, (double)largest);
+    return difference <= 1e-3f * largest ? 0 : 1;
+}}
+"""
+
+_README = """# {name}
+
+{title}, as C. `{name}.c` and `{name}.h` are all that a firmware needs (C99 and `math.h`):
+
+```c
+#include "{name}.h"
+
+static float x[{NAME}_INPUT_SIZE], y[{NAME}_OUTPUT_SIZE];
+{name}_run(x, y);
+```
+
+The input is {input} numbers{shape}, the output {output}. Weights are `const` and stay in
+flash: {flash:,} bytes.
+Working memory is one static arena: {arena:,} bytes. Arithmetic is in float.
+
+{table}
+
+`test.c` holds one input with the model's answer:
+
+```
+cc -std=c99 -O2 {name}.c test.c -lm -o test && ./test
+```
+"""
+
+
+def render(
+    name: str, made: Steps, source: Source, report: CReport, example: Any, answer: Any
+) -> dict[str, str]:
+    """The files by name."""
+    outputs = sum(value.size for value in made.outputs)
+    body = "".join(f"    {line}\n" for step in made.steps for line in step.lines())
+    facts = {
+        "name": name,
+        "NAME": name.upper(),
+        "title": report.title,
+        "input": made.input_size,
+        "output": outputs,
+        "arena": report.arena,
+        "flash": report.flash,
+    }
+    floats = max(1, report.arena // 4)
+    if any(step.text.startswith("copy(") for step in made.steps):
+        source.use("copy")
+    shape = "" if example.ndim < 2 else f" ({' x '.join(map(str, example.shape))}, row by row)"
+    return {
+        f"{name}.h": _HEADER.format(**facts),
+        f"{name}.c": _SOURCE.format(
+            **facts, prelude=PRELUDES[source.weights], text=source.text(), floats=floats, body=body
+        ),
+        "test.c": _TEST.format(**facts, x=numbers(example.numpy()), y=numbers(answer)),
+        "README.md": _README.format(**facts, shape=shape, table=report.markdown()),
+    }
+
+
+def numbers(values: Any) -> str:
+    flat = np.asarray(values).ravel()
+    return ",\n".join(", ".join(literal(v) for v in flat[i : i + 8]) for i in range(0, len(flat), 8))

@@ -1,0 +1,450 @@
+"""From a traced model to steps of C: what each reads, writes and needs, and the text of it."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ...core import rules
+from ...core.storage import INT8, Rounded, rounded
+from ..report import ExportError
+from .products import Product, structured_product, write_product
+from .recurrent import Recurrent, write_recurrent
+from .writer import Source, literal
+
+
+class Buffer:
+    """Memory of some values: a number of floats, and where it lies once that is planned."""
+
+    def __init__(self, size: int, place: str | None = None) -> None:
+        self.size, self.place = size, place
+
+
+@dataclass(eq=False)
+class Value:
+    """A tensor of the graph: a part of a buffer."""
+
+    buffer: Buffer
+    shape: tuple[int, ...]
+    offset: int = 0
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def pointer(self) -> str:
+        if self.buffer.place is None:  # no working memory is needed
+            return "arena"
+        return f"{self.buffer.place} + {self.offset}" if self.offset else self.buffer.place
+
+    @property
+    def whole(self) -> bool:
+        return self.offset == 0 and self.size == self.buffer.size
+
+
+@dataclass(eq=False)
+class Step:
+    """A call: `text` has {0}, {1}, .. for what it reads, {y}, {y1}, .. for what it writes, {work}."""
+
+    text: str
+    reads: list[Value]
+    writes: list[Value]
+    scratch: int = 0
+    elementwise: bool = False  # may write where it reads
+
+    def __post_init__(self) -> None:
+        self.work = Value(Buffer(self.scratch), (self.scratch,))
+
+    def lines(self) -> list[str]:
+        """The text with pointers, once everything has its place."""
+        reads = [value.pointer for value in self.reads]
+        writes = {"y" if i == 0 else f"y{i}": value.pointer for i, value in enumerate(self.writes)}
+        return self.text.format(*reads, **writes, work=self.work.pointer).splitlines()
+
+
+class LayerRow(NamedTuple):
+    """What became of one layer.
+
+    Attributes:
+        name: where it stands in the model.
+        kind: what it is.
+        form: how it multiplies.
+        flash: bytes of constants, ram: of its output and working memory.
+        multiplications: about.
+    """
+
+    name: str
+    kind: str
+    form: str
+    flash: int
+    ram: int
+    multiplications: int
+
+
+@dataclass
+class Steps:
+    """A model as steps."""
+
+    steps: list[Step] = field(default_factory=list)
+    rows: list[LayerRow] = field(default_factory=list)
+    outputs: list[Value] = field(default_factory=list)
+    input_size: int = 0
+
+
+class _Tracer:
+    def __init__(self, source: Source, layers: Sequence[Any]) -> None:
+        self.source, self.layers, self.made = source, layers, Steps()
+        self.values: dict[Any, Any] = {}  # of nodes: Value, Tensor for constants, or tuples of them
+
+    def run(self, program: torch.export.ExportedProgram) -> Steps:
+        signature = program.graph_signature
+        lifted = {
+            **signature.inputs_to_parameters,
+            **signature.inputs_to_buffers,
+            **signature.inputs_to_lifted_tensor_constants,
+        }
+        known = {**program.state_dict, **program.constants}
+        for node in program.graph.nodes:
+            if node.op == "placeholder":
+                if node.name in lifted:
+                    self.values[node] = known[lifted[node.name]].detach()
+                else:
+                    shape = _shape(node)
+                    self.made.input_size = math.prod(shape)
+                    self.values[node] = Value(Buffer(math.prod(shape), "x"), shape)
+            elif node.op == "call_function":
+                self.values[node] = self._call(node)
+            elif node.op == "output":
+                for found in node.args[0]:
+                    value = self._get(found)
+                    if not isinstance(value, Value):
+                        raise ExportError(f"to_c: the output {found} is a constant.")
+                    self.made.outputs.append(value)
+        return self.made
+
+    def _get(self, argument: Any) -> Any:
+        if isinstance(argument, torch.fx.Node):
+            return self.values[argument]
+        return type(argument)(map(self._get, argument)) if isinstance(argument, list | tuple) else argument
+
+    def _call(self, node: torch.fx.Node) -> Any:
+        args = [self._get(argument) for argument in node.args]
+        kwargs = {name: self._get(argument) for name, argument in node.kwargs.items()}
+        given = [*args, *kwargs.values()]
+        if node.target is operator.getitem:
+            return args[0][args[1]]
+        if not any(_holds_value(argument) for argument in given):
+            return node.target(*args, **kwargs)  # type: ignore[operator]
+        target = str(node.target)
+        handler = _HANDLERS.get(target.removesuffix(".default"))
+        if handler is None:
+            raise ExportError(
+                f"to_c: the node {node.name!r} ({target}) of {_layer_name(node) or 'the model'} has no C. "
+                "There is C for structured layers, linear layers, 2d convolutions and max-pooling, ReLU, "
+                "sigmoid, tanh, softmax, sums, scalar factors and views."
+            )
+        return handler(self, node, *args, **kwargs)
+
+    def step(self, text: str, reads: list[Value], shape: Sequence[int], **options: Any) -> Value:
+        made = Value(Buffer(math.prod(shape)), tuple(shape))
+        self.made.steps.append(Step(text, reads, [made], **options))
+        return made
+
+    def row(
+        self, node: Any, kind: str, form: str, flash: int, floats: int, multiplications: float, name: str = ""
+    ) -> None:
+        name = name or _layer_name(node) or node.name
+        self.made.rows.append(LayerRow(name, kind, form, flash, 4 * floats, round(multiplications)))
+
+    def product(
+        self, node: Any, x: Value, made: Product, bias: Tensor | None, kind: str, name: str = ""
+    ) -> Value:
+        """A product of every vector along the last axis, and its bias."""
+        m, n = made.shape
+        rows = x.size // n
+        lines = [f"{made.name}({{0}}, {{y}}, {{work}});"]
+        if rows > 1:
+            call = f"{made.name}({{0}} + i * {n}, {{y}} + i * {m}, {{work}});"
+            lines = [f"for (int i = 0; i < {rows}; i++)", f"    {call}"]
+        flash = made.flash
+        if bias is not None:
+            self.source.use("bias")
+            symbol = self.source.constant(self.source.new_name("bias"), bias.float().numpy())
+            flash += 4 * bias.numel()
+            one = f"add_bias({{y}}, {symbol}, {m}, 1);"
+            many = [f"for (int i = 0; i < {rows}; i++)", f"    add_bias({{y}} + i * {m}, {symbol}, {m}, 1);"]
+            lines += [one] if rows == 1 else many
+        shape = (*x.shape[:-1], m)
+        size = math.prod(shape) + made.scratch
+        self.row(node, kind, made.form, flash, size, rows * made.multiplications, name)
+        return self.step("\n".join(lines), [x], shape, scratch=made.scratch)
+
+
+def _holds_value(argument: Any) -> bool:
+    if isinstance(argument, list | tuple):
+        return any(map(_holds_value, argument))
+    return isinstance(argument, Value)
+
+
+def _shape(node: torch.fx.Node) -> tuple[int, ...]:
+    found = node.meta.get("val")
+    if not isinstance(found, Tensor) or any(not isinstance(size, int) for size in found.shape):
+        raise ExportError(f"to_c: the shape of the node {node.name!r} depends on data.")
+    return tuple(found.shape)
+
+
+def _layer_name(node: torch.fx.Node) -> str:
+    """The module that a node comes from."""
+    stack = node.meta.get("nn_module_stack") or {}
+    found = [path for path, _ in stack.values()]
+    return str(found[-1]).removeprefix("L['self'].") if found else ""
+
+
+# Nodes.
+
+
+def _layer(t: _Tracer, node: Any, x: Value, index: int, features: int) -> Value:
+    name, module = t.layers[index]
+    made, bias = structured_product(t.source, module), module.bias
+    rank = "" if module.rank is None else f", rank {module.rank}"
+    kind = f"{module.structure.name} {module.out_features} x {module.in_features}{rank}"
+    return t.product(node, x, made, None if bias is None else bias.detach(), kind, name)
+
+
+def _recurrent(
+    t: _Tracer, node: Any, x: Value, index: int, shapes: list[int], states: list[int], count: int
+) -> Any:
+    name, module = t.layers[index]
+    made: Recurrent = write_recurrent(t.source, module, math.prod(shapes[:-1]))
+    written = [Value(Buffer(math.prod(shape)), tuple(shape)) for shape in (shapes, *[states] * count)]
+    pointers = ", ".join(["{y}", "{y1}", "{y2}"][: 1 + count])
+    t.made.steps.append(Step(f"{made.name}({{0}}, {pointers}, {{work}});", [x], written, made.scratch))
+    size = sum(value.size for value in written) + made.scratch
+    kind = f"{type(module).__name__.removeprefix('Parametrized')} {module.input_size} -> {module.hidden_size}"
+    t.row(node, kind, made.form, made.flash, size, made.multiplications, name)
+    return tuple(written)
+
+
+def _linear(t: _Tracer, node: Any, x: Any, weight: Any, bias: Any = None) -> Value:
+    if not isinstance(x, Value) or not isinstance(weight, Tensor):
+        raise ExportError(f"to_c: the weight of the node {node.name!r} is computed from the input.")
+    M = rules.apply("linear_map", weight.float())
+    found = {"weight": exact} if (exact := _exactly(weight, t.source)) is not None else {}
+    made = write_product(t.source, M, found)
+    m, n = weight.shape
+    return t.product(node, x, made, bias, f"linear {m} x {n}")
+
+
+def _exactly(weight: Tensor, source: Source) -> Rounded | None:
+    """A weight in int8 where that is what it is already; None keeps floats."""
+    if source.weights != "int8":
+        return None
+    made = rounded(weight, INT8)
+    return made if bool(((made.value() - weight).abs() <= 1e-4 * made.scale).all()) else None
+
+
+def _conv2d(
+    t: _Tracer,
+    node: Any,
+    x: Value,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = (1, 1),
+    padding: Any = (0, 0),
+    dilation: Any = (1, 1),
+    groups: int = 1,
+) -> Value:
+    shape, kernel = _image(node, x), tuple(weight.shape[2:])
+    dilation = _two(dilation)
+    if isinstance(padding, str):
+        padding = [
+            d * (k - 1) // 2 if padding == "same" else 0 for d, k in zip(dilation, kernel, strict=True)
+        ]
+    out = _image(node, Value(Buffer(0), _shape(node)))
+    window = _window(shape, out, kernel, _two(stride), _two(padding), dilation, groups)
+    made = _exactly(weight, t.source)
+    symbol, floats = t.source.new_name("conv"), made is None and t.source.weights == "int8"
+    t.source.use("conv2d_float" if floats else "conv2d")
+    flash = 4 * weight.numel()
+    if made is not None:
+        data = t.source.constant(symbol, made.integers.numpy(), "int8")
+        scale = t.source.constant(f"{symbol}_scale", made.scale.float().numpy())
+        flash = weight.numel() + 4 * len(weight)
+    else:
+        data, scale = t.source.constant(symbol, weight.float().numpy()), "0"
+    named = t.source.object("window", f"{symbol}_window", window)
+    given = "" if floats else f"{scale}, "
+    lines = [f"conv2d{'_float' if floats else ''}(&{named}, {data}, {given}{{0}}, {{y}});"]
+    if bias is not None:
+        t.source.use("bias")
+        added = t.source.constant(f"{symbol}_bias", bias.float().numpy())
+        lines.append(f"add_bias({{y}}, {added}, {out[0]}, {out[1] * out[2]});")
+        flash += 4 * bias.numel()
+    made_shape = _shape(node)
+    kind = f"conv2d {shape[0]} -> {out[0]}, {kernel[0]} x {kernel[1]}"
+    multiplications = math.prod(made_shape) * weight[0].numel()
+    t.row(node, kind, "windows", flash, math.prod(made_shape), multiplications)
+    return t.step("\n".join(lines), [x], made_shape)
+
+
+def _max_pool2d(
+    t: _Tracer,
+    node: Any,
+    x: Value,
+    kernel: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+) -> Value:
+    out = _shape(node)
+    both = _image(node, x), _image(node, Value(Buffer(0), out))
+    kernel = _two(kernel)
+    window = _window(*both, kernel, _two(stride or kernel), _two(padding), _two(dilation), 1)
+    t.source.use("max_pool2d")
+    named = t.source.object("window", t.source.new_name("pool"), window)
+    t.row(node, f"max_pool2d {kernel[0]} x {kernel[1]}", "windows", 0, math.prod(out), 0)
+    return t.step(f"max_pool2d(&{named}, {{0}}, {{y}});", [x], out)
+
+
+def _two(value: Any) -> tuple[int, int]:
+    values = tuple(value) if isinstance(value, list | tuple) else (value,)
+    return (values[0], values[-1])
+
+
+def _image(node: Any, x: Value) -> tuple[int, int, int]:
+    """Channels, height and width of one image."""
+    if len(x.shape) == 4 and x.shape[0] != 1:
+        raise ExportError(f"to_c: the node {node.name!r} sees a batch of {x.shape[0]}; export a batch of 1.")
+    c, h, w = x.shape[-3:]
+    return c, h, w
+
+
+def _window(
+    shape: tuple[int, ...],
+    out: tuple[int, ...],
+    kernel: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    groups: int,
+) -> str:
+    sizes = ", ".join(map(str, (*shape, *out)))
+    pairs = ", ".join(f"{{{a}, {b}}}" for a, b in (kernel, stride, padding, dilation))
+    return f"{{{sizes}, {pairs}, {groups}}}"
+
+
+def _elementwise(function: str, kernel: str) -> Callable[..., Value]:
+    def handler(t: _Tracer, node: Any, x: Value) -> Value:
+        t.source.use(kernel)
+        return t.step(f"{function}({{0}}, {{y}}, {x.size});", [x], x.shape, elementwise=True)
+
+    return handler
+
+
+def _softmax(t: _Tracer, node: Any, x: Value, dim: int, *rest: Any) -> Value:
+    if math.prod(x.shape[dim:][1:] if dim != -1 else ()) != 1:
+        raise ExportError(f"to_c: softmax of the node {node.name!r} must be over the last axis.")
+    t.source.use("softmax")
+    n = x.shape[dim]
+    return t.step(f"softmax({{0}}, {{y}}, {x.size // n}, {n});", [x], x.shape, elementwise=True)
+
+
+def _affine(factor_of: Callable[[Any], Any], shift_of: Callable[[Any], Any]) -> Callable[..., Value]:
+    def handler(t: _Tracer, node: Any, a: Any, b: Any, *, alpha: float = 1) -> Value:
+        x, other = (a, b) if isinstance(a, Value) else (b, a)
+        if isinstance(other, Tensor) and other.numel() == 1:
+            other = other.item()
+        plain = isinstance(other, int | float) and alpha == 1
+        if isinstance(other, Value) and factor_of(2.0) == 1.0 and alpha == 1 and x.shape == other.shape:
+            t.source.use("add")
+            return t.step(f"add({{0}}, {{1}}, {{y}}, {x.size});", [x, other], x.shape, elementwise=True)
+        if not plain or (x is b and factor_of is _reciprocal):
+            raise ExportError(
+                f"to_c: the node {node.name!r} ({node.target}) has C for two tensors of one shape that are "
+                "added, and for a tensor and a number."
+            )
+        t.source.use("affine")
+        numbers = f"{literal(factor_of(other))}, {literal(shift_of(other))}"
+        return t.step(f"affine({{0}}, {{y}}, {x.size}, {numbers});", [x], x.shape, elementwise=True)
+
+    return handler
+
+
+def _reciprocal(number: Any) -> float:
+    return 1 / number
+
+
+def _view(t: _Tracer, node: Any, x: Value, *rest: Any, **options: Any) -> Value:
+    shape = _shape(node)
+    if math.prod(shape) != x.size:
+        raise ExportError(f"to_c: the node {node.name!r} ({node.target}) changes the number of entries.")
+    return Value(x.buffer, shape, x.offset)
+
+
+def _permute(t: _Tracer, node: Any, x: Value, *dims: Any) -> Value:
+    order = list(range(len(x.shape)))
+    if str(node.target) == "aten.permute.default":
+        order = [d % len(order) for d in dims[0]]
+    else:
+        a, b = (d % len(order) for d in dims)
+        order[a], order[b] = order[b], order[a]
+    moved = [d for d in order if x.shape[d] != 1]
+    if moved != sorted(moved):
+        raise ExportError(
+            f"to_c: the node {node.name!r} ({node.target}) moves entries; there is no C for that."
+        )
+    return _view(t, node, x)
+
+
+def _part(t: _Tracer, node: Any, x: Value, dim: int = 0, start: Any = 0, *rest: Any) -> Value:
+    dim %= len(x.shape)
+    one = str(node.target) == "aten.select.int"
+    if math.prod(x.shape[:dim]) != 1 or (not one and len(rest) > 1 and rest[1] != 1):
+        raise ExportError(f"to_c: the node {node.name!r} ({node.target}) takes entries that are apart.")
+    first = (start or 0) + (x.shape[dim] if (start or 0) < 0 else 0)
+    return Value(x.buffer, _shape(node), x.offset + max(0, first) * math.prod(x.shape[dim + 1 :]))
+
+
+_VIEWS = (
+    "view", "reshape", "flatten.using_ints", "unflatten.int", "squeeze", "squeeze.dim", "squeeze.dims",
+    "unsqueeze", "contiguous", "clone", "alias", "detach", "detach_", "dropout", "dropout_", "_unsafe_view",
+    "expand", "to.dtype", "_to_copy", "lift_fresh_copy", "view_as", "_assert_tensor_metadata",
+)  # fmt: skip
+_HANDLERS: dict[str, Callable[..., Any]] = {
+    "torchldr.c_layer": _layer,
+    "torchldr.c_recurrent": _recurrent,
+    "aten.linear": _linear,
+    "aten.conv2d": _conv2d,
+    "aten.conv2d.padding": _conv2d,
+    "aten.max_pool2d": _max_pool2d,
+    "aten.relu": _elementwise("relu", "relu"),
+    "aten.relu_": _elementwise("relu", "relu"),
+    "aten.sigmoid": _elementwise("sigmoid", "sigmoid"),
+    "aten.tanh": _elementwise("hyperbolic", "tanh"),
+    "aten.softmax.int": _softmax,
+    "aten._softmax": _softmax,
+    "aten.add.Tensor": _affine(lambda b: 1.0, lambda b: b),
+    "aten.add_.Tensor": _affine(lambda b: 1.0, lambda b: b),
+    "aten.mul.Tensor": _affine(lambda b: b, lambda b: 0.0),
+    "aten.div.Tensor": _affine(_reciprocal, lambda b: 0.0),
+    "aten.permute": _permute,
+    "aten.transpose.int": _permute,
+    "aten.select.int": _part,
+    "aten.slice.Tensor": _part,
+    **{f"aten.{name}": _view for name in _VIEWS},
+}
+
+
+def to_steps(
+    program: torch.export.ExportedProgram, source: Source, layers: Sequence[tuple[str, nn.Module]]
+) -> Steps:
+    """The steps of a traced model, with everything that they need in `source`."""
+    return _Tracer(source, layers).run(program)

@@ -1,0 +1,89 @@
+"""`torchldr export`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from typer.testing import CliRunner
+
+from torchldr.cli.app import command_line
+
+MODEL = """
+import torch
+from torch import nn
+from torchldr import StructuredLinear
+
+def build():
+    torch.manual_seed(0)
+    return nn.Sequential(StructuredLinear(12, 12, structure="low_rank"), nn.ReLU(), nn.Linear(12, 3))
+
+model = build()
+number = 3
+gelu = nn.GELU()
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "some_model.py"
+    path.write_text(MODEL)
+    return path
+
+
+def invoke(*arguments: object):
+    return CliRunner().invoke(command_line(), ["export", *map(str, arguments)])
+
+
+@pytest.mark.parametrize("name", ["build", "model"])
+def test_c(name: str, file: Path, tmp_path: Path):
+    ran = invoke(f"{file}:{name}", "--input", 1, 12, "--out", tmp_path / "c", "--name", "net", "--json")
+    assert ran.exit_code == 0, ran.output
+    report = json.loads(ran.stdout)
+    assert [layer["form"] for layer in report["layers"]] == ["two products", "rows"]
+    assert (tmp_path / "c" / "net.c").is_file()
+    ran = invoke(f"{file}:{name}", "--to", "c", "--input", 1, 12, "-o", tmp_path / "d")
+    assert ran.exit_code == 0
+    assert "low_rank 12 x 12" in ran.stdout
+
+
+def test_a_state_is_loaded(file: Path, tmp_path: Path):
+    state = {
+        "0.G": torch.zeros(1, 12), "0.H": torch.zeros(1, 12), "0.bias": torch.zeros(12),
+        "2.weight": torch.zeros(3, 12), "2.bias": torch.tensor([0.5, 1.5, 2.5]),
+    }  # fmt: skip
+    save_file(state, tmp_path / "state.safetensors")
+    options = ["--input", 1, 12, "--state", tmp_path / "state.safetensors", "--out", tmp_path / "c"]
+    assert invoke(f"{file}:build", *options).exit_code == 0
+    assert "0.5f, 1.5f, 2.5f" in (tmp_path / "c" / "model.c").read_text()
+    save_file({"a": torch.zeros(1)}, tmp_path / "state.safetensors")
+    ran = invoke(f"{file}:build", *options[:-1], tmp_path / "d")
+    assert ran.exit_code == 1
+    assert "does not fit" in ran.output
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "code", "says"),
+    [
+        ("build", ["--input", 1, 12, "--to", "rust"], 2, "c, onnx"),
+        ("build", [], 2, "--input 1 784"),
+        ("number", ["--input", 1, 12], 1, "no nn.Module"),
+        ("absent", ["--input", 1, 12], 1, "has no 'absent'"),
+        ("gelu", ["--input", 1, 12], 1, "has no C"),
+        ("build", ["--input", 2, 12], 1, "one input at a time"),
+        ("build", ["--input", 1, 12, "--name", "a b"], 1, "C identifier"),
+    ],
+)
+def test_errors(model, options, code, says, file: Path, tmp_path: Path):
+    ran = invoke(f"{file}:{model}", *options, "--out", tmp_path / "c")
+    assert ran.exit_code == code, ran.output
+    assert says in ran.output
+    assert not (tmp_path / "c").exists()
+
+
+def test_where_no_model_is(tmp_path: Path):
+    assert "file.py:name" in invoke("model", "--input", 1, 2).output
+    assert "there is no file" in invoke(tmp_path / "no.py:model", "--input", 1, 2).output

@@ -1,0 +1,376 @@
+"""C against PyTorch: every class, on the host under sanitizers and on an emulated Cortex-M4."""
+
+from __future__ import annotations
+
+import copy
+import math
+import re
+import shutil
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import linear
+
+import torchldr
+from torchldr import StructuredGRU, StructuredLinear, StructuredLSTM, quantize_, structures
+from torchldr.export import ExportError, to_c
+from torchldr.export.c.writer import fft_factors, rule_of, smooth_length
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "microcontroller"
+STRICT = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic"]
+CLASSES = list(structures().values())
+SHAPES = [(1, 1), (1, 5), (5, 1), (2, 2), (12, 12), (9, 20), (20, 9)]
+RANKS = (1, 2, 3, 4)
+BOUND = 1e-4  # of |factors||x|
+
+needs_gcc = pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc here")
+needs_emulator = pytest.mark.skipif(
+    shutil.which("arm-none-eabi-gcc") is None or shutil.which("qemu-system-arm") is None,
+    reason="no gcc-arm-none-eabi or qemu-system-arm here",
+)
+every_weights = pytest.mark.parametrize("weights", ["float32", "int8"])
+
+# Prints the bits of all outputs: no digit is lost on the way.
+HARNESS = """
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include "net.h"
+static const float x[] = {%s};
+int main(void)
+{
+    static float y[NET_OUTPUT_SIZE];
+    net_run(x, y);
+    for (int i = 0; i < NET_OUTPUT_SIZE; i++) {
+        uint32_t bits;
+        memcpy(&bits, &y[i], 4);
+        printf("%%08lx\\n", (unsigned long)bits);
+    }
+    return 0;
+}
+"""
+
+
+def command(*arguments: object) -> str:
+    ran = subprocess.run([*map(str, arguments)], capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran.stdout
+
+
+def on_host(folder: Path) -> str:
+    flags = ["-g", "-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    command("gcc", *STRICT, *flags, folder / "net.c", folder / "main.c", "-lm", "-o", folder / "run")
+    return command(folder / "run")
+
+
+def on_cortex_m4(folder: Path) -> str:
+    flags = re.search(r"-mcpu.*", (EXAMPLE / "Makefile").read_text())[0].split()[:-1]
+    linked = [
+        "-T",
+        EXAMPLE / "mps2.ld",
+        "-nostartfiles",
+        "--specs=rdimon.specs",
+        "-Wl,--no-warn-rwx-segments",
+    ]
+    sources = [folder / "net.c", folder / "main.c", EXAMPLE / "startup.c"]
+    command("arm-none-eabi-gcc", *STRICT, "-O2", *flags, *sources, *linked, "-lm", "-o", folder / "run.elf")
+    machine = ["-M", "mps2-an386", "-nographic", "-monitor", "none", "-serial", "none"]
+    semihosting = ["-semihosting-config", "enable=on,target=native"]
+    return command("qemu-system-arm", *machine, *semihosting, "-kernel", folder / "run.elf")
+
+
+def run_c(model: nn.Module, x: torch.Tensor, folder: Path, weights: str, run=on_host) -> torch.Tensor:
+    """What the C of a model answers."""
+    to_c(model, x, folder, weights=weights, name="net")
+    numbers = ", ".join(f"{v!r}f" for v in x.double().flatten().tolist())
+    (folder / "main.c").write_text(HARNESS % numbers)
+    bits = [int(line, 16) for line in run(folder).split()]
+    return torch.tensor(struct.unpack(f"<{len(bits)}f", struct.pack(f"<{len(bits)}I", *bits)))
+
+
+class SideBySide(nn.Module):
+    """Layers that each see the first numbers of the input."""
+
+    def __init__(self, layers: list[StructuredLinear]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        return [layer(x[:, : layer.in_features]) for layer in self.layers]
+
+
+def drawn(n: int, m: int, name: str, rank: int | None = None, **options: object) -> StructuredLinear:
+    """A layer whose operators have left their start."""
+    layer = StructuredLinear(n, m, structure=name, rank=rank, **options)
+    with torch.no_grad():
+        layer.structure.draw_operators_(dict(layer.named_parameters()))
+    return layer
+
+
+def regimes() -> list[StructuredLinear]:
+    """What takes other ways than small layers near their start do."""
+    layers = [
+        drawn(40, 40, "ldr_sd", 2),  # Fourier transforms
+        drawn(30, 50, "ldr_sd", 3),
+        drawn(50, 30, "toeplitz_like", 2),
+        drawn(45, 45, "hankel_like", 1),
+        drawn(64, 64, "block_circulant", block_size=64),
+        drawn(150, 90, "circulant"),
+        drawn(90, 150, "block_circulant", block_size=75),
+        drawn(11, 13, "acdc"),  # a prime: no short transform
+        drawn(12, 10, "ldr_td", 2, normalize=True),
+        drawn(12, 10, "cauchy_like", 2, learn_nodes=True),
+        drawn(12, 10, "vandermonde_like", 2, learn_nodes=True),
+        drawn(20, 30, "block_circulant", block_size=7),
+    ]
+    for factor in (0.5, 1.5, 0.0):  # ranges that transforms in float32 do not bear
+        layer = drawn(60, 60, "ldr_sd", 1)
+        with torch.no_grad():
+            layer.subdiagonal_A[::2] *= factor
+        layers.append(layer)
+    return layers
+
+
+def small_layers() -> list[StructuredLinear]:
+    return [
+        drawn(n, m, cls.name, rank)
+        for cls in CLASSES
+        for m, n in SHAPES
+        for rank in ((None,) if not cls.ranked else RANKS if m == n else (1, 3))
+        if rank is None or rank <= min(m, n)
+    ]
+
+
+def check_layers(layers: list[StructuredLinear], folder: Path, weights: str, run) -> None:
+    model = SideBySide(layers)
+    x = torch.randn(1, max(layer.in_features for layer in layers))
+    y = run_c(model, x, folder / "net", weights, run)
+    if weights == "int8":
+        quantize_(model)
+    start = 0
+    for layer in layers:
+        M, v = layer.matrix().to(torch.float64), x[0, : layer.in_features].double()
+        bias = layer.bias.detach().double()
+        found, start = y[start : start + layer.out_features].double(), start + layer.out_features
+        allowed = BOUND * (M.magnitude() @ v.abs() + bias.abs())
+        assert ((found - M.to_dense() @ v - bias).abs() <= allowed).all(), layer
+
+
+@needs_gcc
+@every_weights
+def test_every_class_on_the_host(weights: str, tmp_path: Path):
+    check_layers([*small_layers(), *regimes()], tmp_path, weights, on_host)
+
+
+@needs_emulator
+@every_weights
+def test_every_class_on_a_cortex_m4(weights: str, tmp_path: Path):
+    check_layers([*small_layers()[::3], *regimes()], tmp_path, weights, on_cortex_m4)
+
+
+def test_every_class_has_c_of_its_own():
+    assert [cls.name for cls in CLASSES if rule_of(cls) is None] == []
+
+
+def test_the_range_of_the_operators_decides(tmp_path: Path):
+    near, far = drawn(128, 128, "ldr_sd", 2), drawn(128, 128, "ldr_sd", 2)
+    with torch.no_grad():
+        near.subdiagonal_A.fill_(1), near.subdiagonal_C.fill_(1)
+        far.subdiagonal_A.uniform_(0.5, 1.5)
+    forms = [to_c(m, torch.randn(1, 128), tmp_path / n).layers[0].form for m, n in ((near, "a"), (far, "b"))]
+    assert forms == ["transforms of length 256", "recurrence, for the operators' range"]
+
+
+def test_transform_lengths_are_smooth():
+    assert [smooth_length(n) for n in (1, 11, 784, 1025)] == [1, 12, 784, 1029]
+    assert all(math.prod(fft_factors(smooth_length(n))) >= n for n in range(1, 300))
+
+
+class Residual(nn.Module):
+    """Nodes that are no layers, and a weight that no layer holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = StructuredLinear(32, 32, structure="ldr_sd", rank=2), nn.Linear(32, 32)
+        self.weight = nn.Parameter(torch.randn(8, 32))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        h = torch.relu(self.a(x))
+        h = torch.tanh(h + 0.5 * self.b(h) + 1.0) + x
+        return linear(h, self.weight).softmax(-1), torch.sigmoid(h) / 3
+
+
+class Last(nn.Module):
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.head = layer, nn.Linear(16, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layer(x)[0][:, -1])
+
+
+def convolutions() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(2, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(6, 8, (3, 2), padding="same", dilation=2, groups=2, bias=False), nn.ReLU(inplace=True),
+        nn.Conv2d(8, 4, 3, stride=2), nn.MaxPool2d(3, 2, 1, ceil_mode=True), nn.Flatten(), nn.Dropout(),
+        StructuredLinear(36, 10, structure="toeplitz_like"), nn.Softmax(-1),
+    )  # fmt: skip
+
+
+MODELS = {
+    "convolutions": (convolutions, (1, 2, 20, 18)),
+    "residual": (Residual, (1, 32)),
+    "lstm": (lambda: StructuredLSTM(6, 8, 3, bidirectional=True, which="both"), (5, 1, 6)),
+    "gru": (lambda: StructuredGRU(6, 8, 2, which="hidden", bias=False, structure="low_rank"), (4, 6)),
+    "last step": (lambda: Last(StructuredGRU(6, 8, batch_first=True, bidirectional=True)), (1, 5, 6)),
+    "rows": (lambda: nn.Sequential(StructuredLinear(6, 7, structure="circulant"), nn.ReLU()), (1, 4, 6)),
+    "nothing": (nn.Flatten, (1, 2, 3)),
+}
+
+
+@needs_gcc
+@pytest.mark.parametrize("name", MODELS)
+def test_models(name: str, tmp_path: Path):
+    make, shape = MODELS[name]
+    model, x = make().eval(), torch.randn(shape)
+    for weights in ("float32", "int8"):
+        y = run_c(model, x, tmp_path / weights, weights)
+        if weights == "int8":
+            quantize_(model)
+        with torch.no_grad():
+            answer = torch.utils._pytree.tree_leaves(model(x))
+        torch.testing.assert_close(y, torch.cat([t.flatten() for t in answer]), rtol=1e-5, atol=1e-5)
+
+
+@needs_gcc
+def test_a_rounded_model_keeps_its_integers(tmp_path: Path):
+    model = quantize_(StructuredLinear(32, 32, structure="ldr_sd", rank=2).eval())
+    to_c(model, torch.randn(1, 32), tmp_path / "c")
+    text = (tmp_path / "c" / "model.c").read_text()
+    found = re.search(r"product_\d+_G\[\] = \{(.*?)\}", text, re.DOTALL)
+    numbers = [int(n) for n in found[1].split(",")]
+    assert numbers == model.parametrizations.G.original1.flatten().tolist()
+
+
+@needs_gcc
+def test_the_test_vector_and_the_report(tmp_path: Path):
+    model = nn.Sequential(
+        StructuredLinear(100, 100, structure="ldr_sd", rank=2), nn.ReLU(), nn.Linear(100, 10)
+    )
+    report = to_c(model, torch.randn(1, 100), tmp_path / "c", name="net2")
+    folder = tmp_path / "c"
+    assert sorted(path.name for path in folder.iterdir()) == ["README.md", "net2.c", "net2.h", "test.c"]
+    command("gcc", *STRICT, "-Os", "-c", folder / "net2.c", "-o", folder / "net2.o")
+    command("gcc", *STRICT, folder / "net2.o", folder / "test.c", "-lm", "-o", folder / "test")
+    assert "largest difference" in command(folder / "test")
+    # Flash: what the compiler puts into read-only data, but for padding and structs. RAM: zeros.
+    sections = dict(
+        re.findall(r"^(\.rodata\S*|\.bss)\s+(\d+)", command("size", "-A", folder / "net2.o"), re.M)
+    )
+    constants = sum(int(size) for name, size in sections.items() if name.startswith(".rodata"))
+    assert 0 <= constants - report.flash < 400
+    assert abs(int(sections[".bss"]) - report.arena) < 64
+    assert report.flash == sum(row.flash for row in report.layers) + 4 * 101 + 3  # a table of sines
+    assert [row.name for row in report.layers] == ["0", "2"]
+    assert "ldr_sd 100 x 100, rank 2: transforms of length 200" in str(report)
+    assert "| 0 | ldr_sd 100 x 100, rank 2 |" in (folder / "README.md").read_text()
+    assert '"weights": "int8"' in report.to_json()
+    assert {row["layer"] for row in report.rows()} == {"0", "2"}
+
+
+@needs_gcc
+def test_a_class_without_c_falls_back_to_its_dense_matrix(tmp_path: Path):
+    class Doubled(torchldr.LowRank):
+        def factors(self):
+            return [(2 * left, right) for left, right in super().factors()]
+
+        def _matmul(self, x):
+            return 2 * super()._matmul(x)
+
+    layer = StructuredLinear(8, 6, structure=Doubled).eval()
+    report = to_c(layer, torch.randn(1, 8), tmp_path / "report")
+    assert report.layers[0].form == "dense matrix in float32: the class has no C"
+    x = torch.randn(1, 8)
+    y = run_c(layer, x, tmp_path / "c", "int8")
+    torch.testing.assert_close(y, quantize_(copy.deepcopy(layer))(x)[0].detach(), rtol=1e-5, atol=1e-6)
+
+
+class DataDependent(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[x > 0]
+
+
+class WithState(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = StructuredGRU(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x, torch.zeros(1, 1, 4))[0]
+
+
+@pytest.mark.parametrize(
+    ("model", "x", "error", "says"),
+    [
+        (nn.Linear(4, 4), torch.zeros(2, 4), ExportError, "one input at a time"),
+        (nn.Linear(4, 4), torch.zeros(1, 4).double(), TypeError, "must be float32"),
+        (nn.Linear(4, 4).double(), torch.zeros(1, 4), TypeError, "weight has dtype torch.float64"),
+        (nn.Linear(4, 4).bfloat16(), torch.zeros(1, 4), TypeError, "model.float()"),
+        (DataDependent(), torch.randn(1, 4), ExportError, "to_c: "),
+        (
+            nn.Sequential(nn.Linear(4, 4), nn.GELU()),
+            torch.zeros(1, 4),
+            ExportError,
+            "'gelu' .* of 1 has no C",
+        ),
+        (nn.BatchNorm1d(4), torch.zeros(1, 4), ExportError, "has no C"),
+        (nn.Conv2d(1, 1, 1).eval(), torch.zeros(2, 1, 3, 3), ExportError, "first size must be 1"),
+        (nn.Softmax(1), torch.zeros(1, 4, 3), ExportError, "last axis"),
+        (WithState(), torch.zeros(3, 1, 4), ExportError, "layer is given a state"),
+        (StructuredLSTM(4, 4, proj_size=2), torch.zeros(3, 1, 4), ExportError, "proj_size"),
+        (StructuredLSTM(4, 4), torch.zeros(3, 2, 4), ExportError, "batch of 1"),
+        (nn.Bilinear(4, 4, 4), (torch.zeros(1, 4), torch.zeros(1, 4)), ExportError, "one tensor"),
+    ],
+)
+def test_what_cannot_be_written_is_one_clear_error(model, x, error, says, tmp_path: Path):
+    with pytest.raises(error, match=says):
+        to_c(model, x, tmp_path / "c")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["", "2net", "my net", "net-1", "int", "main", "ä", None])
+def test_a_name_is_a_c_identifier(name, tmp_path: Path):
+    with pytest.raises(ValueError, match="C identifier"):
+        to_c(nn.Linear(4, 4), torch.zeros(1, 4), tmp_path / "c", name=name)
+
+
+def test_folders_and_weights(tmp_path: Path):
+    model, x = nn.Linear(4, 4), torch.zeros(1, 4)
+    with pytest.raises(FileExistsError, match="exists already"):
+        to_c(model, x, tmp_path)
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        to_c(model, x, tmp_path / "no" / "c")
+    with pytest.raises(ValueError, match="one of int8, float32, got 'int4'"):
+        to_c(model, x, tmp_path / "c", weights="int4")
+    with torch.no_grad():
+        model.weight[0, 0] = math.nan
+    with pytest.raises(ValueError, match="not finite"):
+        to_c(model, x, tmp_path / "c", weights="float32")
+    assert not list(tmp_path.iterdir())
+
+
+@needs_emulator
+def test_the_example_runs_in_the_emulator(tmp_path: Path):
+    build = tmp_path / "build"
+    build.mkdir()
+    out = command(
+        "make", "-C", EXAMPLE, "run", f"BUILD={build}", "EPOCHS=1", "IMAGES=5", f"PYTHON={sys.executable}"
+    )
+    for line in (r"accuracy +\d+ of 5", r"instructions +\d{6,8} an image", "bytes of flash", "bytes of RAM"):
+        assert re.search(line, out), out

@@ -20,6 +20,9 @@ from torchldr.functional.port import series
 settings.register_profile("torchldr", deadline=None, derandomize="CI" in os.environ, print_blob=True)
 settings.load_profile("torchldr")
 
+# Modules that need an extra are not looked through for examples without it.
+collect_ignore = [] if importlib.util.find_spec("transformers") else ["src/torchldr/hf.py"]
+
 
 @pytest.fixture(autouse=True)
 def seeded():

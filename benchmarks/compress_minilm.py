@@ -178,10 +178,16 @@ def whitened(model: nn.Module, share: float, loader: Sentences) -> None:
 
 def calibrations(data: Path, tokenizer: Tokenizer) -> dict[str, Sentences]:
     left, right, _ = pairs(data / "sts-b/train.tsv")
-    sts = [text for pair in zip(left, right, strict=True) for text in pair][:3000]
+    sts = _drawn([*left, *right], 3000)
     wiki = (text.strip() for text in (data / "wikitext-2/train.txt").read_text().split(" . "))
-    some = [text for text in wiki if 30 < len(text) < 400][:256]
-    return {"sts-b, 3000": Sentences(sts, tokenizer, 100), "wikitext-2, 256": Sentences(some, tokenizer, 32)}
+    some = _drawn([text for text in wiki if 30 < len(text) < 400], 256)
+    return {"sts-b, 3000": Sentences(sts, tokenizer, 60), "wikitext-2, 256": Sentences(some, tokenizer, 32)}
+
+
+def _drawn(sentences: list[str], count: int) -> list[str]:
+    """Some of them at random: the files are sorted by kind, and the first thousands are captions alone."""
+    order = torch.randperm(len(sentences), generator=torch.Generator().manual_seed(0))
+    return [sentences[i] for i in order[:count].tolist()]
 
 
 def main() -> None:

@@ -38,7 +38,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torchldr import StructuredLinear
 from torchldr.bench.grid import INFERENCE, TRAINING, Case
 from torchldr.bench.measure import Setting, as_row, dense_side, measure, structured_layer, structured_side
-from torchldr.bench.paper_values import ACCELERATION, RANKS, SIZES
+from torchldr.bench.paper_values import RANKS, SIZES, in_paper
 from torchldr.timing import machine, minimum_seconds
 
 Rows = list[dict[str, Any]]
@@ -47,7 +47,7 @@ OUT = Path(__file__).resolve().parents[1] / "results" / "bench" / "cpu_speed.jso
 
 def cells() -> Rows:
     setting = Setting(seconds=0.08)
-    cases = [Case(INFERENCE, s, n, rank, 1) for n in SIZES for s in ACCELERATION for rank in RANKS]
+    cases = [Case(INFERENCE, s, n, rank, 1) for n in SIZES for s in in_paper() for rank in RANKS]
     # Up to 4096 one by one, so that a dense matrix that fits in a cache may stay there. Larger ones
     # stream from memory whatever is between: all cells of a size take turns with one dense product.
     rows = [measure(case, setting) for case in cases if case.n <= 4096]

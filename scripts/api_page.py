@@ -17,7 +17,22 @@ from typing import Any
 
 import torchldr
 import torchldr_paper
-from torchldr import cli, compress, export, nn, pictures, testing
+from torchldr import (
+    algebra,
+    cli,
+    compress,
+    executors,
+    export,
+    linalg,
+    matrices,
+    nn,
+    operators,
+    pictures,
+    project,
+    testing,
+)
+from torchldr.export import c
+from torchldr.matrices import classical
 from torchldr_paper import data, theory
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "api.md"
@@ -44,13 +59,21 @@ GROUPS: list[Group] = [
     ("Structured classes", "classes/index.md", is_structure),
     ("Compression", "compress.md", defined_in("torchldr.compress")),
     ("Projection", "projection.md", defined_in("torchldr.project")),
-    ("Matrices, operators and algebra", "algebra.md", lambda thing: True),
+    ("Matrices", "algebra.md", lambda thing: True),
 ]
 MODULES: dict[ModuleType, str] = {
+    matrices: "classes/index.md",
+    classical: "equivariance.md",
+    operators: "algebra.md",
+    algebra: "algebra.md",
+    linalg: "solving.md",
+    project: "projection.md",
     nn: "recurrent.md",
     compress: "compress.md",
     export: "export.md",
+    c: "export.md",
     testing: "testing.md",
+    executors: "scaling.md",
     pictures: "performance.md",
     cli: "../CONTRIBUTING.md",
     torchldr_paper: "experiments.md",

@@ -11,9 +11,14 @@ import pytest
 from .optional import left_out
 
 FOLDER = Path(__file__).resolve().parents[1] / "examples"
-ARGUMENTS = {"swap_linear.py": ["--epochs", "1"], "gpt.py": ["--quick"]}  # what makes an example quick
+ARGUMENTS = {
+    "swap_linear.py": ["--epochs", "1"],
+    "gpt.py": ["--quick"],
+    "distributed.py": ["--quick"],
+}  # what makes an example quick
 SAYS = {
     "gpt.py": "98,304 -> 9,216 of the linear layers' parameters",
+    "distributed.py": "step 24 loss 3.2",
     "displacement.py": "by its own operators   2",
     "own_structure.py": "it satisfies the contract",
     "swap_linear.py": "ldr_sd, rank 3",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import os
@@ -11,6 +12,7 @@ import sys
 import sysconfig
 import tomllib
 import zipfile
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -72,6 +74,27 @@ def test_import_warns_of_nothing():
 
 def test_every_public_name_exists():
     assert all(hasattr(torchldr, name) for name in torchldr.__all__)
+
+
+MODULES = (
+    "algebra", "compress", "export", "linalg", "matrices", "matrices.classical", "nn", "operators",
+    "pictures", "project", "testing",
+)  # fmt: skip
+
+
+def test_there_are_some_thirty_names_at_the_root():
+    assert 25 <= len(torchldr.__all__) <= 35
+
+
+def test_no_two_public_names_differ_only_in_case():
+    modules = [torchldr, *(importlib.import_module(f"torchldr.{name}") for name in MODULES)]
+    names = {name for module in modules for name in module.__all__}
+    lower = Counter(name.lower() for name in names)
+    assert not [name for name in names if lower[name.lower()] > 1]
+
+
+def test_modules_are_found_as_attributes():
+    python("import torchldr; torchldr.compress.Bytes, torchldr.export.to_onnx, torchldr.testing.contract")
 
 
 def test_the_extras_that_info_knows_are_those_of_the_package():

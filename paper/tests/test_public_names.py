@@ -29,7 +29,7 @@ INTERNAL = {
     "torchldr.matrices.toeplitz_like.corner_sign": STACKS,
     "torchldr.functional.port.acceptance": OPERATORS,
     "torchldr.functional.reference.tridiagonal_reference": OPERATORS,
-    "torchldr.compress.finetune_groups.operator_names": STARTS,
+    "torchldr.compress.finetuning.groups.operator_names": STARTS,
     "torchldr.matrices.toeplitz_like.project.from_displacement": STARTS,
     "torchldr.core.registry.near": "the near name in an error about an activation",
 }

@@ -22,8 +22,17 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = [
-    "FORMATS", "LOOKS", "PLAIN", "SIGNED", "Look", "NothingToDrawError", "Picture", "bare", "look",
-    "new_figure", "styled",
+    "FORMATS",
+    "LOOKS",
+    "PLAIN",
+    "SIGNED",
+    "NothingToDrawError",
+    "Picture",
+    "Style",
+    "bare",
+    "look",
+    "new_figure",
+    "styled",
 ]  # fmt: skip
 
 P = ParamSpec("P")
@@ -55,15 +64,15 @@ _RC: Any = {
 }
 
 
-class Look(NamedTuple):
+class Style(NamedTuple):
     """How a method is drawn."""
 
     colour: str
     marker: str
 
 
-LOOKS = {"pruning": Look("#7A4B9A", "d"), "rhu": Look("#8A6D3B", "h")}  # of methods that are no class
-OTHER = Look("#888888", ".")
+LOOKS = {"pruning": Style("#7A4B9A", "d"), "rhu": Style("#8A6D3B", "h")}  # of methods that are no class
+OTHER = Style("#888888", ".")
 
 
 class NothingToDrawError(ValueError):
@@ -153,7 +162,7 @@ def bare(axes: Axes) -> None:
         spine.set_linewidth(0.6)
 
 
-def look(method: str) -> Look:
+def look(method: str) -> Style:
     """How a method is drawn; the same grey for those without a look of their own."""
     known = structures().get(method)
-    return LOOKS.get(method, OTHER) if known is None else Look(*known.look)
+    return LOOKS.get(method, OTHER) if known is None else Style(*known.look)

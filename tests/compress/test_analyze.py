@@ -15,8 +15,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import torchldr
-from torchldr.compress import analyze_weights, compress_weights, load_weights, save_weights
-from torchldr.compress.tensors_workers import Packed, Workers
+from torchldr.compress import compress_weights, load_weights, save_weights
+from torchldr.compress.analysis import weights as analyze_weights
+from torchldr.compress.workers import Packed, Workers
 
 FAST = ("low_rank", "block_circulant", "toeplitz_like")
 
@@ -161,7 +162,7 @@ def test_modules_are_analysed_as_compress_sees_them():
 
     model = Model()
     found = torchldr.analyze(model, structures=("low_rank",), budget=0.5, skip=["*.k_proj"])
-    names = ["rnn", "attention.q_proj", "attention.v_proj", "attention.out_proj", "head"]
+    names = ["rnn.weight_ih_l0", "attention.q_proj", "attention.v_proj", "attention.out_proj", "head"]
     assert [w.name for w in found.weights] == names
     assert found.weights[0].matrices == 3
     assert "3 of 32 x 32" in str(found)
@@ -343,16 +344,16 @@ def test_folders_that_need_their_model_or_are_damaged_are_refused(tmp_path):
 
 SCRIPT = """
 import sys, torch, torchldr
-from torchldr.compress import tensors_workers
+from torchldr.compress import workers
 if __name__ == "__main__":
     torchldr.analyze({"W": torch.randn(60, 60)}, structures=["ldr_td"], ranks=[3], jobs=2,
                      progress=lambda *step: None)
-looks_of = tensors_workers.looks_of
+looks_of = workers.looks_of
 def endless(*given):
     print("working", file=sys.stderr, flush=True)
     while True:
         looks_of(*given)
-tensors_workers.looks_of = endless  # in the processes of the pool, which run this file first
+workers.looks_of = endless  # in the processes of the pool, which run this file first
 """
 
 

@@ -12,13 +12,13 @@ from torch import nn
 
 import torchldr
 from torchldr.compress import Bytes, Latency, parse_budget
-from torchldr.compress.budget import budget_text
-from torchldr.compress.budget_latency import Stopwatch
+from torchldr.compress.budget.amounts import budget_text
+from torchldr.compress.budget.latency import Stopwatch
 from torchldr.compress.candidates import Candidate, Search, charged, looks
+from torchldr.compress.checkpoint.files import TensorWeight
 from torchldr.compress.costs import stored_bytes
 from torchldr.compress.metric import Metric
 from torchldr.compress.selection import share_out
-from torchldr.compress.tensors import TensorWeight
 
 QUICK = ("low_rank", "block_circulant")
 
@@ -75,7 +75,7 @@ def clock(monkeypatch):
             found[name] = 1e-6 * structure.parameters(64, 64)
         return found
 
-    monkeypatch.setattr("torchldr.compress.budget_latency.minimum_seconds", seconds)
+    monkeypatch.setattr("torchldr.compress.budget.latency.minimum_seconds", seconds)
 
 
 def test_latency_is_shared_out(clock):
@@ -127,7 +127,7 @@ def test_the_stopwatch_times_inference_by_each_layer(monkeypatch):
     def look(module, inputs, output):
         ran.append((type(module), inputs[0].shape, module.training, output.is_inference()))
 
-    monkeypatch.setattr("torchldr.compress.budget_latency.minimum_seconds", seconds)
+    monkeypatch.setattr("torchldr.compress.budget.latency.minimum_seconds", seconds)
     weight = TensorWeight({"W": torch.randn(64, 32)}, "W")
     low = torchldr.Structure("low_rank", rank=1)
     with torch.nn.modules.module.register_module_forward_hook(look):
@@ -240,3 +240,28 @@ WRONG = [
 def test_wrong_budgets_are_explained(make, kind, message):
     with pytest.raises(kind, match=message):
         make()
+
+
+@pytest.mark.parametrize("near", [True, False])
+def test_of_large_weights_two_of_a_shape_decide_for_the_others(monkeypatch, near):
+    monkeypatch.setattr("torchldr.compress.selection._MANY", 0)
+    monkeypatch.setattr("torchldr.compress.selection._CHEAP", 1 << 8)
+    model = nn.Sequential(*(nn.Linear(32, 32, bias=False) for _ in range(4)))
+    for layer in model:
+        cls = torchldr.ToeplitzLike if near else torchldr.LowRank
+        layer.weight.data = cls.random(32, 32, rank=1 if near else 4).to_dense()
+    tried: list[int] = []
+    real = torchldr.compress.selection.looks_of
+
+    def counted(parcel, *more):
+        tried.append(len(parcel.matrices))
+        return real(parcel, *more)
+
+    monkeypatch.setattr("torchldr.compress.selection.looks_of", counted)
+    report = torchldr.compress_(model, 0.15, structures=("low_rank", "toeplitz_like"), effort=10.0)
+    if near:
+        assert {row.structure for row in report.layers} == {"toeplitz_like"}
+        assert report.residual < 1e-5
+    else:
+        assert {row.structure for row in report.layers} == {"low_rank"}
+        assert len(tried) <= 2

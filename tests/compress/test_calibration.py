@@ -14,10 +14,11 @@ from torch import Tensor, nn
 import torchldr
 from torchldr.compress.calibration import calibrate
 from torchldr.compress.candidates import bound
-from torchldr.compress.metric import LowRankFit, Metric
+from torchldr.compress.metric import Metric
 from torchldr.compress.outputs import main_output
 from torchldr.compress.progress import Clock
-from torchldr.compress.sites import find_units
+from torchldr.compress.targets import find_units
+from torchldr.matrices.low_rank.fit import LowRankFit
 
 LOW = torchldr.Structure("low_rank", rank=3)
 
@@ -59,12 +60,12 @@ def test_low_rank_in_a_metric_is_the_svd_of_the_weighted_matrix(m, n, seed, both
     metric = Metric(moments(n), moments(m) if both else None, 2.5)
     left = torch.eye(m, dtype=torch.float64) if metric.left is None else metric.left
     values = torch.linalg.svdvals(left @ W @ metric.root.mT)
-    fit = LowRankFit(W, metric)
+    fit = LowRankFit(W, metric.left, metric.root)
     for rank in range(1, min(m, n) + 1):
         expected = 2.5 * float(values[rank:].square().sum())
         scale = 1e-9 * metric.error(W)
         tensors = fit.tensors(rank)
-        assert fit.error(rank) == pytest.approx(expected, rel=1e-6, abs=scale)
+        assert 2.5 * fit.error(rank) == pytest.approx(expected, rel=1e-6, abs=scale)
         assert metric.error(W - tensors["G"].mT @ tensors["H"]) == pytest.approx(
             expected, rel=1e-6, abs=scale
         )

@@ -123,8 +123,14 @@ def test_other_convolutions_and_subclasses_are_left_alone():
 def test_recurrent_input_weights(kind, options):
     model = nn.ModuleDict({"rnn": kind(20, 24, 2, bidirectional=True, **options)})
     dense, x = model["rnn"], torch.randn(5, 3, 20)
-    (row,) = torchldr.compress_(model, LOW, min_features=8).layers
-    assert row.matrices == 4 * (4 if kind is nn.LSTM else 3)
+    report = torchldr.compress_(model, LOW, min_features=8)
+    assert [row.name for row in report.layers] == [
+        f"rnn.weight_ih_l{layer}{side}" for layer in (0, 1) for side in ("", "_reverse")
+    ]
+    assert report.layers[0].shape == (24, 20)
+    assert report.layers[2].shape == (24, 2 * (options.get("proj_size", 24)))
+    assert {row.matrices for row in report.layers} == {4 if kind is nn.LSTM else 3}
+    assert "recurrent=True" in report.left["rnn.weight_hh_l0"]
     assert model["rnn"].weight_hh_l0 is dense.weight_hh_l0
     oracle = kind(20, 24, 2, bidirectional=True, **options)
     oracle.load_state_dict(dense.state_dict())
@@ -133,6 +139,58 @@ def test_recurrent_input_weights(kind, options):
             gates = p.detach().chunk(4 if kind is nn.LSTM else 3)
             p.data = torch.cat([low_rank(gate) for gate in gates])
     assert close(model["rnn"](x)[0], oracle(x)[0])
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_every_weight_of_a_recurrent_layer_has_its_own_structure(kind, tmp_path):
+    plan = {
+        "rnn.weight_ih_l0": torchldr.Structure("low_rank", rank=2),
+        "rnn.weight_ih_l1": torchldr.Structure("toeplitz_like", rank=1),
+        "rnn.weight_hh_l1": torchldr.Structure("low_rank", rank=5),
+    }
+
+    def fresh():
+        torch.manual_seed(0)
+        return nn.ModuleDict({"rnn": kind(32, 40, 2)}).eval()
+
+    model, x = fresh(), torch.randn(6, 3, 32)
+    dense, oracle = model["rnn"], fresh()["rnn"]
+    report = torchldr.compress_(model, plan, recurrent=True)
+    assert [row.structure for row in report.layers] == ["low_rank", "dense", "toeplitz_like", "low_rank"]
+    assert model["rnn"].weight_hh_l0 is dense.weight_hh_l0
+    assert sum(p.numel() for p in model.parameters()) == report.model_parameters_after
+    for key, structure in plan.items():
+        p = oracle.get_parameter(key.removeprefix("rnn."))
+        gates = p.detach().chunk(4 if kind is nn.LSTM else 3)
+        made = [torchldr.from_dense(W, structure.name, structure.rank).matrix.to_dense() for W in gates]
+        p.data = torch.cat(made)
+    y = model["rnn"](x)[0]
+    assert close(y, oracle(x)[0])
+    torchldr.save_compressed(model, tmp_path)
+    assert torch.equal(torchldr.load_compressed(fresh(), tmp_path)["rnn"](x)[0], y)
+    torchldr.materialize_(model)
+    assert type(model["rnn"]) is kind
+    assert close(model["rnn"](x)[0], y)
+
+
+def test_recurrent_weights_under_a_budget_show_their_effect():
+    class Last(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.rnn = nn.GRU(40, 64, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.rnn(x)[0][:, -1]
+
+    given = {"structures": ["low_rank"], "loader": list(torch.randn(8, 4, 9, 40)), "progress": False}
+    inputs = torchldr.compress_(Last(), 0.5, **given)
+    both = torchldr.compress_(Last(), 0.5, recurrent=True, **given)
+    assert [row.name for row in inputs.layers] == ["rnn.weight_ih_l0"]
+    assert [row.name for row in both.layers] == ["rnn.weight_ih_l0", "rnn.weight_hh_l0"]
+    assert both.parameters_after <= 0.5 * both.parameters_before
+    assert 0 < inputs.distance < 1
+    assert 0 < both.distance < 1
 
 
 def test_tied_weights_stay_tied_and_shared_modules_are_replaced_once():
@@ -414,3 +472,20 @@ def test_the_budget_may_be_named():
     for arguments in ({}, {"spec": 0.1, "budget": 0.1}):
         with pytest.raises(TypeError, match="one of spec"):
             torchldr.compress_(model, **arguments)
+
+
+def test_a_report_says_how_fast_layers_are_and_which_are_slower(monkeypatch):
+    def seconds(calls, repeats, wanted):
+        for call in calls.values():
+            call()
+        return {name: 3e-3 if "cauchy" in name else 1e-3 if "low_rank" in name else 2e-3 for name in calls}
+
+    monkeypatch.setattr("torchldr.compress.budget.latency.minimum_seconds", seconds)
+    model = nn.ModuleDict({"a": nn.Linear(32, 32), "b": nn.Linear(32, 48), "c": nn.Linear(32, 32)})
+    plan = {"a": LOW, "b": torchldr.Structure("cauchy_like", rank=1)}
+    report = torchldr.compress_(model, plan)
+    assert [row.latency_after for row in report.layers] == [1.0, 3.0, 2.0]
+    assert report.slower == ["b"]
+    assert "latency: 6 -> 6 ms for 64 vectors a call, measured here\nslower than dense here: b;" in str(
+        report
+    )

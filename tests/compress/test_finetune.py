@@ -16,9 +16,9 @@ from torch.nn.functional import cross_entropy, kl_div
 from torch.utils.data import DataLoader, TensorDataset
 
 import torchldr
-from torchldr.compress.finetune_groups import even_factors, operator_names, parameter_groups
-from torchldr.compress.finetune_model import FinetuneResult, finetune
-from torchldr.compress.finetune_teacher import Distillation, replaced_layers
+from torchldr.compress.finetuning.groups import even_factors, operator_names, parameter_groups
+from torchldr.compress.finetuning.model import FinetuneResult, finetune
+from torchldr.compress.finetuning.teacher import Distillation, replaced_layers
 
 SRC = Path(__file__).parents[2] / "src"
 

@@ -239,3 +239,23 @@ def test_weights_alone_do_not_fit_a_transposed_layer(tmp_path):
     with pytest.raises(ValueError, match=r"c: the folder was made from weights alone, and a Conv1D"):
         torchldr.load_compressed(model, tmp_path / "out")
     assert isinstance(model["c"], Conv1D)
+
+
+def test_buffers_that_the_model_does_not_keep_do_not_matter(tmp_path):
+    class Net(nn.Module):
+        def __init__(self, kept: bool) -> None:
+            super().__init__()
+            self.layer = nn.Linear(32, 32)
+            self.register_buffer("positions", torch.arange(4), persistent=kept)
+            if kept:
+                self.register_buffer("places", torch.arange(3))
+
+    saved = Net(kept=True)
+    torchldr.compress_(saved, {"layer": torchldr.Structure("low_rank", rank=2)})
+    torchldr.save_compressed(saved, tmp_path)
+    model = torchldr.load_compressed(Net(kept=False), tmp_path)
+    assert torch.equal(model.layer.G, saved.layer.G)
+    saved.register_buffer("scale", torch.ones(3))
+    torchldr.save_compressed(saved, tmp_path)
+    with pytest.raises(ValueError, match="scale of the folder"):
+        torchldr.load_compressed(Net(kept=False), tmp_path)

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import torchldr
-from torchldr.compress.finetune_state import StateFile
-from torchldr.compress.tensors_plan import read_plan
+from torchldr.compress.checkpoint.plan import read_plan
+from torchldr.compress.finetuning.state import StateFile
 
 HUGE = 10**12
 

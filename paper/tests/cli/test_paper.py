@@ -17,7 +17,7 @@ from torchldr_paper import Protocol  # noqa: E402
 from torchldr_paper.cli import paper as commands_module  # noqa: E402
 from torchldr_paper.cli.options import parse_options  # noqa: E402
 from torchldr_paper.cli.paper import register  # noqa: E402
-from torchldr_paper.trainer.progress import Lines  # noqa: E402
+from torchldr_paper.trainer.progress import Event, Lines  # noqa: E402
 
 QUICK = ["--epochs", "1", "--trials", "1", "--lr", "0.001", "--device", "cpu"]
 
@@ -196,19 +196,21 @@ def test_options_of_a_class() -> None:
 def test_several_runs_at_a_time(own_file: Path, tmp_path: Path) -> None:
     from torchldr_paper import Protocol, Run
     from torchldr_paper.ledger.ledger import Ledger
-    from torchldr_paper.trainer.parallel import Settings, sweep_in_parallel
+    from torchldr_paper.trainer.parallel import Processes
+    from torchldr_paper.trainer.sweep import Library, sweep
 
     brief = Protocol(epochs=1, batch=30, lrs=(0.01,), trials=1)
     runs = [Run(str(own_file), structure=name, protocol=brief) for name in ("low_rank", "circulant")]
-    settings, lines = Settings(tmp_path, "cpu", None, 2), list[str]()
-    report = sweep_in_parallel([*runs, runs[0], Run("norb", protocol=brief)], settings, lines.append)
+    ledger, library, lines = Ledger(tmp_path), Library("cpu"), list[str]()
+    wanted = [*runs, runs[0], Run("norb", protocol=brief)]
+    report = sweep(wanted, ledger, library, backend=Processes(2), progress=Lines(2, lines.append))
     assert {run.hash for run in report.finished} == {run.hash for run in runs}
     assert "norb" in report.absent
     assert len(lines) == 2
     records = [Ledger(tmp_path).find(run) for run in runs]
     assert [record.result["notes"]["jobs"] for record in records if record is not None] == [2, 2]
-    assert len(sweep_in_parallel(runs, settings._replace(jobs=1), lines.append).present) == 2
-    late = sweep_in_parallel(runs, settings._replace(force=True, deadline=0.0), lines.append)
+    assert len(sweep(runs, ledger, library, backend=Processes(1)).present) == 2
+    late = sweep(runs, ledger, library, backend=Processes(2), force=True, max_seconds=0)
     assert len(late.left) == 2
 
 
@@ -256,14 +258,16 @@ def test_structures_joined_by_commas(own_file: Path, tmp_path: Path) -> None:
 def test_lines_between_epochs() -> None:
     lines: list[str] = []
     progress = Lines(2, lines.append, pause=0)
-    progress.start("a run", total=4, done=1)
-    for _ in range(3):
-        progress.advance("validation 50.00")
-    progress.finish()
-    assert lines[0] == "[1/2] a run, goes on after epoch 1"
-    assert [line.split(",")[0].strip() for line in lines[1:3]] == ["epoch 2 of 4", "epoch 3 of 4"]
-    assert len(lines) == 4
-    assert "s left" in lines[1]
+    for epoch in (1, 2, 3):
+        progress.update("0", Event("a run", "node1", epoch, 4, "validation 50.00"))
+    progress.update("1", Event("another", "node2", 0, 4, ""))
+    assert progress.shares == 0.75
+    progress.finish("0", "a run: test 50.00, 1.0 s")
+    assert lines[0] == "    1 at work on node1; a run at epoch 1 of 4"
+    assert "a run at epoch 3 of 4; about" in lines[2]
+    assert "2 at work on node1, node2; another at epoch 0 of 4; about" in lines[3]
+    assert lines[4:] == ["[1/2] a run: test 50.00, 1.0 s, node1"]
+    assert [*progress.at_work] == ["1"]
 
 
 @pytest.mark.parametrize(

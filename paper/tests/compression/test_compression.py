@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -266,6 +268,24 @@ def test_an_image_table_runs_resumes_and_is_shown(own_file: Path, tmp_path: Path
     assert "| class | 2 times | 10 times |" in text
     assert "`ldr_sd`" in text
     assert text.count("**") == 4
+
+
+class Elsewhere(ThreadPoolExecutor):
+    """What is called travels as it would to another process."""
+
+    def submit(self, fn, /, *args, **kwargs):
+        fn, args = pickle.loads(pickle.dumps((fn, args)))
+        return super().submit(fn, *args, **kwargs)
+
+
+def test_rows_do_not_depend_on_where_they_are_trained(own_file: Path, tmp_path: Path):
+    table, device = tiny_table(own_file, factors=(10,)), torch.device("cpu")
+    found = []
+    for folder, executor in ((tmp_path / "here", None), (tmp_path / "there", Elsewhere(1))):
+        assert images.run_image_table(table, Rows(folder), device, executor=executor, say=lambda line: None)
+        rows = Rows(folder).of("tiny")
+        found.append({row["method"]: (row["before"], row["after"], row["epoch"]) for row in rows})
+    assert found[0] == found[1]
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from torchldr_paper import Ledger, Library, Protocol, Run, load_network, sweep
 from torchldr_paper.ledger.weights import weights_path
-from torchldr_paper.trainer import sweep as sweep_module
+from torchldr_paper.trainer import parallel
 
 BRIEF = Protocol(epochs=2, lrs=(0.001, 0.01), trials=1, batch=12)
 
@@ -57,7 +57,7 @@ def test_files_of_others(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be(own_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is trained whose result could not be kept."""
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr(sweep_module, "train_run", lambda *args, **kwargs: pytest.fail("trained"))
+    monkeypatch.setattr(parallel, "train_run", lambda *args, **kwargs: pytest.fail("trained"))
     run = Run(str(own_file), protocol=BRIEF)
     with pytest.raises(OSError, match="results cannot be kept here"):
         sweep([run], Ledger(tmp_path / "file"), Library(torch.device("cpu")))

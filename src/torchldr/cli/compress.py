@@ -9,26 +9,30 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from ..compress.analyze_weights import BUDGETS, analyze
-from ..compress.budget import Budget, parse_budget
+from ..compress.analysis.plot import check_picture
+from ..compress.analysis.weights import BUDGETS, analyze
+from ..compress.budget.amounts import Budget, parse_budget
 from ..compress.candidates import CANDIDATES
-from ..compress.plot import check_picture
+from ..compress.checkpoint.compress import compress_weights
+from ..compress.checkpoint.plan import read_plan, write_plan
+from ..compress.checkpoint.storage import check_target, dense_beside, save_weights
+from ..compress.report import CompressionReport
 from ..compress.selection import Spec
-from ..compress.tensors_compress import compress_weights
-from ..compress.tensors_plan import read_plan, write_plan
-from ..compress.tensors_storage import check_target, dense_beside, save_weights
 from ..matrices import get_structure
 from .options import AsJson, Many
 
 INTERRUPTED = 130
-File = Annotated[Path, typer.Argument(help="A .safetensors file.", show_default=False)]
+File = Annotated[
+    Path, typer.Argument(help="A .safetensors file, or a folder with such files.", show_default=False)
+]
 Structures = Annotated[
     list[str] | None,
     typer.Option(help="Classes to try, by spaces or commas; `torchldr structures` lists them."),
@@ -114,10 +118,16 @@ def compress_command(
     dense: Annotated[
         Path | None, typer.Option(help="Also write a plain .safetensors file, each matrix its approximation.")
     ] = None,
+    text: Annotated[
+        Path | None, typer.Option(help="Lines of text that the model of a folder is calibrated with.")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a compressed model, and --dense.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Compress every matrix of a checkpoint, under a budget or by a plan; other tensors are copied."""
+    """Compress every matrix of a checkpoint, under a budget or by a plan; other tensors are copied.
+
+    A folder with a config.json is a Hugging Face model, and the result another one.
+    """
     if (budget is None) == (plan is None):
         raise typer.BadParameter("give one of --budget and --plan.")
     if plan is not None and structures:
@@ -127,6 +137,20 @@ def compress_command(
     if dense is not None:
         _check_dense(dense, file, out, force)
     spec: Spec = _budget(budget, batch) if budget is not None else read_plan(plan or "")
+    model = file.is_dir() and (file / "config.json").is_file()
+    if text is not None and not model:
+        raise typer.BadParameter("--text goes with a folder that has a config.json.")
+    if model:
+        _spare(file, out, "--out")
+        if dense is not None:
+            raise typer.BadParameter("--dense goes with .safetensors files, not with the folder of a model.")
+        with _interrupts():
+            search = {"structures": structures or CANDIDATES, "effort": effort, "seed": seed}
+            search |= {"skip": skip or (), "min_features": min_features}
+            report = _compress_model(file, out, spec, text, force, search)
+        print(report.to_json() if as_json else report)
+        _say(f"written: {out}")
+        return
     with _interrupts():
         weights, report = compress_weights(
             file, spec, skip=skip or (), min_features=min_features, structures=structures or CANDIDATES,
@@ -136,6 +160,26 @@ def compress_command(
             save_weights(weights, out, report, force=force)
     print(report.to_json() if as_json else report)
     _say(f"written: {out}")
+
+
+def _compress_model(
+    folder: Path,
+    out: Path,
+    spec: Spec,
+    text: Path | None,
+    force: bool,
+    search: dict[str, Any],
+) -> CompressionReport:
+    from ..hf import compress_folder
+
+    lines = None if text is None else text.read_text(encoding="utf-8").splitlines()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        report = compress_folder(folder, out, spec, text=lines, force=force, progress=_progress(), **search)
+    for one in caught:
+        if str(one.message).startswith("compress_:"):
+            _say(str(one.message).replace("give loader= (batches of its inputs)", "give --text"))
+    return report
 
 
 def _check_dense(dense: Path, file: Path, out: Path, force: bool) -> None:

@@ -1,18 +1,19 @@
 """Whole models: what their weights could become, dense layers replaced by structured ones, and back."""
 
-from .analyze_result import Analysis, Plan, Trial, WeightAnalysis
-from .analyze_weights import analyze
+from .analysis.result import Analysis, Plan
+from .analysis.trials import Trial, WeightAnalysis
+from .analysis.weights import analyze
 from .api import compress_, materialize_
-from .budget import Bytes, Latency, parse_budget
-from .finetune_groups import parameter_groups
-from .finetune_model import FinetuneResult, finetune
-from .finetune_teacher import Distillation
+from .budget.amounts import Bytes, Latency, parse_budget
+from .checkpoint.compress import compress_weights
+from .checkpoint.plan import read_plan, write_plan
+from .checkpoint.storage import load_weights, save_weights
+from .finetuning.groups import parameter_groups
+from .finetuning.model import FinetuneResult, finetune
+from .finetuning.teacher import Distillation
 from .report import CompressionReport, LayerReport
 from .storage import load_compressed, save_compressed
 from .structure import Structure
-from .tensors_compress import compress_weights
-from .tensors_plan import read_plan, write_plan
-from .tensors_storage import load_weights, save_weights
 
 __all__ = [
     "Analysis",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Executor
 from typing import Any
 
 import torch
@@ -11,19 +12,22 @@ from torch import Tensor, nn
 
 from ..matrices import Projection, StructuredMatrix
 from .attention import StructuredAttention, split_attention
-from .budget import Budget
+from .budget.amounts import Budget, Latency
+from .budget.latency import VECTORS, measured
 from .calibration import Calibration, calibrate, ridged
-from .candidates import CANDIDATES, EXACT
+from .candidates import CANDIDATES, exact
+from .checkpoint.files import check_finite
 from .dense import dense_modules
 from .layers import StructuredPointwise, keep_state, linear_from, recurrent_from, replace_modules, tie
+from .manifest import declare
 from .metric import Metric
 from .progress import CHECKING, PROJECTING, Clock, Report, check_effort, shown
 from .report import CompressionReport, describe
 from .selection import Choices, Spec, check_count, check_spec, chosen
-from .sites import FilterFn, Site, Unit, dense_parameters, find_units
 from .structure import Structure
-from .tensors import check_finite
-from .tensors_workers import Workers, projections
+from .targets import RECURRENT, FilterFn, Site, Unit, dense_parameters, find_units
+from .workers import Workers, project_all
+from .wrapped import check_unwrapped
 
 EFFORT = 2.0  # minutes, for a budget
 DOUBTFUL = 0.1  # a residual above which a compression without data is not to be trusted
@@ -42,8 +46,10 @@ def compress_(
     loader: Iterable[Any] | None = None,
     batches: int | None = None,
     output: str | None = None,
+    recurrent: bool = False,
     effort: float | None = None,
     seed: int = 0,
+    executor: Executor | None = None,
     progress: bool | Report | None = None,
 ) -> CompressionReport:
     """Replace the dense layers of a trained model by structured ones, in place.
@@ -54,7 +60,7 @@ def compress_(
 
     Args:
         model: any module that contains nn.Linear, 1 x 1 nn.Conv2d, nn.MultiheadAttention, nn.LSTM or
-            nn.GRU (their input weights), or Hugging Face's Conv1D. Subclasses of these stay.
+            nn.GRU (their input weights, each of its own), or Hugging Face's Conv1D. Subclasses of these stay.
         spec: a budget, shared out by error: a fraction in (0, 1) of the parameters of these weights
             (biases not counted), their number as an int of at least 1, `Bytes` or `Latency`; a Structure
             for all; or a mapping of names and patterns (`*`, `?`, `[..]`) to structures. An exact name
@@ -69,9 +75,13 @@ def compress_(
         batches: how many of them, at most; by default as many as somewhat less than half of the time allows.
         output: the name of the entry of the model's output that counts; by default its logits, sentence
             embeddings or hidden states, else its first tensor.
+        recurrent: take the weights too that multiply the state of an LSTM or GRU. They are often the larger
+            half, but their errors grow from step to step: give a loader, and look at the report's `distance`.
         effort: minutes that it may take, by default 2 for a budget and no limit for a plan. Where they are
             short, fewer batches and candidates are looked at and projections are quick ones.
         seed: of the projections and of random directions.
+        executor: where weights are projected, any of concurrent.futures, such as threads, processes or
+            `torchldr.executors.RayExecutor`; it stays open, and the result does not depend on it.
         progress: None for a line on stderr where that is a terminal, True for one in any case, False for
             none, or a function that is called with (stage, done, total).
 
@@ -92,15 +102,16 @@ def compress_(
     assert spec is not None
     if not isinstance(model, nn.Module):
         raise TypeError(f"compress_: model must be an nn.Module, got {type(model).__name__}.")
+    check_unwrapped("compress_", model)
     check_spec("compress_", spec)
     check_count("compress_", min_features=min_features, batches=1 if batches is None else batches)
     planned = isinstance(spec, Structure | Mapping)
     minutes = (None if planned else EFFORT) if effort is None else check_effort("compress_", effort)
     clock = Clock(minutes)
-    units, left = find_units(model, filter_fn, min_features)
+    units, left = find_units(model, filter_fn, min_features, recurrent)
     check_finite("compress_", units, "the weight of ")
     before = _count(model)
-    with shown(progress, clock) as report, Workers(1) as workers:
+    with shown(progress, clock) as report, Workers(1, executor) as workers:
         metrics, data = find_metrics(
             "compress_", model, units, activations, loader, batches, output, seed, clock, report
         )
@@ -115,9 +126,13 @@ def compress_(
                 notes.append("every weight has the same share: outputs were nearer so on batches held out")
     done = list(zip(units, found.structures, made, strict=True))
     _install(model, done)
+    declare(model)
     left |= found.stays
-    rows = [describe(*row, *latency) for row, latency in zip(done, found.latencies, strict=True)]
-    result = CompressionReport(tuple(rows), left, before, _count(model), distance, tuple(notes))
+    vectors, latencies = spec.batch if isinstance(spec, Latency) else VECTORS, found.latencies
+    if not isinstance(spec, Latency):
+        latencies = [*measured(units, found.structures)]
+    rows = [describe(*row, *latency) for row, latency in zip(done, latencies, strict=True)]
+    result = CompressionReport(tuple(rows), left, before, _count(model), distance, tuple(notes), vectors)
     _warn(result, known=loader is not None or bool(activations), planned=planned)
     return result
 
@@ -136,7 +151,13 @@ def _project(
         (workers.parcel(unit, metrics.get(unit.name)), structure, seed, deadline)
         for unit, structure in zip(units, structures, strict=True)
     ]
-    return workers.run([f"{PROJECTING} {unit.name}" for unit in units], projections, arguments, report)
+    made = project_all(workers, [f"{PROJECTING} {unit.name}" for unit in units], arguments, report)
+    if workers.here:
+        return made
+    return [
+        [p._replace(matrix=p.matrix.to(unit.matrices[0].device)) for p in some]
+        for unit, some in zip(units, made, strict=True)
+    ]
 
 
 def _compared(
@@ -153,16 +174,16 @@ def _compared(
 ) -> tuple[Choices, list[list[Projection]], float]:
     """The plan or, where that is measured to be better, the uniform share; and the outputs' distance."""
 
-    def measured(some: Sequence[list[Projection]], step: int) -> float:
+    def off(some: Sequence[list[Projection]], step: int) -> float:
         report(CHECKING, step, 2)
         return data.distance(model, dense_parameters(list(zip(units, some, strict=True))))
 
-    distance = measured(made, 0)
+    distance = off(made, 0)
     uniform = found.uniform
-    if uniform is None or uniform == found.structures or any(s.name not in EXACT for s in uniform):
+    if uniform is None or uniform == found.structures or not all(exact(s.name) for s in uniform):
         return found, made, distance
     rival = _project(units, uniform, metrics, seed, workers, clock, report)
-    other = measured(rival, 1)
+    other = off(rival, 1)
     if not other < distance:
         return found, made, distance
     return Choices(uniform, found.latencies, found.stays, uniform, found.notes), rival, other
@@ -191,10 +212,12 @@ def materialize_(model: nn.Module) -> nn.Module:
     Returns:
         The model.
     """
+    check_unwrapped("materialize_", model)
     replaced = dense_modules(model)
     for old, new in replaced.values():
         keep_state(old, new)
     replace_modules(model, {key: new for key, (_, new) in replaced.items()})
+    declare(model)
     return model
 
 
@@ -228,7 +251,7 @@ def find_metrics(
                 f"{who}: the activations of {name} must have {wanted} entries in their last axis, "
                 f"got shape {tuple(X.shape)}."
             )
-        if unit.kind in ("lstm", "gru"):
+        if unit.kind in RECURRENT:
             raise ValueError(f"{who}: activations of {name} cannot be used, it is recurrent.")
         if not X.isfinite().all() or not X.any():
             raise ValueError(f"{who}: the activations of {name} must be finite and not all zero.")
@@ -242,8 +265,13 @@ def find_metrics(
 
 def _install(model: nn.Module, done: Sequence[tuple[Unit, Structure, list[Projection]]]) -> None:
     """Build every replacement, then put them in."""
-    parts: dict[int, tuple[Site, dict[str, nn.Module]]] = {}
+    parts: dict[int, tuple[Site, dict[str, Any]]] = {}
     for unit, _, found in done:
+        if found and unit.kind in RECURRENT:
+            for site, part in unit.places:
+                gates = [projection.matrix for projection in found]
+                parts.setdefault(id(site.module), (site, {}))[1][part] = gates
+            continue
         leader: nn.Module | None = None
         for site, part in unit.places if found else []:
             made = _make(site, part, [projection.matrix for projection in found])
@@ -259,8 +287,6 @@ def _install(model: nn.Module, done: Sequence[tuple[Unit, Structure, list[Projec
 
 def _make(site: Site, part: str, matrices: list[StructuredMatrix]) -> nn.Module:
     module = site.module
-    if isinstance(module, nn.LSTM | nn.GRU):
-        return recurrent_from(module, matrices)
     if isinstance(module, nn.MultiheadAttention):
         dense = split_attention(module)[part]
         return linear_from(matrices[0], dense._parameters["bias"], learned=dense.weight.requires_grad)
@@ -269,14 +295,17 @@ def _make(site: Site, part: str, matrices: list[StructuredMatrix]) -> nn.Module:
     return linear_from(matrices[0], module._parameters.get("bias"), learned=learned)
 
 
-def _assemble(site: Site, layers: dict[str, nn.Module]) -> nn.Module:
-    """The replacement of a module from the layers for its parts."""
+def _assemble(site: Site, layers: dict[str, Any]) -> nn.Module:
+    """The replacement of a module from the layers for its parts, of a recurrent one from their matrices."""
     module = site.module
+    if isinstance(module, nn.LSTM | nn.GRU):
+        return recurrent_from(module, layers)
     if isinstance(module, nn.MultiheadAttention):
         return StructuredAttention(module, {**split_attention(module), **layers})
     if isinstance(module, nn.Conv2d):
         return StructuredPointwise(layers[""], module.stride)
-    return layers[""]
+    made: nn.Module = layers[""]
+    return made
 
 
 def _count(model: nn.Module) -> int:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout, pad, scaled_dot_product_attention
 
 from .layers import dense_linear
-from .sites import PROJECTIONS
+from .targets import PROJECTIONS
 
 
 class StructuredAttention(nn.Module):

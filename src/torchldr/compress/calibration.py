@@ -15,7 +15,7 @@ from torch.func import functional_call
 from .metric import Metric
 from .outputs import LOGITS, call, counted, distance, kept, main_output
 from .progress import CALIBRATING, Clock, Report
-from .sites import Site, Unit
+from .targets import RECURRENT, Site, Unit
 
 SHARE = 0.45  # of the time, at most
 HELD, EVERY = 4, 4  # one batch in four is held out to compare plans on, four at most
@@ -286,10 +286,10 @@ def _owned(site: Site, part: str) -> list[tuple[nn.Parameter, int | None]]:
     found: list[tuple[nn.Parameter | None, int | None]]
     if part == "out_proj":
         found = [(site.owners[1]._parameters["weight"], None)]
-    elif part:
-        found = [(owned[f"{part}_weight"], None) if joint is None else (joint, _INPUTS[part])]
+    elif site.kind in RECURRENT:
+        found = [(owned[part], None)]
     else:
-        found = [(p, None) for name, p in owned.items() if name.startswith("weight_ih")]
+        found = [(owned[f"{part}_weight"], None) if joint is None else (joint, _INPUTS[part])]
     return [(p, third) for p, third in found if p is not None]
 
 

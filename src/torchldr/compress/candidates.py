@@ -11,26 +11,17 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..matrices import get_structure
-from .finetune_groups import operator_names
-from .metric import QUICK, LowRankFit, Metric, TimeUpError, project
-from .structure import Structure
+from ..matrices import get_structure, structures
+from .finetuning.groups import operator_names
+from .metric import QUICK, Metric, TimeUpError, project
+from .structure import DENSE, Structure
 
-CANDIDATES = ("low_rank", "block_circulant", "toeplitz_like", "ldr_sd")
+CANDIDATES = tuple(name for name, cls in structures().items() if cls.compresses)
 SCREEN_EFFORT = QUICK
-# Their nearest members are found at once, at any effort.
-EXACT = frozenset(("dense", "low_rank", "circulant", "block_circulant"))
 MOST_RANKS = 48
-# A quick projection of rank r takes some r (r + 3) / 4 microseconds an entry, and that times this; of
-# matrices with fewer entries than `_LEAST`, as long as of these.
+# A quick projection of rank r takes r (r + 3) / 4 times as long as one of rank 1 (the class's
+# `projection_work` an entry); of matrices with fewer entries than `_LEAST`, as long as of these.
 _LEAST = 1 << 14
-_WORK = {
-    **dict.fromkeys(("acdc", "cauchy_like", "hankel_like", "toeplitz_like", "vandermonde_like"), 1),
-    "fastfood": 4,
-    "ldr_sd": 12,
-    "ldr_td": 48,
-}
-_UNKNOWN_WORK = 12
 WORK = 3 << 20
 
 
@@ -91,38 +82,44 @@ class Search:
         def parameters(structure: Structure) -> int:
             return sum(structure.parameters(*shape) for shape in shapes)
 
-        if name == "dense":
+        cls = get_structure(name)
+        if not cls.structured:
             found = []
-        elif name == "block_circulant":
-            found = [Structure(name, block_size=2**i) for i in range(1, 12) if 2**i <= smallest]
-        elif not get_structure(name).ranked:
-            found = [Structure(name)]
+        elif not cls.ranked:
+            found = [Structure(name, **options) for options in cls.variants(smallest, smallest)]
         else:
-            ranks = set(self._ranks(name, smallest))
-            for share in self.shares if self.ranks is None else ():
-                fits = lambda rank: parameters(Structure(name, rank))
-                ranks.add(bisect_right(range(1, smallest + 1), share * weight.size, key=fits))
-            found = [Structure(name, rank) for rank in sorted(ranks) if 1 <= rank <= smallest]
+            found = []
+            for options in cls.variants(smallest, smallest):
+                ranks = set(self._ranks(name, smallest))
+                for share in self.shares if self.ranks is None else ():
+                    fits = lambda rank, options=options: parameters(Structure(name, rank, **options))
+                    ranks.add(bisect_right(range(1, smallest + 1), share * weight.size, key=fits))
+                found += [Structure(name, rank, **options) for rank in sorted(ranks) if 1 <= rank <= smallest]
         entries = max(m * n for m, n in shapes)
         return [s for s in found if self._affordable(s, entries) and parameters(s) < weight.size]
 
     def _ranks(self, name: str, smallest: int) -> Sequence[int]:
         if self.ranks is not None:
             return self.ranks
-        if name == "low_rank":
+        if at_once(name):
             step = max(1, smallest // MOST_RANKS)
             return 1, 2, 3, *range(step, smallest + 1, step)
         return self.usual
 
     def _affordable(self, structure: Structure, entries: int) -> bool:
-        if self.work is None or structure.name in EXACT:
-            return True
-        name, rank = structure.name, structure.rank or 1
-        return max(entries, _LEAST) * _WORK.get(name, _UNKNOWN_WORK) * rank * (rank + 3) / 4 <= self.work
+        work, rank = structure.cls.projection_work, structure.rank or 1
+        return self.work is None or max(entries, _LEAST) * work * rank * (rank + 3) / 4 <= self.work
 
 
-def _any(structures: Sequence[Structure], name: str) -> bool:
-    return any(structure.name == name for structure in structures)
+def exact(name: str) -> bool:
+    """Whether the nearest member of a class is found at once, at any effort."""
+    return get_structure(name).projection_work == 0
+
+
+def at_once(name: str) -> bool:
+    """Whether the nearest members of a class of all ranks come from one decomposition."""
+    cls = get_structure(name)
+    return cls.ranked and cls.all_ranks(torch.ones(1, 1, dtype=torch.float64), None, None) is not None
 
 
 def priced(weight: Weight, structures: Sequence[Structure], found: Sequence[float]) -> list[Candidate]:
@@ -132,7 +129,7 @@ def priced(weight: Weight, structures: Sequence[Structure], found: Sequence[floa
         Candidate(structure, sum(structure.parameters(*shape) for shape in shapes), error)
         for structure, error in zip(structures, found, strict=True)
     ]
-    return [*rows, Candidate(Structure("dense"), weight.size, 0.0)]
+    return [*rows, Candidate(DENSE, weight.size, 0.0)]
 
 
 def charged(rows: Sequence[Candidate], costs: Sequence[float]) -> list[Candidate]:
@@ -151,17 +148,21 @@ def looks(
     effort: float,
     deadline: float | None = None,
 ) -> list[float]:
-    """The errors of structures in a metric, by projections; of low rank from one decomposition.
+    """The errors of structures in a metric, by projections; of all ranks by one decomposition where it can.
 
     Infinite where the deadline (by `time.time()`) came first.
     """
-    fits = [LowRankFit(W, metric) for W in matrices if _any(structures, "low_rank")]
+    fits = {
+        name: [metric.fit(W, Structure(name)) for W in matrices]
+        for name in dict.fromkeys(s.name for s in structures)
+        if at_once(name)
+    }
     exact = min(max(1e-10, 8 * torch.finfo(matrices[0].dtype).eps), 1e-3) ** 2
     whole = sum(metric.error(W) for W in matrices)
     found = []
     for structure in structures:
-        if structure.name == "low_rank":
-            error = sum(fit.error(structure.rank or 1) for fit in fits)
+        if structure.name in fits:
+            error = metric.scale * sum(fit.error(structure.rank or 1) for fit in fits[structure.name] if fit)
         else:
             try:
                 made = [project(W, structure, metric, seed, effort, deadline, quick=False) for W in matrices]

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from ..core.stacks import stack as stack_matrices
-from ..matrices import StructuredMatrix
-from ..nn import StructuredGRU, StructuredLinear, StructuredLSTM
+from ..matrices import StructuredMatrix, get_structure
+from ..nn import MatrixStack, StructuredGRU, StructuredLinear, StructuredLSTM
 from ..nn.graph import as_node, is_proxy
 from ..nn.recurrent.base import StructuredRecurrent
 from ..nn.tensors import in_format_of
+from .structure import DENSE
 
 # What nn.Module keeps of hooks. The registries themselves move, so that handles given out still remove.
 _HOOKS = (
@@ -98,16 +99,14 @@ def linear_from(matrix: StructuredMatrix, bias: nn.Parameter | None, *, learned:
     return layer
 
 
-def recurrent_from(layer: nn.RNNBase, matrices: Sequence[StructuredMatrix]) -> StructuredRecurrent:
-    """The structured LSTM or GRU with these input matrices, gate by gate, and everything else as it was."""
-    some = layer._parameters["weight_ih_l0"]
-    assert some is not None
-    first = matrices[0]
-    ours = empty_recurrent(layer, type(first), first.rank, first.options)
-    gates = len(ours.gates)
-    for i, (name, stack) in enumerate(ours._stacks().items()):
-        group = matrices[i * gates : (i + 1) * gates]
-        weight = layer._parameters[name]
+def recurrent_from(
+    layer: nn.RNNBase, weights: Mapping[str, Sequence[StructuredMatrix]]
+) -> StructuredRecurrent:
+    """The structured LSTM or GRU with these matrices, gate by gate, and everything else as it was."""
+    plan = {name: (type(gates[0]), gates[0].rank, gates[0].options) for name, gates in weights.items()}
+    ours = empty_recurrent(layer, plan)
+    for name, stack in ours._stacks().items():
+        group, weight = weights[name], layer._parameters[name]
         for key, value in stack_matrices(group).tensors.items():
             value = value.detach()
             if key in stack._parameters:
@@ -121,14 +120,21 @@ def recurrent_from(layer: nn.RNNBase, matrices: Sequence[StructuredMatrix]) -> S
 
 
 def empty_recurrent(
-    layer: nn.RNNBase, structure: type[StructuredMatrix], rank: int | None, options: Mapping[str, Any]
+    layer: nn.RNNBase, plan: Mapping[str, tuple[type[StructuredMatrix], int | None, Mapping[str, Any]]]
 ) -> StructuredRecurrent:
-    """A structured layer of the same sizes, with numbers of its own."""
+    """A structured layer of the same sizes, with numbers of its own.
+
+    Args:
+        layer: torch's.
+        plan: class, rank and options for the weights that are structured, by torch's names for them.
+    """
     some = next(layer.parameters())
     more = {"proj_size": layer.proj_size} if isinstance(layer, nn.LSTM) else {}
     cls: Any = StructuredLSTM if isinstance(layer, nn.LSTM) else StructuredGRU
+    sides = {name[: len("weight_ih")] for name in plan}
+    which = "both" if len(sides) > 1 else "input" if sides == {"weight_ih"} else "hidden"
     with torch.random.fork_rng(devices=[]):
-        made = cls(
+        made: StructuredRecurrent = cls(
             layer.input_size,
             layer.hidden_size,
             layer.num_layers,
@@ -137,11 +143,19 @@ def empty_recurrent(
             layer.dropout,
             layer.bidirectional,
             dtype=some.dtype,
-            structure=structure,
-            rank=rank,
+            structure=get_structure(DENSE.name),
+            which=which,
             **more,
-            **options,
         )
+        for name, dense in made._stacks().items():
+            m, n, gates = dense.out_features, dense.in_features, len(made.gates)
+            del made._modules[name]
+            if name not in plan:
+                made.register_parameter(name, nn.Parameter(torch.empty(gates * m, n, dtype=some.dtype)))
+                continue
+            made.structure, rank, options = plan[name]
+            common: Any = {"options": dict(options), "layer": type(made), "dtype": some.dtype}
+            made.add_module(name, MatrixStack((gates,), n, m, structure=made.structure, rank=rank, **common))
     return made.to(some.device)
 
 

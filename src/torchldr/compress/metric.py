@@ -20,7 +20,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ..matrices import Projection, get_structure
+from ..core.matrix import RankFit
+from ..matrices import Projection
 from ..project import from_dense
 from .structure import Structure
 
@@ -49,6 +50,10 @@ class Metric:
         """L (m, m) with L^T L = S."""
         return None if self.outputs is None else torch.linalg.cholesky(self.outputs).mT
 
+    def fit(self, W: Tensor, structure: Structure) -> RankFit | None:
+        """The nearest members of a class by rank in this metric (without its scale), where one has them."""
+        return structure.cls.all_ranks(W.detach().to("cpu", torch.float64), self.left, self.root)
+
     def error(self, D: Tensor) -> float:
         """Of an error D (m, n)."""
         D = D.detach().to("cpu", torch.float64)
@@ -66,49 +71,6 @@ PLAIN = Metric()
 QUICK = 0.1  # of the usual effort of a projection
 
 
-class LowRankFit:
-    """All nearest matrices of low rank to one weight in a metric, from one decomposition.
-
-    Args:
-        W: the weight (m, n).
-        metric: what errors count by.
-    """
-
-    def __init__(self, W: Tensor, metric: Metric = PLAIN) -> None:
-        self.W, self.metric = W.detach().to("cpu", torch.float64), metric
-        T = self.W if metric.left is None else metric.left @ self.W
-        T = T if metric.root is None else T @ metric.root.mT
-        self.wide = T.shape[0] <= T.shape[1]
-        if metric.left is None and metric.root is None:
-            # Without a metric residuals may be as small as rounding errors, and squares would hide them.
-            U, s, V = torch.linalg.svd(T, full_matrices=False)
-            squares, self.vectors = s.square(), U if self.wide else V.mT
-        else:
-            values, vectors = torch.linalg.eigh(T @ T.mT if self.wide else T.mT @ T)
-            squares, self.vectors = values.clamp(min=0).flip(0), vectors.flip(1)
-        tails = squares.flip(0).cumsum(0).flip(0)
-        self.tails = metric.scale * torch.cat([tails, tails.new_zeros(1)])
-
-    def error(self, rank: int) -> float:
-        """Of the nearest matrix of a rank; `error(0)` is that of zero."""
-        return float(self.tails[min(rank, len(self.tails) - 1)])
-
-    def tensors(self, rank: int) -> dict[str, Tensor]:
-        """G (r, m) and H (r, n) with M = G^T H the nearest matrix of this rank."""
-        V, left, root = self.vectors[:, :rank], self.metric.left, self.metric.root
-        if self.wide:  # M = L^-1 U U^T L W
-            seen = self.W if left is None else left @ self.W
-            G, H = V if left is None else torch.linalg.solve_triangular(left, V, upper=True), V.mT @ seen
-        else:  # M = W R^T V V^T R^-T
-            seen = self.W if root is None else self.W @ root.mT
-            G, H = seen @ V, V.mT
-            H = H if root is None else torch.linalg.solve_triangular(root.mT, H, upper=False, left=False)
-        G = G.mT
-        a, b = G.norm(dim=1, keepdim=True), H.norm(dim=1, keepdim=True)
-        ratio = torch.where(a * b > 0, (b / a).sqrt(), 1.0)
-        return {"G": G * ratio, "H": H / ratio}
-
-
 class TimeUpError(Exception):
     """A projection was given up."""
 
@@ -124,7 +86,7 @@ def project(
 ) -> Projection:
     """The nearest member of a class that we find.
 
-    Low rank is solved in the metric itself, other classes by the inputs' part of it.
+    Classes with `all_ranks` are solved in the metric itself, others by the inputs' part of it.
 
     Args:
         W, structure, metric: what to project, on what, and what errors count by.
@@ -135,7 +97,8 @@ def project(
     Raises:
         TimeUpError: where it was given up for good.
     """
-    if structure.name != "low_rank" or metric.outputs is None:
+    fit = None if metric.outputs is None else metric.fit(W, structure)
+    if fit is None:
 
         def watch(stage: str, done: int, total: int) -> None:
             if deadline is not None and time.time() > deadline:
@@ -149,9 +112,8 @@ def project(
             if not quick:
                 raise
             return from_dense(W, structure.name, structure.rank, effort=QUICK * effort, **settings)
-    tensors = LowRankFit(W, metric).tensors(structure.rank or 1)
-    m, n = W.shape
-    M = get_structure("low_rank").unchecked(m, n, tensors, {}).to(W.dtype)
+    tensors, (m, n) = fit.tensors(structure.rank or 1), W.shape
+    M = structure.cls.unchecked(m, n, tensors, structure.cls.check_options(structure.options)).to(W.dtype)
     wide = W.detach().to("cpu", torch.float64)
     rest, inputs = wide - M.to(torch.float64).to_dense(), Metric(metric.inputs)
     weighted = (

@@ -52,7 +52,7 @@ class CompressionReport:
 
     `distance` is that of the model's outputs from the original's on batches that were held out, where there
     was a loader: the relative error, or for logits the mean divergence of the softmax. `notes` say what the
-    search left out.
+    search left out. Latencies are of the layers alone, one after the other, with `vectors` at a time.
     """
 
     layers: tuple[LayerReport, ...]
@@ -61,6 +61,7 @@ class CompressionReport:
     model_parameters_after: int = 0
     distance: float | None = None
     notes: tuple[str, ...] = ()
+    vectors: int | None = None
 
     @property
     def parameters_before(self) -> int:
@@ -94,6 +95,11 @@ class CompressionReport:
     def latency_after(self) -> float | None:
         return _sum([layer.latency_after for layer in self.layers])
 
+    @property
+    def slower(self) -> list[str]:
+        """Weights that were measured to take longer than before, by a tenth or more."""
+        return [one.name for one in self.layers if (one.latency_after or 0) > 1.1 * (one.latency_before or 0)]
+
     def to_json(self) -> str:
         """All of it as JSON."""
         totals = {
@@ -112,7 +118,12 @@ class CompressionReport:
         lines = table_lines([head, *map(_row, self.layers)], texts=3)
         lines.append(f"weights: {_change(self.parameters_before, self.parameters_after)} parameters")
         if self.latency_before is not None and self.latency_after is not None:
-            lines.append(f"latency: {self.latency_before:.3g} -> {self.latency_after:.3g} ms")
+            change = f"latency: {self.latency_before:.3g} -> {self.latency_after:.3g} ms"
+            calls = f" for {self.vectors} vectors a call, measured here" if self.vectors else ""
+            lines.append(f"{change}{calls}")
+            if self.slower:
+                advice = "a Latency budget shares out time, and materialize_ gives speed for memory"
+                lines.append(f"slower than dense here: {', '.join(self.slower)}; {advice}")
         before, after = self.model_parameters_before, self.model_parameters_after
         lines.append(f"model:   {_change(before, after)} parameters")
         if self.distance is not None:
@@ -158,10 +169,7 @@ def describe(
 ) -> LayerReport:
     """The row of a weight that became these projections; of one that stays dense, of none."""
     matrices = weight.matrices
-    operations = [
-        multiply_adds(structure.name, W.shape[0], W.shape[1], structure.rank, structure.options)
-        for W in matrices
-    ]
+    operations = [multiply_adds(structure, W.shape[0], W.shape[1]) for W in matrices]
     known = [count for count in operations if count is not None]
     squares = [float(W.to("cpu", torch.float64).square().sum()) for W in matrices]
     lost = sum(p.residual**2 * square for p, square in zip(found, squares, strict=False))  # none where dense

@@ -5,19 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..matrices import get_structure
-from .budget import Budget, Bytes, Costs, Latency, allowance, check_budget
-from .candidates import SCREEN_EFFORT, Candidate, Search, Weight, charged, priced
+from .budget.amounts import Budget, Bytes, Costs, Latency, allowance, check_budget
+from .candidates import SCREEN_EFFORT, Candidate, Search, Weight, at_once, charged, priced
 from .metric import Metric
 from .progress import CHOOSING, Clock, Report
-from .structure import Structure, check_plan, matching
-from .tensors_workers import Workers, first_look, looks_of
+from .structure import DENSE, Structure, check_plan, matching
+from .workers import Parcel, Workers, first_look, looks_of
 
 Spec = Budget | Structure | Mapping[str, Structure]
 SHARE = 0.7  # of the time after which no further class is looked at
 PILOTS = 2  # weights of one shape that a slow class is tried on before all others are
 _CHEAP = 1 << 16  # entries up to which a class is tried without pilots
+_MANY = 1 << 24  # entries of all weights up to which each has bounds
+Tasks = list[tuple[int, Structure]]  # of a weight, by its place, and a structure for it
+Groups = dict[tuple[str, int, int], Tasks]  # by class and shape
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,7 @@ def chosen(
     if isinstance(spec, Structure | Mapping):
         structures = planned(spec, weights, left, who)
         stays = {w.name: "stays dense by the plan" for w, s in zip(weights, structures, strict=True)
-                 if s.name == "dense"}  # fmt: skip
+                 if s.is_dense}  # fmt: skip
         return Choices(structures, none, stays)
     if isinstance(names, str):
         raise TypeError(f"{who}: structures must be a sequence of names, got {names!r}.")
@@ -90,14 +94,20 @@ def chosen(
     taken = share_out(rows, limit, unit, who)
     latencies = none
     if unit == "ms":
-        dense = [costs(weight, [Structure("dense")])[0] for weight in weights]
+        dense = [costs(weight, [DENSE])[0] for weight in weights]
         latencies = [(before, candidate.cost) for before, candidate in zip(dense, taken, strict=True)]
     uniform = None if unit == "ms" else uniform_share(rows, limit)
     return Choices([c.structure for c in taken], latencies, {}, uniform, tuple(look.notes))
 
 
 class _Look:
-    """Candidates for every weight: low rank at once, other classes where they could be chosen."""
+    """Candidates for every weight: low rank at once, other classes where they could be chosen.
+
+    Projections in a metric are slow. So a class is left out where a lower bound of its error says that no
+    budget would choose it; and of large weights it is tried on `PILOTS` of each shape first, in the plain
+    norm, which takes a fraction of the time: where low rank is better there, it is not tried on the others.
+    (Low rank stands for all classes whose nearest members of every rank come from one decomposition.)
+    """
 
     def __init__(
         self,
@@ -117,38 +127,47 @@ class _Look:
         self.notes: list[str] = []
         self.low: list[list[Structure]] = []
         self.errors: list[dict[Structure, float]] = []
+        self.plain: list[dict[Structure, float]] = []
+        self.plain_parcels = [workers.parcel(weight) for weight in weights]
 
     def rows(self) -> list[list[Candidate]]:
         """The candidates of every weight, the weight itself among them, by growing cost."""
-        search = Search(self.names)
+        search, quick = Search(self.names), {name for name in self.names if at_once(name)}
         others: list[list[Structure]] = []
         for weight in self.weights:
-            self.low.append(search.structures("low_rank", weight) if "low_rank" in self.names else [])
-            others.append(
-                [s for name in self.names if name != "low_rank" for s in search.structures(name, weight)]
-            )
+            structures = [s for name in self.names for s in search.structures(name, weight)]
+            self.low.append([s for s in structures if s.name in quick])
+            others.append([s for s in structures if s.name not in quick])
         stages = [f"{CHOOSING} {weight.name}" for weight in self.weights]
-        tasks = list(zip(self.parcels, self.low, others, [self.seed] * len(stages), strict=True))
+        bounded = [some if place in self._bounded() else [] for place, some in enumerate(others)]
+        tasks = list(zip(self.parcels, self.low, bounded, [self.seed] * len(stages), strict=True))
         found = self.workers.run(stages, first_look, tasks, self.report)
         self.errors = [
             dict(zip(low, looked.errors, strict=True)) for low, looked in zip(self.low, found, strict=True)
         ]
+        self.plain = [
+            dict(zip(low, looked.plain, strict=True)) for low, looked in zip(self.low, found, strict=True)
+        ]
         open_ones = self._hopeful(
-            others, [looked.plain for looked in found], [looked.bounds for looked in found]
+            bounded, [looked.plain for looked in found], [looked.bounds for looked in found]
         )
-        first, rest = self._waves(open_ones)
-        self._try(first)
-        won = {key for key in first if any(self._wins(i, s) for i, s in first[key])}
-        for key in sorted(set(rest) - won):
-            name, m, n = key
-            self.notes.append(
-                f"{name} was not tried on all weights of {m} x {n}: low rank was better on {PILOTS}"
-            )
-        self._try({key: rest[key] for key in rest if key in won})
-        return [self._row(i) for i in range(len(self.weights))]
+        small, large = self._waves(open_ones)
+        pilots = {key: self._pilots(tasks) for key, tasks in large.items()}
+        self._try(pilots, self.plain, self.plain_parcels)
+        won = {key for key in pilots if any(self._wins(i, s) for i, s in pilots[key])}
+        for name, m, n in sorted(set(pilots) - won):
+            tried = len({i for i, _ in pilots[name, m, n]})
+            self.notes.append(f"{name} was tried on {tried} of {m} x {n} alone: others were better")
+        for i, some in enumerate(others):
+            for s in some if not bounded[i] else ():
+                if (key := (s.name, *self._shape(i))) in won:
+                    large[key].append((i, s))
+        self._try({"": small})
+        self._try({key: large[key] for key in won})
+        return [self._row(i, self.errors[i]) for i in range(len(self.weights))]
 
-    def _row(self, i: int) -> list[Candidate]:
-        errors, weight = self.errors[i], self.weights[i]
+    def _row(self, i: int, errors: Mapping[Structure, float]) -> list[Candidate]:
+        weight = self.weights[i]
         row = priced(weight, list(errors), list(errors.values()))
         return charged(row, self.costs(weight, [candidate.structure for candidate in row]))
 
@@ -164,7 +183,7 @@ class _Look:
         whose error is at least its bound is not chosen where low rank has a lower sum of error and price.
         """
         rows = [
-            charged(priced(weight, low, errors), self.costs(weight, [*low, Structure("dense")]))
+            charged(priced(weight, low, errors), self.costs(weight, [*low, DENSE]))
             for weight, low, errors in zip(self.weights, self.low, plain, strict=True)
         ]
         price = _price(rows, self.limit) if all(self.low) else 0.0
@@ -179,49 +198,72 @@ class _Look:
             self.notes.append(f"{dropped} candidates were left out by a lower bound of their residual")
         return sorted(found, key=lambda entry: (entry[2].rank or 0, entry[0], entry[1]))
 
-    def _waves(
-        self, found: Sequence[tuple[float, int, Structure]]
-    ) -> tuple[
-        dict[tuple[str, int, int], list[tuple[int, Structure]]],
-        dict[tuple[str, int, int], list[tuple[int, Structure]]],
-    ]:
-        """By class and shape: what to try at once, and what only where a pilot did well."""
-        first: dict[tuple[str, int, int], list[tuple[int, Structure]]] = {}
-        rest: dict[tuple[str, int, int], list[tuple[int, Structure]]] = {}
-        for _, i, structure in found:
-            m, n = self.weights[i].matrices[0].shape
-            key = structure.name, int(m), int(n)
-            pilots = {j for j, _ in first.get(key, ())}
-            now = m * n <= _CHEAP or (i not in pilots and len(pilots) < PILOTS)  # at the lowest rank
-            (first if now else rest).setdefault(key, []).append((i, structure))
-        return first, rest
+    def _shape(self, i: int) -> tuple[int, int]:
+        m, n = self.weights[i].matrices[0].shape
+        return int(m), int(n)
 
-    def _try(self, groups: Mapping[tuple[str, int, int], Sequence[tuple[int, Structure]]]) -> None:
-        """Errors of these, as far as the time goes."""
+    def _bounded(self) -> set[int]:
+        """Which weights get bounds for all classes: of a large model small ones and some of each shape."""
+        sizes = [m * n for m, n in map(self._shape, range(len(self.weights)))]
+        if sum(sizes) <= _MANY or not all(self.low):
+            return set(range(len(sizes)))
+        alike: dict[tuple[int, int], list[int]] = {}
+        for i in range(len(sizes)):
+            alike.setdefault(self._shape(i), []).append(i)
+        some = [i for group in alike.values() for i in (group[0], group[-1])]
+        return {i for i, size in enumerate(sizes) if size <= _CHEAP or i in some}
+
+    def _waves(self, found: Sequence[tuple[float, int, Structure]]) -> tuple[Tasks, Groups]:
+        """What to try at once, since it is small, and the others by class and shape."""
+        small: Tasks = []
+        large: Groups = {}
+        for _, i, structure in found:
+            m, n = self._shape(i)
+            if m * n <= _CHEAP or not all(self.low):
+                small.append((i, structure))
+            else:
+                large.setdefault((structure.name, m, n), []).append((i, structure))
+        return small, large
+
+    @staticmethod
+    def _pilots(tasks: Tasks) -> Tasks:
+        """What to try of a class and shape first: some weights, at their lowest rank if it has ranks."""
+        places = list(dict.fromkeys(i for i, _ in tasks))[:PILOTS]
+        lowest = {i: min((s.rank or 0) for j, s in tasks if j == i) for i in places}
+        return [(i, s) for i, s in tasks if i in lowest and (s.rank or 0) == lowest[i]]
+
+    def _try(
+        self,
+        groups: Mapping[Any, Tasks],
+        into: Sequence[dict[Structure, float]] | None = None,
+        parcels: Sequence[Parcel] | None = None,
+    ) -> None:
+        """Errors of these, as far as the time goes; in the metric unless other parcels are given."""
         tasks = sorted(
             (task for group in groups.values() for task in group),
             key=lambda task: (task[1].rank or 0, task[0]),
         )
+        into, parcels = into or self.errors, parcels or self.parcels
         stages = [f"{CHOOSING} {self.weights[i].name}" for i, _ in tasks]
         until = self.clock.deadline(SHARE)
-        arguments = [(self.parcels[i], [s], self.seed, SCREEN_EFFORT, until) for i, s in tasks]
+        arguments = [(parcels[i], [s], self.seed, SCREEN_EFFORT, until) for i, s in tasks]
         found = self.workers.some(stages, looks_of, arguments, self.report, lambda: self.clock.past(SHARE))
         known = 0
         for place, errors in found.items():
             i, structure = tasks[place]
             if math.isfinite(errors[0]):
-                self.errors[i][structure] = errors[0]
+                into[i][structure] = errors[0]
                 known += 1
         if known < len(tasks):
             self.notes.append(f"{len(tasks) - known} candidates were not looked at for want of time")
 
     def _wins(self, i: int, structure: Structure) -> bool:
-        """Whether a structure is better than low rank with no more parameters."""
-        if structure not in self.errors[i]:
+        """Whether a structure is better than low rank with no more parameters, in the plain norm."""
+        if structure not in self.plain[i]:
             return False
-        row = {c.structure: c for c in self._row(i)}
+        row = {c.structure: c for c in self._row(i, self.plain[i])}
         mine = row[structure]
-        rivals = [c for s, c in row.items() if s.name == "low_rank" and c.cost <= mine.cost]
+        rivals = [row[s] for s in self.low[i] if row[s].cost <= mine.cost]
         return all(mine.error < rival.error for rival in rivals)
 
 
@@ -237,10 +279,10 @@ def _price(rows: Sequence[Sequence[Candidate]], limit: float) -> float:
 
 def uniform_share(rows: Sequence[Sequence[Candidate]], limit: float) -> list[Structure] | None:
     """The same share for every weight, all of one class: of the class with the smallest errors; or None."""
-    dense = [next(c for c in row if c.structure.name == "dense") for row in rows]
+    dense = [next(c for c in row if c.structure.is_dense) for row in rows]
     share = limit / (sum(c.cost for c in dense) or 1.0)
     best: tuple[float, list[Structure]] | None = None
-    for name in dict.fromkeys(c.structure.name for row in rows for c in row if c.structure.name != "dense"):
+    for name in dict.fromkeys(c.structure.name for row in rows for c in row if not c.structure.is_dense):
         taken = []
         for row, whole in zip(rows, dense, strict=True):
             fits = [c for c in row if c.structure.name == name and c.cost <= share * whole.cost]
@@ -319,7 +361,7 @@ def planned(
         chosen = [spec] * len(weights)
     else:
         keys = [matching(spec, weight.aliases) for weight in weights]
-        chosen = [Structure("dense") if key is None else spec[key] for key in keys]
+        chosen = [DENSE if key is None else spec[key] for key in keys]
         for key in spec:
             if not any(matching({key: spec[key]}, weight.aliases) for weight in weights):
                 what = "tensor" if weights and all(w.kind == "tensor" for w in weights) else "layer"

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..nn.tensors import add_axes
 from .layers import keep_state, replace_modules
-from .records import build, record
+from .manifest import build, record, records
 
 FORMAT, VERSION, MANIFEST = "torchldr.compressed", 1, "manifest.json"
 _CHECKSUM = "sha256"
@@ -32,11 +32,7 @@ def save_compressed(model: nn.Module, folder: str | os.PathLike[str]) -> None:
         folder: made where it does not exist.
     """
     save = _safetensors("save_compressed").save
-    layers: dict[str, Any] = {}
-    for name, module in model.named_modules(remove_duplicate=False):
-        # What lies inside a recorded module is part of its entry; parents come before their children.
-        if name.rpartition(".")[0] not in layers and (entry := record(module)) is not None:
-            layers[name] = entry
+    layers = records(model)
     tensors: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}
     first: dict[int, str] = {}
@@ -126,6 +122,7 @@ def load_compressed(model: nn.Module, folder: str | os.PathLike[str]) -> nn.Modu
     try:
         _retie(model, manifest["aliases"], set(originals))
         add_axes(model, state)
+        state = _without_extras(model, state)
         _check_state(model, state)
     except ValueError:
         replace_modules(model, originals)
@@ -233,6 +230,18 @@ def _retie(model: nn.Module, aliases: dict[str, str], fresh: set[int]) -> None:
                 held, given = getattr(modules[owner], registry), getattr(modules[source], registry)
                 if leaf in held and root in given:
                     held[leaf] = given[root]
+
+
+def _without_extras(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors without buffers that the model does not keep, such as positions that old files hold."""
+    wanted, modules = model.state_dict(keep_vars=True), dict(model.named_modules(remove_duplicate=False))
+
+    def needed(key: str, value: Tensor) -> bool:
+        owner, _, leaf = key.rpartition(".")
+        computed = owner in modules and leaf in modules[owner]._non_persistent_buffers_set
+        return key in wanted or not (computed or not value.is_floating_point())
+
+    return {key: value for key, value in state.items() if needed(key, value)}
 
 
 def _check_state(model: nn.Module, state: dict[str, Tensor]) -> None:

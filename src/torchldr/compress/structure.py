@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from ..matrices import get_structure
+from ..matrices import StructuredMatrix, get_structure, structures
 
 
 @dataclass(frozen=True, init=False)
@@ -46,12 +46,21 @@ class Structure:
         object.__setattr__(self, "items", tuple(sorted(options.items())))
 
     @property
+    def cls(self) -> type[StructuredMatrix]:
+        return get_structure(self.name)
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether it leaves a weight as it is."""
+        return not self.cls.structured
+
+    @property
     def options(self) -> dict[str, Any]:
         return dict(self.items)
 
     def parameters(self, out_features: int, in_features: int) -> int:
         """How many parameters a matrix of this shape has; an error where the rank is too large for it."""
-        cls = get_structure(self.name)
+        cls = self.cls
         shapes = cls.check_shapes(out_features, in_features, self.rank, cls.check_options(self.options))
         total = 0
         for shape in shapes.values():
@@ -64,6 +73,9 @@ class Structure:
     def __repr__(self) -> str:
         parts = [repr(self.name)] + [f"rank={self.rank}"] * (self.rank is not None)
         return f"Structure({', '.join(parts + [f'{key}={value!r}' for key, value in self.items])})"
+
+
+DENSE = Structure(next(name for name, cls in structures().items() if not cls.structured))
 
 
 def check_plan(plan: Mapping[str, Structure]) -> None:

@@ -12,6 +12,7 @@ should write, where it applies,
     ROUTES              all its ways to multiply, with their costs (`routes`)
 and may write
     operators           its displacement operators A and C, which brings the displacement tests
+    variants, all_ranks, multiply_adds and the class variables beside them, by which `compress_` looks at it
 and register rules (`rules`): what its sums, products and transposes are, how to solve with it, to project
 onto it, to write it into an ONNX graph.
 
@@ -24,7 +25,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -50,6 +51,18 @@ def _some_seconds(M: StructuredMatrix | Sizes, call: Call) -> float:
 
 OWN = own_route("own", _some_seconds)
 STANDARD = OWN, by_columns(OWN)
+
+
+class RankFit(Protocol):
+    """The nearest members of a class to one matrix, by rank."""
+
+    def error(self, rank: int) -> float:
+        """The squared distance of the nearest member; `error(0)` is that of zero."""
+        ...
+
+    def tensors(self, rank: int) -> dict[str, Tensor]:
+        """Its tensors."""
+        ...
 
 
 @rules.family
@@ -80,13 +93,20 @@ class StructuredMatrix(LinearMap):
     STACK_ROUTES: ClassVar[tuple[Route, ...]] = stacks.ROUTES
     _axes: ClassVar[int | None] = None  # of the first tensor of one matrix; found out when first needed
     structured: ClassVar[bool] = True  # False for the class that leaves a weight as it is
+    compresses: ClassVar[bool] = False  # whether a budget looks at it where no classes are named
+    projection_work: ClassVar[float] = 12.0  # microseconds an entry that a quick projection of rank 1 takes
+    # or 0 where the nearest member is found at once, at any effort
 
     def __init_subclass__(cls, *, name: str | None = None, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        # The routes of a class that this one inherits from do not know of a product that it writes anew.
+        # Routes and dense matrices that are inherited do not know of a product that this class writes anew.
         written = cls.__dict__.keys() & {"_matmul", "_rmatmul", "prepare", "factors"}
         if written and "ROUTES" not in cls.__dict__:
             cls.ROUTES = STANDARD
+        if written and "_materialize" not in cls.__dict__:
+            cls._materialize = StructuredMatrix._materialize  # type: ignore[method-assign] # nor does this
+        if written and "_materialize" not in cls.__dict__:
+            cls._materialize = StructuredMatrix._materialize  # type: ignore[method-assign]
         cls._axes = None
         if name is not None:
             cls.name = name
@@ -220,6 +240,31 @@ class StructuredMatrix(LinearMap):
     def krylov_length(self) -> int:
         """How many columns the Krylov factors have: k = min(m, n) unless the class says otherwise."""
         return min(self.shape)
+
+    # What compression asks.
+
+    @classmethod
+    def variants(cls, out_features: int, in_features: int) -> list[dict[str, Any]]:
+        """The options under which a search looks at the class, for matrices of this shape."""
+        return [{}]
+
+    @classmethod
+    def multiply_adds(cls, out_features: int, in_features: int, rank: int, **options: Any) -> float | None:
+        """An estimate of the multiply-adds of one fast product with a vector; None where nobody wrote one."""
+        return None
+
+    @classmethod
+    def all_ranks(cls, W: Tensor, left: Tensor | None, root: Tensor | None) -> RankFit | None:
+        """The nearest members of every rank by one decomposition, for a class that has one; else None.
+
+        Nearest where |L (W - M) R^T|_F counts.
+
+        Args:
+            W: the matrix (m, n), in float64 on the CPU.
+            left: L (m, m), upper triangular, or None for the identity.
+            root: R (n, n), upper triangular, or None.
+        """
+        return None
 
     # What follows from that.
 

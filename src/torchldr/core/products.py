@@ -38,6 +38,8 @@ def check_input(M: Matrix, x: Tensor, features: int, what: str, who: str | None 
 
 def autocasts(device: str) -> bool:
     """Whether autocast is on for this type of device; some, such as meta, have none."""
+    if torch.compiler.is_compiling():  # compilers before torch 2.13 do not know the question
+        return device != "meta" and torch.is_autocast_enabled(device)
     return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
 
 

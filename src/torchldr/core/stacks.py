@@ -13,18 +13,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from . import costs
 from .dense_route import LARGEST, DenseProduct, multiply_by_dense
+from .linear_map import LinearMap
 from .products import Matrix, is_jit_tracing, run_product
 from .routes import Call, Route, Sizes, choose
 
+Member = TypeVar("Member", bound=LinearMap)
 
-def stack(matrices: Sequence[Matrix]) -> Matrix:
+
+def stack(matrices: Sequence[Member]) -> Member:
     """Matrices of one class, shape and rank as one matrix with a new axis in front, as `torch.stack`.
 
     >>> from torchldr import ToeplitzLike, stack
@@ -34,8 +37,9 @@ def stack(matrices: Sequence[Matrix]) -> Matrix:
     """
     if not matrices:
         raise ValueError("stack: there must be at least one matrix.")
-    first = matrices[0]
-    for M in matrices[1:]:
+    first: Matrix = matrices[0]
+    others: Sequence[Matrix] = matrices[1:]
+    for M in others:
         if type(M) is not type(first) or M.options != first.options:
             raise ValueError(
                 f"stack: all matrices must be of one class with one set of options, got {first!r} and {M!r}."
@@ -46,7 +50,7 @@ def stack(matrices: Sequence[Matrix]) -> Matrix:
                 raise ValueError(f"stack: {name} must have one shape in all matrices, got {shapes}.")
     own = own_names(first)
     tensors = {
-        name: torch.stack([M.tensors[name] for M in matrices]) if name in own else t
+        name: torch.stack([M.tensors[name] for M in (first, *others)]) if name in own else t
         for name, t in first.tensors.items()
     }
     return first.with_tensors(tensors)

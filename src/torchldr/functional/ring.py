@@ -38,13 +38,11 @@ class Ring(NamedTuple):
     m: int
     k: int
     f: float | Tensor
-    kind: str  # "cyclic", "alternating" or "half" at length m, "padded" by linear convolution
+    kind: str  # "cyclic" or "half" at length m, "padded" by linear convolution
     length: int
 
     def analyse(self, v: Tensor) -> Tensor:
         """The spectrum of coefficients v, shape (..., at most m)."""
-        if self.kind == "alternating":
-            return torch.fft.rfft(v * _signs(v), self.m)
         if self.kind == "half":
             if v.shape[-1] < self.m:
                 v = pad(v, (0, self.m - v.shape[-1]))
@@ -56,9 +54,6 @@ class Ring(NamedTuple):
         """The m coefficients of a product of two spectra."""
         if self.kind == "cyclic":
             return torch.fft.irfft(spectrum, self.m)
-        if self.kind == "alternating":
-            y = torch.fft.irfft(spectrum, self.m)
-            return y * _signs(y)
         if self.kind == "half":
             y = torch.fft.ifft(spectrum)
             y = y * _twist(self.m, y.real.dtype, y.device, -1)
@@ -86,7 +81,7 @@ def ring(m: int, k: int, f: float | Tensor) -> Ring:
         return Ring(m, k, f, "padded", fast_length(m + k - 1))
     if f == 1:
         return Ring(m, k, f, "cyclic", m)
-    return Ring(m, k, f, "half" if m % 2 == 0 else "alternating", m)
+    return Ring(m, k, f, "half", m)
 
 
 def shift_krylov_matmul(V: Tensor, w: Tensor, f: float | Tensor) -> Tensor:
@@ -121,10 +116,6 @@ def shift_krylov_rmatmul(V: Tensor, u: Tensor, f: float | Tensor, k: int) -> Ten
     """
     of = ring(V.shape[-1], k, f)
     return of.fold(of.unfold(u).unsqueeze(-2) * conjugate(of.analyse(V)))
-
-
-def _signs(like: Tensor) -> Tensor:
-    return 1 - 2 * (torch.arange(like.shape[-1], dtype=like.dtype, device=like.device) % 2)
 
 
 def _twist(m: int, dtype: torch.dtype, device: torch.device, sign: int) -> Tensor:

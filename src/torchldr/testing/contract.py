@@ -7,9 +7,10 @@ from itertools import product
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from ..core import matrix
 from ..core.routes import Call
+from ..core.stacks import stack
 from ..matrices import StructuredMatrix
 from ..nn import StructuredLinear
 from .checks import (
@@ -26,6 +27,7 @@ from .checks import (
     forced,
     has_operators,
     member,
+    tolerance,
 )
 from .transformations import (
     check_compile,
@@ -85,20 +87,43 @@ def _routes(cls: Class, shapes: Shapes, **options: Any) -> None:
 
 
 def _leading_axes(cls: Class, shapes: Shapes, **options: Any) -> None:
-    """Several matrices as one, where the library has that."""
-    stack = getattr(matrix, "stack", None)
-    if stack is None:
-        return
+    """Several matrices as one: every route of a stack, values and gradients, against the matrices alone."""
     for m, n in shapes:
         rank = min(2, m, n) if cls.ranked else None
-        members = [member(cls, m, n, rank, seed=seed, **options) for seed in range(3)]
-        together = stack(members)
+        alone = [member(cls, m, n, rank, seed=seed, **options) for seed in range(3)]
+        M, W = stack(alone), torch.stack([one.to_dense() for one in alone])
+        if not (torch.equal(M.to_dense(), W) and torch.equal(M[1].to_dense(), W[1])):
+            raise AssertionError(f"{M!r}: the matrices of a stack are not those that it was made of.")
         x = torch.randn(3, 4, n, dtype=torch.float64)
-        own = torch.stack([M.matmul(v) for M, v in zip(members, x, strict=True)])
-        if not torch.allclose(together.matmul(x), own):
-            raise AssertionError(f"{members[0]!r}: a stack of such matrices gives other products.")
-        if not torch.equal(together[1].to_dense(), members[1].to_dense()):
-            raise AssertionError(f"{members[0]!r}: one matrix of a stack is another.")
+        bound = tolerance(torch.float64, max(m, n)) * (x.abs() @ M.magnitude().mT).amax((-2, -1), True)
+        for row in M.routes(4, needs_grad=True):
+            if row.why_not is None:
+                got = M.matmul(x, route=row.route)
+                if got.shape != (3, 4, m) or not ((got - x @ W.mT).abs() <= bound).all():
+                    raise AssertionError(f"{M!r}.matmul by {row.route}: not the products of its matrices.")
+                _check_stack_gradients(M, alone, x, row.route)
+
+
+def _check_stack_gradients(
+    M: StructuredMatrix, alone: Sequence[StructuredMatrix], x: Tensor, route: str
+) -> None:
+    names = M.parameter_shapes(M.out_features, M.in_features, M.rank or 1, **M.options)
+
+    def gradients(N: StructuredMatrix, x: Tensor, **how: Any) -> list[Tensor]:
+        leaves = {name: N.tensors[name].detach().clone().requires_grad_() for name in names}
+        y = N.with_tensors({**N.tensors, **leaves}).matmul(x, **how)
+        return list(
+            torch.autograd.grad(
+                y.square().sum(), list(leaves.values()), allow_unused=True, materialize_grads=True
+            )
+        )
+
+    together = gradients(M, x, route=route)
+    for i, one in enumerate(alone):
+        for name, ours, theirs in zip(names, together, gradients(one, x[i]), strict=True):
+            scale = theirs.abs().max().item() if theirs.numel() else 1.0
+            if not torch.allclose(ours[i], theirs, rtol=1e-7, atol=1e-9 * max(scale, 1.0)):
+                raise AssertionError(f"{M!r}.matmul by {route}: another gradient of {name}.")
 
 
 def _without_shapes(check: Callable[..., None]) -> Callable[..., None]:

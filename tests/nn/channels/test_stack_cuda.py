@@ -6,7 +6,6 @@ import threading
 
 import pytest
 import torch
-from torchldr.nn.channels.weights import stacked_dense
 
 import torchldr
 from torchldr import StructuredChannels, StructuredLSTM, testing
@@ -19,6 +18,10 @@ pytestmark = [
 ]
 SCANNED = ("ldr_sd", "toeplitz_like", "hankel_like")
 SHAPES = ((40, 40), (17, 40), (40, 17), (1, 5), (5, 1), (1, 1))
+
+
+def stacked_dense(cls, m, n, tensors, options):
+    return cls.unchecked(m, n, tensors, options).materialize()
 
 
 def stack(cls, shape, regime, dtype):
@@ -37,7 +40,7 @@ def test_values_are_the_definition_in_every_regime(name, regime, shape):
         tensors, members = stack(cls, shape, regime, dtype)
         tensors = {k: t.cuda() for k, t in tensors.items()}
         assert stein_scan.serves(*tensors.values())
-        W = stacked_dense(cls, *shape, tensors, cls.default_options()).cpu().double()
+        W = cls.unchecked(*shape, tensors, cls.default_options()).materialize().cpu().double()
         for ours, M in zip(W, members, strict=True):
             limit = testing.tolerance(dtype, max(shape)) * M.double().magnitude()
             assert ((ours - M.double().to_dense()).abs() <= limit).all()
@@ -54,7 +57,7 @@ def test_gradients_are_those_of_a_cpu(name, regime, shape):
     found = {}
     for device in ("cpu", "cuda"):
         leaves = {k: t.to(device).requires_grad_(t.is_floating_point()) for k, t in tensors.items()}
-        W = stacked_dense(cls, *shape, leaves, cls.default_options())
+        W = cls.unchecked(*shape, leaves, cls.default_options()).materialize()
         wanted = [t for t in leaves.values() if t.requires_grad]
         grads = torch.autograd.grad(W, wanted, D.to(device), allow_unused=True)
         # Of a single term a sum has no operators: one side says None, the other 0.
@@ -133,7 +136,8 @@ def test_second_derivatives_and_maps_on_a_gpu():
     options = torchldr.LDRSubdiagonal.default_options()
 
     def dense(*values):
-        return stacked_dense(torchldr.LDRSubdiagonal, 6, 6, dict(zip(names, values, strict=True)), options)
+        tensors = dict(zip(names, values, strict=True))
+        return torchldr.LDRSubdiagonal.unchecked(6, 6, tensors, options).materialize()
 
     leaves = tuple(t.cuda().requires_grad_() for t in values)
     assert torch.autograd.gradgradcheck(dense, leaves)

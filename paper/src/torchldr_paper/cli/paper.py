@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import sys
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
 
@@ -21,7 +20,7 @@ from torchldr.cli import AsJson, Many
 from torchldr.matrices import get_structure
 
 from ..data.registry import lookup
-from ..language import sweep_language
+from ..language import sweep_language, train_language
 from ..ledger.ledger import Ledger
 from ..models.images import build_model
 from ..protocol import Protocol, Run
@@ -30,13 +29,16 @@ from ..tables.flash import flash_rows
 from ..tables.paper import TABLES, get_table
 from ..tables.rows import overview, run_rows, table_rows
 from ..trainer.logs import no_log, tensorboard_log
-from ..trainer.parallel import Settings, sweep_in_parallel
+from ..trainer.parallel import Backend, Processes, train_images
 from ..trainer.progress import progress_on_stderr
-from ..trainer.sweep import Library, Report, choose_device, missing, sweep
+from ..trainer.progress import say as _say
+from ..trainer.sweep import Library, Report, missing, sweep
 from .options import DataDir, Results, keep_table, parse_filters, parse_options
 from .printing import columns_of, show_rows, train_columns_of
 
 T = TypeVar("T")
+
+HERE = "here"  # what --ray alone means
 
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:0, ...")]
 Seeds = Annotated[int, typer.Option(min=1, help="Repeat everything from this many seeds.")]
@@ -48,6 +50,26 @@ MaxSeconds = Annotated[
 Jobs = Annotated[
     int,
     typer.Option(min=1, help="So many runs at a time, each in a process of its own: they share the device."),
+]
+OnRay = Annotated[
+    str | None,
+    typer.Option(
+        "--ray",
+        metavar="[ADDRESS]",
+        help="Runs are tasks of a Ray cluster: host:port, ray://host:port or auto; else one started here.",
+    ),
+]
+Cpus = Annotated[float, typer.Option(min=0, help="With --ray: cores of each run, also fractions.")]
+Gpus = Annotated[
+    float | None,
+    typer.Option(min=0, help="With --ray: GPUs of each run, also fractions; 1 where there are any."),
+]
+MaxInFlight = Annotated[
+    int | None,
+    typer.Option("--max-in-flight", min=1, help="With --ray: runs handed out at a time; twice what fits."),
+]
+Retries = Annotated[
+    int, typer.Option(min=0, help="How often a run is begun again whose process or node has died.")
 ]
 LogDir = Annotated[Path | None, typer.Option("--logdir", help="Write TensorBoard scalars here.")]
 SaveWeights = Annotated[
@@ -71,8 +93,17 @@ def _usual(name: str) -> str:
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    app.command("paper", cls=Many)(paper_command)
-    app.command("train", cls=Many)(train_command)
+    app.command("paper", cls=Sweeping)(paper_command)
+    app.command("train", cls=Sweeping)(train_command)
+
+
+class Sweeping(Many):
+    """A command whose `--ray` may stand alone: then a cluster is started here."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        alone = [a == "--ray" and b.startswith("-") for a, b in pairwise([*args, "-"])]
+        args = [part for a, fill in zip(args, alone, strict=True) for part in (a, HERE)[: 1 + fill]]
+        return super().parse_args(ctx, args)
 
 
 def paper_command(
@@ -89,6 +120,11 @@ def paper_command(
     results: Results = None,
     max_seconds: MaxSeconds = None,
     jobs: Jobs = 1,
+    ray: OnRay = None,
+    cpus: Cpus = 1.0,
+    gpus: Gpus = None,
+    max_in_flight: MaxInFlight = None,
+    retries: Retries = 3,
     logdir: LogDir = None,
     save_weights: SaveWeights = False,
     curves: Curves = True,
@@ -96,7 +132,7 @@ def paper_command(
     as_json: AsJson = False,
 ) -> None:
     """Run, or resume, one table or figure of the paper and print it beside the paper's values."""
-    ledger = ledger_to_read(results) if show or name == "list" else Ledger(results)
+    ledger = ledger_to_read(results) if show or name == "list" else Ledger(results, curves=False)
     if name == "list":
         if only:
             raise typer.BadParameter("--only is for one table; `list` shows all.")
@@ -107,17 +143,17 @@ def paper_command(
     table = _quick(table) if quick else table
     if not show:
         runs = [run.with_seed(seed) for seed in range(seeds) for run in table.runs()]
-        library = Library(_used(lambda: choose_device(device)), data_dir)
-        extras = Extras(max_seconds, logdir, save_weights, force, curves, jobs)
+        engine = Engine(device, jobs, ray, cpus, gpus, max_in_flight, retries)
+        library = _used(lambda: Library(engine.here, data_dir))
+        extras = Extras(max_seconds, logdir, save_weights, force, curves)
         _say_what_data(table, ledger, library)
-        language = table.cells[0].run.model == "lstm"
-        report = (_sweep_language if language else _sweep)(runs, ledger, library, extras)
+        report = _sweep(runs, ledger, library, engine, extras)
     if name == "flash":
         show_rows(flash_rows(table, ledger), as_json, title=_title(table, quick))
     else:
         rows = table_rows(table, ledger, seeds)
         show_rows(rows, as_json, title=_title(table, quick), columns=columns_of(rows))
-    if not show and report.unsaved:
+    if not show and (report.unsaved or report.failed):
         raise typer.Exit(1)
 
 
@@ -149,6 +185,12 @@ def train_command(
     data_dir: DataDir = None,
     results: Results = None,
     max_seconds: MaxSeconds = None,
+    jobs: Jobs = 1,
+    ray: OnRay = None,
+    cpus: Cpus = 1.0,
+    gpus: Gpus = None,
+    max_in_flight: MaxInFlight = None,
+    retries: Retries = 3,
     logdir: LogDir = None,
     save_weights: SaveWeights = False,
     curves: Curves = True,
@@ -191,13 +233,14 @@ def train_command(
 
     if not data.endswith(".npz"):
         _used(lambda: lookup(data))
-    runs, ledger = _used(build), Ledger(results)
-    library = Library(_used(lambda: choose_device(device)), data_dir)
+    runs, ledger = _used(build), Ledger(results, curves=False)
+    engine = Engine(device, jobs, ray, cpus, gpus, max_in_flight, retries)
+    library = _used(lambda: Library(engine.here, data_dir))
     _used_by_images(runs, library)
-    report = _sweep(runs, ledger, library, Extras(max_seconds, logdir, save_weights, force, curves))
+    report = _sweep(runs, ledger, library, engine, Extras(max_seconds, logdir, save_weights, force, curves))
     rows = run_rows(runs, ledger)
     show_rows(rows, as_json, columns=train_columns_of(rows))
-    if report.unsaved:
+    if report.unsaved or report.failed:
         raise typer.Exit(1)
 
 
@@ -250,10 +293,10 @@ def _used_by_images(runs: Sequence[Run], library: Library) -> None:
     """Before anything is trained: what the size of the images forbids is wrong use too."""
     if library.source(runs[0].data) == "absent":
         return
-    images = library.dataset(runs[0].data)
+    images = library.images(runs[0])
     for run in runs:
         if run.seed == 0:  # other seeds are as large
-            _used(partial(build_model, run, images.image_shape, images.classes, torch.Generator()))
+            _used(partial(build_model, run, images.image_shape, images.outputs, torch.Generator()))
 
 
 def _by_option(message: str) -> str:
@@ -278,28 +321,74 @@ class Extras(NamedTuple):
     save_weights: bool
     force: bool
     curves: bool
-    jobs: int = 1
 
 
-def _sweep(runs: Sequence[Run], ledger: Ledger, library: Library, extras: Extras) -> Report:
+class Engine(NamedTuple):
+    """Where runs are trained, as the options say."""
+
+    device: str
+    jobs: int
+    ray: str | None
+    cpus: float
+    gpus: float | None
+    max_in_flight: int | None
+    retries: int
+
+    @property
+    def here(self) -> str:
+        """The device of this process: on Ray it trains nothing."""
+        return self.device if self.ray is None else "cpu"
+
+    def backend(self) -> Backend:
+        """The backend.
+
+        Raises:
+            BadParameter: where Ray is not installed, or for options that exclude each other.
+            Exit: where its cluster cannot be used, with a line on stderr.
+        """
+        if self.ray is None:
+            return Processes(self.jobs) if self.jobs > 1 else Backend()
+        if self.jobs > 1:
+            raise typer.BadParameter("--jobs is for processes of this machine; --ray takes --max-in-flight.")
+        from ..trainer.cluster import Cluster
+
+        address = None if self.ray == HERE else self.ray
+        try:
+            return Cluster(
+                address,
+                cpus=self.cpus,
+                gpus=self.gpus,
+                device=self.device,
+                max_in_flight=self.max_in_flight,
+                retries=self.retries,
+            )
+        except ImportError as error:
+            raise typer.BadParameter(f"--ray: {error}") from error
+        except ConnectionError as error:
+            _say(str(error))
+            raise typer.Exit(1) from error
+
+
+def _sweep(runs: Sequence[Run], ledger: Ledger, library: Library, engine: Engine, extras: Extras) -> Report:
     """Run what is missing, and say what was done and what could not be."""
-    if extras.jobs > 1:
-        return _sweep_in_parallel(runs, ledger, library, extras)
-    log = no_log if extras.logdir is None else tensorboard_log(extras.logdir)
-    todo = runs if extras.force or extras.save_weights else missing(runs, ledger, library)
+    language, here = runs[0].model == "lstm", engine.ray is None and engine.jobs == 1
+    if extras.logdir is not None and not here:
+        raise typer.BadParameter("--logdir is written where runs are trained here, one after the other.")
+    if language and (extras.logdir is not None or extras.save_weights or not extras.curves):
+        raise typer.BadParameter("--logdir, --save-weights and --no-curves are not for the language models.")
     try:
-        with progress_on_stderr(len(todo)) as progress:
-            report = sweep(
+        if language and here:  # side by side, all of them at once
+            report = sweep_language(
                 runs,
                 ledger,
-                library,
+                library.device,
+                library.data_dir,
                 force=extras.force,
                 max_seconds=extras.max_seconds,
-                save_weights=extras.save_weights,
-                progress=progress,
-                log=log,
-                curves=extras.curves,
+                say=_say,
             )
+        else:
+            report = _sweep_apart(runs, ledger, library, engine, extras)
     except KeyboardInterrupt:
         _say("interrupted; the same command goes on from here.")
         raise typer.Exit(130) from None
@@ -309,55 +398,26 @@ def _sweep(runs: Sequence[Run], ledger: Ledger, library: Library, extras: Extras
     return report
 
 
-def _sweep_in_parallel(runs: Sequence[Run], ledger: Ledger, library: Library, extras: Extras) -> Report:
-    if extras.logdir is not None:
-        raise typer.BadParameter("--logdir writes one run after the other; leave out --jobs.")
-    deadline = None if extras.max_seconds is None else time.time() + extras.max_seconds
-    settings = Settings(
-        ledger.results,
-        str(library.device),
-        library.data_dir,
-        extras.jobs,
-        extras.force,
-        extras.save_weights,
-        deadline,
-        extras.curves,
-    )
-    try:
-        report = sweep_in_parallel(runs, settings, _say)
-    except KeyboardInterrupt:
-        _say("interrupted; the same command goes on from here.")
-        raise typer.Exit(130) from None
-    ledger.read_again()
-    _tell(report, ledger)
-    if report.absent and not (report.finished or report.present or report.left):
-        raise typer.Exit(1)
-    return report
-
-
-def _sweep_language(runs: Sequence[Run], ledger: Ledger, library: Library, extras: Extras) -> Report:
-    """The same for language models, which are trained side by side."""
-    if extras.logdir is not None or extras.save_weights or extras.jobs > 1 or not extras.curves:
-        raise typer.BadParameter(
-            "--logdir, --save-weights, --no-curves and --jobs are not for the language models."
-        )
-    try:
-        report = sweep_language(
+def _sweep_apart(
+    runs: Sequence[Run], ledger: Ledger, library: Library, engine: Engine, extras: Extras
+) -> Report:
+    """The same for runs that are trained each by itself."""
+    todo = runs if extras.force or extras.save_weights else missing(runs, ledger, library)
+    with progress_on_stderr(len(todo)) as progress:
+        return sweep(
             runs,
             ledger,
-            library.device,
-            library.data_dir,
+            library,
+            backend=engine.backend() if todo else None,
+            work=train_language if runs[0].model == "lstm" else train_images,
             force=extras.force,
             max_seconds=extras.max_seconds,
-            say=_say,
+            save_weights=extras.save_weights,
+            retries=engine.retries,
+            progress=progress,
+            log=no_log if extras.logdir is None else tensorboard_log(extras.logdir),
+            curves=extras.curves,
         )
-    except KeyboardInterrupt:
-        _say("interrupted; the same command goes on from the last checkpoint.")
-        raise typer.Exit(130) from None
-    _tell(report, ledger)
-    if report.absent and not report.present:
-        raise typer.Exit(1)
-    return report
 
 
 def _say_what_data(table: Table, ledger: Ledger, library: Library) -> None:
@@ -375,6 +435,8 @@ def _tell(report: Report, ledger: Ledger) -> None:
         _say(f"left out: {message}")
     for label, why in report.unsaved.items():
         _say(f"{label}: the run is in the ledger, its weights are not kept: {why}")
+    for label, why in report.failed.items():
+        _say(f"{label}: failed: {why}")
     if report.left:
         _say(f"{len(report.left)} runs are left; the same command goes on from here.")
     if report.finished:
@@ -383,7 +445,3 @@ def _tell(report: Report, ledger: Ledger) -> None:
 
 def _title(table: Table, quick: bool) -> str:
     return f"{table.title} (quick: not comparable with the paper)" if quick else table.title
-
-
-def _say(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)

@@ -7,9 +7,12 @@ import math
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import Executor
 from pathlib import Path
 
 import torch
+
+from torchldr.executors import RayExecutor
 
 from ..data import DatasetNotFoundError
 from ..ledger.ledger import default_results
@@ -18,6 +21,7 @@ from .language import LANGUAGE_TABLES, run_language_table
 from .pages import best, render
 from .rows import Rows
 
+HERE = "here"  # what --ray alone means
 NAMES = (*IMAGE_TABLES, *LANGUAGE_TABLES)
 # Guesses for one H200, from its bandwidth: where rows are known, their own times are told instead.
 PLANNED_SECONDS = {"images": 30.0, "lstm": 60.0, "gpt": 100.0}
@@ -37,6 +41,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--max-seconds", type=float, default=math.inf, help="begin nothing new after these")
     parser.add_argument("--thorough", action="store_true", help="LDR-TD of large layers on a CPU too")
     parser.add_argument("--show", action="store_true", help="print what is there and run nothing")
+    parser.add_argument("--ray", nargs="?", const=HERE, metavar="ADDRESS", help="train on a Ray cluster")
+    parser.add_argument("--cpus", type=float, default=1.0, help="with --ray: cores of a task")
+    parser.add_argument("--gpus", type=float, default=None, help="with --ray: GPUs of a task")
+    parser.add_argument("--retries", type=int, default=3, help="with --ray: of tasks whose worker died")
     chosen = parser.parse_args(arguments)
     names = NAMES if "all" in chosen.names else tuple(dict.fromkeys(chosen.names))
     rows = Rows(default_results() if chosen.results is None else chosen.results)
@@ -47,17 +55,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not chosen.show:
         device = torch.device(chosen.device)
         _say(f"estimate for one H200: {_planned(names, rows, quick=chosen.quick):.0f} s, less what is done")
-        for name in names:
-            if time.monotonic() > deadline:
-                _say(f"{name}: no time left")
-                complete = False
-                continue
-            try:
-                done = _run(name, rows, device, chosen, deadline)
-            except DatasetNotFoundError as error:
-                _say(str(error))
-                done = False
-            complete = complete and done
+        try:
+            executor = _executor(chosen)
+        except ImportError as error:
+            parser.error(f"--ray: {error}")
+        except ConnectionError as error:
+            _say(str(error))
+            return 1
+        try:
+            for name in names:
+                if time.monotonic() > deadline:
+                    _say(f"{name}: no time left")
+                    complete = False
+                    continue
+                try:
+                    done = _run(name, rows, device, chosen, deadline, executor)
+                except DatasetNotFoundError as error:
+                    _say(str(error))
+                    done = False
+                complete = complete and done
+        finally:
+            if executor is not None:
+                executor.shutdown(cancel_futures=True)
     for name in names:
         found = rows.of(name, quick=chosen.quick)
         print(f"{name}\n\n{render(found)}")
@@ -67,8 +86,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if complete else 1
 
 
-def _run(name: str, rows: Rows, device: torch.device, chosen: argparse.Namespace, deadline: float) -> bool:
+def _executor(chosen: argparse.Namespace) -> RayExecutor | None:
+    if chosen.ray is None:
+        return None
+    gpus = 0.0 if chosen.device == "cpu" else chosen.gpus
+    address = None if chosen.ray == HERE else chosen.ray
+    return RayExecutor(address, cpus=chosen.cpus, gpus=gpus, retries=chosen.retries)
+
+
+def _run(
+    name: str,
+    rows: Rows,
+    device: torch.device,
+    chosen: argparse.Namespace,
+    deadline: float,
+    executor: Executor | None,
+) -> bool:
     options = {"data_dir": chosen.data_dir, "thorough": chosen.thorough, "deadline": deadline, "say": _say}
+    options["executor"] = executor
     if name in IMAGE_TABLES:
         images = IMAGE_TABLES[name].quick() if chosen.quick else IMAGE_TABLES[name]
         return run_image_table(images, rows, device, **options)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -154,7 +155,7 @@ class ImageRun:
                     found[same[i]] = _picked(whole, place, stacks[i])
         return found
 
-    def fleet(self, chosen: Sequence[Method]) -> list[Row]:
+    def rows(self, chosen: Sequence[Method]) -> list[Row]:
         """Fine-tune these methods side by side."""
         begun = time.perf_counter()
         projected = self.starts(chosen)
@@ -247,10 +248,11 @@ def run_image_table(
     deadline: float = math.inf,
     thorough: bool = False,
     say: Say = print,
+    executor: Executor | None = None,
 ) -> bool:
     """Train what is not in the rows yet; False where the time did not suffice for all of it."""
     begun = time.monotonic()
     run = ImageRun(table, rows.path.parent, device, data_dir)
     say(f"{table.name}: dense {run.dense_accuracy:.2f} %, ready after {time.monotonic() - begun:.1f} s")
     groups = batches_of_methods(table, run.shape, device, thorough)
-    return run_missing(table.name, run.key, groups, run.fleet, rows, device, deadline=deadline, say=say)
+    return run_missing(table.name, run, groups, rows, device, deadline=deadline, say=say, executor=executor)

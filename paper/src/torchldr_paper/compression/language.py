@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -140,6 +141,10 @@ class LanguageRun:
         with tf32(self.device):
             return self.model.loss(tensors, text)
 
+    def rows(self, chosen: Sequence[Method]) -> list[Row]:
+        """The rows of some methods, one after the other."""
+        return [self.compressed(method) for method in chosen]
+
     def compressed(self, method: Method) -> Row:
         """A row: this method's projection, before and after fine-tuning."""
         begun, table = time.perf_counter(), self.table
@@ -224,6 +229,7 @@ def run_language_table(
     deadline: float = math.inf,
     thorough: bool = False,
     say: Say = print,
+    executor: Executor | None = None,
 ) -> bool:
     """Train what is not in the rows yet; False where the time did not suffice for all of it."""
     begun = time.monotonic()
@@ -234,8 +240,4 @@ def run_language_table(
     taken = affords_tridiagonal(shapes, device, thorough)
     chosen = [m for m in methods(table.factors) if reaches(m, shapes) and (taken or m.name != "ldr_td")]
     groups = ([method] for method in sorted(chosen, key=lambda method: order[method.factor]))
-
-    def train(missing: list[Method]) -> list[Row]:
-        return [run.compressed(method) for method in missing]
-
-    return run_missing(table.name, run.key, groups, train, rows, device, deadline=deadline, say=say)
+    return run_missing(table.name, run, groups, rows, device, deadline=deadline, say=say, executor=executor)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor, Future, as_completed
+from functools import partial
+from typing import Protocol
 
 import torch
 
@@ -20,53 +23,101 @@ def affords_tridiagonal(shapes: Iterable[tuple[int, int]], device: torch.device,
     return thorough or device.type == "cuda" or max(max(shape) for shape in shapes) <= LARGEST_ON_A_CPU
 
 
+class Table(Protocol):
+    """A table under way."""
+
+    key: str  # of its settings
+
+    def rows(self, chosen: list[Method]) -> list[Row]:
+        """The rows of some methods, trained side by side where that is faster."""
+
+
 def run_missing(
-    table: str,
-    settings: str,
+    name: str,
+    table: Table,
     groups: Iterable[Sequence[Method]],
-    train: Callable[[list[Method]], list[Row]],
     rows: Rows,
     device: torch.device,
     *,
     deadline: float,
     say: Say,
+    executor: Executor | None = None,
 ) -> bool:
     """Train the methods that have no row with these settings yet.
 
     Args:
-        table, settings: whose rows.
+        name, table: whose rows.
         groups: methods that are trained side by side.
-        train: gives the rows of some methods of a group.
         rows: where they are looked up and appended.
         device: where they are trained.
         deadline: begin nothing after this time of `time.monotonic`.
         say: called with a line a group.
+        executor: where to train, a class a task; by default here, a group after the other. One with `put`,
+            such as `RayExecutor`, takes the table once to each node.
 
     Returns:
         False where the time did not suffice for all of it, or a group failed.
     """
-    complete = True
-    for group in groups:
-        missing = [method for method in group if rows.find(table, method, settings) is None]
-        if not missing:
-            continue
-        names = ", ".join(dict.fromkeys(method.name for method in missing))
-        label = missing[0].key if len(missing) == 1 else f"{len(missing)} methods ({names})"
-        begun = time.monotonic()
-        if begun > deadline:
-            say(f"{table}: no time left for {label} and what follows")
-            return False
+    lacking = [[m for m in group if rows.find(name, m, table.key) is None] for group in groups]
+    todo = [group for group in lacking if group]
+    train: Callable[[list[Method]], Future[list[Row]]] = partial(_done, table)
+    if executor is not None:
+        todo = [[m for m in group if m.name == kind] for group in todo for kind in _names(group)]
+        put = getattr(executor, "put", lambda value: value)
+        train = partial(_submit, executor, put(table))
+    complete, begun = True, time.monotonic()
+
+    def take(future: Future[list[Row]], group: list[Method]) -> bool:
+        label = group[0].key if len(group) == 1 else f"{len(group)} methods ({', '.join(_names(group))})"
         try:
-            found = train(missing)
-        except RuntimeError as error:  # out of memory, say: what else there is may still run
-            say(f"{table}: {label} failed: {error}")
-            complete = False
-            continue
+            found = future.result()
+        except Exception as error:  # out of memory, say: what else there is may still run
+            if executor is None and not isinstance(error, RuntimeError):
+                raise
+            say(f"{name}: {label} failed: {' '.join(str(error).split())}")
+            return False
         for row in found:
             rows.append(row, device)
         told = f" {_number(found[0]['before'])} -> {_number(found[0]['after'])}" if len(found) == 1 else ""
-        say(f"{table}: {label}{told} in {time.monotonic() - begun:.1f} s")
+        say(f"{name}: {label}{told} after {time.monotonic() - begun:.1f} s")
+        return True
+
+    waiting: dict[Future[list[Row]], list[Method]] = {}
+    for group in todo:
+        if time.monotonic() > deadline:
+            say(f"{name}: no time left for {', '.join(_names(group))} and what follows")
+            complete = False
+            break
+        future = train(group)
+        if executor is None:
+            complete = take(future, group) and complete
+        else:
+            waiting[future] = group
+    for future in as_completed(waiting):
+        complete = take(future, waiting[future]) and complete
     return complete
+
+
+def _names(group: Iterable[Method]) -> list[str]:
+    return [*dict.fromkeys(method.name for method in group)]
+
+
+def _rows(table: Table, group: list[Method]) -> list[Row]:
+    return table.rows(group)
+
+
+def _submit(executor: Executor, table: Table, group: list[Method]) -> Future[list[Row]]:
+    return executor.submit(_rows, table, group)
+
+
+def _done(table: Table, group: list[Method]) -> Future[list[Row]]:
+    """The same here and at once."""
+    future: Future[list[Row]] = Future()
+    try:
+        future.set_result(table.rows(group))
+    except Exception as error:
+        future.set_exception(error)
+    return future
 
 
 def _number(value: float | None) -> str:

@@ -74,4 +74,6 @@ class Rows:
             if stream.tell() and not self.path.read_bytes().endswith(b"\n"):
                 stream.write("\n")  # a line that was cut off stays alone
             stream.write(json.dumps(whole) + "\n")
+            stream.flush()
+            os.fsync(stream.fileno())
         self.rows.append(json.loads(json.dumps(whole)))

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from torchldr import from_dense
-from torchldr.compress.finetune_groups import operator_names
+from torchldr.compress.finetuning.groups import operator_names
 from torchldr.matrices import StructuredMatrix, get_structure
 from torchldr.matrices.toeplitz_like import corner_sign
 from torchldr.matrices.toeplitz_like.project import from_displacement

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from torchldr.pictures import LOOKS, Picture, look, new_figure, styled
+from torchldr.pictures import Picture, look, new_figure, styled
 
 from ..ledger.ledger import Ledger
 from ..tables.cells import Cell, Table
@@ -19,6 +19,12 @@ if TYPE_CHECKING:
 
 BAND = 2.0  # deviations on either side, as in the paper
 DASHED = (0, (5, 3))
+
+# In which order methods are drawn and listed; others follow.
+ORDER = (
+    "dense", "ldr_sd", "ldr_td", "toeplitz_like", "hankel_like", "vandermonde_like", "low_rank", "circulant",
+    "fastfood", "pruning", "rhu",
+)  # fmt: skip
 
 
 @styled
@@ -177,5 +183,5 @@ def _finish(
 
 
 def _order(method: str) -> int:
-    known = list(LOOKS)
+    known = list(ORDER)
     return known.index(method) if method in known else len(known)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from .fleet import LanguageFleet
 from .protocol import LanguageProtocol
-from .sweep import sweep_language
+from .sweep import sweep_language, train_language
 from .text import Masks, Text
 
-__all__ = ["LanguageFleet", "LanguageProtocol", "Masks", "Text", "sweep_language"]
+__all__ = ["LanguageFleet", "LanguageProtocol", "Masks", "Text", "sweep_language", "train_language"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import time
@@ -12,9 +13,12 @@ import torch
 
 from ..data import DatasetNotFoundError
 from ..data.text import Corpus, load_corpus
-from ..ledger.claims import Claim
+from ..ledger.claims import Claim, is_claimed
 from ..ledger.ledger import Ledger
 from ..protocol import Run
+from ..trainer.library import Library
+from ..trainer.parallel import Done, Task
+from ..trainer.progress import Tell
 from ..trainer.sweep import Report
 from .protocol import LanguageProtocol
 from .text import Masks, Text
@@ -79,6 +83,28 @@ def sweep_language(
         for group in _groups(missing):
             _train(group, corpus, ledger, device, begun, max_seconds, say, checkpoint_seconds, report)
     return report
+
+
+def train_language(task: Task, library: Library, tell: Tell) -> Done:
+    """Train one run by itself, as `sweep` wants it; its record is that of `sweep_language`."""
+    run, corpus = task.run, library.data(task.run)
+    protocol = run.protocol
+    if not isinstance(protocol, LanguageProtocol) or not isinstance(corpus, Corpus):
+        raise TypeError(f"{run.label}: no language model.")
+    text = Text.of(corpus, protocol, library.device)
+    masks = Masks(text, protocol, run.seed)
+    seen = is_claimed(task.results, run.hash)
+    training, saved = FleetTraining([run], text, masks, task.results), time.monotonic()
+    tell(training.epoch, protocol.epochs, "")
+    while not training.finished:
+        train_epoch([training], masks)
+        tell(training.epoch, protocol.epochs, describe([training]))
+        if seen and time.monotonic() - saved >= CHECKPOINT_SECONDS:
+            training.save()
+            saved = time.monotonic()
+    (record,) = training.records()
+    notes = {**record.result["notes"], **task.notes}
+    return Done(dataclasses.replace(record, result={**record.result, "notes": notes}))
 
 
 def _claim(runs: list[Run], ledger: Ledger, claims: ExitStack, deadline: float, say: Say) -> bool:

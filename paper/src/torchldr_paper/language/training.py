@@ -45,6 +45,7 @@ class FleetTraining:
         self.history: dict[str, list[list[float | None]]] = {name: [] for name in _METRICS}
         self.best: list[float | None] = [None] * len(runs)
         key = hashlib.sha256(" ".join(run.hash for run in runs).encode()).hexdigest()[:16]
+        key = key if len(runs) > 1 else runs[0].hash
         self.file = CheckpointFile(results, key, text.fingerprint)
         self._resume()
 

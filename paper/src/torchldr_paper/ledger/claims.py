@@ -17,6 +17,15 @@ from ..trainer.checkpoint import FOLDER
 _PAUSE = 0.5  # seconds between two attempts
 
 
+def is_claimed(results: Path, key: str) -> bool:
+    """Whether the file of a claim can be seen here: the machine shares the folder with whoever holds it."""
+    return _path(results, key).exists()
+
+
+def _path(results: Path, key: str) -> Path:
+    return results / FOLDER / f"{key}.lock"
+
+
 class Claim:
     """The claim of one run.
 
@@ -26,7 +35,7 @@ class Claim:
     """
 
     def __init__(self, results: Path, key: str) -> None:
-        self._path = results / FOLDER / f"{key}.lock"
+        self._path = _path(results, key)
         self._lock = FileLock(self._path)
 
     def take(self, seconds: float = 0.0) -> bool:

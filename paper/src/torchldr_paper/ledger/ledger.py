@@ -12,6 +12,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import IO
@@ -44,21 +45,31 @@ class Ledger:
         results: the folder of one's own ledger; by default `default_results()`. It is made when
             something is written.
         published: whether to read what ships with the package too.
+        curves: whether to keep the metrics by epoch in memory. Thousands of runs need some 100 kB each with
+            them and 5 kB without; the file has them in any case.
 
     Attributes:
         results: the folder.
         problems: lines that could not be read, in words.
     """
 
-    def __init__(self, results: str | os.PathLike[str] | None = None, *, published: bool = True) -> None:
+    def __init__(
+        self,
+        results: str | os.PathLike[str] | None = None,
+        *,
+        published: bool = True,
+        curves: bool = True,
+    ) -> None:
+        self._curves = curves
         self.results = default_results() if results is None else Path(results).expanduser()
         self.problems: list[str] = []
-        self._records: dict[tuple[str, str], Record] = {}
+        self._records: dict[str, dict[str, Record]] = {}  # by hash, then by fingerprint
         self._skipped: set[tuple[str, int]] = set()  # file and line of each problem
         self._bytes = self._lines = 0  # of one's own ledger that were read: whole lines
         if published:
             for name, text in _published():
-                self._take(name, text)
+                for number, line in enumerate(text.split("\n"), 1):
+                    self._take(name, number, line)
         self._read(whole=False)
 
     def read_again(self) -> None:
@@ -72,24 +83,26 @@ class Ledger:
                 if stream.seek(0, os.SEEK_END) < self._bytes:  # another file has taken its place
                     self._bytes = self._lines = 0
                 stream.seek(self._bytes)
-                content = stream.read()
+                for line in stream:
+                    torn = not line.endswith(b"\n")
+                    if torn and whole:
+                        break
+                    text = line.decode("utf-8", errors="replace")
+                    self._take(str(self.path), self._lines + 1, text, torn=torn)
+                    if not torn:
+                        self._bytes, self._lines = self._bytes + len(line), self._lines + 1
         except (FileNotFoundError, NotADirectoryError):
             return
-        end = content.rfind(b"\n") + 1
-        text = (content[:end] if whole else content).decode("utf-8", errors="replace")
-        self._take(str(self.path), text, self._lines)
-        self._bytes += end
-        self._lines += content.count(b"\n")
 
     @property
     def path(self) -> Path:
         return self.results / FILE
 
     def __len__(self) -> int:
-        return len(self._records)
+        return sum(map(len, self._records.values()))
 
     def __iter__(self) -> Iterator[Record]:
-        return iter(self._records.values())
+        return (record for found in self._records.values() for record in found.values())
 
     def find(self, run: Run, source: str | None = None, fingerprint: str | None = None) -> Record | None:
         """The record of a run, official data before others; None where it was not run.
@@ -101,10 +114,8 @@ class Ledger:
         """
         found = [
             record
-            for (key, _), record in self._records.items()
-            if key == run.hash
-            and source in (None, record.source)
-            and fingerprint in (None, record.fingerprint)
+            for record in self._records.get(run.hash, {}).values()
+            if source in (None, record.source) and fingerprint in (None, record.fingerprint)
         ]
         official = [record for record in found if record.source == "official"]
         kept = official or found
@@ -144,27 +155,28 @@ class Ledger:
         self._remember(record)
 
     def _remember(self, record: Record) -> None:
-        key = record.hash, record.fingerprint
-        self._records.pop(key, None)  # so that the latest is also last
-        self._records[key] = record
+        if not self._curves:
+            brief = {key: value for key, value in record.result.items() if key != "metrics"}
+            record = replace(record, result=brief)
+        found = self._records.pop(record.hash, {})  # so that the latest is also last
+        found.pop(record.fingerprint, None)
+        self._records[record.hash] = {**found, record.fingerprint: record}
 
-    def _take(self, name: str, text: str, before: int = 0) -> None:
-        """Read lines of a file, so many after its first; what cannot be read goes to `problems`."""
-        lines = text.split("\n")
-        for number, line in enumerate(lines, before + 1):
-            if not line.strip():
-                continue
-            try:
-                self._remember(Record.from_line(line))
-            except Exception as error:
-                # Whatever a strange line makes of the code that reads it: the others still count.
-                if (name, number) in self._skipped:
-                    continue
-                torn = " (cut off while it was written?)" if number == before + len(lines) else ""
-                problem = f"{name}, line {number}: skipped{torn}: {_reason(error)}"
-                self._skipped.add((name, number))
-                self.problems.append(problem)
-                _log.warning("%s", problem)
+    def _take(self, name: str, number: int, line: str, *, torn: bool = False) -> None:
+        """Read a line of a file; one that cannot be read goes to `problems`."""
+        if not line.strip():
+            return
+        try:
+            self._remember(Record.from_line(line.removesuffix("\n")))
+        except Exception as error:
+            # Whatever a strange line makes of the code that reads it: the others still count.
+            if (name, number) in self._skipped:
+                return
+            said = " (cut off while it was written?)" if torn else ""
+            problem = f"{name}, line {number}: skipped{said}: {_reason(error)}"
+            self._skipped.add((name, number))
+            self.problems.append(problem)
+            _log.warning("%s", problem)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:

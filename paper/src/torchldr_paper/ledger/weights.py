@@ -14,9 +14,10 @@ import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..models.images import SingleHiddenLayer, build_model
@@ -36,14 +37,29 @@ def weights_path(ledger: Ledger, run: Run) -> Path:
     return ledger.results / FOLDER / f"{run.hash}.safetensors"
 
 
-def save_network(path: Path, run: Run, images: Images, outcome: Outcome) -> str:
+class Network(NamedTuple):
+    """The selected network of a run, as a worker hands it to whoever writes: arrays travel anywhere."""
+
+    weights: dict[str, NDArray[Any]]
+    image_shape: tuple[int, int, int]
+    outputs: int
+
+    @classmethod
+    def of(cls, images: Images, outcome: Outcome) -> Network:
+        weights = {name: tensor.numpy() for name, tensor in outcome.weights.items()}
+        return cls(weights, images.image_shape, images.outputs)
+
+
+def save_network(path: Path, run: Run, network: Network) -> str:
     """Write the selected network of a finished run, whole or not at all; its checksum, for the ledger.
 
     Raises:
         OSError: where it cannot be written, naming the file.
     """
-    about = {"run": run.config(), "image_shape": images.image_shape, "outputs": images.outputs}
-    return write_tensors(path, outcome.weights, about)
+    about = {"run": run.config(), "image_shape": network.image_shape, "outputs": network.outputs}
+    # Copied: what came through shared memory cannot be written to, which torch warns of.
+    tensors = {name: torch.tensor(array) for name, array in network.weights.items()}
+    return write_tensors(path, tensors, about)
 
 
 def read_network(path: Path, record: Record) -> dict[str, Tensor]:

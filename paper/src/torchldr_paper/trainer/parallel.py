@@ -1,4 +1,4 @@
-"""Several runs at a time, each in a process of its own; finished runs go to the one ledger.
+"""Where runs are trained: here one after the other, in processes of this machine, or on Ray (`cluster`).
 
 A fleet of small networks leaves most of a GPU idle, and processes share one: side by side where NVIDIA's
 multi-process service runs (`nvidia-cuda-mps-control -d`), else in turns. On an H200 six runs at a time made
@@ -10,118 +10,149 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import platform
 import signal
-import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from ..ledger.ledger import Ledger
+from ..ledger.claims import is_claimed
+from ..ledger.records import Record
+from ..ledger.weights import Network
 from ..protocol import Run
-from .sweep import Library, Report, sweep
+from .library import Library
+from .logs import Log, no_log
+from .progress import Event, Tell
+from .training import CHECKPOINT_SECONDS, train_run
 
 
-class Settings(NamedTuple):
-    """What every process needs: as the command line has it."""
+@dataclass(frozen=True)
+class Task:
+    """A run and all that a worker needs to train it, besides the data; `sweep` says what each is."""
 
+    run: Run
     results: Path
-    device: str
-    data_dir: str | os.PathLike[str] | None
-    jobs: int
-    force: bool = False
     save_weights: bool = False
-    deadline: float | None = None  # of time.time(): start nothing after it
     curves: bool = True
+    checkpoint_seconds: float = CHECKPOINT_SECONDS
+    log: Log = no_log
+    notes: Mapping[str, Any] = field(default_factory=dict)
 
 
-def sweep_in_parallel(runs: Sequence[Run], settings: Settings, say: Callable[[str], None]) -> Report:
-    """Run what the ledger lacks, `jobs` at a time.
+class Done(NamedTuple):
+    """What a worker returns: the line of the ledger, and the selected network where it is to be kept."""
 
-    Args:
-        runs: what to run; the longest first would be best.
-        settings: where and how.
-        say: called with a line for every run that is done.
+    record: Record
+    network: Network | None = None
 
-    Returns:
-        What became of each run.
 
-    Raises:
-        KeyboardInterrupt: when interrupted. Checkpoints stay, so the same call goes on from there.
+Work = Callable[[Task, Library, Tell], Done]
+Update = Callable[[str, Event], None]
+
+
+def train_images(task: Task, library: Library, tell: Tell) -> Done:
+    """Train a run of images. Its checkpoints are kept where the driver's folder can be seen."""
+    run, images = task.run, library.images(task.run)
+    outcome = train_run(
+        run,
+        images,
+        results=task.results if is_claimed(task.results, run.hash) else None,
+        tell=tell,
+        log=task.log,
+        checkpoint_seconds=task.checkpoint_seconds,
+        curves=task.curves,
+    )
+    outcome.notes.update(task.notes)
+    network = Network.of(images, outcome) if task.save_weights else None
+    return Done(Record.of(run, images, outcome), network)
+
+
+class Backend:
+    """Trains runs here, one after the other.
+
+    Attributes:
+        width: how many runs it takes at a time.
+        notes: what a run's record says of it.
     """
-    report = Report()
-    context = multiprocessing.get_context("spawn")  # a forked process may not use CUDA
-    unique = list({run.hash: run for run in runs}.values())
-    with ProcessPoolExecutor(settings.jobs, context, _begin, (settings,)) as pool:
+
+    width = 1
+    notes: Mapping[str, Any] = {}
+
+    def submit(self, work: Work, task: Task, library: Library, update: Update) -> Future[Done]:
+        """Begin a run; here it has ended when this returns."""
+        future: Future[Done] = Future()
         try:
-            for wait in (False, True):  # what others train comes last: a process that waits does nothing else
-                todo, report.claimed = (report.claimed if wait else unique), []
-                futures = {pool.submit(_one, run.config(), wait): run for run in todo}
-                for future in as_completed(futures):
-                    _take(report, futures[future], future.result(), say)
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            for process in multiprocessing.active_children():
-                process.terminate()
-            raise
-    return report
+            future.set_result(work(task, library, reporter(task.run, update)))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    def poll(self, update: Update) -> None:
+        """Hand on what workers have told since."""
+
+    def close(self) -> None:
+        """End, with the runs that are not done."""
 
 
-class _Done(NamedTuple):
-    what: str  # a field of `Report`
-    message: str
-    seconds: float
-    unsaved: str | None = None  # why the weights are not kept
+class Processes(Backend):
+    """Trains so many runs at a time, each in a process of its own. A pool that breaks is started anew."""
+
+    def __init__(self, jobs: int) -> None:
+        self.width, self.notes = jobs, {"jobs": jobs}
+        self._pool: ProcessPoolExecutor | None = None
+        self._context = multiprocessing.get_context("spawn")  # a forked process may not use CUDA
+        self._told = self._context.SimpleQueue()
+        self._others = {*multiprocessing.active_children()}
+        self._workers: set[Any] = set()
+
+    def submit(self, work: Work, task: Task, library: Library, update: Update) -> Future[Done]:
+        for _ in range(2):
+            if self._pool is None:
+                threads = max(1, torch.get_num_threads() // self.width)
+                self._told = self._context.SimpleQueue()  # a worker that was killed may have locked the old
+                begin = (self._told, threads, str(library.device), library.data_dir)
+                self._pool = ProcessPoolExecutor(self.width, self._context, _begin, begin)
+            try:
+                return self._pool.submit(_in_process, work, task)
+            except BrokenProcessPool:
+                self._pool = None
+            finally:
+                self._workers |= {*multiprocessing.active_children()} - self._others
+        raise BrokenProcessPool("no process can be started.")
+
+    def poll(self, update: Update) -> None:
+        while not self._told.empty():
+            update(*self._told.get())
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+        for process in self._workers:
+            process.terminate()
 
 
-def _take(report: Report, run: Run, done: _Done, say: Callable[[str], None]) -> None:
-    if done.what == "absent":
-        report.absent[run.data] = done.message
-        return
-    getattr(report, done.what).append(run)
-    if done.unsaved is not None:
-        report.unsaved[run.label] = done.unsaved
-    if done.what == "finished":
-        say(f"[{len(report.finished)}] {run.label}: {done.message}, {done.seconds:.1f} s")
+def reporter(run: Run, update: Update) -> Tell:
+    """What a worker tells of a run, with where it is."""
+    return lambda epoch, total, note: update(run.hash, Event(run.label, platform.node(), epoch, total, note))
 
 
-_process: tuple[Settings, Library] | None = None
+_process: tuple[Library, Update] | None = None
 
 
-def _begin(settings: Settings) -> None:
+def _begin(told: Any, threads: int, device: str, data_dir: str | os.PathLike[str] | None) -> None:
     """In a new process: leave Ctrl-C to the parent, share the cores, find the data."""
     global _process
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    torch.set_num_threads(max(1, torch.get_num_threads() // settings.jobs))
-    _process = settings, Library(torch.device(settings.device), settings.data_dir)
+    torch.set_num_threads(threads)
+    _process = Library(device, data_dir), lambda key, event: told.put((key, event))
 
 
-def _one(config: dict[str, Any], wait: bool) -> _Done:
+def _in_process(work: Work, task: Task) -> Done:
     assert _process is not None  # by `_begin`
-    settings, library = _process
-    run, begun = Run.from_config(config), time.time()
-    if settings.deadline is not None and begun >= settings.deadline:
-        return _Done("left", "", 0.0)
-    ledger = Ledger(settings.results)
-    report = sweep(
-        [run],
-        ledger,
-        library,
-        force=settings.force,
-        save_weights=settings.save_weights,
-        notes={"jobs": settings.jobs},
-        curves=settings.curves,
-        max_seconds=None if settings.deadline is None else settings.deadline - begun,
-        wait=wait,
-    )
-    if report.absent:
-        return _Done("absent", next(iter(report.absent.values())), 0.0)
-    if report.left or report.claimed:
-        return _Done("left" if report.left else "claimed", "", 0.0)
-    record = library.find(run, ledger)
-    best = None if record is None else record.best
-    message = "diverged" if best is None else f"test {best.test:.2f}"
-    what, seconds = "finished" if report.finished else "present", time.time() - begun
-    return _Done(what, message, seconds, report.unsaved.get(run.label))
+    library, update = _process
+    return work(task, library, reporter(task.run, update))

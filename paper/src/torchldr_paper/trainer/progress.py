@@ -1,4 +1,4 @@
-"""Progress on stderr, with the time left: rich's bars where it is installed, else plain lines."""
+"""Progress on stderr, one display for all runs with the time left: rich's bars, else plain lines."""
 
 from __future__ import annotations
 
@@ -6,84 +6,133 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import Any, NamedTuple
+
+Tell = Callable[[int, int, str], None]
+"""Called with the epochs that a run has done, of how many, and a note: first where it begins."""
 
 
-class Progress(Protocol):
-    """What training reports to."""
+class Event(NamedTuple):
+    """How far a run is."""
 
-    def start(self, label: str, total: int, done: int = 0) -> None:
-        """A run begins, or goes on after `done` of its `total` epochs."""
-
-    def advance(self, note: str = "") -> None:
-        """An epoch is done."""
-
-    def finish(self) -> None:
-        """The run is done."""
+    label: str
+    node: str
+    epoch: int
+    total: int
+    note: str
 
 
-class Silent:
-    """Reports nothing."""
+class Progress:
+    """What a sweep reports to; this one shows nothing, and keeps what is at work.
 
-    def start(self, label: str, total: int, done: int = 0) -> None:
-        pass
+    Args:
+        runs: how many there are.
+    """
 
-    def advance(self, note: str = "") -> None:
-        pass
+    def __init__(self, runs: int) -> None:
+        self.runs, self.done = runs, 0
+        self.at_work: dict[str, Event] = {}
+        self._begun, self._resumed = time.monotonic(), 0.0
 
-    def finish(self) -> None:
-        pass
+    def update(self, key: str, event: Event) -> None:
+        """A run has begun, perhaps after some epochs, or is an epoch further."""
+        if key not in self.at_work:
+            self._resumed += event.epoch / event.total
+        self.at_work[key] = event
+
+    def finish(self, key: str, message: str) -> None:
+        """A run is done."""
+        self.at_work.pop(key, None)
+        self.done += 1
+
+    @property
+    def shares(self) -> float:
+        """How many runs are done, with what is done of those at work."""
+        return self.done + sum(event.epoch / event.total for event in self.at_work.values())
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Until all runs are done, as fast as it went so far."""
+        made = self.shares - self._resumed
+        return (time.monotonic() - self._begun) / made * (self.runs - self.shares) if made > 0 else None
 
 
-class Lines:
-    """A line when a run begins and when it ends, and now and then between.
+class Lines(Progress):
+    """A line for each run that is done, and now and then one for those at work.
 
     Args:
         runs: how many there are.
         say: takes a line.
-        pause: seconds between two lines about the epochs of a run.
+        pause: seconds between two lines about what is at work.
     """
 
     def __init__(self, runs: int, say: Callable[[str], None], pause: float = 30.0) -> None:
-        self._runs, self._done, self._say, self._pause = runs, 0, say, pause
-        self._note, self._begun, self._said = "", 0.0, 0.0
-        self._epochs = self._first = self._total = 0
+        super().__init__(runs)
+        self._say, self._pause, self._said = say, pause, time.monotonic()
 
-    def start(self, label: str, total: int, done: int = 0) -> None:
-        self._begun = self._said = time.monotonic()
-        self._epochs, self._first, self._total = done, done, total
-        resumed = f", goes on after epoch {done}" if done else ""
-        self._say(f"[{self._done + 1}/{self._runs}] {label}{resumed}")
-
-    def advance(self, note: str = "") -> None:
-        self._note = note
-        self._epochs += 1
+    def update(self, key: str, event: Event) -> None:
+        super().update(key, event)
         now = time.monotonic()
-        if now - self._said >= self._pause and self._epochs < self._total:
-            self._said = now
-            left = (now - self._begun) / (self._epochs - self._first) * (self._total - self._epochs)
-            self._say(f"    epoch {self._epochs} of {self._total}, about {left:.0f} s left, {note}")
+        if now - self._said < self._pause:
+            return
+        self._said = now
+        nodes = {event.node for event in self.at_work.values()}
+        least = min(self.at_work.values(), key=lambda event: event.epoch / event.total)
+        left = self.seconds_left
+        self._say(
+            f"    {len(self.at_work)} at work on {', '.join(sorted(nodes)[:4])}"
+            f"{' ..' if len(nodes) > 4 else ''}; {least.label} at epoch {least.epoch} of {least.total}"
+            + ("" if left is None else f"; about {left:.0f} s left")
+        )
 
-    def finish(self) -> None:
-        self._done += 1
-        self._say(f"    {time.monotonic() - self._begun:.1f} s, {self._note}")
+    def finish(self, key: str, message: str) -> None:
+        event = self.at_work.get(key)
+        super().finish(key, message)
+        self._say(f"[{self.done}/{self.runs}] {message}{'' if event is None else f', {event.node}'}")
+
+
+class Bars(Progress):
+    """Rich's bars: one for all runs, and one for each of the first at work."""
+
+    SHOWN = 12
+
+    def __init__(self, runs: int, bars: Any) -> None:
+        super().__init__(runs)
+        self._bars, self._rows = bars, dict[str, Any]()
+        self._all = bars.add_task("all runs", total=runs, note="")
+
+    def update(self, key: str, event: Event) -> None:
+        super().update(key, event)
+        if key not in self._rows and len(self._rows) < self.SHOWN:
+            self._rows[key] = self._bars.add_task(event.label, total=event.total, note="")
+        if key in self._rows:
+            note = f"{event.note} {event.node}".strip()
+            self._bars.update(self._rows[key], completed=event.epoch, note=note)
+        self._refresh()
+
+    def finish(self, key: str, message: str) -> None:
+        super().finish(key, message)
+        if key in self._rows:
+            self._bars.remove_task(self._rows.pop(key))
+        self._refresh()
+
+    def _refresh(self) -> None:
+        # Runs in fractions, so that the time left moves with epochs.
+        self._bars.update(self._all, completed=round(self.shares, 2), note=f"{len(self.at_work)} at work")
 
 
 @contextlib.contextmanager
-def progress_on_stderr(runs: int, *, enabled: bool = True) -> Iterator[Progress]:
-    """A bar for the runs and one for the epochs of the run at work; lines where stderr is no terminal."""
-    if not enabled:
-        yield Silent()
-        return
+def progress_on_stderr(runs: int) -> Iterator[Progress]:
+    """Bars on a terminal, else lines."""
     try:
         from rich import progress as bars
         from rich.console import Console
     except ImportError:
-        yield Lines(runs, _say)
+        yield Lines(runs, say)
         return
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield Lines(runs, _say)
+        yield Lines(runs, say)
         return
     columns = (
         bars.TextColumn("{task.description}"),
@@ -95,34 +144,9 @@ def progress_on_stderr(runs: int, *, enabled: bool = True) -> Iterator[Progress]
         bars.TextColumn("{task.fields[note]}"),
     )
     with bars.Progress(*columns, console=console) as shown:
-        yield _Bars(shown, runs)
+        yield Bars(runs, shown)
 
 
-class _Bars:
-    """Rich's bars; the outer one counts runs in fractions, so that its estimate moves with epochs."""
-
-    def __init__(self, shown: object, runs: int) -> None:
-        from rich.progress import Progress as RichProgress
-
-        if not isinstance(shown, RichProgress):
-            raise TypeError("progress: expected rich's Progress.")
-        self._shown, self._total = shown, 1
-        self._all = shown.add_task("all runs", total=runs, note="")
-        self._one = shown.add_task("", total=None, note="")
-
-    def start(self, label: str, total: int, done: int = 0) -> None:
-        self._total = total
-        self._shown.reset(self._one, description=label, total=total, completed=done, note="")
-        self._shown.advance(self._all, done / total)
-
-    def advance(self, note: str = "") -> None:
-        self._shown.advance(self._one)
-        self._shown.advance(self._all, 1 / self._total)
-        self._shown.update(self._one, note=note)
-
-    def finish(self) -> None:
-        self._shown.refresh()
-
-
-def _say(message: str) -> None:
+def say(message: str) -> None:
+    """A line on stderr."""
     print(message, file=sys.stderr, flush=True)

@@ -1,34 +1,41 @@
-"""Many runs, one after the other: those that the ledger lacks, resumed where they were interrupted.
+"""Many runs: those that the ledger lacks, resumed where they were interrupted.
 
-Several processes may sweep over one ledger: each claims the run that it trains, see `claims`.
+Several processes may sweep over one ledger: each claims the runs that it trains, see `claims`. Workers train
+and tell; whoever calls `sweep` alone writes.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
-import os
+import queue
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import BrokenExecutor, Future
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import NamedTuple
 
-import torch
-
-from .. import data as datasets
-from ..data import Dataset, DatasetNotFoundError
+from ..data import DatasetNotFoundError
 from ..ledger.claims import Claim
 from ..ledger.ledger import Ledger
 from ..ledger.records import Record
 from ..ledger.weights import read_network, save_network, weights_path
 from ..protocol import Run
-from .batches import Images
 from .checkpoint import CheckpointFile
+from .library import Library, choose_device
 from .logs import Log, no_log
-from .progress import Progress, Silent
-from .training import CHECKPOINT_SECONDS, Outcome, train_run
+from .parallel import Backend, Done, Task, Work, train_images
+from .progress import Progress
+from .training import CHECKPOINT_SECONDS
+
+__all__ = ["Library", "Report", "choose_device", "missing", "sweep"]
 
 _log = logging.getLogger("torchldr_paper")
+_POLL = 0.2  # seconds between two looks at what workers tell
+_PAUSE = 0.5  # and between two looks at the runs of others
 
 
 @dataclass
@@ -42,6 +49,7 @@ class Report:
         left: runs for which the time did not suffice.
         claimed: runs that another process trains, where they were not waited for.
         unsaved: why weights of finished runs could not be written, by the runs' labels.
+        failed: why runs could not be trained, by their labels.
     """
 
     finished: list[Run] = field(default_factory=list)
@@ -50,60 +58,7 @@ class Report:
     left: list[Run] = field(default_factory=list)
     claimed: list[Run] = field(default_factory=list)
     unsaved: dict[str, str] = field(default_factory=dict)
-
-
-class Library:
-    """Datasets, and their images on the device, loaded when asked for; the last of each is kept."""
-
-    def __init__(self, device: torch.device, data_dir: str | os.PathLike[str] | None = None) -> None:
-        self.device, self.data_dir = device, data_dir
-        self._dataset: tuple[str, Dataset] | None = None
-        self._images: tuple[object, Images] | None = None
-        self._sources = {row.name: row.state for row in datasets.status(data_dir)}
-
-    def source(self, name: str) -> str:
-        """Which source a dataset of the registry would be loaded from; "user" for a file."""
-        return self._sources.get(name, "user")
-
-    def dataset(self, name: str) -> Dataset:
-        if self._dataset is None or self._dataset[0] != name:
-            self._dataset = name, datasets.load(name, self.data_dir)
-        return self._dataset[1]
-
-    def images(self, run: Run) -> Images:
-        p = run.protocol
-        key = run.data, run.model, p.dtype, p.train_limit, p.test_limit
-        if self._images is None or self._images[0] != key:
-            self._images = None  # before the next is made: two would need the memory of both
-            self._images = key, Images.of(self.dataset(run.data), run, self.device)
-        return self._images[1]
-
-    def find(self, run: Run, ledger: Ledger) -> Record | None:
-        """The run's record on the data that it would be run on here."""
-        source = self.source(run.data)
-        if source == "absent":
-            return ledger.find(run)
-        if source == "user":
-            return ledger.find(run, fingerprint=self.dataset(run.data).fingerprint)
-        return ledger.find(run, source=source)
-
-
-def choose_device(name: str = "auto") -> torch.device:
-    """A device by name; "auto" is a GPU where there is one.
-
-    Raises:
-        ValueError: for a name that torch does not know, or a GPU that is not there.
-    """
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ValueError(f"unknown device {name!r}; known are auto, cpu, cuda, cuda:0, ...") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"the device {name!r} is not here: torch finds no GPU.")
-    # With a number, as tensors say where they are.
-    return torch.device(f"cuda:{torch.cuda.current_device()}") if name == "cuda" else device
+    failed: dict[str, str] = field(default_factory=dict)
 
 
 def sweep(
@@ -111,13 +66,15 @@ def sweep(
     ledger: Ledger,
     library: Library,
     *,
+    backend: Backend | None = None,
+    work: Work = train_images,
     force: bool = False,
     max_seconds: float | None = None,
     save_weights: bool = False,
+    retries: int = 3,
     progress: Progress | None = None,
     log: Log = no_log,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
-    notes: Mapping[str, Any] | None = None,
     curves: bool = True,
     wait: bool = True,
 ) -> Report:
@@ -130,37 +87,58 @@ def sweep(
         runs: what to run, in this order; repetitions are run once.
         ledger: where finished runs are looked up and written.
         library: the data and the device.
+        backend: where to train, closed in the end; by default here, one run after the other.
+        work: what trains a run.
         force: run even what is in the ledger.
         max_seconds: start no further run after this time.
         save_weights: keep the selected network of each run as `weights/<hash>.safetensors` beside the
             ledger; a run that is in the ledger without its weights, or with damaged ones, is run again.
+        retries: how often a run begins again, or from its checkpoint, after its process died.
         progress: what to report to.
-        log: called with every epoch's scores.
+        log: called with every epoch's scores, where the run is trained.
         checkpoint_seconds: see `train_run`.
-        notes: what to add to the notes of each run's record.
         curves: see `train_run`.
         wait: for other processes; else their runs are reported as claimed.
 
     Returns:
-        What became of each run. A dataset that is not here is reported, not raised; so are weights that
-        cannot be written, for the run's record can.
+        What became of each run. A dataset that is not here is reported, not raised; so are runs that fail
+        and weights that cannot be written, for the run's record can.
+
+    Raises:
+        KeyboardInterrupt: when interrupted. What has come is in the ledger and checkpoints stay, so the same
+            call goes on from there.
     """
-    options = {
-        "progress": progress or Silent(),
-        "log": log,
-        "checkpoint_seconds": checkpoint_seconds,
-        "curves": curves,
-    }
-    seconds = math.inf if max_seconds is None else max_seconds
-    work = _Sweep(ledger, library, force, save_weights, time.monotonic() + seconds, notes or {}, options)
-    for run in {run.hash: run for run in runs}.values():
-        work.visit(run)
-    report = work.report
-    while wait and report.claimed:
-        run = report.claimed.pop(0)
-        _log.warning("%s: another process trains it, waiting", run.label)
-        work.visit(run, wait=True)
-    return report
+    backend = backend or Backend()
+    unique = list({run.hash: run for run in runs}.values())
+    task = partial(
+        Task,
+        results=ledger.results.absolute(),
+        save_weights=save_weights,
+        curves=curves,
+        checkpoint_seconds=checkpoint_seconds,
+        log=log,
+        notes=backend.notes,
+    )
+    deadline = time.monotonic() + (math.inf if max_seconds is None else max_seconds)
+    shown = progress or Progress(len(unique))
+    under_way = _Sweep(ledger, library, backend, work, task, force, save_weights, deadline, retries, shown)
+    try:
+        under_way.go(unique, wait=wait)
+    except KeyboardInterrupt:
+        under_way.collect(0.0)
+        raise
+    finally:
+        backend.close()
+        under_way.release()
+    return under_way.report
+
+
+class _Flight(NamedTuple):
+    """A run that was handed to the backend."""
+
+    run: Run
+    claim: Claim
+    tries: int
 
 
 class _Sweep:
@@ -170,64 +148,140 @@ class _Sweep:
         self,
         ledger: Ledger,
         library: Library,
+        backend: Backend,
+        work: Work,
+        task: Callable[[Run], Task],
         force: bool,
         save_weights: bool,
         deadline: float,
-        notes: Mapping[str, Any],
-        options: Mapping[str, Any],
+        retries: int,
+        progress: Progress,
     ) -> None:
-        self.ledger, self.library, self.force, self.save_weights = ledger, library, force, save_weights
-        self.deadline, self.notes, self.options = deadline, notes, options
+        self.ledger, self.library, self.backend, self.work = ledger, library, backend, work
+        self.task, self.force, self.save_weights, self.deadline = task, force, save_weights, deadline
+        self.retries, self.progress = retries, progress
         self.report = Report()
+        self._flying: dict[Future[Done], _Flight] = {}
+        self._arrived: queue.SimpleQueue[Future[Done]] = queue.SimpleQueue()
         self._before: dict[str, Record | None] = {}  # what the ledger had when this sweep came to a run
 
-    def visit(self, run: Run, *, wait: bool = False) -> None:
-        """Bring a run into the ledger, unless another process is at it or the time is over."""
-        if run.data in self.report.absent:
+    def go(self, runs: Sequence[Run], *, wait: bool) -> None:
+        """Bring the runs into the ledger, as many at a time as the backend takes."""
+        waiting, others, look = deque(runs), list[Run](), 0.0
+        while waiting or self._flying or (others and wait):
+            if not waiting and wait and time.monotonic() >= look:
+                waiting.extend(others)
+                others, look = [], time.monotonic() + _PAUSE
+            while waiting and len(self._flying) < self.backend.width:
+                run = waiting.popleft()
+                if not self._visit(run):
+                    if wait and look == 0.0:
+                        _log.warning("%s: another process trains it, waiting", run.label)
+                    others.append(run)
+                self.collect(0.0)
+            if self._flying or others:
+                self.collect(_POLL)
+        self.report.claimed.extend(others)
+
+    def collect(self, seconds: float) -> None:
+        """Keep what has come; where nothing has, wait for it so long."""
+        self.backend.poll(self.progress.update)
+        try:
+            while True:
+                self._take(self._arrived.get(timeout=seconds) if seconds else self._arrived.get_nowait())
+                seconds = 0.0
+        except queue.Empty:
             return
+
+    def release(self) -> None:
+        """Give up the runs that have not come."""
+        for flight in self._flying.values():
+            flight.claim.release()
+        self._flying.clear()
+
+    def _visit(self, run: Run) -> bool:
+        """Begin a run unless it is known or the time is over; False where another process is at it."""
+        report = self.report
+        if run.data in report.absent:
+            return True
         try:
             known = self._before.setdefault(run.hash, self.library.find(run, self.ledger))
             if not self.force and self._complete(run, known):
-                self.report.present.append(run)
-                return
+                report.present.append(run)
+                return True
             if time.monotonic() >= self.deadline:
-                self.report.left.append(run)
-                return
-            images = self.library.images(run)
+                report.left.append(run)
+                return True
+            if self.library.source(run.data) == "absent":
+                self.library.data(run)  # which says what is missing
         except DatasetNotFoundError as error:
-            self.report.absent[run.data] = str(error)
-            return
+            report.absent[run.data] = str(error)
+            return True
         self.ledger.prepare()
         claim = Claim(self.ledger.results, run.hash)
-        if not claim.take(self.deadline - time.monotonic() if wait else 0.0):
-            (self.report.left if wait else self.report.claimed).append(run)
+        if not claim.take():
+            return False
+        self.ledger.read_again()  # the process that had it before may have finished it
+        found = self.library.find(run, self.ledger)
+        if found is not known and self._complete(run, found):
+            report.present.append(run)
+            claim.release()
+        else:
+            self._launch(_Flight(run, claim, 0))
+        return True
+
+    def _launch(self, flight: _Flight) -> None:
+        task = self.task(flight.run)
+        try:
+            future = self.backend.submit(self.work, task, self.library, self.progress.update)
+        except BaseException:
+            flight.claim.release()
+            raise
+        self._flying[future] = flight
+        future.add_done_callback(self._arrived.put)
+
+    def _take(self, future: Future[Done]) -> None:
+        """Keep what a run gave, or begin it again where its process died."""
+        flight = self._flying.pop(future)
+        run, claim, tries = flight
+        try:
+            done = future.result()
+        except Exception as error:
+            if isinstance(error, BrokenExecutor) and tries < self.retries:
+                _log.warning("%s: its process died, it is tried again", run.label)
+                self._launch(_Flight(run, claim, tries + 1))
+                return
+            claim.release()
+            self._fail(run, error)
             return
         try:
-            self._train(run, images)
+            self._keep(run, done)
         finally:
             claim.release()
 
-    def _train(self, run: Run, images: Images) -> None:
-        """Train a run that is claimed, unless the process that had it before has finished it."""
-        self.ledger.read_again()
-        found = self.library.find(run, self.ledger)
-        if found is not self._before[run.hash] and self._complete(run, found):
-            self.report.present.append(run)
+    def _fail(self, run: Run, error: Exception) -> None:
+        cause = getattr(error, "cause", None) or error  # Ray's errors hold the run's own
+        if isinstance(cause, DatasetNotFoundError):
+            self.report.absent[run.data] = str(cause)
             return
-        outcome = train_run(run, images, results=self.ledger.results, **self.options)
-        outcome.notes.update(self.notes)
-        weights = self._save_weights(run, images, outcome) if self.save_weights else None
-        self.ledger.append(Record.of(run, images, outcome, weights))
-        CheckpointFile(self.ledger.results, run.hash, images.fingerprint).remove()
-        self.report.finished.append(run)
+        lines = str(cause).strip().splitlines()
+        self.report.failed[run.label] = f"{type(cause).__name__}: {lines[0] if lines else ''}".rstrip(": ")
+        _log.debug("%s failed", run.label, exc_info=error)
+        self.progress.finish(run.hash, f"{run.label}: failed")
 
-    def _save_weights(self, run: Run, images: Images, outcome: Outcome) -> str | None:
-        """The checksum of the weights, None where they cannot be written: the record still can."""
-        try:
-            return save_network(weights_path(self.ledger, run), run, images, outcome)
-        except OSError as error:
-            self.report.unsaved[run.label] = str(error)
-            return None
+    def _keep(self, run: Run, done: Done) -> None:
+        record = done.record
+        if done.network is not None:
+            try:
+                checksum = save_network(weights_path(self.ledger, run), run, done.network)
+                record = dataclasses.replace(record, result={**record.result, "weights": checksum})
+            except OSError as error:  # the record still can be written
+                self.report.unsaved[run.label] = str(error)
+        self.ledger.append(record)
+        CheckpointFile(self.ledger.results, run.hash, record.fingerprint).remove()
+        self.report.finished.append(run)
+        score = "diverged" if record.best is None else f"test {record.best.test:.2f}"
+        self.progress.finish(run.hash, f"{run.label}: {score}, {record.result['seconds']:.1f} s")
 
     def _complete(self, run: Run, record: Record | None) -> bool:
         """Whether a run is in the ledger, with its weights where those are wanted."""
@@ -246,8 +300,11 @@ class _Sweep:
 
 def missing(runs: Sequence[Run], ledger: Ledger, library: Library) -> list[Run]:
     """The runs that a sweep would train: not in the ledger, and their data is here."""
-    return [
-        run
-        for run in {run.hash: run for run in runs}.values()
-        if library.source(run.data) != "absent" and library.find(run, ledger) is None
-    ]
+
+    def lacks(run: Run) -> bool:
+        try:
+            return library.source(run.data) != "absent" and library.find(run, ledger) is None
+        except DatasetNotFoundError:
+            return False
+
+    return [run for run in {run.hash: run for run in runs}.values() if lacks(run)]

@@ -18,7 +18,7 @@ from .batches import Images
 from .checkpoint import CheckpointFile
 from .fleet import Fleet, Scores
 from .logs import Log, no_log
-from .progress import Progress, Silent
+from .progress import Tell
 from .rounding import flash_bytes, score_rounded
 from .selection import Best, Mean, select_best, select_mean
 
@@ -170,7 +170,7 @@ def train_run(
     images: Images,
     *,
     results: Path | None = None,
-    progress: Progress | None = None,
+    tell: Tell = lambda epoch, total, note: None,
     log: Log = no_log,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     curves: bool = True,
@@ -182,7 +182,7 @@ def train_run(
         images: its data, on the device to train on.
         results: where to keep checkpoints, in `.checkpoints` there; None keeps none. An interrupted
             run goes on from the last one.
-        progress: what to report to.
+        tell: called where the run begins or goes on, and after every epoch.
         log: called with every epoch's scores.
         checkpoint_seconds: save after each epoch, but not sooner than this after the last time.
         curves: score training and test images after every epoch; else only the networks with the best
@@ -191,27 +191,25 @@ def train_run(
     Returns:
         The outcome; the checkpoint stays until the caller removes it.
     """
-    report = progress or Silent()
     begun = time.perf_counter()
     training = _Training(run, images, curves)
     file = None if results is None else CheckpointFile(results, run.hash, images.fingerprint)
     if file is not None:
         training.resume(file)
     training.seconds += time.perf_counter() - begun
-    report.start(run.label, training.total, training.epoch)
+    tell(training.epoch, training.total, "")
     saved = time.monotonic()
     while not training.finished:
         training.run_epoch()
         if training.history:
             log(run, len(training.history) - 1, training.history[-1])
-        report.advance(_note(training))
+        tell(training.epoch, training.total, _note(training))
         if file is not None and time.monotonic() - saved >= checkpoint_seconds:
             try:
                 training.save(file)
             except OSError as error:  # the run itself can still end well
                 _log.warning("the checkpoint is not kept: %s", error)
             saved = time.monotonic()
-    report.finish()
     return training.outcome()
 
 

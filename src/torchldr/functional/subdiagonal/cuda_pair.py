@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.cuda import nvrtc, unavailable
-from ..fft import conjugate, is_fast_length
+from ..fft import conjugate, is_smooth
 from .circulant_pair import generators
 from .guard import Side
 
@@ -110,7 +110,7 @@ def why_not(A: Side, C: Side) -> str | None:
         return "for GPUs"
     if (reason := unavailable()) is not None:
         return reason
-    if C[2].shape[-1] != n or n % 2 or not is_fast_length(n // 2):
+    if C[2].shape[-1] != n or n % 2 or not is_smooth(n // 2):
         return "for square matrices of an even size that is a product of 2, 3, 5 and 7"
     return None if A[2].dtype == torch.float32 else "for float32"
 

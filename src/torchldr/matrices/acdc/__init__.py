@@ -42,6 +42,7 @@ class ACDC(StructuredMatrix, name="acdc"):
 
     OWN = own_route("cosine", _seconds)
     ROUTES = OWN, by_columns(OWN)
+    projection_work = 1
 
     ranked = False
     scaled = ("A",)
@@ -62,6 +63,11 @@ class ACDC(StructuredMatrix, name="acdc"):
         # The entries of DCT D DCT^{-1} have a mean square of 1 / N.
         normal_(tensors["D"], 1.0, generator)
         tensors["A"].fill_((max(out_features, in_features) / (3 * in_features)) ** 0.5)
+
+    @classmethod
+    def multiply_adds(cls, out_features: int, in_features: int, rank: int, **options: Any) -> float:
+        m, n = out_features, in_features
+        return 2 * costs.fft_multiply_adds(max(m, n)) + m + max(m, n)
 
     def factors(self) -> list[tuple[Tensor, ...]]:
         m, n = self.shape

@@ -48,6 +48,8 @@ class BlockCirculant(StructuredMatrix, name="block_circulant"):
     """
 
     ROUTES = own_route("fft", _block_seconds), dense_route(gather_seconds)
+    projection_work = 0
+    compresses = True
 
     ranked = False
     scaled = ("column",)
@@ -86,6 +88,19 @@ class BlockCirculant(StructuredMatrix, name="block_circulant"):
         **options: Any,
     ) -> None:
         normal_(tensors["column"], (3 * in_features) ** -0.5, generator)
+
+    @classmethod
+    def multiply_adds(cls, out_features: int, in_features: int, rank: int, **options: Any) -> float:
+        m, n = out_features, in_features
+        b = options.get("block_size") or min(8, max(m, n))
+        rows, columns = -(-m // b), -(-n // b)
+        # Half a spectrum of complex products, each four real ones.
+        return (rows + columns) * costs.fft_multiply_adds(b) + 4 * rows * columns * (b // 2 + 1)
+
+    @classmethod
+    def variants(cls, out_features: int, in_features: int) -> list[dict[str, Any]]:
+        largest = min(out_features, in_features)
+        return [{"block_size": 2**i} for i in range(1, 12) if 2**i <= largest]
 
     def factors(self) -> list[tuple[Tensor, ...]]:
         m, n = self.shape

@@ -49,6 +49,7 @@ class CauchyLike(StructuredMatrix, name="cauchy_like"):
 
     ROUTES = own_route("tiles", _seconds), dense_route(_dense_seconds)
     stored: ClassVar[Mapping[str, Storage]] = {"s": FLOAT, "t": FLOAT}
+    projection_work = 1
 
     @classmethod
     def parameter_shapes(
@@ -94,6 +95,11 @@ class CauchyLike(StructuredMatrix, name="cauchy_like"):
         for tile, part in zip(s.split(TILE), mean.split(TILE), strict=True):
             part.copy_(cauchy_reference(tile, t).square().mean(-1))
         tensors["G"].mul_(mean.rsqrt().to(tensors["G"]))
+
+    @classmethod
+    def multiply_adds(cls, out_features: int, in_features: int, rank: int, **options: Any) -> float:
+        m, n = out_features, in_features
+        return rank * m * n
 
     def factors(self) -> list[tuple[Tensor, ...]]:
         C = cauchy_reference(self.s, self.t)

@@ -77,6 +77,7 @@ class Circulant(StructuredMatrix, name="circulant"):
     look = "#888888", "X"
 
     ROUTES = own_route("fft", _fft_seconds), dense_route(gather_seconds)
+    projection_work = 0
 
     ranked = False
     scaled = ("column",)
@@ -103,6 +104,11 @@ class Circulant(StructuredMatrix, name="circulant"):
         **options: Any,
     ) -> None:
         normal_(tensors["column"], (3 * in_features) ** -0.5, generator)
+
+    @classmethod
+    def multiply_adds(cls, out_features: int, in_features: int, rank: int, **options: Any) -> float:
+        m, n = out_features, in_features
+        return 2 * costs.fft_multiply_adds(max(m, n)) + 2 * max(m, n)
 
     def factors(self) -> list[tuple[Tensor, ...]]:
         m, n = self.shape

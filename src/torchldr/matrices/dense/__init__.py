@@ -35,6 +35,7 @@ class Dense(StructuredMatrix, name="dense"):
             "dense", lambda M, call: None, _seconds, multiply_by_dense, lambda M: M._matmul, holds_dense=True
         ),
     )
+    projection_work = 0
 
     structured = False
     ranked = False
@@ -55,6 +56,11 @@ class Dense(StructuredMatrix, name="dense"):
     ) -> None:
         bound = in_features**-0.5
         tensors["weight"].uniform_(-bound, bound, generator=generator)
+
+    @classmethod
+    def multiply_adds(cls, out_features: int, in_features: int, rank: int, **options: Any) -> float:
+        m, n = out_features, in_features
+        return m * n
 
     def factors(self) -> list[tuple[Tensor, ...]]:
         return [(self.weight,)]

@@ -37,6 +37,7 @@ class Fastfood(StructuredMatrix, name="fastfood"):
 
     OWN = own_route("hadamard", _seconds)
     ROUTES = OWN, by_columns(OWN)
+    projection_work = 4
 
     ranked = False
     scaled = ("S",)
@@ -76,6 +77,12 @@ class Fastfood(StructuredMatrix, name="fastfood"):
         tensors["B"].bernoulli_(0.5, generator=generator).mul_(2).sub_(1)
         normal_(tensors["D"], 1.0, generator)
         tensors["S"].fill_(_power_of_two(size) / (3 * n * size) ** 0.5)
+
+    @classmethod
+    def multiply_adds(cls, out_features: int, in_features: int, rank: int, **options: Any) -> float:
+        m, n = out_features, in_features
+        p = _power_of_two(max(m, n))
+        return p * max(p.bit_length() - 1, 0) + 3 * p
 
     def factors(self) -> list[tuple[Tensor, ...]]:
         m, n = self.shape

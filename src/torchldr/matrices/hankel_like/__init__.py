@@ -18,6 +18,7 @@ class HankelLike(ToeplitzLike, name="hankel_like"):
     look = "#CC79A7", "v"
 
     ROUTES = ToeplitzLike.ROUTES
+    compresses = False
 
     def factors(self) -> list[tuple[Tensor, ...]]:
         return [(left.flip(0), right) for left, right in super().factors()]

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
+from ...core import costs
 from ...core.matrix import StructuredMatrix, generators_
 from ...core.routes import Call
 from ...core.storage import AROUND_ONE, FLOAT, Storage
@@ -50,6 +51,8 @@ class LDRSubdiagonal(StructuredMatrix, name="ldr_sd"):
         f"{part}_{side}": how for side in "AC" for part, how in _STORED.items()
     }
     ROUTES = ROUTES
+    projection_work = 12
+    compresses = True
 
     @classmethod
     def parameter_shapes(
@@ -93,6 +96,11 @@ class LDRSubdiagonal(StructuredMatrix, name="ldr_sd"):
         lower = torch.cat((corner.reshape(1), s))
         zero = torch.zeros_like(lower)
         return krylov_of_ring_reference(lower, zero, zero, v, min(self.shape))
+
+    @classmethod
+    def multiply_adds(cls, out_features: int, in_features: int, rank: int, **options: Any) -> float:
+        m, n = out_features, in_features
+        return (2 * rank + 2) * costs.fft_multiply_adds(m + n) + 2 * rank * (m + n)
 
     def factors(self) -> list[tuple[Tensor, ...]]:
         return [

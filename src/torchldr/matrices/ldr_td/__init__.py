@@ -57,6 +57,7 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
         f"{part}_{side}": how for side in "AC" for part, how in _STORED.items()
     }
     ROUTES = ROUTES
+    projection_work = 48
 
     @classmethod
     def parameter_shapes(
@@ -112,6 +113,11 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
             return ring
         scale = tridiagonal.row_sum_scale(*ring)
         return ring[0] / scale, ring[1] / scale, ring[2] / scale
+
+    @classmethod
+    def multiply_adds(cls, out_features: int, in_features: int, rank: int, **options: Any) -> float:
+        m, n = out_features, in_features
+        return rank * (m + n) * min(m, n)
 
     def factors(self) -> list[tuple[Tensor, ...]]:
         k, A, C = min(self.shape), self._ring("A"), self._ring("C")

@@ -12,6 +12,7 @@ from ...core import costs
 from ...core.dense_route import dense_route, own_route
 from ...core.matrix import StructuredMatrix, generators_
 from ...core.routes import Call
+from .fit import LowRankFit
 
 
 def _seconds(M: Any, call: Call) -> float:
@@ -32,6 +33,8 @@ class LowRank(StructuredMatrix, name="low_rank"):
     look = "#E69F00", "P"
 
     ROUTES = own_route("two_products", _seconds), dense_route(_product_seconds)
+    projection_work = 0
+    compresses = True
 
     @classmethod
     def init_(
@@ -43,6 +46,15 @@ class LowRank(StructuredMatrix, name="low_rank"):
         **options: Any,
     ) -> None:
         generators_(tensors, tensors["G"].shape[-2], generator)
+
+    @classmethod
+    def multiply_adds(cls, out_features: int, in_features: int, rank: int, **options: Any) -> float:
+        m, n = out_features, in_features
+        return rank * (m + n)
+
+    @classmethod
+    def all_ranks(cls, W: Tensor, left: Tensor | None, root: Tensor | None) -> LowRankFit:
+        return LowRankFit(W, left, root)
 
     def factors(self) -> list[tuple[Tensor, ...]]:
         return [(self.G.mT, self.H)]

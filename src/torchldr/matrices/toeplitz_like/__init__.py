@@ -80,6 +80,8 @@ class ToeplitzLike(StructuredMatrix, name="toeplitz_like"):
         dense_route(_dense_seconds),
         Route("compiled_pair", _pair_why_not, _pair_seconds, None, lambda M: M._prepare_pair()),
     )
+    projection_work = 1
+    compresses = True
 
     @classmethod
     def init_(
@@ -97,6 +99,12 @@ class ToeplitzLike(StructuredMatrix, name="toeplitz_like"):
         m, n = self.shape
         a, k = corner_sign(m, n), min(m, n)
         return ring(m, k, a), ring(n, k, -a)
+
+    @classmethod
+    def multiply_adds(cls, out_features: int, in_features: int, rank: int, **options: Any) -> float:
+        m, n = out_features, in_features
+        transforms = costs.fft_multiply_adds(m) + costs.fft_multiply_adds(n)
+        return (rank + 1) * transforms + 2 * rank * (m + n)
 
     def factors(self) -> list[tuple[Tensor, ...]]:
         A, C = ToeplitzLike.operators(self)

@@ -48,6 +48,7 @@ class VandermondeLike(StructuredMatrix, name="vandermonde_like"):
     OWN = own_route("powers", _seconds)
     ROUTES = OWN, by_columns(OWN)
     stored: ClassVar[Mapping[str, Storage]] = {"nodes": FLOAT}
+    projection_work = 1
 
     @classmethod
     def parameter_shapes(
@@ -90,6 +91,11 @@ class VandermondeLike(StructuredMatrix, name="vandermonde_like"):
         q = chebyshev_points(m, torch.float64).square()
         mean = (1 - q * (1 - q**n) / (n * (1 - q))) / (1 - q)
         tensors["G"].mul_(mean.rsqrt().to(tensors["G"]))
+
+    @classmethod
+    def multiply_adds(cls, out_features: int, in_features: int, rank: int, **options: Any) -> float:
+        m, n = out_features, in_features
+        return rank * m * n
 
     def factors(self) -> list[tuple[Tensor, ...]]:
         n = self.in_features

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from .analyze_result import Plan
-from .budget import Budget, allowance
-from .candidates import Candidate, Weight, charged
-from .selection import share_out
-from .structure import Structure
+from ..budget.amounts import Budget, allowance
+from ..candidates import Candidate, Weight, charged
+from ..selection import share_out
+from ..structure import Structure
+from .result import Plan
 
 Rows = Sequence[Sequence[Candidate]]
 
@@ -46,7 +46,7 @@ class Share:
         best: dict[str, Candidate] = {}
         for candidate in row:
             name = candidate.structure.name
-            fits = name != "dense" and self.costs[w][candidate.structure] <= self.limits[w]
+            fits = not candidate.structure.is_dense and self.costs[w][candidate.structure] <= self.limits[w]
             if fits and (name not in best or _key(candidate) < _key(best[name])):
                 best[name] = candidate
         ordered = sorted(best.values(), key=_key)

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from ..project.problem import Report
-from .finetune_state import StateFile, copied, random_state, set_random_state
-from .finetune_teacher import Teacher
+from ...project.problem import Report
+from .state import StateFile, copied, random_state, set_random_state
+from .teacher import Teacher
 
 Loss = Callable[[Any, Any], Tensor]
 _PROGRESS = ("step", "epoch", "within", "waited", "history", "best", "finished", "stopped", "seconds")

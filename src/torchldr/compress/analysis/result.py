@@ -9,58 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .budget import Budget, Bytes, Latency, budget_text, check_budget
-from .candidates import Candidate, charged
-from .report import table_lines, words
-from .selection import share_out
-from .structure import Structure
-from .tensors_plan import plan_to_dict, structure_to_dict
-
-
-@dataclass(frozen=True)
-class Trial:
-    """A structure that was tried on a weight.
-
-    `residual` is |W - M| / |W| (by activations, where these were given): of a quick projection, or of a
-    full one where `refined`.
-    """
-
-    structure: Structure
-    parameters: int
-    residual: float
-    refined: bool
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            **structure_to_dict(self.structure),
-            "parameters": self.parameters,
-            "residual": self.residual,
-            "refined": self.refined,
-        }
-
-
-@dataclass(frozen=True)
-class WeightAnalysis:
-    """A weight, everything that was tried on it, and the best for each budget (None where nothing fits)."""
-
-    name: str
-    kind: str
-    shape: tuple[int, int]
-    matrices: int
-    parameters: int
-    trials: tuple[Trial, ...]
-    best: tuple[Trial | None, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "kind": self.kind,
-            "shape": list(self.shape),
-            "matrices": self.matrices,
-            "parameters": self.parameters,
-            "best": [None if trial is None else trial.to_dict() for trial in self.best],
-            "trials": [trial.to_dict() for trial in self.trials],
-        }
+from ..budget.amounts import Budget, Bytes, Latency, budget_text, check_budget
+from ..candidates import Candidate, charged
+from ..checkpoint.plan import plan_to_dict
+from ..report import table_lines, words
+from ..selection import share_out
+from ..structure import Structure
+from .plot import save_plot
+from .trials import Trial, WeightAnalysis
 
 
 @dataclass(frozen=True)
@@ -140,7 +96,7 @@ class Analysis:
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as JSON has it."""
-        from ..version import __version__
+        from ...version import __version__
 
         return {
             "torchldr": __version__,
@@ -165,9 +121,7 @@ class Analysis:
         Raises:
             ImportError: without matplotlib.
         """
-        from .plot import save_plot
-
-        save_plot(self, Path(path))
+        save_plot(self.weights, Path(path))
 
     def __str__(self) -> str:
         texts = [budget_text(budget) for budget in self.budgets]

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..project.problem import Report
-from ..project.progress import reporting
-from .finetune_groups import parameter_groups
-from .finetune_run import FinetuneRun, Loss
-from .finetune_state import StateFile, shapes
-from .finetune_teacher import Distillation, Teacher
+from ...project.problem import Report
+from ...project.progress import reporting
+from .groups import parameter_groups
+from .run import FinetuneRun, Loss
+from .state import StateFile, shapes
+from .teacher import Distillation, Teacher
 
 SCHEDULES = ("cosine", "linear", "constant")
 

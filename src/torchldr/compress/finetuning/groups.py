@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from ..matrices import StructuredMatrix
-from ..nn import MatrixStack, StructuredLinear
+from ...matrices import StructuredMatrix
+from ...nn import MatrixStack, StructuredLinear
 
 OPERATOR_RATE = 0.1  # of the learning rate, where no other is asked for
 _PROBE, _VECTORS, _MOST = 1e-3, 16, 100.0

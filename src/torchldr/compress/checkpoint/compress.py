@@ -6,14 +6,16 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from ..matrices import StructuredMatrix
-from .candidates import CANDIDATES
-from .progress import PROJECTING, Clock, Report, check_effort, shown
-from .report import CompressionReport, describe
-from .selection import Spec, check_count, check_spec, chosen
-from .structure import Structure
-from .tensors import Source, check_finite, find_tensors, open_tensors
-from .tensors_workers import Workers, project_packed
+from ...matrices import StructuredMatrix
+from ..budget.amounts import Latency
+from ..budget.latency import VECTORS, measured
+from ..candidates import CANDIDATES
+from ..progress import PROJECTING, Clock, Report, check_effort, shown
+from ..report import CompressionReport, describe
+from ..selection import Spec, check_count, check_spec, chosen
+from ..structure import Structure
+from ..workers import Workers, project_packed
+from .files import Source, check_finite, find_tensors, open_tensors
 
 _WHO = "compress_weights"
 EFFORT = 10.0  # minutes, for a budget
@@ -37,7 +39,8 @@ def compress_weights(
     looks the same: `skip` it where it should stay.
 
     Args:
-        source: the path of a .safetensors file, or a mapping of names to tensors (a state_dict).
+        source: the path of a .safetensors file, of a folder of them (shards), or a mapping of names to
+            tensors (a state_dict).
         spec: a budget, a Structure for all, or a mapping of names and patterns to structures, as for
             `compress_`. A weight is called by its name, or by that without ".weight".
         skip: names and patterns of matrices to leave alone.
@@ -83,9 +86,10 @@ def compress_weights(
         packed = workers.run(stages, project_packed, arguments, report)
     replaced: dict[str, StructuredMatrix] = {}
     rows = []
-    for weight, structure, parts, latency in zip(
-        weights, found.structures, packed, found.latencies, strict=True
-    ):
+    vectors, latencies = spec.batch if isinstance(spec, Latency) else VECTORS, found.latencies
+    if not isinstance(spec, Latency):
+        latencies = [*measured(weights, found.structures)]
+    for weight, structure, parts, latency in zip(weights, found.structures, packed, latencies, strict=True):
         projections = [part.unpack() for part in parts]
         rows.append(describe(weight, structure, projections, *latency))
         for projection in projections:
@@ -94,5 +98,5 @@ def compress_weights(
     before = sum(tensors[name].numel() for name in tensors if tensors[name].is_floating_point())
     saved = sum(row.parameters_before - row.parameters_after for row in rows)
     return made, CompressionReport(
-        tuple(rows), {**left, **found.stays}, before, before - saved, None, found.notes
+        tuple(rows), {**left, **found.stays}, before, before - saved, None, found.notes, vectors
     )

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .structure import Structure
+from ..structure import Structure
 
 _FORM = '{"name or pattern": {"structure": "ldr_sd", "rank": 4, "options": {}}, ..}'
 

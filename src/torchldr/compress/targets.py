@@ -14,6 +14,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.utils import parametrize
 
 FilterFn = Callable[[nn.Module, str], bool]
+RECURRENT = ("lstm", "gru")
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 
 
@@ -22,7 +23,8 @@ class Site:
     """A module that can be replaced, under all the names that the model has for it.
 
     `weights` are its matrices (out, in), by part: one part "" for a layer with one weight, four for an
-    attention. A part of a recurrent layer has several matrices, which take the same structure.
+    attention, the names of torch's weights for a recurrent layer. A part of that has a matrix for each gate,
+    which take the same structure.
     `keys` say whose numbers they are: parts with the same key are tied.
     """
 
@@ -139,18 +141,23 @@ def _attention(module: nn.Module, names: list[str]) -> Site | None:
 def _recurrent(module: nn.Module, names: list[str]) -> Site | None:
     assert isinstance(module, nn.RNNBase)
     gates = 4 if isinstance(module, nn.LSTM) else 3
-    inputs = [name for name in module._flat_weights_names if name.startswith("weight_ih")]
-    if any(module._parameters.get(name) is None for name in inputs):
-        return None
-    weights = [W for name in inputs for W in module._parameters[name].detach().chunk(gates)]  # type: ignore[union-attr]
+    weights: dict[str, list[Tensor]] = {}
+    for part in module._flat_weights_names:
+        if part.startswith(("weight_ih", "weight_hh")):
+            W = module._parameters.get(part)
+            if W is None:
+                return None
+            weights[part] = list(W.detach().chunk(gates))
     kind = "lstm" if gates == 4 else "gru"
-    return Site(module, names, kind, {"": weights}, {"": (id(module), "input")}, [module])
+    return Site(module, names, kind, weights, {part: (id(module), part) for part in weights}, [module])
 
 
 def find_units(
-    model: nn.Module, filter_fn: FilterFn | None, min_features: int
+    model: nn.Module, filter_fn: FilterFn | None, min_features: int, recurrent: bool = False
 ) -> tuple[list[Unit], dict[str, str]]:
     """The weights that may be replaced, tied ones together, and why others are left alone.
+
+    With `recurrent` those that multiply the state of an LSTM or GRU too.
 
     Raises:
         ValueError: where the model is itself a layer, which cannot be replaced in place.
@@ -174,6 +181,12 @@ def find_units(
             continue
         if filter_fn is not None and not all(filter_fn(module, name) for name in names):
             left[names[0]] = "left out by filter_fn"
+        elif site.kind in RECURRENT:
+            for part, why in _unwanted(site, min_features, recurrent).items():
+                left[f"{names[0]}.{part}"] = why
+                del site.weights[part], site.keys[part]
+            if site.weights:
+                sites[id(module)] = site
         elif (small := _smallest(site)) < min_features:
             left[names[0]] = f"has {small} features, fewer than min_features={min_features}"
         else:
@@ -189,6 +202,20 @@ def find_units(
         for part, key in site.keys.items():
             units.setdefault((site.kind, part, *key), Unit()).places.append((site, part))
     return list(units.values()), left
+
+
+def _unwanted(site: Site, min_features: int, recurrent: bool) -> dict[str, str]:
+    """Why weights of a recurrent layer are left alone."""
+    found = {}
+    for part, weights in site.weights.items():
+        small = min(min(W.shape) for W in weights)
+        if part.startswith("weight_hh") and not recurrent:
+            found[part] = (
+                "multiplies the state, where errors grow from step to step: only with recurrent=True"
+            )
+        elif small < min_features:
+            found[part] = f"has {small} features, fewer than min_features={min_features}"
+    return found
 
 
 def _smallest(site: Site) -> int:
@@ -214,7 +241,7 @@ def _drop_shared(
                 if p is not None and p.ndim > 1
                 for holder in holders[id(p)]
                 if kinds.get(id(holder), ("", None))[0] != site.kind
-                or (site.kind in ("attention", "lstm", "gru") and holder not in site.owners)
+                or (site.kind in ("attention", *RECURRENT) and holder not in site.owners)
             ]
             if shared:
                 left[site.names[0]] = f"its weight is shared with {paths[id(shared[0])][0] or 'the model'}"
@@ -233,7 +260,6 @@ def dense_parameters(done: Sequence[tuple[Unit, Sequence[Any]]]) -> dict[str, Te
             made[part] = [projection.matrix.to_dense() for projection in found]
     values: dict[str, Tensor] = {}
     for site, weights in parts.values():
-        names = list(site.module._parameters)
         prefix = f"{site.names[0]}."
         if site.kind == "attention":
             if site.module._parameters.get("in_proj_weight") is not None:
@@ -241,11 +267,8 @@ def dense_parameters(done: Sequence[tuple[Unit, Sequence[Any]]]) -> dict[str, Te
             else:
                 values |= {f"{prefix}{part}_weight": weights[part][0] for part in PROJECTIONS[:3]}
             values[prefix + "out_proj.weight"] = weights["out_proj"][0]
-        elif site.kind in ("lstm", "gru"):
-            gates, inputs = 4 if site.kind == "lstm" else 3, weights[""]
-            keys = [name for name in names if name.startswith("weight_ih")]
-            for i, key in enumerate(keys):
-                values[prefix + key] = torch.cat(inputs[i * gates : (i + 1) * gates])
+        elif site.kind in RECURRENT:
+            values |= {prefix + part: torch.cat(gates) for part, gates in weights.items()}
         else:
             (W,) = weights[""]
             W = W.T if site.kind == "conv1d" else W[..., None, None] if site.kind == "conv2d" else W

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .candidates import Weight
-from .costs import stored_bytes
-from .structure import Structure
+from ..candidates import Weight
+from ..costs import stored_bytes
+from ..structure import Structure
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class Latency:
     """A budget in measured time: of one inference by each of the replaced layers, together.
 
     Layers with the shapes, dtype and device of the weights are timed on this machine, one after the other,
-    each with a batch of vectors (pixels for a convolution; one step of as many sequences for an LSTM or
-    GRU). The rest of the model is not counted.
+    each with a batch of vectors (pixels for a convolution; for a weight of an LSTM or GRU the products of one
+    step of as many sequences). The rest of the model is not counted.
 
     Args:
         ms: milliseconds.
@@ -94,7 +94,7 @@ def check_budget(who: str, budget: object) -> None:
 def allowance(budget: Budget, weights: Sequence[Weight]) -> Allowance:
     """What a budget comes to."""
     if isinstance(budget, Latency):
-        from .budget_latency import Stopwatch
+        from .latency import Stopwatch
 
         return Allowance(budget.ms, "ms", Stopwatch(budget.batch))
     if isinstance(budget, Bytes):

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import kl_div, mse_loss
 
-from .outputs import LOGITS, main_output
-from .records import record
+from ..manifest import record
+from ..outputs import LOGITS, main_output
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import shutil
@@ -13,11 +14,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..matrices import StructuredMatrix, get_structure
-from ..nn.tensors import add_axes
-from .layers import linear_from, quiet_linear
-from .report import CompressionReport
-from .storage import (
+from ...matrices import StructuredMatrix, get_structure
+from ...nn.tensors import add_axes
+from ..layers import linear_from, quiet_linear
+from ..manifest import METHOD
+from ..report import CompressionReport
+from ..storage import (
     MANIFEST,
     _read_manifest,
     _read_tensors,
@@ -52,16 +54,12 @@ def save_weights(
     Raises:
         FileExistsError: where the folder has something in it; with `force`, where that is no such model.
     """
-    path = Path(folder)
-    check_target(path, force)
-    model, origins = _module_tree(weights)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with _beside(path) as partial:
+    with new_folder(folder, force=force) as partial:
+        model, origins = _module_tree(weights)
         save_compressed(model, partial)
         _write_manifest(partial, {**_read_manifest(partial), "weights": origins})
         if report is not None:
             report.save(partial / REPORT)
-        _move(partial, path)
 
 
 @contextmanager
@@ -99,12 +97,32 @@ def check_target(path: Path, force: bool) -> None:
     if path.is_dir() and not any(path.iterdir()):
         return
     if os.path.lexists(path):
-        ours = (path / MANIFEST).is_file()
+        ours = (path / MANIFEST).is_file() or _declares(path / "config.json")
         if not force:
             hint = "; --force (force=True) replaces it" if ours else ""
             raise FileExistsError(f"{path} exists already{hint}.")
         if not ours:
             raise FileExistsError(f"{path} exists and is no compressed model: it will not be replaced.")
+
+
+def _declares(config: Path) -> bool:
+    """Whether this is the config of a Hugging Face model that we compressed."""
+    try:
+        found = json.loads(config.read_text(encoding="utf-8"))
+        return found["quantization_config"]["quant_method"] == METHOD
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+@contextmanager
+def new_folder(folder: str | os.PathLike[str], *, force: bool = False) -> Iterator[Path]:
+    """A folder to write a compressed model into, which gets its name if the context ends well."""
+    path = Path(folder)
+    check_target(path, force)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _beside(path) as partial:
+        yield partial
+        _move(partial, path)
 
 
 def load_weights(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from .analyze_result import Analysis, WeightAnalysis
+from .trials import WeightAnalysis
 
 FORMATS = (".png", ".svg", ".pdf")
 COLUMNS = 3
@@ -24,7 +24,7 @@ def check_picture(path: Path) -> None:
         raise ImportError("pictures need matplotlib; pip install matplotlib") from None
 
 
-def save_plot(analysis: Analysis, path: Path) -> None:
+def save_plot(weights: Sequence[WeightAnalysis], path: Path) -> None:
     """Draw residual against the share of the parameters, a panel for each weight.
 
     Filled marks are full projections or exact, hollow ones quick looks; rings are the best for a fraction.
@@ -33,18 +33,19 @@ def save_plot(analysis: Analysis, path: Path) -> None:
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
-    names = sorted({t.structure.name for weight in analysis.weights for t in weight.trials} - {"dense"})
+    trials = [t.structure for weight in weights for t in weight.trials]
+    names = sorted({structure.name for structure in trials if not structure.is_dense})
     looks = {
         name: (colormaps["tab20" if len(names) > 10 else "tab10"](i), _MARKERS[i % len(_MARKERS)])
         for i, name in enumerate(names)
     }
-    columns = min(COLUMNS, len(analysis.weights))
-    rows = math.ceil(len(analysis.weights) / columns)
+    columns = min(COLUMNS, len(weights))
+    rows = math.ceil(len(weights) / columns)
     figure = Figure(figsize=(4.4 * columns, 3.4 * rows + 0.6), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).ravel()
-    for ax, weight in zip(axes, analysis.weights, strict=False):
+    for ax, weight in zip(axes, weights, strict=False):
         _panel(ax, weight, looks)
-    for ax in axes[len(analysis.weights) :]:
+    for ax in axes[len(weights) :]:
         ax.set_axis_off()
     handles = [
         figure.axes[0].plot([], [], color=colour, marker=marker, markersize=4, label=name)[0]
@@ -57,7 +58,7 @@ def save_plot(analysis: Analysis, path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
-def _panel(ax: Any, weight: WeightAnalysis, looks: dict[str, tuple[Any, str]]) -> None:
+def _panel(ax: Any, weight: Any, looks: dict[str, tuple[Any, str]]) -> None:
     for name, (colour, marker) in looks.items():
         trials = [t for t in weight.trials if t.structure.name == name]
         sizes = [t.parameters / weight.parameters for t in trials]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -17,13 +17,14 @@ import torch
 from torch import Tensor
 
 from ..matrices import Projection, get_structure
-from .candidates import EXACT, SCREEN_EFFORT, Weight, bound, looks, plain_curve
+from .candidates import SCREEN_EFFORT, Weight, bound, exact, looks, plain_curve
+from .checkpoint.files import TensorFile, TensorFolder, TensorWeight
 from .metric import PLAIN, Metric, project
 from .progress import Report
 from .structure import Structure
-from .tensors import TensorFile, TensorWeight
 
 T = TypeVar("T")
+_LARGE = 1 << 16
 
 
 class Packed(NamedTuple):
@@ -50,6 +51,13 @@ class Parcel:
     inputs: Packed | Tensor | None = None
     outputs: Packed | Tensor | None = None
     scale: float | None = None  # None: the weight counts by its number of entries
+    clock: float | None = None  # where another machine may open it: the time of day less the monotonic time
+
+    def local(self, deadline: float | None) -> float | None:
+        """A deadline of the monotonic time where this was packed, by the one here."""
+        if deadline is None or self.clock is None:
+            return deadline
+        return deadline + self.clock - (time.time() - time.monotonic())
 
     @property
     def matrices(self) -> list[Tensor]:
@@ -73,15 +81,26 @@ class Workers:
 
     Args:
         jobs: how many, at least 1.
+        executor: where functions run instead, which stays open.
     """
 
-    def __init__(self, jobs: int) -> None:
+    def __init__(self, jobs: int, executor: Executor | None = None) -> None:
+        if executor is not None and not isinstance(executor, Executor):
+            raise TypeError(
+                f"executor must be a concurrent.futures.Executor or None, got {type(executor).__name__}."
+            )
         if not isinstance(jobs, int) or isinstance(jobs, bool) or jobs < 1:
             raise ValueError(f"jobs must be an int of at least 1, got {jobs!r}.")
         self.jobs, self.interrupted = jobs, False
+        self._given = self._pool = executor
+
+    @property
+    def here(self) -> bool:
+        """Whether functions run in this process, one after the other."""
+        return self._pool is None
 
     def __enter__(self) -> Self:
-        if self.jobs > 1:
+        if self._pool is None and self.jobs > 1:
             context = get_context("spawn")  # torch's threads do not survive a fork
             reader, self._life = context.Pipe(duplex=False)
             threads = max(1, (os.cpu_count() or 1) // self.jobs)
@@ -89,20 +108,23 @@ class Workers:
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if self.jobs > 1:
+        if self._pool is not None and self._given is None:
             self._pool.shutdown(wait=kind is None and not self.interrupted, cancel_futures=True)
             self._life.close()  # ends what still runs at once, whatever it is doing
 
     def parcel(self, weight: Weight, metric: Metric | None = None) -> Parcel:
-        """A weight for `run`: one of a file goes by its name, others by their numbers."""
-        pack: Callable[[Tensor], Any] = (lambda t: t) if self.jobs == 1 else Packed.of
-        more: list[Any] = []
+        """A weight for `run`: one of a file goes to our processes by its name, others by their numbers."""
+        pack: Callable[[Tensor], Any] = (lambda t: t) if self.here else Packed.of
+        more: dict[str, Any] = {}
         if metric is not None:
-            parts = (metric.inputs, metric.outputs)
-            more = [*(None if t is None else pack(t) for t in parts), metric.scale]
-        if isinstance(weight, TensorWeight) and isinstance(weight.source, TensorFile):
-            return Parcel(weight, *more)
-        return Parcel([pack(W) for W in weight.matrices], *more)
+            parts = {"inputs": metric.inputs, "outputs": metric.outputs}
+            more = {name: None if t is None else pack(t) for name, t in parts.items()}
+            more["scale"] = metric.scale
+        if self._given is not None:
+            more["clock"] = time.time() - time.monotonic()
+        elif isinstance(weight, TensorWeight) and isinstance(weight.source, TensorFile | TensorFolder):
+            return Parcel(weight, **more)
+        return Parcel([pack(W) for W in weight.matrices], **more)
 
     def run(
         self,
@@ -139,14 +161,14 @@ class Workers:
         """
         results: dict[int, T] = {}
         try:
-            if self.jobs == 1:
+            if self._pool is None:
                 for i, given in enumerate(arguments):
                     if self.interrupted or stop():
                         break
                     report(stages[i], i, len(arguments))
                     results[i] = function(*given)
             elif not self.interrupted:
-                self._collect(results, stages, function, arguments, report, stop)
+                self._collect(self._pool, results, stages, function, arguments, report, stop)
         except KeyboardInterrupt:
             if not (partial and results):
                 raise
@@ -155,6 +177,7 @@ class Workers:
 
     def _collect(
         self,
+        pool: Executor,
         results: dict[int, T],
         stages: Sequence[str],
         function: Callable[..., T],
@@ -162,7 +185,7 @@ class Workers:
         report: Report,
         stop: Callable[[], bool],
     ) -> None:
-        places: dict[Future[T], int] = {self._pool.submit(function, *a): i for i, a in enumerate(arguments)}
+        places: dict[Future[T], int] = {pool.submit(function, *a): i for i, a in enumerate(arguments)}
         try:
             for done in as_completed(places):
                 if done.cancelled():
@@ -172,10 +195,13 @@ class Workers:
                 if stop():
                     for other in places:
                         other.cancel()
-        except BrokenProcessPool:
+        except BrokenExecutor:
             raise ChildProcessError(
                 "a process ended without a result, perhaps for want of memory; try fewer jobs."
             ) from None
+        finally:
+            for other in places:
+                other.cancel()  # at an error or an interrupt, what was not begun
 
 
 def _start(life: Connection, threads: int) -> None:
@@ -214,9 +240,14 @@ def first_look(parcel: Parcel, low: Sequence[Structure], others: Sequence[Struct
 
 
 def _bounds(W: Tensor, some: Sequence[Structure], seed: int) -> list[float]:
-    """Lower bounds of |W - M|^2 for structures of one class; the error itself where it is found at once."""
-    if some[0].name not in EXACT:
+    """Lower bounds of |W - M|^2 for structures of one class; the error itself where it is found at once.
+
+    Even that takes long for many structures of a large matrix: then nothing is known.
+    """
+    if not exact(some[0].name):
         return bound(W, some[0].name, [s.rank or 1 for s in some])
+    if W.numel() > _LARGE:
+        return [0.0] * len(some)
     whole = float(W.double().square().sum())
     return [whole * project(W, s, PLAIN, seed, SCREEN_EFFORT).residual ** 2 for s in some]
 
@@ -229,15 +260,15 @@ def looks_of(
     deadline: float | None = None,
 ) -> list[float]:
     """`candidates.looks` of a parcel."""
-    return looks(parcel.matrices, structures, parcel.metric(), seed, effort, deadline)
+    return looks(parcel.matrices, structures, parcel.metric(), seed, effort, parcel.local(deadline))
 
 
 def projections(parcel: Parcel, structure: Structure, seed: int, deadline: float | None) -> list[Projection]:
     """The projections of a parcel's matrices; none where it stays dense. `deadline` as for `project`."""
-    if structure.name == "dense":
+    if structure.is_dense:
         return []
     metric = parcel.metric()
-    return [project(W, structure, metric, seed, 1.0, deadline) for W in parcel.matrices]
+    return [project(W, structure, metric, seed, 1.0, parcel.local(deadline)) for W in parcel.matrices]
 
 
 class PackedProjection(NamedTuple):
@@ -254,6 +285,16 @@ class PackedProjection(NamedTuple):
         tensors = {name: packed.tensor() for name, packed in self.tensors.items()}
         matrix = get_structure(self.structure).unchecked(*self.shape, tensors, self.options)
         return Projection(matrix, self.residual, self.weighted_residual)
+
+
+def project_all(
+    workers: Workers, stages: Sequence[str], arguments: Sequence[Sequence[Any]], report: Report
+) -> list[list[Projection]]:
+    """`projections` of each of the arguments, wherever the workers are."""
+    if workers.here:
+        return workers.run(stages, projections, arguments, report)
+    found = workers.run(stages, project_packed, arguments, report)
+    return [[packed.unpack() for packed in some] for some in found]
 
 
 def project_packed(

@@ -5,26 +5,28 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
 from torch import nn
 
-from ..matrices import get_structure
-from ..matrices import structures as known_structures
-from .analyze_result import Analysis, Plan, Trial, WeightAnalysis
-from .analyze_shares import Rows, Share
-from .api import find_metrics
-from .budget import Budget, check_budget
-from .candidates import EXACT, SCREEN_EFFORT, WORK, Candidate, Search, Weight, priced
-from .metric import Metric
-from .progress import CHOOSING, Clock, Report, check_effort, shown
-from .selection import check_count
-from .sites import FilterFn, Unit, describe_site, find_units
-from .structure import Structure
-from .tensors import Source, check_finite, find_tensors, open_tensors
-from .tensors_workers import Workers, looks_of
+from ...matrices import get_structure
+from ...matrices import structures as known_structures
+from ..api import find_metrics
+from ..budget.amounts import Budget, check_budget
+from ..candidates import SCREEN_EFFORT, WORK, Candidate, Search, Weight, exact, priced
+from ..checkpoint.files import Source, check_finite, find_tensors, open_tensors
+from ..metric import Metric
+from ..progress import CHOOSING, Clock, Report, check_effort, shown
+from ..selection import check_count
+from ..structure import Structure
+from ..targets import FilterFn, Unit, describe_site, find_units
+from ..workers import Workers, looks_of
+from .result import Analysis, Plan
+from .shares import Rows, Share
+from .trials import Trial, WeightAnalysis
 
 BUDGETS = (1 / 2, 1 / 5, 1 / 10, 1 / 20)
 USUAL_RANKS = (1, 2, 4, 8, 16)
@@ -47,6 +49,7 @@ def analyze(
     effort: float | None = None,
     seed: int = 0,
     jobs: int = 1,
+    executor: Executor | None = None,
     progress: bool | Report | None = None,
 ) -> Analysis:
     """Try every structured class at several ranks on every weight: residual against size.
@@ -72,6 +75,8 @@ def analyze(
         seed: of the projections.
         jobs: how many processes project; with more than one, a script needs the usual
             `if __name__ == "__main__":`.
+        executor: where weights are projected, any of concurrent.futures, such as threads, processes or
+            `torchldr.executors.RayExecutor`; it stays open, and the result does not depend on it.
         progress: None for a line on stderr where that is a terminal, True for one in any case, False for
             none, or a function that is called with (stage, done, total).
 
@@ -93,7 +98,7 @@ def analyze(
     if not weights:
         raise ValueError(f"analyze: no weight with two axes of {min_features} or more was found.")
     check_finite("analyze", weights)
-    with shown(progress, clock) as report, Workers(jobs) as workers:
+    with shown(progress, clock) as report, Workers(jobs, executor) as workers:
         metrics = _metrics(source, weights, loader, batches, seed, clock, report)
         rows = _screen(search, weights, metrics, seed, workers, clock, report)
         shares = [Share(budget, weights, rows) for budget in budgets]
@@ -106,7 +111,7 @@ def analyze(
     for w, (weight, row) in enumerate(zip(weights, rows, strict=True)):
         trials: dict[Structure, Trial] = {}
         for c in sorted(row, key=lambda c: (c.parameters, c.error)):
-            known = c.structure.name in EXACT or (w, c.structure) in refined
+            known = exact(c.structure.name) or (w, c.structure) in refined
             trials[c.structure] = Trial(c.structure, c.parameters, c.error**0.5, known)
         best = [_best(share, plan, w, weight, trials) for share, plan in zip(shares, plans, strict=True)]
         m, n = weight.matrices[0].shape
@@ -131,7 +136,7 @@ def _screen(
     """
     stages, arguments, owners = [], [], []
     parcels = [workers.parcel(weight, metrics[weight.name]) for weight in weights]
-    for name in sorted(dict.fromkeys(search.names), key=lambda name: name not in EXACT):
+    for name in sorted(dict.fromkeys(search.names), key=lambda name: not exact(name)):
         for i, weight in enumerate(weights):
             if structures := search.structures(name, weight):
                 stages.append(f"{CHOOSING} {weight.name}")
@@ -159,7 +164,7 @@ def _refine(
     leaders = [
         (w, s) for w, row in enumerate(rows) for share in shares for s in share.leaders(w, row, REFINED)
     ]
-    tasks = [(w, s) for w, s in dict.fromkeys(leaders) if s.name not in EXACT]
+    tasks = [(w, s) for w, s in dict.fromkeys(leaders) if not exact(s.name)]
     arguments = [
         (workers.parcel(weights[w], metrics[weights[w].name]), [structure], seed, 1.0, clock.deadline(1.0))
         for w, structure in tasks

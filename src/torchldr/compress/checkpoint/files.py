@@ -14,6 +14,7 @@ from torch import Tensor
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _SUFFIX = ".weight"
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
 class TensorFile(Mapping[str, Tensor]):
@@ -38,8 +39,13 @@ class TensorFile(Mapping[str, Tensor]):
             ) from None
         if not self.path.exists():
             raise FileNotFoundError(f"{self.path} does not exist.")
+        if self.path.suffix in PICKLES:
+            raise ValueError(
+                f"{self.path} is a pickle, which is never read here: write it anew with "
+                "safetensors.torch.save_file(torch.load(path, weights_only=True), 'model.safetensors')."
+            )
         if not self.path.is_file():
-            raise ValueError(f"{self.path} is not a file; name one .safetensors file.")
+            raise ValueError(f"{self.path} is not a file; name a .safetensors file, or a folder of them.")
         try:
             self._handle: Any = safe_open(self.path, "pt").__enter__()
             self._names: tuple[str, ...] = tuple(self._handle.keys())
@@ -67,6 +73,42 @@ class TensorFile(Mapping[str, Tensor]):
 
     def __reduce__(self) -> tuple[type[TensorFile], tuple[Path]]:
         return TensorFile, (self.path,)  # a worker opens the file for itself
+
+
+class TensorFolder(Mapping[str, Tensor]):
+    """The tensors of all .safetensors files (shards) of a folder, each read when it is asked for.
+
+    Raises:
+        ValueError: where there are none, they are pickles, or two files hold a tensor of one name.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self._files: dict[str, TensorFile] = {}
+        found = sorted(self.path.glob("*.safetensors"))
+        if not found:
+            pickles = sorted(p.name for p in self.path.iterdir() if p.suffix in PICKLES)
+            hint = f"; {pickles[0]} is a pickle, which is never read here: write it anew" if pickles else ""
+            raise ValueError(f"{self.path} has no .safetensors file{hint}.")
+        for file in found:
+            tensors = TensorFile(file)
+            for name in tensors:
+                if name in self._files:
+                    other = self._files[name].path.name
+                    raise ValueError(f"{self.path}: {name} is in {other} and {file.name}.")
+                self._files[name] = tensors
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._files[name][name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __reduce__(self) -> tuple[type[TensorFolder], tuple[Path]]:
+        return TensorFolder, (self.path,)
 
 
 Source = Mapping[str, Tensor] | str | os.PathLike[str]
@@ -103,9 +145,9 @@ class TensorWeight:
 
 
 def open_tensors(who: str, source: Source) -> Mapping[str, Tensor]:
-    """A mapping as it is, a path as a `TensorFile`."""
+    """A mapping as it is, a path as a `TensorFile` or `TensorFolder`."""
     if isinstance(source, str | os.PathLike):
-        return TensorFile(source)
+        return TensorFolder(source) if Path(source).is_dir() else TensorFile(source)
     if not isinstance(source, Mapping):
         raise TypeError(f"{who}: wanted a path or a mapping of names to tensors, got {source!r}.")
     for name, tensor in source.items():

@@ -12,9 +12,10 @@ from ..nn import MatrixStack, StructuredLinear
 from ..nn.recurrent.base import StructuredRecurrent
 from .attention import StructuredAttention, split_attention
 from .layers import StructuredPointwise, empty_recurrent, quiet_linear
-from .sites import describe_site
+from .targets import describe_site
 
 Entry = dict[str, Any]
+METHOD, VERSION = "torchldr", 1  # the name of the "quantization" in a Hugging Face config, and of its format
 
 
 def record(module: nn.Module) -> Entry | None:
@@ -38,17 +39,51 @@ def record(module: nn.Module) -> Entry | None:
             "num_heads": module.num_heads,
             "parts": {name: entry for name, entry in parts.items() if entry is not None},
         }
-    if isinstance(module, StructuredRecurrent) and module.which == "input":
-        some: MatrixStack = next(iter(module._stacks().values()))
+    if isinstance(module, StructuredRecurrent):
+        stacks = {name: _structure(stack) for name, stack in module._stacks().items()}
+        inputs = [f"weight_ih{suffix}" for suffix in module._all_suffixes()]
+        alike = list(stacks) == inputs and all(one == stacks[inputs[0]] for one in stacks.values())
         return {
             "kind": module.torch_class.__name__.lower(),
-            **_structure(some),
+            **(stacks[inputs[0]] if alike else {"weights": stacks}),
             "input_size": module.input_size,
             "hidden_size": module.hidden_size,
             "num_layers": module.num_layers,
             "bidirectional": module.bidirectional,
         }
     return None
+
+
+def records(model: nn.Module) -> dict[str, Entry]:
+    """The entries of all structured modules of a model, by name."""
+    found: dict[str, Entry] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        # What lies inside a recorded module is part of its entry; parents come before their children.
+        if name.rpartition(".")[0] not in found and (entry := record(module)) is not None:
+            found[name] = entry
+    return found
+
+
+def declare(model: nn.Module) -> None:
+    """Say in the config of a Hugging Face model which layers are structured, so that it can be saved.
+
+    Its `save_pretrained` writes the config; with `torchldr.hf` imported `from_pretrained` reads it. Other
+    models are left as they are.
+    """
+    config = getattr(model, "config", None)
+    if config is None or not hasattr(model, "save_pretrained"):
+        return
+    layers = records(model)
+    if layers:
+        config.quantization_config = {"quant_method": METHOD, "version": VERSION, "layers": layers}
+    elif _method(getattr(config, "quantization_config", None)) == METHOD:
+        del config.quantization_config
+
+
+def _method(config: Any) -> Any:
+    return (
+        config.get("quant_method") if isinstance(config, Mapping) else getattr(config, "quant_method", None)
+    )
 
 
 def _structure(layer: StructuredLinear | MatrixStack) -> Entry:
@@ -80,8 +115,15 @@ def build(old: nn.Module, entry: Mapping[str, Any]) -> nn.Module:
         made = StructuredAttention(old, parts)
     elif isinstance(old, nn.LSTM | nn.GRU):
         _same(old, entry, "input_size", "hidden_size", "num_layers", "bidirectional")
-        structure = get_structure(entry["structure"])
-        made = empty_recurrent(old, structure, entry["rank"], entry["options"])
+        inputs = [name for name in old._flat_weights_names if name.startswith("weight_ih")]
+        weights = entry.get("weights") or dict.fromkeys(inputs, entry)  # without: the same for all inputs
+        if unknown := [name for name in weights if name not in old._flat_weights_names]:
+            raise ValueError(f"a {type(old).__name__} of these sizes has no {unknown[0]}")
+        plan = {
+            name: (get_structure(one["structure"]), one["rank"], one["options"])
+            for name, one in weights.items()
+        }
+        made = empty_recurrent(old, plan)
         for name, p in old._parameters.items():
             if name in made._parameters:
                 made._parameters[name] = p

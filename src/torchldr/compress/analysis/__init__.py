@@ -1,0 +1,1 @@
+"""What every weight could become: `torchldr.analyze`."""

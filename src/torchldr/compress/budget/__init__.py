@@ -1,0 +1,1 @@
+"""What a compressed model may cost: parameters, bytes or milliseconds."""

@@ -1,0 +1,1 @@
+"""Training a compressed model further: `torchldr.finetune`."""

@@ -1,0 +1,224 @@
+"""Compressed models in Hugging Face's folders: `import torchldr.hf`, then `from_pretrained` as usual.
+
+`compress_` says in the model's config which layers are structured, and `save_pretrained` writes that beside
+the tensors. With this module imported, `AutoModel.from_pretrained(folder)` builds the model without numbers,
+puts the structured layers in, and loads: the dense weights are never allocated. transformers calls such a
+thing a quantizer.
+
+Needs transformers: pip install "torchldr[hf]".
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from .compress import CompressionReport, compress_, materialize_
+from .compress.checkpoint.files import PICKLES
+from .compress.checkpoint.storage import new_folder
+from .compress.layers import replace_modules
+from .compress.manifest import METHOD, VERSION, Entry, build
+from .compress.selection import Spec
+from .nn import StructuredLinear
+from .nn.parameters import StructuredParameters
+
+try:
+    from transformers.quantizers.auto import register_quantization_config, register_quantizer
+    from transformers.quantizers.base import HfQuantizer
+    from transformers.utils.quantization_config import QuantizationConfigMixin
+except ImportError as error:
+    raise ImportError(f'torchldr.hf needs transformers: pip install "torchldr[hf]" ({error})') from None
+
+
+BATCH, TOKENS = 16, 128  # of a text that calibrates
+
+
+@register_quantization_config(METHOD)
+class TorchldrConfig(QuantizationConfigMixin):  # type: ignore[misc, unused-ignore]
+    """Which layers of a model are structured, as `compress_` writes it.
+
+    Args:
+        layers: entries of the manifest by the names of the layers.
+        version: of this format.
+    """
+
+    def __init__(self, layers: Mapping[str, Entry], version: int = VERSION, **kwargs: Any) -> None:
+        if version != VERSION:
+            raise ValueError(
+                f"config.json: a torchldr format of version {version!r}, this torchldr reads {VERSION}."
+            )
+        self.quant_method = METHOD
+        self.version, self.layers = version, dict(layers)
+
+
+@register_quantizer(METHOD)
+class TorchldrQuantizer(HfQuantizer):  # type: ignore[misc, unused-ignore]
+    """What transformers calls while it loads a model with structured layers."""
+
+    def __init__(self, quantization_config: Any, **kwargs: Any) -> None:
+        super().__init__(quantization_config, **kwargs)
+        if not self.pre_quantized:
+            raise ValueError(
+                "TorchldrConfig describes a model that is compressed already. To compress one, load it "
+                "without a quantization_config and call torchldr.compress_."
+            )
+
+    def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> Any:
+        modules = dict(model.named_modules(remove_duplicate=False))
+        made: dict[int, nn.Module] = {}
+        for name, entry in self.quantization_config.layers.items():
+            old = _find(model, modules, name)
+            if old is None:
+                continue  # of a head that this model does not have
+            with torch.device("meta"):
+                try:
+                    made[id(old)] = build(old, entry)
+                except (KeyError, TypeError, ValueError) as error:
+                    raise ValueError(f"config.json does not fit the model at {name}: {error}") from None
+            made[id(old)].train(old.training)
+        replace_modules(model, made)
+        return model
+
+    def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
+        for module in model.modules():
+            if isinstance(module, StructuredParameters):
+                module._fill_constants()  # transformers gives memory to unsaved buffers, and no numbers
+        return model
+
+    def _dequantize(self, model: Any, dtype: Any = None) -> Any:
+        return materialize_(model)
+
+    def is_serializable(self, **kwargs: Any) -> bool:
+        return True
+
+    @property
+    def is_trainable(self) -> bool:
+        return True
+
+    @property
+    def is_qat_trainable(self) -> bool:
+        return True
+
+    @property
+    def is_compileable(self) -> bool:
+        return True
+
+
+def _find(model: Any, modules: Mapping[str, nn.Module], name: str) -> nn.Module | None:
+    """A layer by its name, whether the folder or the model has a head around the base model."""
+    prefix = getattr(model, "base_model_prefix", "")
+    for known in (name, f"{prefix}.{name}", name.removeprefix(f"{prefix}.")):
+        if known in modules:
+            return modules[known]
+    return None
+
+
+def text_batches(folder: str | os.PathLike[str], text: Iterable[str]) -> list[dict[str, Any]]:
+    """Lines of text as inputs of the model in a folder: batches of `BATCH` lines, `TOKENS` tokens at most."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    lines = [line.strip() for line in text if line.strip()]
+    if not lines:
+        raise ValueError("the calibration text has no lines.")
+    parts = [lines[i : i + BATCH] for i in range(0, len(lines), BATCH)]
+    settings = {"padding": True, "truncation": True, "max_length": TOKENS, "return_tensors": "pt"}
+    return [dict(tokenizer(part, **settings)) for part in parts]
+
+
+def compress_folder(
+    folder: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    spec: Spec,
+    *,
+    text: Iterable[str] | None = None,
+    skip: Sequence[str] = (),
+    force: bool = False,
+    **options: Any,
+) -> CompressionReport:
+    """Compress the model in one folder of Hugging Face's into another: what `torchldr compress FOLDER` does.
+
+    Args:
+        folder: with config.json and .safetensors files, in one or in shards.
+        out: a new folder. It gets the compressed model and all other files, such as the tokenizer's.
+        spec: a budget or a plan, as for `compress_`.
+        text: lines of the model's usual text, to calibrate with.
+        skip: names and patterns of layers to leave alone.
+        force: replace a compressed model.
+        **options: of `compress_`.
+
+    Returns:
+        What was done.
+    """
+    source = Path(folder)
+    with new_folder(out, force=force) as partial:
+        model = _load(source)
+        loader = None if text is None else text_batches(source, text)
+
+        def wanted(module: nn.Module, name: str) -> bool:
+            return not any(fnmatchcase(name, pattern) for pattern in skip)
+
+        report = compress_(model, spec, loader=loader, filter_fn=wanted if skip else None, **options)
+        model.save_pretrained(partial)
+        report.save(partial / "report.json")
+        for file in source.iterdir():
+            weights = file.suffix in (".safetensors", *PICKLES) or file.name.endswith(".index.json")
+            if file.is_file() and not weights and not (partial / file.name).exists():
+                shutil.copyfile(file, partial / file.name)
+    return report
+
+
+def _load(folder: Path) -> Any:
+    """The model that a folder's config names."""
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(folder)
+    if not any(folder.glob("*.safetensors")):
+        raise ValueError(f"{folder} has no .safetensors file; save the model with save_pretrained.")
+    names = config.architectures or ["AutoModel"]
+    cls = getattr(transformers, names[0], None)
+    if cls is None:
+        raise ValueError(f"{folder}/config.json: transformers has no {names[0]}.")
+    return cls.from_pretrained(folder, dtype="auto").eval()
+
+
+def lora_config(config: Any) -> Any:
+    """A `peft.LoraConfig` that accepts structured layers among its targets.
+
+    The adapter is added to the structured product, as for any layer. It cannot be merged: the sum has no
+    structure. Merge after `torchldr.materialize_`, on dense layers.
+
+    Args:
+        config: a LoraConfig; it is changed and returned.
+
+    Examples:
+        peft.get_peft_model(model, torchldr.hf.lora_config(peft.LoraConfig(target_modules=["q_proj"])))
+    """
+    from peft.tuners.lora import Linear
+
+    class StructuredLora(Linear):  # type: ignore[misc, unused-ignore]
+        """A structured layer and its adapters."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Unsupported layer type")  # peft, of any layer but its own
+                super().__init__(*args, **kwargs)
+
+        def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
+            raise ValueError(
+                "an adapter of a structured layer cannot be merged: the sum has no structure. Keep it beside "
+                "the layer, or call torchldr.materialize_ before the adapters are added."
+            )
+
+    config._register_custom_module({StructuredLinear: StructuredLora})
+    return config

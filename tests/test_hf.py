@@ -1,0 +1,193 @@
+"""Hugging Face's folders: a compressed model saved and loaded as any other. Needs transformers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import torchldr
+from torchldr import cli
+
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("torchldr.hf")
+
+
+def bert():
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=50, hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=128,
+        max_position_embeddings=32,
+    )  # fmt: skip
+    return transformers.BertModel(config).eval()
+
+
+def llama(tied=True):
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=60, hidden_size=64, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2,
+        intermediate_size=96, max_position_embeddings=32, tie_word_embeddings=tied,
+    )  # fmt: skip
+    return transformers.LlamaForCausalLM(config).eval()
+
+
+IDS = torch.arange(12).reshape(2, 6)
+PLAN = {
+    "*query*": torchldr.Structure("low_rank", rank=4),
+    "*key*": torchldr.Structure("cauchy_like", rank=2),
+    "*value*": torchldr.Structure("ldr_sd", rank=2),
+    "*dense*": torchldr.Structure("vandermonde_like", rank=2),
+    "*intermediate*": torchldr.Structure("fastfood"),
+}
+
+
+def same(a, b):
+    mine, theirs = a.state_dict(), b.state_dict()
+    return list(mine) == list(theirs) and all(torch.equal(mine[key], theirs[key]) for key in mine)
+
+
+def test_every_kind_of_constant_comes_back_bit_for_bit(tmp_path):
+    model = bert()
+    torchldr.compress_(model, PLAN)
+    model.save_pretrained(tmp_path)
+    again = transformers.AutoModel.from_pretrained(tmp_path)
+    assert same(model, again)
+    with torch.no_grad():
+        assert torch.equal(model(IDS).last_hidden_state, again(IDS).last_hidden_state)
+    again.save_pretrained(tmp_path / "second")  # and once more, from what was loaded
+    third = transformers.AutoModel.from_pretrained(tmp_path / "second")
+    assert same(model, third)
+    with torch.no_grad():
+        assert torch.equal(model(IDS).last_hidden_state, third(IDS).last_hidden_state)
+
+
+FRESH = """
+import sys, torch, transformers, torchldr.hf
+largest = 0
+real = torch.empty
+from torch.overrides import TorchFunctionMode
+class Watch(TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        global largest
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor) and out.device.type != "meta" and out.ndim == 2:
+            largest = max(largest, out.numel())
+        return out
+with Watch():
+    model = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1])
+assert largest < 64 * 96, largest
+ids = torch.arange(12).reshape(2, 6)
+with torch.no_grad():
+    assert torch.equal(model(ids).logits, torch.load(sys.argv[2], weights_only=True))
+print(model.generate(ids, max_new_tokens=3, do_sample=False).tolist())
+"""
+
+
+def test_a_fresh_process_loads_without_dense_weights(tmp_path):
+    model = llama()
+    torchldr.compress_(model, {"*_proj": torchldr.Structure("low_rank", rank=4)})
+    model.save_pretrained(tmp_path / "model", max_shard_size="20KB")
+    assert len(list((tmp_path / "model").glob("*.safetensors"))) > 1
+    with torch.no_grad():
+        torch.save(model(IDS).logits, tmp_path / "logits.pt")
+    found = subprocess.run(
+        [sys.executable, "-c", FRESH, str(tmp_path / "model"), str(tmp_path / "logits.pt")],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert found.returncode == 0, found.stderr
+    assert json.loads(found.stdout) == model.generate(IDS, max_new_tokens=3, do_sample=False).tolist()
+
+
+def test_with_and_without_a_head_in_another_dtype(tmp_path):
+    model = llama()
+    torchldr.compress_(model, {"*_proj": torchldr.Structure("low_rank", rank=4)})
+    model.save_pretrained(tmp_path)
+    base = transformers.AutoModel.from_pretrained(tmp_path, dtype=torch.float64)
+    layer = base.layers[0].mlp.up_proj
+    assert isinstance(layer, torchldr.StructuredLinear)
+    assert torch.equal(layer.G, model.model.layers[0].mlp.up_proj.G.double())
+    whole = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, device_map="cpu")
+    assert whole.lm_head.weight is whole.model.embed_tokens.weight
+    assert same(model, whole)
+
+
+def test_dense_layers_again_are_saved_as_such(tmp_path):
+    model = bert()
+    torchldr.compress_(model, PLAN)
+    torchldr.materialize_(model)
+    model.save_pretrained(tmp_path)
+    assert "quantization_config" not in json.loads((tmp_path / "config.json").read_text())
+    again = transformers.AutoModel.from_pretrained(tmp_path)
+    assert same(model, again)
+
+
+def test_a_config_that_does_not_fit(tmp_path):
+    model = bert()
+    torchldr.compress_(model, {"*query*": torchldr.Structure("low_rank", rank=4)})
+    model.save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    config = json.loads(file.read_text())
+    wrong = {**config["quantization_config"], "version": 99}
+    file.write_text(json.dumps({**config, "quantization_config": wrong}))
+    with pytest.raises(ValueError, match="version 99"):
+        transformers.AutoModel.from_pretrained(tmp_path)
+    layers = config["quantization_config"]["layers"]
+    layers["encoder.layer.0.attention.self.query"]["shape"] = [3, 5]
+    file.write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"query.*\[3, 5\]"):
+        transformers.AutoModel.from_pretrained(tmp_path)
+
+
+def test_lora_on_a_compressed_model():
+    peft = pytest.importorskip("peft")
+    model = llama()
+    torchldr.compress_(model, {"*_proj": torchldr.Structure("low_rank", rank=4)})
+    with torch.no_grad():
+        before = model(IDS).logits
+    config = peft.LoraConfig(r=2, target_modules=["q_proj", "up_proj"], init_lora_weights=False)
+    adapted = peft.get_peft_model(model, torchldr.hf.lora_config(config))
+    trained = [name for name, p in adapted.named_parameters() if p.requires_grad]
+    assert len(trained) == 8
+    assert all("lora_" in name for name in trained)
+    out = adapted(IDS, labels=IDS)
+    assert not torch.allclose(out.logits, before)
+    out.loss.backward()
+    with adapted.disable_adapter(), torch.no_grad():
+        assert torch.equal(adapted(IDS).logits, before)
+    with pytest.raises(ValueError, match="cannot be merged"):
+        adapted.merge_and_unload()
+
+
+def test_the_command_line_compresses_a_folder(tmp_path, capsys):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = ["[PAD]", "[UNK]", *(f"w{i}" for i in range(48))]
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    fast = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]"
+    )
+    source, out, text = tmp_path / "in", tmp_path / "out", tmp_path / "text.txt"
+    model = bert()
+    model.save_pretrained(source, max_shard_size="60KB")
+    fast.save_pretrained(source)
+    lines = [" ".join(f"w{(7 * i + j * j) % 48}" for j in range(9)) for i in range(70)]
+    text.write_text("\n".join(lines))
+    given = [source, "--budget", ".5", "--out", out, "--text", text, "--structures", "low_rank", "--json"]
+    for expected in (0, 1):  # the second finds the folder of the first
+        with pytest.raises(SystemExit) as found:
+            cli.main(["compress", *map(str, given)])
+        assert found.value.code == expected
+        captured = capsys.readouterr()
+        if expected == 0:
+            report = json.loads(captured.out)
+    assert "exists already" in captured.err
+    assert 0 < report["distance"] < 1
+    assert report["parameters_after"] <= 0.5 * report["parameters_before"]
+    again = transformers.AutoModel.from_pretrained(out)
+    assert isinstance(again.encoder.layer[0].intermediate.dense, torchldr.StructuredLinear)
+    assert sum(p.numel() for p in again.parameters()) == report["model_parameters_after"]
+    assert transformers.AutoTokenizer.from_pretrained(out)("w3 w4")["input_ids"] == [5, 6]

@@ -4,7 +4,8 @@
 
 The rows of `benchmarks/routes.py` say how long every route took. A choice costs the time of the route that is
 chosen over that of the best one; this looks for the constants with the smallest mean logarithm of that, by
-changing one of them at a time, and prints them. Half of the cases are for looking, the other half for telling.
+changing one of them at a time, and prints them. Half of the cases are for looking, the other half for
+telling.
 """
 
 from __future__ import annotations
@@ -78,9 +79,8 @@ def main() -> None:
     worst = sorted(zip(regrets(rows, device, machine), rows, strict=True), key=lambda pair: -pair[0])
     for value, row in worst[:25]:
         kind = "training" if row["training"] else "inference"
-        print(
-            f"{value:5.1f} {row['structure']} n {row['n']} r {row['rank']} b {row['batch']} {row['dtype']} {kind} {row['us']}"
-        )
+        case = f"{row['structure']} n {row['n']} r {row['rank']} b {row['batch']} {row['dtype']} {kind}"
+        print(f"{value:5.1f} {case} {row['us']}")
 
 
 if __name__ == "__main__":

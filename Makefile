@@ -7,6 +7,8 @@ BIN := .venv/bin
 STAMP := .venv/.stamp
 
 EXTRAS := cli,onnx,dev
+# make test PAPER='paper[ray]' installs Ray too, and runs the tests that need a cluster.
+PAPER := paper
 
 .PHONY: setup test demo lint clean
 
@@ -15,7 +17,7 @@ setup: $(STAMP)
 $(STAMP): pyproject.toml paper/pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer found; try make PYTHON=/path/to/python" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]' -e paper
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]' -e '$(PAPER)'
 	touch $@
 
 lint: setup

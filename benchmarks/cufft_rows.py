@@ -1,4 +1,4 @@
-"""Whether FFTs of a GPU keep rows apart: a row that is not a number, or large, must not change the next one."""
+"""Whether FFTs of a GPU keep rows apart: a row that is not a number, or large, must not change the next."""
 
 import torch
 

@@ -12,7 +12,10 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
+import random
 import statistics
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -89,11 +92,16 @@ def main() -> None:
     parser.add_argument("--structures", nargs="*")
     parser.add_argument("--largest", type=int, default=SIZES[-1], help="features")
     parser.add_argument("--most", type=int, default=1 << 24, help="entries of an input")
+    parser.add_argument("--seconds", type=float, help="stop then: cases come in random order, from a seed")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    rows = []
-    for case in cases(arguments):
+    rows, ordered, end = [], list(cases(arguments)), time.monotonic() + (arguments.seconds or math.inf)
+    if arguments.seconds is not None:
+        random.Random(0).shuffle(ordered)
+    for case in ordered:
+        if time.monotonic() > end:
+            break
         rows.append(timed(*case, arguments.device))
         row = rows[-1]
         shown = "-" if row["regret"] is None else f"{row['regret']:.2f}"
@@ -103,6 +111,7 @@ def main() -> None:
     regrets = [row["regret"] for row in rows if row["regret"] is not None]
     summary = {
         "cases": len(rows),
+        "of": len(ordered),
         "median": statistics.median(regrets),
         "within_1.3": sum(regret <= 1.3 for regret in regrets) / len(regrets),
         "worst": max(regrets),

@@ -1,7 +1,7 @@
 """How sweeps scale on Ray, on this machine.
 
     python benchmarks/scale.py sleep    20,000 runs that only sleep, 200 in flight: time, memory of the driver
-    python benchmarks/scale.py equal    eight equal runs, two workers against one: the ratio of the times
+    python benchmarks/scale.py equal    four equal runs, two workers against one: the ratio of the times
 
 Needs `pip install ./paper[ray]`. Lines on stdout are JSON.
 """
@@ -100,11 +100,11 @@ def sleeping(folder: Path, count: int, in_flight: int) -> None:
     )
 
 
-def equal(folder: Path, repeats: int = 3) -> None:
+def equal(folder: Path, repeats: int = 2) -> None:
     import ray
 
-    protocol = Protocol(epochs=15, lrs=(0.001,), trials=1)
-    runs = [Run(tiny(folder, 2000), structure="low_rank", seed=s, protocol=protocol) for s in range(8)]
+    protocol = Protocol(epochs=10, lrs=(0.001,), trials=1)
+    runs = [Run(tiny(folder, 2000), structure="low_rank", seed=s, protocol=protocol) for s in range(4)]
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     seconds: dict[int, list[float]] = {1: [], 2: []}
     for repeat in range(repeats + 1):

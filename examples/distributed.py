@@ -1,12 +1,12 @@
 """Train a small GPT with structured layers on several processes: FSDP2, with checkpoints that survive faults.
 
+    export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1   # else restarts may find addresses of dead processes
     torchrun --nproc-per-node 2 --max-restarts 3 examples/distributed.py --text wiki.train.tokens
     torchrun --nproc-per-node 2 --max-restarts 3 examples/distributed.py --quick   # made-up text, in seconds
 
 A process that dies ends the others, torchrun starts all again, and they go on from the last checkpoint: the
-numbers are those of an undisturbed run. A checkpoint can be loaded on another number of processes. Without
-torchrun it is one process. On several machines add --nnodes 2 --rdzv-backend c10d --rdzv-endpoint HOST:PORT
-to torchrun, and let --checkpoints be a folder that all of them see.
+numbers are those of an undisturbed run. A checkpoint can be loaded on another number of processes. On several
+machines add --nnodes 2 --rdzv-backend c10d --rdzv-endpoint HOST:PORT; all must see the folder --checkpoints.
 """
 
 from __future__ import annotations

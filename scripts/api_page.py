@@ -31,6 +31,7 @@ from torchldr import (
     project,
     testing,
 )
+from torchldr.export import c
 from torchldr.matrices import classical
 from torchldr_paper import data, theory
 
@@ -70,6 +71,7 @@ MODULES: dict[ModuleType, str] = {
     nn: "recurrent.md",
     compress: "compress.md",
     export: "export.md",
+    c: "export.md",
     testing: "testing.md",
     executors: "scaling.md",
     pictures: "performance.md",

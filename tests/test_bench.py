@@ -143,7 +143,7 @@ def test_an_interrupt_keeps_what_is_measured(run, monkeypatch, tmp_path):
 def test_a_deadline_ends_the_run(capsys):
     rows, interrupted = command.run(Grid(sizes=(16,), deadline=-1), FAST)
     assert (rows, interrupted) == ([], False)
-    assert "left out 12 cases, from inference low_rank" in capsys.readouterr().err
+    assert "left out 12 cases, from inference ldr_sd" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -79,3 +79,17 @@ def test_a_subclass_with_a_product_of_its_own_does_not_inherit_routes():
     x = torch.randn(3, 16, dtype=torch.float64)
     plain = torchldr.LDRSubdiagonal.unchecked(16, 16, M.tensors, M.options)
     torch.testing.assert_close(M.matmul(x), 2 * plain.matmul(x))
+
+
+def test_nor_the_dense_matrix_of_its_parent():
+    class Twice(torchldr.LowRank):
+        def factors(self):
+            return [(2 * G, H) for G, H in super().factors()]
+
+        def _matmul(self, x):
+            return 2 * super()._matmul(x)
+
+        def _rmatmul(self, y):
+            return 2 * super()._rmatmul(y)
+
+    testing.check_values(Twice.random(16, 16, 1, dtype=torch.float64))

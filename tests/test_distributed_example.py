@@ -23,7 +23,7 @@ def losses(output: str) -> list[tuple[int, float]]:
 @pytest.mark.skipif(not dist.is_available(), reason="torch is built without distributed")
 def test_a_killed_worker_costs_steps_and_nothing_else(tmp_path: Path) -> None:
     quick = [EXAMPLE, "--quick", "--structure", "toeplitz_like", "--checkpoints"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     together = subprocess.Popen(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
          "--max-restarts", "1", *quick, tmp_path / "together"],

@@ -104,6 +104,8 @@ class StructuredMatrix(LinearMap):
         if written and "ROUTES" not in cls.__dict__:
             cls.ROUTES = STANDARD
         if written and "_materialize" not in cls.__dict__:
+            cls._materialize = StructuredMatrix._materialize  # type: ignore[method-assign] # nor does this
+        if written and "_materialize" not in cls.__dict__:
             cls._materialize = StructuredMatrix._materialize  # type: ignore[method-assign]
         cls._axes = None
         if name is not None:

@@ -24,6 +24,7 @@ from ..ledger.ledger import Ledger
 from .accuracy import accuracy_against_parameters, accuracy_against_rank
 from .channels import learned_channels
 from .datasets import DataDir, examples
+from .flash import accuracy_against_flash
 from .language import perplexity_against_parameters, validation_curves
 from .learned import learned_weights
 from .theory import displacement, operators
@@ -34,6 +35,7 @@ __all__ = [
     "Gallery",
     "NothingToDrawError",
     "Picture",
+    "accuracy_against_flash",
     "accuracy_against_parameters",
     "accuracy_against_rank",
     "displacement",
@@ -58,6 +60,7 @@ FIGURES: Mapping[str, Draw] = MappingProxyType(
         "accuracy_rank": lambda ledger, data_dir: accuracy_against_rank(ledger),
         "accuracy_parameters_shl": lambda ledger, data_dir: accuracy_against_parameters(ledger, "shl"),
         "accuracy_parameters_cnn": lambda ledger, data_dir: accuracy_against_parameters(ledger, "cnn"),
+        "accuracy_flash": lambda ledger, data_dir: accuracy_against_flash(ledger),
         "weights_mnist_bg_rot": lambda ledger, data_dir: learned_weights(ledger, "mnist_bg_rot", data_dir),
         "weights_cifar10_grey": lambda ledger, data_dir: learned_weights(ledger, "cifar10_grey", data_dir),
         "perplexity_parameters": lambda ledger, data_dir: perplexity_against_parameters(ledger),

@@ -68,7 +68,8 @@ class Ledger:
         self._bytes = self._lines = 0  # of one's own ledger that were read: whole lines
         if published:
             for name, text in _published():
-                self._take(name, text)
+                for number, line in enumerate(text.split("\n"), 1):
+                    self._take(name, number, line)
         self._read(whole=False)
 
     def read_again(self) -> None:
@@ -82,14 +83,16 @@ class Ledger:
                 if stream.seek(0, os.SEEK_END) < self._bytes:  # another file has taken its place
                     self._bytes = self._lines = 0
                 stream.seek(self._bytes)
-                content = stream.read()
+                for line in stream:
+                    torn = not line.endswith(b"\n")
+                    if torn and whole:
+                        break
+                    text = line.decode("utf-8", errors="replace")
+                    self._take(str(self.path), self._lines + 1, text, torn=torn)
+                    if not torn:
+                        self._bytes, self._lines = self._bytes + len(line), self._lines + 1
         except (FileNotFoundError, NotADirectoryError):
             return
-        end = content.rfind(b"\n") + 1
-        text = (content[:end] if whole else content).decode("utf-8", errors="replace")
-        self._take(str(self.path), text, self._lines)
-        self._bytes += end
-        self._lines += content.count(b"\n")
 
     @property
     def path(self) -> Path:
@@ -159,23 +162,21 @@ class Ledger:
         found.pop(record.fingerprint, None)
         self._records[record.hash] = {**found, record.fingerprint: record}
 
-    def _take(self, name: str, text: str, before: int = 0) -> None:
-        """Read lines of a file, so many after its first; what cannot be read goes to `problems`."""
-        lines = text.split("\n")
-        for number, line in enumerate(lines, before + 1):
-            if not line.strip():
-                continue
-            try:
-                self._remember(Record.from_line(line))
-            except Exception as error:
-                # Whatever a strange line makes of the code that reads it: the others still count.
-                if (name, number) in self._skipped:
-                    continue
-                torn = " (cut off while it was written?)" if number == before + len(lines) else ""
-                problem = f"{name}, line {number}: skipped{torn}: {_reason(error)}"
-                self._skipped.add((name, number))
-                self.problems.append(problem)
-                _log.warning("%s", problem)
+    def _take(self, name: str, number: int, line: str, *, torn: bool = False) -> None:
+        """Read a line of a file; one that cannot be read goes to `problems`."""
+        if not line.strip():
+            return
+        try:
+            self._remember(Record.from_line(line.removesuffix("\n")))
+        except Exception as error:
+            # Whatever a strange line makes of the code that reads it: the others still count.
+            if (name, number) in self._skipped:
+                return
+            said = " (cut off while it was written?)" if torn else ""
+            problem = f"{name}, line {number}: skipped{said}: {_reason(error)}"
+            self._skipped.add((name, number))
+            self.problems.append(problem)
+            _log.warning("%s", problem)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:

@@ -28,6 +28,7 @@ SHAPES = {
     "cifar10_grey": (1, 32, 32),
 }
 OUTPUTS = 10
+PICTURE = "microcontroller/accuracy_flash.png"  # beside the page, by scripts/flash_picture.py
 METHODS = ("rhu", "low_rank", "pruning", "block_circulant", "toeplitz_like", "ldr_sd", "ldr_td")
 RANKED = ("low_rank", "toeplitz_like", "ldr_sd", "ldr_td")
 LARGEST_RANK = {"ldr_td": 8}  # its training takes time in proportion to the rank
@@ -173,3 +174,33 @@ def _best(known: list[tuple[Record, Mean]], sizes: int) -> dict[str, Any]:
         "source": record.source,
         "state": state,
     }
+
+
+def render_flash(rows: list[dict[str, Any]]) -> str:
+    """The table as Markdown: a line for each dataset, network and method, a column for each budget.
+
+    The best of a column is bold; `-` is what does not fit or was not run.
+    """
+    groups: dict[tuple[str, str], dict[str, dict[int, dict[str, Any]]]] = {}
+    done = {(row["dataset"], row["model"], row["structure"]) for row in rows if row["test"] is not None}
+    if not done:
+        return "Not run yet.\n"
+    for row in (row for row in rows if (row["dataset"], row["model"], row["structure"]) in done):
+        lines = groups.setdefault((row["dataset"], row["model"]), {})
+        lines.setdefault(row["structure"], {})[row["kilobytes"]] = row
+    columns = [budget >> 10 for budget in BUDGETS]
+    head = ["dataset", "network", "method", *(f"{kilobytes} kB" for kilobytes in columns)]
+    text = [f"| {' | '.join(head)} |", f"| {' | '.join(['---'] * 3 + ['---:'] * len(columns))} |"]
+    for (data, model), lines in groups.items():
+        tests = {k: [r[k]["test"] for r in lines.values() if r[k]["test"] is not None] for k in columns}
+        for method, own in lines.items():
+            cells = [_result(own[k], max(tests[k], default=None)) for k in columns]
+            text.append(f"| {data} | {model} | `{method}` | {' | '.join(cells)} |")
+    return "\n".join(text) + f"\n\n![Test accuracy over flash]({PICTURE})\n"
+
+
+def _result(row: dict[str, Any], best: float | None) -> str:
+    if row["test"] is None:
+        return "-"
+    text = f"{row['test']:.2f} ± {row['deviation']:.2f}"
+    return f"**{text}**" if row["test"] == best else text

@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from ..ledger.ledger import Ledger
+from .flash import flash_rows, render_flash
 from .paper import get_table
 from .rows import Row, heading, overview, table_rows, tells
 
-PAGES = ("experiments.md", "language.md")  # under docs/
+PAGES = ("experiments.md", "language.md", "microcontroller.md")  # under docs/
 _MARKED = re.compile(r"(<!-- table: (\w+)((?: \w+=\S+)*) -->\n).*?(<!-- end -->)", re.DOTALL)
 _COLUMNS = (
     "dataset", "model", "structure", "rank", "fraction", "init", "parameters", "test", "deviation", "paper",
@@ -105,6 +106,9 @@ def fill(text: str, ledger: Ledger) -> str:
         name, wanted = match[2], dict(pair.split("=", 1) for pair in match[3].split())
         if name == "list":
             return f"{match[1]}{render_overview(overview(ledger))}{match[4]}"
+        if name == "flash":
+            rows = [row for row in flash_rows(get_table(name), ledger) if _matches(row, wanted)]
+            return f"{match[1]}{render_flash(rows)}{match[4]}"
         across = wanted.pop("across", None)
         rows = [row for row in table_rows(get_table(name), ledger) if _matches(row, wanted)]
         text = render(rows) if across is None else render_across(rows, across)

@@ -58,7 +58,7 @@ def save_plot(weights: Sequence[WeightAnalysis], path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
-def _panel(ax: Any, weight: WeightAnalysis, looks: dict[str, tuple[Any, str]]) -> None:
+def _panel(ax: Any, weight: Any, looks: dict[str, tuple[Any, str]]) -> None:
     for name, (colour, marker) in looks.items():
         trials = [t for t in weight.trials if t.structure.name == name]
         sizes = [t.parameters / weight.parameters for t in trials]

@@ -155,7 +155,7 @@ def _check_dtypes(model: nn.Module) -> None:
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.is_complex() or (tensor.is_floating_point() and tensor.dtype != torch.float32):
             raise TypeError(
-                f"to_c: {name} has dtype {tensor.dtype}; C is written for float32: use model.float()."
+                f"to_c: {name} has dtype {tensor.dtype}; C is for float32: convert with model.float()."
             )
 
 

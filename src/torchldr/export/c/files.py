@@ -87,8 +87,9 @@ static float x[{NAME}_INPUT_SIZE], y[{NAME}_OUTPUT_SIZE];
 {name}_run(x, y);
 ```
 
-The input is {input} numbers{shape}, the output {output}. Weights are `const`, in flash: {flash:,} bytes.
-Working memory is one static arena: {arena:,} bytes. Arithmetic is float.
+The input is {input} numbers{shape}, the output {output}. Weights are `const` and stay in
+flash: {flash:,} bytes.
+Working memory is one static arena: {arena:,} bytes. Arithmetic is in float.
 
 {table}
 

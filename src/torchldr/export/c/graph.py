@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ...core import rules
 from ...core.storage import INT8, Rounded, rounded
-from ...matrices import Dense
 from ..report import ExportError
 from .products import Product, structured_product, write_product
 from .recurrent import Recurrent, write_recurrent
@@ -235,7 +235,7 @@ def _recurrent(
 def _linear(t: _Tracer, node: Any, x: Any, weight: Any, bias: Any = None) -> Value:
     if not isinstance(x, Value) or not isinstance(weight, Tensor):
         raise ExportError(f"to_c: the weight of the node {node.name!r} is computed from the input.")
-    M = Dense(*weight.shape, weight=weight.float())
+    M = rules.apply("linear_map", weight.float())
     found = {"weight": exact} if (exact := _exactly(weight, t.source)) is not None else {}
     made = write_product(t.source, M, found)
     m, n = weight.shape

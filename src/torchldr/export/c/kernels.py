@@ -286,7 +286,7 @@ static void pair(const side *A, const side *C, int rank, const transform *f, con
 
 # The same for tridiagonal operators with two corners, column by column of the Krylov matrices.
 _KRYLOV = r"""
-/* A tridiagonal operator with corners (top right, bottom left), its start vectors, and a gain. */
+/* A tridiagonal operator with corners (top right, bottom left), times a gain, and its start vectors. */
 typedef struct {
     int size, tridiagonal;
     const weight *vectors;
@@ -378,7 +378,7 @@ static void krylov(const ring *A, const ring *C, int rank, const float *x, float
 """
 
 _WINDOW = r"""
-/* A convolution or pooling: channels, height, width before and after, kernel, stride, padding, dilation. */
+/* A convolution or pooling: channels, height and width before and after, and how the kernel moves. */
 typedef struct {
     int channels, height, width, out_channels, out_height, out_width;
     int kernel[2], stride[2], padding[2], dilation[2], groups;

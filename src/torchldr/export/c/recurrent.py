@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from ...core import rules
 from ...core.storage import INT8
-from ...matrices import Dense
 from ...nn import MatrixStack
 from ...nn.quantize import stored_weight
 from .products import Product, structured_product, write_product
@@ -29,7 +29,7 @@ def _gates(source: Source, layer: Any, name: str) -> list[Product]:
         return [structured_product(source, part, i) for i in range(part.leading[0])]
     assert isinstance(part, Tensor)
     stored = {"weight": stored_weight(layer, name, INT8)} if source.weights == "int8" else {}
-    return [write_product(source, Dense(*part.shape, weight=part.detach()), stored)]
+    return [write_product(source, rules.apply("linear_map", part.detach()), stored)]
 
 
 def write_recurrent(source: Source, layer: Any, steps: int) -> Recurrent:

@@ -15,8 +15,7 @@ from . import ACDC
 # work: 2 N
 _FFT = r"""
 static void acdc(const weight *A, const weight *D, float scale, int m, int n, const transform *f,
-                 const float *x,
-                 float *y, float *work)
+                 const float *x, float *y, float *work)
 {
     int N = f->length;
     float first = sqrtf(0.5f), re, im;

@@ -10,8 +10,8 @@ from . import CauchyLike
 # work: r n, the vectors h_k x
 _TEXT = r"""
 static void cauchy(const weight *G, const float *g_scale, const weight *H, const float *h_scale,
-                   const float *s,
-                   const float *t, int rank, int m, int n, const float *x, float *y, float *work)
+                   const float *s, const float *t, int rank, int m, int n, const float *x, float *y,
+                   float *work)
 {
     for (int r = 0; r < rank; r++)
         for (int j = 0; j < n; j++)

@@ -27,8 +27,7 @@ static void circulant(const weight *column, const float *scale, int columns, int
 # work: twice the length, for each column of blocks and two more
 _FFT = r"""
 static void circulant_fft(const weight *column, const float *scale, int rows, int columns, int b, int m,
-                          int n,
-                          const transform *f, const float *x, float *y, float *work)
+                          int n, const transform *f, const float *x, float *y, float *work)
 {
     int full = 2 * f->length;
     float *sum = work + columns * full, *a = sum + full;
@@ -47,9 +46,10 @@ static void circulant_fft(const weight *column, const float *scale, int rows, in
             add_products(f->length, a, work + j * full, sum);
         }
         synthesise(f, sum);
-        for (int l = 0; l < b && i * b + l < m; l++)
-            y[i * b + l] =
-                SCALE(scale, i) * (sum[place(f, l)] + (b + l < full ? sum[place(f, b + l)] : 0.0f));
+        for (int l = 0; l < b && i * b + l < m; l++) {
+            float around = b + l < full ? sum[place(f, b + l)] : 0.0f;
+            y[i * b + l] = SCALE(scale, i) * (sum[place(f, l)] + around);
+        }
     }
 }
 """

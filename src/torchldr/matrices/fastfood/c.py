@@ -23,8 +23,7 @@ static void hadamard(float *z, int p)
 }
 
 static void fastfood(const weight *S, const weight *D, const weight *B, float scale, const PLACE *order,
-                     int m,
-                     int n, int size, int p, const float *x, float *y, float *work)
+                     int m, int n, int size, int p, const float *x, float *y, float *work)
 {
     float *a = work, *b = work + p;
     zero(work, 2 * p);

@@ -75,11 +75,11 @@ def timed(
                 seconds |= minimum_seconds({row.route: call}, repeats=3, seconds=0.02)
             except torch.OutOfMemoryError:
                 torch.cuda.empty_cache()
-    best = min(seconds, key=lambda route: seconds[route])
+    best = min(seconds, key=lambda route: seconds[route], default=None)
     return {
         "structure": name, "n": n, "rank": rank, "batch": batch, "dtype": str(dtype).removeprefix("torch."),
         "training": training, "chosen": table.chosen, "best": best,
-        "regret": seconds[table.chosen] / seconds[best] if table.chosen in seconds else None,
+        "regret": seconds[table.chosen] / seconds[best] if best and table.chosen in seconds else None,
         "us": {route: round(s * 1e6, 2) for route, s in seconds.items()},
     }  # fmt: skip
 

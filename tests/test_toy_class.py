@@ -124,9 +124,9 @@ for name, cls in torchldr.structures().items():
     assert torch.allclose((M + M).to_dense(), 2 * M.to_dense())
     assert torch.allclose(M.T.to_dense(), M.to_dense().mT)
     assert torchldr.linalg.solvers(M)
-torchldr.from_dense(torch.randn(8, 8), "ldr_td", 1, effort=0.1)
+torchldr.from_dense(torch.randn(3, 3), "ldr_td", 1, effort=0.01)
 model = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.Linear(32, 32))
-torchldr.compress_(model, budget=0.3, min_features=8, effort=0.1)
+torchldr.compress_(model, budget=0.3, min_features=8, structures=["low_rank"])
 """
 
 

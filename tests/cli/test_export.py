@@ -69,7 +69,7 @@ def test_a_state_is_loaded(file: Path, tmp_path: Path):
     ("model", "options", "code", "says"),
     [
         ("build", ["--input", 1, 12, "--to", "rust"], 2, "c, onnx"),
-        ("build", [], 2, "--input 1 784"),
+        ("build", [], 2, "shape of an input"),
         ("number", ["--input", 1, 12], 1, "no nn.Module"),
         ("absent", ["--input", 1, 12], 1, "has no 'absent'"),
         ("gelu", ["--input", 1, 12], 1, "has no C"),

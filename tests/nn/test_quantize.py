@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+import torchldr.compress
 from torchldr import StructuredChannels, StructuredGRU, StructuredLinear, quantize_, structures
 from torchldr.core.storage import (
     AROUND_ONE,
@@ -144,6 +145,21 @@ def test_training_with_rounded_weights():
     quantize_(model)
     assert torch.equal(model(x), trained)
     assert not any(p.requires_grad for name, p in model.named_parameters() if "original" in name)
+
+
+def test_finetuning_with_rounded_weights_knows_the_operators():
+    model = nn.Sequential(StructuredLinear(16, 16, structure="ldr_sd"), nn.Linear(16, 3))
+    names = [[g["name"], len(g["params"])] for g in torchldr.compress.parameter_groups(model, 1e-3)]
+    quantize_(model, training=True)
+    assert [[g["name"], len(g["params"])] for g in torchldr.compress.parameter_groups(model, 1e-3)] == names
+    x = torch.randn(64, 16)
+    data = [(x, x[:, :3].argmax(-1))]
+    result = torchldr.finetune(
+        model, data, loss=nn.functional.cross_entropy, epochs=20, lr=1e-2, progress=False
+    )
+    assert result.history[-1]["loss"] < 0.8 * result.history[0]["loss"]
+    before = model(x).detach()
+    assert torch.equal(quantize_(model)(x), before)
 
 
 def test_what_is_no_model():

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 
 from ...matrices import StructuredMatrix
 from ...nn import MatrixStack, StructuredLinear
@@ -70,6 +72,15 @@ def even_factors(layer: StructuredLinear | MatrixStack) -> dict[str, float]:
     return factors
 
 
+def _own_parameters(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """A module's parameters, and what stands behind those that a parametrization computes."""
+    yield from module._parameters.items()
+    if parametrize.is_parametrized(module):
+        parametrized: Any = module.parametrizations
+        for name, kept in parametrized.items():
+            yield name, getattr(kept, "original", None)
+
+
 def parameter_groups(
     model: nn.Module,
     lr: float,
@@ -118,7 +129,7 @@ def parameter_groups(
         operators = operator_names(module.structure, **module.options) if structured else frozenset()
         scaled = module.structure.scaled if structured else ()
         factors = even_factors(module) if structured and even else {}
-        for name, p in module._parameters.items():
+        for name, p in _own_parameters(module):
             if p is None or not p.requires_grad or id(p) in seen:
                 continue
             seen.add(id(p))

@@ -52,7 +52,7 @@ def write_product(source: Source, M: StructuredMatrix, stored: Mapping[str, Roun
         form = "floats" if rule is not None else "dense matrix in float32: the class has no C"
         m, n = M.shape
         c.use("dense_float")
-        weight = c.constant("weight", M.promoted().dense_weight().numpy())
+        weight = c.constant("weight", M.double().to_dense().float().numpy())
         c.call(f"dense_float({weight}, {m}, {n}, x, y);")
         c.multiplications = m * n
     else:

@@ -101,7 +101,7 @@ def test_the_extras_that_info_knows_are_those_of_the_package():
     with (ROOT / "pyproject.toml").open("rb") as file:
         extras = tomllib.load(file)["project"]["optional-dependencies"]
     named = {
-        extra: tuple(entry for entry in entries if not entry.startswith("torchldr["))
+        extra: tuple(entry.split(">=")[0] for entry in entries if not entry.startswith("torchldr["))
         for extra, entries in extras.items()
         if extra != "dev"
     }

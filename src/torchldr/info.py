@@ -23,6 +23,7 @@ from torchldr.nn import StructuredLinear
 EXTRAS = {
     "cli": ("typer", "rich", "safetensors"),
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
+    "hf": ("transformers", "safetensors", "accelerate"),
 }
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ...core import costs
-from ...core.dense_route import by_columns, own_route
+from ...core.dense_route import dense_route, own_route
 from ...core.matrix import StructuredMatrix, normal_
 from ...core.routes import Call
 from ...functional.fft import leading
@@ -25,8 +25,15 @@ from ...functional.orthogonal import (
 
 def _seconds(M: Any, call: Call) -> float:
     size = max(M.shape)
-    seconds = 2 * costs.ffts(call, call.batch, size) + costs.passes(call, call.batch * size, 10)
+    seconds = 2 * costs.ffts(call, call.batch, size) + costs.passes(call, call.batch * size, 20)
     return costs.backward(call, seconds)
+
+
+def _dense_seconds(M: Any, call: Call) -> float:
+    m, n = M.shape
+    if max(m, n) > LARGEST_KEPT:
+        return _seconds(M, call._replace(batch=n, kept=False))
+    return costs.backward(call, costs.gemm(call, max(m, n), m, n) + costs.passes(call, m * n, 3))
 
 
 class ACDC(StructuredMatrix, name="acdc"):
@@ -40,8 +47,7 @@ class ACDC(StructuredMatrix, name="acdc"):
     2016.
     """
 
-    OWN = own_route("cosine", _seconds)
-    ROUTES = OWN, by_columns(OWN)
+    ROUTES = own_route("cosine", _seconds), dense_route(_dense_seconds)
     projection_work = 1
 
     ranked = False

@@ -28,7 +28,8 @@ def interleaved_nodes(
 
 def _seconds(M: Any, call: Call) -> float:
     (m, n), r, b = M.shape, M.rank, call.batch
-    tiles = costs.passes(call, m * n, 3) + costs.gemm(call, b * r, m, n)
+    count = -(-m // TILE)
+    tiles = count * (costs.passes(call, TILE * n, 3) + costs.gemm(call, b * r, TILE, n))
     return costs.backward(call, tiles + costs.passes(call, b * r * (m + n), 2))
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ...core import costs
-from ...core.dense_route import by_columns, own_route
+from ...core.dense_route import dense_route, own_route
 from ...core.matrix import StructuredMatrix, normal_
 from ...core.routes import Call
 from ...functional.orthogonal import LARGEST_KEPT, hadamard_matrix, hadamard_reference, hadamard_transform
@@ -19,6 +19,13 @@ from ...functional.orthogonal import LARGEST_KEPT, hadamard_matrix, hadamard_ref
 def _seconds(M: Any, call: Call) -> float:
     size = _power_of_two(max(M.shape))
     return costs.backward(call, costs.passes(call, call.batch * size, 4 * size.bit_length()))
+
+
+def _dense_seconds(M: Any, call: Call) -> float:
+    m, n = M.shape
+    if max(m, n) > LARGEST_KEPT:
+        return _seconds(M, call._replace(batch=n, kept=False))
+    return costs.backward(call, costs.gemm(call, max(m, n), m, n) + costs.passes(call, m * n, 4))
 
 
 class Fastfood(StructuredMatrix, name="fastfood"):
@@ -35,8 +42,7 @@ class Fastfood(StructuredMatrix, name="fastfood"):
 
     look = "#888888", "*"
 
-    OWN = own_route("hadamard", _seconds)
-    ROUTES = OWN, by_columns(OWN)
+    ROUTES = own_route("hadamard", _seconds), dense_route(_dense_seconds)
     projection_work = 4
 
     ranked = False

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...core import costs
-from ...core.dense_route import by_columns, own_route
+from ...core.dense_route import dense_route, own_route
 from ...core.matrix import StructuredMatrix, generators_
 from ...core.routes import Call
 from ...core.storage import FLOAT, Storage
@@ -17,6 +17,7 @@ from ...functional import stein_scan
 from ...functional.reference import krylov_reference, shift_reference
 from ...functional.ring import shift_krylov_matmul, shift_krylov_rmatmul
 from ...functional.vandermonde import (
+    TILE,
     chebyshev_points,
     vandermonde_matmul,
     vandermonde_reference,
@@ -26,8 +27,16 @@ from ...functional.vandermonde import (
 
 def _seconds(M: Any, call: Call) -> float:
     (m, n), r, b = M.shape, M.rank, call.batch
-    powers = costs.passes(call, m * n, 4) + r * costs.gemm(call, b, m, n)
+    blocks = -(-n // TILE)  # of powers, made and used one after the other
+    powers = blocks * (costs.passes(call, m * TILE, 4) + costs.gemm(call, b * r, m, TILE))
     return costs.backward(call, 2 * costs.ffts(call, b * r, 2 * n) + powers)
+
+
+def _dense_seconds(M: Any, call: Call) -> float:
+    m, n = M.shape
+    if call.device != "cuda":
+        return _seconds(M, call._replace(batch=n, kept=False))
+    return costs.backward(call, costs.gemm(call, M.rank, m, n) + costs.passes(call, m * n, 6))
 
 
 class VandermondeLike(StructuredMatrix, name="vandermonde_like"):
@@ -45,8 +54,7 @@ class VandermondeLike(StructuredMatrix, name="vandermonde_like"):
 
     look = "#56B4E9", "<"
 
-    OWN = own_route("powers", _seconds)
-    ROUTES = OWN, by_columns(OWN)
+    ROUTES = own_route("powers", _seconds), dense_route(_dense_seconds)
     stored: ClassVar[Mapping[str, Storage]] = {"nodes": FLOAT}
     projection_work = 1
 

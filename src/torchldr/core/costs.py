@@ -1,8 +1,8 @@
 """What the steps of a product cost: the few numbers by which routes are compared.
 
-`benchmarks/machine.py` measures them, and `benchmarks/routes.py` how far the choices that follow from
-them are from the best ones. They need to be right to a factor of two or so: routes differ by more where
-it matters.
+`benchmarks/routes.py` times all routes and tells how far the choices are from the best ones, and
+`benchmarks/fit_costs.py` fits these numbers to that. They need to be right to a factor of two or so: routes
+differ by more where it matters.
 """
 
 from __future__ import annotations
@@ -30,15 +30,17 @@ class Machine(NamedTuple):
     stencil: float  # an entry of a Krylov matrix by the compiled stencil
 
 
+def _bfloat16_multiply() -> float:
+    """A multiply-add on this CPU: with instructions of its own, or by way of float32."""
+    known = (getattr(torch.cpu, f"_is_{name}_supported", bool)() for name in ("amx_tile", "avx512_bf16"))
+    return 2e-12 if any(known) else 40e-12
+
+
+# Fitted by `benchmarks/fit_costs.py` to two cores of a Xeon of 2023 and to an H200.
 MACHINES = {
-    "cpu": Machine(1.5e-6, 0.15e-9, 60e-12, 8, 25e-12, 40e-12, 60e-12, 80e-12, 6e-6, 0.6e-9),
+    "cpu": Machine(6e-6, 0.4e-9, 60e-12, 8, 9e-12, _bfloat16_multiply(), 36e-12, 200e-12, 8e-6, 0.6e-9),
     "cuda": Machine(15e-6, 1e-12, 0.2e-12, 64, 0.06e-12, 0.003e-12, 1.1e-12, 1.0, 200e-6, 1e-12),
 }
-
-
-def fft_multiply_adds(n: int) -> float:
-    """Of a real transform of length n: some 2.5 n log2 n operations, and two make a multiply-add."""
-    return 1.25 * n * math.log2(n) if n > 1 else 0.0
 
 
 def machine(call: Call) -> Machine:

@@ -34,7 +34,7 @@ def test_inference_holds_no_square_matrix(structure):
     result = subprocess.run(
         [sys.executable, "-c", CODE, structure], capture_output=True, text=True, check=True
     )
-    assert float(result.stdout) < 48  # megabytes; 4096 x 4096 floats are 64
+    assert float(result.stdout) < 58  # megabytes; 4096 x 4096 floats are 64
 
 
 f64 = {"dtype": torch.float64}

@@ -23,7 +23,10 @@ LAYERS = {
     "wide": lambda **more: StructuredChannels(2, 2, (2, 3), (2, 2), form="wide", **more),
 }
 SHAPES = {"linear": (3, 6), "lstm": (2, 2, 4), "gru": (2, 2, 4), "grid": (2, 2, 2, 3), "wide": (2, 2, 2, 3)}
-CASES = [(kind, name) for kind in LAYERS for name in torchldr.structures()]
+# Every class as a linear layer; layers that are stacks of matrices with each kind of class that there is:
+# learned operators, drawn constants, computed constants.
+OTHERS = ("ldr_sd", "ldr_td", "fastfood", "cauchy_like")
+CASES = [(k, name) for k in LAYERS for name in torchldr.structures() if k == "linear" or name in OTHERS]
 every_case = pytest.mark.parametrize(("kind", "name"), CASES)
 modes = pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 

@@ -173,7 +173,7 @@ def test_accuracy_against_rank(ledger: Ledger) -> None:
     (ax,) = picture.figure.axes
     assert ax.get_title() == "CIFAR-10, grey\n(official data)"
     assert (picture.datasets, picture.models, picture.vector) == (("cifar10_grey",), ("shl",), True)
-    (line,) = [line for line in ax.lines if line.get_color() == style.LOOKS["ldr_sd"].colour]
+    (line,) = [line for line in ax.lines if line.get_color() == style.look("ldr_sd").colour]
     table = get_table("rank")
     runs = [run for run in table.runs() if (run.data, run.structure) == ("cifar10_grey", "ldr_sd")]
     records = [[ledger.find(run.with_seed(seed)) for seed in (0, 1)] for run in runs]

@@ -108,7 +108,7 @@ def quantize_(
         >>> model.state_dict()["parametrizations.G.original1"].dtype
         torch.int8
         >>> sum(t.nbytes for t in model.state_dict().values())  # 21,952 before
-        9448
+        9436
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"quantize_: model must be an nn.Module, got {type(model).__name__}.")

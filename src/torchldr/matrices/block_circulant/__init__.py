@@ -133,4 +133,5 @@ class BlockCirculant(StructuredMatrix, name="block_circulant"):
         spectra = conjugate(of.analyse(self.column)).permute(2, 0, 1)  # (f, rows, columns)
         blocks = pad(y, (0, -m % of.m)).unflatten(-1, (-1, of.m))
         x = torch.bmm(of.unfold(blocks).permute(2, 0, 1), spectra).permute(1, 2, 0)
-        return leading(of.fold(x).flatten(-2), n)
+        x = of.fold(x).flatten(-2)[..., :n]
+        return x.clone(memory_format=torch.contiguous_format)  # not a part of a larger one

@@ -43,6 +43,11 @@ MACHINES = {
 }
 
 
+def fft_multiply_adds(n: int) -> float:
+    """Of a real transform of length n: some 2.5 n log2 n operations, and two make a multiply-add."""
+    return 1.25 * n * math.log2(n) if n > 1 else 0.0
+
+
 def machine(call: Call) -> Machine:
     return MACHINES.get(call.device, MACHINES["cpu"])
 

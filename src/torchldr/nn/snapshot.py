@@ -54,6 +54,9 @@ class Snapshot:
         self._copies = copies
         self._bytes = [(c.dtype, c.shape, c.data_ptr(), c.nbytes, c) for c in copies]
         self._in_memory = all(c.device.type == "cpu" for c in copies)
+        self._places = [
+            (t, t.data_ptr(), c.shape, c.data_ptr(), c.nbytes) for t, c in zip(tensors, copies, strict=True)
+        ]
         self._steps, self._tensors, self._states = _steps, list(tensors), _states(tensors)
         # A reference to the data, so that no other data comes to the same address.
         self._data = [] if self._in_memory else [t.detach() for t in tensors]
@@ -76,6 +79,17 @@ class Snapshot:
         return True
 
     def _same_bytes(self, tensors: Sequence[Tensor]) -> bool:
+        if _memcmp is None:
+            return self._same_numbers(tensors)
+        for t, (seen, address, shape, copy, size) in zip(tensors, self._places, strict=True):
+            # The same object at the same place: its bytes alone may have changed.
+            if t is not seen or t.data_ptr() != address or t.shape != shape or not t.is_contiguous():
+                return self._same_numbers(tensors)
+            if _memcmp(address, copy, size):
+                return False
+        return True
+
+    def _same_numbers(self, tensors: Sequence[Tensor]) -> bool:
         for t, (dtype, shape, where, size, copy) in zip(tensors, self._bytes, strict=True):
             if t.dtype is not dtype or t.shape != shape or t.device.type != "cpu":
                 return False

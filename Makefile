@@ -29,7 +29,7 @@ lint: setup
 # The loops are compiled while the linters run, once for both processes of the tests. Two processes of one thread
 # each are faster than one of two threads, and do not compete.
 test: setup
-	@$(BIN)/python scripts/compile_loops.py & loops=$$!; $(MAKE) --no-print-directory lint && wait $$loops
+	@$(BIN)/python scripts/compile_loops.py & loops=$$!; $(MAKE) --no-print-directory lint || { kill $$loops; exit 1; }; wait $$loops
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(PYTEST)
 
 # One thread: the networks are small, and two threads wait for each other more than they compute.

@@ -140,3 +140,22 @@ def test_routes_of_a_stack_are_listed():
     assert {row.route for row in M.routes(8)} == set(ROUTES)
     with pytest.raises(ValueError, match="no route"):
         M.matmul(torch.randn(3, 2, 5), route="nosuch")
+
+
+@pytest.mark.parametrize("name", ["toeplitz_like", "ldr_sd", "circulant", "dense"])
+def test_solving_and_displacement_go_one_by_one(name):
+    M, alone = stack_of(torchldr.get_structure(name), 3, shape=(6, 6))
+    for b in (torch.randn(6), torch.randn(6, 2), torch.randn(3, 6, 2)):
+        x = M.solve(b.double())
+        want = b.double() if b.ndim > 1 else b.double().unsqueeze(-1)
+        got = M.to_dense() @ (x if b.ndim > 1 else x.unsqueeze(-1))
+        torch.testing.assert_close(got, want.expand_as(got), rtol=1e-6, atol=1e-6)
+    if name != "dense":
+        torch.testing.assert_close(M.displacement(), torch.stack([one.displacement() for one in alone]))
+
+
+def test_the_algebra_takes_one_matrix():
+    M, _ = stack_of(torchldr.Circulant, 3, shape=(6, 6))
+    for operation in (lambda: M @ M, lambda: M + M, lambda: 2 * M, lambda: M.T, M.inverse, M.generators):
+        with pytest.raises(TypeError, match="one matrix, not a stack"):
+            operation()

@@ -468,6 +468,23 @@ class StructuredMatrix(LinearMap):
         positive = [tuple(torch.where(f < 0, -f, f) for f in term) for term in self.factors()]
         return sum_of_products(positive)
 
+    def displacement(self) -> Tensor:
+        """M - A M B or A M - M B by this matrix's own operators, as a dense matrix, (..., m, n)."""
+        return stacks.each(self, lambda M: M.displacement()) if self.leading else super().displacement()
+
+    def solve(self, b: Tensor, *, tol: float | None = None, method: str | None = None) -> Tensor:
+        """The x with M x = b, for b of shape (n,) or (..., n, k); see `torchldr.solve`.
+
+        The systems of a stack are solved one after the other; the axes of b in front must be those of the
+        stack, or broadcast to them.
+        """
+        if not self.leading:
+            return super().solve(b, tol=tol, method=method)
+        if b.ndim == 1:
+            return self.solve(b.unsqueeze(-1), tol=tol, method=method).squeeze(-1)
+        parts = iter(b.expand(*self.leading, *b.shape[-2:]).flatten(0, -3).unbind(0))
+        return stacks.each(self, lambda M: M.solve(next(parts), tol=tol, method=method))
+
     def with_tensors(self, tensors: Mapping[str, Tensor]) -> Self:
         """The same matrix with other tensors."""
         return self.unchecked(self.out_features, self.in_features, tensors, self.options)

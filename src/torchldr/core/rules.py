@@ -43,7 +43,17 @@ def rule(operation: str, *classes: type) -> Callable[[Rule], Rule]:
 
 
 def first(operation: str, *operands: Any, **options: Any) -> Any:
-    """The result of the first rule that applies, or None."""
+    """The result of the first rule that applies, or None.
+
+    Raises:
+        TypeError: for a matrix with leading axes: rules are written for one matrix.
+    """
+    for operand in operands:
+        if getattr(operand, "leading", ()):
+            raise TypeError(
+                f"{type(operand).__name__}: {operation!r} takes one matrix, not a stack of shape "
+                f"{tuple(operand.shape)}; take its matrices one by one, M[i]."
+            )
     for classes in itertools.product(*map(_classes, operands)):
         found = RULES.get((operation, *classes))
         result = found(*operands, **options) if found is not None else None

@@ -11,6 +11,7 @@ from torch.nn.utils.rnn import pack_sequence
 
 import torchldr
 from torchldr import StructuredGRU, StructuredLSTM
+from torchldr.nn.recurrent.base import STEP
 from torchldr.nn.recurrent.inputs import Given
 
 every_layer = pytest.mark.parametrize("layer_class", [StructuredLSTM, StructuredGRU])
@@ -110,13 +111,15 @@ def test_meta_device(layer_class, cls):
 # Plans.
 
 
-def test_auto_plan_goes_by_size():
-    layer = StructuredLSTM(128, 128, which="both")
-    assert layer.uses() == {"weight_ih_l0": "dense", "weight_hh_l0": "dense"}
-    layer = StructuredLSTM(512, 256, which="both", rank=4, device="meta")
-    assert layer.uses() == {"weight_ih_l0": "dense", "weight_hh_l0": "dense"}
-    layer = StructuredLSTM(512, 256, which="both", device="meta")
-    assert layer.uses() == {"weight_ih_l0": "fast", "weight_hh_l0": "dense"}
+def test_auto_plan_goes_by_cost():
+    for layer in (
+        StructuredLSTM(16, 16, which="both"),
+        StructuredLSTM(512, 256, which="both", device="meta"),
+    ):
+        for steps, batch in ((1, 1), (32, 16)):
+            cheaper = layer.weight_ih_l0.takes_dense(steps * batch, gain=steps * STEP["cpu"])
+            into = "dense" if cheaper else "fast"
+            assert layer.uses(steps, batch) == {"weight_ih_l0": into, "weight_hh_l0": "dense"}
     layer.plan = "fast"
     assert layer.uses() == {"weight_ih_l0": "fast", "weight_hh_l0": "fast"}
     assert StructuredLSTM(4096, 512, structure="dense", device="meta").uses() == {"weight_ih_l0": "dense"}

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import signal
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,9 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=100, help="steps between checkpoints")
     parser.add_argument("--structure", default="ldr_sd")
     parser.add_argument("--rank", type=int, default=4)
+    parser.add_argument(
+        "--die-at", type=int, help="kill the last rank after this step, once, to see it go on"
+    )
     chosen = parser.parse_args()
     width, layers, length, size = (32, 1, 16, 8) if chosen.quick else (256, 4, 128, 32)
     steps, every = (24, 4) if chosen.quick else (chosen.steps, chosen.every)
@@ -137,6 +141,8 @@ def main() -> None:
         dist.all_reduce(total)
         if rank == 0:
             print(f"step {step + 1} loss {total.item():.6f}", flush=True)
+        if step + 1 == chosen.die_at and rank == world - 1 and not done:
+            os.kill(os.getpid(), signal.SIGKILL)
         if (step + 1) % every == 0:
             save(state_of(model, optimizer), checkpoint_id=chosen.checkpoints / f"{step + 1:08}")
             if rank == 0:

@@ -71,21 +71,30 @@ def test_costs_grow_with_the_batch(cls):
             assert costs == sorted(costs)
 
 
-def test_a_subclass_with_a_product_of_its_own_does_not_inherit_routes():
-    class Twice(torchldr.LDRSubdiagonal):
-        def _matmul(self, x):
-            return 2 * torchldr.LDRSubdiagonal.unchecked(*self.shape, self.tensors, self.options).matmul(x)
+class Doubling:
+    """A product written anew, by way of the one that it replaces: a mixin, or the body of a subclass."""
 
-    M = Twice.random(16, 16, 1, dtype=torch.float64)
-    x = torch.randn(3, 16, dtype=torch.float64)
-    plain = torchldr.LDRSubdiagonal.unchecked(16, 16, M.tensors, M.options)
-    torch.testing.assert_close(M.matmul(x), 2 * plain.matmul(x))
+    def factors(self):
+        return [(2 * first, *others) for first, *others in super().factors()]
+
+    def _matmul(self, x):
+        return 2 * super()._matmul(x)
+
+    def _rmatmul(self, y):
+        return 2 * super()._rmatmul(y)
 
 
-def test_nor_the_dense_matrix_of_its_parent():
-    class Twice(torchldr.LowRank):
+def doubled_mixed(cls):
+    class Mixed(Doubling, cls):
+        pass
+
+    return Mixed
+
+
+def doubled_below(cls):
+    class Below(cls):
         def factors(self):
-            return [(2 * G, H) for G, H in super().factors()]
+            return [(2 * first, *others) for first, *others in super().factors()]
 
         def _matmul(self, x):
             return 2 * super()._matmul(x)
@@ -93,4 +102,31 @@ def test_nor_the_dense_matrix_of_its_parent():
         def _rmatmul(self, y):
             return 2 * super()._rmatmul(y)
 
-    testing.check_values(Twice.random(16, 16, 1, dtype=torch.float64))
+    return Below
+
+
+@pytest.mark.parametrize(
+    ("cls", "doubled"),
+    [(cls, doubled_below) for cls in CLASSES]
+    + [(cls, doubled_mixed) for cls in (torchldr.LDRSubdiagonal, torchldr.ToeplitzLike)],
+)
+def test_a_product_that_a_subclass_writes_is_the_one_that_runs(cls, doubled):
+    """What it inherits, routes, preparations, dense matrices, operators, is of another product."""
+    Double = doubled(cls)
+    layer = torchldr.StructuredLinear(16, 16, structure=Double, bias=False, dtype=torch.float64)
+    M, x = layer.matrix(), torch.randn(3, 16, dtype=torch.float64)
+    right = x @ M.to_dense().mT
+    assert right.norm() > 0
+    testing.check_values(M)
+    torch.testing.assert_close(layer(x), right)
+    torch.testing.assert_close(torch.compile(layer, backend="eager")(x), right)
+    torch.testing.assert_close(torch.export.export(layer, (x,)).module()(x), right)
+    several = torchldr.stack([M, M])
+    for route in several.routes():
+        torch.testing.assert_close(several.matmul(x, route=route.route)[1], right)
+    layer.eval()
+    with torch.no_grad():
+        torch.testing.assert_close(torch.jit.trace(layer, x)(x), right)
+        for plan in ("auto", "fast", "dense"):
+            layer.plan = plan
+            torch.testing.assert_close(layer(x), right)

@@ -24,7 +24,7 @@ def test_vmap_over_an_ensemble_without_the_guard():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["ldr_sd"])
+@pytest.mark.parametrize("name", ["ldr_sd", "toeplitz_like"])
 def test_compiles_with_inductor(name):
     torch._dynamo.reset()
     layer = testing.layer_of(torchldr.get_structure(name), 1024, 1024, rank=1, dtype=torch.float32)

@@ -46,15 +46,19 @@ def test_gradients(cls, data):
 
 @pytest.mark.parametrize("regime", testing.REGIMES)
 @pytest.mark.parametrize("cls", OPERATORS, ids=lambda cls: cls.name)
-def test_gradients_of_large_members(cls, regime):
+def test_large_members(cls, regime):
     options = {"normalize": True} if cls.name == "ldr_td" else {}
-    testing.check_gradients(testing.member(cls, 784, 129, 2, regime=regime, dtype=torch.float32, **options))
+    M = testing.member(cls, 784, 129, 2, regime=regime, dtype=torch.float32, **options)
+    testing.check_values(M)
+    testing.check_gradients(M)
 
 
 @pytest.mark.parametrize("cls", [cls for cls in CLASSES if cls not in OPERATORS], ids=lambda cls: cls.name)
-def test_gradients_of_large_members_without_operators(cls):
+def test_large_members_without_operators(cls):
     for shape in ((784, 129), (129, 784)):
-        testing.check_gradients(testing.member(cls, *shape, 2 if cls.ranked else None, dtype=torch.float32))
+        M = testing.member(cls, *shape, 2 if cls.ranked else None, dtype=torch.float32)
+        testing.check_values(M)
+        testing.check_gradients(M)
 
 
 @every_class

@@ -142,6 +142,23 @@ def test_routes_of_a_stack_are_listed():
         M.matmul(torch.randn(3, 2, 5), route="nosuch")
 
 
+@pytest.mark.parametrize("route", ROUTES)
+def test_a_stack_of_one_takes_the_route_that_is_named(route):
+    M, alone = stack_of(torchldr.ToeplitzLike, 1, dtype=torch.float64)
+    x = torch.randn(2, M.in_features, dtype=torch.float64)
+    torch.testing.assert_close(M.matmul(x, route=route), alone[0].matmul(x).unsqueeze(0))
+    with pytest.raises(ValueError, match="no route"):
+        M.matmul(x, route="nosuch")
+
+
+def test_a_stack_holds_a_matrix():
+    M, _ = stack_of(torchldr.ToeplitzLike, 3)
+    with pytest.raises(IndexError, match="no matrix of the stack"):
+        M[3:]
+    with pytest.raises(ValueError, match="must hold a matrix"):
+        torchldr.ToeplitzLike(4, 4, G=torch.ones(0, 1, 4), H=torch.ones(0, 1, 4))
+
+
 @pytest.mark.parametrize("name", ["toeplitz_like", "ldr_sd", "circulant", "dense"])
 def test_solving_and_displacement_go_one_by_one(name):
     M, alone = stack_of(torchldr.get_structure(name), 3, shape=(6, 6))

@@ -69,7 +69,7 @@ def test_a_long_name_in_a_tar(small, tmp_path, kind):
     info.type, info.size = kind, MANY
     with gzip.open(tmp_path / "mnist.tar.gz", "wb", compresslevel=1) as stream:
         stream.write(info.tobuf() + bytes(MANY))
-    refused("mnist", tmp_path, r"mnist\.tar\.gz: damaged")
+    refused("mnist", tmp_path, r"mnist\.tar\.gz: damaged .*a header of")
 
 
 def test_a_zip_that_is_not_deflated(small, maker, tmp_path):

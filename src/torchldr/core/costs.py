@@ -36,7 +36,7 @@ def _bfloat16_multiply() -> float:
     return 2e-12 if any(known) else 40e-12
 
 
-# Fitted by `benchmarks/fit_costs.py` to two cores of a Xeon of 2023 and to an H200.
+# Fitted by `benchmarks/fit_costs.py` to two cores of an x86-64 server and to an H200.
 MACHINES = {
     "cpu": Machine(6e-6, 0.4e-9, 60e-12, 8, 9e-12, _bfloat16_multiply(), 36e-12, 200e-12, 8e-6, 0.6e-9),
     "cuda": Machine(15e-6, 1e-12, 0.2e-12, 64, 0.06e-12, 0.003e-12, 1.1e-12, 1.0, 200e-6, 1e-12),

@@ -38,7 +38,7 @@ def own_route(name: str, seconds: Callable[[Matrix, Call], float]) -> Route:
     def apply(M: Matrix, x: Tensor, transposed: bool) -> Tensor:
         return M._rmatmul(x) if transposed else M._matmul(x)
 
-    return Route(name, lambda M, call: None, seconds, apply, lambda M: M.prepare())
+    return Route(name, lambda M, call: None, seconds, apply, lambda M: M.prepared())
 
 
 def dense_route(seconds: Callable[[Matrix, Call], float]) -> Route:
@@ -81,7 +81,7 @@ def prepare_dense(M: Matrix) -> DenseProduct:
 def weight_by_columns(M: Matrix) -> Tensor:
     """The dense matrix (m, n), made some columns at a time so that intermediates stay small."""
     m, n = M.shape
-    product, weight = M.prepare(), torch.empty(m, n, dtype=M.dtype, device=M.device)
+    product, weight = M.prepared(), torch.empty(m, n, dtype=M.dtype, device=M.device)
     step = max(1, _CHUNK // ((m + n) * (M.rank or 1)))
     for j in range(0, n, step):
         unit = torch.zeros(min(step, n - j), n, dtype=M.dtype, device=M.device)

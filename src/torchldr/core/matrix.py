@@ -34,7 +34,7 @@ from . import costs, operator, rules, stacks
 from .dense_route import by_columns, own_route, weight_by_columns
 from .linear_map import LinearMap
 from .products import Product, autocasts, check_input, is_jit_tracing, run_product, sum_of_products
-from .registry import REGISTRY, near
+from .registry import REGISTRY, name_alone, near
 from .routes import Call, Route, RouteTable, Sizes, choose, is_traced
 from .storage import Storage
 
@@ -91,6 +91,10 @@ class StructuredMatrix(LinearMap):
     stored: ClassVar[Mapping[str, Storage]] = {}  # tensors that quantisation does not make int8
     ROUTES: ClassVar[tuple[Route, ...]] = STANDARD  # the first serves every call
     STACK_ROUTES: ClassVar[tuple[Route, ...]] = stacks.ROUTES
+    key: ClassVar[str]  # by which an operator finds the class
+    _prepares: ClassVar[bool] = (
+        True  # whether `prepare` belongs to `_matmul`, and not to one that it replaced
+    )
     _axes: ClassVar[int | None] = None  # of the first tensor of one matrix; found out when first needed
     structured: ClassVar[bool] = True  # False for the class that leaves a weight as it is
     compresses: ClassVar[bool] = False  # whether a budget looks at it where no classes are named
@@ -99,18 +103,18 @@ class StructuredMatrix(LinearMap):
 
     def __init_subclass__(cls, *, name: str | None = None, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        # Routes and dense matrices that are inherited do not know of a product that this class writes anew.
-        written = cls.__dict__.keys() & {"_matmul", "_rmatmul", "prepare", "factors"}
-        if written and "ROUTES" not in cls.__dict__:
+        # What is inherited does not know of a product that a class further down writes anew.
+        product = min(_depth(cls, part) for part in ("_matmul", "_rmatmul", "prepare", "factors"))
+        if product < _depth(cls, "ROUTES"):
             cls.ROUTES = STANDARD
-        if written and "_materialize" not in cls.__dict__:
-            cls._materialize = StructuredMatrix._materialize  # type: ignore[method-assign] # nor does this
-        if written and "_materialize" not in cls.__dict__:
+        if product < _depth(cls, "_materialize"):
             cls._materialize = StructuredMatrix._materialize  # type: ignore[method-assign]
+        cls._prepares = _depth(cls, "prepare") <= _depth(cls, "_matmul")
         cls._axes = None
+        cls.name = name or f"{cls.__module__}.{cls.__qualname__}"
         if name is not None:
-            cls.name = name
             REGISTRY[name] = cls
+        cls.key = name_alone(cls, name)
 
     def __init__(self, out_features: int, in_features: int, **fields: Any) -> None:
         cls = type(self)
@@ -130,6 +134,8 @@ class StructuredMatrix(LinearMap):
             )
         axes = first.ndim - len(shapes[next(iter(shapes))])
         leading = first.shape[:axes] if axes > 0 else torch.Size()
+        if not leading.numel():
+            raise ValueError(f"{cls.__name__}: a stack must hold a matrix, got {tuple(leading)} of them.")
         for key in {**shapes, **constants}.keys() & tensors.keys():
             shape = shapes[key] if key in shapes else tuple(constants[key].shape)
             if key in shapes or key in cls.drawn:
@@ -224,6 +230,10 @@ class StructuredMatrix(LinearMap):
     def prepare(self) -> Product:
         """The product (b, in) -> (b, out) with its constants computed: what inference keeps."""
         return self._matmul
+
+    def prepared(self) -> Product:
+        """`prepare`, or the product itself in a class that inherits `prepare` and replaces the product."""
+        return self.prepare() if self._prepares else self._matmul
 
     def _materialize(self) -> Tensor:
         """The dense matrix, by way of a fast product; differentiable."""
@@ -591,6 +601,11 @@ class StructuredMatrix(LinearMap):
         parts += [f"rank={self.rank}"] if self.ranked else []
         parts += [f"{k}={v!r}" for k, v in self.options.items() if v is not None]
         return f"{type(self).__name__}({', '.join(parts)}, dtype={self.dtype})"
+
+
+def _depth(cls: type, attribute: str) -> int:
+    """How far up from a class one finds who writes an attribute; 0 is the class itself."""
+    return next(depth for depth, base in enumerate(cls.__mro__) if attribute in base.__dict__)
 
 
 class Projection(NamedTuple):

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from .products import Matrix, is_jit_tracing
-from .registry import REGISTRY
+from .registry import CLASSES
 
 
 def as_compilers_see(M: Matrix, x: Tensor, *, transposed: bool) -> Tensor:
@@ -37,7 +37,7 @@ def product(M: Matrix, x: Tensor, *, transposed: bool) -> Tensor:
     names = ",".join(M.tensors)
     options = ",".join([f"{key!r}:{value!r}" for key, value in M.options.items()])
     return torch.ops.torchldr.product(
-        x, list(M.tensors.values()), names, type(M).name, f"{{{options}}}", m, n, transposed
+        x, list(M.tensors.values()), names, type(M).key, f"{{{options}}}", m, n, transposed
     )
 
 
@@ -52,7 +52,7 @@ def _run(
     transposed: bool,
 ) -> Tensor:
     named = dict(zip(names.split(","), tensors, strict=True))
-    M = REGISTRY[structure].unchecked(m, n, named, ast.literal_eval(options))
+    M = CLASSES[structure].unchecked(m, n, named, ast.literal_eval(options))
     return M.multiply(x, transposed=transposed)
 
 

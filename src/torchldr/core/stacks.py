@@ -66,7 +66,8 @@ def indexed(M: Any, index: Any) -> Any:
     """The part of a stack that an index of its leading axes names."""
     if not M.leading:
         raise TypeError(f"{type(M).__name__}: a single matrix has no leading axes to index.")
-    torch.empty(M.leading, device="meta")[index]  # raises what is wrong with the index
+    if not torch.empty(M.leading, device="meta")[index].numel():  # raises what is wrong with the index
+        raise IndexError(f"{type(M).__name__}: no matrix of the stack is at {index!r}; one there must be.")
     own = own_names(M)
     return M.with_tensors({name: t[index] if name in own else t for name, t in M.tensors.items()})
 
@@ -133,11 +134,9 @@ def multiply(M: Matrix, x: Tensor, *, transposed: bool, route: str | None, dense
     kept = [a for a, size in enumerate(sizes) if size != 1]
     rows = [x.shape[a] for a in (*folded, len(lead))]
     x = x.permute(*kept, *folded, len(lead), len(lead) + 1).flatten(len(kept), -2)
-    if not kept:  # one matrix after all
-        flat = unbound(M)[0].multiply(x, transposed=transposed, dense=dense)
-    else:
-        flat = _multiply(_reshaped(M, [sizes[a] for a in kept]), x, transposed, route, dense)
-    y = flat.unflatten(-2, rows)
+    x = x if kept else x.unsqueeze(0)  # one matrix after all is a stack of one
+    flat = _multiply(_reshaped(M, [sizes[a] for a in kept] or [1]), x, transposed, route, dense)
+    y = (flat if kept else flat.squeeze(0)).unflatten(-2, rows)
     order = [*kept, *folded]
     back = [order.index(a) for a in range(len(lead))]
     return y.permute(*back, len(lead), len(lead) + 1)

@@ -51,6 +51,7 @@ def build(compile_kernels: Callable[[str, str], ctypes.CDLL]) -> Build:
         (100, 36, 2, torch.float32),
         (132, 20, 1, torch.float64),
         (1030, 3, 1, torch.float32),  # more places than threads in the chain
+        (2050, 2, 1, torch.float32),  # eight places a thread in the chain
     ],
 )
 def test_columns_and_their_gradients(

@@ -112,14 +112,14 @@ def test_meta_device(layer_class, cls):
 
 
 def test_auto_plan_goes_by_cost():
-    for layer in (
-        StructuredLSTM(16, 16, which="both"),
-        StructuredLSTM(512, 256, which="both", device="meta"),
-    ):
-        for steps, batch in ((1, 1), (32, 16)):
-            cheaper = layer.weight_ih_l0.takes_dense(steps * batch, gain=steps * STEP["cpu"])
-            into = "dense" if cheaper else "fast"
-            assert layer.uses(steps, batch) == {"weight_ih_l0": into, "weight_hh_l0": "dense"}
+    """Where the costs are far apart: few vectors by FFTs, many by a small matrix, large ones always by FFTs."""
+    both = {"weight_ih_l0": "dense", "weight_hh_l0": "dense"}
+    assert StructuredLSTM(16, 16, which="both").uses(32, 16) == both
+    layer = StructuredLSTM(2048, 256, structure="toeplitz_like", which="both", device="meta")
+    assert layer.uses(1, 1)["weight_ih_l0"] == "fast"
+    assert layer.uses(4096, 64) == both
+    large = StructuredLSTM(4096, 4096, structure="toeplitz_like", which="both", device="meta")
+    assert large.uses(32, 16) == {"weight_ih_l0": "fast", "weight_hh_l0": "fast"}
     layer.plan = "fast"
     assert layer.uses() == {"weight_ih_l0": "fast", "weight_hh_l0": "fast"}
     assert StructuredLSTM(4096, 512, structure="dense", device="meta").uses() == {"weight_ih_l0": "dense"}

@@ -179,12 +179,10 @@ def _members(container: Path) -> Iterator[tuple[str, IO[bytes]]]:
 class _Header(tarfile.TarInfo):
     """The header of a member. Extensions are read whole, and so may not be large."""
 
-    @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
-        header = super().frombuf(buf, encoding, errors)
-        if header.type in _EXTENSIONS and header.size > _EXTENSION:
-            raise tarfile.ReadError(f"a header of {header.size:,} bytes")
-        return header
+    def _proc_member(self, tar: tarfile.TarFile) -> Self:  # made to be overridden, see tarfile.py
+        if self.type in _EXTENSIONS and self.size > _EXTENSION:
+            raise tarfile.ReadError(f"a header of {self.size:,} bytes")
+        return super()._proc_member(tar)  # type: ignore[misc]
 
 
 class _HashingReader(io.RawIOBase):

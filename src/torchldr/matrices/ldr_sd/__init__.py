@@ -114,11 +114,16 @@ class LDRSubdiagonal(StructuredMatrix, name="ldr_sd"):
             subdiagonal_reference(self.subdiagonal_C, self.corner_C),
         )
 
+    # By the routes of this class, also where a subclass with routes of its own asks.
+
     def _matmul(self, x: Tensor) -> Tensor:
-        return self.multiply(x)
+        return self._plain().multiply(x)
 
     def _rmatmul(self, y: Tensor) -> Tensor:
-        return self.multiply(y, transposed=True)
+        return self._plain().multiply(y, transposed=True)
+
+    def _plain(self) -> LDRSubdiagonal:
+        return LDRSubdiagonal.unchecked(self.out_features, self.in_features, self.tensors, self.options)
 
     def unseen(self, call: Call) -> Self | str:
         return unseen(self, call)

@@ -102,9 +102,7 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=100, help="steps between checkpoints")
     parser.add_argument("--structure", default="ldr_sd")
     parser.add_argument("--rank", type=int, default=4)
-    parser.add_argument(
-        "--die-at", type=int, help="kill the last rank after this step, once, to see it go on"
-    )
+    parser.add_argument("--die-at", type=int, help="kill the last rank after this step, once")
     chosen = parser.parse_args()
     width, layers, length, size = (32, 1, 16, 8) if chosen.quick else (256, 4, 128, 32)
     steps, every = (24, 4) if chosen.quick else (chosen.steps, chosen.every)

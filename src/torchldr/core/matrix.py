@@ -92,9 +92,7 @@ class StructuredMatrix(LinearMap):
     ROUTES: ClassVar[tuple[Route, ...]] = STANDARD  # the first serves every call
     STACK_ROUTES: ClassVar[tuple[Route, ...]] = stacks.ROUTES
     key: ClassVar[str]  # by which an operator finds the class
-    _prepares: ClassVar[bool] = (
-        True  # whether `prepare` belongs to `_matmul`, and not to one that it replaced
-    )
+    _prepares: ClassVar[bool] = True  # whether `prepare` belongs to `_matmul`, not to one that it replaced
     _axes: ClassVar[int | None] = None  # of the first tensor of one matrix; found out when first needed
     structured: ClassVar[bool] = True  # False for the class that leaves a weight as it is
     compresses: ClassVar[bool] = False  # whether a budget looks at it where no classes are named

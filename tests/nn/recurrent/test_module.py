@@ -11,7 +11,6 @@ from torch.nn.utils.rnn import pack_sequence
 
 import torchldr
 from torchldr import StructuredGRU, StructuredLSTM
-from torchldr.nn.recurrent.base import STEP
 from torchldr.nn.recurrent.inputs import Given
 
 every_layer = pytest.mark.parametrize("layer_class", [StructuredLSTM, StructuredGRU])
@@ -112,7 +111,7 @@ def test_meta_device(layer_class, cls):
 
 
 def test_auto_plan_goes_by_cost():
-    """Where the costs are far apart: few vectors by FFTs, many by a small matrix, large ones always by FFTs."""
+    """Few vectors go by FFTs, many by a small matrix, and by a large one never."""
     both = {"weight_ih_l0": "dense", "weight_hh_l0": "dense"}
     assert StructuredLSTM(16, 16, which="both").uses(32, 16) == both
     layer = StructuredLSTM(2048, 256, structure="toeplitz_like", which="both", device="meta")

@@ -1,15 +1,17 @@
-"""The package where it is deployed: a wheel in an environment of its own, run by others; Numba broken."""
+"""The package where it is deployed: wheels in an environment of its own, run by others; Numba broken."""
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import stat
 import subprocess
 import sys
 import sysconfig
+import venv
+import zipfile
 from collections.abc import Iterator
+from contextlib import contextmanager
+from json import loads
 from pathlib import Path
 from typing import Any
 
@@ -17,73 +19,135 @@ import pytest
 
 import torchldr
 
+from .processes import Case, Ran, in_forks, once
+
 if sys.platform == "win32":
     pytest.skip("users and limits of POSIX", allow_module_level=True)
 import pwd
-import resource
 
 ROOT = Path(__file__).resolve().parents[1]
 BARE = {"PATH": os.environ["PATH"]}  # all that a deployed process knows of its surroundings
 
+# Builds the wheels of copies, as setuptools leaves files in the tree that it builds. In forks: it keeps
+# what it has read of a project.
+BUILD = """
+import os, sys
+from setuptools import build_meta
+for tree in sys.argv[1:]:
+    if os.fork() == 0:
+        os.chdir(tree)
+        build_meta.build_wheel("..")
+        os._exit(0)
+    assert os.wait()[1] == 0
+"""
+
 
 def run(*command: str | Path, **options: Any) -> str:
-    """What a command prints, away from the checkout; an error fails the test with its text."""
-    options = {"cwd": Path(sys.executable).anchor, **options}
+    """What a command prints; an error fails the test with its text."""
     ran = subprocess.run(command, capture_output=True, text=True, **options)
     assert ran.returncode == 0, ran.stderr
     return ran.stdout
 
 
-@pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The folder of an environment with nothing but our wheel in it, where nobody may write to the package.
+def build(folder: Path) -> list[str]:
+    """The wheels of the library and of the paper."""
+    trees = {"library": ROOT, "paper": ROOT / "paper"}
+    for name, source in trees.items():
+        (folder / name).mkdir()
+        for file in ("pyproject.toml", "README.md", "LICENSE"):
+            shutil.copy(source / file, folder / name)
+        ignored = shutil.ignore_patterns("*.egg-info", "__pycache__")
+        shutil.copytree(source / "src", folder / name / "src", ignore=ignored)
+    run(sys.executable, "-c", BUILD, *(folder / name for name in trees))
+    return [str(*folder.glob(f"{name}-*.whl")) for name in ("torchldr", "torchldr_paper")]
+
+
+@pytest.fixture
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return [Path(wheel) for wheel in once(tmp_path_factory, "wheels", build)]
+
+
+def names_in(wheel: Path) -> set[str]:
+    return set(zipfile.ZipFile(wheel).namelist())
+
+
+@pytest.mark.slow
+def test_the_wheel_is_the_library_alone_and_small(wheels: list[Path]):
+    wheel = wheels[0]
+    assert wheel.name == f"torchldr-{torchldr.__version__}-py3-none-any.whl"
+    assert wheel.stat().st_size < 700_000
+    names = names_in(wheel)
+    metadata = f"torchldr-{torchldr.__version__}.dist-info"
+    assert {name.partition("/")[0] for name in names} == {"torchldr", metadata}
+    assert {name.rpartition(".")[2] for name in names if name.startswith("torchldr/")} == {"py", "typed"}
+    sources = {str(path.relative_to(ROOT / "src")) for path in (ROOT / "src").rglob("*.py")}
+    assert sources <= names
+
+
+@pytest.mark.slow
+def test_the_other_wheel_holds_the_published_ledger_and_the_page(wheels: list[Path]):
+    wheel = wheels[1]
+    assert wheel.name == f"torchldr_paper-{torchldr.__version__}-py3-none-any.whl"
+    names = names_in(wheel)
+    published = ROOT / "paper" / "src" / "torchldr_paper" / "ledger" / "published"
+    shipped = {path for path in published.rglob("*") if path.is_file()}
+    shipped |= {published.parents[1] / "report" / f"page.{kind}" for kind in ("html", "css", "js")}
+    shipped |= set(published.parents[1].rglob("*.py"))
+    assert {str(path.relative_to(ROOT / "paper" / "src")) for path in shipped} <= names
+    (entries,) = (name for name in names if name.endswith("entry_points.txt"))
+    assert "[torchldr.commands]" in zipfile.ZipFile(wheel).read(entries).decode()
+
+
+@contextmanager
+def environment(folder: Path, wheel: Path) -> Iterator[tuple[Path, Path]]:
+    """An environment with nothing but our wheel in it, where nobody may write to the package.
 
     torch is lent by this environment, by a path that reads none of its .pth files and so not its torchldr.
+    Yields the folders of the scripts and of the packages.
     """
-    folder = tmp_path_factory.mktemp("deployment")
-    tree, home = folder / "tree", folder / "environment"
-    tree.mkdir()
-    for name in ("pyproject.toml", "README.md", "LICENSE"):  # a copy, as setuptools leaves files behind
-        shutil.copy(ROOT / name, tree)
-    shutil.copytree(ROOT / "src", tree / "src", ignore=shutil.ignore_patterns("*.egg-info", "__pycache__"))
-    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, tree)
-    (wheel,) = folder.glob("torchldr-*.whl")
-    assert torchldr.__version__ in wheel.name
-    run(sys.executable, "-m", "venv", "--without-pip", home)
+    home = folder / "environment"
+    venv.create(home)
     clean = home / "bin" / "python"
-    packages = Path(run(clean, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
+    packages = Path(sysconfig.get_path("purelib", "venv", {"base": str(home)}))
     (packages / "lent.pth").write_text(sysconfig.get_path("purelib"))
-    run(sys.executable, "-m", "pip", "--python", clean, "install", "--no-deps", "--no-index", wheel)
+    pip = [sys.executable, "-m", "pip", "--python", clean]
+    run(*pip, "install", "--no-deps", "--no-index", wheel, cwd=home, env=BARE)
     folders = [path for path in (packages / "torchldr").rglob("*") if path.is_dir()]
     folders.append(packages / "torchldr")
     for path in folders:
         path.chmod(0o555)
-    yield home
+    yield home / "bin", packages
     for path in folders:
-        path.chmod(stat.S_IRWXU)
+        path.chmod(0o755)
 
 
-@pytest.fixture(scope="module")
 def stranger() -> list[str]:
     """What makes a command run as a user whom nobody knows and who may read everything and write nothing.
 
     To read everything is more than other users can, but where this interpreter lies below root's home they
-    could not start it.
+    could not start it. Nothing where we cannot become such a user.
     """
     if os.geteuid() != 0 or shutil.which("setpriv") is None:
-        pytest.skip("needs root and setpriv, to become another user")
+        return []
     known = {entry.pw_uid for entry in pwd.getpwall()}
     number = next(uid for uid in range(54321, 65000) if uid not in known)
     reads = [f"--{kind}-caps=+dac_read_search" for kind in ("inh", "ambient")]
     prefix = ["setpriv", f"--reuid={number}", f"--regid={number}", "--clear-groups", *reads]
-    tried = subprocess.run([*prefix, sys.executable, "-c", ""], capture_output=True, text=True)
-    if tried.returncode:
-        pytest.skip(f"cannot become another user here: {tried.stderr.strip()}")
-    return prefix
+    tried = subprocess.run([*prefix, sys.executable, "-S", "-c", ""], capture_output=True, cwd="/")
+    return prefix if tried.returncode == 0 else []
 
 
-SMOKE = """
-import sys, torch, torchldr, torchldr.testing
+# Not by torch.testing.assert_close, which imports for a second.
+NEAR = """
+import torch
+def near(a, b, most):
+    return torch.allclose(a, b, rtol=most, atol=most)
+"""
+
+SMOKE = (
+    NEAR
+    + """
+import sys, torchldr, torchldr.testing
 from pathlib import Path
 assert Path(torchldr.__file__).is_relative_to(sys.prefix), torchldr.__file__
 assert (Path(torchldr.__file__).parent / "py.typed").is_file()
@@ -92,104 +156,181 @@ for name, cls in torchldr.structures().items():
     x = torch.randn(3, 12)
     layer(x).sum().backward()
     with torch.no_grad():
-        torch.testing.assert_close(layer.eval()(x), x @ layer.matrix().to_dense().mT + layer.bias)
+        assert near(layer.eval()(x), x @ layer.matrix().to_dense().mT + layer.bias, 1e-5)
 print(len(torchldr.structures()))
 """
+)
 
+# The console script of the environment.
+SCRIPT = "import runpy, sys; sys.argv[:] = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+# The wheel of the paper is unpacked beside the library, which is all that there is to install.
+UNPACK = """
+import sys, zipfile
+wheel, folder = sys.argv[1:3]
+del sys.argv[1:3]
+zipfile.ZipFile(wheel).extractall(folder)
+"""
 
-@pytest.mark.slow
-def test_a_wheel_works_in_a_clean_environment(environment: Path, tmp_path: Path):
-    settings = {**BARE, "NUMBA_CACHE_DIR": str(tmp_path)}
-    printed = run(environment / "bin" / "python", "-c", SMOKE, env=settings)
-    assert printed.strip() == str(len(torchldr.structures()))
-    version = run(environment / "bin" / "torchldr", "--version", env=settings)
-    assert version == f"torchldr {torchldr.__version__}\n"
-    assert list(tmp_path.rglob("*.nbi"))  # Numba's folder is the one that it was told
+WITHOUT = """
+import sys
 
+class Nothing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in sys.argv[1:]:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
-# A product of LDR-TD, in training and in inference with a plan; then what `torchldr info` has to say.
-PRODUCT = """
-import json, torch, torchldr, torchldr.info
-layer, x = torchldr.StructuredLinear(160, 160, structure="ldr_td"), torch.randn(3, 160)
+sys.meta_path.insert(0, Nothing())
+"""
+OPTIONAL = ("typer", "rich", "safetensors", "matplotlib", "PIL", "tensorboard", "scipy", "torchldr_paper")
+OPTIONAL += ("onnx", "onnxscript", "onnxruntime", "filelock", "pytest", "hypothesis")
+ALONE = """
+import torch, torchldr, torchldr.compress, torchldr.export, torchldr.testing
+from torchldr.info import info
+
+model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64))
+torchldr.compress_(model, torchldr.Structure("low_rank", rank=2))
+model(torch.randn(3, 64)).sum().backward()
+torchldr.StructuredLinear(12, 10, structure="toeplitz_like")(torch.randn(3, 12))
+info()
+"""
+COMMAND = "from torchldr.__main__ import main; main()"
+
+# A product of LDR-TD by compiled loops, in training and in inference; then what `torchldr info` has to say.
+PRODUCT = (
+    NEAR
+    + """
+import json, torchldr, torchldr.info
+layer = torchldr.StructuredLinear(48, 48, structure="ldr_td", product="stencil")
+x = torch.randn(3, 48)
 with torch.no_grad():
     right = x @ layer.matrix().to_dense().mT + layer.bias
-torch.testing.assert_close(layer(x), right, rtol=1e-4, atol=1e-4)
+assert near(layer(x), right, 1e-4)
 with torch.no_grad():
-    torch.testing.assert_close(layer.eval()(x), right, rtol=1e-4, atol=1e-4)
+    assert near(layer.eval()(x), right, 1e-4)
 facts = torchldr.info.info()
 json.dumps(facts)
 print(json.dumps({path["name"]: path for path in facts["fast_paths"]}))
 """
+)
 LOOPS, DISK = "compiled loops", "compiled loops on disk"
 
 
+@pytest.fixture
+def deployed(tmp_path_factory: pytest.TempPathFactory, wheels: list[Path]) -> dict[str, Ran]:
+    """What happened to the wheels in a clean environment; strangers may be missing."""
+
+    def named(cases: dict[str, Case], python: list[str | Path], settings: dict[str, str]) -> dict[str, Ran]:
+        return dict(zip(cases, in_forks([*cases.values()], python, env=settings), strict=True))
+
+    def deploy(folder: Path) -> dict[str, Ran]:
+        empty, cache = folder / "empty", folder / "cache"
+        empty.mkdir(mode=0o777)
+        empty.chmod(0o777)
+        with environment(folder, wheels[0]) as (scripts, packages):
+            script = str(scripts / "torchldr")
+            cases = {
+                "smoke": Case(SMOKE),
+                "version": Case(SCRIPT, (script, "--version")),
+                "no paper": Case(SCRIPT, (script, "paper", "list")),
+                "alone": Case(WITHOUT + ALONE, OPTIONAL),
+                "no command": Case(WITHOUT + COMMAND, OPTIONAL),
+                "paper": Case(
+                    UNPACK + SCRIPT,
+                    (str(wheels[1]), str(packages), script, "paper", "rectangles", "--show", "--json"),
+                ),
+            }
+            settings = {**BARE, "NUMBA_CACHE_DIR": str(cache)}
+            found = named(cases, [scripts / "python"], settings)
+            found["cache"] = Ran(0, "\n".join(map(str, cache.rglob("*.nbi"))), "")
+            prefix = stranger()
+            if prefix or os.geteuid() != 0:
+                cases = {"no home": Case(PRODUCT, environment={"HOME": "/nonexistent"})}
+                if prefix:
+                    cases["nobody"] = Case(PRODUCT, cwd=str(empty))
+                python = [*prefix, scripts / "python"]
+                found |= named(cases, python, BARE)
+                found["empty"] = Ran(0, "\n".join(map(str, empty.iterdir())), "")
+        return found
+
+    return {name: Ran(*ran) for name, ran in once(tmp_path_factory, "deployed", deploy).items()}
+
+
+def lines(deployed: dict[str, Ran], name: str) -> str:
+    """What a case printed; skips where there was no such user."""
+    if name not in deployed:
+        pytest.skip("needs root and setpriv, to become another user")
+    assert deployed[name].code == 0, deployed[name].err
+    return deployed[name].out
+
+
 @pytest.mark.slow
-def test_a_user_who_can_write_neither_to_the_package_nor_at_home(environment: Path, request):
-    prefix = request.getfixturevalue("stranger") if os.geteuid() == 0 else []
-    settings = {**BARE, "HOME": "/nonexistent"}
-    paths = json.loads(run(*prefix, environment / "bin" / "python", "-c", PRODUCT, env=settings))
+def test_a_wheel_works_in_a_clean_environment(deployed: dict[str, Ran]):
+    assert lines(deployed, "smoke").strip() == str(len(torchldr.structures()))
+    assert deployed["version"] == (0, f"torchldr {torchldr.__version__}\n", "")
+    assert lines(deployed, "cache")  # Numba's folder is the one that it was told
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_other_wheel(deployed: dict[str, Ran]):
+    code, out, err = deployed["no paper"]
+    assert (code, out) == (2, "")
+    assert "pip install torchldr-paper" in err
+    assert any(row["test"] is not None for row in loads(lines(deployed, "paper")))
+    assert deployed["paper"].err == ""
+
+
+@pytest.mark.slow
+def test_the_wheel_works_with_torch_numpy_and_numba_alone(deployed: dict[str, Ran]):
+    lines(deployed, "alone")
+    assert deployed["no command"].code == 1
+    assert deployed["no command"].err.endswith("; pip install torchldr[cli]\n")
+
+
+@pytest.mark.slow
+def test_a_user_who_can_write_neither_to_the_package_nor_at_home(deployed: dict[str, Ran]):
+    paths = loads(lines(deployed, "no home"))
     assert paths[LOOPS]["on"], paths[LOOPS]
     assert "no locator available" in paths[DISK]["why_not"]
     assert "NUMBA_CACHE_DIR" in paths[DISK]["why_not"]
 
 
 @pytest.mark.slow
-def test_a_user_without_a_home_whom_nobody_knows(environment: Path, stranger: list[str], tmp_path: Path):
-    tmp_path.chmod(0o777)
-    command = [*stranger, environment / "bin" / "python", "-c", PRODUCT]
-    paths = json.loads(run(*command, env=BARE, cwd=tmp_path))
+def test_a_user_without_a_home_whom_nobody_knows(deployed: dict[str, Ran]):
+    paths = loads(lines(deployed, "nobody"))
     assert paths[LOOPS]["on"], paths[LOOPS]
     assert "no home folder is known" in paths[DISK]["why_not"]
-    assert list(tmp_path.iterdir()) == []  # no folder named ~
+    assert lines(deployed, "empty") == ""  # no folder named ~
 
 
-def test_a_full_disk(tmp_path: Path):
-    """No byte can be written to a file, as where the disk is full or a quota is used up."""
-    settings = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
-
-    def full() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-
-    paths = json.loads(run(sys.executable, "-c", PRODUCT, env=settings, preexec_fn=full))
-    assert paths[LOOPS]["on"], paths[LOOPS]
-    assert "OSError" in paths[DISK]["why_not"]
-    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
-
+FULL = """
+import resource
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+"""
 
 # Where nothing is compiled: products, gradients, solving and projection of all classes.
-PLAIN = """
-import torch, torchldr, torchldr.info
+PLAIN = (
+    NEAR
+    + """
+import torchldr, torchldr.info
 for name, cls in torchldr.structures().items():
     layer = torchldr.StructuredLinear(64, 64, structure=name, dtype=torch.float64)
     x, parameters = torch.randn(3, 64, dtype=torch.float64), list(layer.parameters())
     W = layer.matrix().to_dense()
     losses = [y.square().sum() for y in (layer(x), x @ W.mT + layer.bias)]
     for got, right in zip(*(torch.autograd.grad(loss, parameters) for loss in losses)):
-        torch.testing.assert_close(got, right, rtol=1e-7, atol=1e-7)
+        assert near(got, right, 1e-7)
     with torch.no_grad():
         for _ in range(2):
-            torch.testing.assert_close(layer.eval()(x), x @ W.mT + layer.bias)
-        torch.testing.assert_close(layer.matrix().prepare()(x), x @ W.mT)
+            assert near(layer.eval()(x), x @ W.mT + layer.bias, 1e-7)
+        assert near(layer.matrix().prepare()(x), x @ W.mT, 1e-7)
 T = torchldr.ToeplitzLike.random(8, 8, rank=2, dtype=torch.float64)
 b = torch.randn(8, dtype=torch.float64)
-torch.testing.assert_close(T.solve(b), torch.linalg.solve(T.to_dense(), b))
-torchldr.from_dense(torch.randn(8, 8), "ldr_sd", 1)
+assert near(T.solve(b), torch.linalg.solve(T.to_dense(), b), 1e-7)
+torchldr.from_dense(torch.randn(8, 8), "ldr_sd", 1, effort=0.01)
 paths = {path["name"]: path for path in torchldr.info.info()["fast_paths"]}
 print(paths["compiled loops"]["why_not"])
 """
-
-
-def test_without_numba():
-    said = run(sys.executable, "-c", "import sys; sys.modules['numba'] = None\n" + PLAIN)
-    assert said.startswith("numba is not installed; the forms in torch serve")
-
-
-def test_a_numba_that_cannot_be_imported(tmp_path: Path):
-    (tmp_path / "numba.py").write_text("raise OSError('libllvmlite.so: cannot open shared object file')")
-    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n" + PLAIN
-    said = run(sys.executable, "-c", code)
-    assert said.startswith("numba cannot be imported: OSError: libllvmlite.so: cannot open shared object")
-
+)
 
 UNABLE = """
 from numba.core.dispatcher import Dispatcher
@@ -199,10 +340,27 @@ Dispatcher.compile = compile
 """
 
 
-@pytest.mark.parametrize("code", [UNABLE, "import os; os.environ['NUMBA_DISABLE_JIT'] = '1'"])
-def test_a_numba_that_does_not_compile(code: str):
-    said = run(sys.executable, "-c", code + "\n" + PLAIN)
-    assert said.endswith("; the forms in torch serve there\n")
-    for loops in ("the stencil: ",):
-        assert loops in said
-    assert code is not UNABLE or "the stencil: RuntimeError: no code for this processor; " in said
+def test_a_full_disk_and_numba_broken_in_every_way(tmp_path: Path):
+    """No byte can be written, as where a quota is used up; Numba absent, broken, unable, switched off."""
+    (tmp_path / "numba.py").write_text("raise OSError('libllvmlite.so: cannot open shared object file')")
+    cache = tmp_path / "cache"
+    cases = [
+        Case(FULL + PRODUCT, environment={"NUMBA_CACHE_DIR": str(cache)}),
+        Case("import sys; sys.modules['numba'] = None\n" + PLAIN),
+        Case(f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n" + PLAIN),
+        Case(UNABLE + PLAIN),
+        Case(PLAIN, environment={"NUMBA_DISABLE_JIT": "1"}),
+    ]
+    ran = in_forks(cases, before="import torch, torchldr, torchldr.info")  # not numba
+    assert not any(each.code for each in ran), [each.err for each in ran]
+    full, absent, broken, unable, off = (each.out for each in ran)
+    paths = loads(full)
+    assert paths[LOOPS]["on"], paths[LOOPS]
+    assert "OSError" in paths[DISK]["why_not"]
+    assert not [path for path in cache.rglob("*") if path.is_file()]
+    assert absent.startswith("numba is not installed; the forms in torch serve")
+    assert broken.startswith("numba cannot be imported: OSError: libllvmlite.so: cannot open shared object")
+    for said in (unable, off):
+        assert said.endswith("; the forms in torch serve there\n")
+        assert "the stencil: " in said
+    assert "the stencil: RuntimeError: no code for this processor; " in unable

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -91,10 +89,22 @@ def test_wrong_use_is_exit_code_2(run, arguments):
     assert "Usage: torchldr" in err
 
 
-def test_demo_prints_the_table_to_stdout_and_saves_the_picture(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(demo, "SIZE", 32)
-    monkeypatch.setattr(demo, "LARGE", 64)
-    monkeypatch.setattr(demo, "BUDGET", 256)
+@pytest.fixture
+def small_demo(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small matrices, each product once."""
+
+    def run_once(functions, seconds):
+        for function in functions.values():
+            function()
+        return dict.fromkeys(functions, 1.0)
+
+    monkeypatch.setattr(demo, "minimum_seconds", run_once)
+    for name, value in (("SIZE", 32), ("LARGE", 64), ("BUDGET", 256)):
+        monkeypatch.setattr(demo, name, value)
+
+
+@pytest.mark.usefixtures("small_demo")
+def test_demo_prints_the_table_to_stdout_and_saves_the_picture(run, tmp_path):
     picture = tmp_path / "out" / "demo.png"
     code, out, err = run("demo", "--steps", "2", "--out", str(picture), "--json")
     rows = json.loads(out)
@@ -106,10 +116,8 @@ def test_demo_prints_the_table_to_stdout_and_saves_the_picture(run, tmp_path, mo
     assert f"picture: {picture}" in err
 
 
-def test_the_demo_is_deterministic(monkeypatch):
-    monkeypatch.setattr(demo, "SIZE", 16)
-    monkeypatch.setattr(demo, "LARGE", 16)
-    monkeypatch.setattr(demo, "BUDGET", 128)
+@pytest.mark.usefixtures("small_demo")
+def test_the_demo_is_deterministic():
     first, second = demo.run(steps=3), demo.run(steps=3)
     assert [row["error"] for row in first.rows] == [row["error"] for row in second.rows]
 
@@ -123,16 +131,3 @@ def test_the_demos_target_is_in_ldr_sd_at_rank_2():
     A, C = (torch.diag(gains[1:] / gains[:-1], -1) for gains in (p, q))
     assert torch.linalg.matrix_rank(T - A @ T @ C.mT, rtol=1e-5) == 2
     assert torch.linalg.matrix_rank(T, rtol=1e-5) > 32
-
-
-def test_as_a_module():
-    ran = subprocess.run([sys.executable, "-m", "torchldr", "--version"], capture_output=True, text=True)
-    assert (ran.returncode, ran.stdout) == (0, f"torchldr {torchldr.__version__}\n")
-
-
-@pytest.mark.parametrize("package", ["typer", "rich"])
-def test_without_the_extra_one_line_says_what_to_install(package):
-    code = f"import sys; sys.modules[{package!r}] = None; from torchldr.__main__ import main; main()"
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (ran.returncode, ran.stdout) == (1, "")
-    assert ran.stderr == f"ImportError: the torchldr command needs {package}; pip install torchldr[cli]\n"

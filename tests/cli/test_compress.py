@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from torch import nn
 
 import torchldr
 from torchldr import cli
+from torchldr.compress.workers import Workers
 
 LOW = ("--structures", "low_rank", "--jobs", "1")
 
@@ -82,13 +81,15 @@ def test_analyze_as_json_with_a_picture_and_a_plan_that_compress_takes(run, file
     assert {row["name"]: row["rank"] for row in report["layers"]}["body.2.weight"] == 2
 
 
-def test_compress_writes_a_folder_that_loads(run, file, tmp_path):
-    """Also the dense file beside it, for programs that know nothing of us; in processes, for once."""
+def test_compress_writes_a_folder_that_loads(run, file, tmp_path, monkeypatch):
+    """Also the dense file beside it, for programs that know nothing of us."""
+    begin, jobs = Workers.__init__, []
+    monkeypatch.setattr(Workers, "__init__", lambda self, n: jobs.append(n) or begin(self, 1))
     code, out, err = run(
         "compress", file, "--budget", "40%", "-o", tmp_path / "out", "--skip", "ta*",
         "--dense", tmp_path / "dense.safetensors", "--structures", "low_rank", "--jobs", 2,
     )  # fmt: skip
-    assert (code, err) == (0, f"written: {tmp_path / 'out'}\n")
+    assert (code, err, jobs) == (0, f"written: {tmp_path / 'out'}\n", [2])
     assert "weights: 3,840 -> 1," in out
     before, dense = load_file(file), load_file(tmp_path / "dense.safetensors")
     weights = torchldr.compress.load_weights(tmp_path / "out")
@@ -364,39 +365,21 @@ def test_without_matplotlib_one_line_says_what_to_install(run, file, tmp_path, m
     assert (code, err) == (1, "torchldr: pictures need matplotlib; pip install matplotlib\n")
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
 @pytest.mark.usefixtures("interruptible")
-def test_an_interrupt_is_exit_code_130_and_writes_nothing(tmp_path: Path):
-    path = tmp_path / "big.safetensors"
-    save_file({"W": torch.randn(60, 60)}, path)
-    arguments = ["compress", str(path), "-o", str(tmp_path / "out"), "--plan", str(tmp_path / "plan.json")]
-    (tmp_path / "plan.json").write_text('{"W": {"structure": "ldr_td", "rank": 3}}')
-    code = (
-        "import sys, torchldr.compress.workers as w\n"
-        "from torchldr.cli import main\n"
-        "run = w.Workers.run\n"
-        "def endless(function):\n"
-        "    def repeated(*given):\n"
-        "        print('started', file=sys.stderr, flush=True)\n"
-        "        while True:\n"
-        "            function(*given)\n"
-        "    return repeated\n"
-        "w.Workers.run = lambda self, stages, function, *rest: run(self, stages, endless(function), *rest)\n"
-        f"main({[*arguments, '--jobs', '1']!r})"
-    )
-    running = subprocess.Popen(
-        [sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    try:
-        assert running.stderr is not None
-        assert running.stderr.readline() == "started\n"
-        running.send_signal(signal.SIGINT)
-        assert running.wait() == 130
-        assert running.stderr.read() == "interrupted: nothing was written\n"
-        assert listing(tmp_path) == ["big.safetensors", "plan.json"]
-    finally:
-        if running.poll() is None:
-            os.killpg(running.pid, signal.SIGKILL)
+def test_an_interrupt_is_exit_code_130_and_writes_nothing(run, file, tmp_path, monkeypatch):
+    before, work = listing(tmp_path), Workers.run
+
+    def interrupted(self, stages, function, *rest):
+        def then(*given):
+            function(*given)
+            signal.raise_signal(signal.SIGINT)
+
+        return work(self, stages, then, *rest)
+
+    monkeypatch.setattr(Workers, "run", interrupted)
+    found = run("compress", file, "-o", tmp_path / "out", "--budget", 0.3, *LOW)
+    assert found == (130, "", "interrupted: nothing was written\n")
+    assert listing(tmp_path) == before
 
 
 def test_shards_of_a_folder(run, file, tmp_path):

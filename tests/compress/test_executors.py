@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 import time
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
-from multiprocessing import get_context
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 
 import pytest
 import torch
@@ -49,8 +49,18 @@ def test_threads(here) -> None:
         assert executor.submit(abs, -1).result() == 1  # it stays open
 
 
+class Elsewhere(Executor):
+    """What a process would do: what is given and what comes back travel as bytes."""
+
+    def submit(self, function, /, *args, **options):
+        future: Future = Future()
+        function, args, options = pickle.loads(pickle.dumps((function, args, options)))
+        future.set_result(pickle.loads(pickle.dumps(function(*args, **options))))
+        return future
+
+
 def test_processes(here) -> None:
-    with ProcessPoolExecutor(1, get_context("spawn"), torch.set_num_threads, (1,)) as executor:
+    with Elsewhere() as executor:
         check(executor, here)
 
 

@@ -35,8 +35,7 @@ from torchldr import StructuredLinear
 class Block(nn.Module):
     def __init__(self, width: int, heads: int, structure: str, rank: int) -> None:
         super().__init__()
-        self.heads = heads
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.heads, self.norm1, self.norm2 = heads, nn.LayerNorm(width), nn.LayerNorm(width)
         linear = partial(StructuredLinear, structure=structure, rank=rank)
         self.qkv, self.out = linear(width, 3 * width), linear(width, width)
         self.up, self.down = linear(width, 4 * width), linear(4 * width, width)
@@ -84,8 +83,7 @@ def batch(text: Tensor, step: int, size: int, length: int) -> Tensor:
 
 
 def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    parameters, moments = get_state_dict(model, optimizer)
-    return {"model": parameters, "optimizer": moments}
+    return dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
 
 
 def complete(folder: Path) -> list[Path]:
@@ -117,8 +115,7 @@ def main() -> None:
     torch.manual_seed(0)  # the same start on every rank
     text, words = read(chosen.text)
     model = GPT(words, length, width, layers, chosen.structure, chosen.rank).to(kind)
-    precision = torch.bfloat16 if kind == "cuda" else None
-    policy = MixedPrecisionPolicy(param_dtype=precision, reduce_dtype=torch.float32)
+    policy = MixedPrecisionPolicy(torch.bfloat16 if kind == "cuda" else None, torch.float32)
     for module in (*model.blocks, model):
         fully_shard(module, mesh=mesh, mp_policy=policy)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
@@ -135,8 +132,7 @@ def main() -> None:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        total = loss.detach() / world
-        dist.all_reduce(total)
+        dist.all_reduce(total := loss.detach() / world)
         if rank == 0:
             print(f"step {step + 1} loss {total.item():.6f}", flush=True)
         if step + 1 == chosen.die_at and rank == world - 1 and not done:

@@ -1,14 +1,18 @@
 """Processes under DDP, FSDP2 and tensor parallel plans step to the same weights as one.
 
-One group of four processes runs every case, some on two or three of them, and writes what it found; a test
-reads one line of that. `alone` are the same steps in one process.
+One group of three processes runs every case, some on one or two of them, and writes what it found; a test
+reads one line of that. `alone` are the same steps in one process. The processes are forks of one that has
+imported what they need.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
+import subprocess
+import sys
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
@@ -18,7 +22,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -27,9 +30,10 @@ import torchldr
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not dist.is_available(), reason="torch is built without distributed"),
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork"),
 ]
 
-WORLD, N, BATCH = 4, 8, 8
+WORLD, N, BATCH = 3, 8, 12
 
 
 class Everything(nn.Module):
@@ -79,9 +83,9 @@ def inputs(dtype: torch.dtype = torch.float64) -> Tensor:
 def steps(
     model: nn.Module, parts: list[Tensor], without_sync: Callable[[bool], object] | None = None
 ) -> None:
-    """Three steps; each adds up the gradients of all parts, and only the last part exchanges them."""
+    """Two steps; each adds up the gradients of all parts, and only the last part exchanges them."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    for _ in range(3):
+    for _ in range(2):
         optimizer.zero_grad()
         for i, part in enumerate(parts):
             last = i == len(parts) - 1
@@ -163,10 +167,9 @@ def mixed(group: Group) -> float:
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    single = partial(Everything, torch.float32)
-    model = sharded(single(), group, mp_policy=policy)
+    model = sharded(SINGLE(), group, mp_policy=policy)
     steps(model, [group.share(inputs(torch.float32))])
-    return difference(model, single)
+    return difference(model, SINGLE)
 
 
 def saved_on_two(group: Group, folder: Path) -> float:
@@ -260,25 +263,24 @@ class Pair(nn.Module):
         return self.down(self.up(x).tanh())
 
 
-RECOMPUTED = partial(Everything, recomputed=True)
+RECOMPUTED, SINGLE = partial(Everything, recomputed=True), partial(Everything, torch.float32)
+MODELS = Everything, Compressed, RECOMPUTED, SINGLE, Mixture
 CASES: dict[str, tuple[int, Callable[..., float]]] = {
-    "ddp on 2": (2, ddp),
-    "ddp on 4": (4, ddp),
+    "ddp": (3, ddp),
     "ddp, no_sync": (2, partial(ddp, parts=2)),
     "ddp, recomputed": (2, partial(ddp, make=RECOMPUTED)),
     "ddp, compressed before": (2, partial(ddp, make=Compressed)),
-    "fsdp on 2": (2, fsdp),
-    "fsdp on 4": (4, fsdp),
+    "fsdp": (3, fsdp),
     "fsdp, no sync": (2, partial(fsdp, parts=2)),
     "fsdp, recomputed": (2, partial(fsdp, make=RECOMPUTED)),
-    "fsdp, compressed before": (4, partial(fsdp, make=Compressed)),
+    "fsdp, compressed before": (3, partial(fsdp, make=Compressed)),
     "fsdp, mixed precision": (2, mixed),
     "saved on 2": (2, saved_on_two),
     "loaded on 3": (3, loaded),
     "loaded on 1": (1, loaded),
     "errors after": (2, errors_after),
     "plan: replicated": (2, replicated_in_a_plan),
-    "plan: inputs sharded": (4, inputs_sharded_in_a_plan),
+    "plan: inputs sharded": (3, inputs_sharded_in_a_plan),
 }
 
 
@@ -301,15 +303,39 @@ def worker(rank: int, port: int, folder: Path) -> None:
     dist.destroy_process_group()
 
 
-@pytest.fixture(scope="module")
+START = """
+import runpy, sys
+from pathlib import Path
+import torch.distributed.checkpoint, torch.distributed.fsdp, torch.distributed.tensor.parallel
+from torch.multiprocessing import start_processes
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    here = runpy.run_path(sys.argv[1])
+    for make in here["MODELS"]:
+        here["alone"](make)  # once for all processes
+    start_processes(here["worker"], (int(sys.argv[2]), Path(sys.argv[3])), here["WORLD"], start_method="fork")
+"""
+
+
+@pytest.fixture
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, float | str]]:
     """What each rank found."""
-    folder = tmp_path_factory.mktemp("ranks")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    mp.spawn(worker, (port, folder), nprocs=WORLD)
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(WORLD)]
+
+    def run(folder: Path) -> list[dict[str, float | str]]:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        command = [sys.executable, "-c", START, __file__, str(port), folder]
+        ran = subprocess.run(
+            command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        )
+        assert ran.returncode == 0, ran.stderr
+        return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(WORLD)]
+
+    from .processes import once  # not above: the processes run this file by its path
+
+    return once(tmp_path_factory, "ranks", run)
 
 
 @pytest.mark.parametrize("name", [*CASES])

@@ -2,40 +2,80 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from .optional import left_out
+from .processes import Case, in_forks
 
 FOLDER = Path(__file__).resolve().parents[1] / "examples"
 ARGUMENTS = {
     "swap_linear.py": ["--epochs", "1"],
     "gpt.py": ["--quick"],
-    "distributed.py": ["--quick"],
 }  # what makes an example quick
 SAYS = {
     "gpt.py": "98,304 -> 9,216 of the linear layers' parameters",
-    "distributed.py": "step 24 loss 3.2",
     "displacement.py": "by its own operators   2",
     "own_structure.py": "it satisfies the contract",
     "swap_linear.py": "ldr_sd, rank 3",
 }
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in FOLDER.glob("*.py")))
-def test_example(name: str, tmp_path: Path):
-    assert len((FOLDER / name).read_text().splitlines()) < 150
-    blocked = dict.fromkeys(left_out((FOLDER / name).read_text()))
-    code = f"import runpy, sys; sys.modules |= {blocked!r}; del sys.argv[0]; "
-    code += "runpy.run_path(sys.argv[0], run_name='__main__')"
-    ran = subprocess.run(
-        [sys.executable, "-c", code, FOLDER / name, *ARGUMENTS.get(name, [])],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-    )
-    assert ran.returncode == 0, ran.stderr
-    assert SAYS[name] in ran.stdout
+RUN = """
+import runpy, sys
+blocked = sys.argv.pop(1).split()
+sys.modules |= dict.fromkeys(blocked)
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def case(name: str, *arguments: str | Path) -> Case:
+    """An example in an interpreter that has what it says to install alone."""
+    blocked = left_out((FOLDER / name).read_text())
+    return Case(RUN, [" ".join(blocked), str(FOLDER / name), *map(str, arguments)])
+
+
+def test_examples(tmp_path: Path):
+    names = sorted(path.name for path in FOLDER.glob("*.py"))
+    assert names == sorted([*SAYS, "distributed.py"])
+    assert all(len((FOLDER / name).read_text().splitlines()) < 150 for name in names)
+    cases = [case(name, *ARGUMENTS.get(name, ()))._replace(cwd=str(tmp_path)) for name in SAYS]
+    for name, ran in zip(SAYS, in_forks(cases, before="import torch, torchldr"), strict=True):
+        assert ran.code == 0, ran.err
+        assert SAYS[name] in ran.out
+
+
+def losses(output: str) -> list[tuple[int, float]]:
+    return [(int(step), float(loss)) for step, loss in re.findall(r"^step (\d+) loss (\S+)$", output, re.M)]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not dist.is_available(), reason="torch is built without distributed")
+def test_a_killed_worker_costs_steps_and_nothing_else(tmp_path: Path) -> None:
+    """The example under torchrun: a worker is killed, and the job ends as if nothing had happened."""
+    quick = ["--quick", "--structure", "toeplitz_like", "--checkpoints"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    several = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*several, "--max-restarts", "1", FOLDER / "distributed.py", *quick, tmp_path / "together"]
+    together = subprocess.run(
+        [*command, "--die-at", "10"],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment,
+    )  # fmt: skip
+    output = together.stdout
+    assert together.returncode == 0, output
+    assert len(re.findall(r"rank 1 of 2", output)) == 2, "torchrun did not start it again"
+    assert re.findall(r"rank 1 goes on after step (\d+)", output) == ["8"], output
+
+    (alone,) = in_forks([case("distributed.py", *quick, tmp_path / "alone")], env=environment)
+    assert alone.code == 0, alone.err
+    want, got = dict(losses(alone.out)), losses(output)
+    assert {step for step, _ in got} == set(want) == set(range(1, 25))
+    assert len(got) > 24, "no step was done again"
+    assert all(abs(loss - want[step]) < 1e-4 for step, loss in got)

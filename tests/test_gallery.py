@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,16 +13,13 @@ ROOT = Path(__file__).resolve().parents[1]
 ROW = re.compile(r"^\| \[(.+)\]\(#.+\) \| .+ \| (\d+|-) \| (\d+) \| (\d+|-) \|$", re.MULTILINE)
 
 
-@pytest.fixture(scope="module")
-def gallery(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture
+def gallery(tmp_path: Path, load_script, monkeypatch: pytest.MonkeyPatch) -> Path:
     pytest.importorskip("matplotlib")
-    folder = tmp_path_factory.mktemp("docs")
-    ran = subprocess.run(
-        [sys.executable, ROOT / "scripts" / "gallery.py", "--folder", folder], capture_output=True, text=True
-    )
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.split() == [str(p) for p in (*_pictures(folder), folder / "gallery.md")]
-    return folder
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    written = load_script("scripts/gallery.py").main(tmp_path)
+    assert written == [*_pictures(tmp_path), tmp_path / "gallery.md"]
+    return tmp_path
 
 
 def _pictures(folder: Path) -> list[Path]:

@@ -29,7 +29,7 @@ def weights() -> dict[str, Tensor]:
         "enc.0.weight": torchldr.ToeplitzLike.random(48, 48, rank=2).to_dense().contiguous(),
         "enc.0.bias": torch.randn(48),
         "enc.1.weight": torchldr.LowRank.random(40, 48, rank=3).to_dense().contiguous(),
-        "table": torch.randn(64, 40),
+        "table": torch.randn(32, 40),
         "steps": torch.arange(4),
     }
 

@@ -98,14 +98,11 @@ def small_leaves():
 
 
 CUDA_AS_CPP = r"""
-#include <algorithm>
-#include <barrier>
-#include <bit>
-#include <cmath>
-#include <memory>
-#include <thread>
-#include <vector>
-using std::min; using std::exp; using std::tanh;
+#include <math.h>
+#include <setjmp.h>
+#include <stdlib.h>
+#include <ucontext.h>
+template <class X> static X min(X a, X b) { return a < b ? a : b; }
 #define __global__
 #define __device__
 #define __forceinline__ inline
@@ -114,42 +111,75 @@ using std::min; using std::exp; using std::tanh;
 #define __launch_bounds__(n)
 #define __expf expf
 struct Three { unsigned x, y, z; };
-static thread_local Three blockIdx, threadIdx;
-static Three blockDim, gridDim;
-static std::unique_ptr<std::barrier<>> block;
-static std::vector<std::unique_ptr<std::barrier<>>> warps;
-static std::vector<double> slots;
-static float __uint_as_float(unsigned x) { return std::bit_cast<float>(x); }
-static unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
-static void __syncthreads() { block->arrive_and_wait(); }
+static Three blockIdx, threadIdx, blockDim, gridDim;
+struct Fiber { ucontext_t first; jmp_buf here; char* stack; bool begun, done; };
+static Fiber fibers[1024];
+static jmp_buf scheduler;
+static void (*body)(const void*);
+static const void* captured;
+static void leave() { if (!_setjmp(fibers[threadIdx.x].here)) _longjmp(scheduler, 1); }
+static __attribute__((noinline)) void resume(Fiber& one) {
+    if (_setjmp(scheduler)) return;
+    if (one.begun) _longjmp(one.here, 1);
+    one.begun = true;
+    setcontext(&one.first);
+}
+struct Barrier {
+    int size, waiting = 0, round = 0;
+    void open_if_all() { if (size && waiting == size) { waiting = 0; round++; } }
+    void wait() { int mine = round; waiting++; open_if_all(); while (round == mine) leave(); }
+    void drop() { size--; open_if_all(); }
+};
+static Barrier block;
+static Barrier warps[32];
+static double slots[1024];
+static float __uint_as_float(unsigned x) { return __builtin_bit_cast(float, x); }
+static unsigned __float_as_uint(float x) { return __builtin_bit_cast(unsigned, x); }
+static void __syncthreads() { block.wait(); }
 template <class X> static X shuffle(X x, int from) {
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    int warp = threadIdx.x / 32;
     slots[threadIdx.x] = x;
-    warps[warp]->arrive_and_wait();
+    warps[warp].wait();
     X got = from >= 0 && from < 32 ? (X)slots[warp * 32 + from] : x;
-    warps[warp]->arrive_and_wait();
+    warps[warp].wait();
     return got;
 }
 template <class X> static X __shfl_up_sync(unsigned, X x, int d)
     { return shuffle(x, (int)(threadIdx.x % 32) - d); }
 template <class X> static X __shfl_down_sync(unsigned, X x, int d)
     { return shuffle(x, (int)(threadIdx.x % 32) + d); }
+static void start() {
+    body(captured);
+    warps[threadIdx.x / 32].drop();
+    block.drop();
+    fibers[threadIdx.x].done = true;
+    _longjmp(scheduler, 1);
+}
 template <class F> static void run(int x, int y, int threads, F kernel) {
     blockDim = {(unsigned)threads, 1, 1}; gridDim = {(unsigned)x, (unsigned)y, 1};
-    slots.assign(threads, 0);
+    const size_t size = 1 << 16;
+    body = [](const void* kernel) { (*(const F*)kernel)(); };
+    captured = &kernel;
     for (int j = 0; j < y; j++) for (int i = 0; i < x; i++) {
-        block = std::make_unique<std::barrier<>>(threads);
-        warps.clear();
-        for (int w = 0; w < (threads + 31) / 32; w++)
-            warps.push_back(std::make_unique<std::barrier<>>(min(32, threads - 32 * w)));
-        std::vector<std::thread> all;
-        for (int t = 0; t < threads; t++) all.emplace_back([=] {
-            blockIdx = {(unsigned)i, (unsigned)j, 0}; threadIdx = {(unsigned)t, 0, 0};
-            kernel();
-            warps[t / 32]->arrive_and_drop();
-            block->arrive_and_drop();
-        });
-        for (auto& one : all) one.join();
+        blockIdx = {(unsigned)i, (unsigned)j, 0};
+        block = {threads};
+        for (int w = 0; 32 * w < threads; w++) warps[w] = {min(32, threads - 32 * w)};
+        for (int t = 0; t < threads; t++) {
+            Fiber& one = fibers[t];
+            if (!one.stack) one.stack = (char*)malloc(size);
+            one.begun = one.done = false;
+            getcontext(&one.first);
+            one.first.uc_stack.ss_sp = one.stack; one.first.uc_stack.ss_size = size;
+            makecontext(&one.first, start, 0);
+        }
+        // Forwards and backwards in turn: threads that do not wait for each other should notice.
+        for (int left = threads, turn = 0; left; turn++) for (int k = 0; k < threads; k++) {
+            unsigned t = turn % 2 ? threads - 1 - k : k;
+            if (fibers[t].done) continue;
+            threadIdx = {t, 0, 0};
+            resume(fibers[t]);
+            left -= fibers[t].done;
+        }
     }
 }
 """
@@ -157,7 +187,7 @@ template <class F> static void run(int x, int y, int threads, F kernel) {
 
 @pytest.fixture(scope="session")
 def compile_kernels(tmp_path_factory):
-    """CUDA source as plain C++ with a thread for each of its threads.
+    """CUDA source as plain C++, its threads taking turns: each runs until it waits for others.
 
     A function of the source and of wrappers: C functions that call `run(x, y, threads, kernel)`, behind the
     definition of the array `shared`. Returns the library.
@@ -171,7 +201,7 @@ def compile_kernels(tmp_path_factory):
         if text not in built:
             cpp, library = folder / f"{len(built)}.cpp", folder / f"{len(built)}.so"
             cpp.write_text(text)
-            flags = ["-std=c++20", "-O1", "-pthread", "-shared", "-fPIC", "-w"]
+            flags = ["-std=c++20", "-O1", "-shared", "-fPIC", "-w"]
             subprocess.run(["g++", *flags, "-o", str(library), str(cpp)], check=True)
             built[text] = ctypes.CDLL(str(library))
         return built[text]

@@ -5,16 +5,24 @@ python scripts/compile_loops.py
 
 from __future__ import annotations
 
+import os
+
 import torch
 
 import torchldr  # noqa: F401 -- families register when their modules are imported
 from torchldr.kernels.cpu import compiled
 
 
-def main() -> None:
+def compile_all(dtype: torch.dtype) -> None:
     for family in compiled._families:
-        for dtype in (torch.float32, torch.float64):
-            family.why_not(dtype)
+        family.why_not(dtype)
+
+
+def main() -> None:
+    child = os.fork()  # one process for each dtype
+    compile_all(torch.float64 if child else torch.float32)
+    if child:
+        os.waitpid(child, 0)
 
 
 if __name__ == "__main__":

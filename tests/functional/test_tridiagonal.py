@@ -5,7 +5,13 @@ import torch
 
 import torchldr
 from torchldr.functional import stencil, tridiagonal
-from torchldr.functional.reference import krylov_of_ring_reference, krylov_reference, tridiagonal_reference
+from torchldr.functional.reference import (
+    krylov_of_ring_reference,
+    krylov_of_shift_reference,
+    krylov_reference,
+    shift_reference,
+    tridiagonal_reference,
+)
 from torchldr.kernels.cpu import compiled
 from torchldr.kernels.cpu.threads import WORTHWHILE
 
@@ -23,6 +29,9 @@ def test_a_ring_is_the_tridiagonal_matrix_with_corners(m):
     A = tridiagonal_reference(lower[1:], diagonal, upper[:-1], torch.stack((lower[0], upper[-1])))
     got = krylov_of_ring_reference(lower, diagonal, upper, V[0], 5)
     assert torch.allclose(got, krylov_reference(A, V[0], 5))
+    for f in (0.0, 1.0, -1.0, 0.3):
+        want = krylov_reference(shift_reference(len(V[0]), f, V.dtype), V[0], 9)
+        assert torch.allclose(krylov_of_shift_reference(V[0], f, 9), want)
 
 
 def definition(*inputs):

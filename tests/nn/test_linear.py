@@ -67,20 +67,20 @@ def test_corners_train_from_zero():
 
 @every_class
 def test_initial_scale_is_that_of_nn_linear(cls):
-    """Standard deviation over all outputs and 256 normal inputs, mean of 8 seeds, within 15 %."""
-    for n, m in ((64, 64), (784, 100), (100, 784)):
-        for rank in (1, 4, 16) if cls.ranked else (None,):
+    """Standard deviation over all outputs and 256 normal inputs, mean of 4 seeds, within 15 %."""
+    for n, m in ((64, 64), (400, 100), (100, 400)):
+        for rank in (1, 16) if cls.ranked else (None,):
             gains = []
-            for seed in range(8):
+            for seed in range(4):
                 torch.manual_seed(seed)
                 layer = StructuredLinear(n, m, bias=False, structure=cls, rank=rank)
                 with torch.no_grad():
                     gains.append(layer(torch.randn(256, n)).std().item())
-            assert abs(sum(gains) / 8 * math.sqrt(3) - 1) < 0.15, (n, m, rank)
+            assert abs(sum(gains) / 4 * math.sqrt(3) - 1) < 0.15, (n, m, rank)
 
 
 @every_class
-@pytest.mark.parametrize(("n", "m"), [(1500, 1000), (1000, 1500), (2048, 2048)])
+@pytest.mark.parametrize(("n", "m"), [(1500, 1000), (1000, 1500)])
 def test_initial_scale_in_closed_form(cls, n, m):
     torch.manual_seed(0)
     gains = []

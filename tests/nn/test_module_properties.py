@@ -167,7 +167,7 @@ def test_format_of_memory(kind, name, plan):
                     assert t.untyped_storage().nbytes() == t.nbytes
 
 
-@pytest.mark.parametrize(("kind", "name"), [case for case in CASES if case != ("gru", "ldr_td")])  # 10 s
+@pytest.mark.parametrize(("kind", "name"), [case for case in CASES if case[0] != "gru"])  # lstm has its parts
 def test_first_and_second_derivatives(kind, name):
     layer, x = made(kind, name), given(kind)[:1].requires_grad_()
     product = lambda x, *_: tuple(tensors(layer(x)))  # the parameters are its own, which are moved in place

@@ -71,3 +71,12 @@ def krylov_of_ring_reference(lower: Tensor, diagonal: Tensor, upper: Tensor, v: 
         x = columns[-1]
         columns.append(lower * x.roll(1) + diagonal * x + upper * x.roll(-1))
     return torch.stack(columns, -1)
+
+
+def krylov_of_shift_reference(v: Tensor, f: float, k: int) -> Tensor:
+    """`krylov_reference` for Z_f, in O(m) a column: every entry moves down, the last one to the top times f."""
+    columns = [v]
+    for _ in range(k - 1):
+        x = columns[-1]
+        columns.append(torch.cat((f * x[-1:], x[:-1])))
+    return torch.stack(columns, -1)

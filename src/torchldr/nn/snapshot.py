@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
@@ -43,6 +44,8 @@ def _find_memcmp() -> Any:
 
 
 _memcmp = _find_memcmp()
+_bytes_of = attrgetter("raw")
+_SMALL = 1 << 16  # bytes of a tensor that are compared by way of a copy: a call less
 
 
 class Snapshot:
@@ -52,11 +55,15 @@ class Snapshot:
         with torch.inference_mode(False), torch.no_grad():
             copies = [t.detach().clone(memory_format=torch.contiguous_format) for t in tensors]
         self._copies = copies
-        self._bytes = [(c.dtype, c.shape, c.data_ptr(), c.nbytes, c) for c in copies]
         self._in_memory = all(c.device.type == "cpu" for c in copies)
-        self._places = [
-            (t, t.data_ptr(), c.shape, c.data_ptr(), c.nbytes) for t, c in zip(tensors, copies, strict=True)
-        ]
+        self._small = self._in_memory and all(c.nbytes <= _SMALL for c in copies)
+        if self._small:
+            self._addresses, self._sizes = [*map(Tensor.data_ptr, tensors)], [*map(Tensor.numel, tensors)]
+            self._grids = [t for t in tensors if t.ndim > 1]
+            self._strides = [*map(Tensor.stride, self._grids)]
+            self._memory = [_memory(t, c.nbytes) for t, c in zip(tensors, copies, strict=True)]
+            self._bytes = [_memory(c, c.nbytes).raw for c in copies]
+            self._small = all(map(Tensor.is_contiguous, tensors))
         self._steps, self._tensors, self._states = _steps, list(tensors), _states(tensors)
         # A reference to the data, so that no other data comes to the same address.
         self._data = [] if self._in_memory else [t.detach() for t in tensors]
@@ -79,26 +86,29 @@ class Snapshot:
         return True
 
     def _same_bytes(self, tensors: Sequence[Tensor]) -> bool:
-        if _memcmp is None:
-            return self._same_numbers(tensors)
-        for t, (seen, address, shape, copy, size) in zip(tensors, self._places, strict=True):
-            # The same object at the same place: its bytes alone may have changed.
-            if t is not seen or t.data_ptr() != address or t.shape != shape or not t.is_contiguous():
-                return self._same_numbers(tensors)
-            if _memcmp(address, copy, size):
-                return False
-        return True
-
-    def _same_numbers(self, tensors: Sequence[Tensor]) -> bool:
-        for t, (dtype, shape, where, size, copy) in zip(tensors, self._bytes, strict=True):
-            if t.dtype is not dtype or t.shape != shape or t.device.type != "cpu":
+        # The same objects at the same places: their bytes alone may have changed.
+        if (
+            self._small
+            and all(map(is_, tensors, self._tensors))
+            and [*map(Tensor.data_ptr, tensors)] == self._addresses
+            and [*map(Tensor.numel, tensors)] == self._sizes
+            and [*map(Tensor.stride, self._grids)] == self._strides
+        ):
+            return [*map(_bytes_of, self._memory)] == self._bytes
+        for t, copy in zip(tensors, self._copies, strict=True):
+            if t.dtype is not copy.dtype or t.shape != copy.shape or t.device.type != "cpu":
                 return False
             if _memcmp is not None and t.is_contiguous():
-                if _memcmp(t.data_ptr(), where, size):
+                if _memcmp(t.data_ptr(), copy.data_ptr(), copy.nbytes):
                     return False
             elif not torch.equal(t, copy):
                 return False
         return True
+
+
+def _memory(t: Tensor, size: int) -> ctypes.Array[ctypes.c_char]:
+    """The memory of a tensor as bytes, which must not be read unless the tensor is known to be there."""
+    return (ctypes.c_char * size).from_address(t.data_ptr())
 
 
 def _states(tensors: Sequence[Tensor]) -> list[int] | None:

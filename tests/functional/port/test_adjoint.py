@@ -47,7 +47,7 @@ def ring(regime: str, n: int, generator: torch.Generator) -> list[Tensor]:
 
 
 REGIMES = ["near shift", "line", "random", "zeros", "shift", "Z_1", "Z_-1"]
-SIZES = [(100, 150, 2, 3), (257, 100, 1, 2), (1, 3, 1, 2), (33, 33, 2, 1)]  # n, k, r, b
+SIZES = [(100, 70, 2, 3), (140, 150, 1, 2), (1, 3, 1, 2), (33, 33, 2, 1)]  # n, k, r, b
 
 
 def operands(regime: str, n: int, k: int, r: int, b: int, dtype: torch.dtype) -> Operands:

@@ -79,7 +79,7 @@ def test_every_route_meets_its_bound_for_every_profile(profile, dtype):
     g = torch.Generator().manual_seed(1)
     dense = torch.randn(2, 2, n, dtype=torch.float64, generator=g).to(dtype)
     sparse = dense * (torch.rand(2, 2, n, generator=g) < 0.02)
-    for G, H in ((None, None), dense.unbind(0), sparse.unbind(0), (dense[0, :1], None), (None, dense[0, :1])):
+    for G, H in ((None, None), (dense[0, :1], sparse[1, :1]), (None, dense[0, :1])):
         M = opposing(PROFILES[profile], n, dtype, G, H)
         testing.check_values(M, (2,))
         check_gradients(M)

@@ -1,4 +1,4 @@
-"""The kernels of Krylov columns, their source run as plain C++ with a thread for each of theirs."""
+"""The kernels of Krylov columns, their source run as plain C++ its threads taking turns."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from ...core.routes import Call, Route
 from ...functional import stein_scan
 from ...functional.doubling import shift_weights
 from ...functional.fft import conjugate, contract_rank
-from ...functional.reference import krylov_reference, shift_reference
+from ...functional.reference import krylov_of_shift_reference, shift_reference
 from ...functional.ring import Ring, ring
 from ...functional.subdiagonal import compiled_pair
 from ...functional.subdiagonal.guard import Side
@@ -107,10 +107,9 @@ class ToeplitzLike(StructuredMatrix, name="toeplitz_like"):
         return (rank + 1) * transforms + 2 * rank * (m + n)
 
     def factors(self) -> list[tuple[Tensor, ...]]:
-        A, C = ToeplitzLike.operators(self)
-        k = min(self.shape)
+        a, k = corner_sign(*self.shape), min(self.shape)
         return [
-            (krylov_reference(A, g, k), krylov_reference(C, h, k).mT)
+            (krylov_of_shift_reference(g, a, k), krylov_of_shift_reference(h, -a, k).mT)
             for g, h in zip(self.G, self.H, strict=True)
         ]
 

@@ -14,7 +14,7 @@ from ...core.matrix import StructuredMatrix, generators_
 from ...core.routes import Call
 from ...core.storage import FLOAT, Storage
 from ...functional import stein_scan
-from ...functional.reference import krylov_reference, shift_reference
+from ...functional.reference import krylov_of_shift_reference, shift_reference
 from ...functional.ring import shift_krylov_matmul, shift_krylov_rmatmul
 from ...functional.vandermonde import (
     TILE,
@@ -108,9 +108,9 @@ class VandermondeLike(StructuredMatrix, name="vandermonde_like"):
     def factors(self) -> list[tuple[Tensor, ...]]:
         n = self.in_features
         V = vandermonde_reference(self.nodes, n)
-        Z = shift_reference(n, 0.0, self.dtype).to(self.device)
         return [
-            (g.unsqueeze(-1) * V, krylov_reference(Z, h, n).mT) for g, h in zip(self.G, self.H, strict=True)
+            (g.unsqueeze(-1) * V, krylov_of_shift_reference(h, 0.0, n).mT)
+            for g, h in zip(self.G, self.H, strict=True)
         ]
 
     def operators(self) -> tuple[Tensor, Tensor]:

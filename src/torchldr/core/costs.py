@@ -33,14 +33,17 @@ class Machine(NamedTuple):
 def _bfloat16_multiply() -> float:
     """A multiply-add on this CPU: with instructions of its own, or by way of float32."""
     known = (getattr(torch.cpu, f"_is_{name}_supported", bool)() for name in ("amx_tile", "avx512_bf16"))
-    return 2e-12 if any(known) else 40e-12
+    return 0.7e-12 if any(known) else 40e-12
 
 
 # Fitted by `benchmarks/fit_costs.py` to two cores of an x86-64 server and to an H200.
 MACHINES = {
-    "cpu": Machine(6e-6, 0.4e-9, 60e-12, 8, 9e-12, _bfloat16_multiply(), 36e-12, 200e-12, 8e-6, 0.6e-9),
+    "cpu": Machine(6e-6, 0.6e-9, 150e-12, 8, 9e-12, _bfloat16_multiply(), 96e-12, 170e-12, 1e-6, 0.6e-9),
     "cuda": Machine(15e-6, 1e-12, 0.2e-12, 64, 0.06e-12, 0.003e-12, 1.1e-12, 1.0, 200e-6, 1e-12),
 }
+
+
+TRACKED = 2.0  # how much longer an operation takes to start where autograd follows
 
 
 def fft_multiply_adds(n: int) -> float:
@@ -52,6 +55,11 @@ def machine(call: Call) -> Machine:
     return MACHINES.get(call.device, MACHINES["cpu"])
 
 
+def started(call: Call, operations: float = 1) -> float:
+    """To start so many operations; autograd notes each of them."""
+    return (TRACKED if call.needs_grad else 1) * operations * machine(call).call
+
+
 def wide(call: Call) -> float:
     """How much longer numbers of this dtype take than float32."""
     return 2.0 if call.dtype == torch.float64 else 1.0
@@ -60,13 +68,15 @@ def wide(call: Call) -> float:
 def passes(call: Call, entries: float, count: float = 1) -> float:
     """So many elementwise operations on tensors of so many entries."""
     on = machine(call)
-    return count * (on.call + wide(call) * on.entry * entries)
+    return count * (started(call) + wide(call) * on.entry * entries * call.matrices)
 
 
 def ffts(call: Call, count: float, length: int) -> float:
     """One call of an FFT: so many transforms of a length."""
     on = machine(call)
-    return on.call + wide(call) * on.fft * max(count, on.fewest) * length * math.log2(max(length, 2))
+    return started(call) + wide(call) * on.fft * max(count * call.matrices, on.fewest) * length * math.log2(
+        max(length, 2)
+    )
 
 
 def gemm(call: Call, rows: float, m: int, n: int) -> float:
@@ -74,7 +84,7 @@ def gemm(call: Call, rows: float, m: int, n: int) -> float:
     on, narrow = machine(call), call.dtype.itemsize < 4
     arithmetic = (on.half if narrow else on.multiply) * rows
     reading = on.stream * (0.5 if narrow else 1.0)
-    return on.call + wide(call) * m * n * max(arithmetic, reading)
+    return started(call) + wide(call) * call.matrices * m * n * max(arithmetic, reading)
 
 
 def backward(call: Call, seconds: float) -> float:

@@ -31,7 +31,6 @@ class Sizes(NamedTuple):
     shape: torch.Size  # (m, n)
     rank: int | None
     options: dict[str, Any]
-    matrices: int = 1  # of a stack
     routes: tuple[Route, ...] = ()  # of one matrix of a stack
 
 
@@ -45,6 +44,7 @@ class Call(NamedTuple):
     kept: bool = False  # the matrix is a constant: what a route prepares serves many calls
     traced: bool = False  # no values to look at: vmap, export, a tensor subclass, capture of a CUDA graph
     transposed: bool = False
+    matrices: int = 1  # so many at once, each with a batch: the operations are started once for all
 
     @property
     def sized(self) -> Call:
@@ -139,7 +139,8 @@ def _costs(
     call: Call,
 ) -> dict[Route, float]:
     """Costs depend on sizes alone, so they are computed once."""
-    sizes = Sizes(torch.Size(shape), rank, dict(options), math.prod(leading), cls.ROUTES)
+    sizes = Sizes(torch.Size(shape), rank, dict(options), cls.ROUTES)
+    call = call._replace(matrices=math.prod(leading))
     costs = {route: route.cost(sizes, call) for route in (cls.STACK_ROUTES if leading else cls.ROUTES)}
     return dict(sorted(costs.items(), key=lambda item: item[1]))
 

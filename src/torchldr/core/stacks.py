@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from . import costs
 from .dense_route import LARGEST, DenseProduct, multiply_by_dense
 from .linear_map import LinearMap
 from .products import Matrix, is_jit_tracing, run_product
@@ -159,15 +158,9 @@ def _multiply(M: Matrix, x: Tensor, transposed: bool, route: str | None, dense: 
 # Routes. They get vectors (..., b, n) with as many leading axes as the stack, each of its size or of size 1.
 
 
-def _total(single: float, sizes: Sizes, call: Call) -> float:
-    """Of a whole stack by operations that are started once."""
-    start = costs.machine(call).call
-    return start + sizes.matrices * max(single - start, 0.0)
-
-
 def _cheapest(sizes: Sizes, call: Call, *, dense: bool | None) -> float:
     routes = [r for r in sizes.routes if r.apply is not None and dense in (None, r.holds_dense)]
-    return min((route.cost(sizes._replace(matrices=1), call) for route in routes), default=math.inf)
+    return min((route.cost(sizes, call) for route in routes), default=math.inf)
 
 
 def _dense_why_not(M: Any, call: Call) -> str | None:
@@ -176,7 +169,7 @@ def _dense_why_not(M: Any, call: Call) -> str | None:
 
 
 def _dense_cost(sizes: Any, call: Call) -> float:
-    return _total(_cheapest(sizes, call, dense=True), sizes, call)
+    return _cheapest(sizes, call, dense=True)
 
 
 def _prepare_dense(M: Any) -> DenseProduct:
@@ -199,7 +192,7 @@ def _mapped_cost(sizes: Any, call: Call) -> float:
     inner = _inner(sizes.routes)
     if inner is None:
         return math.inf
-    return _total(inner.cost(sizes._replace(matrices=1), call._replace(kept=False, traced=True)), sizes, call)
+    return inner.cost(sizes, call._replace(kept=False, traced=True))
 
 
 def _mapped(M: Any, x: Tensor, transposed: bool) -> Tensor:
@@ -209,7 +202,7 @@ def _mapped(M: Any, x: Tensor, transposed: bool) -> Tensor:
 
 
 def _one_cost(sizes: Any, call: Call) -> float:
-    return sizes.matrices * _cheapest(sizes, call._replace(kept=False), dense=None)
+    return call.matrices * _cheapest(sizes, call._replace(kept=False, matrices=1), dense=None)
 
 
 def _one_by_one(M: Any, x: Tensor, transposed: bool) -> Tensor:

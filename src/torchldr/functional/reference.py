@@ -74,7 +74,7 @@ def krylov_of_ring_reference(lower: Tensor, diagonal: Tensor, upper: Tensor, v: 
 
 
 def krylov_of_shift_reference(v: Tensor, f: float, k: int) -> Tensor:
-    """`krylov_reference` for Z_f, in O(m) a column: every entry moves down, the last one to the top times f."""
+    """`krylov_reference` for Z_f, in O(m) a column: entries move down, the last one to the top times f."""
     columns = [v]
     for _ in range(k - 1):
         x = columns[-1]

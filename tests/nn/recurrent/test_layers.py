@@ -218,7 +218,7 @@ def test_dropout_acts_between_layers_in_training(ours, theirs, plan):
 def test_float32_and_large_inputs(ours, theirs):
     """Sizes where "auto" takes fast input products, held to float64 with the tolerance of float32."""
     layer = ours(900, 120, structure="toeplitz_like")
-    assert layer.uses() == {"weight_ih_l0": "fast"}
+    assert layer.uses(6, 3) == {"weight_ih_l0": "fast"}
     x = torch.randn(6, 3, 900)
     limit = bound(layer, x, 6, torch.float32)
     want = run_oracle(layer.double(), x.double())

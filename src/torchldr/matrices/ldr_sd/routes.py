@@ -117,7 +117,7 @@ def _compiled_cost(M: Any, call: Call) -> float:
     length = 1 << (max(m, n) + min(m, n) - 2).bit_length()
     transforms = call.batch * (2 * r + 2) + (0 if call.kept else 2 * r)
     seconds = on.start + costs.wide(call) * on.compiled * transforms * length * length.bit_length()
-    return costs.backward(call, seconds if call.kept else seconds + 5 * on.start)
+    return costs.backward(call, seconds + costs.started(call, 4 if call.kept else 12))
 
 
 def _compiled(M: Any, x: Tensor, transposed: bool) -> Tensor:
@@ -155,7 +155,8 @@ def _compiled_pair_why_not(M: Any, call: Call) -> str | None:
 def _compiled_pair_cost(M: Any, call: Call) -> float:
     on, n = costs.machine(call), M.shape[0]
     transforms = call.batch * (2 * M.rank + 4)
-    return on.start + costs.wide(call) * on.compiled * transforms * n / 2 * max(n // 2, 2).bit_length()
+    seconds = costs.wide(call) * on.compiled * transforms * n / 2 * max(n // 2, 2).bit_length()
+    return on.start + costs.started(call, 4) + seconds
 
 
 def _prepare_compiled_pair(M: Any) -> Product:
@@ -207,8 +208,8 @@ def _stencil_cost(M: Any, call: Call) -> float:
     entries = r * (m + n) * min(m, n)
     plain = call.traced or (call.device != "cuda" and compiled.why_not())
     column = 40 * on.stencil if plain else on.stencil
-    seconds = on.start + costs.wide(call) * entries * (column + on.multiply * call.batch)
-    return costs.backward(call, seconds)
+    seconds = costs.wide(call) * call.matrices * entries * (column + on.multiply * call.batch)
+    return costs.backward(call, on.start + costs.started(call, 30) + seconds)
 
 
 def _stencil(M: Any, x: Tensor, transposed: bool) -> Tensor:

@@ -29,7 +29,8 @@ def _stencil_cost(M: Any, call: Call) -> float:
     device = call.device if call.device in FROM else "cpu"
     plain = call.traced or (device == "cpu" and compiled.why_not())
     seconds = stencil_seconds(M.shape, M.rank, call.batch, device) * (20 if plain else 1)
-    return costs.machine(call).start + costs.backward(call, costs.wide(call) * seconds)
+    start = costs.machine(call).start + costs.started(call, 30)
+    return costs.backward(call, start + costs.wide(call) * call.matrices * seconds)
 
 
 def _stencil(M: Any, x: Tensor, transposed: bool) -> Tensor:

@@ -57,7 +57,8 @@ def _pair_why_not(M: Any, call: Call) -> str | None:
 def _pair_seconds(M: Any, call: Call) -> float:
     on, n = costs.machine(call), M.shape[0]
     transforms = call.batch * (2 * M.rank + 4)
-    return on.start + costs.wide(call) * on.compiled * transforms * n / 2 * max(n // 2, 2).bit_length()
+    seconds = costs.wide(call) * on.compiled * transforms * n / 2 * max(n // 2, 2).bit_length()
+    return on.start + costs.started(call, 4) + seconds
 
 
 class ToeplitzLike(StructuredMatrix, name="toeplitz_like"):

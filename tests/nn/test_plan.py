@@ -8,6 +8,7 @@ from torch import nn
 
 import torchldr
 from torchldr import StructuredLinear
+from torchldr.nn.snapshot import Snapshot
 
 
 @pytest.fixture(params=["fast", "dense"])
@@ -346,3 +347,14 @@ def test_tune_keeps_what_it_found_on_the_layers(capsys):
         model[0].subdiagonal_A.fill_(0.5)  # which that route does not serve
         assert model[0].routes(4).chosen != "circulant_pair"
         check(model[0], x)
+
+
+@pytest.mark.parametrize(
+    "change", [lambda t: t.view(torch.float16), lambda t: t.mT, lambda t: t[:2], lambda t: t.view(8, 2)]
+)
+def test_the_same_memory_read_in_another_way_is_noticed(change):
+    t = torch.nn.Parameter(torch.randn(4, 4).bfloat16())
+    taken = Snapshot([t])
+    assert taken.matches([t])
+    t.data = change(t.data)
+    assert not taken.matches([t])

@@ -44,7 +44,7 @@ def _find_memcmp() -> Any:
 
 
 _memcmp = _find_memcmp()
-_bytes_of = attrgetter("raw")
+_bytes_of, _dtype_of = attrgetter("raw"), attrgetter("dtype")
 _SMALL = 1 << 16  # bytes of a tensor that are compared by way of a copy: a call less
 
 
@@ -59,6 +59,7 @@ class Snapshot:
         self._small = self._in_memory and all(c.nbytes <= _SMALL for c in copies)
         if self._small:
             self._addresses, self._sizes = [*map(Tensor.data_ptr, tensors)], [*map(Tensor.numel, tensors)]
+            self._dtypes = [*map(_dtype_of, tensors)]
             self._grids = [t for t in tensors if t.ndim > 1]
             self._strides = [*map(Tensor.stride, self._grids)]
             self._memory = [_memory(t, c.nbytes) for t, c in zip(tensors, copies, strict=True)]
@@ -91,6 +92,7 @@ class Snapshot:
             self._small
             and all(map(is_, tensors, self._tensors))
             and [*map(Tensor.data_ptr, tensors)] == self._addresses
+            and [*map(_dtype_of, tensors)] == self._dtypes
             and [*map(Tensor.numel, tensors)] == self._sizes
             and [*map(Tensor.stride, self._grids)] == self._strides
         ):

@@ -38,6 +38,7 @@ from .registry import REGISTRY, name_alone, near
 from .routes import Call, Route, RouteTable, Sizes, choose, is_traced
 from .storage import Storage
 
+_NONE = torch.Size()
 _EXACT_NORM = 1 << 20  # entries up to which the initial scale is measured instead of computed
 
 
@@ -160,8 +161,8 @@ class StructuredMatrix(LinearMap):
         if cls._axes is None:
             shapes = cls.parameter_shapes(out_features, in_features, 1, **options)
             cls._axes = len(shapes[cls.scaled[0]])
-        first = self.tensors[cls.scaled[0]]
-        self.leading = first.shape[: first.ndim - cls._axes]
+        shape = self.tensors[cls.scaled[0]].shape
+        self.leading = shape[: -cls._axes] if len(shape) > cls._axes else _NONE
 
     @classmethod
     def unchecked(
@@ -565,10 +566,11 @@ class StructuredMatrix(LinearMap):
         """What a product with these vectors asks for; `kept` where this matrix is a constant."""
         tensors = (x,) if kept else (x, *self.tensors.values())
         needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-        features, device, dtype = x.shape[-1], x.device.type, self.dtype
+        device, dtype = x.device.type, self.dtype
         if dtype != torch.float64 and autocasts(device):
             dtype = torch.get_autocast_dtype(device)
-        return Call(x.numel() // features, device, dtype, needs_grad, kept, is_traced(*tensors), transposed)
+        batch = x.numel() // x.shape[-1]
+        return Call(batch, device, dtype, needs_grad, kept, is_traced(*tensors), transposed)
 
     def all_routes(self) -> tuple[Route, ...]:
         """The routes of the class, or those of a stack."""

@@ -7,7 +7,8 @@ A class must write
     _matmul, _rmatmul   its own product, (b, in) -> (b, out) and back, in plain torch operations
 should write, where it applies,
     constants           tensors that are not learned (nodes, a permutation); `drawn` names the random ones
-    _materialize        the dense matrix, differentiably, where there is a faster way than by all unit vectors
+    _materialize        the dense matrix, differentiably, if there is a faster way than by all unit vectors;
+                        `dense_at_once` says that it serves stacks as it is
     prepare             its own product with everything that does not depend on the input done before
     ROUTES              all its ways to multiply, with their costs (`routes`)
 and may write
@@ -35,7 +36,7 @@ from .dense_route import by_columns, own_route, weight_by_columns
 from .linear_map import LinearMap
 from .products import Product, autocasts, check_input, is_jit_tracing, run_product, sum_of_products
 from .registry import REGISTRY, name_alone, near
-from .routes import Call, Route, RouteTable, Sizes, choose, is_traced
+from .routes import Call, Route, RouteTable, Sizes, choose, is_captured, is_traced
 from .storage import Storage
 
 _NONE = torch.Size()
@@ -94,6 +95,7 @@ class StructuredMatrix(LinearMap):
     STACK_ROUTES: ClassVar[tuple[Route, ...]] = stacks.ROUTES
     key: ClassVar[str]  # by which an operator finds the class
     _prepares: ClassVar[bool] = True  # whether `prepare` belongs to `_matmul`, not to one that it replaced
+    dense_at_once: ClassVar[bool] = False  # whether `_materialize` takes the axes of a stack too
     _axes: ClassVar[int | None] = None  # of the first tensor of one matrix; found out when first needed
     structured: ClassVar[bool] = True  # False for the class that leaves a weight as it is
     compresses: ClassVar[bool] = False  # whether a budget looks at it where no classes are named
@@ -108,6 +110,8 @@ class StructuredMatrix(LinearMap):
             cls.ROUTES = STANDARD
         if product < _depth(cls, "_materialize"):
             cls._materialize = StructuredMatrix._materialize  # type: ignore[method-assign]
+        if _depth(cls, "_materialize") < _depth(cls, "dense_at_once"):
+            cls.dense_at_once = False
         cls._prepares = _depth(cls, "prepare") <= _depth(cls, "_matmul")
         cls._axes = None
         cls.name = name or f"{cls.__module__}.{cls.__qualname__}"
@@ -569,8 +573,9 @@ class StructuredMatrix(LinearMap):
         device, dtype = x.device.type, self.dtype
         if dtype != torch.float64 and autocasts(device):
             dtype = torch.get_autocast_dtype(device)
-        batch = x.numel() // x.shape[-1]
-        return Call(batch, device, dtype, needs_grad, kept, is_traced(*tensors), transposed)
+        batch, captured = x.numel() // x.shape[-1], is_captured(x)
+        traced = captured or is_traced(*tensors)
+        return Call(batch, device, dtype, needs_grad, kept, traced, transposed, captured=captured)
 
     def all_routes(self) -> tuple[Route, ...]:
         """The routes of the class, or those of a stack."""

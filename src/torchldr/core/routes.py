@@ -45,6 +45,7 @@ class Call(NamedTuple):
     traced: bool = False  # no values to look at: vmap, export, a tensor subclass, capture of a CUDA graph
     transposed: bool = False
     matrices: int = 1  # so many at once, each with a batch: the operations are started once for all
+    captured: bool = False  # into a CUDA graph, where operations cost next to nothing to start
 
     @property
     def sized(self) -> Call:
@@ -171,6 +172,11 @@ def is_recorded(t: Tensor) -> bool:
         return True
     if is_jit_tracing():
         return True
+    return is_captured(t)
+
+
+def is_captured(t: Tensor) -> bool:
+    """Whether a CUDA graph is captured now, on the device of this tensor."""
     return t.is_cuda and torch.cuda.is_current_stream_capturing()
 
 

@@ -115,6 +115,8 @@ def materialize(M: Matrix) -> Tensor:
     """The dense matrices of a stack (..., m, n); differentiable."""
     if is_jit_tracing():
         return each(M, lambda one: one.multiply(torch.eye(M.in_features, dtype=M.dtype, device=M.device)).mT)
+    if M.dense_at_once:
+        return M._materialize()
     return mapped(M, lambda one: one._materialize())
 
 

@@ -45,6 +45,7 @@ class LDRSubdiagonal(StructuredMatrix, name="ldr_sd"):
     """
 
     look = "#0072B2", "o"
+    dense_at_once = True
 
     opaque = True
     stored: ClassVar[Mapping[str, Storage]] = {

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...core.routes import Call, is_traced, takes_dense
+from ...core.routes import Call, is_captured, is_traced, takes_dense
 from ...matrices import StructuredMatrix
 from ..parameters import StructuredParameters, describe
 from ..tensors import let_prune
@@ -92,7 +92,10 @@ class MatrixStack(StructuredParameters):
         tensors = [*matrix.tensors.values()]
         needs_grad = plan is None and torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
         traced = plan is None and is_traced(*tensors)
-        call = Call(batch, self.device.type, matrix.dtype, needs_grad, plan is not None, traced)
+        captured = is_captured(tensors[0])
+        call = Call(
+            batch, self.device.type, matrix.dtype, needs_grad, plan is not None, traced, captured=captured
+        )
         return takes_dense(matrix if plan is not None else matrix.promoted(), call, gain=gain)
 
     @property

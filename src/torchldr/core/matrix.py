@@ -7,8 +7,7 @@ A class must write
     _matmul, _rmatmul   its own product, (b, in) -> (b, out) and back, in plain torch operations
 should write, where it applies,
     constants           tensors that are not learned (nodes, a permutation); `drawn` names the random ones
-    _materialize        the dense matrix, differentiably, if there is a faster way than by all unit vectors;
-                        `dense_at_once` says that it serves stacks as it is
+    _materialize        the dense matrix, differentiably, if there is a faster way than by all unit vectors
     prepare             its own product with everything that does not depend on the input done before
     ROUTES              all its ways to multiply, with their costs (`routes`)
 and may write
@@ -17,8 +16,9 @@ and may write
 and register rules (`rules`): what its sums, products and transposes are, how to solve with it, to project
 onto it, to write it into an ONNX graph.
 
-All of this is written for one matrix. A matrix with leading axes is a stack of them (`stacks`): where a
-class does not say how, its functions are mapped over the stack or called for one matrix after the other.
+All of this is written for one matrix. A matrix with leading axes is a stack of them (`stacks`): functions
+are mapped over the stack or called for one matrix after the other, but for those that a class names in
+`at_once`, which take such axes as they come.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class StructuredMatrix(LinearMap):
     STACK_ROUTES: ClassVar[tuple[Route, ...]] = stacks.ROUTES
     key: ClassVar[str]  # by which an operator finds the class
     _prepares: ClassVar[bool] = True  # whether `prepare` belongs to `_matmul`, not to one that it replaced
-    dense_at_once: ClassVar[bool] = False  # whether `_materialize` takes the axes of a stack too
+    at_once: ClassVar[tuple[str, ...]] = ()  # which of these functions take the axes of a stack as they come
     _axes: ClassVar[int | None] = None  # of the first tensor of one matrix; found out when first needed
     structured: ClassVar[bool] = True  # False for the class that leaves a weight as it is
     compresses: ClassVar[bool] = False  # whether a budget looks at it where no classes are named
@@ -110,8 +110,7 @@ class StructuredMatrix(LinearMap):
             cls.ROUTES = STANDARD
         if product < _depth(cls, "_materialize"):
             cls._materialize = StructuredMatrix._materialize  # type: ignore[method-assign]
-        if _depth(cls, "_materialize") < _depth(cls, "dense_at_once"):
-            cls.dense_at_once = False
+        cls.at_once = tuple(name for name in cls.at_once if _depth(cls, name) >= _depth(cls, "at_once"))
         cls._prepares = _depth(cls, "prepare") <= _depth(cls, "_matmul")
         cls._axes = None
         cls.name = name or f"{cls.__module__}.{cls.__qualname__}"

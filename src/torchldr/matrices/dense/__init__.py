@@ -29,7 +29,7 @@ class Dense(StructuredMatrix, name="dense"):
     """
 
     look = "#1a1a1a", "s"
-    dense_at_once = True
+    at_once = ("_materialize",)
 
     ROUTES = (
         Route("dense", lambda M, call: None, _seconds, multiply_by_dense, _kept_weight, holds_dense=True),

@@ -16,7 +16,7 @@ class HankelLike(ToeplitzLike, name="hankel_like"):
     """
 
     look = "#CC79A7", "v"
-    dense_at_once = True
+    at_once = ("_materialize",)
 
     ROUTES = ToeplitzLike.ROUTES
     compresses = False

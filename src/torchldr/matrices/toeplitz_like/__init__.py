@@ -75,7 +75,7 @@ class ToeplitzLike(StructuredMatrix, name="toeplitz_like"):
     """
 
     look = "#009E73", "^"
-    dense_at_once = True
+    at_once = ("_materialize",)
 
     ROUTES = (
         own_route("fft", _fft_seconds),

@@ -98,8 +98,6 @@ class StructuredParameters(nn.Module):
         """Why the weights are not constants now, or None where they are."""
         if self.training:
             return "the layer is in train() mode"
-        if not self.structure.structured:
-            return "there is nothing to prepare"
         if torch.compiler.is_compiling():
             return "a compiler is at work"
         if wanted := self._gradient_wanted(matrix.tensors):
@@ -122,7 +120,7 @@ class StructuredParameters(nn.Module):
 
     def _kept_plan(self) -> Plan | None:
         """The plan for the numbers that the tensors have now; None where they are not constants."""
-        if self.training or not self.structure.structured or torch.compiler.is_compiling():
+        if self.training or torch.compiler.is_compiling():
             return None
         plan, named = self._plan, self._tensors()
         tensors = [*named.values()]

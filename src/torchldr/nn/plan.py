@@ -37,7 +37,7 @@ class Plan:
         only: str | None = None,
         tuned: dict[Call, str] | None = None,
     ) -> None:
-        self._snapshot = Snapshot(list(matrix.tensors.values()))
+        self._snapshot = Snapshot([*matrix.tensors.values()], live=not (matrix.structured or matrix.leading))
         with torch.inference_mode(False), torch.no_grad():
             copied = {name: t.detach() for name, t in matrix.tensors.items()}
             self.matrix = matrix.with_tensors(copied).promoted()

@@ -104,10 +104,10 @@ def main() -> None:
     chosen = parser.parse_args()
     width, layers, length, size = (32, 1, 16, 8) if chosen.quick else (256, 4, 128, 32)
     steps, every = (24, 4) if chosen.quick else (chosen.steps, chosen.every)
-    usual = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
-    os.environ.update({**usual, "MASTER_PORT": "29500", **os.environ})  # without torchrun
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    kind = "cuda" if torch.cuda.is_available() else "cpu"
+    alone = "RANK=0 LOCAL_RANK=0 WORLD_SIZE=1 LOCAL_WORLD_SIZE=1 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500"
+    os.environ.update(dict(pair.split("=") for pair in alone.split()) | os.environ)  # without torchrun
+    rank, world, local = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    kind = "cuda" if torch.cuda.device_count() >= local else "cpu"  # a GPU for every process, or none
     if kind == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     mesh = init_device_mesh(kind, (world,))
@@ -119,8 +119,8 @@ def main() -> None:
     for module in (*model.blocks, model):
         fully_shard(module, mesh=mesh, mp_policy=policy)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    done, known = 0, complete(chosen.checkpoints)
-    if known:
+    done = 0
+    if known := complete(chosen.checkpoints):
         state = state_of(model, optimizer)
         load(state, checkpoint_id=known[-1])
         set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])

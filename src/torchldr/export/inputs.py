@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -57,37 +57,53 @@ def take_inputs(who: str, model: nn.Module, example: Any) -> Inputs:
     return made.map(lambda t: t.detach().cpu())
 
 
-def at_least_two(t: Tensor) -> Tensor:
-    """The first axis repeated where it is 1: torch.export takes a size of 1 for a constant."""
-    return torch.cat((t, t)) if t.ndim and t.shape[0] == 1 else t
+def free_axes(t: Tensor, *, sequences: bool = True) -> tuple[int, ...]:
+    """The axes of an input that may change: the batch, and how long its sequences are.
+
+    Sequences are tensors (batch, length, features), or of whole numbers, such as tokens and their masks.
+    """
+    if sequences and t.ndim and not t.is_floating_point():
+        return tuple(range(t.ndim))
+    return (0, 1) if sequences and t.ndim == 3 else (0,) if t.ndim else ()
 
 
-def random_like(inputs: Inputs, generator: torch.Generator, rows: int | None = None) -> Inputs:
+def dynamic_axes(inputs: Inputs, *, sequences: bool = True) -> Any:
+    """Dynamic shapes for torch.export: those axes of every tensor, where the model allows it."""
+    auto = torch.export.Dim.AUTO
+    free = inputs.map(lambda t: dict.fromkeys(free_axes(t, sequences=sequences), auto) or None)
+    if inputs.kwargs and not inputs.args:
+        return free.kwargs
+    return (*free.args, *free.kwargs.values())
+
+
+def at_least_two(t: Tensor, *, sequences: bool = True) -> Tensor:
+    """Such axes repeated where they are 1: torch.export takes a size of 1 for a constant."""
+    for axis in free_axes(t, sequences=sequences):
+        t = torch.cat((t, t), axis) if t.shape[axis] == 1 else t
+    return t
+
+
+def random_like(
+    inputs: Inputs, generator: torch.Generator, shapes: Sequence[Sequence[int]] | None = None
+) -> Inputs:
     """Random inputs: normal numbers of the example's size, and of integers and booleans its own values.
 
-    `rows` changes the first axis of every tensor.
+    `shapes` are those of all tensors; by default the example's.
     """
+    wanted = iter(shapes or [t.shape for t in inputs.tensors()])
 
     def drawn(t: Tensor) -> Tensor:
-        shape = list(t.shape)
-        if rows is not None and t.ndim:
-            shape[0] = rows
+        shape = next(wanted)
         if t.is_floating_point() and bool(t.isfinite().all()):
             scale = t.double().square().mean().sqrt().item() if t.numel() else 1.0
             return (torch.randn(shape, generator=generator, dtype=torch.float64) * (scale or 1.0)).to(t.dtype)
         if not t.numel() or not t.ndim:
             return t
-        if t.is_floating_point():  # a mask with infinities: as it is
-            return t if rows is None else t[torch.arange(rows) % t.shape[0]]
+        if t.is_floating_point():  # a mask with infinities: as it is, and repeated
+            for axis, size in enumerate(shape):
+                t = t.index_select(axis, torch.arange(size) % t.shape[axis])
+            return t
         flat = t.flatten()
-        return flat[torch.randint(len(flat), shape, generator=generator)]
+        return flat[torch.randint(len(flat), tuple(shape), generator=generator)]
 
     return inputs.map(drawn)
-
-
-def first_axes(inputs: Inputs) -> Any:
-    """Dynamic shapes for torch.export: the first axis of every tensor, where the model allows it."""
-    free = inputs.map(lambda t: {0: torch.export.Dim.AUTO} if t.ndim else None)
-    if inputs.kwargs and not inputs.args:
-        return free.kwargs
-    return (*free.args, *free.kwargs.values())

@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from .check import check_file, default_tolerance, require
 from .graph import expand
 from .inputs import Inputs, random_like, take_inputs
 from .layers import Held, check_dtypes, exportable
-from .program import check_choices, first_sizes, quiet, reference, traced
+from .program import check_choices, input_shapes, quiet, reference, traced
 from .report import ExportError, ExportReport
 
 OPSETS = range(18, 24)
@@ -51,7 +52,7 @@ def to_onnx(
         tolerance: how large a difference may be relative to the largest entry of an output; by default 1e-4,
             and 1e-10 for a model in float64.
         dynamic_shapes: as torch.export takes them; by default the first axis of every input may change,
-            where the model allows it.
+            and the length of sequences, where the model allows it.
         input_names, output_names: of the file's inputs and outputs.
         opset: of the file, 18 to 23.
 
@@ -96,13 +97,17 @@ def to_onnx(
 
 
 def _examples(inputs: Inputs, program: torch.export.ExportedProgram | None) -> list[Inputs]:
-    """Random inputs of the example's shapes, and with three rows where the first axes may change."""
+    """Random inputs of the example's shapes, and of others where axes may change."""
     generator = torch.Generator().manual_seed(0)
     examples = [random_like(inputs, generator)]
     if program is not None:
-        sizes = first_sizes(program)
-        if sizes and all(not isinstance(size, int) for size in sizes) and len(set(map(str, sizes))) == 1:
-            examples.append(random_like(inputs, generator, rows=3))
+        shapes = input_shapes(program)
+        sizes = [size for t in inputs.tensors() for size in t.shape]
+        free = [(s, size) for s, size in zip(chain(*shapes), sizes, strict=True) if not isinstance(s, int)]
+        new = {str(s): size - 1 if size > 2 else size + 2 for s, size in free}
+        if free and all(s.node.expr.is_symbol for s, _ in free):  # else one follows from another
+            other = [[s if isinstance(s, int) else new[str(s)] for s in shape] for shape in shapes]
+            examples.append(random_like(inputs, generator, other))
     return examples
 
 
@@ -135,6 +140,13 @@ def _converted(
     del proto.graph.value_info[:]
     for node in proto.graph.node:
         node.name = ""
+    for given in (
+        *proto.graph.input,
+        *proto.graph.output,
+    ):  # torch names sizes that came out fixed
+        for size in given.type.tensor_type.shape.dim:
+            if size.dim_param.isdigit():
+                size.dim_value = int(size.dim_param)
     return proto
 
 

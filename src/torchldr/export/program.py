@@ -7,6 +7,8 @@ import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -14,7 +16,7 @@ from torch import nn
 
 from .check import check_program, default_tolerance
 from .forms import MODES, PLANS
-from .inputs import Inputs, at_least_two, first_axes, random_like, take_inputs
+from .inputs import Inputs, at_least_two, dynamic_axes, random_like, take_inputs
 from .layers import check_dtypes, exportable
 from .report import ExportError
 
@@ -51,7 +53,8 @@ def to_program(
         check: compare the program with the model on random input.
         tolerance: how large a difference may be relative to the largest entry of an output; by default 1e-4,
             and 1e-10 for a model in float64.
-        dynamic_shapes: as torch.export takes them; by default the first axis of every input may change.
+        dynamic_shapes: as torch.export takes them; by default the first axis of every input may change,
+            and the length of sequences, where the model allows it.
 
     Returns:
         The program; `program.module()` can be called, and `torch.export.save` writes it.
@@ -85,22 +88,30 @@ def traced(who: str, model: nn.Module, inputs: Inputs, dynamic_shapes: Any) -> t
     """The program of a plain model."""
     if dynamic_shapes is not None:
         return _export(who, model, inputs, dynamic_shapes)
-    doubled = inputs.map(at_least_two)
-    if all(t.shape == d.shape for t, d in zip(inputs.tensors(), doubled.tensors(), strict=True)):
-        return _export(who, model, inputs, first_axes(inputs))
-    try:
-        program = _export(who, model, doubled, first_axes(doubled))
-    except ExportError:  # a first axis that must be 1
-        return _export(who, model, inputs, first_axes(inputs))
-    fixed = any(isinstance(size, int) for size in first_sizes(program))
-    return _export(who, model, inputs, first_axes(inputs)) if fixed else program
+    for sequences in (True, False):
+        for example in (inputs.map(partial(at_least_two, sequences=sequences)), inputs):
+            try:
+                program = _export(who, model, example, dynamic_axes(example, sequences=sequences))
+            except ExportError as error:  # an axis that must be 1, or must not change
+                failed = error
+                continue
+            if example is inputs or not _fixed(program, inputs):
+                return program
+    raise failed
 
 
-def first_sizes(program: torch.export.ExportedProgram) -> list[Any]:
-    """The first size of every input: a number, or a symbol where it may change."""
+def _fixed(program: torch.export.ExportedProgram, inputs: Inputs) -> bool:
+    """Whether an axis that was 1 has become another constant."""
+    after, before = input_shapes(program), [tuple(t.shape) for t in inputs.tensors()]
+    pairs = zip(chain(*after), chain(*before), strict=True)
+    return any(isinstance(new, int) and new != old for new, old in pairs)
+
+
+def input_shapes(program: torch.export.ExportedProgram) -> list[tuple[Any, ...]]:
+    """The shape of every input: of numbers, and of symbols where it may change."""
     wanted = set(program.graph_signature.user_inputs)
     values = [node.meta.get("val") for node in program.graph.nodes if node.name in wanted]
-    return [v.shape[0] for v in values if isinstance(v, torch.Tensor) and v.ndim]
+    return [tuple(v.shape) for v in values if isinstance(v, torch.Tensor)]
 
 
 def _export(who: str, model: nn.Module, inputs: Inputs, dynamic: Any) -> torch.export.ExportedProgram:

@@ -19,7 +19,7 @@ import pytest
 
 import torchldr
 
-from .processes import Case, Ran, in_forks, once
+from .processes import Case, Ran, in_forks, in_forks_of, once
 
 if sys.platform == "win32":
     pytest.skip("users and limits of POSIX", allow_module_level=True)
@@ -220,7 +220,7 @@ def deployed(tmp_path_factory: pytest.TempPathFactory, wheels: list[Path]) -> di
     """What happened to the wheels in a clean environment; strangers may be missing."""
 
     def named(cases: dict[str, Case], python: list[str | Path], settings: dict[str, str]) -> dict[str, Ran]:
-        return dict(zip(cases, in_forks([*cases.values()], python, env=settings), strict=True))
+        return dict(zip(cases, in_forks_of(python, [*cases.values()], env=settings), strict=True))
 
     def deploy(folder: Path) -> dict[str, Ran]:
         empty, cache = folder / "empty", folder / "cache"
@@ -351,7 +351,7 @@ def test_a_full_disk_and_numba_broken_in_every_way(tmp_path: Path):
         Case(UNABLE + PLAIN),
         Case(PLAIN, environment={"NUMBA_DISABLE_JIT": "1"}),
     ]
-    ran = in_forks(cases, before="import torch, torchldr, torchldr.info")  # not numba
+    ran = in_forks(cases)  # of a process without numba
     assert not any(each.code for each in ran), [each.err for each in ran]
     full, absent, broken, unable, off = (each.out for each in ran)
     paths = loads(full)

@@ -294,7 +294,7 @@ def worker(rank: int, port: int, folder: Path) -> None:
             extra = (folder / "dcp",) if case in (saved_on_two, loaded) else ()
             try:
                 found[name] = case(groups[size], *extra)
-            except Exception:
+            except BaseException:  # a CheckpointException is no Exception
                 found[name] = traceback.format_exc()
         dist.barrier()
     (folder / f"{rank}.json").write_text(json.dumps(found))

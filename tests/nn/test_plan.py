@@ -152,13 +152,15 @@ def test_a_patched_instance_is_called_every_time():
     assert torch.equal(results[0], before * 10)
 
 
-def recurrent(cls):
-    return lambda: cls(12, 8, which="both")
+def recurrent(cls, **arguments):
+    return lambda: cls(12, 8, which="both", **arguments)
 
 
 LAYERS = {
     "linear": (lambda: StructuredLinear(12, 9, rank=2), (3, 12)),
+    "dense": (lambda: StructuredLinear(12, 9, structure="dense"), (3, 12)),
     "lstm": (recurrent(torchldr.StructuredLSTM), (5, 2, 12)),
+    "dense lstm": (recurrent(torchldr.StructuredLSTM, structure="dense"), (5, 2, 12)),
     "gru": (recurrent(torchldr.StructuredGRU), (5, 2, 12)),
     "channels": (lambda: torchldr.StructuredChannels(2, 3, features=6), (4, 2, 6)),
 }

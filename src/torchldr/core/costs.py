@@ -19,6 +19,7 @@ class Machine(NamedTuple):
     """Seconds on a device, in float32."""
 
     call: float  # to start an operation of torch
+    replay: float  # the same in a graph that was captured
     entry: float  # an entry of a tensor, read and written by an elementwise operation
     fft: float  # an entry of a batch of FFTs, times log2 of its length
     fewest: int  # FFTs: fewer than these take as long as they
@@ -38,8 +39,10 @@ def _bfloat16_multiply() -> float:
 
 # Fitted by `benchmarks/fit_costs.py` to two cores of an x86-64 server and to an H200.
 MACHINES = {
-    "cpu": Machine(6e-6, 0.6e-9, 150e-12, 8, 9e-12, _bfloat16_multiply(), 96e-12, 170e-12, 1e-6, 0.6e-9),
-    "cuda": Machine(15e-6, 1e-12, 0.2e-12, 64, 0.06e-12, 0.003e-12, 1.1e-12, 1.0, 200e-6, 1e-12),
+    "cpu": Machine(
+        6e-6, 6e-6, 0.6e-9, 150e-12, 8, 9e-12, _bfloat16_multiply(), 96e-12, 170e-12, 1e-6, 0.6e-9
+    ),
+    "cuda": Machine(15e-6, 2e-6, 1e-12, 0.2e-12, 64, 0.06e-12, 0.003e-12, 1.1e-12, 1.0, 200e-6, 1e-12),
 }
 
 
@@ -57,6 +60,8 @@ def machine(call: Call) -> Machine:
 
 def started(call: Call, operations: float = 1) -> float:
     """To start so many operations; autograd notes each of them."""
+    if call.captured:
+        return operations * machine(call).replay
     return (TRACKED if call.needs_grad else 1) * operations * machine(call).call
 
 

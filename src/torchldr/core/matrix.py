@@ -7,7 +7,7 @@ A class must write
     _matmul, _rmatmul   its own product, (b, in) -> (b, out) and back, in plain torch operations
 should write, where it applies,
     constants           tensors that are not learned (nodes, a permutation); `drawn` names the random ones
-    _materialize        the dense matrix, differentiably, where there is a faster way than by all unit vectors
+    _materialize        the dense matrix, differentiably, if there is a faster way than by all unit vectors
     prepare             its own product with everything that does not depend on the input done before
     ROUTES              all its ways to multiply, with their costs (`routes`)
 and may write
@@ -16,8 +16,9 @@ and may write
 and register rules (`rules`): what its sums, products and transposes are, how to solve with it, to project
 onto it, to write it into an ONNX graph.
 
-All of this is written for one matrix. A matrix with leading axes is a stack of them (`stacks`): where a
-class does not say how, its functions are mapped over the stack or called for one matrix after the other.
+All of this is written for one matrix. A matrix with leading axes is a stack of them (`stacks`): functions
+are mapped over the stack or called for one matrix after the other, but for those that a class names in
+`at_once`, which take such axes as they come.
 """
 
 from __future__ import annotations
@@ -35,9 +36,10 @@ from .dense_route import by_columns, own_route, weight_by_columns
 from .linear_map import LinearMap
 from .products import Product, autocasts, check_input, is_jit_tracing, run_product, sum_of_products
 from .registry import REGISTRY, name_alone, near
-from .routes import Call, Route, RouteTable, Sizes, choose, is_traced
+from .routes import Call, Route, RouteTable, Sizes, choose, is_captured, is_traced
 from .storage import Storage
 
+_NONE = torch.Size()
 _EXACT_NORM = 1 << 20  # entries up to which the initial scale is measured instead of computed
 
 
@@ -93,6 +95,7 @@ class StructuredMatrix(LinearMap):
     STACK_ROUTES: ClassVar[tuple[Route, ...]] = stacks.ROUTES
     key: ClassVar[str]  # by which an operator finds the class
     _prepares: ClassVar[bool] = True  # whether `prepare` belongs to `_matmul`, not to one that it replaced
+    at_once: ClassVar[tuple[str, ...]] = ()  # which of these functions take the axes of a stack as they come
     _axes: ClassVar[int | None] = None  # of the first tensor of one matrix; found out when first needed
     structured: ClassVar[bool] = True  # False for the class that leaves a weight as it is
     compresses: ClassVar[bool] = False  # whether a budget looks at it where no classes are named
@@ -107,6 +110,7 @@ class StructuredMatrix(LinearMap):
             cls.ROUTES = STANDARD
         if product < _depth(cls, "_materialize"):
             cls._materialize = StructuredMatrix._materialize  # type: ignore[method-assign]
+        cls.at_once = tuple(name for name in cls.at_once if _depth(cls, name) >= _depth(cls, "at_once"))
         cls._prepares = _depth(cls, "prepare") <= _depth(cls, "_matmul")
         cls._axes = None
         cls.name = name or f"{cls.__module__}.{cls.__qualname__}"
@@ -160,8 +164,8 @@ class StructuredMatrix(LinearMap):
         if cls._axes is None:
             shapes = cls.parameter_shapes(out_features, in_features, 1, **options)
             cls._axes = len(shapes[cls.scaled[0]])
-        first = self.tensors[cls.scaled[0]]
-        self.leading = first.shape[: first.ndim - cls._axes]
+        shape = self.tensors[cls.scaled[0]].shape
+        self.leading = shape[: -cls._axes] if len(shape) > cls._axes else _NONE
 
     @classmethod
     def unchecked(
@@ -565,10 +569,12 @@ class StructuredMatrix(LinearMap):
         """What a product with these vectors asks for; `kept` where this matrix is a constant."""
         tensors = (x,) if kept else (x, *self.tensors.values())
         needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-        features, device, dtype = x.shape[-1], x.device.type, self.dtype
+        device, dtype = x.device.type, self.dtype
         if dtype != torch.float64 and autocasts(device):
             dtype = torch.get_autocast_dtype(device)
-        return Call(x.numel() // features, device, dtype, needs_grad, kept, is_traced(*tensors), transposed)
+        batch, captured = x.numel() // x.shape[-1], is_captured(x)
+        traced = captured or is_traced(*tensors)
+        return Call(batch, device, dtype, needs_grad, kept, traced, transposed, captured=captured)
 
     def all_routes(self) -> tuple[Route, ...]:
         """The routes of the class, or those of a stack."""

@@ -38,7 +38,7 @@ def check_input(M: Matrix, x: Tensor, features: int, what: str, who: str | None 
 
 def autocasts(device: str) -> bool:
     """Whether autocast is on for this type of device; some, such as meta, have none."""
-    if torch.compiler.is_compiling():  # compilers before torch 2.13 do not know the question
+    if device in ("cpu", "cuda") or torch.compiler.is_compiling():  # compilers do not know the question below
         return device != "meta" and torch.is_autocast_enabled(device)
     return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .products import Matrix, Product
+from .products import Matrix, Product, is_jit_tracing
 from .registry import near
 
 LARGEST_BATCH = 1 << 14  # batches above take as long a vector
@@ -45,12 +45,13 @@ class Call(NamedTuple):
     traced: bool = False  # no values to look at: vmap, export, a tensor subclass, capture of a CUDA graph
     transposed: bool = False
     matrices: int = 1  # so many at once, each with a batch: the operations are started once for all
+    captured: bool = False  # into a CUDA graph, where operations cost next to nothing to start
 
     @property
     def sized(self) -> Call:
         """The same with a batch that stands for this one: the next power of two."""
-        batch = 1 << max(self.batch - 1, 0).bit_length()
-        return self._replace(batch=min(batch, LARGEST_BATCH))
+        batch = 1 << max(self[0] - 1, 0).bit_length()
+        return Call(min(batch, LARGEST_BATCH), *self[1:])
 
 
 class Route(NamedTuple):
@@ -111,6 +112,17 @@ def choose(M: Matrix, call: Call, *, only: str | None = None, dense: bool | None
     raise ValueError(f"{type(M).__name__}: no route serves this call ({'; '.join(reasons)}).")
 
 
+def takes_dense(M: Matrix, call: Call, *, gain: float = 0.0) -> bool:
+    """Whether the dense matrix is the cheapest way that serves, or dearer by less than `gain` seconds."""
+    costs = costs_of(M, call)
+    dense = next((route for route in costs if route.holds_dense), None)
+    if dense is None or why_not(dense, M, call) is not None:
+        return False
+    # Routes that cost more need not be asked, which may mean to look at the values.
+    cheaper = (route for route, cost in costs.items() if cost + gain < costs[dense])
+    return all(why_not(route, M, call) is not None for route in cheaper)
+
+
 def why_not(route: Route, M: Matrix, call: Call) -> str | None:
     """None where the route serves a call, else the reason, in words for a user."""
     if route.apply is None and (not call.kept or call.transposed):
@@ -145,21 +157,31 @@ def _costs(
     return dict(sorted(costs.items(), key=lambda item: item[1]))
 
 
-_KEYS = torch._C._TorchDispatchModeKey
+_KEYS, _count_of_modes = torch._C._TorchDispatchModeKey, torch._C._len_torch_dispatch_stack
 _TRACERS = _KEYS.PROXY, _KEYS.FAKE, _KEYS.FUNCTIONAL
 
 
 def is_traced(*tensors: Tensor) -> bool:
     """Whether there are no values to look at: under a tracer, a transformation, or capture of a graph."""
-    modes = (torch._C._get_dispatch_mode(key) for key in _TRACERS)
-    if torch._C._get_tracing_state() is not None or any(mode is not None for mode in modes):
+    return is_recorded(tensors[0]) or any(map(lacks_memory, tensors))
+
+
+def is_recorded(t: Tensor) -> bool:
+    """Whether operations are recorded now, for values that come later; on the device of this tensor."""
+    if _count_of_modes() and any(torch._C._get_dispatch_mode(key) is not None for key in _TRACERS):
         return True
-    return any(map(_has_no_memory, tensors)) or (
-        tensors[0].is_cuda and torch.cuda.is_current_stream_capturing()
-    )
+    if is_jit_tracing():
+        return True
+    return is_captured(t)
 
 
-def _has_no_memory(t: Tensor) -> bool:
+def is_captured(t: Tensor) -> bool:
+    """Whether a CUDA graph is captured now, on the device of this tensor."""
+    return t.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def lacks_memory(t: Tensor) -> bool:
+    """Whether a tensor stands for others: under vmap, on the meta device, or as a subclass."""
     if type(t) is not Tensor and type(t) is not torch.nn.Parameter:
         return True
     try:

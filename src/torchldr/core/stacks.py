@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from typing import Any, TypeVar
 
 import torch
@@ -115,6 +116,8 @@ def materialize(M: Matrix) -> Tensor:
     """The dense matrices of a stack (..., m, n); differentiable."""
     if is_jit_tracing():
         return each(M, lambda one: one.multiply(torch.eye(M.in_features, dtype=M.dtype, device=M.device)).mT)
+    if "_materialize" in M.at_once:
+        return M._materialize()
     return mapped(M, lambda one: one._materialize())
 
 
@@ -125,7 +128,7 @@ def multiply(M: Matrix, x: Tensor, *, transposed: bool, route: str | None, dense
     """M x, or M^T x, for rows of x; the leading axes of M and of x broadcast as in torch.matmul."""
     if x.ndim == 1:
         return multiply(M, x.unsqueeze(0), transposed=transposed, route=route, dense=dense).squeeze(-2)
-    lead = torch.broadcast_shapes(M.leading, x.shape[:-2])
+    lead = _broadcast(M.leading, x.shape[:-2])
     sizes = (1,) * (len(lead) - len(M.leading)) + tuple(M.leading)
     x = x.reshape(*(1,) * (len(lead) - x.ndim + 2), *x.shape)
     # Axes that are the vectors' alone join the rows.
@@ -139,6 +142,14 @@ def multiply(M: Matrix, x: Tensor, *, transposed: bool, route: str | None, dense
     order = [*kept, *folded]
     back = [order.index(a) for a in range(len(lead))]
     return y.permute(*back, len(lead), len(lead) + 1)
+
+
+def _broadcast(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
+    """`torch.broadcast_shapes`, which takes as long as a product."""
+    pairs = [*zip_longest(reversed(a), reversed(b), fillvalue=1)]
+    if any(p != q and p != 1 and q != 1 for p, q in pairs):
+        torch.broadcast_shapes(a, b)  # raises what is wrong
+    return tuple(q if p == 1 else p for p, q in reversed(pairs))
 
 
 def _multiply(M: Matrix, x: Tensor, transposed: bool, route: str | None, dense: bool | None) -> Tensor:
@@ -198,6 +209,8 @@ def _mapped_cost(sizes: Any, call: Call) -> float:
 def _mapped(M: Any, x: Tensor, transposed: bool) -> Tensor:
     inner, seen = _inner(M.ROUTES), M.unseen(M.call(x))
     assert inner is not None
+    if "_matmul" in M.at_once:
+        return inner.run(seen, x, transposed)
     return mapped(seen, lambda one, x: inner.run(one, x, transposed), x)
 
 

@@ -43,10 +43,12 @@ def stein_matrix(a: Tensor, c: Tensor, E: Tensor) -> Tensor:
 
 
 def stein_sum(a: Tensor, c: Tensor, E: Tensor) -> Tensor:
-    """`stein_matrix` for one matrix, by kernels on a GPU and by doubling elsewhere: (m,), (n,), (m, n)."""
+    """`stein_matrix` for (..., m), (..., n), (..., m, n): by kernels on a GPU and by doubling elsewhere."""
     if serves(a, c, E):
-        return stein_matrix(a.unsqueeze(0), c.unsqueeze(0), E.unsqueeze(0)).squeeze(0)
-    return shifted_sum(E, a, c, min(E.shape))
+        leading = E.shape[:-2]
+        a, c = (t.expand(*leading, t.shape[-1]).reshape(-1, t.shape[-1]) for t in (a, c))
+        return stein_matrix(a, c, E.reshape(-1, *E.shape[-2:])).reshape(E.shape)
+    return shifted_sum(E, a, c, min(E.shape[-2:]))
 
 
 def column_scan(nodes: Tensor, E: Tensor) -> Tensor:

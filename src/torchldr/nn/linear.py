@@ -107,10 +107,8 @@ class StructuredLinear(StructuredParameters):
     def weight(self) -> Tensor:
         if "weight" in self._learned:
             return self._own_weight()
-        matrix = self.matrix()
-        if self._why_no_plan(matrix) is not None:
-            return matrix.materialize()
-        return self._planned(matrix).weight()
+        plan = self._kept_plan()
+        return self.matrix().materialize() if plan is None else plan.weight()
 
     @weight.setter
     def weight(self, value: Tensor) -> None:
@@ -170,11 +168,11 @@ class StructuredLinear(StructuredParameters):
     def forward(self, x: Tensor) -> Tensor:
         if is_proxy(x):
             return as_node(self, x)
+        if (plan := self._kept_plan()) is not None:
+            check_input(plan, x, self.in_features, "in_features", "StructuredLinear")
+            return plan(x, self.bias)
         matrix = self.matrix()
         check_input(matrix, x, self.in_features, "in_features", "StructuredLinear")
-        if self._why_no_plan(matrix) is None:
-            call = matrix.call(x, kept=True)
-            return self._planned(matrix)(x, call, self.bias)
         return matrix.multiply(x, route=self._route, dense=PLANS[self._plan_choice], bias=self.bias)
 
     def routes(self, x: Tensor | int = 1) -> RouteTable:
@@ -189,8 +187,8 @@ class StructuredLinear(StructuredParameters):
         why = self._why_no_plan(matrix)
         call = matrix.call(x, kept=why is None)
         only = self._route
-        if why is None and only is None:
-            only = self._planned(matrix).route(call).name
+        if only is None and (plan := self._kept_plan()) is not None:
+            only = plan.route(call).name
         table = RouteTable(matrix.promoted(), call, only=only, dense=PLANS[self._plan_choice])
         table.note = "" if why is None else f"no plan is kept: {why}"
         return table
@@ -204,12 +202,6 @@ class StructuredLinear(StructuredParameters):
         if self._plan is not None and (kept := self._plan.prepared()):
             parts += [f"plan={self._plan_choice!r} (keeps {' and '.join(kept)})"]
         return ", ".join(parts)
-
-    def _why_no_plan(self, matrix: StructuredMatrix) -> str | None:
-        reason = super()._why_no_plan(matrix)
-        if reason is None and torch.is_grad_enabled() and self.bias is not None and self.bias.requires_grad:
-            return "the gradient of bias is wanted"
-        return reason
 
     def _make_plan(self, matrix: StructuredMatrix) -> Plan:
         return Plan(matrix, self._plan_choice, self._route, self._tuned)

@@ -9,7 +9,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from ..core.routes import is_traced
+from ..core.routes import is_recorded, is_traced
 from ..matrices import StructuredMatrix, get_structure
 from .plan import Plan
 from .tensors import add_axes, lack_values, named_tensors
@@ -100,21 +100,40 @@ class StructuredParameters(nn.Module):
             return "the layer is in train() mode"
         if torch.compiler.is_compiling():
             return "a compiler is at work"
-        gradients = torch.is_grad_enabled()
+        if wanted := self._gradient_wanted(matrix.tensors):
+            return f"the gradient of {wanted} is wanted"
         for name in self._learned:
-            if gradients and matrix.tensors[name].requires_grad:
-                return f"the gradient of {name} is wanted"
             own: Tensor | None = self._parameters.get(name)
             if own is not None and not isinstance(own, nn.Parameter):
                 return f"{name} was swapped for another tensor"
         return "tensors without memory" if is_traced(*matrix.tensors.values()) else None
 
+    def _gradient_wanted(self, tensors: Mapping[str, Tensor]) -> str | None:
+        """The name of one that autograd asks for, a bias too."""
+        if not torch.is_grad_enabled():
+            return None
+        every = {**tensors, **self._parameters}
+        return next((name for name, t in every.items() if t is not None and t.requires_grad), None)
+
     def _make_plan(self, matrix: StructuredMatrix) -> Plan:
         return Plan(matrix)
 
-    def _planned(self, matrix: StructuredMatrix) -> Plan:
-        plan = self._plan
-        if plan is None or not plan.holds(list(matrix.tensors.values())):
+    def _kept_plan(self) -> Plan | None:
+        """The plan for the numbers that the tensors have now; None where they are not constants."""
+        if self.training or torch.compiler.is_compiling():
+            return None
+        plan, named = self._plan, self._tensors()
+        tensors = [*named.values()]
+        if plan is not None and plan.is_of(tensors) and not is_recorded(tensors[0]):
+            # The very tensors that it was made of: what they are was asked then, what they hold is asked now.
+            if self._gradient_wanted(named):
+                return None
+            if plan.holds(tensors):
+                return plan
+        matrix = self.matrix()
+        if self._why_no_plan(matrix) is not None:
+            return None
+        if plan is None or not plan.holds([*matrix.tensors.values()]):
             plan = self._plan = self._make_plan(matrix)
         return plan
 

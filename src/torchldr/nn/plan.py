@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..core.dense_route import DenseProduct
-from ..core.products import Product, run_product
-from ..core.routes import Call, Route, choose, why_not
+from ..core.products import Product, autocasts, run_product
+from ..core.routes import Call, Route, choose, lacks_memory, why_not
 from ..matrices import StructuredMatrix
 from .snapshot import Snapshot
 
@@ -36,14 +37,19 @@ class Plan:
         only: str | None = None,
         tuned: dict[Call, str] | None = None,
     ) -> None:
-        self._snapshot = Snapshot(list(matrix.tensors.values()))
+        self._snapshot = Snapshot([*matrix.tensors.values()], live=not (matrix.structured or matrix.leading))
         with torch.inference_mode(False), torch.no_grad():
             copied = {name: t.detach() for name, t in matrix.tensors.items()}
             self.matrix = matrix.with_tensors(copied).promoted()
-        self.dtype = matrix.dtype
+        self.dtype, self.device, self._features = matrix.dtype, matrix.device, matrix.in_features
         self._dense, self._only, self._tuned = PLANS[choice], only, tuned or {}
         self._routes: dict[Call, Route] = {}
         self._products: dict[str, Product] = {}
+        self._taken: dict[tuple[Any, ...], tuple[Product, torch.dtype]] = {}
+
+    def is_of(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether the plan was made of these very tensors, or found to hold for them."""
+        return self._snapshot.is_of(tensors)
 
     def holds(self, tensors: Sequence[Tensor]) -> bool:
         """Whether the matrix still has the numbers that the plan was made from."""
@@ -87,9 +93,21 @@ class Plan:
                 self._products[route.name] = product
         return self._products[route.name]
 
-    def __call__(self, x: Tensor, call: Call, bias: Tensor | None) -> Tensor:
-        """M x for rows of x, in the dtype of the call."""
-        product = self._product(self.route(call))
-        if isinstance(product, DenseProduct):
-            return product(x, bias)
-        return run_product(product, x, call.dtype, bias)
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """M x for rows of x, in the dtype of the matrix or of autocast; x was checked."""
+        product, dtype = self._take(x)
+        return product(x, bias) if type(product) is DenseProduct else run_product(product, x, dtype, bias)
+
+    def _take(self, x: Tensor) -> tuple[Product, torch.dtype]:
+        """The product for an input, and the dtype of its result; found again by what a call differs in."""
+        dtype, device = self.dtype, self.device.type
+        if dtype != torch.float64 and autocasts(device):
+            dtype = torch.get_autocast_dtype(device)
+        needs_grad = x.requires_grad and torch.is_grad_enabled()
+        batch = x.numel() // self._features
+        asked = batch.bit_length(), batch & (batch - 1) == 0, dtype, needs_grad, lacks_memory(x)
+        taken = self._taken.get(asked)
+        if taken is None:
+            call = Call(batch, device, dtype, needs_grad, kept=True, traced=asked[-1])
+            taken = self._taken[asked] = self._product(self.route(call)), dtype
+        return taken

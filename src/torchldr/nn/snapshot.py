@@ -44,59 +44,78 @@ def _find_memcmp() -> Any:
 
 
 _memcmp = _find_memcmp()
-_bytes_of, _dtype_of = attrgetter("raw"), attrgetter("dtype")
+_bytes_of, _dtype_of, _version_of = attrgetter("raw"), attrgetter("dtype"), attrgetter("_version")
 _SMALL = 1 << 16  # bytes of a tensor that are compared by way of a copy: a call less
 
 
 class Snapshot:
-    """Copies of tensors, to tell later whether the tensors in their place are the same."""
+    """Copies of tensors, to tell later whether the tensors in their place are the same.
 
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
+    Args:
+        tensors: in the order in which they are compared.
+        live: nothing was computed from the numbers, what is kept reads them where they are: any will do, as
+            long as they lie there.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor], *, live: bool = False) -> None:
+        self._live = live
+        if live:
+            self._in_memory = False
+            self._look_at(tensors)
+            return
         with torch.inference_mode(False), torch.no_grad():
             copies = [t.detach().clone(memory_format=torch.contiguous_format) for t in tensors]
         self._copies = copies
         self._in_memory = all(c.device.type == "cpu" for c in copies)
         self._small = self._in_memory and all(c.nbytes <= _SMALL for c in copies)
         if self._small:
-            self._addresses, self._sizes = [*map(Tensor.data_ptr, tensors)], [*map(Tensor.numel, tensors)]
-            self._dtypes = [*map(_dtype_of, tensors)]
-            self._grids = [t for t in tensors if t.ndim > 1]
-            self._strides = [*map(Tensor.stride, self._grids)]
             self._memory = [_memory(t, c.nbytes) for t, c in zip(tensors, copies, strict=True)]
             self._bytes = [_memory(c, c.nbytes).raw for c in copies]
             self._small = all(map(Tensor.is_contiguous, tensors))
+        self._look_at(tensors)
+
+    def _look_at(self, tensors: Sequence[Tensor]) -> None:
+        """Keep by what the tensors are told from others next time."""
         self._steps, self._tensors, self._states = _steps, list(tensors), _states(tensors)
+        self._addresses, self._sizes = [*map(Tensor.data_ptr, tensors)], [*map(Tensor.numel, tensors)]
+        self._dtypes = [*map(_dtype_of, tensors)]
+        self._grids = [t for t in tensors if t.ndim > 1]
+        self._strides = [*map(Tensor.stride, self._grids)]
         # A reference to the data, so that no other data comes to the same address.
         self._data = [] if self._in_memory else [t.detach() for t in tensors]
 
+    def _lie_there(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether these tensors, which are the same objects, have the same memory in the same shape still."""
+        return (
+            [*map(Tensor.data_ptr, tensors)] == self._addresses
+            and [*map(_dtype_of, tensors)] == self._dtypes
+            and [*map(Tensor.numel, tensors)] == self._sizes
+            and [*map(Tensor.stride, self._grids)] == self._strides
+        )
+
+    def is_of(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether these are the very tensors, whatever numbers they hold now."""
+        return all(map(is_, tensors, self._tensors))
+
     def matches(self, tensors: Sequence[Tensor]) -> bool:
         """Whether these tensors hold the same numbers, bit for bit."""
+        if self._live:
+            return self.is_of(tensors) and self._lie_there(tensors)
         if self._in_memory:
             return self._same_bytes(tensors)
-        unchanged = self._states is not None and all(
-            a is b for a, b in zip(tensors, self._tensors, strict=True)
-        )
-        if unchanged and _states(tensors) == self._states and _steps == self._steps:
+        uncounted = self._states is None or _steps != self._steps or not self.is_of(tensors)
+        if not uncounted and [*map(_version_of, tensors)] == self._states and self._lie_there(tensors):
             return True
         if tensors[0].is_cuda and torch.cuda.is_current_stream_capturing():
             return False
         if not all(map(_equal, tensors, self._copies)):
             return False
-        self._steps, self._tensors, self._states = _steps, list(tensors), _states(tensors)
-        self._data = [t.detach() for t in tensors]
+        self._look_at(tensors)
         return True
 
     def _same_bytes(self, tensors: Sequence[Tensor]) -> bool:
-        # The same objects at the same places: their bytes alone may have changed.
-        if (
-            self._small
-            and all(map(is_, tensors, self._tensors))
-            and [*map(Tensor.data_ptr, tensors)] == self._addresses
-            and [*map(_dtype_of, tensors)] == self._dtypes
-            and [*map(Tensor.numel, tensors)] == self._sizes
-            and [*map(Tensor.stride, self._grids)] == self._strides
-        ):
-            return [*map(_bytes_of, self._memory)] == self._bytes
+        if self._small and self.is_of(tensors) and self._lie_there(tensors):
+            return [*map(_bytes_of, self._memory)] == self._bytes  # these alone may have changed
         for t, copy in zip(tensors, self._copies, strict=True):
             if t.dtype is not copy.dtype or t.shape != copy.shape or t.device.type != "cpu":
                 return False
@@ -114,10 +133,10 @@ def _memory(t: Tensor, size: int) -> ctypes.Array[ctypes.c_char]:
 
 
 def _states(tensors: Sequence[Tensor]) -> list[int] | None:
-    """Counts and addresses, or None where a change need not be counted."""
+    """Counts of edits, or None where an edit need not be counted."""
     if any(t.is_inference() or _shares_memory(t) for t in tensors):
         return None
-    return [number for t in tensors for number in (t._version, t.data_ptr())]
+    return [*map(_version_of, tensors)]
 
 
 def _shares_memory(t: Tensor) -> bool:

@@ -33,7 +33,7 @@ class Kept:
         self.M, self.plan = M, Plan(M, "fast")
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.plan(x, self.M.call(x, kept=True), None)
+        return self.plan(x, None)
 
     def why_not(self, x: Tensor) -> str | None:
         """Why x is not multiplied by ports."""

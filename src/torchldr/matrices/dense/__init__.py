@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -29,11 +29,10 @@ class Dense(StructuredMatrix, name="dense"):
     """
 
     look = "#1a1a1a", "s"
+    at_once = ("_materialize",)
 
     ROUTES = (
-        Route(
-            "dense", lambda M, call: None, _seconds, multiply_by_dense, lambda M: M._matmul, holds_dense=True
-        ),
+        Route("dense", lambda M, call: None, _seconds, multiply_by_dense, _kept_weight, holds_dense=True),
     )
     projection_work = 0
 
@@ -65,11 +64,15 @@ class Dense(StructuredMatrix, name="dense"):
     def factors(self) -> list[tuple[Tensor, ...]]:
         return [(self.weight,)]
 
+    def promoted(self) -> Self:
+        """The matrix as it is: a product of dense matrices runs in their own dtype."""
+        return self.with_tensors(self.tensors)
+
     def _matmul(self, x: Tensor) -> Tensor:
-        return x @ self.weight.mT
+        return x @ self.weight.mT.to(x.dtype)
 
     def _rmatmul(self, y: Tensor) -> Tensor:
-        return y @ self.weight
+        return y @ self.weight.to(y.dtype)
 
     def _materialize(self) -> Tensor:
         return self.weight

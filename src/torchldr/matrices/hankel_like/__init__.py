@@ -16,6 +16,7 @@ class HankelLike(ToeplitzLike, name="hankel_like"):
     """
 
     look = "#CC79A7", "v"
+    at_once = ("_materialize",)
 
     ROUTES = ToeplitzLike.ROUTES
     compresses = False

@@ -45,6 +45,7 @@ class LDRSubdiagonal(StructuredMatrix, name="ldr_sd"):
     """
 
     look = "#0072B2", "o"
+    at_once = ("_materialize",)
 
     opaque = True
     stored: ClassVar[Mapping[str, Storage]] = {

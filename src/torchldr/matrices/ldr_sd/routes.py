@@ -13,6 +13,7 @@ from ...core.dense_route import dense_route
 from ...core.products import Product
 from ...core.routes import Call, Route
 from ...functional import stein_scan, tridiagonal
+from ...functional.doubling import operator_weights
 from ...functional.fft import fast_length, is_fast_length
 from ...functional.subdiagonal import (
     circulant_pair,
@@ -90,8 +91,9 @@ def _convolution_cost(M: Any, call: Call) -> float:
         seconds += costs.ffts(call, b, length) + costs.ffts(call, b * r, length)
         seconds += costs.passes(call, b * r * length, 3)
         if not call.kept:
-            seconds += costs.ffts(call, r, length) + costs.passes(call, r * length, 3)
-    return costs.backward(call, seconds)
+            seconds += costs.ffts(call, r, length) + costs.passes(call, r * length, 6)
+    looking = 0.0 if call.kept else costs.started(call._replace(needs_grad=False), 30)
+    return looking + costs.backward(call, seconds)
 
 
 def _convolution(M: Any, x: Tensor, transposed: bool) -> Tensor:
@@ -184,9 +186,8 @@ def _prepare_cuda_pair(M: Any) -> Product:
 
 
 def dense_matrix(M: Any) -> Tensor:
-    """The matrix itself; differentiable, right for every operator, and no value is read."""
-    A, C = sides(M)
-    a, c = compiled_convolution.lower(A), compiled_convolution.lower(C)
+    """The matrix itself, or those of a stack; differentiable, right for every operator, no value is read."""
+    a, c = (operator_weights(M.tensors, side) for side in "AC")
     return stein_scan.stein_sum(a, c, M.G.mT @ M.H)
 
 

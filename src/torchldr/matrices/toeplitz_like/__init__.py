@@ -75,6 +75,7 @@ class ToeplitzLike(StructuredMatrix, name="toeplitz_like"):
     """
 
     look = "#009E73", "^"
+    at_once = ("_materialize",)
 
     ROUTES = (
         own_route("fft", _fft_seconds),
@@ -143,7 +144,7 @@ class ToeplitzLike(StructuredMatrix, name="toeplitz_like"):
         return partial(compiled_pair.matmul, compiled_pair.prepare(*self._sides(), self.dtype))
 
     def _materialize(self) -> Tensor:
-        (m, n), E = self.shape, self.G.mT @ self.H
+        m, n, E = self.out_features, self.in_features, self.G.mT @ self.H
         f = corner_sign(m, n)
         return stein_scan.stein_sum(shift_weights(E, m, f), shift_weights(E, n, -f), E)
 

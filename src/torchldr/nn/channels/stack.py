@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...core.routes import is_traced
+from ...core.routes import Call, is_captured, is_traced, takes_dense
 from ...matrices import StructuredMatrix
 from ..parameters import StructuredParameters, describe
 from ..tensors import let_prune
@@ -75,10 +75,8 @@ class MatrixStack(StructuredParameters):
         Differentiable. In `eval()` and without gradients for the parameters they are kept until a
         parameter changes.
         """
-        matrix = self.matrix()
-        if self._why_no_plan(matrix) is not None:
-            return matrix.materialize()
-        return self._planned(matrix).weight()
+        plan = self._kept_plan()
+        return self.matrix().materialize() if plan is None else plan.weight()
 
     def takes_dense(self, batch: int = 1, *, gain: float = 0.0) -> bool:
         """Whether so many vectors are multiplied by dense matrices, as the cheaper way.
@@ -89,12 +87,16 @@ class MatrixStack(StructuredParameters):
         """
         if torch.compiler.is_compiling():
             return self.structure.ROUTES[0].holds_dense or math.prod(self.matrix().shape) <= _SMALL
-        matrix = self.matrix()
-        kept = self._why_no_plan(matrix) is None
-        needs_grad = torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters())
-        table = matrix.routes(batch, needs_grad=needs_grad, kept=kept, traced=is_traced(*self.parameters()))
-        cost = {row.route: row.seconds for row in table if row.why_not is None}
-        return cost.get("dense", math.inf) <= min(cost.values()) + gain
+        plan = self._kept_plan()
+        matrix = self.matrix() if plan is None else plan.matrix
+        tensors = [*matrix.tensors.values()]
+        needs_grad = plan is None and torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+        traced = plan is None and is_traced(*tensors)
+        captured = is_captured(tensors[0])
+        call = Call(
+            batch, self.device.type, matrix.dtype, needs_grad, plan is not None, traced, captured=captured
+        )
+        return takes_dense(matrix if plan is not None else matrix.promoted(), call, gain=gain)
 
     @property
     def device(self) -> torch.device:

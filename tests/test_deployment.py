@@ -229,7 +229,7 @@ def deployed(tmp_path_factory: pytest.TempPathFactory, wheels: list[Path]) -> di
         with environment(folder, wheels[0]) as (scripts, packages):
             script = str(scripts / "torchldr")
             cases = {
-                # The forms in torch, and of the compiled loops those of one class, which take seconds as it is.
+                # The forms in torch; of the compiled loops, which take seconds, those of one class.
                 "smoke": Case(SMOKE, environment={"NUMBA_DISABLE_JIT": "1"}),
                 "loops": Case(PRODUCT),
                 "version": Case(SCRIPT, (script, "--version")),

@@ -31,7 +31,7 @@ pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork"),
 ]
 
-WORLD, N, BATCH = 3, 8, 12
+WORLD, N, BATCH = 4, 8, 12
 
 
 class Everything(nn.Module):
@@ -264,21 +264,21 @@ class Pair(nn.Module):
 RECOMPUTED, SINGLE = partial(Everything, recomputed=True), partial(Everything, torch.float32)
 MODELS = Everything, Compressed, RECOMPUTED, SINGLE, Mixture
 CASES: dict[str, tuple[int, Callable[..., float]]] = {
-    "ddp": (3, ddp),
+    "ddp": (4, ddp),
     "ddp, no_sync": (2, partial(ddp, parts=2)),
     "ddp, recomputed": (2, partial(ddp, make=RECOMPUTED)),
     "ddp, compressed before": (2, partial(ddp, make=Compressed)),
-    "fsdp": (3, fsdp),
+    "fsdp": (4, fsdp),
     "fsdp, no sync": (2, partial(fsdp, parts=2)),
     "fsdp, recomputed": (2, partial(fsdp, make=RECOMPUTED)),
-    "fsdp, compressed before": (3, partial(fsdp, make=Compressed)),
+    "fsdp, compressed before": (4, partial(fsdp, make=Compressed)),
     "fsdp, mixed precision": (2, mixed),
     "saved on 2": (2, saved_on_two),
     "loaded on 3": (3, loaded),
     "loaded on 1": (1, loaded),
     "errors after": (2, errors_after),
     "plan: replicated": (2, replicated_in_a_plan),
-    "plan: inputs sharded": (3, inputs_sharded_in_a_plan),
+    "plan: inputs sharded": (4, inputs_sharded_in_a_plan),
 }
 
 

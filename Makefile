@@ -10,6 +10,9 @@ EXTRAS := cli,onnx,dev
 # make test PAPER='paper[ray]' installs Ray too, and runs the tests that need a cluster.
 PAPER := paper
 
+# Packages are installed without bytecode: written once, at the first import, or compiled anew by every process.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: setup test demo lint clean
 
 setup: $(STAMP)

@@ -1,15 +1,19 @@
-"""Shared fixtures: seeds, CUDA sources as plain C++; hypothesis draws the same examples every time on CI."""
+"""Shared fixtures: seeds, processes, CUDA sources as C++; hypothesis draws the same every time on CI."""
 
 import contextlib
 import ctypes
 import importlib.util
+import multiprocessing
 import os
 import random
 import shutil
 import signal
 import subprocess
+from collections.abc import Iterator
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +23,10 @@ from torchldr.functional.port import series
 
 settings.register_profile("torchldr", deadline=None, derandomize="CI" in os.environ, print_blob=True)
 settings.load_profile("torchldr")
+
+# Processes of the tests are forks of one that has imported these, which takes seconds: see `started`.
+multiprocessing.set_forkserver_preload(["torch", "torch._dynamo", "torchldr"])
+FORKS = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 
 # Modules that need an extra are not looked through for examples without it.
 collect_ignore = [] if importlib.util.find_spec("transformers") else ["src/torchldr/hf.py"]
@@ -35,6 +43,41 @@ def interruptible():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(scope="session")
+def started():
+    """A context in which code runs in a process of its own, that finds `names`; killed at the end.
+
+    It is a fork of a process that has imported torch and torchldr and has done nothing else.
+    """
+
+    @contextlib.contextmanager
+    def start(code: str, **names: Any) -> Iterator[BaseProcess]:
+        head = "import os; os.environ.clear(); os.environ.update(environment)\n"
+        names |= {"__name__": "__main__", "environment": dict(os.environ)}
+        process = multiprocessing.get_context(FORKS).Process(target=exec, args=(head + code, names))
+        process.start()
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.join()
+
+    return start
+
+
+@pytest.fixture
+def spawned_as_forks(monkeypatch: pytest.MonkeyPatch):
+    """Processes that our code spawns have imported torch before; they are told the same things."""
+    context = multiprocessing.get_context(FORKS)
+
+    def get_context(method: str):
+        assert method == "spawn"
+        return context
+
+    for where in ("multiprocessing.get_context", "torchldr.compress.workers.get_context"):
+        monkeypatch.setattr(where, get_context)
 
 
 @pytest.fixture(scope="session")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,16 +13,15 @@ from typing import Any, NamedTuple
 import pytest
 from filelock import FileLock
 
-# Reads cases from stdin, runs each in a fork, prints what each did.
-SERVER = """
-import contextlib, io, json, os, sys, traceback
+# Runs a case and gives `tell` what it did.
+RUN = """
+import contextlib, io, os, sys, traceback
 
 def run(case):
     out, err, code = io.StringIO(), io.StringIO(), 0
     sys.argv = ["-c", *case["arguments"]]
     os.environ.update(case["environment"])
-    if case["cwd"]:
-        os.chdir(case["cwd"])
+    os.chdir(case["cwd"] or os.path.abspath(os.sep))
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             exec(compile(case["code"], "<case>", "exec"), {"__name__": "__main__"})
@@ -31,27 +30,30 @@ def run(case):
         except BaseException:
             traceback.print_exc()
             code = 1
-    return json.dumps([code, out.getvalue(), err.getvalue()])
+    return code, out.getvalue(), err.getvalue()
+"""
 
-exec(sys.argv[1])
-found, cases = [], json.load(sys.stdin)
-for case in cases:
-    if not hasattr(os, "fork"):
-        assert len(cases) == 1
-        found.append(run(case))
-        continue
+# Reads cases from stdin, runs each in a fork, prints what each did.
+SERVER = """
+import json, torch
+
+found = []
+for case in json.load(sys.stdin):
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         with open(writing, "w") as pipe:
-            pipe.write(run(case))
+            json.dump(run(case), pipe)
         os._exit(0)
     os.close(writing)
     with open(reading) as pipe:
-        found.append(pipe.read())
+        found.append(pipe.read() or '[-1, "", "the process died"]')
     os.waitpid(child, 0)
-print("[" + ", ".join(text or '[-1, "", "the process died"]' for text in found) + "]")
+print("[" + ", ".join(found) + "]")
 """
+
+
+FORKS = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 
 
 class Case(NamedTuple):
@@ -71,30 +73,38 @@ class Ran(NamedTuple):
     err: str
 
 
-def in_forks(
-    cases: Sequence[Case],
-    python: Sequence[str | Path] = (sys.executable,),
-    before: str = "import torch",
-    **options: Any,
-) -> list[Ran]:
-    """Run each case as `python -c` would, away from the checkout.
+def in_forks(cases: Sequence[Case]) -> list[Ran]:
+    """Run each case as `python -c` would, away from the checkout, with torch and torchldr imported before.
+
+    The process that forks is that of `started` in conftest.py, and stays for further cases.
+    """
+    context, found = multiprocessing.get_context(FORKS), list[Ran]()
+    for case in cases:
+        reading, writing = context.Pipe(duplex=False)
+        environment = {**os.environ, **case.environment}
+        names = {"case": {**case._asdict(), "environment": environment}, "pipe": writing}
+        process = context.Process(target=exec, args=(RUN + "pipe.send(run(case))", names))
+        process.start()
+        writing.close()
+        try:
+            found.append(Ran(*reading.recv()))
+        except EOFError:
+            found.append(Ran(-1, "", "the process died"))
+        process.join()
+    return found
+
+
+def in_forks_of(python: Sequence[str | Path], cases: Sequence[Case], **options: Any) -> list[Ran]:
+    """The same of another interpreter, which imports torch alone before.
 
     Args:
-        cases: what to run, one after the other.
         python: the interpreter, with what stands before it.
-        before: what all cases may find done, which must start no thread.
+        cases: what to run, one after the other.
         options: of subprocess.run.
     """
-    if not hasattr(os, "fork") and len(cases) > 1:
-        return [ran for case in cases for ran in in_forks([case], python, before, **options)]
-    options = {"cwd": Path(sys.executable).anchor, **options}
-    ran = subprocess.run(
-        [*python, "-c", SERVER, before],
-        input=json.dumps([case._asdict() for case in cases]),
-        capture_output=True,
-        text=True,
-        **options,
-    )
+    command = [*python, "-c", RUN + SERVER]
+    given = json.dumps([case._asdict() for case in cases])
+    ran = subprocess.run(command, input=given, capture_output=True, text=True, cwd="/", **options)
     assert ran.returncode == 0, ran.stderr
     return [Ran(*each) for each in json.loads(ran.stdout.splitlines()[-1])]
 

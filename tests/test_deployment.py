@@ -19,7 +19,7 @@ import pytest
 
 import torchldr
 
-from .processes import Case, Ran, in_forks, once
+from .processes import Case, Ran, in_forks, in_forks_of, once
 
 if sys.platform == "win32":
     pytest.skip("users and limits of POSIX", allow_module_level=True)
@@ -220,7 +220,7 @@ def deployed(tmp_path_factory: pytest.TempPathFactory, wheels: list[Path]) -> di
     """What happened to the wheels in a clean environment; strangers may be missing."""
 
     def named(cases: dict[str, Case], python: list[str | Path], settings: dict[str, str]) -> dict[str, Ran]:
-        return dict(zip(cases, in_forks([*cases.values()], python, env=settings), strict=True))
+        return dict(zip(cases, in_forks_of(python, [*cases.values()], env=settings), strict=True))
 
     def deploy(folder: Path) -> dict[str, Ran]:
         empty, cache = folder / "empty", folder / "cache"
@@ -229,7 +229,9 @@ def deployed(tmp_path_factory: pytest.TempPathFactory, wheels: list[Path]) -> di
         with environment(folder, wheels[0]) as (scripts, packages):
             script = str(scripts / "torchldr")
             cases = {
-                "smoke": Case(SMOKE),
+                # The forms in torch; of the compiled loops, which take seconds, those of one class.
+                "smoke": Case(SMOKE, environment={"NUMBA_DISABLE_JIT": "1"}),
+                "loops": Case(PRODUCT),
                 "version": Case(SCRIPT, (script, "--version")),
                 "no paper": Case(SCRIPT, (script, "paper", "list")),
                 "alone": Case(WITHOUT + ALONE, OPTIONAL),
@@ -267,6 +269,7 @@ def lines(deployed: dict[str, Ran], name: str) -> str:
 def test_a_wheel_works_in_a_clean_environment(deployed: dict[str, Ran]):
     assert lines(deployed, "smoke").strip() == str(len(torchldr.structures()))
     assert deployed["version"] == (0, f"torchldr {torchldr.__version__}\n", "")
+    assert loads(lines(deployed, "loops"))[LOOPS]["on"]
     assert lines(deployed, "cache")  # Numba's folder is the one that it was told
 
 
@@ -351,7 +354,7 @@ def test_a_full_disk_and_numba_broken_in_every_way(tmp_path: Path):
         Case(UNABLE + PLAIN),
         Case(PLAIN, environment={"NUMBA_DISABLE_JIT": "1"}),
     ]
-    ran = in_forks(cases, before="import torch, torchldr, torchldr.info")  # not numba
+    ran = in_forks(cases)  # of a process without numba
     assert not any(each.code for each in ran), [each.err for each in ran]
     full, absent, broken, unable, off = (each.out for each in ran)
     paths = loads(full)

@@ -11,8 +11,6 @@ import contextlib
 import json
 import os
 import socket
-import subprocess
-import sys
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
@@ -321,19 +319,15 @@ if __name__ == "__main__":
 @pytest.fixture
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, float | str]]:
     """What each rank found."""
+    from .processes import Case, in_forks, once  # not above: the processes run this file by its path
 
     def run(folder: Path) -> list[dict[str, float | str]]:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        command = [sys.executable, "-c", START, __file__, str(port), folder]
-        ran = subprocess.run(
-            command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
-        )
-        assert ran.returncode == 0, ran.stderr
+        (ran,) = in_forks([Case(START, [__file__, str(port), str(folder)], {"OMP_NUM_THREADS": "1"})])
+        assert ran.code == 0, ran.err
         return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(WORLD)]
-
-    from .processes import once  # not above: the processes run this file by its path
 
     return once(tmp_path_factory, "ranks", run)
 

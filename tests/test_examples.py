@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -36,6 +33,26 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
+# torchrun, with forks of it as workers: the same command line, agent and restarts, no new interpreters.
+TORCHRUN = """
+import runpy, sys
+from torch.distributed import run
+
+def worker(output, unbuffered, *command):
+    sys.stdout, sys.argv = open(output, "a"), list(command)
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+def launcher(config, entrypoint):
+    assert entrypoint == sys.executable
+    config.start_method = "fork"
+    return lambda *command: launch(config, worker)(output, *command)
+
+launch, run.elastic_launch = run.elastic_launch, launcher
+_, output, *arguments = sys.argv
+run.main(arguments)
+"""
+
+
 def case(name: str, *arguments: str | Path) -> Case:
     """An example in an interpreter that has what it says to install alone."""
     blocked = left_out((FOLDER / name).read_text())
@@ -47,7 +64,7 @@ def test_examples(tmp_path: Path):
     assert names == sorted([*SAYS, "distributed.py"])
     assert all(len((FOLDER / name).read_text().splitlines()) < 150 for name in names)
     cases = [case(name, *ARGUMENTS.get(name, ()))._replace(cwd=str(tmp_path)) for name in SAYS]
-    for name, ran in zip(SAYS, in_forks(cases, before="import torch, torchldr"), strict=True):
+    for name, ran in zip(SAYS, in_forks(cases), strict=True):
         assert ran.code == 0, ran.err
         assert SAYS[name] in ran.out
 
@@ -60,20 +77,17 @@ def losses(output: str) -> list[tuple[int, float]]:
 @pytest.mark.skipif(not dist.is_available(), reason="torch is built without distributed")
 def test_a_killed_worker_costs_steps_and_nothing_else(tmp_path: Path) -> None:
     """The example under torchrun: a worker is killed, and the job ends as if nothing had happened."""
-    quick = ["--quick", "--structure", "toeplitz_like", "--checkpoints"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    several = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [*several, "--max-restarts", "1", FOLDER / "distributed.py", *quick, tmp_path / "together"]
-    together = subprocess.run(
-        [*command, "--die-at", "10"],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment,
-    )  # fmt: skip
-    output = together.stdout
-    assert together.returncode == 0, output
+    quick = [str(FOLDER / "distributed.py"), "--quick", "--structure", "toeplitz_like", "--checkpoints"]
+    environment = {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    options = ["--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
+    command = [*options, *quick, str(tmp_path / "together"), "--die-at", "10"]
+    cases = [Case(TORCHRUN, [str(tmp_path / "output"), *command]), case(*quick, tmp_path / "alone")]
+    together, alone = in_forks([case._replace(environment=environment) for case in cases])
+    assert together.code == 0, together.err
+    output = (tmp_path / "output").read_text()
     assert len(re.findall(r"rank 1 of 2", output)) == 2, "torchrun did not start it again"
     assert re.findall(r"rank 1 goes on after step (\d+)", output) == ["8"], output
 
-    (alone,) = in_forks([case("distributed.py", *quick, tmp_path / "alone")], env=environment)
     assert alone.code == 0, alone.err
     want, got = dict(losses(alone.out)), losses(output)
     assert {step for step, _ in got} == set(want) == set(range(1, 25))

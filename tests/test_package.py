@@ -13,7 +13,7 @@ import torchldr
 import torchldr_paper
 from torchldr.info import EXTRAS
 
-from .processes import Case, in_forks
+from .processes import Case, in_forks_of
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -30,7 +30,7 @@ ATTRIBUTES = "import torchldr; torchldr.compress.Bytes, torchldr.export.to_onnx,
 
 def test_import():
     """Of three interpreters: what is loaded, that nothing warns, that modules are found as attributes."""
-    ran = in_forks([Case(code) for code in (LOADED, QUIET, ATTRIBUTES)])
+    ran = in_forks_of([sys.executable], [Case(code) for code in (LOADED, QUIET, ATTRIBUTES)])
     assert [each.code for each in ran] == [0, 0, 0], [each.err for each in ran]
     loaded = set(ran[0].out.split())
     packages = {name.partition(".")[0] for name in loaded}

@@ -50,8 +50,11 @@ class Used(NamedTuple):
 def imports() -> Iterator[Used]:
     """Every name that the sources import from torchldr, inside functions too."""
     for path in sorted(FOLDER.rglob("*.py")):
+        file = path.relative_to(FOLDER)
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            where = f"{path.relative_to(FOLDER)}:{getattr(node, 'lineno', 0)}"
+            if not isinstance(node, ast.ImportFrom | ast.Import):
+                continue
+            where = f"{file}:{node.lineno}"
             if isinstance(node, ast.ImportFrom) and not node.level and is_torchldr(node.module or ""):
                 yield from (Used(node.module or "", alias.name, where) for alias in node.names)
             if isinstance(node, ast.Import):

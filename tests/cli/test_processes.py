@@ -39,8 +39,7 @@ def test_fresh_interpreters(tmp_path: Path):
             Case(without("torchldr_paper.cli.paper"), ["report"]),
             Case(other(tmp_path / "good", GREETS), ["hello"]),
             Case(other(tmp_path / "bad", "import nothing_of_this_name\n"), ["structures"]),
-        ],
-        before="import torch, torchldr",
+        ]
     )
     assert module == (0, f"torchldr {torchldr.__version__}\n", "")
     for package, ran in (("typer", typer), ("rich", rich)):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
+from multiprocessing.connection import wait
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -117,6 +118,7 @@ def test_absolute_budgets_are_shared_out(weights):
     assert "60000 ms" in str(found)
 
 
+@pytest.mark.usefixtures("spawned_as_forks")
 def test_files_and_processes_give_the_same(weights, tmp_path):
     file, seen = tmp_path / "m.safetensors", []
     save_file(weights, file)
@@ -342,35 +344,43 @@ def test_folders_that_need_their_model_or_are_damaged_are_refused(tmp_path):
         load_weights(tmp_path / "out")
 
 
-SCRIPT = """
-import sys, torch, torchldr
-from torchldr.compress import workers
-if __name__ == "__main__":
-    torchldr.analyze({"W": torch.randn(60, 60)}, structures=["ldr_td"], ranks=[3], jobs=2,
-                     progress=lambda *step: None)
-looks_of = workers.looks_of
+# In the processes of the pool, which import this to find the function.
+ENDLESS = """
+import os
+from torchldr.compress.workers import looks_of
 def endless(*given):
-    print("working", file=sys.stderr, flush=True)
+    os.write(os.open({fifo!r}, os.O_WRONLY), b"working ")
     while True:
         looks_of(*given)
-workers.looks_of = endless  # in the processes of the pool, which run this file first
+"""
+ANALYSIS = """
+import signal, sys
+from multiprocessing import get_context
+sys.path.insert(0, folder)
+import endless, torch, torchldr
+from torchldr.compress import workers
+from torchldr.compress.analysis import weights as analysis
+signal.signal(signal.SIGINT, signal.default_int_handler)
+workers.get_context = {"spawn": get_context("forkserver")}.get
+analysis.looks_of = endless.endless
+weights = {"V": torch.randn(60, 60), "W": torch.randn(60, 60)}
+torchldr.analyze(weights, structures=["ldr_td"], ranks=[3], jobs=2, progress=lambda *step: None)
 """
 
 
-@pytest.mark.usefixtures("interruptible")
 @pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
-def test_an_interrupt_ends_the_processes_too(tmp_path: Path):
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    running = subprocess.Popen(
-        [sys.executable, str(script)], stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    try:
-        assert running.stderr is not None
-        assert running.stderr.readline() == "working\n"
-        running.send_signal(signal.SIGINT)
-        assert running.wait() != 0
-        running.stderr.read()  # to its end: a process that still ran would hold it open
-    finally:
-        if running.poll() is None:
-            os.killpg(running.pid, signal.SIGKILL)
+def test_an_interrupt_ends_the_processes_too(started: Any, tmp_path: Path):
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    (tmp_path / "endless.py").write_text(ENDLESS.format(fifo=str(fifo)))
+    reader, said = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK), b""
+    with started(ANALYSIS, folder=str(tmp_path)) as running, os.fdopen(reader, "rb", buffering=0) as pipe:
+        while said != b"working working ":
+            wait([pipe, running.sentinel])
+            assert running.exitcode is None
+            said += pipe.read(100) or b""
+        os.kill(running.pid, signal.SIGINT)
+        os.set_blocking(reader, True)
+        assert pipe.read() == b""  # to its end: a process that still ran would hold it open
+        running.join()
+        assert running.exitcode == 1

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import copy
-import os
+import multiprocessing
 import signal
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,8 +18,6 @@ import torchldr
 from torchldr.compress.finetuning.groups import even_factors, operator_names, parameter_groups
 from torchldr.compress.finetuning.model import FinetuneResult, finetune
 from torchldr.compress.finetuning.teacher import Distillation, replaced_layers
-
-SRC = Path(__file__).parents[2] / "src"
 
 
 def small(structure: str = "ldr_sd", **more: object) -> nn.Sequential:
@@ -319,12 +316,12 @@ def test_early_stop_puts_the_best_back():
 
 SCRIPT = """
 import sys
-sys.path[:0] = [{src!r}, {here!r}]
+sys.path.insert(0, here)
 from test_finetune import long_run, small
 def pace(stage, done, total):
-    print(done, flush=True)
-    sys.stdin.readline()
-long_run(small(), {folder!r}, pace)
+    pipe.send(done)
+    pipe.recv()
+long_run(small(), folder, pace)
 """
 
 
@@ -341,18 +338,16 @@ def long_run(model: nn.Module, folder: str, progress: object = None) -> Finetune
     )
 
 
-def test_a_killed_run_goes_on_with_the_same_numbers(tmp_path: Path):
-    here = str(Path(__file__).parent)
-    code = SCRIPT.format(src=str(SRC), here=here, folder=str(tmp_path / "killed"))
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    child = subprocess.Popen([sys.executable, "-c", code], text=True, **pipes)
-    assert child.stdin is not None
-    assert child.stdout is not None
-    while int(child.stdout.readline()) < 11:  # in the second pass, three steps after a checkpoint
-        child.stdin.write("\n")  # it waits for a line after each step
-        child.stdin.flush()
-    os.kill(child.pid, signal.SIGKILL)
-    assert child.wait() == -signal.SIGKILL
+def test_a_killed_run_goes_on_with_the_same_numbers(started: Any, tmp_path: Path):
+    mine, theirs = multiprocessing.Pipe()
+    names = {"pipe": theirs, "folder": str(tmp_path / "killed"), "here": str(Path(__file__).parent)}
+    with started(SCRIPT, **names) as child:
+        theirs.close()
+        while mine.recv() < 11:  # in the second pass, three steps after a checkpoint
+            mine.send(None)  # it waits after each step
+        child.kill()
+        child.join()
+        assert child.exitcode == -signal.SIGKILL
     seen: list[int] = []
     killed, whole = small(), small()
     second = long_run(killed, str(tmp_path / "killed"), lambda stage, done, total: seen.append(done))

@@ -1,7 +1,5 @@
 """Classes of O(n^2) work hold no n x n matrix in inference, and results no more than themselves."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +9,8 @@ import torchldr
 from torchldr import Toeplitz
 from torchldr.core.routes import why_not
 from torchldr.matrices.classical import DCT2, DFT, Cauchy, Chebyshev, Hankel, Legendre, Vandermonde
+
+from ..processes import Case, in_forks
 
 CODE = """
 import re, sys, torch, torchldr
@@ -31,10 +31,9 @@ print(peak() - before)
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's account of memory")
 @pytest.mark.parametrize("structure", ["ldr_td", "vandermonde_like", "cauchy_like"])
 def test_inference_holds_no_square_matrix(structure):
-    result = subprocess.run(
-        [sys.executable, "-c", CODE, structure], capture_output=True, text=True, check=True
-    )
-    assert float(result.stdout) < 100  # megabytes; 6144 x 6144 floats are 144
+    (ran,) = in_forks([Case(CODE, [structure])])
+    assert ran.code == 0, ran.err
+    assert float(ran.out) < 100  # megabytes; 6144 x 6144 floats are 144
 
 
 f64 = {"dtype": torch.float64}

@@ -193,6 +193,7 @@ def test_options_of_a_class() -> None:
         parse_options(["x"])
 
 
+@pytest.mark.usefixtures("spawned_as_forks")
 def test_several_runs_at_a_time(own_file: Path, tmp_path: Path) -> None:
     from torchldr_paper import Protocol, Run
     from torchldr_paper.ledger.ledger import Ledger

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import errno
 import json
+import multiprocessing
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -29,39 +28,32 @@ def library() -> Library:
 
 
 TOGETHER = """
-import os, sys, torch
+import os, torch
 from torchldr_paper import Ledger, Library, Protocol, Run, choose_device, sweep
 torch.set_num_threads(1)
 once = Protocol(epochs=2, batch=10, lrs=(.01,), trials=1)
-runs = [Run(sys.argv[1], structure="low_rank", seed=seed, protocol=once) for seed in range(8)]
+runs = [Run(file, structure="low_rank", seed=seed, protocol=once) for seed in range(8)]
 reading, writing = os.pipe()
 for _ in range(3):
     if os.fork() == 0:
         os.close(writing)
         os.read(reading, 1)  # until all three are there
-        report = sweep(runs, Ledger(sys.argv[2], published=False), Library(choose_device("cpu")))
-        os.write(1, f"{len(report.finished)} {len(report.present)}\\n".encode())
+        report = sweep(runs, Ledger(folder, published=False), Library(choose_device("cpu")))
+        pipe.send((len(report.finished), len(report.present)))
         os._exit(0)
 os.close(writing)
 assert [os.wait()[1] for _ in range(3)] == [0, 0, 0]
 """
 
 
-def start(code: str, *arguments: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *map(str, arguments)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
-def test_three_processes_share_the_runs(own_file: Path, tmp_path: Path) -> None:
-    outputs = start(TOGETHER, own_file, tmp_path).communicate(timeout=300)[0].splitlines()
-    assert len(outputs) == 3
-    done = [tuple(map(int, output.split())) for output in outputs]
+def test_three_processes_share_the_runs(started: Any, own_file: Path, tmp_path: Path) -> None:
+    reading, writing = multiprocessing.Pipe(duplex=False)
+    with started(TOGETHER, file=str(own_file), folder=str(tmp_path), pipe=writing) as three:
+        three.join()
+        assert three.exitcode == 0
+    done = [reading.recv() for _ in range(3)]
+    assert not reading.poll()
     assert sum(finished for finished, _ in done) == 8
     assert all(finished + present == 8 for finished, present in done)
     lines = (tmp_path / "ledger.jsonl").read_text().splitlines()
@@ -70,33 +62,28 @@ def test_three_processes_share_the_runs(own_file: Path, tmp_path: Path) -> None:
 
 
 HOLDER = """
-import sys
-from pathlib import Path
 from torchldr_paper.ledger.claims import Claim
-claim = Claim(Path(sys.argv[1]), sys.argv[2])
+claim = Claim(folder, run)
 assert claim.take()
-print("held", flush=True)
-input()
+pipe.send("held")
+pipe.recv()
 """
 
 
 def test_a_claim_is_left_alone_and_dies_with_its_process(
-    own_file: Path, tmp_path: Path, library: Library
+    started: Any, own_file: Path, tmp_path: Path, library: Library
 ) -> None:
     mine, theirs = (Run(str(own_file), seed=seed, protocol=ONCE) for seed in (0, 1))
-    holder = start(HOLDER, tmp_path, Path(theirs.hash))
-    try:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == "held\n"
+    here, there = multiprocessing.Pipe()
+    with started(HOLDER, folder=tmp_path, run=theirs.hash, pipe=there):
+        assert here.recv() == "held"
         ledger = Ledger(tmp_path, published=False)
         report = sweep([theirs, mine], ledger, library, wait=False)
         assert (report.finished, report.claimed) == ([mine], [theirs])
         report = sweep([theirs, mine], ledger, library, max_seconds=0)
         assert (report.present, report.left) == ([mine], [theirs])
         assert not Claim(tmp_path, theirs.hash).take()
-    finally:
-        holder.kill()  # nothing in it can be tidied up
-        holder.wait()
+    # It was killed: nothing in it can be tidied up.
     assert sweep([theirs], ledger, library).finished == [theirs]
     assert not (tmp_path / FOLDER).exists()
 

@@ -2,10 +2,9 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -118,11 +117,11 @@ def test_lines_that_are_no_records(change: object, reason: str, tmp_path: Path) 
 
 WRITERS = """
 import os, sys
-sys.path.insert(0, sys.argv[2])
+sys.path.insert(0, here)
 from test_ledger import Ledger, Run, make
 for first in (0, 20):
     if os.fork() == 0:
-        ledger = Ledger(sys.argv[1], published=False)
+        ledger = Ledger(folder, published=False)
         for seed in range(first, first + 20):
             ledger.append(make(Run("rectangles", seed=seed)))
         os._exit(0)
@@ -131,8 +130,10 @@ assert [os.wait()[1] for _ in range(2)] == [0, 0]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
-def test_two_writers_at_once(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-c", WRITERS, str(tmp_path), str(Path(__file__).parent)], check=True)
+def test_two_writers_at_once(started: Any, tmp_path: Path) -> None:
+    with started(WRITERS, folder=str(tmp_path), here=str(Path(__file__).parent)) as both:
+        both.join()
+        assert both.exitcode == 0
     ledger = Ledger(tmp_path, published=False)
     assert not ledger.problems
     assert len(ledger) == 40

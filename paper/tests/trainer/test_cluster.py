@@ -112,6 +112,7 @@ def test_options_of_engines_exclude_each_other(own_file: Path, tmp_path: Path) -
     assert not (tmp_path / "ledger.jsonl").exists()
 
 
+@pytest.mark.usefixtures("spawned_as_forks")
 def test_a_process_that_dies_is_replaced(own_file: Path, tmp_path: Path) -> None:
     """The pool of processes breaks; its runs begin again. One that always dies is listed."""
     runs = runs_of(own_file, 2)

@@ -3,10 +3,9 @@ from __future__ import annotations
 import json
 import math
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -152,20 +151,21 @@ def test_damaged_and_foreign_checkpoints_are_left(
 
 
 KILLED = """
-import os, signal, sys, torch
+import os, signal, torch
 from torchldr_paper import Ledger, Library, Protocol, Run, choose_device, sweep
 torch.set_num_threads(1)
-run = Run(sys.argv[1], structure="ldr_sd", protocol=Protocol(epochs=6, batch=10, lrs=(.001, .002), trials=2))
+run = Run(file, structure="ldr_sd", protocol=Protocol(epochs=6, batch=10, lrs=(.001, .002), trials=2))
 def log(run, epoch, scores):
     if epoch == 3:
         os.kill(os.getpid(), signal.SIGKILL)
-sweep([run], Ledger(sys.argv[2]), Library(choose_device("cpu")), log=log, checkpoint_seconds=0)
+sweep([run], Ledger(results), Library(choose_device("cpu")), log=log, checkpoint_seconds=0)
 """
 
 
-def test_kill_minus_nine_loses_one_epoch_at_most(own_file: Path, tmp_path: Path) -> None:
-    broken = subprocess.run([sys.executable, "-c", KILLED, str(own_file), str(tmp_path / "broken")])
-    assert broken.returncode == -signal.SIGKILL
+def test_kill_minus_nine_loses_one_epoch_at_most(started: Any, own_file: Path, tmp_path: Path) -> None:
+    with started(KILLED, file=str(own_file), results=str(tmp_path / "broken")) as broken:
+        broken.join()
+        assert broken.exitcode == -signal.SIGKILL
     protocol = Protocol(epochs=6, batch=10, lrs=(0.001, 0.002), trials=2)
     run = Run(str(own_file), structure="ldr_sd", protocol=protocol)
     threads, epochs = torch.get_num_threads(), dict[str, list[int]]()

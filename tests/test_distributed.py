@@ -325,7 +325,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, float | st
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        (ran,) = in_forks([Case(START, [__file__, str(port), str(folder)], {"OMP_NUM_THREADS": "1"})])
+        # Autograd does not survive a fork where there is a GPU.
+        environment = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        (ran,) = in_forks([Case(START, [__file__, str(port), str(folder)], environment)])
         assert ran.code == 0, ran.err
         return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(WORLD)]
 

@@ -78,7 +78,11 @@ def losses(output: str) -> list[tuple[int, float]]:
 def test_a_killed_worker_costs_steps_and_nothing_else(tmp_path: Path) -> None:
     """The example under torchrun: a worker is killed, and the job ends as if nothing had happened."""
     quick = [str(FOLDER / "distributed.py"), "--quick", "--structure", "toeplitz_like", "--checkpoints"]
-    environment = {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    environment = {
+        "OMP_NUM_THREADS": "1",
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
     options = ["--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
     command = [*options, *quick, str(tmp_path / "together"), "--die-at", "10"]
     cases = [Case(TORCHRUN, [str(tmp_path / "output"), *command]), case(*quick, tmp_path / "alone")]

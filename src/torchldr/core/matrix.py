@@ -90,6 +90,7 @@ class StructuredMatrix(LinearMap):
     scaled: ClassVar[tuple[str, ...]] = ("G", "H")  # M is multilinear in these: they carry its scale
     drawn: ClassVar[tuple[str, ...]] = ()  # constants that are random; they are kept in the state_dict
     opaque: ClassVar[bool] = False  # whether torch.compile should see the product as one operator
+    fuses: ClassVar[bool] = False  # whether compilers make the plain product as fast as what inference keeps
     stored: ClassVar[Mapping[str, Storage]] = {}  # tensors that quantisation does not make int8
     ROUTES: ClassVar[tuple[Route, ...]] = STANDARD  # the first serves every call
     STACK_ROUTES: ClassVar[tuple[Route, ...]] = stacks.ROUTES

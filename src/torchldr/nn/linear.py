@@ -7,12 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..core.products import check_input
+from ..core.products import autocasts, check_input
 from ..core.routes import Call, RouteTable
 from ..matrices import StructuredMatrix
 from .graph import as_node, is_proxy
 from .parameters import StructuredParameters, describe
 from .plan import PLANS, Plan
+from .planned import number, planned
 
 
 class StructuredLinear(StructuredParameters):
@@ -91,6 +92,7 @@ class StructuredLinear(StructuredParameters):
         self._plan_choice: str = "auto"
         self._route: str | None = None
         self._tuned: dict[Call, str] = {}
+        self._number = number(self)
         self.reset_parameters()
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
@@ -173,6 +175,8 @@ class StructuredLinear(StructuredParameters):
             return plan(x, self.bias)
         matrix = self.matrix()
         check_input(matrix, x, self.in_features, "in_features", "StructuredLinear")
+        if torch.compiler.is_compiling() and self._plans_compiled(matrix, x):
+            return planned(self, x)
         return matrix.multiply(x, route=self._route, dense=PLANS[self._plan_choice], bias=self.bias)
 
     def routes(self, x: Tensor | int = 1) -> RouteTable:
@@ -202,6 +206,18 @@ class StructuredLinear(StructuredParameters):
         if self._plan is not None and (kept := self._plan.prepared()):
             parts += [f"plan={self._plan_choice!r} (keeps {' and '.join(kept)})"]
         return ", ".join(parts)
+
+    def _plans_compiled(self, matrix: StructuredMatrix, x: Tensor) -> bool:
+        """Whether a compiler is shown the plan: where eager inference would keep one."""
+        if self.training or self.structure.fuses or torch.compiler.is_exporting():
+            return False
+        if torch.is_grad_enabled() and (x.requires_grad or self._gradient_wanted(matrix.tensors) is not None):
+            return False
+        return not autocasts(x.device.type)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._number = number(self)
 
     def _make_plan(self, matrix: StructuredMatrix) -> Plan:
         return Plan(matrix, self._plan_choice, self._route, self._tuned)

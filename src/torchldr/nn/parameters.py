@@ -131,8 +131,11 @@ class StructuredParameters(nn.Module):
             if plan.holds(tensors):
                 return plan
         matrix = self.matrix()
-        if self._why_no_plan(matrix) is not None:
-            return None
+        return self._plan_for(matrix) if self._why_no_plan(matrix) is None else None
+
+    def _plan_for(self, matrix: StructuredMatrix) -> Plan:
+        """The plan that is kept, made anew where it does not hold for the numbers of this matrix."""
+        plan = self._plan
         if plan is None or not plan.holds([*matrix.tensors.values()]):
             plan = self._plan = self._make_plan(matrix)
         return plan

@@ -75,6 +75,7 @@ class Circulant(StructuredMatrix, name="circulant"):
     """
 
     look = "#888888", "X"
+    fuses = True
 
     ROUTES = own_route("fft", _fft_seconds), dense_route(gather_seconds)
     projection_work = 0

@@ -30,6 +30,7 @@ class Dense(StructuredMatrix, name="dense"):
 
     look = "#1a1a1a", "s"
     at_once = ("_materialize",)
+    fuses = True
 
     ROUTES = (
         Route("dense", lambda M, call: None, _seconds, multiply_by_dense, _kept_weight, holds_dense=True),

@@ -41,6 +41,7 @@ class Fastfood(StructuredMatrix, name="fastfood"):
     """
 
     look = "#888888", "*"
+    fuses = True
 
     ROUTES = own_route("hadamard", _seconds), dense_route(_dense_seconds)
     projection_work = 4

@@ -31,6 +31,7 @@ class LowRank(StructuredMatrix, name="low_rank"):
     """
 
     look = "#E69F00", "P"
+    fuses = True
     at_once = "_matmul", "_rmatmul", "_materialize"
 
     ROUTES = own_route("two_products", _seconds), dense_route(_product_seconds)

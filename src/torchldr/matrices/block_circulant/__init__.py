@@ -26,9 +26,10 @@ def _block_size(M: Any) -> int:
 def _block_seconds(M: Any, call: Call) -> float:
     (m, n), b, size = M.shape, call.batch, _block_size(M)
     seconds = costs.ffts(call, b * n / size, size) + costs.ffts(call, b * m / size, size)
-    # One product of complex numbers: twice the reading and four times the arithmetic.
-    seconds += 2 * costs.gemm(call._replace(dtype=torch.float32), 2 * b, m, -(-n // size))
-    seconds += costs.passes(call, b * (m + n), 3)
+    # A product of complex numbers is four of real ones, and reads its weights as slowly as an elementwise pass;
+    # short transforms take as long as some more passes.
+    seconds += costs.gemm(call._replace(dtype=torch.float32), 4 * b, m, -(-n // size))
+    seconds += costs.passes(call, m * n / size / 2, 1) + costs.passes(call, 4 * b * (m + n), 2)
     if not call.kept:
         seconds += costs.ffts(call, m * n / size**2, size) + costs.passes(call, m * n / size, 2)
     return costs.backward(call, seconds)

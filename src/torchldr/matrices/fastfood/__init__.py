@@ -18,7 +18,7 @@ from ...functional.orthogonal import LARGEST_KEPT, hadamard_matrix, hadamard_ref
 
 def _seconds(M: Any, call: Call) -> float:
     size = _power_of_two(max(M.shape))
-    return costs.backward(call, costs.passes(call, call.batch * size, 4 * size.bit_length()))
+    return costs.backward(call, costs.passes(call, call.batch * size, 2 * size.bit_length()))
 
 
 def _dense_seconds(M: Any, call: Call) -> float:

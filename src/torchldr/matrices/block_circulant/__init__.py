@@ -26,8 +26,8 @@ def _block_size(M: Any) -> int:
 def _block_seconds(M: Any, call: Call) -> float:
     (m, n), b, size = M.shape, call.batch, _block_size(M)
     seconds = costs.ffts(call, b * n / size, size) + costs.ffts(call, b * m / size, size)
-    # A product of complex numbers is four of real ones, and reads its weights as slowly as an elementwise pass;
-    # short transforms take as long as some more passes.
+    # A product of complex numbers is four of real ones and reads its weights slowly; short transforms take as
+    # long as some more passes.
     seconds += costs.gemm(call._replace(dtype=torch.float32), 4 * b, m, -(-n // size))
     seconds += costs.passes(call, m * n / size / 2, 1) + costs.passes(call, 4 * b * (m + n), 2)
     if not call.kept:

@@ -103,9 +103,8 @@ def sleeping(folder: Path, count: int, in_flight: int) -> None:
 def equal(folder: Path, repeats: int = 2) -> None:
     import ray
 
-    protocol = Protocol(
-        epochs=60, lrs=(0.001,), trials=1
-    )  # seconds each: what a run costs to begin is not asked
+    # Runs of seconds: with ten epochs what a run costs to begin shows.
+    protocol = Protocol(epochs=60, lrs=(0.001,), trials=1)
     runs = [Run(tiny(folder, 2000), structure="low_rank", seed=s, protocol=protocol) for s in range(4)]
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     seconds: dict[int, list[float]] = {1: [], 2: []}

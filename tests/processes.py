@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 from filelock import FileLock
 
-# Runs a case and gives `tell` what it did.
+# A function that runs a case and returns what it did.
 RUN = """
 import contextlib, io, os, sys, traceback
 

@@ -208,12 +208,15 @@ class StructuredLinear(StructuredParameters):
         return ", ".join(parts)
 
     def _plans_compiled(self, matrix: StructuredMatrix, x: Tensor) -> bool:
-        """Whether a compiler is shown the plan: where eager inference would keep one."""
+        """Whether a compiler is shown the plan: on a CPU, where eager inference would keep one.
+
+        On a GPU a compiler may record what runs, in memory that it takes back; a plan must not lie there.
+        """
         if self.training or self.structure.fuses or torch.compiler.is_exporting():
             return False
         if torch.is_grad_enabled() and (x.requires_grad or self._gradient_wanted(matrix.tensors) is not None):
             return False
-        return not autocasts(x.device.type)
+        return x.device.type == "cpu" and not autocasts("cpu")
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

@@ -1,9 +1,9 @@
 """A layer's plan under torch.compile: one operator that keeps what eager inference keeps.
 
 A compiler takes parameters for inputs of its graph, so that a product would prepare itself at every call. In
-`eval()` and without gradients it is shown `torchldr::planned` instead, except for classes that a compiler
-makes as fast itself. The operator is a function of its tensors: the layer, found by a number, only lends its
-plan, and a plan is asked whether it holds for the tensors that came.
+`eval()`, on a CPU and without gradients it is shown `torchldr::planned` instead, except for classes that a
+compiler makes as fast itself. The operator is a function of its tensors: the layer, found by a number, only
+lends its plan, and a plan is asked whether it holds for the tensors that came.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
-
-from ..core.routes import is_captured
 
 _LAYERS: WeakValueDictionary[int, Any] = WeakValueDictionary()
 _numbers = itertools.count()
@@ -42,7 +40,7 @@ def _planned(x: Tensor, tensors: Sequence[Tensor], bias: Tensor | None, layer: i
     matrix = found.matrix().with_tensors(dict(zip(found._names, tensors, strict=True)))
     own = found._tensors().values()
     swapped = any(t.data_ptr() != mine.data_ptr() for t, mine in zip(tensors, own, strict=True))
-    if swapped or is_captured(x):  # the layer's plan is for its own numbers, and not of a graph's memory
+    if swapped:  # the layer's plan is for its own numbers
         return matrix.multiply(x, bias=bias).contiguous()
     with torch.no_grad():
         return found._plan_for(matrix)(x, bias).contiguous()

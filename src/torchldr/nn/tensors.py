@@ -11,8 +11,8 @@ from torch.nn.utils.prune import BasePruningMethod
 
 def named_tensors(layer: nn.Module, names: tuple[str, ...]) -> dict[str, Tensor]:
     """Parameters and buffers by name; what pruning or a parametrization has put in their place too."""
-    found = layer._parameters | layer._buffers
-    return {name: found[name] if name in found else getattr(layer, name) for name in names}  # type: ignore[misc]
+    found: dict[str, Any] = {**layer._parameters, **layer._buffers}
+    return {name: found[name] if name in found else getattr(layer, name) for name in names}
 
 
 def lack_values(tensors: dict[str, Tensor], learned: tuple[str, ...]) -> bool:

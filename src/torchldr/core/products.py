@@ -43,6 +43,16 @@ def autocasts(device: str) -> bool:
     return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
 
 
+def allows_tf32(device: str, dtype: torch.dtype) -> bool:
+    """Whether matrix products of this dtype may round their factors, as a user can allow on a GPU."""
+    if device != "cuda" or dtype != torch.float32:
+        return False
+    try:
+        return bool(torch.backends.cuda.matmul.allow_tf32)
+    except RuntimeError:  # set by the newer of torch's two ways
+        return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
+
+
 def without_autocast(device: str) -> AbstractContextManager[Any]:
     """Autocast off for this type of device, where it is on."""
     return torch.autocast(device, enabled=False) if autocasts(device) else nullcontext()

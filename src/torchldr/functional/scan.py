@@ -1,6 +1,7 @@
 """The dense matrices of LDR-SD layers, and all their gradients, by recurrences along diagonals.
 
     matrix        M = sum_{t < m} A^t E (C^t)^T,  A m x m, C n x n, m <= n, both subdiagonal with corners
+    sources       E = G^T H
     weights       w_i = a_i c_j of a step into entry (i, j), a = (corner_A, subdiagonal_A), c likewise
 
 A diagonal s has the entries (i, s + i) for i = 0 .. m - 1, columns modulo n. A path starts at an entry of E
@@ -22,26 +23,74 @@ the corner, and will go through it. All of it is sums of products: no division a
 every operator is served whose products the dtype can hold; zeros and underflow do no harm.
 
 With a diagonal C instead, diagonals become columns: that is a Vandermonde-like matrix, transposed, with A
-the shift. `straight` asks for it.
+the shift. `column_scan` has it.
 
-Work O(m n) for any rank, which a GPU does in a few passes over its memory: diagonals are cut into segments,
-whose sums are computed at once, then chained (`kernels.cuda.scan`). On a CPU the same is done row by row;
-there it is the oracle of the kernels. The tests hold both to the definition.
+Work O(m n) beside the sources, which a GPU does in a few passes over its memory: diagonals are cut into
+segments, whose sums are computed at once, then chained (`kernels.cuda.scan`). On a CPU the same is done row
+by row; there it is the oracle of the kernels. The tests hold both to the definition.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..kernels.cuda import unavailable
-from ..kernels.cuda.scan import Form, launch, parts, states
+from ..kernels.cuda.scan import DTYPES, Form, blocks, launch, parts, parts_of_rows, segments, states, width
+from .doubling import shift_weights
+
+
+class Operators(NamedTuple):
+    """A and C of stacked matrices: their corners (R, 1) and subdiagonals (R, m - 1) and (R, n - 1).
+
+    Shifts have the numbers 1 or -1 for corners, and None.
+    """
+
+    corner_a: Tensor | int
+    lower_a: Tensor | None
+    corner_c: Tensor | int
+    lower_c: Tensor | None
+
+    def part(self, part: slice) -> Operators:
+        """Those of some matrices, contiguous."""
+        return self._with(lambda t: t[part].contiguous())
+
+    @property
+    def swapped(self) -> Operators:
+        """Those of the transposed matrices."""
+        return Operators(*self[2:], *self[:2])
+
+    @property
+    def reversed(self) -> Operators:
+        """A^T and C^T, read from the other end."""
+        return self._with(lambda t: t.flip(-1))
+
+    def _with(self, change: Callable[[Tensor], Tensor]) -> Operators:
+        changed: list[Any] = [change(t) if isinstance(t, Tensor) else t for t in self]
+        return Operators(*changed)
+
+    def weights(self, like: Tensor, m: int, n: int) -> tuple[Tensor, Tensor]:
+        """a and c, shapes (R, m) and (R, n), in the dtype of `like`, which has R of something."""
+        a, c = weights(*self[:2], like, m), weights(*self[2:], like, n)
+        return a.expand(len(like), m), c.expand(len(like), n)
+
+
+def weights(corner: Tensor | int, subdiagonal: Tensor | None, like: Tensor, size: int) -> Tensor:
+    """The corner, then the subdiagonal: (..., size), in the dtype of `like`."""
+    if isinstance(corner, Tensor):
+        assert subdiagonal is not None
+        return torch.cat((corner, subdiagonal), -1).to(like.dtype)
+    return shift_weights(like, size, corner)
+
+
+_SHIFTS = Operators(1, None, 1, None)
 
 
 class Gradients(NamedTuple):
-    """Of `stein_scan` in its arguments."""
+    """Of `stein_scan`: in the operators' weights, corners first, and in E."""
 
     a: Tensor  # (R, m)
     c: Tensor  # (R, n)
@@ -51,60 +100,137 @@ class Gradients(NamedTuple):
 def serves(*tensors: Tensor) -> bool:
     """Whether the kernels take these tensors."""
     first = tensors[0]
-    if not first.is_cuda or first.dtype not in (torch.float32, torch.float64) or unavailable():
+    if not first.is_cuda or first.dtype not in DTYPES or unavailable():
         return False
     return all(t.dtype == first.dtype and t.device == first.device for t in tensors)
 
 
-def stein_scan(a: Tensor, c: Tensor, e: Tensor, straight: bool = False) -> Tensor:
-    """The matrices sum_{t < m} A^t E (C^t)^T of stacked layers.
+def stein_scan(of: Operators, G: Tensor, H: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """The matrices sum_{t < m} A^t G^T H (C^t)^T of stacked layers.
 
     Args:
-        a: corner and subdiagonal of A, shape (R, m).
-        c: likewise of C, shape (R, n), n >= m; where `straight`, C is diagonal and c its diagonal.
-        e: the matrices E, shape (R, m, n).
-        straight: whether C is diagonal. A must then have no corner, and m may exceed n.
+        of: A and C.
+        G: shape (R, r, m).
+        H: shape (R, r, n), n >= m.
+        dtype: of the result, by default that of G. The computation is in float32 or wider.
 
     Returns:
         Shape (R, m, n). No gradient: `stein_scan_gradients` are its own.
 
     The same, slowly: the sum over t.
     """
-    return _scan(a, c, e, Form(straight=straight))
+    dtype = dtype or G.dtype
+    if serves(G, H):
+        form = Form(product=True, **_kind(of, G, dtype))
+        return _filled(form, of, G.contiguous(), H.contiguous(), None)
+    G, H = (t.to(torch.promote_types(t.dtype, torch.float32)) for t in (G, H))
+    e = G.mT @ H
+    return _plain_scan(*of.weights(e, *e.shape[-2:]), e, False).to(dtype)
 
 
-def stein_scan_adjoint(a: Tensor, c: Tensor, D: Tensor, straight: bool = False) -> Tensor:
-    """sum_{t < m} (A^t)^T D C^t, the adjoint of `stein_scan` in e: the same, from the other end."""
-    c = c if straight else c.roll(-1, 1)
-    return _scan(a.roll(-1, 1).flip(1), c.flip(1), D, Form(back=True, straight=straight))
+def stein_scan_adjoint(of: Operators, D: Tensor, given: torch.dtype | None = None) -> Tensor:
+    """sum_{t < m} (A^t)^T D C^t, the adjoint of `stein_scan` in E: the same, from the other end.
+
+    `given` is the dtype of the operators, where that of D has fewer digits.
+    """
+    of = of.reversed
+    if serves(D):
+        form = Form(back=True, **_kind(of, D, D.dtype, given))
+        return _filled(form, of, None, None, D.contiguous())
+    wide = D.to(torch.promote_types(D.dtype, torch.float32)).flip(1, 2)
+    return _plain_scan(*of.weights(wide, *D.shape[-2:]), wide, False).flip(1, 2).to(D.dtype)
 
 
-def stein_scan_gradients(a: Tensor, c: Tensor, e: Tensor, D: Tensor) -> Gradients:
-    """Gradients of sum(D * stein_scan(a, c, e)), shapes as there."""
-    if serves(a, c, e, D):
-        a, c, e, D = (t.contiguous() for t in (a, c, e, D))
-        dw, dE, form = torch.empty_like(e), torch.empty_like(e), Form(graded=True)
-        for part in parts(e):
-            given = a[part], c[part], e[part], D[part]
-            launch("gradients", form, e[part], [*given, states(*given, form), dw[part], dE[part]])
-    else:
-        dw, dE = _plain_gradients(a, c, e, D)
-    with torch.autocast(e.device.type, enabled=False):
-        da = (dw @ c.unsqueeze(-1)).squeeze(-1)
-        dc = (a.unsqueeze(-2) @ dw).squeeze(-2)
+def stein_scan_gradients(of: Operators, G: Tensor, H: Tensor, D: Tensor) -> Gradients:
+    """Gradients of sum(D * stein_scan(of, G, H)): that in E in the dtype of D, the others in that of G."""
+    (R, _, m), n = G.shape, H.shape[-1]
+    if not serves(G, H):
+        wide = [t.to(torch.promote_types(t.dtype, torch.float32)) for t in (G, H, D)]
+        e = wide[0].mT @ wide[1]
+        a, c = of.weights(e, m, n)
+        dw, dE = _plain_gradients(a, c, e, wide[2])
+        da, dc = (dw * c.unsqueeze(-2)).sum(-1), (dw * a.unsqueeze(-1)).sum(-2)
+        return Gradients(da.to(G.dtype), dc.to(G.dtype), dE.to(D.dtype))
+    form = Form(m == n, product=True, graded=True, **_kind(of, G, D.dtype))
+    G, H, D = G.contiguous(), H.contiguous(), D.contiguous()
+    dE, da, dc = torch.empty_like(D), G.new_empty(R, m), G.new_empty(R, n)
+    for part in parts(R):
+        shape = len(D[part]), m, n
+        given = _arguments(of.part(part), G[part], H[part], None)
+        state = states(form, D, shape, given, D[part])
+        rows = state.new_empty(shape[0], blocks(n) * parts_of_rows(form), m)
+        columns = state.new_empty(shape[0], segments(form, m), blocks(n), width(form))
+        launch("gradients", form, D, shape, [*given, D[part], state, dE[part], rows, columns])
+        launch("totals", form, D, shape, [rows, columns, da[part], dc[part], blocks(n)])
     return Gradients(da, dc, dE)
 
 
-def _scan(a: Tensor, c: Tensor, e: Tensor, form: Form) -> Tensor:
-    if serves(a, c, e):
-        a, c, e = a.contiguous(), c.contiguous(), e.contiguous()
-        M = torch.empty_like(e)
-        for part in parts(e):
-            given = a[part], c[part], e[part]
-            launch("fill", form, e[part], [*given, states(*given, e[part], form), M[part]])
-        return M
-    M = _plain_scan(a, c, e.flip(1, 2) if form.back else e, form.straight)
-    return M.flip(1, 2) if form.back else M
+def column_scan(nodes: Tensor, e: Tensor) -> Tensor:
+    """X_ij = nodes_j X_{i-1, j} + e_ij, shapes (R, n) and (R, m, n); no gradient."""
+    return _columns(nodes, e, back=False)
+
+
+def column_scan_adjoint(nodes: Tensor, D: Tensor) -> Tensor:
+    """The adjoint of `column_scan` in e: the same, from the last row to the first."""
+    return _columns(nodes, D, back=True)
+
+
+def diagonal_sums(D: Tensor) -> Tensor:
+    """sum_i D[i, (s + i) mod n] by the kernels: (R, m, n), m <= n, to (R, n) in float32 or wider."""
+    R, m, n = D.shape
+    form = Form(m == n, shifts=True, given=torch.promote_types(D.dtype, torch.float32), dense=D.dtype)
+    found = [D.new_empty(0, n, dtype=form.dtype)]
+    for part in parts(R):
+        count, given = len(D[part]), _arguments(_SHIFTS, None, None, D[part].contiguous())
+        sums = torch.empty(2, count, segments(form, m), n, dtype=form.dtype, device=D.device)
+        launch("sums", form, D, (count, m, n), [*given, 0, sums])
+        found.append(sums[1].sum(1))
+    return found[1] if len(found) == 2 else torch.cat(found)
+
+
+def _columns(nodes: Tensor, e: Tensor, back: bool) -> Tensor:
+    nodes = nodes.flip(1) if back else nodes
+    if serves(nodes, e):
+        form = Form(straight=True, back=back, given=nodes.dtype, dense=e.dtype)
+        return _filled(form, Operators(0, None, 0, nodes), None, None, e.contiguous())
+    shift = shift_weights(e, e.shape[1], 0.0).expand(e.shape[:2])
+    X = _plain_scan(shift, nodes, e.flip(1, 2) if back else e, True)
+    return X.flip(1, 2) if back else X
+
+
+def _kind(
+    of: Operators, like: Tensor, dense: torch.dtype, given: torch.dtype | None = None
+) -> dict[str, Any]:
+    """Of a Form, by the operators; those of `stein_scan` have the dtype of G."""
+    tensor = of.lower_a
+    if tensor is not None:
+        given = tensor.dtype
+    return {"shifts": tensor is None, "given": given or like.dtype, "dense": dense}
+
+
+def _arguments(of: Operators, G: Tensor | None, H: Tensor | None, e: Tensor | None) -> list[Any]:
+    corners = [0 if isinstance(t, Tensor) else t for t in (of.corner_a, of.corner_c)]
+    pointers = [t if isinstance(t, Tensor) else 0 for t in of]
+    rank = 0 if G is None else G.shape[-2]
+    return [*pointers, *corners, *(0 if t is None else t for t in (G, H, e)), rank]
+
+
+def _filled(form: Form, of: Operators, G: Tensor | None, H: Tensor | None, e: Tensor | None) -> Tensor:
+    if e is None:
+        assert G is not None
+        assert H is not None
+        R, m, n = len(G), G.shape[-1], H.shape[-1]
+    else:
+        R, m, n = e.shape
+    like = H if e is None else e
+    assert like is not None
+    form = form._replace(square=m == n)
+    M = torch.empty(R, m, n, dtype=form.dense, device=like.device)
+    for part in parts(R):
+        shape = len(M[part]), m, n
+        given = _arguments(of.part(part), *(t if t is None else t[part] for t in (G, H, e)))
+        launch("fill", form, M, shape, [*given, states(form, M, shape, given, 0), M[part]])
+    return M
 
 
 # Row by row.

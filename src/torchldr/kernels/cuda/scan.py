@@ -1,4 +1,9 @@
-"""The kernels of `scan`, which has their formulas: sums of segments, a chain of them, then every entry."""
+"""The kernels of `scan`, which has their formulas: sums of segments, a chain of them, then every entry.
+
+A block has THREADS diagonals and the rows of one segment, a parallelogram of the matrix E = G^T H. It is
+made column by column and lies in shared memory; E itself is nowhere. Matrices that come or go (M, its
+gradient D and that of E) may have fewer digits than the numbers that are computed with.
+"""
 
 from __future__ import annotations
 
@@ -10,28 +15,47 @@ from torch import Tensor
 
 from . import nvrtc
 
-SEGMENT = 32
-
 SOURCE = r"""
 typedef long long i64;
 
+struct bf16 { unsigned short bits; };
+union Bits { unsigned u; float f; };
+__device__ double read(const double* p) { return *p; }
+__device__ float read(const float* p) { return *p; }
+__device__ float read(const bf16* p) { Bits b; b.u = (unsigned)p->bits << 16; return b.f; }
+__device__ void write(double* p, T value) { *p = value; }
+__device__ void write(float* p, T value) { *p = value; }
+__device__ void write(bf16* p, T value) {
+    Bits b; b.f = value;
+    // to the nearest, ties to even
+    p->bits = value != value ? 0x7fff : (b.u + 0x7fff + (b.u >> 16 & 1)) >> 16;
+}
+
 // Numbers of a segment, arrays of shape (.., matrices, segments, n). What `sums` finds: the product of its
 // weights, x at its end, and where GRADED sum D W and r, with W and B counted from the segment's first row.
-enum { PRODUCT, END_X, SUM_DW, END_R };
+enum { PRODUCT_, END_X, SUM_DW, END_R };
 // What `chain` makes of it, taken over from above and from below; l and t already times the weight between.
 enum { X, W_, S_, V_, B_, R_, L_, T_ };
 
+#define RANKS 16
+#define OPERATORS const P* ka, const P* a, const P* kc, const P* c, int fa, int fc
+#define SOURCES const P* G, const P* H, const O* e, int r
 #define SLOT(diagonal) ((matrix * segments + segment) * n + (diagonal))
 #define BEFORE(s) (SQUARE || STRAIGHT ? (s) : ((s) + n - m % n) % n)
 #define AFTER(s) (SQUARE || STRAIGHT ? (s) : ((s) + m) % n)
-#define WEIGHT(i, walk) ((i) ? a[i] * c[(walk).column] : (T)1)
 
-// A thread has diagonal s and the rows from `begin` to `end` of one segment.
-#define THREAD(threads) \
-    int s = blockIdx.x * (threads) + threadIdx.x, segment = blockIdx.y; \
-    if (s >= n) return; \
+// The operators' weights: shifts have a corner fa and fc, straight scans no corner and nodes c.
+#define A(i) (SHIFTS ? ((i) ? (T)1 : (T)fa) : (T)read((i) ? a + matrix * (m - 1) + (i) - 1 : ka + matrix))
+#define C(j) (STRAIGHT ? (T)read(c + matrix * n + (j)) : \
+    SHIFTS ? ((j) ? (T)1 : (T)fc) : (T)read((j) ? c + matrix * (n - 1) + (j) - 1 : kc + matrix))
+#define WEIGHT(i, walk) (!(i) ? (T)1 : STRAIGHT ? C((walk).column) : A(i) * C((walk).column))
+
+// A thread has diagonal s and the rows from `begin` to `end` of one segment. All threads meet at each tile.
+#define THREAD \
+    int lane = threadIdx.x, first = blockIdx.x * THREADS, s = first + lane, segment = blockIdx.y; \
+    bool active = s < n; \
+    if (!active) s = 0; \
     i64 matrix = blockIdx.z, size = (i64)m * n, all = (i64)gridDim.z * segments * n; \
-    a += matrix * m; c += matrix * n; e += matrix * size; \
     int begin = segment * SEGMENT, end = begin + SEGMENT < m ? begin + SEGMENT : m;
 
 // A place on a diagonal. Where BACK, matrices are read and written from their other end.
@@ -53,39 +77,80 @@ struct Walk {
     }
 };
 
-extern "C" __global__ void sums(
-    const T* __restrict__ a, const T* __restrict__ c, const T* __restrict__ e, const T* __restrict__ D,
-    T* __restrict__ sum, int m, int n, int segments
-) {
-    THREAD(SUMS_THREADS)
+// The entries of E on the block's diagonals, those of `lane` at (h, lane + h). The stride keeps banks apart.
+struct Tile {
+    T at[SEGMENT][WIDTH];
+    __device__ T& own(int h, int lane) { return at[h][STRAIGHT ? lane : lane + h]; }
+};
+
+__device__ void make(Tile& tile, i64 matrix, int first, int begin, int m, int n, SOURCES) {
+    int start = STRAIGHT ? first : (first + begin) % n;
+    if (!PRODUCT) {
+        for (int w = threadIdx.x; w < WIDTH; w += THREADS)
+            for (int h = 0; h < SEGMENT; h++) {
+                i64 at = (i64)(begin + h) * n + (start + w) % n, size = (i64)m * n;
+                const O* place = e + matrix * size + (BACK ? size - 1 - at : at);
+                tile.at[h][w] = begin + h < m ? (T)read(place) : (T)0;
+            }
+        __syncthreads();
+        return;
+    }
+    __shared__ __align__(16) T g[RANKS][SEGMENT];
+    for (int k = 0; k < r; k += RANKS) {
+        int count = r - k < RANKS ? r - k : RANKS;
+        for (int i = threadIdx.x; i < count * SEGMENT; i += THREADS) {
+            int q = i / SEGMENT, h = i % SEGMENT;
+            g[q][h] = begin + h < m ? (T)read(G + (matrix * r + k + q) * m + begin + h) : (T)0;
+        }
+        __syncthreads();
+        for (int w = threadIdx.x; w < WIDTH; w += THREADS) {
+            T sum[SEGMENT];
+            #pragma unroll
+            for (int h = 0; h < SEGMENT; h++) sum[h] = k ? tile.at[h][w] : (T)0;
+            const P* column = H + (matrix * r + k) * n + (start + w) % n;
+            for (int q = 0; q < count; q++) {
+                T factor = read(column + (i64)q * n);
+                #pragma unroll
+                for (int h = 0; h < SEGMENT; h++) sum[h] += g[q][h] * factor;
+            }
+            #pragma unroll
+            for (int h = 0; h < SEGMENT; h++) tile.at[h][w] = sum[h];
+        }
+        __syncthreads();
+    }
+}
+
+extern "C" __global__ void sums(OPERATORS, SOURCES, const O* D, T* sum, int m, int n, int segments) {
+    __shared__ Tile tile;
+    THREAD
+    make(tile, matrix, first, begin, m, n, G, H, e, r);
+    if (!active) return;
     Walk own(s, begin, m, n), after(AFTER(s), begin, m, n);
-    T p = 1, x = 0, dw = 0, r = 0, W = 1, B = 0;
+    T p = 1, x = 0, dw = 0, rest = 0, W = 1, B = 0;
     #pragma unroll 8
     for (int i = begin; i < end; i++) {
-        T w = WEIGHT(i, own), source = e[own.at];
+        T w = WEIGHT(i, own), source = tile.own(i - begin, lane);
         x = w * x + source;
         p *= w;
         if (GRADED) {
-            const T* d = D + matrix * size;
-            r = w * r + source * (SQUARE ? dw : B);
-            dw += d[own.at] * p;
+            const O* d = D + matrix * size;
+            rest = w * rest + source * (SQUARE ? dw : B);
+            dw += (T)read(d + own.at) * p;
             if (!SQUARE) {
                 W *= WEIGHT(i, after);
-                B += d[after.at] * W;
+                B += (T)read(d + after.at) * W;
                 after.down();
             }
         }
         own.down();
     }
     sum += SLOT(s);
-    sum[PRODUCT * all] = p;
+    sum[PRODUCT_ * all] = p;
     sum[END_X * all] = x;
-    if (GRADED) { sum[SUM_DW * all] = dw; sum[END_R * all] = r; }
+    if (GRADED) { sum[SUM_DW * all] = dw; sum[END_R * all] = rest; }
 }
 
-extern "C" __global__ void chain(
-    const T* __restrict__ sum, T* __restrict__ state, int m, int n, int segments
-) {
+extern "C" __global__ void chain(const T* sum, T* state, int m, int n, int segments) {
     int s = blockIdx.x * CHAIN_THREADS + threadIdx.x;
     if (s >= n) return;
     i64 matrix = blockIdx.z, all = (i64)gridDim.z * segments * n;
@@ -93,7 +158,7 @@ extern "C" __global__ void chain(
     #pragma unroll 8
     for (int segment = 0; segment < segments; segment++) {
         i64 own = SLOT(s), after = SLOT(AFTER(s));
-        T p = sum[own + PRODUCT * all], y = sum[own + END_X * all];
+        T p = sum[own + PRODUCT_ * all], y = sum[own + END_X * all];
         state[own + X * all] = x;
         state[own + W_ * all] = W;
         if (GRADED) {
@@ -102,7 +167,7 @@ extern "C" __global__ void chain(
             r = p * r + B_after * y + W_after * sum[own + END_R * all];
             B += W * sum[own + SUM_DW * all];
             B_after += W_after * sum[after + SUM_DW * all];
-            W_after *= sum[after + PRODUCT * all];
+            W_after *= sum[after + PRODUCT_ * all];
         }
         x = p * x + y;
         W *= p;
@@ -111,7 +176,7 @@ extern "C" __global__ void chain(
     #pragma unroll 8
     for (int segment = segments - 1; segment >= 0; segment--) {
         i64 own = SLOT(s), before = SLOT(BEFORE(s));
-        T p = sum[own + PRODUCT * all];
+        T p = sum[own + PRODUCT_ * all];
         state[own + S_ * all] = S;
         state[own + V_ * all] = V;
         if (GRADED) {
@@ -121,66 +186,76 @@ extern "C" __global__ void chain(
             l = dw + p * l;
             t = S_before * dw + V_before * sum[before + END_R * all] + p * t;
             S_before += sum[before + END_X * all] * V_before;
-            V_before *= sum[before + PRODUCT * all];
+            V_before *= sum[before + PRODUCT_ * all];
         }
         S += sum[own + END_X * all] * V;
         V *= p;
     }
 }
 
-extern "C" __global__ void fill(
-    const T* __restrict__ a, const T* __restrict__ c, const T* __restrict__ e, const T* __restrict__ state,
-    T* __restrict__ M, int m, int n, int segments
-) {
-    __shared__ T through[SEGMENT][FILL_THREADS];
-    THREAD(FILL_THREADS)
-    M += matrix * size;
-    i64 slot = SLOT(s), slot_before = SLOT(BEFORE(s));
-    T corner = a[0] * c[s], S = state[slot_before + S_ * all], V = state[slot_before + V_ * all];
-    Walk before(BEFORE(s), end - 1, m, n);
-    #pragma unroll 8
-    for (int i = end - 1; i >= begin; i--) {
-        through[i - begin][threadIdx.x] = corner * S;
-        S += e[before.at] * V;
-        V *= WEIGHT(i, before);
-        before.up();
+extern "C" __global__ void fill(OPERATORS, SOURCES, const T* state, O* M, int m, int n, int segments) {
+    __shared__ Tile tile;
+    THREAD
+    T through[SEGMENT];
+    if (!STRAIGHT) {
+        make(tile, matrix, BEFORE(first), begin, m, n, G, H, e, r);
+        i64 slot = SLOT(BEFORE(s));
+        T corner = A(0) * C(s), S = state[slot + S_ * all], V = state[slot + V_ * all];
+        Walk before(BEFORE(s), end - 1, m, n);
+        #pragma unroll
+        for (int h = SEGMENT - 1; h >= 0; h--) {
+            if (begin + h >= end) continue;
+            through[h] = corner * S;
+            S += tile.own(h, lane) * V;
+            V *= WEIGHT(begin + h, before);
+            before.up();
+        }
     }
+    if (!SQUARE || STRAIGHT) {
+        __syncthreads();
+        make(tile, matrix, first, begin, m, n, G, H, e, r);
+    }
+    if (!active) return;
+    i64 slot = SLOT(s);
     T x = state[slot + X * all], W = state[slot + W_ * all];
     Walk own(s, begin, m, n);
-    #pragma unroll 8
-    for (int i = begin; i < end; i++) {
-        T w = WEIGHT(i, own);
-        x = w * x + e[own.at];
+    M += matrix * size;
+    #pragma unroll
+    for (int h = 0; h < SEGMENT; h++) {
+        if (begin + h >= end) continue;
+        T w = WEIGHT(begin + h, own);
+        x = w * x + tile.own(h, lane);
         W *= w;
-        M[own.at] = x + W * through[i - begin][threadIdx.x];
+        write(M + own.at, STRAIGHT ? x : x + W * through[h]);
         own.down();
     }
 }
 
+// The gradient of E, and sums of those of the weights over rows and columns of each parallelogram.
 extern "C" __global__ void gradients(
-    const T* __restrict__ a, const T* __restrict__ c, const T* __restrict__ e, const T* __restrict__ D,
-    const T* __restrict__ state, T* __restrict__ dw, T* __restrict__ dE, int m, int n, int segments
+    OPERATORS, SOURCES, const O* D, const T* state, O* dE, T* rows, T* columns, int m, int n, int segments
 ) {
-    __shared__ T ls[SEGMENT][GRADIENTS_THREADS], ts[SEGMENT][GRADIENTS_THREADS];
-    __shared__ T Vs[SEGMENT][GRADIENTS_THREADS];
-    THREAD(GRADIENTS_THREADS)
-    D += matrix * size; dw += matrix * size; dE += matrix * size;
+    __shared__ Tile tile;
+    THREAD
+    D += matrix * size; dE += matrix * size;
     i64 slot = SLOT(s), slot_before = SLOT(BEFORE(s)), slot_after = SLOT(AFTER(s));
-    T corner = a[0] * c[s], corner_after = a[0] * c[AFTER(s)];
+    T corner = A(0) * C(s), corner_after = A(0) * C(AFTER(s));
     T l = state[slot + L_ * all], t = state[slot + T_ * all], V = state[slot + V_ * all];
     T S = state[slot_before + S_ * all], V_before = state[slot_before + V_ * all];
     Walk own(s, end - 1, m, n), before(BEFORE(s), end - 1, m, n);
-    int lane = threadIdx.x;
-    #pragma unroll 8
-    for (int i = end - 1; i >= begin; i--) {
-        int h = i - begin;
-        T w = WEIGHT(i, own), d = D[own.at];
+    T ls[SEGMENT], ts[SEGMENT], Vs[SEGMENT];
+    make(tile, matrix, BEFORE(first), begin, m, n, G, H, e, r);
+    #pragma unroll
+    for (int h = SEGMENT - 1; h >= 0; h--) {
+        int i = begin + h;
+        if (i >= end) continue;
+        T w = WEIGHT(i, own), d = read(D + own.at);
         l += d;
         t += d * S;
-        ls[h][lane] = l;
-        ts[h][lane] = t;
-        Vs[h][lane] = V * corner_after;
-        S += e[SQUARE ? own.at : before.at] * (SQUARE ? V : V_before);
+        ls[h] = l;
+        ts[h] = t;
+        Vs[h] = V * corner_after;
+        S += tile.own(h, lane) * (SQUARE ? V : V_before);
         l *= w;
         t *= w;
         V *= w;
@@ -190,23 +265,64 @@ extern "C" __global__ void gradients(
         }
         own.up();
     }
-    T x = state[slot + X * all], W = state[slot + W_ * all], r = state[slot + R_ * all];
+    if (!SQUARE) {
+        __syncthreads();
+        make(tile, matrix, first, begin, m, n, G, H, e, r);
+    }
+    T x = state[slot + X * all], W = state[slot + W_ * all], rest = state[slot + R_ * all];
     T W_after = state[slot_after + W_ * all], B = state[slot_after + B_ * all];
     Walk after(AFTER(s), begin, m, n);
-    #pragma unroll 8
-    for (int i = begin; i < end; i++) {
+    #pragma unroll
+    for (int h = 0; h < SEGMENT; h++) {
+        int i = begin + h;
+        if (i >= end || !active) { tile.own(h, lane) = 0; continue; }
         own.down();
-        int h = i - begin;
-        T w = WEIGHT(i, own), source = e[own.at], passing = Vs[h][lane];
-        dE[own.at] = ls[h][lane] + passing * B;
-        dw[own.at] = i ? ls[h][lane] * x + W * corner * ts[h][lane] + passing * r : ts[h][lane];
+        T w = WEIGHT(i, own), source = tile.own(h, lane), passing = Vs[h];
+        write(dE + own.at, ls[h] + passing * B);
+        tile.own(h, lane) = i ? ls[h] * x + W * corner * ts[h] + passing * rest : ts[h];
         x = w * x + source;
-        r = w * r + source * B;
+        rest = w * rest + source * B;
         W *= w;
         if (!SQUARE) W_after *= WEIGHT(i, after);
-        B += D[SQUARE ? own.at : after.at] * (SQUARE ? W : W_after);
+        B += (T)read(D + (SQUARE ? own.at : after.at)) * (SQUARE ? W : W_after);
         if (!SQUARE) after.down();
     }
+    __syncthreads();
+    int h = lane % SEGMENT, part = lane / SEGMENT;
+    T sum = 0;
+    for (int q = part; q < THREADS; q += PARTS) sum += tile.own(h, q) * C((first + begin + h + q) % n);
+    if (begin + h < end) rows[((matrix * gridDim.x + blockIdx.x) * PARTS + part) * m + begin + h] = sum;
+    columns += ((matrix * segments + segment) * gridDim.x + blockIdx.x) * WIDTH;
+    for (int w = lane; w < WIDTH; w += THREADS) {
+        sum = 0;
+        for (int h = 0; h < SEGMENT; h++)
+            if (begin + h < end && w >= h && w - h < THREADS) sum += tile.at[h][w] * A(begin + h);
+        columns[w] = sum;
+    }
+}
+
+extern "C" __global__ void totals(
+    const T* rows, const T* columns, P* da, P* dc, int blocks, int m, int n, int segments
+) {
+    int i = blockIdx.x * TOTALS_THREADS + threadIdx.x;
+    i64 matrix = blockIdx.z;
+    T sum = 0;
+    if (i < m) {
+        for (int q = 0; q < blocks * PARTS; q++) sum += rows[(matrix * blocks * PARTS + q) * m + i];
+        write(da + matrix * m + i, sum);
+        return;
+    }
+    int j = i - m;
+    if (j >= n) return;
+    for (int segment = 0; segment < segments; segment++) {
+        int place = j - segment * SEGMENT % n;
+        for (int u = place < 0 ? place + n : place; u < blocks * THREADS + SEGMENT; u += n) {
+            int last = u / THREADS < blocks ? u / THREADS : blocks - 1;
+            for (int b = last; b >= 0 && u - b * THREADS < WIDTH; b--)
+                sum += columns[((matrix * segments + segment) * blocks + b) * WIDTH + u - b * THREADS];
+        }
+    }
+    write(dc + matrix * n + j, sum);
 }
 """
 
@@ -214,56 +330,82 @@ extern "C" __global__ void gradients(
 class Form(NamedTuple):
     """What the recurrences are asked for; kernels are compiled for each."""
 
+    square: bool = False
+    shifts: bool = False  # the operators are shifts with corners 1 or -1
+    product: bool = False  # the sources are G^T H, else a matrix
     back: bool = False  # matrices are read and written from their other end
     straight: bool = False  # along columns instead of diagonals
     graded: bool = False  # also what the gradients need
+    given: torch.dtype = torch.float32  # of the operators, G and H
+    dense: torch.dtype = torch.float32  # of matrices
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of what is computed."""
+        return torch.promote_types(self.given, torch.float32)
+
+    @property
+    def segment(self) -> int:
+        """Rows of a segment: a thread keeps three numbers of each."""
+        return 128 // self.dtype.itemsize
 
 
-# Threads of a block in float32. In shared memory `fill` has a number a row and thread, `gradients` three.
-_BLOCKS = {"sums": 128, "chain": 32, "fill": 128, "gradients": 64}
+DTYPES = {torch.float32: "float", torch.float64: "double", torch.bfloat16: "bf16"}
+THREADS = 128  # diagonals of a block
+_OTHERS = {"chain": 32, "totals": 128}
 _LARGEST = (1 << 31) - 1  # entries of a matrix
 _MOST = 65535  # matrices: the last axis of a grid
 
 
+def width(form: Form) -> int:
+    """Of the columns that a block's parallelogram spans, and one more."""
+    return THREADS + form.segment
+
+
 @cache
-def source(dtype: torch.dtype, square: bool, form: Form) -> str:
-    """The kernels for matrices of this dtype, square ones or others."""
-    known: dict[str, object] = {"T": "float" if dtype == torch.float32 else "double", "SEGMENT": SEGMENT}
-    known |= {"SQUARE": int(square)} | {name.upper(): int(flag) for name, flag in form._asdict().items()}
-    known |= {f"{name.upper()}_THREADS": _threads(name, dtype) for name in _BLOCKS}
+def source(form: Form) -> str:
+    known: dict[str, object] = {"T": DTYPES[form.dtype], "P": DTYPES[form.given], "O": DTYPES[form.dense]}
+    known |= {name.upper(): int(flag) for name, flag in form._asdict().items() if isinstance(flag, bool)}
+    known |= {"SEGMENT": form.segment, "THREADS": THREADS, "PARTS": parts_of_rows(form), "WIDTH": width(form)}
+    known |= {f"{name.upper()}_THREADS": threads for name, threads in _OTHERS.items()}
     return "".join(f"#define {key} {value}\n" for key, value in known.items()) + SOURCE
 
 
-def _threads(name: str, dtype: torch.dtype) -> int:
-    """Of a block of this kernel."""
-    return _BLOCKS[name] if name == "chain" else _BLOCKS[name] * 4 // dtype.itemsize
+def parts_of_rows(form: Form) -> int:
+    """How many threads of a block sum up one row."""
+    return THREADS // form.segment
 
 
-def launch(name: str, form: Form, e: Tensor, arguments: list[Any]) -> None:
-    (R, m, n), count = e.shape, segments(e)
+def blocks(n: int) -> int:
+    return -(-n // THREADS)
+
+
+def segments(form: Form, m: int) -> int:
+    """How many segments a diagonal has."""
+    return -(-m // form.segment)
+
+
+def launch(name: str, form: Form, like: Tensor, shape: tuple[int, int, int], arguments: list[Any]) -> None:
+    R, m, n = shape
     if m * n > _LARGEST or R > _MOST:
         raise ValueError(f"scan: {R} matrices of {m} x {n} are too many or too large for the kernels.")
     if R:
-        threads = _threads(name, e.dtype)
-        grid = -(-n // threads), 1 if name == "chain" else count, R
-        nvrtc.launch(source(e.dtype, m == n, form), name, e.device, grid, threads, [*arguments, m, n, count])
+        threads, count = _OTHERS.get(name, THREADS), segments(form, m)
+        columns = m + n if name == "totals" else n
+        grid = -(-columns // threads), 1 if name in _OTHERS else count, R
+        nvrtc.launch(source(form), name, like.device, grid, threads, [*arguments, m, n, count])
 
 
-def parts(e: Tensor) -> list[slice]:
+def parts(matrices: int) -> list[slice]:
     """A stack in as many parts as it takes launches."""
-    return [slice(first, first + _MOST) for first in range(0, len(e), _MOST)]
+    return [slice(first, first + _MOST) for first in range(0, matrices, _MOST)]
 
 
-def segments(e: Tensor) -> int:
-    """How many segments a diagonal of e has."""
-    return -(-e.shape[-2] // SEGMENT)
-
-
-def states(a: Tensor, c: Tensor, e: Tensor, D: Tensor, form: Form) -> Tensor:
+def states(form: Form, like: Tensor, shape: tuple[int, int, int], given: list[Any], D: Any) -> Tensor:
     """What each segment takes over from the others."""
-    R, _, n = e.shape
-    sums = e.new_empty(4 if form.graded else 2, R, segments(e), n)
-    launch("sums", form, e, [a, c, e, D, sums])
-    states = e.new_empty(8 if form.graded else 4, R, segments(e), n)
-    launch("chain", form, e, [sums, states])
+    R, m, n = shape
+    counts, size = (4, 8) if form.graded else (2, 4), (R, segments(form, m), n)
+    sums, states = (torch.empty(count, *size, dtype=form.dtype, device=like.device) for count in counts)
+    launch("sums", form, like, shape, [*given, D, sums])
+    launch("chain", form, like, shape, [sums, states])
     return states

@@ -6,7 +6,7 @@ A step is the layer's call and `backward` of its output, with gradients of the i
 Times are minima over repeats of several steps in a row, by CUDA events; the two layers take turns. Ratio is
 dense / ours. `memory` is our peak over that of the dense layer. `error` is ours over the dense layer's, both
 against float64: the larger of those of the output, of the input's gradient and of the parameters' gradients.
-The dense layer has our matrix, rounded to its dtype, and its gradient is led back to our parameters in float64.
+The dense layer has our matrix, rounded, and its gradient is led back to our parameters in float64.
 
 With `--captured`, both are compiled by `torch.compile(mode="reduce-overhead")`.
 """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache
 from typing import Any
 
 import torch
@@ -90,17 +89,6 @@ def run_product(
 def _of_no_vectors(product: Product) -> Product:
     """For an empty batch, which cuFFT and MKL refuse: with a row that is dropped again."""
     return lambda flat: product(torch.nn.functional.pad(flat, (0, 0, 0, 1)))[..., :-1, :]
-
-
-def kept_for_autograd(prepare: Callable[[], Product]) -> Callable[[], Product]:
-    """`prepare`, run when first needed and kept; inference mode may be on then, and autograd asks later."""
-
-    @cache
-    def kept() -> Product:
-        with torch.inference_mode(False), torch.no_grad():
-            return prepare()
-
-    return kept
 
 
 def sum_of_products(terms: list[tuple[Tensor, ...]]) -> Tensor:

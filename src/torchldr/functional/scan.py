@@ -32,19 +32,19 @@ by row; there it is the oracle of the kernels. The tests hold both to the defini
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..kernels.cuda import unavailable
-from ..kernels.cuda.scan import DTYPES, Form, blocks, launch, parts, parts_of_rows, segments, states, width
+from ..kernels.cuda.scan import DTYPES, Form, launch, parts, sizes, states
 from .doubling import shift_weights
 
 
 class Operators(NamedTuple):
-    """A and C of stacked matrices: their corners (R, 1) and subdiagonals (R, m - 1) and (R, n - 1).
+    """A and C of one matrix or of stacked ones: corners (..., 1), subdiagonals (..., m - 1) and (..., n - 1).
 
     Shifts have the numbers 1 or -1 for corners, and None.
     """
@@ -54,28 +54,16 @@ class Operators(NamedTuple):
     corner_c: Tensor | int
     lower_c: Tensor | None
 
-    def part(self, part: slice) -> Operators:
-        """Those of some matrices, contiguous."""
-        return self._with(lambda t: t[part].contiguous())
-
-    @property
-    def swapped(self) -> Operators:
-        """Those of the transposed matrices."""
-        return Operators(*self[2:], *self[:2])
-
     @property
     def reversed(self) -> Operators:
         """A^T and C^T, read from the other end."""
-        return self._with(lambda t: t.flip(-1))
-
-    def _with(self, change: Callable[[Tensor], Tensor]) -> Operators:
-        changed: list[Any] = [change(t) if isinstance(t, Tensor) else t for t in self]
-        return Operators(*changed)
+        flipped: list[Any] = [t.flip(-1) if isinstance(t, Tensor) else t for t in self]
+        return Operators(*flipped)
 
     def weights(self, like: Tensor, m: int, n: int) -> tuple[Tensor, Tensor]:
         """a and c, shapes (R, m) and (R, n), in the dtype of `like`, which has R of something."""
         a, c = weights(*self[:2], like, m), weights(*self[2:], like, n)
-        return a.expand(len(like), m), c.expand(len(like), n)
+        return a.expand(*like.shape[:-2], m).reshape(-1, m), c.expand(*like.shape[:-2], n).reshape(-1, n)
 
 
 def weights(corner: Tensor | int, subdiagonal: Tensor | None, like: Tensor, size: int) -> Tensor:
@@ -86,15 +74,12 @@ def weights(corner: Tensor | int, subdiagonal: Tensor | None, like: Tensor, size
     return shift_weights(like, size, corner)
 
 
-_SHIFTS = Operators(1, None, 1, None)
-
-
 class Gradients(NamedTuple):
     """Of `stein_scan`: in the operators' weights, corners first, and in E."""
 
-    a: Tensor  # (R, m)
-    c: Tensor  # (R, n)
-    e: Tensor  # (R, m, n)
+    a: Tensor  # (..., m)
+    c: Tensor  # (..., n)
+    e: Tensor  # (..., m, n)
 
 
 def serves(*tensors: Tensor) -> bool:
@@ -110,22 +95,21 @@ def stein_scan(of: Operators, G: Tensor, H: Tensor, dtype: torch.dtype | None = 
 
     Args:
         of: A and C.
-        G: shape (R, r, m).
-        H: shape (R, r, n), n >= m.
+        G: shape (..., r, m).
+        H: shape (..., r, n), n >= m.
         dtype: of the result, by default that of G. The computation is in float32 or wider.
 
     Returns:
-        Shape (R, m, n). No gradient: `stein_scan_gradients` are its own.
+        Shape (..., m, n). No gradient: `stein_scan_gradients` are its own.
 
     The same, slowly: the sum over t.
     """
-    dtype = dtype or G.dtype
+    dtype, m, n = dtype or G.dtype, G.shape[-1], H.shape[-1]
     if serves(G, H):
-        form = Form(product=True, **_kind(of, G, dtype))
-        return _filled(form, of, G.contiguous(), H.contiguous(), None)
-    G, H = (t.to(torch.promote_types(t.dtype, torch.float32)) for t in (G, H))
-    e = G.mT @ H
-    return _plain_scan(*of.weights(e, *e.shape[-2:]), e, False).to(dtype)
+        form = Form(m == n, of.lower_a is None, product=True, given=G.dtype, dense=dtype)
+        return _filled(form, G.shape[:-2], m, n, _arguments(of, G, H), H.device)
+    e = _wide(G).mT @ _wide(H)
+    return _plain_scan(*of.weights(e, m, n), e.reshape(-1, m, n), False).reshape(e.shape).to(dtype)
 
 
 def stein_scan_adjoint(of: Operators, D: Tensor, given: torch.dtype | None = None) -> Tensor:
@@ -133,36 +117,35 @@ def stein_scan_adjoint(of: Operators, D: Tensor, given: torch.dtype | None = Non
 
     `given` is the dtype of the operators, where that of D has fewer digits.
     """
-    of = of.reversed
+    of, (m, n) = of.reversed, D.shape[-2:]
     if serves(D):
-        form = Form(back=True, **_kind(of, D, D.dtype, given))
-        return _filled(form, of, None, None, D.contiguous())
-    wide = D.to(torch.promote_types(D.dtype, torch.float32)).flip(1, 2)
-    return _plain_scan(*of.weights(wide, *D.shape[-2:]), wide, False).flip(1, 2).to(D.dtype)
+        form = Form(m == n, of.lower_a is None, back=True, given=given or D.dtype, dense=D.dtype)
+        return _filled(form, D.shape[:-2], m, n, _arguments(of, e=D), D.device)
+    e = _wide(D).reshape(-1, m, n).flip(1, 2)
+    return _plain_scan(*of.weights(_wide(D), m, n), e, False).flip(1, 2).reshape(D.shape).to(D.dtype)
 
 
 def stein_scan_gradients(of: Operators, G: Tensor, H: Tensor, D: Tensor) -> Gradients:
     """Gradients of sum(D * stein_scan(of, G, H)): that in E in the dtype of D, the others in that of G."""
-    (R, _, m), n = G.shape, H.shape[-1]
+    leading, m, n = G.shape[:-2], G.shape[-1], H.shape[-1]
     if not serves(G, H):
-        wide = [t.to(torch.promote_types(t.dtype, torch.float32)) for t in (G, H, D)]
-        e = wide[0].mT @ wide[1]
+        e = _wide(G).mT @ _wide(H)
         a, c = of.weights(e, m, n)
-        dw, dE = _plain_gradients(a, c, e, wide[2])
+        dw, dE = _plain_gradients(a, c, e.reshape(-1, m, n), _wide(D).reshape(-1, m, n))
         da, dc = (dw * c.unsqueeze(-2)).sum(-1), (dw * a.unsqueeze(-1)).sum(-2)
-        return Gradients(da.to(G.dtype), dc.to(G.dtype), dE.to(D.dtype))
-    form = Form(m == n, product=True, graded=True, **_kind(of, G, D.dtype))
-    G, H, D = G.contiguous(), H.contiguous(), D.contiguous()
-    dE, da, dc = torch.empty_like(D), G.new_empty(R, m), G.new_empty(R, n)
-    for part in parts(R):
-        shape = len(D[part]), m, n
-        given = _arguments(of.part(part), G[part], H[part], None)
-        state = states(form, D, shape, given, D[part])
-        rows = state.new_empty(shape[0], blocks(n) * parts_of_rows(form), m)
-        columns = state.new_empty(shape[0], segments(form, m), blocks(n), width(form))
-        launch("gradients", form, D, shape, [*given, D[part], state, dE[part], rows, columns])
-        launch("totals", form, D, shape, [rows, columns, da[part], dc[part], blocks(n)])
-    return Gradients(da, dc, dE)
+        da, dc = da.reshape(*leading, m).to(G.dtype), dc.reshape(*leading, n).to(G.dtype)
+        return Gradients(da, dc, dE.reshape(D.shape).to(D.dtype))
+    form = Form(m == n, of.lower_a is None, product=True, graded=True, given=G.dtype, dense=D.dtype)
+    D = D.contiguous()
+    found = Gradients(G.new_empty(*leading, m), H.new_empty(*leading, n), torch.empty_like(D))
+    for R, (*given, D_, da, dc, dE) in _in_parts(leading.numel(), [*_arguments(of, G, H), D, *found]):
+        size = sizes(form, R, m, n)
+        state = states(form, D.device, size, given, D_)
+        rows = state.new_empty(R, size.blocks * size.parts, m)
+        columns = state.new_empty(R, size.segments, size.blocks, size.width)
+        launch("gradients", form, D.device, size, [*given, D_, state, dE, rows, columns])
+        launch("totals", form, D.device, size, [rows, columns, da, dc, size.blocks])
+    return found
 
 
 def column_scan(nodes: Tensor, e: Tensor) -> Tensor:
@@ -176,61 +159,61 @@ def column_scan_adjoint(nodes: Tensor, D: Tensor) -> Tensor:
 
 
 def diagonal_sums(D: Tensor) -> Tensor:
-    """sum_i D[i, (s + i) mod n] by the kernels: (R, m, n), m <= n, to (R, n) in float32 or wider."""
-    R, m, n = D.shape
+    """sum_i D[i, (s + i) mod n] by the kernels: (..., m, n), m <= n, to (..., n) in float32 or wider."""
+    leading, (m, n) = D.shape[:-2], D.shape[-2:]
     form = Form(m == n, shifts=True, given=torch.promote_types(D.dtype, torch.float32), dense=D.dtype)
-    found = [D.new_empty(0, n, dtype=form.dtype)]
-    for part in parts(R):
-        count, given = len(D[part]), _arguments(_SHIFTS, None, None, D[part].contiguous())
-        sums = torch.empty(2, count, segments(form, m), n, dtype=form.dtype, device=D.device)
-        launch("sums", form, D, (count, m, n), [*given, 0, sums])
+    found = []
+    for R, given in _in_parts(leading.numel(), _arguments(Operators(1, None, 1, None), e=D)):
+        size = sizes(form, R, m, n)
+        sums = torch.empty(2, R, size.segments, n, dtype=form.dtype, device=D.device)
+        launch("sums", form, D.device, size, [*given, 0, sums])
         found.append(sums[1].sum(1))
-    return found[1] if len(found) == 2 else torch.cat(found)
+    return (found[0] if len(found) == 1 else torch.cat(found)).reshape(*leading, n)
 
 
 def _columns(nodes: Tensor, e: Tensor, back: bool) -> Tensor:
     nodes = nodes.flip(1) if back else nodes
     if serves(nodes, e):
         form = Form(straight=True, back=back, given=nodes.dtype, dense=e.dtype)
-        return _filled(form, Operators(0, None, 0, nodes), None, None, e.contiguous())
+        given = _arguments(Operators(0, None, 0, nodes), e=e)
+        return _filled(form, e.shape[:1], e.shape[1], e.shape[2], given, e.device)
     shift = shift_weights(e, e.shape[1], 0.0).expand(e.shape[:2])
     X = _plain_scan(shift, nodes, e.flip(1, 2) if back else e, True)
     return X.flip(1, 2) if back else X
 
 
-def _kind(
-    of: Operators, like: Tensor, dense: torch.dtype, given: torch.dtype | None = None
-) -> dict[str, Any]:
-    """Of a Form, by the operators; those of `stein_scan` have the dtype of G."""
-    tensor = of.lower_a
-    if tensor is not None:
-        given = tensor.dtype
-    return {"shifts": tensor is None, "given": given or like.dtype, "dense": dense}
+def _wide(t: Tensor) -> Tensor:
+    return t.to(torch.promote_types(t.dtype, torch.float32))
 
 
-def _arguments(of: Operators, G: Tensor | None, H: Tensor | None, e: Tensor | None) -> list[Any]:
+def _arguments(
+    of: Operators, G: Tensor | None = None, H: Tensor | None = None, e: Tensor | None = None
+) -> list[Any]:
+    """What all kernels get first: pointers, 0 where there is nothing, and numbers."""
+    pointers = [t.contiguous() if isinstance(t, Tensor) else 0 for t in (*of, G, H, e)]
     corners = [0 if isinstance(t, Tensor) else t for t in (of.corner_a, of.corner_c)]
-    pointers = [t if isinstance(t, Tensor) else 0 for t in of]
-    rank = 0 if G is None else G.shape[-2]
-    return [*pointers, *corners, *(0 if t is None else t for t in (G, H, e)), rank]
+    return [*pointers[:4], *corners, *pointers[4:], 0 if G is None else G.shape[-2]]
 
 
-def _filled(form: Form, of: Operators, G: Tensor | None, H: Tensor | None, e: Tensor | None) -> Tensor:
-    if e is None:
-        assert G is not None
-        assert H is not None
-        R, m, n = len(G), G.shape[-1], H.shape[-1]
-    else:
-        R, m, n = e.shape
-    like = H if e is None else e
-    assert like is not None
-    form = form._replace(square=m == n)
-    M = torch.empty(R, m, n, dtype=form.dense, device=like.device)
-    for part in parts(R):
-        shape = len(M[part]), m, n
-        given = _arguments(of.part(part), *(t if t is None else t[part] for t in (G, H, e)))
-        launch("fill", form, M, shape, [*given, states(form, M, shape, given, 0), M[part]])
-    return M
+def _in_parts(matrices: int, arguments: list[Any]) -> Iterator[tuple[int, list[Any]]]:
+    """The arguments of as many launches as it takes, with how many matrices each has."""
+    cuts = parts(matrices)
+    if len(cuts) == 1:
+        yield matrices, arguments
+        return
+    for cut in cuts:
+        part = [t.reshape(matrices, -1)[cut] if isinstance(t, Tensor) else t for t in arguments]
+        yield min(cut.stop, matrices) - cut.start, part
+
+
+def _filled(
+    form: Form, leading: torch.Size, m: int, n: int, arguments: list[Any], device: torch.device
+) -> Tensor:
+    whole = torch.empty(*leading, m, n, dtype=form.dense, device=device)
+    for R, (*given, M) in _in_parts(leading.numel(), [*arguments, whole]):
+        size = sizes(form, R, m, n)
+        launch("fill", form, device, size, [*given, states(form, device, size, given, 0), M])
+    return whole
 
 
 # Row by row.

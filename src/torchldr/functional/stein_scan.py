@@ -7,7 +7,9 @@ through the plain twins below. vmap only makes the stack larger.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
+from inspect import signature
 from typing import Any
 
 import torch
@@ -34,14 +36,14 @@ def stein_matrix(A: Ring, C: Ring, G: Tensor, H: Tensor, dtype: torch.dtype | No
     """The matrices sum_{t < min(m, n)} A^t G^T H (C^t)^T of two scaled cyclic shifts.
 
     Args:
-        A: (A v)_i = a_i v_{i-1}, indices modulo m: corner (R, 1) and subdiagonal (R, m - 1).
+        A: (A v)_i = a_i v_{i-1}, indices modulo m: corner (..., 1) and subdiagonal (..., m - 1).
         C: the same for n.
-        G: shape (R, r, m).
-        H: shape (R, r, n).
+        G: shape (..., r, m), of as many axes in front as A and C.
+        H: shape (..., r, n).
         dtype: of the result, by default that of G. All is computed in float32 or wider.
 
     Returns:
-        Shape (R, m, n), differentiable in every argument. Right for every operator; no value is read.
+        Shape (..., m, n), differentiable in every argument. Right for every operator; no value is read.
 
     The same, by doubling and with plain autograd: `shifted_sum`.
     """
@@ -52,28 +54,13 @@ def stein_matrix(A: Ring, C: Ring, G: Tensor, H: Tensor, dtype: torch.dtype | No
 
 
 def stein_sum(A: Ring, C: Ring, G: Tensor, H: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """`stein_matrix` for (..., m), (..., n), (..., m, n): by kernels on a GPU and by doubling elsewhere."""
+    """`stein_matrix`, by kernels on a GPU and by doubling elsewhere."""
     tensors = [t for t in (G, H, *A, *C) if isinstance(t, Tensor)]
     if not serves(*tensors):
         return _plain_stein(G, H, *A, *C, dtype or G.dtype)
     if dtype not in (None, *DTYPES):
         return stein_sum(A, C, G, H, torch.promote_types(G.dtype, torch.float32)).to(dtype)
-    leading = G.shape[:-2]
-    if len(leading) != 1:
-        A, C = (_stacked_ring(of, leading) for of in (A, C))
-        G, H = (t.reshape(-1, *t.shape[-2:]) for t in (G, H))
-    M = stein_matrix(A, C, G, H, dtype)
-    return M if len(leading) == 1 else M.reshape(*leading, *M.shape[-2:])
-
-
-def _stacked_ring(of: Ring, leading: torch.Size) -> Ring:
-    """With one axis in front."""
-    corner, subdiagonal = of
-    if subdiagonal is None:
-        return of
-    assert isinstance(corner, Tensor)
-    one, other = (t.expand(*leading, t.shape[-1]).reshape(-1, t.shape[-1]) for t in (corner, subdiagonal))
-    return one, other
+    return stein_matrix(A, C, G, H, dtype)
 
 
 def column_scan(nodes: Tensor, E: Tensor) -> Tensor:
@@ -114,20 +101,16 @@ def _plain_columns(nodes: Tensor, E: Tensor) -> Tensor:
     return torch.stack(rows, 1)
 
 
-def _stacked(
-    function: type[torch.autograd.Function],
-    info: Any,
-    in_dims: Sequence[int | None],
-    inputs: Sequence[Any],
-) -> tuple[Tensor, int]:
-    """The rule of vmap for a function of stacks: one stack of all."""
-    size = info.batch_size
-    whole = [
-        t if not isinstance(t, Tensor) else t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0)
+def _in_front(info: Any, in_dims: Sequence[int | None], inputs: Sequence[Any]) -> list[Any]:
+    """The inputs of a function that vmap maps, with its axis in front of every tensor."""
+    return [
+        t
+        if not isinstance(t, Tensor)
+        else t.expand(info.batch_size, *t.shape)
+        if dim is None
+        else t.movedim(dim, 0)
         for t, dim in zip(inputs, in_dims, strict=True)
     ]
-    stacked = function.apply(*(t.flatten(0, 1) if isinstance(t, Tensor) else t for t in whole))
-    return stacked.unflatten(0, whole[0].shape[:2]), 0
 
 
 class _Stein(torch.autograd.Function):
@@ -158,12 +141,13 @@ class _Stein(torch.autograd.Function):
             da, dc, dE = scan.stein_scan_gradients(of, G, H, D)
         else:
             dE = scan.stein_scan_adjoint(of, D, G.dtype)
-        with torch.autocast(D.device.type, enabled=False):
+        on = torch.is_autocast_enabled(D.device.type)
+        with torch.autocast(D.device.type, enabled=False) if on else nullcontext():
             dG = (dE @ H.to(D.dtype).mT).mT.to(G.dtype) if wanted[0] else None
             dH = (G.to(D.dtype) @ dE).to(H.dtype) if wanted[1] else None
         if da is None or dc is None:
             return dG, dH, None, None, None, None, None
-        return dG, dH, da[:, :1], da[:, 1:], dc[:, :1], dc[:, 1:], None
+        return dG, dH, da[..., :1], da[..., 1:], dc[..., :1], dc[..., 1:], None
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Tensor:
@@ -173,7 +157,10 @@ class _Stein(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Tensor, int]:
-        return _stacked(_Stein, info, in_dims, inputs)
+        return _Stein.apply(*_in_front(info, in_dims, inputs)), 0
+
+
+vars(_Stein.forward)["__signature__"] = signature(_Stein.forward)  # torch asks for it at every call
 
 
 def _filled(others: Sequence[tuple[Any] | None], tensors: Sequence[Tensor]) -> list[Any]:
@@ -212,4 +199,5 @@ class _Columns(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Tensor) -> tuple[Tensor, int]:
-        return _stacked(_Columns, info, in_dims, inputs)
+        nodes, E = _in_front(info, in_dims, inputs)
+        return _Columns.apply(nodes.flatten(0, 1), E.flatten(0, 1)).unflatten(0, E.shape[:2]), 0

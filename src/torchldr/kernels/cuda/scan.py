@@ -48,7 +48,6 @@ enum { X, W_, S_, V_, B_, R_, L_, T_ };
 #define A(i) (SHIFTS ? ((i) ? (T)1 : (T)fa) : (T)read((i) ? a + matrix * (m - 1) + (i) - 1 : ka + matrix))
 #define C(j) (STRAIGHT ? (T)read(c + matrix * n + (j)) : \
     SHIFTS ? ((j) ? (T)1 : (T)fc) : (T)read((j) ? c + matrix * (n - 1) + (j) - 1 : kc + matrix))
-#define WEIGHT(i, walk) (!(i) ? (T)1 : STRAIGHT ? C((walk).column) : A(i) * C((walk).column))
 
 // A thread has diagonal s and the rows from `begin` to `end` of one segment. All threads meet at each tile.
 #define THREAD \
@@ -74,6 +73,20 @@ struct Walk {
     __device__ void up() {
         skip(STRAIGHT ? -n : -n - 1);
         if (!STRAIGHT && --column < 0) { column = n - 1; skip(n); }
+    }
+};
+
+// The weights of steps into a block's entries: row h of the segment, and the columns that its diagonals meet.
+struct Steps {
+    T row[SEGMENT], column[WIDTH];
+    __device__ void take(i64 matrix, int first, int begin, int m, int n, OPERATORS) {
+        int start = STRAIGHT ? first : (first + begin) % n;
+        for (int h = threadIdx.x; h < SEGMENT; h += THREADS)
+            row[h] = STRAIGHT || begin + h >= m ? (T)1 : A(begin + h);
+        for (int w = threadIdx.x; w < WIDTH; w += THREADS) column[w] = C((start + w) % n);
+    }
+    __device__ T into(int begin, int h, int lane) const {
+        return begin + h ? row[h] * column[STRAIGHT ? lane : lane + h] : (T)1;
     }
 };
 
@@ -122,14 +135,17 @@ __device__ void make(Tile& tile, i64 matrix, int first, int begin, int m, int n,
 
 extern "C" __global__ void sums(OPERATORS, SOURCES, const O* D, T* sum, int m, int n, int segments) {
     __shared__ Tile tile;
+    __shared__ Steps steps, steps_after;
     THREAD
+    steps.take(matrix, first, begin, m, n, ka, a, kc, c, fa, fc);
+    if (GRADED && !SQUARE) steps_after.take(matrix, AFTER(first), begin, m, n, ka, a, kc, c, fa, fc);
     make(tile, matrix, first, begin, m, n, G, H, e, r);
     if (!active) return;
     Walk own(s, begin, m, n), after(AFTER(s), begin, m, n);
     T p = 1, x = 0, dw = 0, rest = 0, W = 1, B = 0;
     #pragma unroll 8
-    for (int i = begin; i < end; i++) {
-        T w = WEIGHT(i, own), source = tile.own(i - begin, lane);
+    for (int h = 0; h < end - begin; h++) {
+        T w = steps.into(begin, h, lane), source = tile.own(h, lane);
         x = w * x + source;
         p *= w;
         if (GRADED) {
@@ -137,12 +153,12 @@ extern "C" __global__ void sums(OPERATORS, SOURCES, const O* D, T* sum, int m, i
             rest = w * rest + source * (SQUARE ? dw : B);
             dw += (T)read(d + own.at) * p;
             if (!SQUARE) {
-                W *= WEIGHT(i, after);
+                W *= steps_after.into(begin, h, lane);
                 B += (T)read(d + after.at) * W;
                 after.down();
             }
+            own.down();
         }
-        own.down();
     }
     sum += SLOT(s);
     sum[PRODUCT_ * all] = p;
@@ -150,28 +166,9 @@ extern "C" __global__ void sums(OPERATORS, SOURCES, const O* D, T* sum, int m, i
     if (GRADED) { sum[SUM_DW * all] = dw; sum[END_R * all] = rest; }
 }
 
-extern "C" __global__ void chain(const T* sum, T* state, int m, int n, int segments) {
-    int s = blockIdx.x * CHAIN_THREADS + threadIdx.x;
-    if (s >= n) return;
-    i64 matrix = blockIdx.z, all = (i64)gridDim.z * segments * n;
-    T x = 0, W = 1, B = 0, r = 0, W_after = 1, B_after = 0;
-    #pragma unroll 8
-    for (int segment = 0; segment < segments; segment++) {
-        i64 own = SLOT(s), after = SLOT(AFTER(s));
-        T p = sum[own + PRODUCT_ * all], y = sum[own + END_X * all];
-        state[own + X * all] = x;
-        state[own + W_ * all] = W;
-        if (GRADED) {
-            state[own + B_ * all] = B;
-            state[own + R_ * all] = r;
-            r = p * r + B_after * y + W_after * sum[own + END_R * all];
-            B += W * sum[own + SUM_DW * all];
-            B_after += W_after * sum[after + SUM_DW * all];
-            W_after *= sum[after + PRODUCT_ * all];
-        }
-        x = p * x + y;
-        W *= p;
-    }
+__device__ void from_below(
+    const T* sum, T* state, int s, i64 matrix, i64 all, int m, int n, int segments
+) {
     T V = 1, S = 0, l = 0, t = 0, V_before = 1, S_before = 0;
     #pragma unroll 8
     for (int segment = segments - 1; segment >= 0; segment--) {
@@ -193,22 +190,48 @@ extern "C" __global__ void chain(const T* sum, T* state, int m, int n, int segme
     }
 }
 
+extern "C" __global__ void chain(const T* sum, T* state, int m, int n, int segments) {
+    int s = blockIdx.x * CHAIN_THREADS + threadIdx.x;
+    if (s >= n) return;
+    i64 matrix = blockIdx.z, all = (i64)gridDim.z * segments * n;
+    if (blockIdx.y) { from_below(sum, state, s, matrix, all, m, n, segments); return; }
+    T x = 0, W = 1, B = 0, r = 0, W_after = 1, B_after = 0;
+    #pragma unroll 8
+    for (int segment = 0; segment < segments; segment++) {
+        i64 own = SLOT(s), after = SLOT(AFTER(s));
+        T p = sum[own + PRODUCT_ * all], y = sum[own + END_X * all];
+        state[own + X * all] = x;
+        state[own + W_ * all] = W;
+        if (GRADED) {
+            state[own + B_ * all] = B;
+            state[own + R_ * all] = r;
+            r = p * r + B_after * y + W_after * sum[own + END_R * all];
+            B += W * sum[own + SUM_DW * all];
+            B_after += W_after * sum[after + SUM_DW * all];
+            W_after *= sum[after + PRODUCT_ * all];
+        }
+        x = p * x + y;
+        W *= p;
+    }
+}
+
 extern "C" __global__ void fill(OPERATORS, SOURCES, const T* state, O* M, int m, int n, int segments) {
     __shared__ Tile tile;
+    __shared__ Steps steps, steps_before;
     THREAD
     T through[SEGMENT];
+    steps.take(matrix, first, begin, m, n, ka, a, kc, c, fa, fc);
     if (!STRAIGHT) {
+        if (!SQUARE) steps_before.take(matrix, BEFORE(first), begin, m, n, ka, a, kc, c, fa, fc);
         make(tile, matrix, BEFORE(first), begin, m, n, G, H, e, r);
         i64 slot = SLOT(BEFORE(s));
         T corner = A(0) * C(s), S = state[slot + S_ * all], V = state[slot + V_ * all];
-        Walk before(BEFORE(s), end - 1, m, n);
         #pragma unroll
         for (int h = SEGMENT - 1; h >= 0; h--) {
             if (begin + h >= end) continue;
             through[h] = corner * S;
             S += tile.own(h, lane) * V;
-            V *= WEIGHT(begin + h, before);
-            before.up();
+            V *= (SQUARE ? steps : steps_before).into(begin, h, lane);
         }
     }
     if (!SQUARE || STRAIGHT) {
@@ -223,7 +246,7 @@ extern "C" __global__ void fill(OPERATORS, SOURCES, const T* state, O* M, int m,
     #pragma unroll
     for (int h = 0; h < SEGMENT; h++) {
         if (begin + h >= end) continue;
-        T w = WEIGHT(begin + h, own);
+        T w = steps.into(begin, h, lane);
         x = w * x + tile.own(h, lane);
         W *= w;
         write(M + own.at, STRAIGHT ? x : x + W * through[h]);
@@ -236,20 +259,23 @@ extern "C" __global__ void gradients(
     OPERATORS, SOURCES, const O* D, const T* state, O* dE, T* rows, T* columns, int m, int n, int segments
 ) {
     __shared__ Tile tile;
+    __shared__ Steps steps, steps_before, steps_after;
     THREAD
     D += matrix * size; dE += matrix * size;
+    steps.take(matrix, first, begin, m, n, ka, a, kc, c, fa, fc);
+    if (!SQUARE) steps_before.take(matrix, BEFORE(first), begin, m, n, ka, a, kc, c, fa, fc);
+    if (!SQUARE) steps_after.take(matrix, AFTER(first), begin, m, n, ka, a, kc, c, fa, fc);
     i64 slot = SLOT(s), slot_before = SLOT(BEFORE(s)), slot_after = SLOT(AFTER(s));
     T corner = A(0) * C(s), corner_after = A(0) * C(AFTER(s));
     T l = state[slot + L_ * all], t = state[slot + T_ * all], V = state[slot + V_ * all];
     T S = state[slot_before + S_ * all], V_before = state[slot_before + V_ * all];
-    Walk own(s, end - 1, m, n), before(BEFORE(s), end - 1, m, n);
+    Walk own(s, end - 1, m, n);
     T ls[SEGMENT], ts[SEGMENT], Vs[SEGMENT];
     make(tile, matrix, BEFORE(first), begin, m, n, G, H, e, r);
     #pragma unroll
     for (int h = SEGMENT - 1; h >= 0; h--) {
-        int i = begin + h;
-        if (i >= end) continue;
-        T w = WEIGHT(i, own), d = read(D + own.at);
+        if (begin + h >= end) continue;
+        T w = steps.into(begin, h, lane), d = read(D + own.at);
         l += d;
         t += d * S;
         ls[h] = l;
@@ -259,10 +285,7 @@ extern "C" __global__ void gradients(
         l *= w;
         t *= w;
         V *= w;
-        if (!SQUARE) {
-            V_before *= WEIGHT(i, before);
-            before.up();
-        }
+        if (!SQUARE) V_before *= steps_before.into(begin, h, lane);
         own.up();
     }
     if (!SQUARE) {
@@ -277,52 +300,55 @@ extern "C" __global__ void gradients(
         int i = begin + h;
         if (i >= end || !active) { tile.own(h, lane) = 0; continue; }
         own.down();
-        T w = WEIGHT(i, own), source = tile.own(h, lane), passing = Vs[h];
+        T w = steps.into(begin, h, lane), source = tile.own(h, lane), passing = Vs[h];
         write(dE + own.at, ls[h] + passing * B);
         tile.own(h, lane) = i ? ls[h] * x + W * corner * ts[h] + passing * rest : ts[h];
         x = w * x + source;
         rest = w * rest + source * B;
         W *= w;
-        if (!SQUARE) W_after *= WEIGHT(i, after);
+        if (!SQUARE) W_after *= steps_after.into(begin, h, lane);
         B += (T)read(D + (SQUARE ? own.at : after.at)) * (SQUARE ? W : W_after);
         if (!SQUARE) after.down();
     }
     __syncthreads();
     int h = lane % SEGMENT, part = lane / SEGMENT;
     T sum = 0;
-    for (int q = part; q < THREADS; q += PARTS) sum += tile.own(h, q) * C((first + begin + h + q) % n);
+    for (int q = part; q < THREADS; q += PARTS) sum += tile.own(h, q) * steps.column[q + h];
     if (begin + h < end) rows[((matrix * gridDim.x + blockIdx.x) * PARTS + part) * m + begin + h] = sum;
     columns += ((matrix * segments + segment) * gridDim.x + blockIdx.x) * WIDTH;
     for (int w = lane; w < WIDTH; w += THREADS) {
         sum = 0;
         for (int h = 0; h < SEGMENT; h++)
-            if (begin + h < end && w >= h && w - h < THREADS) sum += tile.at[h][w] * A(begin + h);
+            if (w >= h && w - h < THREADS) sum += tile.at[h][w] * steps.row[h];
         columns[w] = sum;
     }
 }
 
+// Sums over all blocks: SHARES threads have one entry of da or dc.
 extern "C" __global__ void totals(
     const T* rows, const T* columns, P* da, P* dc, int blocks, int m, int n, int segments
 ) {
-    int i = blockIdx.x * TOTALS_THREADS + threadIdx.x;
+    __shared__ T sums[SHARES][ENTRIES];
+    int share = threadIdx.x / ENTRIES, i = blockIdx.x * ENTRIES + threadIdx.x % ENTRIES, j = i - m;
     i64 matrix = blockIdx.z;
     T sum = 0;
-    if (i < m) {
-        for (int q = 0; q < blocks * PARTS; q++) sum += rows[(matrix * blocks * PARTS + q) * m + i];
-        write(da + matrix * m + i, sum);
-        return;
-    }
-    int j = i - m;
-    if (j >= n) return;
-    for (int segment = 0; segment < segments; segment++) {
-        int place = j - segment * SEGMENT % n;
-        for (int u = place < 0 ? place + n : place; u < blocks * THREADS + SEGMENT; u += n) {
-            int last = u / THREADS < blocks ? u / THREADS : blocks - 1;
-            for (int b = last; b >= 0 && u - b * THREADS < WIDTH; b--)
-                sum += columns[((matrix * segments + segment) * blocks + b) * WIDTH + u - b * THREADS];
+    if (i < m)
+        for (int q = share; q < blocks * PARTS; q += SHARES)
+            sum += rows[(matrix * blocks * PARTS + q) * m + i];
+    else if (j < n)
+        for (int segment = share; segment < segments; segment += SHARES) {
+            int place = j - segment * SEGMENT % n;
+            for (int u = place < 0 ? place + n : place; u < blocks * THREADS + SEGMENT; u += n) {
+                int last = u / THREADS < blocks ? u / THREADS : blocks - 1;
+                for (int b = last; b >= 0 && u - b * THREADS < WIDTH; b--)
+                    sum += columns[((matrix * segments + segment) * blocks + b) * WIDTH + u - b * THREADS];
+            }
         }
-    }
-    write(dc + matrix * n + j, sum);
+    sums[share][threadIdx.x % ENTRIES] = sum;
+    __syncthreads();
+    if (share || j >= n) return;
+    for (int q = 1; q < SHARES; q++) sum += sums[q][threadIdx.x];
+    write(i < m ? da + matrix * m + i : dc + matrix * n + j, sum);
 }
 """
 
@@ -352,48 +378,52 @@ class Form(NamedTuple):
 
 DTYPES = {torch.float32: "float", torch.float64: "double", torch.bfloat16: "bf16"}
 THREADS = 128  # diagonals of a block
-_OTHERS = {"chain": 32, "totals": 128}
+CHAIN_THREADS = 32
+SHARES, ENTRIES = 8, 32  # threads of a block of `totals`
 _LARGEST = (1 << 31) - 1  # entries of a matrix
 _MOST = 65535  # matrices: the last axis of a grid
 
 
-def width(form: Form) -> int:
-    """Of the columns that a block's parallelogram spans, and one more."""
-    return THREADS + form.segment
+class Sizes(NamedTuple):
+    """Of stacked matrices and of what kernels make of them."""
+
+    matrices: int
+    m: int
+    n: int
+    segments: int  # of a diagonal
+    blocks: int  # of diagonals
+    width: int  # columns that a block's parallelogram spans, and one more
+    parts: int  # threads of a block that sum up one row
+
+
+def sizes(form: Form, matrices: int, m: int, n: int) -> Sizes:
+    segment = form.segment
+    return Sizes(
+        matrices, m, n, -(-m // segment), -(-n // THREADS), THREADS + segment, max(THREADS // segment, 1)
+    )
 
 
 @cache
 def source(form: Form) -> str:
     known: dict[str, object] = {"T": DTYPES[form.dtype], "P": DTYPES[form.given], "O": DTYPES[form.dense]}
     known |= {name.upper(): int(flag) for name, flag in form._asdict().items() if isinstance(flag, bool)}
-    known |= {"SEGMENT": form.segment, "THREADS": THREADS, "PARTS": parts_of_rows(form), "WIDTH": width(form)}
-    known |= {f"{name.upper()}_THREADS": threads for name, threads in _OTHERS.items()}
+    of = sizes(form, 1, 1, 1)
+    known |= {"SEGMENT": form.segment, "THREADS": THREADS, "PARTS": of.parts, "WIDTH": of.width}
+    known |= {"CHAIN_THREADS": CHAIN_THREADS, "SHARES": SHARES, "ENTRIES": ENTRIES}
     return "".join(f"#define {key} {value}\n" for key, value in known.items()) + SOURCE
 
 
-def parts_of_rows(form: Form) -> int:
-    """How many threads of a block sum up one row."""
-    return THREADS // form.segment
-
-
-def blocks(n: int) -> int:
-    return -(-n // THREADS)
-
-
-def segments(form: Form, m: int) -> int:
-    """How many segments a diagonal has."""
-    return -(-m // form.segment)
-
-
-def launch(name: str, form: Form, like: Tensor, shape: tuple[int, int, int], arguments: list[Any]) -> None:
-    R, m, n = shape
+def launch(name: str, form: Form, device: torch.device, of: Sizes, arguments: list[Any]) -> None:
+    R, m, n = of[:3]
     if m * n > _LARGEST or R > _MOST:
         raise ValueError(f"scan: {R} matrices of {m} x {n} are too many or too large for the kernels.")
     if R:
-        threads, count = _OTHERS.get(name, THREADS), segments(form, m)
-        columns = m + n if name == "totals" else n
-        grid = -(-columns // threads), 1 if name in _OTHERS else count, R
-        nvrtc.launch(source(form), name, like.device, grid, threads, [*arguments, m, n, count])
+        threads, grid = THREADS, (of.blocks, of.segments, R)
+        if name == "chain":
+            threads, grid = CHAIN_THREADS, (-(-n // CHAIN_THREADS), 2, R)
+        elif name == "totals":
+            threads, grid = SHARES * ENTRIES, (-(-(m + n) // ENTRIES), 1, R)
+        nvrtc.launch(source(form), name, device, grid, threads, [*arguments, m, n, of.segments])
 
 
 def parts(matrices: int) -> list[slice]:
@@ -401,11 +431,12 @@ def parts(matrices: int) -> list[slice]:
     return [slice(first, first + _MOST) for first in range(0, matrices, _MOST)]
 
 
-def states(form: Form, like: Tensor, shape: tuple[int, int, int], given: list[Any], D: Any) -> Tensor:
+def states(form: Form, device: torch.device, of: Sizes, given: list[Any], D: Any) -> Tensor:
     """What each segment takes over from the others."""
-    R, m, n = shape
-    counts, size = (4, 8) if form.graded else (2, 4), (R, segments(form, m), n)
-    sums, states = (torch.empty(count, *size, dtype=form.dtype, device=like.device) for count in counts)
-    launch("sums", form, like, shape, [*given, D, sums])
-    launch("chain", form, like, shape, [sums, states])
+    count = 4 if form.graded else 2
+    shape = of.matrices, of.segments, of.n
+    both = torch.empty(3 * count, *shape, dtype=form.dtype, device=device)
+    sums, states = both[:count], both[count:]
+    launch("sums", form, device, of, [*given, D, sums])
+    launch("chain", form, device, of, [sums, states])
     return states

@@ -70,8 +70,7 @@ class _Diagonals(torch.autograd.Function):
     def forward(D: Tensor) -> Tensor:
         b, wide = D.shape[-1], torch.promote_types(D.dtype, torch.float32)
         if b >= _LONG and stein_scan.serves(D):
-            sums = scan.diagonal_sums(D.reshape(-1, b, b)).reshape(D.shape[:-1])
-            return sums.flip(-1).roll(1, -1)
+            return scan.diagonal_sums(D).flip(-1).roll(1, -1)
         i = torch.arange(b, device=D.device)
         return D.gather(-2, ((i.unsqueeze(1) + i) % b).expand_as(D)).sum(-1, dtype=wide)
 

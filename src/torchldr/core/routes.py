@@ -116,7 +116,7 @@ def choose(M: Matrix, call: Call, *, only: str | None = None, dense: bool | None
 
 def dense_at_once(M: Matrix, call: Call) -> Route | None:
     """The route that holds the dense matrix, where it is the cheapest and serves: sizes alone tell."""
-    first = next(iter(costs_of(M, call)))
+    first = next(route for route in costs_of(M, call) if route.apply is not None)
     return first if first.holds_dense and first.why_not(M, call) is None else None
 
 

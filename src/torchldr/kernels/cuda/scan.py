@@ -38,8 +38,10 @@ enum { PRODUCT_, END_X, SUM_DW, END_R };
 enum { X, W_, S_, V_, B_, R_, L_, T_ };
 
 #define RANKS 16
-#define OPERATORS const P* ka, const P* a, const P* kc, const P* c, int fa, int fc
-#define SOURCES const P* G, const P* H, const O* e, int r
+#define IN(type) const type* __restrict__
+#define OUT(type) type* __restrict__
+#define OPERATORS IN(P) ka, IN(P) a, IN(P) kc, IN(P) c, int fa, int fc
+#define SOURCES IN(P) G, IN(P) H, IN(O) e, int r
 #define SLOT(diagonal) ((matrix * segments + segment) * n + (diagonal))
 #define BEFORE(s) (SQUARE || STRAIGHT ? (s) : ((s) + n - m % n) % n)
 #define AFTER(s) (SQUARE || STRAIGHT ? (s) : ((s) + m) % n)
@@ -96,44 +98,68 @@ struct Tile {
     __device__ T& own(int h, int lane) { return at[h][STRAIGHT ? lane : lane + h]; }
 };
 
+// Rows [from, from + ROWS) of a tile's column w. The factors g, [RANKS][SEGMENT], are read four at a time.
+struct __align__(16) Four { T at[4]; };
+
+template <int ROWS> __device__ void add_column(
+    Tile& tile, const Four* g, int w, int from, int k, int count, i64 at, int n, IN(P) H
+) {
+    T sum[ROWS];
+    #pragma unroll
+    for (int h = 0; h < ROWS; h++) sum[h] = k ? tile.at[from + h][w] : (T)0;
+    for (int q = 0; q < count; q++) {
+        T factor = read(H + at + (i64)q * n);
+        #pragma unroll
+        for (int h = 0; h < ROWS; h += 4) {
+            Four some = g[(q * SEGMENT + from + h) / 4];
+            #pragma unroll
+            for (int i = 0; i < 4; i++) sum[h + i] += some.at[i] * factor;
+        }
+    }
+    #pragma unroll
+    for (int h = 0; h < ROWS; h++) tile.at[from + h][w] = sum[h];
+}
+
+template <int ROWS> __device__ void read_column(
+    Tile& tile, int w, int from, int begin, int column, int m, int n, IN(O) e
+) {
+    int last = m * n - 1;
+    #pragma unroll
+    for (int h = from; h < from + ROWS; h++) {
+        int at = (begin + h) * n + column;
+        tile.at[h][w] = begin + h < m ? (T)read(e + (BACK ? last - at : at)) : (T)0;
+    }
+}
+
+// A thread makes one column of the first THREADS, and a part of one of the others.
 __device__ void make(Tile& tile, i64 matrix, int first, int begin, int m, int n, SOURCES) {
-    int start = STRAIGHT ? first : (first + begin) % n;
+    const int part = SEGMENT / PARTS;
+    int start = STRAIGHT ? first : (first + begin) % n, lane = threadIdx.x;
+    int other = THREADS + lane % SEGMENT, from = lane / SEGMENT * part;
+    int column = (start + lane) % n, other_column = (start + other) % n;
     if (!PRODUCT) {
-        for (int w = threadIdx.x; w < WIDTH; w += THREADS)
-            for (int h = 0; h < SEGMENT; h++) {
-                i64 at = (i64)(begin + h) * n + (start + w) % n, size = (i64)m * n;
-                const O* place = e + matrix * size + (BACK ? size - 1 - at : at);
-                tile.at[h][w] = begin + h < m ? (T)read(place) : (T)0;
-            }
+        e += matrix * m * n;
+        read_column<SEGMENT>(tile, lane, 0, begin, column, m, n, e);
+        if (!STRAIGHT) read_column<SEGMENT / PARTS>(tile, other, from, begin, other_column, m, n, e);
         __syncthreads();
         return;
     }
-    __shared__ __align__(16) T g[RANKS][SEGMENT];
+    __shared__ Four g[RANKS * SEGMENT / 4];
     for (int k = 0; k < r; k += RANKS) {
         int count = r - k < RANKS ? r - k : RANKS;
-        for (int i = threadIdx.x; i < count * SEGMENT; i += THREADS) {
+        for (int i = lane; i < count * SEGMENT; i += THREADS) {
             int q = i / SEGMENT, h = i % SEGMENT;
-            g[q][h] = begin + h < m ? (T)read(G + (matrix * r + k + q) * m + begin + h) : (T)0;
+            g[i / 4].at[i % 4] = begin + h < m ? (T)read(G + (matrix * r + k + q) * m + begin + h) : (T)0;
         }
         __syncthreads();
-        for (int w = threadIdx.x; w < WIDTH; w += THREADS) {
-            T sum[SEGMENT];
-            #pragma unroll
-            for (int h = 0; h < SEGMENT; h++) sum[h] = k ? tile.at[h][w] : (T)0;
-            const P* column = H + (matrix * r + k) * n + (start + w) % n;
-            for (int q = 0; q < count; q++) {
-                T factor = read(column + (i64)q * n);
-                #pragma unroll
-                for (int h = 0; h < SEGMENT; h++) sum[h] += g[q][h] * factor;
-            }
-            #pragma unroll
-            for (int h = 0; h < SEGMENT; h++) tile.at[h][w] = sum[h];
-        }
+        i64 at = (matrix * r + k) * n;
+        add_column<SEGMENT>(tile, g, lane, 0, k, count, at + column, n, H);
+        if (!STRAIGHT) add_column<SEGMENT / PARTS>(tile, g, other, from, k, count, at + other_column, n, H);
         __syncthreads();
     }
 }
 
-extern "C" __global__ void sums(OPERATORS, SOURCES, const O* D, T* sum, int m, int n, int segments) {
+extern "C" __global__ void sums(OPERATORS, SOURCES, IN(O) D, OUT(T) sum, int m, int n, int segments) {
     __shared__ Tile tile;
     __shared__ Steps steps, steps_after;
     THREAD
@@ -167,7 +193,7 @@ extern "C" __global__ void sums(OPERATORS, SOURCES, const O* D, T* sum, int m, i
 }
 
 __device__ void from_below(
-    const T* sum, T* state, int s, i64 matrix, i64 all, int m, int n, int segments
+    IN(T) sum, OUT(T) state, int s, i64 matrix, i64 all, int m, int n, int segments
 ) {
     T V = 1, S = 0, l = 0, t = 0, V_before = 1, S_before = 0;
     #pragma unroll 8
@@ -190,7 +216,7 @@ __device__ void from_below(
     }
 }
 
-extern "C" __global__ void chain(const T* sum, T* state, int m, int n, int segments) {
+extern "C" __global__ void chain(IN(T) sum, OUT(T) state, int m, int n, int segments) {
     int s = blockIdx.x * CHAIN_THREADS + threadIdx.x;
     if (s >= n) return;
     i64 matrix = blockIdx.z, all = (i64)gridDim.z * segments * n;
@@ -215,7 +241,7 @@ extern "C" __global__ void chain(const T* sum, T* state, int m, int n, int segme
     }
 }
 
-extern "C" __global__ void fill(OPERATORS, SOURCES, const T* state, O* M, int m, int n, int segments) {
+extern "C" __global__ void fill(OPERATORS, SOURCES, IN(T) state, OUT(O) M, int m, int n, int segments) {
     __shared__ Tile tile;
     __shared__ Steps steps, steps_before;
     THREAD
@@ -256,7 +282,8 @@ extern "C" __global__ void fill(OPERATORS, SOURCES, const T* state, O* M, int m,
 
 // The gradient of E, and sums of those of the weights over rows and columns of each parallelogram.
 extern "C" __global__ void gradients(
-    OPERATORS, SOURCES, const O* D, const T* state, O* dE, T* rows, T* columns, int m, int n, int segments
+    OPERATORS, SOURCES, IN(O) D, IN(T) state, OUT(O) dE, OUT(T) rows, OUT(T) columns,
+    int m, int n, int segments
 ) {
     __shared__ Tile tile;
     __shared__ Steps steps, steps_before, steps_after;
@@ -326,7 +353,7 @@ extern "C" __global__ void gradients(
 
 // Sums over all blocks: SHARES threads have one entry of da or dc.
 extern "C" __global__ void totals(
-    const T* rows, const T* columns, P* da, P* dc, int blocks, int m, int n, int segments
+    IN(T) rows, IN(T) columns, OUT(P) da, OUT(P) dc, int blocks, int m, int n, int segments
 ) {
     __shared__ T sums[SHARES][ENTRIES];
     int share = threadIdx.x / ENTRIES, i = blockIdx.x * ENTRIES + threadIdx.x % ENTRIES, j = i - m;

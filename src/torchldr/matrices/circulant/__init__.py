@@ -27,7 +27,7 @@ def _fft_seconds(M: Any, call: Call) -> float:
 
 def gather_seconds(M: Any, call: Call) -> float:
     m, n = M.shape
-    return costs.backward(call, costs.passes(call, m * n, 4))
+    return costs.backward(call, costs.passes(call, m * n, 2 if call.device == "cuda" else 4))
 
 
 def circulants(column: Tensor, dtype: torch.dtype | None = None) -> Tensor:

@@ -37,7 +37,7 @@ def _fft_seconds(M: Any, call: Call) -> float:
         call, b * r * (m + n), 4
     )
     if not call.kept:
-        seconds += sum(costs.ffts(call, r, size) for size in (m, n))
+        seconds += sum(costs.ffts(call, r, size) for size in (m, n)) + costs.started(call, 10)
     return costs.backward(call, seconds)
 
 

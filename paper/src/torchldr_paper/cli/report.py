@@ -13,14 +13,22 @@ import typer
 
 from torchldr.cli import Many
 
-from .options import DataDir, Results
-from .paper import ledger_to_read
+from .options import PANEL, DataDir, Results
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    app.command("report")(report_command)
-    app.command("figures", cls=Many)(figures_command)
+    app.command(
+        "report",
+        rich_help_panel=PANEL,
+        epilog="Example: torchldr report --out report.html",
+    )(report_command)
+    app.command(
+        "figures",
+        cls=Many,
+        rich_help_panel=PANEL,
+        epilog="Example: torchldr figures --format png --out pictures",
+    )(figures_command)
 
 
 def report_command(
@@ -29,8 +37,12 @@ def report_command(
     data_dir: DataDir = None,
     figures: Annotated[bool, typer.Option(help="Draw the figures.")] = True,
 ) -> None:
-    """Write one HTML page of everything in the ledger: tables, figures, and each number's run."""
+    """One HTML page of everything that was run.
+
+    Tables, figures, and each number's run, in a file that loads nothing from elsewhere.
+    """
     from ..report.page import report
+    from .sweeps import ledger_to_read
 
     ledger = ledger_to_read(results)
     print(report(ledger, out, figures=figures, data_dir=data_dir))
@@ -47,8 +59,12 @@ def figures_command(
     results: Results = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Draw the figures: displacement, datasets, accuracy against rank and parameters, learned weights."""
+    """Draw the paper's figures from the ledger.
+
+    Displacement, datasets, accuracy against rank and parameters, learned weights.
+    """
     from ..figures import FIGURES, FORMATS, save_figures
+    from .sweeps import ledger_to_read
 
     formats = tuple(format or FORMATS)
     for wrong in set(formats) - set(FORMATS):

@@ -20,7 +20,8 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-import torchldr  # noqa: F401 -- loads torch, except for the command line, where a command does when it runs
+# This loads torch, except for the command line, where a command does when it runs.
+from torchldr import __version__ as _version  # noqa: F401
 
 if TYPE_CHECKING or "torch" in sys.modules:
     from . import language  # also makes its protocol known to `Run.from_config`

@@ -134,7 +134,7 @@ def _lines(facts: dict[str, Any]) -> Iterator[dict[str, str]]:
 def structures_command(as_json: AsJson = False) -> None:
     """The structured classes and what they cost.
 
-    Parameters are those of a layer from 784 to 784 features, at rank 1 where a class has a rank.
+    Parameters are those of a layer from 784 to 784 features, at rank 1.
     """
     from ..info import describe_structures
 
@@ -155,7 +155,8 @@ def demo_command(
 ) -> None:
     """Fit one matrix by every class, with a picture (a minute).
 
-    The matrix is a sum of shifts with varying gains. The table has parameters, error and speed.
+    The matrix is a sum of shifts with varying gains. The table has the
+    parameters, the error and the speed of each class.
     """
     from .. import demo
     from ..matrices import structures

@@ -59,8 +59,8 @@ def bench_command(
 ) -> None:
     """Where each class beats a dense layer on this machine.
 
-    Times of one vector or a batch, in inference and in training, with the paper's speed-ups beside ours.
-    Ctrl-C ends it early and shows what was measured.
+    Times of one vector and of a batch, in inference and in training, with the
+    paper's speed-ups beside ours. Ctrl-C ends it and shows what was measured.
     """
     import torch
 

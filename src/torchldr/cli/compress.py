@@ -81,7 +81,7 @@ def analyze_command(
 ) -> None:
     """What every matrix of a checkpoint could become.
 
-    Residual against size, class by class and rank by rank, and the best choice for each budget.
+    Residual against size, class by class, and the best choice for each budget.
     """
     from ..compress.analysis.plot import check_picture
     from ..compress.analysis.weights import BUDGETS, analyze
@@ -139,8 +139,8 @@ def compress_command(
 ) -> None:
     """Compress the matrices of a checkpoint, under a budget.
 
-    Or by a plan, which `torchldr analyze` writes. Other tensors are copied. A folder with a config.json is a
-    Hugging Face model, and the result another one.
+    Or by a plan, which `torchldr analyze` writes. Other tensors are copied.
+    A folder with a config.json is a Hugging Face model, and so is the result.
     """
     from ..compress.candidates import CANDIDATES
     from ..compress.checkpoint.compress import compress_weights

@@ -202,8 +202,9 @@ def train_command(
 
     Any dataset, network, structure and rank, or sweeps over them.
 
-    Your own data is one .npz file with the arrays train_x (rows, or images of h x w or c x h x w), train_y
-    (labels from 0), test_x and test_y; optionally classes (an integer) and image_shape (c, h, w) for rows.
+    Your own data is one .npz file with the arrays train_x (rows, or images of
+    h x w or c x h x w), train_y (labels from 0), test_x and test_y; optionally
+    classes (an integer) and image_shape (c, h, w) for rows.
     """
     from ..data.registry import lookup
     from ..ledger.ledger import Ledger

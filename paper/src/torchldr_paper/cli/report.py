@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from torchldr.cli import Many
+from torchldr.cli import Many, steps
 
 from .options import PANEL, DataDir, Results
 
@@ -39,13 +39,16 @@ def report_command(
 ) -> None:
     """One HTML page of everything that was run.
 
-    Tables, figures, and each number's run, in a file that loads nothing from elsewhere.
+    Tables, figures and each number's run, in one file that needs no network.
     """
+    from ..figures import FIGURES
     from ..report.page import report
     from .sweeps import ledger_to_read
 
     ledger = ledger_to_read(results)
-    print(report(ledger, out, figures=figures, data_dir=data_dir))
+    with steps(len(FIGURES) if figures else 0) as step:
+        path = report(ledger, out, figures=figures, data_dir=data_dir, progress=step)
+    print(path)
     if not len(ledger):
         _say(f"the ledger is empty: {ledger.path}")
 
@@ -72,7 +75,10 @@ def figures_command(
     for wrong in set(names or ()) - set(FIGURES):
         raise typer.BadParameter(f"unknown figure {wrong!r}. Known: {', '.join(FIGURES)}.")
     ledger = ledger_to_read(results)
-    paths, left_out = save_figures(ledger, out, names=names, formats=formats, data_dir=data_dir)
+    with steps(len(names or FIGURES)) as step:
+        paths, left_out = save_figures(
+            ledger, out, names=names, formats=formats, data_dir=data_dir, progress=step
+        )
     for path in paths:
         print(path)
     for name, why in left_out.items():

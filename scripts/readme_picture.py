@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from matplotlib.figure import Figure
@@ -33,7 +34,8 @@ def draw(file: Path = FILE) -> Path:
     """Save the picture."""
     dense, M = weights()
     figure = Figure(figsize=(9, 3.1), layout="constrained", facecolor="white")
-    left, middle, right = figure.subfigures(1, 3, width_ratios=(1, 1, 1.15))
+    parts: Any = figure.subfigures(1, 3, width_ratios=(1, 1, 1.15))
+    left, middle, right = parts
     for part, matrix, title in (
         (left, dense, f"nn.Linear: {SIZE * SIZE:,} numbers"),
         (middle, M.to_dense(), f"LDR-SD, rank 1: {sum(t.numel() for t in M.tensors.values())} numbers"),

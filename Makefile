@@ -1,4 +1,4 @@
-# make setup | test | demo | lint | clean: everything in .venv, from python 3.11 or newer and make alone.
+# make setup | test | demo | lint | wheel | clean: everything in .venv, from python 3.11 or newer and make alone.
 
 # The first interpreter that is new enough; name another one with `make PYTHON=...`.
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -13,7 +13,7 @@ PAPER := paper
 # Packages are installed without bytecode: written once, at the first import, or compiled anew by every process.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup test demo lint clean
+.PHONY: setup test demo lint wheel clean
 
 setup: $(STAMP)
 
@@ -46,6 +46,10 @@ demo: setup
 	@echo "       $(BIN)/torchldr paper list      the paper's other tables"
 	@echo "       $(BIN)/torchldr bench --quick   where each class beats a dense layer on this machine"
 	@echo "Read   docs/getting-started.md"
+
+# Both packages built, checked and tried in a new environment, as a release does it.
+wheel:
+	PYTHON='$(PYTHON)' scripts/check_wheels.sh
 
 # What was made here, except for the virtual environment: remove .venv by hand to begin anew.
 clean:

@@ -131,7 +131,7 @@ def test_an_interrupt_keeps_what_is_measured(run, monkeypatch, tmp_path):
             raise KeyboardInterrupt
         return measure(case, setting)
 
-    monkeypatch.setattr(command, "measure", interrupted)
+    monkeypatch.setattr("torchldr.bench.measure.measure", interrupted)
     out = tmp_path / "bench.json"
     result = run(*SMALL, "--structure", "ldr_sd", "--out", str(out))
     assert result.exit_code == 130

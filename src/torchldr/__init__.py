@@ -4,31 +4,44 @@ Here are the layers, the structured classes and the verbs on models and matrices
 `algebra`, `operators`, `linalg`, `project`, `matrices.classical`, `nn`, `compress`, `export`, `testing`.
 """
 
+import sys
 from importlib import import_module
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from .core.matrix import StructuredMatrix
-from .core.stacks import stack
-from .core.structures import get_structure, structures
-from .linalg import solve
-from .matrices import (
-    ACDC,
-    BlockCirculant,
-    CauchyLike,
-    Circulant,
-    Dense,
-    Fastfood,
-    HankelLike,
-    LDRSubdiagonal,
-    LDRTridiagonal,
-    LowRank,
-    ToeplitzLike,
-    VandermondeLike,
-)
-from .matrices.classical import Toeplitz
-from .nn import StructuredChannels, StructuredGRU, StructuredLinear, StructuredLSTM, quantize_, tune
-from .project import from_dense
 from .version import __version__ as __version__
+
+
+def _is_command() -> bool:
+    """Whether this process is `torchldr ...` or `python -m torchldr ...`."""
+    program = next(iter(getattr(sys, "argv", ())), "")
+    module = program == "-m" and "torchldr" in sys.orig_argv[sys.orig_argv.index("-m") + 1 :][:1]
+    return module or PurePath(program).stem == "torchldr"
+
+
+# The command line loads what a command needs when it runs: `torchldr --help` waits for no torch.
+if TYPE_CHECKING or not _is_command():
+    from .core.matrix import StructuredMatrix
+    from .core.stacks import stack
+    from .core.structures import get_structure, structures
+    from .linalg import solve
+    from .matrices import (
+        ACDC,
+        BlockCirculant,
+        CauchyLike,
+        Circulant,
+        Dense,
+        Fastfood,
+        HankelLike,
+        LDRSubdiagonal,
+        LDRTridiagonal,
+        LowRank,
+        ToeplitzLike,
+        VandermondeLike,
+    )
+    from .matrices.classical import Toeplitz
+    from .nn import StructuredChannels, StructuredGRU, StructuredLinear, StructuredLSTM, quantize_, tune
+    from .project import from_dense
 
 if TYPE_CHECKING:
     from .compress import (
@@ -80,14 +93,31 @@ __all__ = [
 _OF_COMPRESS = frozenset(
     ("Structure", "analyze", "compress_", "finetune", "load_compressed", "materialize_", "save_compressed")
 )
-_MODULES = frozenset(("compress", "export", "pictures", "testing"))
+_MODULES = frozenset(
+    (
+        "algebra",
+        "compress",
+        "export",
+        "linalg",
+        "matrices",
+        "nn",
+        "operators",
+        "pictures",
+        "project",
+        "testing",
+    )
+)
+_HOMES = ("nn", "matrices", "matrices.classical", "linalg", "project", "core.stacks")  # of the other names
 
 
 def __getattr__(name: str) -> Any:
-    if name in _OF_COMPRESS:
-        return getattr(import_module(".compress", __name__), name)
     if name in _MODULES:
         return import_module(f".{name}", __name__)
+    if name in __all__:
+        homes = (
+            import_module(f".{home}", __name__) for home in (_HOMES, ("compress",))[name in _OF_COMPRESS]
+        )
+        return next(getattr(home, name) for home in homes if hasattr(home, name))
     raise AttributeError(f"module 'torchldr' has no attribute {name!r}")
 
 

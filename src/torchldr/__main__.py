@@ -8,6 +8,8 @@ import sys
 def main() -> None:
     """Run the command line of `torchldr.cli`."""
     try:
+        import rich  # noqa: F401 -- tables and help need it later
+
         from torchldr.cli import main as run
     except ModuleNotFoundError as missing:
         package = (missing.name or "").partition(".")[0]

@@ -16,20 +16,28 @@ the ledger alone. On the command line: `torchldr paper`, `torchldr train`.
 
 from __future__ import annotations
 
-from . import language  # also makes its protocol known to `Run.from_config`
-from .ledger.ledger import Ledger, default_results
-from .ledger.records import Record
-from .ledger.weights import load_network
-from .models.images import ConvNet, PrunedLinear, SingleHiddenLayer, build_model, count_parameters
-from .protocol import Protocol, Run
-from .tables.cells import Table
-from .tables.paper import TABLES, get_table
-from .tables.rows import overview, run_rows, table_rows
-from .trainer.batches import Images
-from .trainer.sweep import Library, choose_device, sweep
-from .trainer.training import Outcome, train_run
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+# This loads torch, except for the command line, where a command does when it runs.
+from torchldr import __version__ as _version  # noqa: F401
+
+if TYPE_CHECKING or "torch" in sys.modules:
+    from . import language  # also makes its protocol known to `Run.from_config`
+    from .ledger.ledger import Ledger, default_results
+    from .ledger.records import Record
+    from .ledger.weights import load_network
+    from .models.images import ConvNet, PrunedLinear, SingleHiddenLayer, build_model, count_parameters
+    from .protocol import Protocol, Run
+    from .tables.cells import Table
+    from .tables.paper import TABLES, get_table
+    from .tables.rows import overview, run_rows, table_rows
+    from .trainer.batches import Images
+    from .trainer.sweep import Library, choose_device, sweep
+    from .trainer.training import Outcome, train_run
+
+__version__ = "0.2.0"
 
 __all__ = [
     "TABLES",
@@ -57,3 +65,26 @@ __all__ = [
     "table_rows",
     "train_run",
 ]
+
+_HOMES = (
+    ".ledger.ledger",
+    ".ledger.records",
+    ".ledger.weights",
+    ".models.images",
+    ".protocol",
+    ".tables.cells",
+    ".tables.paper",
+    ".tables.rows",
+    ".trainer.batches",
+    ".trainer.sweep",
+    ".trainer.training",
+)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'torchldr_paper' has no attribute {name!r}")
+    if name == "language":
+        return import_module(".language", __name__)
+    homes = (import_module(home, __name__) for home in _HOMES)
+    return next(getattr(home, name) for home in homes if hasattr(home, name))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+import typing
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from typer.testing import CliRunner  # noqa: E402
 
 from torchldr_paper import Protocol  # noqa: E402
 from torchldr_paper.cli import paper as commands_module  # noqa: E402
+from torchldr_paper.cli import sweeps as sweeps_module  # noqa: E402
 from torchldr_paper.cli.options import parse_options  # noqa: E402
 from torchldr_paper.cli.paper import register  # noqa: E402
 from torchldr_paper.trainer.progress import Event, Lines  # noqa: E402
@@ -181,10 +183,20 @@ def test_interrupt(tmp_path: Path, own_file: Path, monkeypatch: pytest.MonkeyPat
     def interrupted(*arguments: object, **keywords: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(commands_module, "sweep", interrupted)
+    monkeypatch.setattr(sweeps_module, "sweep", interrupted)
     result = call("train", "--data", str(own_file), *QUICK, "--results", str(tmp_path))
     assert result.exit_code == 130
     assert "goes on from here" in result.stderr
+
+
+def test_help_names_the_defaults_of_the_protocol() -> None:
+    """They stand there as text: help does not import the protocol, which needs torch."""
+    helped = typing.get_type_hints(commands_module.train_command, include_extras=True)
+    for option, field in (("lr", "lrs"), ("trials", "trials"), ("epochs", "epochs"), ("batch", "batch")):
+        full, quick = (getattr(protocol, field) for protocol in (Protocol(), Protocol.quick()))
+        full, quick = (" ".join(map(str, v)) if isinstance(v, tuple) else str(v) for v in (full, quick))
+        words = f"{full} by default" + (f", {quick} with --quick" if quick != full else "")
+        assert words in helped[option].__metadata__[0].help
 
 
 def test_options_of_a_class() -> None:

@@ -17,7 +17,7 @@ import pytest
 pytest.importorskip("typer")
 
 from torchldr_paper import Ledger, Library, Protocol, Run, sweep
-from torchldr_paper.cli import paper as commands
+from torchldr_paper.cli import sweeps as commands
 from torchldr_paper.ledger.claims import Claim
 from torchldr_paper.ledger.weights import load_network, weights_path
 from torchldr_paper.trainer import cluster as cluster_module

@@ -14,18 +14,17 @@ For a wrong argument raise `typer.BadParameter`, which is exit code 2.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-import torchldr
-
+from ..version import __version__
 from . import bench, compress, export, plugins
-from .options import AsJson
-from .printing import say, show
+from .options import LOOK, AsJson
+from .printing import say, show, steps
 
 
 class _Commands(TyperGroup):
@@ -47,9 +46,9 @@ app = typer.Typer(
     name="torchldr",
     cls=_Commands,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     help="Weight matrices with low displacement rank for PyTorch.",
+    epilog="Each command has more to say: torchldr compress --help",
 )
 
 
@@ -68,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _version(wanted: bool) -> None:
     if wanted:
-        print(f"torchldr {torchldr.__version__}")
+        print(f"torchldr {__version__}")
         raise typer.Exit
 
 
@@ -82,7 +81,9 @@ def _options(
     pass
 
 
-@app.command("info")
+@app.command(
+    "info", rich_help_panel=LOOK, epilog="Example: torchldr info --structure ldr_sd --n 4096 --batch 64"
+)
 def info_command(
     structure: Annotated[
         str | None, typer.Option(help="List the routes of this class instead, with costs and reasons.")
@@ -93,40 +94,49 @@ def info_command(
     training: Annotated[bool, typer.Option(help="With --structure: with gradients.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Versions, devices, structures, and which fast paths are on and why not; or the routes of one class."""
-    from torchldr.info import info, routes
+    """What is installed and switched on; or the routes of one class.
+
+    Versions, devices, classes, and which fast paths are on, or why they are not.
+    """
+    from ..info import info, routes
 
     if structure is not None:
         rows = routes(structure, n=n, batch=batch, rank=rank, training=training)
         show(rows, as_json)
         return
     facts = info()
-    if as_json:
-        show(facts, True)
-        return
+    show(facts if as_json else list(_lines(facts)), as_json)
+
+
+def _lines(facts: dict[str, Any]) -> Iterator[dict[str, str]]:
+    """What `info` found, as rows for one screen."""
+
+    def line(what: str, value: str) -> dict[str, str]:
+        return {"what": what, "value": value}
+
+    for name, found in facts["versions"].items():
+        yield line(name, found or "not installed")
     machine = facts["platform"]
-    rows = [{"what": name, "value": found or "not installed"} for name, found in facts["versions"].items()]
-    rows.append({"what": "system", "value": f"{machine['system']} {machine['machine']}"})
+    yield line("system", f"{machine['system']} {machine['machine']}")
     cores = f", {machine['cores']} cores, {machine['threads']} threads in torch"
     for d in facts["devices"]:
-        rows.append(
-            {"what": d["device"], "value": d["description"] + (cores if d["device"] == "cpu" else "")}
-        )
-    rows.append({"what": "structures", "value": ", ".join(facts["structures"])})
+        yield line(d["device"], d["description"] + (cores if d["device"] == "cpu" else ""))
+    yield line("structures", ", ".join(facts["structures"]))
     for path in facts["fast_paths"]:
-        state = f"on: {path['does']}" if path["on"] else f"off: {path['why_not']}"
-        rows.append({"what": path["name"], "value": state})
+        yield line(path["name"], f"on: {path['does']}" if path["on"] else f"off: {path['why_not']}")
     for name, extra in facts["extras"].items():
         packages = ", ".join(f"{p} {v}" if v else f"no {p}" for p, v in extra["packages"].items())
         hint = f" ({extra['install']})" if extra["install"] else ""
-        rows.append({"what": f"extra {name}", "value": packages + hint})
-    show(rows, False)
+        yield line(f"extra {name}", packages + hint)
 
 
-@app.command("structures")
+@app.command("structures", rich_help_panel=LOOK, epilog="Example: torchldr structures --json")
 def structures_command(as_json: AsJson = False) -> None:
-    """The structured classes, with their parameters for 784 -> 784 at rank 1."""
-    from torchldr.info import describe_structures
+    """The structured classes and what they cost.
+
+    Parameters are those of a layer from 784 to 784 features, at rank 1.
+    """
+    from ..info import describe_structures
 
     rows = describe_structures()
     if not as_json:
@@ -136,17 +146,23 @@ def structures_command(as_json: AsJson = False) -> None:
     show(rows, as_json, columns=("name", "class", "parameters", "rank", "options", "summary"))
 
 
-@app.command("demo")
+@app.command("demo", rich_help_panel=LOOK, epilog="Example: torchldr demo --steps 100 --out demo.png")
 def demo_command(
     out: Annotated[Path, typer.Option(help="Where to save the picture.")] = Path("out/demo.png"),
-    steps: Annotated[int, typer.Option(min=1, help="Steps of Adam for each class.")] = 300,
+    adam: Annotated[int, typer.Option("--steps", min=1, help="Steps of Adam for each class.")] = 300,
     seed: Annotated[int, typer.Option(min=0, help="What the target and the starts are drawn from.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Fit shifts with varying gains with every class: parameters, error, speed, and a picture."""
-    from torchldr import demo
+    """Fit one matrix by every class, with a picture (a minute).
 
-    result = demo.run(steps=steps, seed=seed, progress=say)
+    The matrix is a sum of shifts with varying gains. The table has the
+    parameters, the error and the speed of each class.
+    """
+    from .. import demo
+    from ..matrices import structures
+
+    with steps(len(structures())) as step:
+        result = demo.run(steps=adam, seed=seed, progress=step)
     show(result.rows, as_json, title=None if as_json else demo.TITLE)
     say(demo.NOTE)
     saved = demo.save_picture(result, out)

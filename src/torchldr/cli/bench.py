@@ -10,17 +10,16 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
 
-from ..bench.grid import KINDS, QUICK, Grid
-from ..bench.measure import Setting, available_bytes, measure
-from ..matrices import get_structure
-from ..nn.plan import PLANS
-from ..timing import machine
-from .options import AsJson, Many
+from .options import LOOK, AsJson, Many
+from .printing import say, steps
+
+if TYPE_CHECKING:
+    from ..bench.grid import Grid
+    from ..bench.measure import Setting
 
 Rows = list[dict[str, Any]]
 INTERRUPTED = 130
@@ -28,7 +27,12 @@ INTERRUPTED = 130
 
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
-    app.command("bench", cls=Many)(bench_command)
+    app.command(
+        "bench",
+        cls=Many,
+        rich_help_panel=LOOK,
+        epilog="Example: torchldr bench --structure ldr_sd --n 1024 8192 --rank 1 16 --plot speed.png",
+    )(bench_command)
 
 
 def bench_command(
@@ -53,7 +57,17 @@ def bench_command(
     plot: Annotated[Path | None, typer.Option(help="Draw speed-up against n to this .png or .svg.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Where each structured class beats dense on this machine, with the paper's speed-ups beside ours."""
+    """Where each class beats a dense layer on this machine.
+
+    Times of one vector and of a batch, in inference and in training, with the
+    paper's speed-ups beside ours. Ctrl-C ends it and shows what was measured.
+    """
+    import torch
+
+    from ..bench.grid import KINDS, QUICK, Grid
+    from ..bench.measure import Setting, available_bytes
+    from ..timing import machine
+
     _check(structure, what, device, plan, plot)
     grid = QUICK if quick else Grid()
     grid = grid._replace(
@@ -83,27 +97,30 @@ def bench_command(
         from ..bench.plot import save_plot
 
         save_plot(rows, plot)
-        _say(f"picture: {plot}")
+        say(f"picture: {plot}")
     if interrupted:
         raise typer.Exit(INTERRUPTED)
 
 
 def run(grid: Grid, setting: Setting) -> tuple[Rows, bool]:
     """Measure the cases of a grid: the rows, and whether Ctrl-C ended it early."""
+    from ..bench import measure
+
     cases = list(grid.cases())
     rows: Rows = []
     start = time.monotonic()
     try:
-        for i, case in enumerate(cases):
-            if grid.deadline is not None and time.monotonic() - start > grid.deadline:
-                _say(f"out of time: left out {len(cases) - i} cases, from {case} on")
-                break
-            row = measure(case, setting)
-            rows.append(row)
-            _say(f"[{i + 1}/{len(cases)}] {case}: {row['ratio']:.3g} ({row['path']})")
+        with steps(len(cases)) as step:
+            for case in cases:
+                if grid.deadline is not None and time.monotonic() - start > grid.deadline:
+                    break
+                rows.append(measure.measure(case, setting))
+                step(f"{case}: {rows[-1]['ratio']:.3g} ({rows[-1]['path']})")
     except KeyboardInterrupt:
-        _say(f"interrupted: {len(rows)} of {len(cases)} cases were measured")
+        say(f"interrupted: {len(rows)} of {len(cases)} cases were measured")
         return rows, True
+    if len(rows) < len(cases):
+        say(f"out of time: left out {len(cases) - len(rows)} cases, from {cases[len(rows)]} on")
     return rows, False
 
 
@@ -139,6 +156,12 @@ def _number(value: float | None) -> str:
 
 def _check(structures: list[str] | None, what: str, device: str, plan: str, plot: Path | None) -> None:
     """Raise typer.BadParameter, exit code 2, for what no grid can be made of."""
+    import torch
+
+    from ..bench.grid import KINDS
+    from ..matrices import get_structure
+    from ..nn.plan import PLANS
+
     for name, value, known in (
         ("what", what, (*KINDS, "both")),
         ("plan", plan, PLANS),
@@ -155,7 +178,3 @@ def _check(structures: list[str] | None, what: str, device: str, plan: str, plot
         raise typer.BadParameter(str(error), param_hint="--structure") from error
     if plot is not None and plot.suffix.lower() not in (".png", ".svg"):
         raise typer.BadParameter(f"--plot takes a name that ends in .png or .svg, got {str(plot)!r}.")
-
-
-def _say(message: str) -> None:
-    print(message, file=sys.stderr)

@@ -13,21 +13,17 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..compress.analysis.plot import check_picture
-from ..compress.analysis.weights import BUDGETS, analyze
-from ..compress.budget.amounts import Budget, parse_budget
-from ..compress.candidates import CANDIDATES
-from ..compress.checkpoint.compress import compress_weights
-from ..compress.checkpoint.plan import read_plan, write_plan
-from ..compress.checkpoint.storage import check_target, dense_beside, save_weights
-from ..compress.report import CompressionReport
-from ..compress.selection import Spec
-from ..matrices import get_structure
-from .options import AsJson, Many
+from .options import MODELS, AsJson, Many
+from .printing import say
+
+if TYPE_CHECKING:
+    from ..compress.budget.amounts import Budget
+    from ..compress.report import CompressionReport
+    from ..compress.selection import Spec
 
 INTERRUPTED = 130
 File = Annotated[
@@ -47,8 +43,18 @@ Jobs = Annotated[int | None, typer.Option(min=1, help="Processes; by default one
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    app.command("analyze", cls=Many)(analyze_command)
-    app.command("compress", cls=Many)(compress_command)
+    app.command(
+        "analyze",
+        cls=Many,
+        rich_help_panel=MODELS,
+        epilog="Example: torchldr analyze model.safetensors --budget 0.1 --save-plan plan.json",
+    )(analyze_command)
+    app.command(
+        "compress",
+        cls=Many,
+        rich_help_panel=MODELS,
+        epilog="Example: torchldr compress model.safetensors --budget 0.1 --out small",
+    )(compress_command)
 
 
 def analyze_command(
@@ -73,7 +79,14 @@ def analyze_command(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """What every matrix of a checkpoint could become: residual against size, the best for each budget."""
+    """What every matrix of a checkpoint could become.
+
+    Residual against size, class by class, and the best choice for each budget.
+    """
+    from ..compress.analysis.plot import check_picture
+    from ..compress.analysis.weights import BUDGETS, analyze
+    from ..compress.checkpoint.plan import write_plan
+
     budgets = [_budget(text, batch) for text in budget or ()]
     structures = _check_structures(structures)
     if save_plan is not None and len(budgets) != 1:
@@ -92,12 +105,12 @@ def analyze_command(
     print(found.to_json() if as_json else found)
     if plot is not None:
         found.plot(plot)
-        _say(f"picture: {plot}")
+        say(f"picture: {plot}")
     if save_plan is not None:
         write_plan(plan, save_plan)
-        _say(f"plan: {save_plan}")
+        say(f"plan: {save_plan}")
     if found.interrupted:
-        _say("interrupted: not all classes were tried")
+        say("interrupted: not all classes were tried")
         raise typer.Exit(INTERRUPTED)
 
 
@@ -124,10 +137,16 @@ def compress_command(
     force: Annotated[bool, typer.Option("--force", help="Replace a compressed model, and --dense.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Compress every matrix of a checkpoint, under a budget or by a plan; other tensors are copied.
+    """Compress the matrices of a checkpoint, under a budget.
 
-    A folder with a config.json is a Hugging Face model, and the result another one.
+    Or by a plan, which `torchldr analyze` writes. Other tensors are copied.
+    A folder with a config.json is a Hugging Face model, and so is the result.
     """
+    from ..compress.candidates import CANDIDATES
+    from ..compress.checkpoint.compress import compress_weights
+    from ..compress.checkpoint.plan import read_plan
+    from ..compress.checkpoint.storage import check_target, dense_beside, save_weights
+
     if (budget is None) == (plan is None):
         raise typer.BadParameter("give one of --budget and --plan.")
     if plan is not None and structures:
@@ -149,7 +168,7 @@ def compress_command(
             search |= {"skip": skip or (), "min_features": min_features}
             report = _compress_model(file, out, spec, text, force, search)
         print(report.to_json() if as_json else report)
-        _say(f"written: {out}")
+        say(f"written: {out}")
         return
     with _interrupts():
         weights, report = compress_weights(
@@ -159,7 +178,7 @@ def compress_command(
         with dense_beside(weights, dense):
             save_weights(weights, out, report, force=force)
     print(report.to_json() if as_json else report)
-    _say(f"written: {out}")
+    say(f"written: {out}")
 
 
 def _compress_model(
@@ -178,7 +197,7 @@ def _compress_model(
         report = compress_folder(folder, out, spec, text=lines, force=force, progress=_progress(), **search)
     for one in caught:
         if str(one.message).startswith("compress_:"):
-            _say(str(one.message).replace("give loader= (batches of its inputs)", "give --text"))
+            say(str(one.message).replace("give loader= (batches of its inputs)", "give --text"))
     return report
 
 
@@ -202,12 +221,16 @@ def _spare(file: Path, target: Path | None, option: str) -> None:
 
 
 def _budget(text: str, batch: int) -> Budget:
+    from ..compress.budget.amounts import parse_budget
+
     with _wrong_use("--budget"):
         return parse_budget(text, batch)
 
 
 def _check_structures(names: list[str] | None) -> list[str] | None:
     """The names, those that commas join apart."""
+    from ..matrices import get_structure
+
     parts = [part.strip() for joined in names or () for part in joined.split(",")]
     with _wrong_use("--structures"):
         for name in parts:
@@ -236,9 +259,5 @@ def _interrupts() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        _say("interrupted: nothing was written")
+        say("interrupted: nothing was written")
         raise typer.Exit(INTERRUPTED) from None
-
-
-def _say(message: str) -> None:
-    print(message, file=sys.stderr)

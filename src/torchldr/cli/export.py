@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .options import AsJson, Many
+from .options import MODELS, AsJson, Many
 from .printing import say, show
 
 FORMATS = ("c", "onnx")
@@ -18,7 +18,12 @@ FORMATS = ("c", "onnx")
 
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
-    app.command("export", cls=Many)(export_command)
+    app.command(
+        "export",
+        cls=Many,
+        rich_help_panel=MODELS,
+        epilog="Example: torchldr export net.py:model --to c --input 1 784 --out firmware",
+    )(export_command)
 
 
 def export_command(
@@ -44,7 +49,10 @@ def export_command(
     name: Annotated[str, typer.Option(help="Of the C files and of the function NAME_run.")] = "model",
     as_json: AsJson = False,
 ) -> None:
-    """Write a model as C99 for a microcontroller, or as ONNX: flash and RAM, layer by layer."""
+    """Write a model as C for a microcontroller, or as ONNX.
+
+    C99 comes with a table of flash and RAM, layer by layer.
+    """
     import torch
 
     from ..export import ExportError, to_c, to_onnx
@@ -84,6 +92,8 @@ def load_model(where: str) -> Any:
         ValueError: where there is none.
     """
     from torch import nn
+
+    import torchldr.nn  # noqa: F401 -- all classes are known before the user's file asks for one
 
     place, mark, name = where.rpartition(":")
     if not mark or not place or not name:

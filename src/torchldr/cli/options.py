@@ -8,6 +8,9 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+# Where `torchldr --help` lists a command.
+LOOK, MODELS, PAPER = "Look around", "Your model", "The paper (torchldr-paper)"
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 

@@ -13,6 +13,7 @@ from importlib.metadata import EntryPoint, entry_points
 
 import typer
 
+from .options import PAPER as PANEL
 from .printing import say
 
 GROUP = "torchldr.commands"
@@ -48,6 +49,7 @@ def _add_placeholder(app: typer.Typer, name: str, why: str) -> None:
     @app.command(
         name,
         help="Needs the package torchldr-paper.",
+        rich_help_panel=PANEL,
         add_help_option=False,
         context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
     )

@@ -4,16 +4,61 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
-
-from rich.console import Console
-from rich.table import Table
 
 
 def say(message: str) -> None:
     """A message to the user: stderr, so that stdout holds results alone."""
-    print(message, file=sys.stderr)
+    print(message, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def steps(total: int) -> Iterator[Callable[[str], None]]:
+    """Progress of a long command on stderr: a function to call with a line when a step is done.
+
+    On a terminal the lines stand above a bar with the time left; elsewhere each line has its number and the
+    time left, and no control character is written.
+
+    Args:
+        total: how many steps there are.
+    """
+    from rich import progress as bars
+    from rich.console import Console
+
+    console = Console(stderr=True, markup=False, highlight=False)
+    if not console.is_terminal:
+        yield _numbered(total)
+        return
+    columns = (
+        bars.BarColumn(bar_width=40),
+        bars.MofNCompleteColumn(),
+        bars.TimeElapsedColumn(),
+        bars.TextColumn("left"),
+        bars.TimeRemainingColumn(elapsed_when_finished=True),
+    )
+    with bars.Progress(*columns, console=console, transient=True) as shown:
+        task = shown.add_task("", total=total)
+
+        def step(line: str) -> None:
+            console.print(line)
+            shown.advance(task)
+
+        yield step
+
+
+def _numbered(total: int) -> Callable[[str], None]:
+    start, done = time.monotonic(), 0
+
+    def step(line: str) -> None:
+        nonlocal done
+        done += 1
+        left = round((time.monotonic() - start) / done * (total - done))
+        say(f"[{done}/{total}] {line}" + (f", about {left // 60}:{left % 60:02d} left" if left else ""))
+
+    return step
 
 
 def show(
@@ -30,6 +75,9 @@ def show(
     if as_json:
         print(json.dumps(result, indent=2, default=str))
         return
+    from rich.console import Console
+    from rich.table import Table
+
     rows: Sequence[Mapping[str, Any]] = result
     names = list(columns or (rows[0] if rows else ()))
     table = Table(title=title, title_justify="left", show_edge=False, pad_edge=False)

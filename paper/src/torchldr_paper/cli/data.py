@@ -9,17 +9,17 @@ import typer
 
 from torchldr.cli import AsJson, show
 
-from .options import DataDir
+from .options import PANEL, DataDir
 
-data = typer.Typer(no_args_is_help=True, help="The datasets of the paper's experiments.")
+data = typer.Typer(no_args_is_help=True, help="The datasets: what is here, and how to get the rest.")
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    app.add_typer(data, name="data")
+    app.add_typer(data, name="data", rich_help_panel=PANEL)
 
 
-@data.command("list")
+@data.command("list", epilog="Example: torchldr data list --data-dir ~/data")
 def data_list(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """The datasets, and what is present here."""
     from torchldr_paper.data import status
@@ -28,7 +28,7 @@ def data_list(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     show(rows, as_json, columns=("name", "train", "test", "classes", "image_shape", "state", "where"))
 
 
-@data.command("fetch")
+@data.command("fetch", epilog="Example: torchldr data fetch cifar10")
 def data_fetch(
     name: Annotated[str, typer.Argument(help="A name of `torchldr data list`.")],
     data_dir: DataDir = None,

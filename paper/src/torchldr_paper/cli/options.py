@@ -7,12 +7,15 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..tables.cells import Cell, Table
+if TYPE_CHECKING:
+    from ..tables.cells import Cell, Table
 
+PANEL = "The paper (torchldr-paper)"  # where `torchldr --help` lists the commands
+HERE = "here"  # what --ray alone means
 DataDir = Annotated[
     Path | None, typer.Option("--data-dir", help="A data folder; else $TORCHLDR_DATA, else the user's cache.")
 ]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..tables.rows import Row, heading, tells
+if TYPE_CHECKING:
+    from ..tables.rows import Row
 
 _PAPER_COLUMNS = (
     "dataset", "model", "structure", "rank", "fraction", "init", "parameters", "paper_parameters",
@@ -23,6 +24,8 @@ _TRAIN_COLUMNS = (
 
 def columns_of(rows: Sequence[Row]) -> list[str]:
     """The columns of a paper's table that say something about these rows."""
+    from ..tables.rows import tells
+
     dull = {name for name in _ONLY_IF_VARIED if not tells(name, (row[name] for row in rows))}
     return [name for name in _PAPER_COLUMNS if name not in dull and _says_something(name, rows)]
 
@@ -45,6 +48,8 @@ def show_rows(
         return
     from rich.console import Console
     from rich.table import Table
+
+    from ..tables.rows import heading
 
     names = list(columns or (rows[0] if rows else ()))
     table = Table(title=title, title_justify="left", show_edge=False, pad_edge=False)

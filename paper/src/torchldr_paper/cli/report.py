@@ -11,16 +11,24 @@ from typing import Annotated
 
 import typer
 
-from torchldr.cli import Many
+from torchldr.cli import Many, steps
 
-from .options import DataDir, Results
-from .paper import ledger_to_read
+from .options import PANEL, DataDir, Results
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    app.command("report")(report_command)
-    app.command("figures", cls=Many)(figures_command)
+    app.command(
+        "report",
+        rich_help_panel=PANEL,
+        epilog="Example: torchldr report --out report.html",
+    )(report_command)
+    app.command(
+        "figures",
+        cls=Many,
+        rich_help_panel=PANEL,
+        epilog="Example: torchldr figures --format png --out pictures",
+    )(figures_command)
 
 
 def report_command(
@@ -29,11 +37,18 @@ def report_command(
     data_dir: DataDir = None,
     figures: Annotated[bool, typer.Option(help="Draw the figures.")] = True,
 ) -> None:
-    """Write one HTML page of everything in the ledger: tables, figures, and each number's run."""
+    """One HTML page of everything that was run.
+
+    Tables, figures and each number's run, in one file that needs no network.
+    """
+    from ..figures import FIGURES
     from ..report.page import report
+    from .sweeps import ledger_to_read
 
     ledger = ledger_to_read(results)
-    print(report(ledger, out, figures=figures, data_dir=data_dir))
+    with steps(len(FIGURES) if figures else 0) as step:
+        path = report(ledger, out, figures=figures, data_dir=data_dir, progress=step)
+    print(path)
     if not len(ledger):
         _say(f"the ledger is empty: {ledger.path}")
 
@@ -47,8 +62,12 @@ def figures_command(
     results: Results = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Draw the figures: displacement, datasets, accuracy against rank and parameters, learned weights."""
+    """Draw the paper's figures from the ledger.
+
+    Displacement, datasets, accuracy against rank and parameters, learned weights.
+    """
     from ..figures import FIGURES, FORMATS, save_figures
+    from .sweeps import ledger_to_read
 
     formats = tuple(format or FORMATS)
     for wrong in set(formats) - set(FORMATS):
@@ -56,7 +75,10 @@ def figures_command(
     for wrong in set(names or ()) - set(FIGURES):
         raise typer.BadParameter(f"unknown figure {wrong!r}. Known: {', '.join(FIGURES)}.")
     ledger = ledger_to_read(results)
-    paths, left_out = save_figures(ledger, out, names=names, formats=formats, data_dir=data_dir)
+    with steps(len(names or FIGURES)) as step:
+        paths, left_out = save_figures(
+            ledger, out, names=names, formats=formats, data_dir=data_dir, progress=step
+        )
     for path in paths:
         print(path)
     for name, why in left_out.items():

@@ -10,6 +10,8 @@ import typer
 
 from torchldr.cli import AsJson
 
+from .options import PANEL
+
 COLUMNS = (
     "model", "hidden", "structure", "rank", "paper_parameters", "parameters", "degree", "vc_bound",
     "of_dense", "samples",
@@ -18,7 +20,9 @@ COLUMNS = (
 
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
-    app.command("theory")(theory_command)
+    app.command(
+        "theory", rich_help_panel=PANEL, epilog="Example: torchldr theory --model shl --epsilon 0.05"
+    )(theory_command)
 
 
 def theory_command(
@@ -30,7 +34,10 @@ def theory_command(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """VC-dimension bounds and sample sizes of the paper's networks, dense and structured."""
+    """VC-dimension bounds and sample sizes of the paper's networks.
+
+    Dense and structured ones: upper bounds, to compare classes by.
+    """
     from ..theory.paper import MODELS, rows
 
     if model not in (*MODELS, "both"):

@@ -1,4 +1,4 @@
-"""A progress bar for downloads: rich's where it is installed, plain lines on stderr elsewhere."""
+"""Progress of downloads: rich's bars on a terminal, plain lines on stderr elsewhere."""
 
 from __future__ import annotations
 
@@ -30,6 +30,10 @@ def progress_bar(choice: bool | Progress) -> Iterator[Progress]:
         except ImportError:
             yield PlainProgress()
             return
+        console = Console(stderr=True)
+        if not console.is_terminal:
+            yield PlainProgress()
+            return
         columns = (
             rich_progress.TextColumn("{task.description}"),
             rich_progress.BarColumn(),
@@ -37,7 +41,7 @@ def progress_bar(choice: bool | Progress) -> Iterator[Progress]:
             rich_progress.TransferSpeedColumn(),
             rich_progress.TimeRemainingColumn(),
         )
-        with rich_progress.Progress(*columns, console=Console(stderr=True)) as bars:
+        with rich_progress.Progress(*columns, console=console) as bars:
             tasks: dict[str, rich_progress.TaskID] = {}
 
             def report(name: str, done: int, total: int | None) -> None:

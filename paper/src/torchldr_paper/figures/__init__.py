@@ -92,7 +92,17 @@ def draw(name: str, ledger: Ledger, data_dir: DataDir = None) -> Picture:
     return FIGURES[name](ledger, data_dir)
 
 
-def draw_all(ledger: Ledger, data_dir: DataDir = None, names: Iterable[str] | None = None) -> Gallery:
+Step = Callable[[str], None]
+"""Called with a line when a figure is drawn or left out."""
+
+
+def _silent(line: str) -> None:
+    """No progress."""
+
+
+def draw_all(
+    ledger: Ledger, data_dir: DataDir = None, names: Iterable[str] | None = None, progress: Step = _silent
+) -> Gallery:
     """All figures, or those named, that can be drawn.
 
     Raises:
@@ -104,6 +114,7 @@ def draw_all(ledger: Ledger, data_dir: DataDir = None, names: Iterable[str] | No
             gallery.pictures.append(draw(name, ledger, data_dir))
         except NothingToDrawError as reason:
             gallery.left_out[name] = str(reason)
+        progress(f"{name}{': left out' if name in gallery.left_out else ''}")
     return gallery
 
 
@@ -114,6 +125,7 @@ def save_figures(
     names: Iterable[str] | None = None,
     formats: Iterable[str] = FORMATS,
     data_dir: DataDir = None,
+    progress: Step = _silent,
 ) -> tuple[list[Path], dict[str, str]]:
     """Save figures to a folder.
 
@@ -123,10 +135,11 @@ def save_figures(
         names: which; all that can be drawn by default.
         formats: "png", "svg" or both.
         data_dir: a data folder, see `torchldr_paper.data`.
+        progress: called with a line when a figure is done.
 
     Returns:
         The files, and why figures were left out, by name.
     """
     chosen = tuple(formats)
-    gallery = draw_all(ledger, data_dir, names)
+    gallery = draw_all(ledger, data_dir, names, progress)
     return [path for picture in gallery.pictures for path in picture.save(out, chosen)], gallery.left_out

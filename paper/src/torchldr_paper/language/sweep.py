@@ -157,7 +157,11 @@ def _train(
         active = [one for one in waiting if one.epoch == lowest]
         train_epoch(active, masks)
         length = time.monotonic() - started
-        say(f"epoch {lowest + 1} of {protocol.epochs}, {length:.1f} s, validation: {describe(active)}")
+        left = length * (protocol.epochs - lowest - 1)
+        say(
+            f"epoch {lowest + 1} of {protocol.epochs}, {length:.1f} s, about {left:.0f} s left, "
+            f"validation: {describe(active)}"
+        )
         if time.monotonic() - saved >= checkpoint_seconds:
             for one in active:
                 one.save()

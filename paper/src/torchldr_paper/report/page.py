@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib import resources
 from pathlib import Path
 from string import Template
@@ -29,6 +29,7 @@ def report(
     *,
     figures: bool = True,
     data_dir: DataDir = None,
+    progress: Callable[[str], None] = lambda line: None,
 ) -> Path:
     """Write the report: one HTML file that loads nothing from elsewhere.
 
@@ -37,6 +38,7 @@ def report(
         out: the file; its folder is made where it is missing.
         figures: whether to draw the figures; without matplotlib the page says what to install.
         data_dir: a data folder, for the examples of datasets.
+        progress: called with a line when a figure is done.
 
     Returns:
         The path of the file.
@@ -47,7 +49,7 @@ def report(
     path = Path(out)
     if path.is_dir():
         path /= "report.html"
-    page = render(ledger, _gallery(ledger, data_dir) if figures else Gallery([], {}))
+    page = render(ledger, _gallery(ledger, data_dir, progress) if figures else Gallery([], {}))
     write_whole(path, page.encode())
     return path
 
@@ -73,9 +75,9 @@ def render(ledger: Ledger, gallery: Gallery) -> str:
     )
 
 
-def _gallery(ledger: Ledger, data_dir: DataDir) -> Gallery:
+def _gallery(ledger: Ledger, data_dir: DataDir, progress: Callable[[str], None]) -> Gallery:
     try:
-        return draw_all(ledger, data_dir)
+        return draw_all(ledger, data_dir, progress=progress)
     except ImportError as error:
         return Gallery([], {"figures": str(error)})
 

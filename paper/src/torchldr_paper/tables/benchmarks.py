@@ -47,10 +47,14 @@ def markdown(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in (header, rule, *body))
 
 
-def _cells(structure: str, ranks: Sequence[int] = (1, 2, 4, 8, 16)) -> Callable[[Results], str]:
+def _cells(
+    structure: str, ranks: Sequence[int] = (1, 2, 4, 8, 16), least: int = 0
+) -> Callable[[Results], str]:
+    """A class's speed-ups by size and rank, the paper's in brackets, from the size `least` on."""
+
     def table(results: Results) -> str:
         rows = {(r["n"], r["rank"]): r for r in results["cells"] if r["structure"] == structure}
-        sizes = sorted({n for n, _ in rows})
+        sizes = sorted({n for n, _ in rows if n >= least})
         body = [
             [f"{n:,}", *(f"{number(rows[n, r]['ratio'])} ({number(rows[n, r]['paper'])})" for r in ranks)]
             for n in sizes
@@ -173,7 +177,7 @@ _CHANNELS = {
 
 # By name: the file (JSON under results/bench, or JSON lines under results) and what is made of its sections.
 TABLES: dict[str, tuple[str, Callable[[Results], str]]] = {
-    "speed": ("cpu_speed", _cells("ldr_sd", (1, 4, 16))),
+    "speed": ("cpu_speed", _cells("ldr_sd", (1, 4, 16), least=2048)),
     "ldr_sd": ("cpu_speed", _cells("ldr_sd")),
     "toeplitz_like": ("cpu_speed", _cells("toeplitz_like")),
     "low_rank": ("cpu_speed", _cells("low_rank")),

@@ -1,0 +1,235 @@
+"""What `torchldr paper` and `torchldr train` do: their arguments made into runs, trained and told."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import torch
+import typer
+
+from torchldr.matrices import get_structure
+
+from ..language import sweep_language, train_language
+from ..ledger.ledger import Ledger
+from ..models.images import build_model
+from ..protocol import Run
+from ..tables.cells import Table
+from ..tables.paper import get_table
+from ..trainer.logs import no_log, tensorboard_log
+from ..trainer.parallel import Backend, Processes, train_images
+from ..trainer.progress import progress_on_stderr
+from ..trainer.progress import say as _say
+from ..trainer.sweep import Library, Report, missing, sweep
+from .options import HERE
+
+T = TypeVar("T")
+
+
+def ledger_to_read(results: Path | None) -> Ledger:
+    """The ledger of a command that writes none: a folder that is named must be there."""
+    if results is not None and not results.expanduser().is_dir():
+        raise typer.BadParameter(f"{results} is no folder; a run makes it.", param_hint="--results")
+    return Ledger(results)
+
+
+def ranks_of(structure: str, ranks: Sequence[int] | None) -> Sequence[int | None]:
+    """The ranks to try: a class without a rank is trained once whatever ranks are asked of others."""
+    return [*ranks] if ranks and get_structure(structure).ranked else [None]
+
+
+def separate(names: Sequence[str] | None) -> list[str]:
+    """Names apart that commas join."""
+    parts = (part.strip() for joined in names or () for part in joined.split(","))
+    return [part for part in parts if part]
+
+
+def find_table(name: str) -> Table:
+    try:
+        return get_table(name)
+    except ValueError as error:
+        raise ValueError(f"{error} `list` shows them.") from error
+
+
+def quick_table(table: Table) -> Table:
+    """The table by the small protocol; runs that differed in the protocol alone are one."""
+    small = table.changed(lambda run: dataclasses.replace(run, protocol=run.protocol.quick()))
+    first: dict[str, str] = {}
+    cells = [
+        cell
+        for cell, full in zip(small.cells, table.cells, strict=True)
+        if first.setdefault(cell.run.hash, full.run.hash) == full.run.hash
+    ]
+    return dataclasses.replace(small, cells=tuple(cells))
+
+
+def well_used(build: Callable[[], T]) -> T:
+    """What `build` returns; its complaint about an argument is wrong use, exit code 2."""
+    try:
+        return build()
+    except (ValueError, TypeError) as error:
+        raise typer.BadParameter(_by_option(str(error))) from error
+
+
+def check_images(runs: Sequence[Run], library: Library) -> None:
+    """Before anything is trained: what the size of the images forbids is wrong use too."""
+    if library.source(runs[0].data) == "absent":
+        return
+    images = library.images(runs[0])
+    for run in runs:
+        if run.seed == 0:  # other seeds are as large
+            well_used(partial(build_model, run, images.image_shape, images.outputs, torch.Generator()))
+
+
+def _by_option(message: str) -> str:
+    """A complaint about a field of `Run` or `Protocol` as one about the option that sets it.
+
+    >>> _by_option("Run: train_fraction must lie in (0, 1], got 2.0.")
+    '--fraction must lie in (0, 1], got 2.0.'
+    """
+
+    def option(match: re.Match[str]) -> str:
+        name = {"train_fraction": "fraction", "lrs": "lr"}.get(match[1], match[1])
+        return f"--{name.replace('_', '-')} must"
+
+    return re.sub(r"^(?:Run|Protocol): (\w+) must", option, message)
+
+
+class Extras(NamedTuple):
+    """What both commands hand on to `sweep`."""
+
+    max_seconds: float | None
+    logdir: Path | None
+    save_weights: bool
+    force: bool
+    curves: bool
+
+
+class Engine(NamedTuple):
+    """Where runs are trained, as the options say."""
+
+    device: str
+    jobs: int
+    ray: str | None
+    cpus: float
+    gpus: float | None
+    max_in_flight: int | None
+    retries: int
+
+    @property
+    def here(self) -> str:
+        """The device of this process: on Ray it trains nothing."""
+        return self.device if self.ray is None else "cpu"
+
+    def backend(self) -> Backend:
+        """The backend.
+
+        Raises:
+            BadParameter: where Ray is not installed, or for options that exclude each other.
+            Exit: where its cluster cannot be used, with a line on stderr.
+        """
+        if self.ray is None:
+            return Processes(self.jobs) if self.jobs > 1 else Backend()
+        if self.jobs > 1:
+            raise typer.BadParameter("--jobs is for processes of this machine; --ray takes --max-in-flight.")
+        from ..trainer.cluster import Cluster
+
+        address = None if self.ray == HERE else self.ray
+        try:
+            return Cluster(
+                address,
+                cpus=self.cpus,
+                gpus=self.gpus,
+                device=self.device,
+                max_in_flight=self.max_in_flight,
+                retries=self.retries,
+            )
+        except ImportError as error:
+            raise typer.BadParameter(f"--ray: {error}") from error
+        except ConnectionError as error:
+            _say(str(error))
+            raise typer.Exit(1) from error
+
+
+def train_missing(
+    runs: Sequence[Run], ledger: Ledger, library: Library, engine: Engine, extras: Extras
+) -> Report:
+    """Run what is missing, and say what was done and what could not be."""
+    language, here = runs[0].model == "lstm", engine.ray is None and engine.jobs == 1
+    if extras.logdir is not None and not here:
+        raise typer.BadParameter("--logdir is written where runs are trained here, one after the other.")
+    if language and (extras.logdir is not None or extras.save_weights or not extras.curves):
+        raise typer.BadParameter("--logdir, --save-weights and --no-curves are not for the language models.")
+    try:
+        if language and here:  # side by side, all of them at once
+            report = sweep_language(
+                runs,
+                ledger,
+                library.device,
+                library.data_dir,
+                force=extras.force,
+                max_seconds=extras.max_seconds,
+                say=_say,
+            )
+        else:
+            report = _sweep_apart(runs, ledger, library, engine, extras)
+    except KeyboardInterrupt:
+        _say("interrupted; the same command goes on from here.")
+        raise typer.Exit(130) from None
+    _tell(report, ledger)
+    if report.absent and not (report.finished or report.present or report.left):
+        raise typer.Exit(1)
+    return report
+
+
+def _sweep_apart(
+    runs: Sequence[Run], ledger: Ledger, library: Library, engine: Engine, extras: Extras
+) -> Report:
+    """The same for runs that are trained each by itself."""
+    todo = runs if extras.force or extras.save_weights else missing(runs, ledger, library)
+    with progress_on_stderr(len(todo)) as progress:
+        return sweep(
+            runs,
+            ledger,
+            library,
+            backend=engine.backend() if todo else None,
+            work=train_language if runs[0].model == "lstm" else train_images,
+            force=extras.force,
+            max_seconds=extras.max_seconds,
+            save_weights=extras.save_weights,
+            retries=engine.retries,
+            progress=progress,
+            log=no_log if extras.logdir is None else tensorboard_log(extras.logdir),
+            curves=extras.curves,
+        )
+
+
+def say_what_data(table: Table, ledger: Ledger, library: Library) -> None:
+    """Say which data would be stand-ins, and that the table prefers results on official data."""
+    for name in dict.fromkeys(run.data for run in table.runs()):
+        if library.source(name) != "stand-in":
+            continue
+        known = any(ledger.find(run, source="official") for run in table.runs() if run.data == name)
+        shown = "; the table shows our results on the official data, as --show does" if known else ""
+        _say(f"{name}: its official files are not here, so that this runs on a stand-in{shown}.")
+
+
+def _tell(report: Report, ledger: Ledger) -> None:
+    for message in report.absent.values():
+        _say(f"left out: {message}")
+    for label, why in report.unsaved.items():
+        _say(f"{label}: the run is in the ledger, its weights are not kept: {why}")
+    for label, why in report.failed.items():
+        _say(f"{label}: failed: {why}")
+    if report.left:
+        _say(f"{len(report.left)} runs are left; the same command goes on from here.")
+    if report.finished:
+        _say(f"{len(report.finished)} runs finished, {len(report.present)} were there: {ledger.path}")
+
+
+def title_of(table: Table, quick: bool) -> str:
+    return f"{table.title} (quick: not comparable with the paper)" if quick else table.title

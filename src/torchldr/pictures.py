@@ -38,8 +38,12 @@ __all__ = [
 P = ParamSpec("P")
 
 FORMATS = ("png", "svg")
+"""In which formats a picture can be saved."""
 DPI = 160
-SIGNED, PLAIN = "RdBu_r", "gray"
+SIGNED = "RdBu_r"
+"""The colour map of numbers with two signs."""
+PLAIN = "gray"
+"""The colour map of images."""
 
 _RC: Any = {
     "axes.axisbelow": True,
@@ -71,7 +75,8 @@ class Style(NamedTuple):
     marker: str
 
 
-LOOKS = {"pruning": Style("#7A4B9A", "d"), "rhu": Style("#8A6D3B", "h")}  # of methods that are no class
+LOOKS = {"pruning": Style("#7A4B9A", "d"), "rhu": Style("#8A6D3B", "h")}
+"""Colours and marks of methods that are no structured class, by name."""
 OTHER = Style("#888888", ".")
 
 

@@ -117,3 +117,14 @@ def test_parameter_counts_are_those_of_the_classes(page: str):
     assert len(rows) >= 8
     for name, count in rows:
         assert int(count.replace(",", "")) == counts[name], f"{page}: {name}"
+
+
+def test_the_pictures_of_displacement(tmp_path: Path, load_script):
+    """The script draws what the page shows, and the ranks below the pictures are those in the text."""
+    pytest.importorskip("matplotlib")
+    script = load_script("scripts/displacement_pictures.py")
+    drawn = {path.name for path in script.main(tmp_path)}
+    shown = re.findall(r"\(displacement/(\w+\.png)\)", (ROOT / "docs" / "displacement.md").read_text())
+    assert drawn == set(shown) == {path.name for path in (ROOT / "docs" / "displacement").iterdir()}
+    T = script.toeplitz()
+    assert (script.rank(T), script.rank(T - script.moved(T))) == (script.N, 2)

@@ -18,9 +18,10 @@ from ..ledger.ledger import Ledger
 from ..ledger.whole_file import write_whole
 from .markup import Html, element, join, script_json, text
 from .runs import runs_json
-from .sections import Section, sections, summary
+from .sections import Section, headline, sections, summary
 
 QUICK_START = "torchldr paper rectangles --quick"
+FIRST = ("accuracy_parameters_shl", "accuracy_rank", "perplexity_parameters")  # the charts that open the page
 
 
 def report(
@@ -54,7 +55,9 @@ def report(
 
 def render(ledger: Ledger, gallery: Gallery) -> str:
     """The text of the page."""
-    shown = sections(ledger)
+    shown, front = sections(ledger), headline(ledger)
+    charts = sorted((p for p in gallery.pictures if p.name in FIRST), key=lambda p: FIRST.index(p.name))
+    rest = Gallery([picture for picture in gallery.pictures if picture.name not in FIRST], gallery.left_out)
     return Template(_file("page.html")).substitute(
         style=_file("page.css"),
         script=_file("page.js"),
@@ -68,7 +71,9 @@ def render(ledger: Ledger, gallery: Gallery) -> str:
         model_options=_options({row["model"]: model_title(row["model"]) for s in shown for row in s.rows}),
         contents=join([_entry(section) for section in shown]),
         tables=join([section.html() for section in shown]),
-        figures=_figures(gallery),
+        charts=join([_figure(picture) for picture in charts]),
+        headline=Html("") if front is None else front.html(),
+        figures=_figures(rest),
         version=text(__version__),
     )
 

@@ -52,7 +52,7 @@ demo: setup
 
 # The site at http://127.0.0.1:8000, built anew when a page changes; `site/index.html` can be opened as a file.
 docs: setup
-	$(BIN)/mkdocs serve --dirty
+	$(BIN)/mkdocs serve
 
 # What was made here, except for the virtual environment: remove .venv by hand to begin anew.
 clean:

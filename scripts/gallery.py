@@ -220,7 +220,8 @@ def anchor(title: str) -> str:
 HEAD = f"""# Gallery
 
 See every structured class and transform of the library at {N} x {N}: the matrix, its displacement, the
-singular values of both, and where it stands. `python scripts/gallery.py` draws the pictures and writes this page.
+singular values of both, and where it stands. `python scripts/gallery.py` draws the pictures and writes
+this page.
 
 ## Which class contains which
 

@@ -66,9 +66,9 @@ for name, layer in layers.items():
     print(f"{name:22} {count:10,} {train(layer):20.0%}")
 
 # %% [markdown]
-# The dense layer has sixteen times the parameters and the largest error but one. Low rank sees two numbers
-# of its input. A circulant or Toeplitz-like layer knows moves along the signal, all of them of the same
-# strength. LDR-SD learned how strong each step is.
+# The dense layer has sixteen times the parameters and the largest error. Low rank sees two numbers of its
+# input. A circulant or Toeplitz-like layer knows moves along the signal, all of them of the same strength.
+# LDR-SD learned how strong each step is.
 #
 # The learned matrix is an object: `layer.matrix()` shares the layer's parameters, `to_dense()` shows it.
 

@@ -105,14 +105,14 @@ class Picture:
     models: tuple[str, ...] = ()
     vector: bool = False
 
-    def encode(self, format: str) -> bytes:
-        """The figure as a file of this format."""
+    def encode(self, format: str, dpi: int = DPI) -> bytes:
+        """The figure as a file of this format, with so many dots an inch."""
         if format not in FORMATS:
             raise ValueError(f"a figure is saved as {' or '.join(FORMATS)}, got {format!r}.")
         stream = io.BytesIO()
         metadata = {"Date": None} if format == "svg" else {"Software": None}
         with _style():
-            self.figure.savefig(stream, format=format, dpi=DPI, metadata=metadata)
+            self.figure.savefig(stream, format=format, dpi=dpi, metadata=metadata)
         return stream.getvalue()
 
     def save(self, folder: Path, formats: Iterable[str] = FORMATS) -> list[Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 import os
 from collections.abc import Iterable
 from importlib import resources
@@ -16,7 +17,7 @@ from ..figures.datasets import DataDir
 from ..figures.names import dataset_title, model_title
 from ..ledger.ledger import Ledger
 from ..ledger.whole_file import write_whole
-from .markup import Html, element, join, script_json, text
+from .markup import Html, element, join, packed, text
 from .runs import runs_json
 from .sections import Section, headline, sections, summary
 
@@ -61,7 +62,7 @@ def render(ledger: Ledger, gallery: Gallery) -> str:
     return Template(_file("page.html")).substitute(
         style=_file("page.css"),
         script=_file("page.js"),
-        runs=script_json(runs_json(ledger)),
+        runs=packed(runs_json(ledger)),
         summary=summary(ledger),
         empty=_empty(ledger),
         problems=_problems(ledger),
@@ -69,7 +70,7 @@ def render(ledger: Ledger, gallery: Gallery) -> str:
             {row["dataset"]: dataset_title(row["dataset"]) for s in shown for row in s.rows}
         ),
         model_options=_options({row["model"]: model_title(row["model"]) for s in shown for row in s.rows}),
-        contents=join([_entry(section) for section in shown]),
+        contents=join([_entry(section) for section in ([front] if front else []) + shown]),
         tables=join([section.html() for section in shown]),
         charts=join([_figure(picture) for picture in charts]),
         headline=Html("") if front is None else front.html(),
@@ -136,8 +137,7 @@ def _figures(gallery: Gallery) -> Html:
 
 
 def _figure(picture: Picture) -> Html:
-    kind, format = ("image/svg+xml", "svg") if picture.vector else ("image/png", "png")
-    source = f"data:{kind};base64,{base64.b64encode(picture.encode(format)).decode()}"
+    source = f"data:image/png;base64,{base64.b64encode(_small(picture)).decode()}"
     # An image has no closing tag.
     image = Html(f'<img src="{source}" alt="{text(picture.title)}" decoding="async">')
     return element(
@@ -149,6 +149,16 @@ def _figure(picture: Picture) -> Html:
         data_datasets=_words(picture.datasets),
         data_models=_words(picture.models),
     )
+
+
+def _small(picture: Picture) -> bytes:
+    """A PNG of few colours: a page with all figures stays small enough to be sent."""
+    from PIL import Image  # comes with matplotlib
+
+    drawn = Image.open(io.BytesIO(picture.encode("png", dpi=128 if picture.vector else 100)))
+    stream = io.BytesIO()
+    drawn.convert("RGB").quantize(64, dither=Image.Dither.NONE).save(stream, "PNG", optimize=True)
+    return stream.getvalue()
 
 
 def _words(names: Iterable[str]) -> str | None:

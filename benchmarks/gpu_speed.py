@@ -103,13 +103,15 @@ def stencil(n: int, vectors: int) -> dict[str, object]:
 @torch.no_grad()
 def diagonals(matrices: int, m: int, n: int) -> dict[str, object]:
     """Dense matrices of LDR-SD and all their gradients by scans, beside copies of as many numbers."""
-    a, c = (1 + 0.01 * torch.randn(matrices, size, device="cuda") for size in (m, n))
-    E, D = (torch.randn(matrices, m, n, device="cuda") for _ in range(2))
-    copy = torch.empty_like(E)
+    tensors = [1 + 0.01 * torch.randn(matrices, size, device="cuda") for size in (m, n)]
+    of = scan.Operators(*(part for t in tensors for part in (t[:, :1], t[:, 1:].contiguous())))
+    G, H = (torch.randn(matrices, 1, size, device="cuda") for size in (m, n))
+    D = torch.randn(matrices, m, n, device="cuda")
+    copy = torch.empty_like(D)
     times = {
-        "copy_ms": graph_ms(lambda: copy.copy_(E)),
-        "forward_ms": graph_ms(lambda: scan.stein_scan(a, c, E)),
-        "backward_ms": graph_ms(lambda: scan.stein_scan_gradients(a, c, E, D)),
+        "copy_ms": graph_ms(lambda: copy.copy_(D)),
+        "forward_ms": graph_ms(lambda: scan.stein_scan(of, G, H)),
+        "backward_ms": graph_ms(lambda: scan.stein_scan_gradients(of, G, H, D)),
     }
     ratios = {f"{name}_copies": times[f"{name}_ms"] / times["copy_ms"] for name in ("forward", "backward")}
     return {"what": "diagonals", "matrices": matrices, "shape": f"{m} x {n}", **times, **ratios}

@@ -121,10 +121,14 @@ def decoders(R: int) -> dict[str, Call]:
 
 def weights(count: int, n: int) -> dict[str, Call]:
     a, c = (randn(count, n).clamp(-1, 1) for _ in range(2))
-    E = randn(count, n, n)
+    G, H = (randn(count, 1, n) for _ in range(2))
+
+    def ours(a: Tensor, c: Tensor, G: Tensor, H: Tensor) -> Tensor:
+        return stein_matrix((a[:, :1], a[:, 1:]), (c[:, :1], c[:, 1:]), G, H)
+
     return {
-        "torch": differentiated(lambda a, c, E: shifted_sum(E, a, c, n), a, c, E),
-        "ours": differentiated(stein_matrix, a, c, E),
+        "torch": differentiated(lambda a, c, G, H: shifted_sum(G.mT @ H, a, c, n), a, c, G, H),
+        "ours": differentiated(ours, a, c, G, H),
     }
 
 

@@ -92,25 +92,52 @@ def test_vmap_over_operators_takes_the_kernel():
     assert torch.allclose(together, torch.stack(alone), atol=1e-4)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize(("m", "n"), [(1, 1), (1, 7), (31, 31), (64, 64), (100, 129), (200, 200), (65, 700)])
-def test_diagonals(m, n, dtype):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("rank", [1, 20])
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (1, 7), (31, 31), (64, 64), (100, 129), (300, 300), (65, 700)])
+def test_diagonals(m, n, rank, dtype):
     """Matrices by scans, their adjoints and gradients, against the rows in float64."""
     g = torch.Generator().manual_seed(m + n)
     a, c = (1 + 0.2 * torch.randn(3, size, dtype=torch.float64, generator=g) for size in (m, n))
     a[0, 0], c[1, 0], a[2, m // 2] = -0.5, 0.3, 0.0
-    e, D = (torch.randn(3, m, n, dtype=torch.float64, generator=g) for _ in range(2))
-    a, c, e, D = (t.to(dtype).double() for t in (a, c, e, D))
-    on_gpu = [t.to("cuda", dtype) for t in (a, c, e, D)]
-    assert scan.serves(on_gpu[0])
-    got = [scan.stein_scan(*on_gpu[:3]), scan.stein_scan_adjoint(*on_gpu[:2], on_gpu[3])]
-    want = [scan.stein_scan(a, c, e), scan.stein_scan_adjoint(a, c, D)]
-    size = [scan.stein_scan(a.abs(), c.abs(), e.abs()), scan.stein_scan_adjoint(a.abs(), c.abs(), D.abs())]
-    got += scan.stein_scan_gradients(*on_gpu)
-    want += scan.stein_scan_gradients(a, c, e, D)
-    size += scan.stein_scan_gradients(a.abs(), c.abs(), e.abs(), D.abs())
-    for ours, exact, magnitude in zip(got, want, size, strict=True):
-        assert ((ours.cpu() - exact).abs() <= testing.tolerance(dtype, n) * (magnitude + 1e-30)).all()
+    shapes = (rank, m), (rank, n), (m, n)
+    G, H, D = (torch.randn(3, *shape, dtype=torch.float64, generator=g) for shape in shapes)
+    exact = [t.to(dtype).double() for t in (a, c, G, H, D)]
+    results = []
+    for a, c, G, H, D in (
+        [t.to("cuda", dtype) for t in exact],
+        exact,
+        [t.abs() for t in exact],
+    ):
+        of = scan.Operators(a[:, :1], a[:, 1:], c[:, :1], c[:, 1:])
+        assert scan.serves(G, H) == G.is_cuda
+        found = scan.stein_scan_gradients(of, G, H, D)
+        results.append([scan.stein_scan(of, G, H), scan.stein_scan_adjoint(of, D), *found])
+    for ours, want, magnitude in zip(*results, strict=True):
+        assert ours.dtype == dtype
+        assert ((ours.cpu() - want).abs() <= testing.tolerance(dtype, n) * (magnitude + 1e-30)).all()
+
+
+@pytest.mark.parametrize("name", ["toeplitz_like", "hankel_like", "ldr_sd"])
+@pytest.mark.parametrize("mode", ["bfloat16", "autocast", "float16"])
+@pytest.mark.parametrize(("m", "n"), [(64, 64), (70, 200), (200, 70)])
+def test_the_dense_matrix_of_narrow_numbers_is_rounded_once(name, mode, m, n):
+    """Values and gradients of a training step beside float64."""
+    dtype = {"bfloat16": torch.bfloat16, "autocast": torch.float32, "float16": torch.float16}[mode]
+    layer = torchldr.StructuredLinear(n, m, structure=name, rank=2, device="cuda", dtype=dtype)
+    layer.plan = "dense"
+    exact = copy.deepcopy(layer).double()
+    x = torch.randn(300, n, device="cuda", dtype=dtype)
+    with torch.autocast("cuda", torch.bfloat16, enabled=mode == "autocast"):
+        y = layer(x)
+    target = torch.randn_like(y)
+    y.backward(target)
+    exact(x.double()).backward(target.double())
+    eps = torch.finfo(y.dtype).eps
+    assert (y.double() - exact(x.double())).norm() <= 2 * eps * y.double().norm()
+    for (which, ours), theirs in zip(layer.named_parameters(), exact.parameters(), strict=True):
+        error = (ours.grad.double() - theirs.grad).norm() / theirs.grad.norm()
+        assert error <= 8 * eps, (which, error)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import hashlib
 import shutil
 import subprocess
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,32 @@ def operands(m: int, n: int, seed: int, R: int = 2) -> tuple[Tensor, Tensor, Ten
     return a, c, e, D
 
 
+def operators(a: Tensor, c: Tensor) -> scan.Operators:
+    return scan.Operators(a[:, :1], a[:, 1:], c[:, :1], c[:, 1:])
+
+
+def factors(e: Tensor) -> tuple[Tensor, Tensor]:
+    """G and H with E = G^T H, exactly."""
+    return torch.eye(e.shape[-2], dtype=e.dtype).expand(len(e), -1, -1), e
+
+
+def scanned(a: Tensor, c: Tensor, e: Tensor) -> Tensor:
+    return scan.stein_scan(operators(a, c), *factors(e))
+
+
+def adjoint_scanned(a: Tensor, c: Tensor, D: Tensor) -> Tensor:
+    return scan.stein_scan_adjoint(operators(a, c), D)
+
+
+def scan_gradients(a: Tensor, c: Tensor, e: Tensor, D: Tensor) -> scan.Gradients:
+    return scan.stein_scan_gradients(operators(a, c), *factors(e), D)
+
+
+def matrix(a: Tensor, c: Tensor, G: Tensor, H: Tensor) -> Tensor:
+    """`stein_matrix` of weights in one."""
+    return stein_matrix((a[:, :1], a[:, 1:]), (c[:, :1], c[:, 1:]), G, H)
+
+
 def definition(a: Tensor, c: Tensor, e: Tensor, *, adjoint: bool = False) -> Tensor:
     """The sum over t."""
     A, C = (torch.stack([subdiagonal_reference(v[1:], v[0]) for v in vs]) for vs in (a, c))
@@ -64,39 +90,71 @@ def test_it_is_the_sum_of_powers(size: tuple[int, int], seed: int) -> None:
     m, n = size
     a, c, e, D = operands(m, n, seed)
     absolute = a.abs(), c.abs(), e.abs(), D.abs()
-    for adjoint, got in ((False, scan.stein_scan(a, c, e)), (True, scan.stein_scan_adjoint(a, c, e))):
+    for adjoint, got in ((False, scanned(a, c, e)), (True, adjoint_scanned(a, c, e))):
         magnitude = definition(*absolute[:3], adjoint=adjoint)
         assert_near(got, definition(a, c, e, adjoint=adjoint), magnitude, n)
-    found = scan.stein_scan_gradients(a, c, e, D)
+    found = scan_gradients(a, c, e, D)
     for got, expected, magnitude in zip(found, gradients(a, c, e, D), gradients(*absolute), strict=True):
         assert_near(got, expected, magnitude, n)
 
 
 # The kernels.
 
+# The threads of a block take turns: each runs until all have to meet.
 HEAD = """
+#include <ucontext.h>
 #define __global__
 #define __device__
+#define __align__(bytes)
 #define __shared__ static
 struct Three { int x, y, z; };
-static Three blockIdx, threadIdx, gridDim;
+static Three blockIdx, gridDim, threadIdx;
+static ucontext_t between, threads_[64];
+static char stacks[64][1 << 16];
+static bool done[64];
+static void* kernel_;
+static void __syncthreads() { swapcontext(&threads_[threadIdx.x], &between); }
 """
 TAIL = """
-#define RUN(name, ...) \
-    gridDim = {gx, gy, gz}; \
-    for (blockIdx.z = 0; blockIdx.z < gz; blockIdx.z++) \
-        for (blockIdx.y = 0; blockIdx.y < gy; blockIdx.y++) \
-            for (blockIdx.x = 0; blockIdx.x < gx; blockIdx.x++) \
-                for (threadIdx.x = 0; threadIdx.x < threads; threadIdx.x++) name(__VA_ARGS__, m, n, segments);
+template <class Kernel> static void enter() { (*(Kernel*)kernel_)(); done[threadIdx.x] = true; }
+template <class Kernel> static void block(int threads, Kernel kernel) {
+    kernel_ = &kernel;
+    for (int i = 0; i < threads; i++) {
+        done[i] = false;
+        getcontext(&threads_[i]);
+        threads_[i].uc_stack.ss_sp = stacks[i];
+        threads_[i].uc_stack.ss_size = sizeof(stacks[i]);
+        threads_[i].uc_link = &between;
+        makecontext(&threads_[i], enter<Kernel>, 0);
+    }
+    for (bool left = true; left;) {
+        left = false;
+        for (int i = 0; i < threads; i++)
+            if (!done[i]) { left = true; threadIdx = {i, 0, 0}; swapcontext(&between, &threads_[i]); }
+    }
+}
+template <class Kernel> static void run(int gx, int gy, int gz, int threads, Kernel kernel) {
+    gridDim = {gx, gy, gz};
+    for (blockIdx.z = 0; blockIdx.z < gz; blockIdx.z++)
+        for (blockIdx.y = 0; blockIdx.y < gy; blockIdx.y++)
+            for (blockIdx.x = 0; blockIdx.x < gx; blockIdx.x++) block(threads, kernel);
+}
 #define GRID int gx, int gy, int gz, int threads
 #define SIZES int m, int n, int segments
-extern "C" void run_sums(GRID, T* a, T* c, T* e, T* D, T* sum, SIZES) { RUN(sums, a, c, e, D, sum) }
+#define RUN(name, ...) run(gx, gy, gz, threads, [=] { name(__VA_ARGS__, m, n, segments); });
+#define GIVEN P* ka, P* a, P* kc, P* c, int fa, int fc, P* G, P* H, O* e, int r
+#define ALL ka, a, kc, c, fa, fc, G, H, e, r
+extern "C" void run_sums(GRID, GIVEN, O* D, T* sum, SIZES) { RUN(sums, ALL, D, sum) }
 extern "C" void run_chain(GRID, T* sum, T* state, SIZES) { RUN(chain, sum, state) }
-extern "C" void run_fill(GRID, T* a, T* c, T* e, T* state, T* M, SIZES) { RUN(fill, a, c, e, state, M) }
-extern "C" void run_gradients(GRID, T* a, T* c, T* e, T* D, T* state, T* dw, T* dE, SIZES) {
-    RUN(gradients, a, c, e, D, state, dw, dE)
+extern "C" void run_fill(GRID, GIVEN, T* state, O* M, SIZES) { RUN(fill, ALL, state, M) }
+extern "C" void run_gradients(GRID, GIVEN, O* D, T* state, O* dE, T* rows, T* columns, SIZES) {
+    RUN(gradients, ALL, D, state, dE, rows, columns)
+}
+extern "C" void run_totals(GRID, T* rows, T* columns, P* da, P* dc, int blocks, SIZES) {
+    RUN(totals, rows, columns, da, dc, blocks)
 }
 """
+POINTERS = {"sums": (0, 1, 2, 3, 6, 7, 8), "fill": (0, 1, 2, 3, 6, 7, 8), "gradients": (0, 1, 2, 3, 6, 7, 8)}
 
 
 @pytest.fixture(scope="module")
@@ -110,9 +168,8 @@ def compiler(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], ctypes
         stem = folder / hashlib.sha256(source.encode()).hexdigest()
         file, library = stem.with_suffix(".cpp"), stem.with_suffix(".so")
         file.write_text(HEAD + source + TAIL)
-        subprocess.run(
-            ["g++", "-O1", "-Wno-unknown-pragmas", "-shared", "-fPIC", file, "-o", library], check=True
-        )
+        flags = ["-O0", "-Wno-unknown-pragmas", "-shared", "-fPIC"]
+        subprocess.run(["g++", *flags, file, "-o", library], check=True)
         return ctypes.CDLL(str(library))
 
     return compiled
@@ -120,85 +177,117 @@ def compiler(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], ctypes
 
 @pytest.fixture
 def kernels(compiler: Callable[[str], ctypes.CDLL], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everything goes through the kernels, as plain C++ whose threads run one after the other."""
+    """Everything goes through the kernels, as plain C++, with blocks of a few threads."""
 
     def launch(
         source: str, name: str, device: object, grid: scan_kernels.nvrtc.Grid, threads: int, given: list
     ) -> None:
-        for tensor in (t for t in given if isinstance(t, Tensor)):
-            assert tensor.is_contiguous()
-            assert tensor.dtype == torch.float64
-        values = [ctypes.c_void_p(t.data_ptr()) if isinstance(t, Tensor) else t for t in given]
+        values = []
+        for place, value in enumerate(given):
+            if isinstance(value, Tensor):
+                assert value.is_contiguous()
+                values.append(ctypes.c_void_p(value.data_ptr()))
+            else:
+                values.append(ctypes.c_void_p(value) if place in POINTERS.get(name, ()) else value)
+        if name == "sums" and not isinstance(given[10], Tensor):
+            values[10] = ctypes.c_void_p(0)
         getattr(compiler(source), f"run_{name}")(*grid, threads, *values)
 
     monkeypatch.setattr(scan, "serves", lambda *tensors: True)
+    monkeypatch.setattr(scan_kernels, "THREADS", 32)
+    monkeypatch.setattr(scan_kernels, "CHAIN_THREADS", 8)
+    monkeypatch.setattr(scan_kernels, "ENTRIES", 4)
+    monkeypatch.setattr(scan_kernels, "source", scan_kernels.source.__wrapped__)
     monkeypatch.setattr(scan_kernels.nvrtc, "launch", launch)
 
 
-LONGER = [(31, 31), (32, 33), (33, 33), (40, 65), (64, 64), (70, 100), (97, 97)]
-
-
-def by_rows(
-    monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any], *inputs: Tensor, **how: bool
-) -> Any:
+def by_rows(monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any], *inputs: Any) -> Any:
     with monkeypatch.context() as patch:
         patch.setattr(scan, "serves", lambda *tensors: False)
-        return function(*inputs, **how)
+        return function(*inputs)
 
 
-@pytest.mark.parametrize(("m", "n"), [(1, 1), (1, 5), (2, 2), (3, 7), (9, 9), *LONGER])
-@pytest.mark.parametrize("R", [0, 1, 3])
+SHAPES = [(1, 1), (1, 5), (2, 2), (3, 7), (9, 9), (16, 16), (17, 33), (33, 33), (20, 50)]
+
+
+@pytest.mark.parametrize(("m", "n"), SHAPES)
+@pytest.mark.parametrize("R", [0, 2])
 @pytest.mark.usefixtures("kernels")
 def test_the_kernels_do_what_the_rows_do(m: int, n: int, R: int, monkeypatch: pytest.MonkeyPatch) -> None:
     a, c, e, D = operands(m, n, seed=m + n, R=R)
     e, D = e.mT.contiguous().mT, D.mT.contiguous().mT  # as they may come
-    for function, inputs in ((scan.stein_scan, (a, c, e)), (scan.stein_scan_adjoint, (a, c, D))):
+    for function, inputs in (
+        (scanned, (a, c, e)),
+        (adjoint_scanned, (a, c, D)),
+        (scan_gradients, (a, c, e, D)),
+    ):
         torch.testing.assert_close(function(*inputs), by_rows(monkeypatch, function, *inputs))
-    found = scan.stein_scan_gradients(a, c, e, D)
-    for ours, theirs in zip(found, by_rows(monkeypatch, scan.stein_scan_gradients, a, c, e, D), strict=True):
-        torch.testing.assert_close(ours, theirs)
 
 
-@pytest.mark.parametrize(("m", "n"), [(1, 1), (7, 7), (70, 33), (33, 70)])
+@pytest.mark.usefixtures("kernels")
+def test_shifts_ranks_and_bfloat16_by_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    shift = scan.Operators(1, None, -1, None)
+    G, H, D = (torch.randn(2, *shape) for shape in ((19, 35), (19, 40), (35, 40)))
+    narrow, target = (G.bfloat16(), H.bfloat16()), D.bfloat16()
+    for function, inputs in (
+        (scan.stein_scan, (shift, G, H, torch.bfloat16)),
+        (scan.stein_scan, (shift, *narrow)),
+        (scan.stein_scan_adjoint, (shift, target)),
+        (scan.stein_scan_gradients, (shift, G, H, target)),
+    ):
+        found, expected = function(*inputs), by_rows(monkeypatch, function, *inputs)
+        # A number between two of bfloat16 may go to either.
+        torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-4)
+
+
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (7, 7), (40, 33), (33, 40)])
 @pytest.mark.usefixtures("kernels")
 def test_columns_by_the_kernels(m: int, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    a, _, e, _ = operands(m, n, seed=m)
-    a, nodes = torch.ones_like(a), torch.rand(1, n, dtype=torch.float64).expand(2, n)
-    a[:, 0] = 0
-    for function in (scan.stein_scan, scan.stein_scan_adjoint):
-        expected = by_rows(monkeypatch, function, a, nodes, e, straight=True)
-        torch.testing.assert_close(function(a, nodes, e, straight=True), expected)
+    _, _, e, _ = operands(m, n, seed=m)
+    nodes = torch.rand(1, n, dtype=torch.float64).expand(2, n)
+    for function in (scan.column_scan, scan.column_scan_adjoint):
+        torch.testing.assert_close(function(nodes, e), by_rows(monkeypatch, function, nodes, e))
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize(("m", "n"), [(33, 33), (20, 40)])
+def test_sums_along_diagonals(m: int, n: int) -> None:
+    D = torch.randn(2, m, n, dtype=torch.float64)
+    expected = sum(D[:, i].roll(-i, -1) for i in range(m))
+    torch.testing.assert_close(scan.diagonal_sums(D), expected)
 
 
 @pytest.mark.usefixtures("kernels")
 def test_what_autograd_may_ask_of_the_kernels() -> None:
-    a, c, e, _ = (t.requires_grad_() for t in operands(3, 5, 1))
-    checks = {"check_forward_ad": True, "check_batched_grad": True}
-    assert torch.autograd.gradcheck(stein_matrix, (a, c, e), **checks)
-    assert torch.autograd.gradgradcheck(stein_matrix, (a, c, e))
-    assert torch.autograd.gradcheck(column_scan, (c, e), **checks)
-    (only,) = torch.autograd.grad(stein_matrix(a.detach(), c.detach(), e).sum(), e)
-    torch.testing.assert_close(only, scan.stein_scan_adjoint(a, c, torch.ones_like(e)).detach())
+    a, c, _, _ = operands(3, 5, 1)
+    G, H = torch.randn(2, 2, 3, dtype=torch.float64), torch.randn(2, 2, 5, dtype=torch.float64)
+    inputs = tuple(t.requires_grad_() for t in (a, c, G, H))
+    assert torch.autograd.gradcheck(matrix, inputs, check_forward_ad=True, check_batched_grad=True)
+    E = (G.detach().mT @ H.detach()).requires_grad_()
+    assert torch.autograd.gradcheck(column_scan, (c, E), check_forward_ad=True, check_batched_grad=True)
+    M = matrix(a.detach(), c.detach(), G, H)
+    found = torch.autograd.grad(M.sum(), (G, H))
+    dE = adjoint_scanned(a, c, torch.ones_like(E)).detach()
+    torch.testing.assert_close(found, (H @ dE.mT, G @ dE))
 
 
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize(("m", "n"), [(4, 4), (3, 5)])
 def test_a_stack_beyond_a_grid_goes_in_parts(monkeypatch: pytest.MonkeyPatch, m: int, n: int) -> None:
     a, c, e, D = operands(m, n, 0, R=5)
-    whole = scan.stein_scan(a, c, e), *scan.stein_scan_gradients(a, c, e, D)
+    whole = scanned(a, c, e), *scan_gradients(a, c, e, D)
     monkeypatch.setattr(scan_kernels, "_MOST", 2)
-    assert len(scan_kernels.parts(e)) == 3
-    for ours, theirs in zip(
-        (scan.stein_scan(a, c, e), *scan.stein_scan_gradients(a, c, e, D)), whole, strict=True
-    ):
+    assert len(scan_kernels.parts(5)) == 3
+    for ours, theirs in zip((scanned(a, c, e), *scan_gradients(a, c, e, D)), whole, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
 @pytest.mark.usefixtures("kernels")
 def test_what_is_too_large_is_said() -> None:
-    e = torch.zeros(1, dtype=torch.float64).expand(65536, 1, 1)
+    form = scan_kernels.Form()
+    of = scan_kernels.sizes(form, 65536, 1, 1)
     with pytest.raises(ValueError, match="65536 matrices of 1 x 1 are too many"):
-        scan_kernels.launch("sums", scan_kernels.Form(), e, [])
+        scan_kernels.launch("sums", form, torch.device("cpu"), of, [])
 
 
 # As differentiable functions.
@@ -206,9 +295,18 @@ def test_what_is_too_large_is_said() -> None:
 
 @pytest.mark.parametrize(("m", "n"), [(1, 1), (3, 3), (3, 5), (5, 3)])
 def test_derivatives_of_any_order(m: int, n: int) -> None:
-    a, c, e, _ = (t.requires_grad_() for t in operands(m, n, 1))
-    assert torch.autograd.gradcheck(stein_matrix, (a, c, e), check_forward_ad=True)
-    assert torch.autograd.gradgradcheck(stein_matrix, (a, c, e))
+    a, c, _, _ = operands(m, n, 1)
+    G, H = torch.randn(2, 1, m, dtype=torch.float64), torch.randn(2, 1, n, dtype=torch.float64)
+    inputs = tuple(t.requires_grad_() for t in (a, c, G, H))
+    assert torch.autograd.gradcheck(matrix, inputs, check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(matrix, inputs)
+
+
+def test_derivatives_of_shifts() -> None:
+    G, H = (torch.randn(2, n, dtype=torch.float64, requires_grad=True) for n in (4, 3))
+    shifts = partial(stein_matrix, (1, None), (-1, None))
+    assert torch.autograd.gradcheck(shifts, (G, H), check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(shifts, (G, H))
 
 
 @pytest.mark.parametrize(("m", "n"), [(4, 4), (3, 5), (6, 2)])
@@ -225,8 +323,11 @@ def test_columns_and_their_derivatives(m: int, n: int) -> None:
 
 def test_vmap_makes_one_stack_of_all() -> None:
     a, c, e, _ = operands(3, 5, 3, R=4)
+    G, H = factors(e)
     cut = lambda t: t.unflatten(0, (2, 2))
-    together = torch.vmap(stein_matrix)(cut(a), cut(c), cut(e))
-    torch.testing.assert_close(together.flatten(0, 1), stein_matrix(a, c, e))
-    shared = torch.vmap(stein_matrix, in_dims=(None, None, 0))(a[:2], c[:2], cut(e))
-    torch.testing.assert_close(shared[1], stein_matrix(a[:2], c[:2], e[2:]))
+    together = torch.vmap(matrix)(cut(a), cut(c), cut(G), cut(H))
+    torch.testing.assert_close(together.flatten(0, 1), matrix(a, c, G, H))
+    shared = torch.vmap(matrix, in_dims=(None, None, None, 0))(a[:2], c[:2], G[:2], cut(H))
+    torch.testing.assert_close(shared[1], matrix(a[:2], c[:2], G[:2], H[2:]))
+    shifts = partial(stein_matrix, (1, None), (-1, None))
+    torch.testing.assert_close(torch.vmap(shifts)(cut(G), cut(H)).flatten(0, 1), shifts(G, H))

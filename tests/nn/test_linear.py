@@ -263,6 +263,18 @@ def test_autocast(cls, dtype):
 
 
 @every_class
+def test_a_plan_made_under_autocast_serves_outside(cls):
+    """With all digits of the parameters: it was prepared as if there was no autocast."""
+    layer = layer_of(cls, 64, 48).eval()
+    x = torch.randn(3, 64)
+    with torch.no_grad():
+        expected = layer.matrix().matmul(x) + layer.bias
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            layer(x)
+        torch.testing.assert_close(layer(x), expected)
+
+
+@every_class
 def test_conversion_keeps_constants_precise(cls):
     """Nodes rounded to bfloat16 would meet."""
     layer = layer_of(cls, 200, 150).to(torch.bfloat16)

@@ -24,6 +24,7 @@ class Machine(NamedTuple):
     fft: float  # an entry of a batch of FFTs, times log2 of its length
     fewest: int  # FFTs: fewer than these take as long as they
     multiply: float  # a multiply-add of a large matrix product
+    tf32: float  # the same where factors may be rounded
     half: float  # the same in bfloat16 or float16
     stream: float  # an entry of a matrix that is read once for a few vectors
     compiled: float  # an entry of the compiled FFT, times log2 of its length
@@ -40,9 +41,11 @@ def _bfloat16_multiply() -> float:
 # Fitted by `benchmarks/fit_costs.py` to two cores of an x86-64 server and to an H200.
 MACHINES = {
     "cpu": Machine(
-        6e-6, 6e-6, 0.6e-9, 150e-12, 8, 9e-12, _bfloat16_multiply(), 96e-12, 170e-12, 1e-6, 0.6e-9
+        6e-6, 6e-6, 0.6e-9, 150e-12, 8, 9e-12, 9e-12, _bfloat16_multiply(), 96e-12, 170e-12, 1e-6, 0.6e-9
     ),
-    "cuda": Machine(15e-6, 2e-6, 1e-12, 0.2e-12, 64, 0.06e-12, 0.003e-12, 1.1e-12, 1.0, 200e-6, 1e-12),
+    "cuda": Machine(
+        15e-6, 2e-6, 1e-12, 0.2e-12, 64, 0.06e-12, 0.0065e-12, 0.003e-12, 1.1e-12, 1.0, 200e-6, 1e-12
+    ),
 }
 
 
@@ -87,7 +90,7 @@ def ffts(call: Call, count: float, length: int) -> float:
 def gemm(call: Call, rows: float, m: int, n: int) -> float:
     """A matrix product (rows, n) by (n, m), in the dtype of the call."""
     on, narrow = machine(call), call.dtype.itemsize < 4
-    arithmetic = (on.half if narrow else on.multiply) * rows
+    arithmetic = (on.half if narrow else on.tf32 if call.tf32 else on.multiply) * rows
     reading = on.stream * (0.5 if narrow else 1.0)
     return started(call) + wide(call) * call.matrices * m * n * max(arithmetic, reading)
 

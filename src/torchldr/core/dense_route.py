@@ -67,10 +67,11 @@ def too_large(M: Matrix, call: Call) -> str | None:
 
 
 def multiply_by_dense(M: Matrix, x: Tensor, transposed: bool, bias: Tensor | None = None) -> Tensor:
-    with without_autocast(x.device.type):
-        W = M.materialize()
-    if not autocasts(x.device.type):
-        W = W.to(x.dtype)
+    device, dtype = x.device.type, x.dtype
+    if autocasts(device):
+        dtype = M.dtype if M.dtype == torch.float64 else torch.get_autocast_dtype(device)
+    with without_autocast(device):
+        W = M.dense_in(dtype)
     return DenseProduct(W.mT if transposed else W)(x, bias)
 
 

@@ -8,6 +8,7 @@ A class must write
 should write, where it applies,
     constants           tensors that are not learned (nodes, a permutation); `drawn` names the random ones
     _materialize        the dense matrix, differentiably, if there is a faster way than by all unit vectors
+    dense_in            the same for parameters of any dtype, if there is a way without converting them
     prepare             its own product with everything that does not depend on the input done before
     ROUTES              all its ways to multiply, with their costs (`routes`)
 and may write
@@ -34,9 +35,17 @@ from torch import Tensor
 from . import costs, operator, rules, stacks
 from .dense_route import by_columns, own_route, weight_by_columns
 from .linear_map import LinearMap
-from .products import Product, autocasts, check_input, is_jit_tracing, run_product, sum_of_products
+from .products import (
+    Product,
+    allows_tf32,
+    autocasts,
+    check_input,
+    is_jit_tracing,
+    run_product,
+    sum_of_products,
+)
 from .registry import REGISTRY, name_alone, near
-from .routes import Call, Route, RouteTable, Sizes, choose, is_captured, is_traced
+from .routes import Call, Route, RouteTable, Sizes, choose, dense_at_once, is_captured, is_traced
 from .storage import Storage
 
 _NONE = torch.Size()
@@ -111,6 +120,8 @@ class StructuredMatrix(LinearMap):
             cls.ROUTES = STANDARD
         if product < _depth(cls, "_materialize"):
             cls._materialize = StructuredMatrix._materialize  # type: ignore[method-assign]
+        if min(product, _depth(cls, "_materialize")) < _depth(cls, "dense_in"):
+            cls.dense_in = StructuredMatrix.dense_in  # type: ignore[method-assign]
         cls.at_once = tuple(name for name in cls.at_once if _depth(cls, name) >= _depth(cls, "at_once"))
         cls._prepares = _depth(cls, "prepare") <= _depth(cls, "_matmul")
         cls._axes = None
@@ -509,9 +520,13 @@ class StructuredMatrix(LinearMap):
 
     def materialize(self) -> Tensor:
         """The dense matrix by way of a fast product; differentiable. `to_dense` is the oracle."""
+        return self.dense_in(self.dtype)
+
+    def dense_in(self, dtype: torch.dtype) -> Tensor:
+        """`materialize` in a dtype, rounded once."""
         M = self.promoted()
         dense = stacks.materialize(M) if M.leading else M._materialize()
-        return dense.to(self.dtype)
+        return dense.to(dtype)
 
     def dense_weight(self) -> Tensor:
         """The dense matrix that inference keeps, contiguous, without gradients and in little memory."""
@@ -557,13 +572,16 @@ class StructuredMatrix(LinearMap):
         if self.leading:
             y = stacks.multiply(self, x, transposed=transposed, route=route, dense=dense)
             return y if bias is None else y + bias
-        M = self.promoted()
         if torch.compiler.is_compiling() or is_jit_tracing():
-            seen = partial(operator.as_compilers_see, M, transposed=transposed)
+            seen = partial(operator.as_compilers_see, self.promoted(), transposed=transposed)
             return run_product(seen, x, self.dtype, bias)
-        chosen = choose(M, self.call(x, transposed=transposed), only=route, dense=dense)
+        call = self.call(x, transposed=transposed)
+        if route is None and dense is not False and (first := dense_at_once(self, call)) is not None:
+            return first.run(self, x, transposed, bias)
+        M = self.promoted()
+        chosen = choose(M, call, only=route, dense=dense)
         if chosen.holds_dense:
-            return chosen.run(M, x, transposed, bias)
+            return chosen.run(self, x, transposed, bias)
         return run_product(lambda flat: chosen.run(M, flat, transposed), x, self.dtype, bias)
 
     def call(self, x: Tensor, *, transposed: bool = False, kept: bool = False) -> Call:
@@ -575,7 +593,8 @@ class StructuredMatrix(LinearMap):
             dtype = torch.get_autocast_dtype(device)
         batch, captured = x.numel() // x.shape[-1], is_captured(x)
         traced = captured or is_traced(*tensors)
-        return Call(batch, device, dtype, needs_grad, kept, traced, transposed, captured=captured)
+        tf32 = allows_tf32(device, dtype)
+        return Call(batch, device, dtype, needs_grad, kept, traced, transposed, captured=captured, tf32=tf32)
 
     def all_routes(self) -> tuple[Route, ...]:
         """The routes of the class, or those of a stack."""
@@ -597,8 +616,11 @@ class StructuredMatrix(LinearMap):
         >>> ToeplitzLike.random(256, 256, rank=2).routes(batch=64).chosen in ("fft", "dense")
         True
         """
-        asked = (batch, self.device.type, dtype or self.dtype, needs_grad, kept, traced, transposed)
-        return RouteTable(self.promoted(), Call(*asked))
+        device, dtype = self.device.type, dtype or self.dtype
+        call = Call(
+            batch, device, dtype, needs_grad, kept, traced, transposed, tf32=allows_tf32(device, dtype)
+        )
+        return RouteTable(self.promoted(), call)
 
     def __repr__(self) -> str:
         parts = [str(self.out_features), str(self.in_features)]

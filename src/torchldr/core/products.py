@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache
 from typing import Any
 
 import torch
@@ -41,6 +40,16 @@ def autocasts(device: str) -> bool:
     if device in ("cpu", "cuda") or torch.compiler.is_compiling():  # compilers do not know the question below
         return device != "meta" and torch.is_autocast_enabled(device)
     return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+
+
+def allows_tf32(device: str, dtype: torch.dtype) -> bool:
+    """Whether matrix products of this dtype may round their factors, as a user can allow on a GPU."""
+    if device != "cuda" or dtype != torch.float32:
+        return False
+    try:
+        return bool(torch.backends.cuda.matmul.allow_tf32)
+    except RuntimeError:  # set by the newer of torch's two ways
+        return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
 
 
 def without_autocast(device: str) -> AbstractContextManager[Any]:
@@ -80,17 +89,6 @@ def run_product(
 def _of_no_vectors(product: Product) -> Product:
     """For an empty batch, which cuFFT and MKL refuse: with a row that is dropped again."""
     return lambda flat: product(torch.nn.functional.pad(flat, (0, 0, 0, 1)))[..., :-1, :]
-
-
-def kept_for_autograd(prepare: Callable[[], Product]) -> Callable[[], Product]:
-    """`prepare`, run when first needed and kept; inference mode may be on then, and autograd asks later."""
-
-    @cache
-    def kept() -> Product:
-        with torch.inference_mode(False), torch.no_grad():
-            return prepare()
-
-    return kept
 
 
 def sum_of_products(terms: list[tuple[Tensor, ...]]) -> Tensor:

@@ -46,6 +46,7 @@ class Call(NamedTuple):
     transposed: bool = False
     matrices: int = 1  # so many at once, each with a batch: the operations are started once for all
     captured: bool = False  # into a CUDA graph, where operations cost next to nothing to start
+    tf32: bool = False  # matrix products in float32 may round their factors, which a GPU has units for
 
     @property
     def sized(self) -> Call:
@@ -66,7 +67,8 @@ class Route(NamedTuple):
             the first route of a class that does not hold the dense matrix.
         prepare: M to the product with everything done that does not depend on x. It must be
             differentiable in x where the route serves a kept call that needs a gradient.
-        holds_dense: whether it makes the m x n matrix. Such a route multiplies in the dtype of x.
+        holds_dense: whether it makes the m x n matrix. Such a route multiplies in the dtype of x, takes a
+            matrix whose tensors have any dtype, and looks at sizes alone.
     """
 
     name: str
@@ -110,6 +112,12 @@ def choose(M: Matrix, call: Call, *, only: str | None = None, dense: bool | None
     if dense is not None and not reasons:
         return choose(M, call)  # a class without such a route: "dense" itself, say
     raise ValueError(f"{type(M).__name__}: no route serves this call ({'; '.join(reasons)}).")
+
+
+def dense_at_once(M: Matrix, call: Call) -> Route | None:
+    """The route that holds the dense matrix, where it is the cheapest and serves: sizes alone tell."""
+    first = next(route for route in costs_of(M, call) if route.apply is not None)
+    return first if first.holds_dense and first.why_not(M, call) is None else None
 
 
 def takes_dense(M: Matrix, call: Call, *, gain: float = 0.0) -> bool:

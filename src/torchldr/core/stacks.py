@@ -162,7 +162,7 @@ def _multiply(M: Matrix, x: Tensor, transposed: bool, route: str | None, dense: 
         call = M.call(x, transposed=transposed)
         chosen = choose(wide, call._replace(batch=x.shape[-2]), only=route, dense=dense)
     if chosen.holds_dense:
-        return chosen.run(wide, x, transposed)
+        return chosen.run(M, x, transposed)
     return run_product(lambda x: chosen.run(wide, x, transposed), x, M.dtype, flatten=False)
 
 

@@ -9,8 +9,6 @@ Nothing is divided and no value is read: right for every operator, and fit for v
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 
@@ -40,11 +38,6 @@ def shifted_sum(E: Tensor, lower_A: Tensor, lower_C: Tensor, k: int) -> Tensor:
             M = E + _moved(lower_A, lower_C, M, 1)
             j, a, c = j + 1, lower_A * a.roll(1, -1), lower_C * c.roll(1, -1)
     return M
-
-
-def operator_weights(tensors: Mapping[str, Tensor], side: str) -> Tensor:
-    """Those of the operators "A" or "C" of LDR-SD, one or a stack: the corner, then the subdiagonal."""
-    return torch.cat((tensors[f"corner_{side}"], tensors[f"subdiagonal_{side}"]), -1)
 
 
 def shift_weights(like: Tensor, size: int, corner: float) -> Tensor:

@@ -1,6 +1,7 @@
 """The dense matrices of LDR-SD layers, and all their gradients, by recurrences along diagonals.
 
     matrix        M = sum_{t < m} A^t E (C^t)^T,  A m x m, C n x n, m <= n, both subdiagonal with corners
+    sources       E = G^T H
     weights       w_i = a_i c_j of a step into entry (i, j), a = (corner_A, subdiagonal_A), c likewise
 
 A diagonal s has the entries (i, s + i) for i = 0 .. m - 1, columns modulo n. A path starts at an entry of E
@@ -22,89 +23,197 @@ the corner, and will go through it. All of it is sums of products: no division a
 every operator is served whose products the dtype can hold; zeros and underflow do no harm.
 
 With a diagonal C instead, diagonals become columns: that is a Vandermonde-like matrix, transposed, with A
-the shift. `straight` asks for it.
+the shift. `column_scan` has it.
 
-Work O(m n) for any rank, which a GPU does in a few passes over its memory: diagonals are cut into segments,
-whose sums are computed at once, then chained (`kernels.cuda.scan`). On a CPU the same is done row by row;
-there it is the oracle of the kernels. The tests hold both to the definition.
+Work O(m n) beside the sources, which a GPU does in a few passes over its memory: diagonals are cut into
+segments, whose sums are computed at once, then chained (`kernels.cuda.scan`). On a CPU the same is done row
+by row; there it is the oracle of the kernels. The tests hold both to the definition.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..kernels.cuda import unavailable
-from ..kernels.cuda.scan import Form, launch, parts, states
+from ..kernels.cuda.scan import DTYPES, Form, launch, parts, sizes, states
+from .doubling import shift_weights
+
+
+class Operators(NamedTuple):
+    """A and C of one matrix or of stacked ones: corners (..., 1), subdiagonals (..., m - 1) and (..., n - 1).
+
+    Shifts have the numbers 1 or -1 for corners, and None.
+    """
+
+    corner_a: Tensor | int
+    lower_a: Tensor | None
+    corner_c: Tensor | int
+    lower_c: Tensor | None
+
+    @property
+    def reversed(self) -> Operators:
+        """A^T and C^T, read from the other end."""
+        flipped: list[Any] = [t.flip(-1) if isinstance(t, Tensor) else t for t in self]
+        return Operators(*flipped)
+
+    def weights(self, like: Tensor, m: int, n: int) -> tuple[Tensor, Tensor]:
+        """a and c, shapes (R, m) and (R, n), in the dtype of `like`, which has R of something."""
+        a, c = weights(*self[:2], like, m), weights(*self[2:], like, n)
+        return a.expand(*like.shape[:-2], m).reshape(-1, m), c.expand(*like.shape[:-2], n).reshape(-1, n)
+
+
+def weights(corner: Tensor | int, subdiagonal: Tensor | None, like: Tensor, size: int) -> Tensor:
+    """The corner, then the subdiagonal: (..., size), in the dtype of `like`."""
+    if isinstance(corner, Tensor):
+        assert subdiagonal is not None
+        return torch.cat((corner, subdiagonal), -1).to(like.dtype)
+    return shift_weights(like, size, corner)
 
 
 class Gradients(NamedTuple):
-    """Of `stein_scan` in its arguments."""
+    """Of `stein_scan`: in the operators' weights, corners first, and in E."""
 
-    a: Tensor  # (R, m)
-    c: Tensor  # (R, n)
-    e: Tensor  # (R, m, n)
+    a: Tensor  # (..., m)
+    c: Tensor  # (..., n)
+    e: Tensor  # (..., m, n)
 
 
 def serves(*tensors: Tensor) -> bool:
     """Whether the kernels take these tensors."""
     first = tensors[0]
-    if not first.is_cuda or first.dtype not in (torch.float32, torch.float64) or unavailable():
+    if not first.is_cuda or first.dtype not in DTYPES or unavailable():
         return False
     return all(t.dtype == first.dtype and t.device == first.device for t in tensors)
 
 
-def stein_scan(a: Tensor, c: Tensor, e: Tensor, straight: bool = False) -> Tensor:
-    """The matrices sum_{t < m} A^t E (C^t)^T of stacked layers.
+def stein_scan(of: Operators, G: Tensor, H: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """The matrices sum_{t < m} A^t G^T H (C^t)^T of stacked layers.
 
     Args:
-        a: corner and subdiagonal of A, shape (R, m).
-        c: likewise of C, shape (R, n), n >= m; where `straight`, C is diagonal and c its diagonal.
-        e: the matrices E, shape (R, m, n).
-        straight: whether C is diagonal. A must then have no corner, and m may exceed n.
+        of: A and C.
+        G: shape (..., r, m).
+        H: shape (..., r, n), n >= m.
+        dtype: of the result, by default that of G. The computation is in float32 or wider.
 
     Returns:
-        Shape (R, m, n). No gradient: `stein_scan_gradients` are its own.
+        Shape (..., m, n). No gradient: `stein_scan_gradients` are its own.
 
     The same, slowly: the sum over t.
     """
-    return _scan(a, c, e, Form(straight=straight))
+    dtype, m, n = dtype or G.dtype, G.shape[-1], H.shape[-1]
+    if serves(G, H):
+        form = Form(m == n, of.lower_a is None, product=True, given=G.dtype, dense=dtype)
+        return _filled(form, G.shape[:-2], m, n, _arguments(of, G, H), H.device)
+    e = _wide(G).mT @ _wide(H)
+    return _plain_scan(*of.weights(e, m, n), e.reshape(-1, m, n), False).reshape(e.shape).to(dtype)
 
 
-def stein_scan_adjoint(a: Tensor, c: Tensor, D: Tensor, straight: bool = False) -> Tensor:
-    """sum_{t < m} (A^t)^T D C^t, the adjoint of `stein_scan` in e: the same, from the other end."""
-    c = c if straight else c.roll(-1, 1)
-    return _scan(a.roll(-1, 1).flip(1), c.flip(1), D, Form(back=True, straight=straight))
+def stein_scan_adjoint(of: Operators, D: Tensor, given: torch.dtype | None = None) -> Tensor:
+    """sum_{t < m} (A^t)^T D C^t, the adjoint of `stein_scan` in E: the same, from the other end.
+
+    `given` is the dtype of the operators, where that of D has fewer digits.
+    """
+    of, (m, n) = of.reversed, D.shape[-2:]
+    if serves(D):
+        form = Form(m == n, of.lower_a is None, back=True, given=given or D.dtype, dense=D.dtype)
+        return _filled(form, D.shape[:-2], m, n, _arguments(of, e=D), D.device)
+    e = _wide(D).reshape(-1, m, n).flip(1, 2)
+    return _plain_scan(*of.weights(_wide(D), m, n), e, False).flip(1, 2).reshape(D.shape).to(D.dtype)
 
 
-def stein_scan_gradients(a: Tensor, c: Tensor, e: Tensor, D: Tensor) -> Gradients:
-    """Gradients of sum(D * stein_scan(a, c, e)), shapes as there."""
-    if serves(a, c, e, D):
-        a, c, e, D = (t.contiguous() for t in (a, c, e, D))
-        dw, dE, form = torch.empty_like(e), torch.empty_like(e), Form(graded=True)
-        for part in parts(e):
-            given = a[part], c[part], e[part], D[part]
-            launch("gradients", form, e[part], [*given, states(*given, form), dw[part], dE[part]])
-    else:
-        dw, dE = _plain_gradients(a, c, e, D)
-    with torch.autocast(e.device.type, enabled=False):
-        da = (dw @ c.unsqueeze(-1)).squeeze(-1)
-        dc = (a.unsqueeze(-2) @ dw).squeeze(-2)
-    return Gradients(da, dc, dE)
+def stein_scan_gradients(of: Operators, G: Tensor, H: Tensor, D: Tensor) -> Gradients:
+    """Gradients of sum(D * stein_scan(of, G, H)): that in E in the dtype of D, the others in that of G."""
+    leading, m, n = G.shape[:-2], G.shape[-1], H.shape[-1]
+    if not serves(G, H):
+        e = _wide(G).mT @ _wide(H)
+        a, c = of.weights(e, m, n)
+        dw, dE = _plain_gradients(a, c, e.reshape(-1, m, n), _wide(D).reshape(-1, m, n))
+        da, dc = (dw * c.unsqueeze(-2)).sum(-1), (dw * a.unsqueeze(-1)).sum(-2)
+        da, dc = da.reshape(*leading, m).to(G.dtype), dc.reshape(*leading, n).to(G.dtype)
+        return Gradients(da, dc, dE.reshape(D.shape).to(D.dtype))
+    form = Form(m == n, of.lower_a is None, product=True, graded=True, given=G.dtype, dense=D.dtype)
+    D = D.contiguous()
+    found = Gradients(G.new_empty(*leading, m), H.new_empty(*leading, n), torch.empty_like(D))
+    for R, (*given, D_, da, dc, dE) in _in_parts(leading.numel(), [*_arguments(of, G, H), D, *found]):
+        size = sizes(form, R, m, n)
+        state = states(form, D.device, size, given, D_)
+        rows = state.new_empty(R, size.blocks * size.parts, m)
+        columns = state.new_empty(R, size.segments, size.blocks, size.width)
+        launch("gradients", form, D.device, size, [*given, D_, state, dE, rows, columns])
+        launch("totals", form, D.device, size, [rows, columns, da, dc, size.blocks])
+    return found
 
 
-def _scan(a: Tensor, c: Tensor, e: Tensor, form: Form) -> Tensor:
-    if serves(a, c, e):
-        a, c, e = a.contiguous(), c.contiguous(), e.contiguous()
-        M = torch.empty_like(e)
-        for part in parts(e):
-            given = a[part], c[part], e[part]
-            launch("fill", form, e[part], [*given, states(*given, e[part], form), M[part]])
-        return M
-    M = _plain_scan(a, c, e.flip(1, 2) if form.back else e, form.straight)
-    return M.flip(1, 2) if form.back else M
+def column_scan(nodes: Tensor, e: Tensor) -> Tensor:
+    """X_ij = nodes_j X_{i-1, j} + e_ij, shapes (R, n) and (R, m, n); no gradient."""
+    return _columns(nodes, e, back=False)
+
+
+def column_scan_adjoint(nodes: Tensor, D: Tensor) -> Tensor:
+    """The adjoint of `column_scan` in e: the same, from the last row to the first."""
+    return _columns(nodes, D, back=True)
+
+
+def diagonal_sums(D: Tensor) -> Tensor:
+    """sum_i D[i, (s + i) mod n] by the kernels: (..., m, n), m <= n, to (..., n) in float32 or wider."""
+    leading, (m, n) = D.shape[:-2], D.shape[-2:]
+    form = Form(m == n, shifts=True, given=torch.promote_types(D.dtype, torch.float32), dense=D.dtype)
+    found = []
+    for R, given in _in_parts(leading.numel(), _arguments(Operators(1, None, 1, None), e=D)):
+        size = sizes(form, R, m, n)
+        sums = torch.empty(2, R, size.segments, n, dtype=form.dtype, device=D.device)
+        launch("sums", form, D.device, size, [*given, 0, sums])
+        found.append(sums[1].sum(1))
+    return (found[0] if len(found) == 1 else torch.cat(found)).reshape(*leading, n)
+
+
+def _columns(nodes: Tensor, e: Tensor, back: bool) -> Tensor:
+    nodes = nodes.flip(1) if back else nodes
+    if serves(nodes, e):
+        form = Form(straight=True, back=back, given=nodes.dtype, dense=e.dtype)
+        given = _arguments(Operators(0, None, 0, nodes), e=e)
+        return _filled(form, e.shape[:1], e.shape[1], e.shape[2], given, e.device)
+    shift = shift_weights(e, e.shape[1], 0.0).expand(e.shape[:2])
+    X = _plain_scan(shift, nodes, e.flip(1, 2) if back else e, True)
+    return X.flip(1, 2) if back else X
+
+
+def _wide(t: Tensor) -> Tensor:
+    return t.to(torch.promote_types(t.dtype, torch.float32))
+
+
+def _arguments(
+    of: Operators, G: Tensor | None = None, H: Tensor | None = None, e: Tensor | None = None
+) -> list[Any]:
+    """What all kernels get first: pointers, 0 where there is nothing, and numbers."""
+    pointers = [t.contiguous() if isinstance(t, Tensor) else 0 for t in (*of, G, H, e)]
+    corners = [0 if isinstance(t, Tensor) else t for t in (of.corner_a, of.corner_c)]
+    return [*pointers[:4], *corners, *pointers[4:], 0 if G is None else G.shape[-2]]
+
+
+def _in_parts(matrices: int, arguments: list[Any]) -> Iterator[tuple[int, list[Any]]]:
+    """The arguments of as many launches as it takes, with how many matrices each has."""
+    cuts = parts(matrices)
+    if len(cuts) == 1:
+        yield matrices, arguments
+        return
+    for cut in cuts:
+        part = [t.reshape(matrices, -1)[cut] if isinstance(t, Tensor) else t for t in arguments]
+        yield min(cut.stop, matrices) - cut.start, part
+
+
+def _filled(
+    form: Form, leading: torch.Size, m: int, n: int, arguments: list[Any], device: torch.device
+) -> Tensor:
+    whole = torch.empty(*leading, m, n, dtype=form.dense, device=device)
+    for R, (*given, M) in _in_parts(leading.numel(), [*arguments, whole]):
+        size = sizes(form, R, m, n)
+        launch("fill", form, device, size, [*given, states(form, device, size, given, 0), M])
+    return whole
 
 
 # Row by row.

@@ -6,16 +6,24 @@ through the plain twins below. vmap only makes the stack larger.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
+from inspect import signature
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+from ..kernels.cuda.scan import DTYPES
 from . import scan, stencil
 from ._twin import plain_backward, plain_jvp
-from .doubling import shift_weights, shifted_sum
+from .doubling import shifted_sum
+from .scan import Operators, weights
+
+# An operator: corner and subdiagonal; 1 or -1 and None for a shift.
+Ring = tuple[Tensor | int, Tensor | None]
 
 
 def serves(*tensors: Tensor) -> bool:
@@ -24,31 +32,35 @@ def serves(*tensors: Tensor) -> bool:
     return not traced and scan.serves(*tensors)
 
 
-def stein_matrix(a: Tensor, c: Tensor, E: Tensor) -> Tensor:
-    """The matrices sum_{t < min(m, n)} A^t E (C^t)^T of two scaled cyclic shifts.
+def stein_matrix(A: Ring, C: Ring, G: Tensor, H: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """The matrices sum_{t < min(m, n)} A^t G^T H (C^t)^T of two scaled cyclic shifts.
 
     Args:
-        a: (A v)_i = a_i v_{i-1}, indices modulo m: A's corner, then its subdiagonal, shape (R, m).
-        c: the same for C, shape (R, n).
-        E: shape (R, m, n).
+        A: (A v)_i = a_i v_{i-1}, indices modulo m: corner (..., 1) and subdiagonal (..., m - 1).
+        C: the same for n.
+        G: shape (..., r, m), of as many axes in front as A and C.
+        H: shape (..., r, n).
+        dtype: of the result, by default that of G. All is computed in float32 or wider.
 
     Returns:
-        Shape (R, m, n), differentiable in every argument. Right for every operator; no value is read.
+        Shape (..., m, n), differentiable in every argument. Right for every operator; no value is read.
 
-    The same, by doubling and with plain autograd: `shifted_sum(E, a, c, min(m, n))`.
+    The same, by doubling and with plain autograd: `shifted_sum`.
     """
-    if a.shape[-1] > c.shape[-1]:
-        return stein_matrix(c, a, E.mT).mT
-    return _Stein.apply(a, c, E)
+    dtype = dtype or G.dtype
+    if G.shape[-1] > H.shape[-1]:
+        return stein_matrix(C, A, H, G, dtype).mT
+    return _Stein.apply(G, H, *A, *C, dtype)
 
 
-def stein_sum(a: Tensor, c: Tensor, E: Tensor) -> Tensor:
-    """`stein_matrix` for (..., m), (..., n), (..., m, n): by kernels on a GPU and by doubling elsewhere."""
-    if serves(a, c, E):
-        leading = E.shape[:-2]
-        a, c = (t.expand(*leading, t.shape[-1]).reshape(-1, t.shape[-1]) for t in (a, c))
-        return stein_matrix(a, c, E.reshape(-1, *E.shape[-2:])).reshape(E.shape)
-    return shifted_sum(E, a, c, min(E.shape[-2:]))
+def stein_sum(A: Ring, C: Ring, G: Tensor, H: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """`stein_matrix`, by kernels on a GPU and by doubling elsewhere."""
+    tensors = [t for t in (G, H, *A, *C) if isinstance(t, Tensor)]
+    if not serves(*tensors):
+        return _plain_stein(G, H, *A, *C, dtype or G.dtype)
+    if dtype not in (None, *DTYPES):
+        return stein_sum(A, C, G, H, torch.promote_types(G.dtype, torch.float32)).to(dtype)
+    return stein_matrix(A, C, G, H, dtype)
 
 
 def column_scan(nodes: Tensor, E: Tensor) -> Tensor:
@@ -64,8 +76,22 @@ def column_scan(nodes: Tensor, E: Tensor) -> Tensor:
     return _Columns.apply(nodes, E)
 
 
-def _plain_stein(a: Tensor, c: Tensor, E: Tensor) -> Tensor:
-    return shifted_sum(E, a, c, a.shape[-1])
+def _plain_stein(
+    G: Tensor,
+    H: Tensor,
+    corner_A: Tensor | int,
+    subdiagonal_A: Tensor | None,
+    corner_C: Tensor | int,
+    subdiagonal_C: Tensor | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    wide = torch.promote_types(G.dtype, torch.float32)
+    E = G.to(wide).mT @ H.to(wide)
+    a, c = (
+        weights(*of, E, size)
+        for of, size in zip(((corner_A, subdiagonal_A), (corner_C, subdiagonal_C)), E.shape[-2:], strict=True)
+    )
+    return shifted_sum(E, a, c, min(E.shape[-2:])).to(dtype)
 
 
 def _plain_columns(nodes: Tensor, E: Tensor) -> Tensor:
@@ -75,53 +101,84 @@ def _plain_columns(nodes: Tensor, E: Tensor) -> Tensor:
     return torch.stack(rows, 1)
 
 
-def _stacked(
-    function: type[torch.autograd.Function],
-    info: Any,
-    in_dims: Sequence[int | None],
-    inputs: Sequence[Tensor],
-) -> tuple[Tensor, int]:
-    """The rule of vmap for a function of stacks: one stack of all."""
-    size = info.batch_size
-    whole = [
-        t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0)
+def _in_front(info: Any, in_dims: Sequence[int | None], inputs: Sequence[Any]) -> list[Any]:
+    """The inputs of a function that vmap maps, with its axis in front of every tensor."""
+    return [
+        t
+        if not isinstance(t, Tensor)
+        else t.expand(info.batch_size, *t.shape)
+        if dim is None
+        else t.movedim(dim, 0)
         for t, dim in zip(inputs, in_dims, strict=True)
     ]
-    return function.apply(*(t.flatten(0, 1) for t in whole)).unflatten(0, whole[-1].shape[:2]), 0
 
 
 class _Stein(torch.autograd.Function):
-    @staticmethod
-    def forward(a: Tensor, c: Tensor, E: Tensor) -> Tensor:
-        return scan.stein_scan(a, c, E)
+    """Of G, H, the corner and subdiagonal of A, those of C, and the dtype of the result."""
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-        ctx.save_for_forward(*inputs)
+    def forward(G: Tensor, H: Tensor, *rest: Any) -> Tensor:
+        return scan.stein_scan(Operators(*rest[:4]), G, H, rest[4])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        tensors = [t for t in inputs if isinstance(t, Tensor)]
+        ctx.filled = partial(_filled, [None if isinstance(t, Tensor) else (t,) for t in inputs])
+        ctx.save_for_backward(*tensors)
+        ctx.save_for_forward(*tensors)
 
     @staticmethod
     def backward(ctx: Any, D: Tensor) -> tuple[Tensor | None, ...]:
-        a, c, E = ctx.saved_tensors
         if torch.is_grad_enabled() or not stencil.is_plain(D):
-            return plain_backward(_plain_stein, (a, c, E), D)
-        if ctx.needs_input_grad[0] or ctx.needs_input_grad[1]:
-            return tuple(scan.stein_scan_gradients(a, c, E, D))
-        return None, None, scan.stein_scan_adjoint(a, c, D)
+            found, inputs = (
+                iter(plain_backward(_twin(ctx), ctx.saved_tensors, D)),
+                ctx.filled(ctx.saved_tensors),
+            )
+            return tuple(next(found) if isinstance(t, Tensor) else None for t in inputs)
+        G, H, *rest = ctx.filled(ctx.saved_tensors)
+        of, wanted, da, dc = Operators(*rest[:4]), ctx.needs_input_grad, None, None
+        if any(wanted[2:6]):
+            da, dc, dE = scan.stein_scan_gradients(of, G, H, D)
+        else:
+            dE = scan.stein_scan_adjoint(of, D, G.dtype)
+        on = torch.is_autocast_enabled(D.device.type)
+        with torch.autocast(D.device.type, enabled=False) if on else nullcontext():
+            dG = (dE @ H.to(D.dtype).mT).mT.to(G.dtype) if wanted[0] else None
+            dH = (G.to(D.dtype) @ dE).to(H.dtype) if wanted[1] else None
+        if da is None or dc is None:
+            return dG, dH, None, None, None, None, None
+        return dG, dH, da[..., :1], da[..., 1:], dc[..., :1], dc[..., 1:], None
 
     @staticmethod
-    def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
-        return plain_jvp(_plain_stein, ctx.saved_tensors, tangents)
+    def jvp(ctx: Any, *tangents: Any) -> Tensor:
+        inputs = ctx.filled(ctx.saved_tensors)
+        wanted = [tangent for t, tangent in zip(inputs, tangents, strict=True) if isinstance(t, Tensor)]
+        return plain_jvp(_twin(ctx), ctx.saved_tensors, wanted)
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Tensor) -> tuple[Tensor, int]:
-        return _stacked(_Stein, info, in_dims, inputs)
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Tensor, int]:
+        return _Stein.apply(*_in_front(info, in_dims, inputs)), 0
+
+
+vars(_Stein.forward)["__signature__"] = signature(_Stein.forward)  # torch asks for it at every call
+
+
+def _filled(others: Sequence[tuple[Any] | None], tensors: Sequence[Tensor]) -> list[Any]:
+    """All inputs: the tensors where there is no other."""
+    left = iter(tensors)
+    return [next(left) if other is None else other[0] for other in others]
+
+
+def _twin(ctx: Any) -> Callable[..., Tensor]:
+    """The plain form, as a function of the tensors alone."""
+    filled = ctx.filled
+    return lambda *tensors: _plain_stein(*filled(tensors))
 
 
 class _Columns(torch.autograd.Function):
     @staticmethod
     def forward(nodes: Tensor, E: Tensor) -> Tensor:
-        return scan.stein_scan(_shift(E), nodes, E, straight=True)
+        return scan.column_scan(nodes, E)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -133,7 +190,7 @@ class _Columns(torch.autograd.Function):
         nodes, E, X = ctx.saved_tensors
         if torch.is_grad_enabled() or not stencil.is_plain(D):
             return plain_backward(_plain_columns, (nodes, E), D)
-        dE = scan.stein_scan_adjoint(_shift(D), nodes, D, straight=True)
+        dE = scan.column_scan_adjoint(nodes, D)
         return (dE[:, 1:] * X[:, :-1]).sum(1) if ctx.needs_input_grad[0] else None, dE
 
     @staticmethod
@@ -142,9 +199,5 @@ class _Columns(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Tensor) -> tuple[Tensor, int]:
-        return _stacked(_Columns, info, in_dims, inputs)
-
-
-def _shift(E: Tensor) -> Tensor:
-    """The shift of the rows of E, of no corner: (R, m)."""
-    return shift_weights(E, E.shape[1], 0.0).expand(E.shape[:2])
+        nodes, E = _in_front(info, in_dims, inputs)
+        return _Columns.apply(nodes.flatten(0, 1), E.flatten(0, 1)).unflatten(0, E.shape[:2]), 0

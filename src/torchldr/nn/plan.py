@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..core.dense_route import DenseProduct
-from ..core.products import Product, autocasts, run_product
+from ..core.products import Product, allows_tf32, autocasts, run_product, without_autocast
 from ..core.routes import Call, Route, choose, lacks_memory, why_not
 from ..matrices import StructuredMatrix
 from .snapshot import Snapshot
@@ -85,8 +85,8 @@ class Plan:
     def _product(self, route: Route) -> Product:
         if route.name not in self._products:
             assert route.prepare is not None
-            # A plan that is made in inference mode may have to serve autograd later.
-            with torch.inference_mode(False), torch.no_grad():
+            # What is made under inference mode or autocast may have to serve outside of them later.
+            with torch.inference_mode(False), torch.no_grad(), without_autocast(self.device.type):
                 product = route.prepare(self.matrix)
                 if isinstance(product, DenseProduct):
                     product = DenseProduct(product.weight.to(self.dtype))
@@ -105,9 +105,10 @@ class Plan:
             dtype = torch.get_autocast_dtype(device)
         needs_grad = x.requires_grad and torch.is_grad_enabled()
         batch = x.numel() // self._features
-        asked = batch.bit_length(), batch & (batch - 1) == 0, dtype, needs_grad, lacks_memory(x)
+        tf32 = allows_tf32(device, dtype)
+        asked = batch.bit_length(), batch & (batch - 1) == 0, dtype, needs_grad, tf32, lacks_memory(x)
         taken = self._taken.get(asked)
         if taken is None:
-            call = Call(batch, device, dtype, needs_grad, kept=True, traced=asked[-1])
+            call = Call(batch, device, dtype, needs_grad, kept=True, traced=asked[-1], tf32=tf32)
             taken = self._taken[asked] = self._product(self.route(call)), dtype
         return taken

@@ -14,20 +14,22 @@ from torchldr.kernels.cuda import krylov as cuda_krylov
 from torchldr.kernels.cuda import port as port_cuda
 from torchldr.kernels.cuda import scan as scan_kernels
 
+BOTH = False, True
 FORMS = [
-    scan_kernels.Form(*flags)
-    for flags in itertools.product((False, True), repeat=3)
-    if not (flags[2] and (flags[0] or flags[1]))  # gradients are asked for along diagonals, forwards
+    scan_kernels.Form(
+        square, shifts, product=product, back=not product, graded=graded, given=given, dense=dense
+    )
+    for square, shifts, product, graded in itertools.product(BOTH, repeat=4)
+    for given, dense in ((torch.float32, torch.bfloat16), (torch.float64, torch.float64))
+    if product or not graded
 ]
+FORMS += [scan_kernels.Form(straight=True, back=back) for back in BOTH]
 SOURCES = {
     "contract": cuda._CONTRACT,
     "pairs": cuda_pair.SOURCE,
     "port": port_cuda.SOURCE,
     **{f"krylov {m}": cuda_krylov._source(torch.float32, m) for m in (100, 1024, 4096)},
-    **{
-        f"scan {dtype} {square} {form}": scan_kernels.source(dtype, square, form)
-        for dtype, square, form in itertools.product((torch.float32, torch.float64), (False, True), FORMS)
-    },
+    **{f"scan {form}": scan_kernels.source(form) for form in FORMS},
 }
 
 

@@ -10,7 +10,7 @@ import torch
 import torchldr
 from torchldr import StructuredChannels, StructuredLSTM, testing
 from torchldr.functional import scan, stein_scan
-from torchldr.functional.doubling import operator_weights, shifted_sum
+from torchldr.functional.doubling import shifted_sum
 
 pytestmark = [
     pytest.mark.gpu,
@@ -91,11 +91,11 @@ def test_a_thread_without_a_context_launches_kernels():
     """As autograd's own thread may be, whose first work on the GPU is a kernel of ours."""
     tensors, members = stack(torchldr.LDRSubdiagonal, (9, 9), "uniform", torch.float64)
     tensors = {k: t.cuda() for k, t in tensors.items()}
-    a, c = (operator_weights(tensors, side) for side in "AC")
-    E = tensors["G"].mT @ tensors["H"]
-    assert scan.serves(a, c, E)
+    of = scan.Operators(*(tensors[f"{part}_{side}"] for side in "AC" for part in ("corner", "subdiagonal")))
+    G, H = tensors["G"], tensors["H"]
+    assert scan.serves(*of, G, H)
     found = []
-    thread = threading.Thread(target=lambda: found.append(scan.stein_scan(a, c, E)))
+    thread = threading.Thread(target=lambda: found.append(scan.stein_scan(of, G, H)))
     thread.start()
     thread.join()
     torch.testing.assert_close(found[0].cpu(), torch.stack([M.to_dense() for M in members]))
@@ -117,15 +117,16 @@ assert said == [None], said
 
 def test_more_matrices_than_a_grid_has():
     """Of 2 x 2, whose dense form is easily told: M = E + A E C^T."""
-    a, c, E = (torch.randn(70_000, *shape, device="cuda") for shape in ((2,), (2,), (2, 2)))
-    for t in (a, c, E):
-        t.requires_grad_()
-    M = stein_scan.stein_matrix(a, c, E)
-    expected = shifted_sum(E, a, c, 2)
+    inputs = a, c, G, H = tuple(
+        torch.randn(70_000, *shape, device="cuda", requires_grad=True)
+        for shape in ((2,), (2,), (1, 2), (1, 2))
+    )
+    M = stein_scan.stein_matrix((a[:, :1], a[:, 1:]), (c[:, :1], c[:, 1:]), G, H)
+    expected = shifted_sum(G.mT @ H, a, c, 2)
     torch.testing.assert_close(M, expected)
     D = torch.randn_like(M)
     for ours, theirs in zip(
-        torch.autograd.grad(M, (a, c, E), D), torch.autograd.grad(expected, (a, c, E), D), strict=True
+        torch.autograd.grad(M, inputs, D), torch.autograd.grad(expected, inputs, D), strict=True
     ):
         torch.testing.assert_close(ours, theirs)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
+from contextlib import nullcontext
 from functools import cache
 from typing import Any
 
 import torch
+from torch import Tensor
 
 Grid = tuple[int, int, int]
 
@@ -31,15 +34,40 @@ def launch(
         device: where; a compiled kernel belongs to one device.
         grid: blocks along each axis.
         threads: of a block.
-        arguments: tensors, contiguous and on the device, and numbers.
+        arguments: tensors, contiguous and on the device, and whole numbers; 0 for a pointer to nothing.
         shared: bytes of shared memory that the kernel does not declare itself.
     """
-    with torch.cuda.device(device):
-        _enter(torch.cuda.current_device())  # a thread may be new to what another has compiled
-        kernel = compiled(source, name, torch.cuda.current_device())
-        if shared >= _PLAIN_SHARED:
-            kernel.set_shared_memory_config(shared)
-        kernel(grid, (threads, 1, 1), arguments, shared)
+    current = torch.cuda.current_device()
+    index = current if device.index is None else device.index
+    with torch.cuda.device(index) if index != current else nullcontext():
+        _launch(source, name, index, grid, threads, arguments, shared)
+
+
+def _launch(
+    source: str, name: str, index: int, grid: Grid, threads: int, arguments: list[Any], shared: int
+) -> None:
+    _enter(index)  # a thread may be new to what another has compiled
+    kernel = compiled(source, name, index)
+    if shared >= _PLAIN_SHARED:
+        kernel.set_shared_memory_config(shared)
+    # As the kernel's own call, which takes several times as long to look at each argument.
+    words = [a.data_ptr() if isinstance(a, Tensor) else a for a in arguments]
+    values = (ctypes.c_int64 * len(words))(*words)
+    first = ctypes.addressof(values)
+    places = (ctypes.c_void_p * len(words))(*range(first, first + 8 * len(words), 8))
+    stream = ctypes.c_void_p(torch._C._cuda_getCurrentRawStream(index))
+    failed = _library().cuLaunchKernel(kernel.func, *grid, threads, 1, 1, shared, stream, places, None)
+    if failed:
+        raise RuntimeError(f"CUDA refused to launch {name} with {grid} blocks of {threads}: {failed}.")
+
+
+@cache
+def _library() -> Any:
+    """The driver."""
+    from torch.cuda import _utils
+
+    named = ("_get_gpu_runtime_library", "_get_cuda_library")
+    return next(getattr(_utils, name) for name in named if hasattr(_utils, name))()
 
 
 def _enter(device: int) -> None:

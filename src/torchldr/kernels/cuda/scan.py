@@ -1,4 +1,9 @@
-"""The kernels of `scan`, which has their formulas: sums of segments, a chain of them, then every entry."""
+"""The kernels of `scan`, which has their formulas: sums of segments, a chain of them, then every entry.
+
+A block has THREADS diagonals and the rows of one segment, a parallelogram of the matrix E = G^T H. It is
+made column by column and lies in shared memory; E itself is nowhere. Matrices that come or go (M, its
+gradient D and that of E) may have fewer digits than the numbers that are computed with.
+"""
 
 from __future__ import annotations
 
@@ -10,28 +15,48 @@ from torch import Tensor
 
 from . import nvrtc
 
-SEGMENT = 32
-
 SOURCE = r"""
 typedef long long i64;
 
+struct bf16 { unsigned short bits; };
+union Bits { unsigned u; float f; };
+__device__ double read(const double* p) { return *p; }
+__device__ float read(const float* p) { return *p; }
+__device__ float read(const bf16* p) { Bits b; b.u = (unsigned)p->bits << 16; return b.f; }
+__device__ void write(double* p, T value) { *p = value; }
+__device__ void write(float* p, T value) { *p = value; }
+__device__ void write(bf16* p, T value) {
+    Bits b; b.f = value;
+    // to the nearest, ties to even
+    p->bits = value != value ? 0x7fff : (b.u + 0x7fff + (b.u >> 16 & 1)) >> 16;
+}
+
 // Numbers of a segment, arrays of shape (.., matrices, segments, n). What `sums` finds: the product of its
 // weights, x at its end, and where GRADED sum D W and r, with W and B counted from the segment's first row.
-enum { PRODUCT, END_X, SUM_DW, END_R };
+enum { PRODUCT_, END_X, SUM_DW, END_R };
 // What `chain` makes of it, taken over from above and from below; l and t already times the weight between.
 enum { X, W_, S_, V_, B_, R_, L_, T_ };
 
+#define RANKS 16
+#define IN(type) const type* __restrict__
+#define OUT(type) type* __restrict__
+#define OPERATORS IN(P) ka, IN(P) a, IN(P) kc, IN(P) c, int fa, int fc
+#define SOURCES IN(P) G, IN(P) H, IN(O) e, int r
 #define SLOT(diagonal) ((matrix * segments + segment) * n + (diagonal))
 #define BEFORE(s) (SQUARE || STRAIGHT ? (s) : ((s) + n - m % n) % n)
 #define AFTER(s) (SQUARE || STRAIGHT ? (s) : ((s) + m) % n)
-#define WEIGHT(i, walk) ((i) ? a[i] * c[(walk).column] : (T)1)
 
-// A thread has diagonal s and the rows from `begin` to `end` of one segment.
-#define THREAD(threads) \
-    int s = blockIdx.x * (threads) + threadIdx.x, segment = blockIdx.y; \
-    if (s >= n) return; \
+// The operators' weights: shifts have a corner fa and fc, straight scans no corner and nodes c.
+#define A(i) (SHIFTS ? ((i) ? (T)1 : (T)fa) : (T)read((i) ? a + matrix * (m - 1) + (i) - 1 : ka + matrix))
+#define C(j) (STRAIGHT ? (T)read(c + matrix * n + (j)) : \
+    SHIFTS ? ((j) ? (T)1 : (T)fc) : (T)read((j) ? c + matrix * (n - 1) + (j) - 1 : kc + matrix))
+
+// A thread has diagonal s and the rows from `begin` to `end` of one segment. All threads meet at each tile.
+#define THREAD \
+    int lane = threadIdx.x, first = blockIdx.x * THREADS, s = first + lane, segment = blockIdx.y; \
+    bool active = s < n; \
+    if (!active) s = 0; \
     i64 matrix = blockIdx.z, size = (i64)m * n, all = (i64)gridDim.z * segments * n; \
-    a += matrix * m; c += matrix * n; e += matrix * size; \
     int begin = segment * SEGMENT, end = begin + SEGMENT < m ? begin + SEGMENT : m;
 
 // A place on a diagonal. Where BACK, matrices are read and written from their other end.
@@ -53,65 +78,128 @@ struct Walk {
     }
 };
 
-extern "C" __global__ void sums(
-    const T* __restrict__ a, const T* __restrict__ c, const T* __restrict__ e, const T* __restrict__ D,
-    T* __restrict__ sum, int m, int n, int segments
+// The weights of steps into a block's entries: row h of the segment, and the columns that its diagonals meet.
+struct Steps {
+    T row[SEGMENT], column[WIDTH];
+    __device__ void take(i64 matrix, int first, int begin, int m, int n, OPERATORS) {
+        int start = STRAIGHT ? first : (first + begin) % n;
+        for (int h = threadIdx.x; h < SEGMENT; h += THREADS)
+            row[h] = STRAIGHT || begin + h >= m ? (T)1 : A(begin + h);
+        for (int w = threadIdx.x; w < WIDTH; w += THREADS) column[w] = C((start + w) % n);
+    }
+    __device__ T into(int begin, int h, int lane) const {
+        return begin + h ? row[h] * column[STRAIGHT ? lane : lane + h] : (T)1;
+    }
+};
+
+// The entries of E on the block's diagonals, those of `lane` at (h, lane + h). The stride keeps banks apart.
+struct Tile {
+    T at[SEGMENT][WIDTH];
+    __device__ T& own(int h, int lane) { return at[h][STRAIGHT ? lane : lane + h]; }
+};
+
+// Rows [from, from + ROWS) of a tile's column w. The factors g, [RANKS][SEGMENT], are read four at a time.
+struct __align__(16) Four { T at[4]; };
+
+template <int ROWS> __device__ void add_column(
+    Tile& tile, const Four* g, int w, int from, int k, int count, i64 at, int n, IN(P) H
 ) {
-    THREAD(SUMS_THREADS)
+    T sum[ROWS];
+    #pragma unroll
+    for (int h = 0; h < ROWS; h++) sum[h] = k ? tile.at[from + h][w] : (T)0;
+    for (int q = 0; q < count; q++) {
+        T factor = read(H + at + (i64)q * n);
+        #pragma unroll
+        for (int h = 0; h < ROWS; h += 4) {
+            Four some = g[(q * SEGMENT + from + h) / 4];
+            #pragma unroll
+            for (int i = 0; i < 4; i++) sum[h + i] += some.at[i] * factor;
+        }
+    }
+    #pragma unroll
+    for (int h = 0; h < ROWS; h++) tile.at[from + h][w] = sum[h];
+}
+
+template <int ROWS> __device__ void read_column(
+    Tile& tile, int w, int from, int begin, int column, int m, int n, IN(O) e
+) {
+    int last = m * n - 1;
+    #pragma unroll
+    for (int h = from; h < from + ROWS; h++) {
+        int at = (begin + h) * n + column;
+        tile.at[h][w] = begin + h < m ? (T)read(e + (BACK ? last - at : at)) : (T)0;
+    }
+}
+
+// A thread makes one column of the first THREADS, and a part of one of the others.
+__device__ void make(Tile& tile, i64 matrix, int first, int begin, int m, int n, SOURCES) {
+    const int part = SEGMENT / PARTS;
+    int start = STRAIGHT ? first : (first + begin) % n, lane = threadIdx.x;
+    int other = THREADS + lane % SEGMENT, from = lane / SEGMENT * part;
+    int column = (start + lane) % n, other_column = (start + other) % n;
+    if (!PRODUCT) {
+        e += matrix * m * n;
+        read_column<SEGMENT>(tile, lane, 0, begin, column, m, n, e);
+        if (!STRAIGHT) read_column<SEGMENT / PARTS>(tile, other, from, begin, other_column, m, n, e);
+        __syncthreads();
+        return;
+    }
+    __shared__ Four g[RANKS * SEGMENT / 4];
+    for (int k = 0; k < r; k += RANKS) {
+        int count = r - k < RANKS ? r - k : RANKS;
+        for (int i = lane; i < count * SEGMENT; i += THREADS) {
+            int q = i / SEGMENT, h = i % SEGMENT;
+            g[i / 4].at[i % 4] = begin + h < m ? (T)read(G + (matrix * r + k + q) * m + begin + h) : (T)0;
+        }
+        __syncthreads();
+        i64 at = (matrix * r + k) * n;
+        add_column<SEGMENT>(tile, g, lane, 0, k, count, at + column, n, H);
+        if (!STRAIGHT) add_column<SEGMENT / PARTS>(tile, g, other, from, k, count, at + other_column, n, H);
+        __syncthreads();
+    }
+}
+
+extern "C" __global__ void sums(OPERATORS, SOURCES, IN(O) D, OUT(T) sum, int m, int n, int segments) {
+    __shared__ Tile tile;
+    __shared__ Steps steps, steps_after;
+    THREAD
+    steps.take(matrix, first, begin, m, n, ka, a, kc, c, fa, fc);
+    if (GRADED && !SQUARE) steps_after.take(matrix, AFTER(first), begin, m, n, ka, a, kc, c, fa, fc);
+    make(tile, matrix, first, begin, m, n, G, H, e, r);
+    if (!active) return;
     Walk own(s, begin, m, n), after(AFTER(s), begin, m, n);
-    T p = 1, x = 0, dw = 0, r = 0, W = 1, B = 0;
+    T p = 1, x = 0, dw = 0, rest = 0, W = 1, B = 0;
     #pragma unroll 8
-    for (int i = begin; i < end; i++) {
-        T w = WEIGHT(i, own), source = e[own.at];
+    for (int h = 0; h < end - begin; h++) {
+        T w = steps.into(begin, h, lane), source = tile.own(h, lane);
         x = w * x + source;
         p *= w;
         if (GRADED) {
-            const T* d = D + matrix * size;
-            r = w * r + source * (SQUARE ? dw : B);
-            dw += d[own.at] * p;
+            const O* d = D + matrix * size;
+            rest = w * rest + source * (SQUARE ? dw : B);
+            dw += (T)read(d + own.at) * p;
             if (!SQUARE) {
-                W *= WEIGHT(i, after);
-                B += d[after.at] * W;
+                W *= steps_after.into(begin, h, lane);
+                B += (T)read(d + after.at) * W;
                 after.down();
             }
+            own.down();
         }
-        own.down();
     }
     sum += SLOT(s);
-    sum[PRODUCT * all] = p;
+    sum[PRODUCT_ * all] = p;
     sum[END_X * all] = x;
-    if (GRADED) { sum[SUM_DW * all] = dw; sum[END_R * all] = r; }
+    if (GRADED) { sum[SUM_DW * all] = dw; sum[END_R * all] = rest; }
 }
 
-extern "C" __global__ void chain(
-    const T* __restrict__ sum, T* __restrict__ state, int m, int n, int segments
+__device__ void from_below(
+    IN(T) sum, OUT(T) state, int s, i64 matrix, i64 all, int m, int n, int segments
 ) {
-    int s = blockIdx.x * CHAIN_THREADS + threadIdx.x;
-    if (s >= n) return;
-    i64 matrix = blockIdx.z, all = (i64)gridDim.z * segments * n;
-    T x = 0, W = 1, B = 0, r = 0, W_after = 1, B_after = 0;
-    #pragma unroll 8
-    for (int segment = 0; segment < segments; segment++) {
-        i64 own = SLOT(s), after = SLOT(AFTER(s));
-        T p = sum[own + PRODUCT * all], y = sum[own + END_X * all];
-        state[own + X * all] = x;
-        state[own + W_ * all] = W;
-        if (GRADED) {
-            state[own + B_ * all] = B;
-            state[own + R_ * all] = r;
-            r = p * r + B_after * y + W_after * sum[own + END_R * all];
-            B += W * sum[own + SUM_DW * all];
-            B_after += W_after * sum[after + SUM_DW * all];
-            W_after *= sum[after + PRODUCT * all];
-        }
-        x = p * x + y;
-        W *= p;
-    }
     T V = 1, S = 0, l = 0, t = 0, V_before = 1, S_before = 0;
     #pragma unroll 8
     for (int segment = segments - 1; segment >= 0; segment--) {
         i64 own = SLOT(s), before = SLOT(BEFORE(s));
-        T p = sum[own + PRODUCT * all];
+        T p = sum[own + PRODUCT_ * all];
         state[own + S_ * all] = S;
         state[own + V_ * all] = V;
         if (GRADED) {
@@ -121,92 +209,173 @@ extern "C" __global__ void chain(
             l = dw + p * l;
             t = S_before * dw + V_before * sum[before + END_R * all] + p * t;
             S_before += sum[before + END_X * all] * V_before;
-            V_before *= sum[before + PRODUCT * all];
+            V_before *= sum[before + PRODUCT_ * all];
         }
         S += sum[own + END_X * all] * V;
         V *= p;
     }
 }
 
-extern "C" __global__ void fill(
-    const T* __restrict__ a, const T* __restrict__ c, const T* __restrict__ e, const T* __restrict__ state,
-    T* __restrict__ M, int m, int n, int segments
-) {
-    __shared__ T through[SEGMENT][FILL_THREADS];
-    THREAD(FILL_THREADS)
-    M += matrix * size;
-    i64 slot = SLOT(s), slot_before = SLOT(BEFORE(s));
-    T corner = a[0] * c[s], S = state[slot_before + S_ * all], V = state[slot_before + V_ * all];
-    Walk before(BEFORE(s), end - 1, m, n);
+extern "C" __global__ void chain(IN(T) sum, OUT(T) state, int m, int n, int segments) {
+    int s = blockIdx.x * CHAIN_THREADS + threadIdx.x;
+    if (s >= n) return;
+    i64 matrix = blockIdx.z, all = (i64)gridDim.z * segments * n;
+    if (blockIdx.y) { from_below(sum, state, s, matrix, all, m, n, segments); return; }
+    T x = 0, W = 1, B = 0, r = 0, W_after = 1, B_after = 0;
     #pragma unroll 8
-    for (int i = end - 1; i >= begin; i--) {
-        through[i - begin][threadIdx.x] = corner * S;
-        S += e[before.at] * V;
-        V *= WEIGHT(i, before);
-        before.up();
+    for (int segment = 0; segment < segments; segment++) {
+        i64 own = SLOT(s), after = SLOT(AFTER(s));
+        T p = sum[own + PRODUCT_ * all], y = sum[own + END_X * all];
+        state[own + X * all] = x;
+        state[own + W_ * all] = W;
+        if (GRADED) {
+            state[own + B_ * all] = B;
+            state[own + R_ * all] = r;
+            r = p * r + B_after * y + W_after * sum[own + END_R * all];
+            B += W * sum[own + SUM_DW * all];
+            B_after += W_after * sum[after + SUM_DW * all];
+            W_after *= sum[after + PRODUCT_ * all];
+        }
+        x = p * x + y;
+        W *= p;
     }
+}
+
+extern "C" __global__ void fill(OPERATORS, SOURCES, IN(T) state, OUT(O) M, int m, int n, int segments) {
+    __shared__ Tile tile;
+    __shared__ Steps steps, steps_before;
+    THREAD
+    T through[SEGMENT];
+    steps.take(matrix, first, begin, m, n, ka, a, kc, c, fa, fc);
+    if (!STRAIGHT) {
+        if (!SQUARE) steps_before.take(matrix, BEFORE(first), begin, m, n, ka, a, kc, c, fa, fc);
+        make(tile, matrix, BEFORE(first), begin, m, n, G, H, e, r);
+        i64 slot = SLOT(BEFORE(s));
+        T corner = A(0) * C(s), S = state[slot + S_ * all], V = state[slot + V_ * all];
+        #pragma unroll
+        for (int h = SEGMENT - 1; h >= 0; h--) {
+            if (begin + h >= end) continue;
+            through[h] = corner * S;
+            S += tile.own(h, lane) * V;
+            V *= (SQUARE ? steps : steps_before).into(begin, h, lane);
+        }
+    }
+    if (!SQUARE || STRAIGHT) {
+        __syncthreads();
+        make(tile, matrix, first, begin, m, n, G, H, e, r);
+    }
+    if (!active) return;
+    i64 slot = SLOT(s);
     T x = state[slot + X * all], W = state[slot + W_ * all];
     Walk own(s, begin, m, n);
-    #pragma unroll 8
-    for (int i = begin; i < end; i++) {
-        T w = WEIGHT(i, own);
-        x = w * x + e[own.at];
+    M += matrix * size;
+    #pragma unroll
+    for (int h = 0; h < SEGMENT; h++) {
+        if (begin + h >= end) continue;
+        T w = steps.into(begin, h, lane);
+        x = w * x + tile.own(h, lane);
         W *= w;
-        M[own.at] = x + W * through[i - begin][threadIdx.x];
+        write(M + own.at, STRAIGHT ? x : x + W * through[h]);
         own.down();
     }
 }
 
+// The gradient of E, and sums of those of the weights over rows and columns of each parallelogram.
 extern "C" __global__ void gradients(
-    const T* __restrict__ a, const T* __restrict__ c, const T* __restrict__ e, const T* __restrict__ D,
-    const T* __restrict__ state, T* __restrict__ dw, T* __restrict__ dE, int m, int n, int segments
+    OPERATORS, SOURCES, IN(O) D, IN(T) state, OUT(O) dE, OUT(T) rows, OUT(T) columns,
+    int m, int n, int segments
 ) {
-    __shared__ T ls[SEGMENT][GRADIENTS_THREADS], ts[SEGMENT][GRADIENTS_THREADS];
-    __shared__ T Vs[SEGMENT][GRADIENTS_THREADS];
-    THREAD(GRADIENTS_THREADS)
-    D += matrix * size; dw += matrix * size; dE += matrix * size;
+    __shared__ Tile tile;
+    __shared__ Steps steps, steps_before, steps_after;
+    THREAD
+    D += matrix * size; dE += matrix * size;
+    steps.take(matrix, first, begin, m, n, ka, a, kc, c, fa, fc);
+    if (!SQUARE) steps_before.take(matrix, BEFORE(first), begin, m, n, ka, a, kc, c, fa, fc);
+    if (!SQUARE) steps_after.take(matrix, AFTER(first), begin, m, n, ka, a, kc, c, fa, fc);
     i64 slot = SLOT(s), slot_before = SLOT(BEFORE(s)), slot_after = SLOT(AFTER(s));
-    T corner = a[0] * c[s], corner_after = a[0] * c[AFTER(s)];
+    T corner = A(0) * C(s), corner_after = A(0) * C(AFTER(s));
     T l = state[slot + L_ * all], t = state[slot + T_ * all], V = state[slot + V_ * all];
     T S = state[slot_before + S_ * all], V_before = state[slot_before + V_ * all];
-    Walk own(s, end - 1, m, n), before(BEFORE(s), end - 1, m, n);
-    int lane = threadIdx.x;
-    #pragma unroll 8
-    for (int i = end - 1; i >= begin; i--) {
-        int h = i - begin;
-        T w = WEIGHT(i, own), d = D[own.at];
+    Walk own(s, end - 1, m, n);
+    T ls[SEGMENT], ts[SEGMENT], Vs[SEGMENT];
+    make(tile, matrix, BEFORE(first), begin, m, n, G, H, e, r);
+    #pragma unroll
+    for (int h = SEGMENT - 1; h >= 0; h--) {
+        if (begin + h >= end) continue;
+        T w = steps.into(begin, h, lane), d = read(D + own.at);
         l += d;
         t += d * S;
-        ls[h][lane] = l;
-        ts[h][lane] = t;
-        Vs[h][lane] = V * corner_after;
-        S += e[SQUARE ? own.at : before.at] * (SQUARE ? V : V_before);
+        ls[h] = l;
+        ts[h] = t;
+        Vs[h] = V * corner_after;
+        S += tile.own(h, lane) * (SQUARE ? V : V_before);
         l *= w;
         t *= w;
         V *= w;
-        if (!SQUARE) {
-            V_before *= WEIGHT(i, before);
-            before.up();
-        }
+        if (!SQUARE) V_before *= steps_before.into(begin, h, lane);
         own.up();
     }
-    T x = state[slot + X * all], W = state[slot + W_ * all], r = state[slot + R_ * all];
+    if (!SQUARE) {
+        __syncthreads();
+        make(tile, matrix, first, begin, m, n, G, H, e, r);
+    }
+    T x = state[slot + X * all], W = state[slot + W_ * all], rest = state[slot + R_ * all];
     T W_after = state[slot_after + W_ * all], B = state[slot_after + B_ * all];
     Walk after(AFTER(s), begin, m, n);
-    #pragma unroll 8
-    for (int i = begin; i < end; i++) {
+    #pragma unroll
+    for (int h = 0; h < SEGMENT; h++) {
+        int i = begin + h;
+        if (i >= end || !active) { tile.own(h, lane) = 0; continue; }
         own.down();
-        int h = i - begin;
-        T w = WEIGHT(i, own), source = e[own.at], passing = Vs[h][lane];
-        dE[own.at] = ls[h][lane] + passing * B;
-        dw[own.at] = i ? ls[h][lane] * x + W * corner * ts[h][lane] + passing * r : ts[h][lane];
+        T w = steps.into(begin, h, lane), source = tile.own(h, lane), passing = Vs[h];
+        write(dE + own.at, ls[h] + passing * B);
+        tile.own(h, lane) = i ? ls[h] * x + W * corner * ts[h] + passing * rest : ts[h];
         x = w * x + source;
-        r = w * r + source * B;
+        rest = w * rest + source * B;
         W *= w;
-        if (!SQUARE) W_after *= WEIGHT(i, after);
-        B += D[SQUARE ? own.at : after.at] * (SQUARE ? W : W_after);
+        if (!SQUARE) W_after *= steps_after.into(begin, h, lane);
+        B += (T)read(D + (SQUARE ? own.at : after.at)) * (SQUARE ? W : W_after);
         if (!SQUARE) after.down();
     }
+    __syncthreads();
+    int h = lane % SEGMENT, part = lane / SEGMENT;
+    T sum = 0;
+    for (int q = part; q < THREADS; q += PARTS) sum += tile.own(h, q) * steps.column[q + h];
+    if (begin + h < end) rows[((matrix * gridDim.x + blockIdx.x) * PARTS + part) * m + begin + h] = sum;
+    columns += ((matrix * segments + segment) * gridDim.x + blockIdx.x) * WIDTH;
+    for (int w = lane; w < WIDTH; w += THREADS) {
+        sum = 0;
+        for (int h = 0; h < SEGMENT; h++)
+            if (w >= h && w - h < THREADS) sum += tile.at[h][w] * steps.row[h];
+        columns[w] = sum;
+    }
+}
+
+// Sums over all blocks: SHARES threads have one entry of da or dc.
+extern "C" __global__ void totals(
+    IN(T) rows, IN(T) columns, OUT(P) da, OUT(P) dc, int blocks, int m, int n, int segments
+) {
+    __shared__ T sums[SHARES][ENTRIES];
+    int share = threadIdx.x / ENTRIES, i = blockIdx.x * ENTRIES + threadIdx.x % ENTRIES, j = i - m;
+    i64 matrix = blockIdx.z;
+    T sum = 0;
+    if (i < m)
+        for (int q = share; q < blocks * PARTS; q += SHARES)
+            sum += rows[(matrix * blocks * PARTS + q) * m + i];
+    else if (j < n)
+        for (int segment = share; segment < segments; segment += SHARES) {
+            int place = j - segment * SEGMENT % n;
+            for (int u = place < 0 ? place + n : place; u < blocks * THREADS + SEGMENT; u += n) {
+                int last = u / THREADS < blocks ? u / THREADS : blocks - 1;
+                for (int b = last; b >= 0 && u - b * THREADS < WIDTH; b--)
+                    sum += columns[((matrix * segments + segment) * blocks + b) * WIDTH + u - b * THREADS];
+            }
+        }
+    sums[share][threadIdx.x % ENTRIES] = sum;
+    __syncthreads();
+    if (share || j >= n) return;
+    for (int q = 1; q < SHARES; q++) sum += sums[q][threadIdx.x];
+    write(i < m ? da + matrix * m + i : dc + matrix * n + j, sum);
 }
 """
 
@@ -214,56 +383,87 @@ extern "C" __global__ void gradients(
 class Form(NamedTuple):
     """What the recurrences are asked for; kernels are compiled for each."""
 
+    square: bool = False
+    shifts: bool = False  # the operators are shifts with corners 1 or -1
+    product: bool = False  # the sources are G^T H, else a matrix
     back: bool = False  # matrices are read and written from their other end
     straight: bool = False  # along columns instead of diagonals
     graded: bool = False  # also what the gradients need
+    given: torch.dtype = torch.float32  # of the operators, G and H
+    dense: torch.dtype = torch.float32  # of matrices
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of what is computed."""
+        return torch.promote_types(self.given, torch.float32)
+
+    @property
+    def segment(self) -> int:
+        """Rows of a segment: a thread keeps three numbers of each."""
+        return 128 // self.dtype.itemsize
 
 
-# Threads of a block in float32. In shared memory `fill` has a number a row and thread, `gradients` three.
-_BLOCKS = {"sums": 128, "chain": 32, "fill": 128, "gradients": 64}
+DTYPES = {torch.float32: "float", torch.float64: "double", torch.bfloat16: "bf16"}
+THREADS = 128  # diagonals of a block
+CHAIN_THREADS = 32
+SHARES, ENTRIES = 8, 32  # threads of a block of `totals`
 _LARGEST = (1 << 31) - 1  # entries of a matrix
 _MOST = 65535  # matrices: the last axis of a grid
 
 
+class Sizes(NamedTuple):
+    """Of stacked matrices and of what kernels make of them."""
+
+    matrices: int
+    m: int
+    n: int
+    segments: int  # of a diagonal
+    blocks: int  # of diagonals
+    width: int  # columns that a block's parallelogram spans, and one more
+    parts: int  # threads of a block that sum up one row
+
+
+def sizes(form: Form, matrices: int, m: int, n: int) -> Sizes:
+    segment = form.segment
+    return Sizes(
+        matrices, m, n, -(-m // segment), -(-n // THREADS), THREADS + segment, max(THREADS // segment, 1)
+    )
+
+
 @cache
-def source(dtype: torch.dtype, square: bool, form: Form) -> str:
-    """The kernels for matrices of this dtype, square ones or others."""
-    known: dict[str, object] = {"T": "float" if dtype == torch.float32 else "double", "SEGMENT": SEGMENT}
-    known |= {"SQUARE": int(square)} | {name.upper(): int(flag) for name, flag in form._asdict().items()}
-    known |= {f"{name.upper()}_THREADS": _threads(name, dtype) for name in _BLOCKS}
+def source(form: Form) -> str:
+    known: dict[str, object] = {"T": DTYPES[form.dtype], "P": DTYPES[form.given], "O": DTYPES[form.dense]}
+    known |= {name.upper(): int(flag) for name, flag in form._asdict().items() if isinstance(flag, bool)}
+    of = sizes(form, 1, 1, 1)
+    known |= {"SEGMENT": form.segment, "THREADS": THREADS, "PARTS": of.parts, "WIDTH": of.width}
+    known |= {"CHAIN_THREADS": CHAIN_THREADS, "SHARES": SHARES, "ENTRIES": ENTRIES}
     return "".join(f"#define {key} {value}\n" for key, value in known.items()) + SOURCE
 
 
-def _threads(name: str, dtype: torch.dtype) -> int:
-    """Of a block of this kernel."""
-    return _BLOCKS[name] if name == "chain" else _BLOCKS[name] * 4 // dtype.itemsize
-
-
-def launch(name: str, form: Form, e: Tensor, arguments: list[Any]) -> None:
-    (R, m, n), count = e.shape, segments(e)
+def launch(name: str, form: Form, device: torch.device, of: Sizes, arguments: list[Any]) -> None:
+    R, m, n = of[:3]
     if m * n > _LARGEST or R > _MOST:
         raise ValueError(f"scan: {R} matrices of {m} x {n} are too many or too large for the kernels.")
     if R:
-        threads = _threads(name, e.dtype)
-        grid = -(-n // threads), 1 if name == "chain" else count, R
-        nvrtc.launch(source(e.dtype, m == n, form), name, e.device, grid, threads, [*arguments, m, n, count])
+        threads, grid = THREADS, (of.blocks, of.segments, R)
+        if name == "chain":
+            threads, grid = CHAIN_THREADS, (-(-n // CHAIN_THREADS), 2, R)
+        elif name == "totals":
+            threads, grid = SHARES * ENTRIES, (-(-(m + n) // ENTRIES), 1, R)
+        nvrtc.launch(source(form), name, device, grid, threads, [*arguments, m, n, of.segments])
 
 
-def parts(e: Tensor) -> list[slice]:
+def parts(matrices: int) -> list[slice]:
     """A stack in as many parts as it takes launches."""
-    return [slice(first, first + _MOST) for first in range(0, len(e), _MOST)]
+    return [slice(first, first + _MOST) for first in range(0, matrices, _MOST)]
 
 
-def segments(e: Tensor) -> int:
-    """How many segments a diagonal of e has."""
-    return -(-e.shape[-2] // SEGMENT)
-
-
-def states(a: Tensor, c: Tensor, e: Tensor, D: Tensor, form: Form) -> Tensor:
+def states(form: Form, device: torch.device, of: Sizes, given: list[Any], D: Any) -> Tensor:
     """What each segment takes over from the others."""
-    R, _, n = e.shape
-    sums = e.new_empty(4 if form.graded else 2, R, segments(e), n)
-    launch("sums", form, e, [a, c, e, D, sums])
-    states = e.new_empty(8 if form.graded else 4, R, segments(e), n)
-    launch("chain", form, e, [sums, states])
+    count = 4 if form.graded else 2
+    shape = of.matrices, of.segments, of.n
+    both = torch.empty(3 * count, *shape, dtype=form.dtype, device=device)
+    sums, states = both[:count], both[count:]
+    launch("sums", form, device, of, [*given, D, sums])
+    launch("chain", form, device, of, [sums, states])
     return states

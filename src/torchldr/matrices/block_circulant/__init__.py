@@ -104,8 +104,8 @@ class BlockCirculant(StructuredMatrix, name="block_circulant"):
         return [{"block_size": 2**i} for i in range(1, 12) if 2**i <= largest]
 
     def factors(self) -> list[tuple[Tensor, ...]]:
-        m, n = self.shape
-        grid = circulants(self.column)  # (rows, columns, b, b)
+        (m, n), i = self.shape, torch.arange(self.column.shape[-1], device=self.device)
+        grid = self.column[..., (i.unsqueeze(1) - i) % len(i)]  # (rows, columns, b, b)
         return [(grid.transpose(1, 2).flatten(2).flatten(0, 1)[:m, :n],)]
 
     def _ring(self) -> Ring:
@@ -113,7 +113,13 @@ class BlockCirculant(StructuredMatrix, name="block_circulant"):
         return ring(b, b, 1)
 
     def _materialize(self) -> Tensor:
-        return self.factors()[0][0]
+        return self.dense_in(self.dtype)
+
+    def dense_in(self, dtype: torch.dtype) -> Tensor:
+        if self.leading:
+            return super().dense_in(dtype)
+        grid = circulants(self.column, dtype)  # (rows, columns, b, b)
+        return grid.transpose(1, 2).flatten(2).flatten(0, 1)[: self.out_features, : self.in_features]
 
     def _matmul(self, x: Tensor) -> Tensor:
         return self.prepare()(x)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from ...core.products import Product
@@ -36,8 +37,10 @@ class HankelLike(ToeplitzLike, name="hankel_like"):
         product = super()._prepare_pair()
         return lambda x: product(x).flip(-1)
 
-    def _materialize(self) -> Tensor:
-        return super()._materialize().flip(-2)
+    _materialize, dense_in = ToeplitzLike._materialize, ToeplitzLike.dense_in  # by `_stein_sum`
+
+    def _stein_sum(self, dtype: torch.dtype) -> Tensor:
+        return super()._stein_sum(dtype).flip(-2)
 
     def _rmatmul(self, y: Tensor) -> Tensor:
         return super()._rmatmul(y.flip(-1))

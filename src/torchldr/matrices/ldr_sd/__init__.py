@@ -12,6 +12,7 @@ from ...core import costs
 from ...core.matrix import StructuredMatrix, generators_
 from ...core.routes import Call
 from ...core.storage import AROUND_ONE, FLOAT, Storage
+from ...functional import stein_scan
 from ...functional.reference import krylov_of_ring_reference, subdiagonal_reference
 from .routes import PRODUCTS, ROUTES, dense_matrix, unseen
 
@@ -130,4 +131,8 @@ class LDRSubdiagonal(StructuredMatrix, name="ldr_sd"):
         return unseen(self, call)
 
     def _materialize(self) -> Tensor:
-        return dense_matrix(self)
+        return dense_matrix(self, self.dtype)
+
+    def dense_in(self, dtype: torch.dtype) -> Tensor:
+        by_kernels = stein_scan.serves(*self.tensors.values())
+        return dense_matrix(self, dtype) if by_kernels else super().dense_in(dtype)

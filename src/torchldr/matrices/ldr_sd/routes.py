@@ -13,7 +13,6 @@ from ...core.dense_route import dense_route
 from ...core.products import Product
 from ...core.routes import Call, Route
 from ...functional import stein_scan, tridiagonal
-from ...functional.doubling import operator_weights
 from ...functional.fft import fast_length, is_fast_length
 from ...functional.subdiagonal import (
     circulant_pair,
@@ -185,10 +184,10 @@ def _prepare_cuda_pair(M: Any) -> Product:
 # Right for every operator: the dense matrix by a scan or by doubling, and the stencil.
 
 
-def dense_matrix(M: Any) -> Tensor:
+def dense_matrix(M: Any, dtype: torch.dtype) -> Tensor:
     """The matrix itself, or those of a stack; differentiable, right for every operator, no value is read."""
-    a, c = (operator_weights(M.tensors, side) for side in "AC")
-    return stein_scan.stein_sum(a, c, M.G.mT @ M.H)
+    A, C = ((M.tensors[f"corner_{side}"], M.tensors[f"subdiagonal_{side}"]) for side in "AC")
+    return stein_scan.stein_sum(A, C, M.G, M.H, dtype)
 
 
 def _dense_seconds(M: Any, call: Call) -> float:

@@ -10,7 +10,7 @@ from torch.autograd import forward_ad
 
 from ...core import costs
 from ...core.dense_route import by_columns
-from ...core.products import Product
+from ...core.products import Product, without_autocast
 from ...core.routes import Call, Route
 from ...functional import tridiagonal
 from ...functional.port import acceptance
@@ -70,7 +70,7 @@ def _ports_why_not(M: Any, call: Call) -> str | None:
 def _judged(M: Any) -> acceptance.Verdict:
     """What is found about the operators, once for a matrix whose numbers do not change."""
     if "ports" not in M.facts:
-        with torch.inference_mode(False), torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad(), without_autocast(M.device.type):
             M.facts["ports"] = acceptance.judge(*M.both_operators())
     verdict: acceptance.Verdict = M.facts["ports"]
     return verdict

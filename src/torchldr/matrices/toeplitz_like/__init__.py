@@ -15,7 +15,6 @@ from ...core.matrix import StructuredMatrix, generators_
 from ...core.products import Product
 from ...core.routes import Call, Route
 from ...functional import stein_scan
-from ...functional.doubling import shift_weights
 from ...functional.fft import conjugate, contract_rank
 from ...functional.reference import krylov_of_shift_reference, shift_reference
 from ...functional.ring import Ring, ring
@@ -38,7 +37,7 @@ def _fft_seconds(M: Any, call: Call) -> float:
         call, b * r * (m + n), 4
     )
     if not call.kept:
-        seconds += sum(costs.ffts(call, r, size) for size in (m, n))
+        seconds += sum(costs.ffts(call, r, size) for size in (m, n)) + costs.started(call, 10)
     return costs.backward(call, seconds)
 
 
@@ -144,9 +143,15 @@ class ToeplitzLike(StructuredMatrix, name="toeplitz_like"):
         return partial(compiled_pair.matmul, compiled_pair.prepare(*self._sides(), self.dtype))
 
     def _materialize(self) -> Tensor:
-        m, n, E = self.out_features, self.in_features, self.G.mT @ self.H
-        f = corner_sign(m, n)
-        return stein_scan.stein_sum(shift_weights(E, m, f), shift_weights(E, n, -f), E)
+        return self._stein_sum(self.dtype)
+
+    def dense_in(self, dtype: torch.dtype) -> Tensor:
+        by_kernels = stein_scan.serves(self.G, self.H)
+        return self._stein_sum(dtype) if by_kernels else super().dense_in(dtype)
+
+    def _stein_sum(self, dtype: torch.dtype) -> Tensor:
+        f = corner_sign(self.out_features, self.in_features)
+        return stein_scan.stein_sum((f, None), (-f, None), self.G, self.H, dtype)
 
     def _rmatmul(self, y: Tensor) -> Tensor:
         left, right = self._rings()

@@ -37,7 +37,7 @@ def on_files(files: Files, config: MkDocsConfig, **_: Any) -> Files:
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     """Links out of docs/ lead to where `on_files` put their files; the search finds classes first."""
     source = page.file.src_uri
-    if source.startswith("classes/"):
+    if source.startswith("classes/") and source != "classes/index.md":
         page.meta.setdefault("search", {"boost": 4})
     if source in PAGES.values():
         return re.sub(r"\]\(docs/", "](", markdown)

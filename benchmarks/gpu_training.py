@@ -31,14 +31,14 @@ from torchldr.timing import machine
 MODES = "bfloat16", "autocast", "tf32"
 CLASSES: dict[str, tuple[dict[str, Any], tuple[int | None, ...]]] = {
     "ldr_sd": ({}, (1, 8, 16)),
-    "toeplitz_like": ({}, (1, 8, 16)),
-    "hankel_like": ({}, (1, 16)),
+    "toeplitz_like": ({}, (1, 16)),
+    "hankel_like": ({}, (16,)),
     "circulant": ({}, (None,)),
     "block_circulant": ({"block_size": 16}, (None,)),
     "ldr_td": ({}, (1,)),
 }
-SIZES = (1024, 64), (1024, 1024), (1024, 16384), (2048, 1024), (2048, 4096), (2048, 16384)
-SIZES += (4096, 1024), (4096, 4096), (4096, 16384), (8192, 1024), (8192, 4096), (8192, 16384), (16384, 4096)
+SIZES = [(n, rows) for n in (4096, 8192, 2048, 1024) for rows in (1024, 4096, 16384)]
+SIZES += [(16384, 4096), (1024, 64)]
 
 
 def autocast(mode: str) -> AbstractContextManager[Any]:
@@ -106,7 +106,7 @@ def errors(ours: Step, dense: Step) -> dict[str, tuple[float, float]]:
     got, theirs = ours(), dense()
 
     def off(value: Tensor, truth: Tensor) -> float:
-        return float((value.double() - truth).norm() / truth.norm())
+        return float((value.detach().double() - truth.detach()).norm() / truth.detach().norm())
 
     found = {"y": (off(got, y), off(theirs, y)), "x": (off(ours.x.grad, x.grad), off(dense.x.grad, x.grad))}
     wanted = [(name, p) for name, p in by_name.items() if name != "bias"]
@@ -161,7 +161,7 @@ def main() -> None:
     parser.add_argument("--classes", nargs="*", default=list(CLASSES))
     arguments = parser.parse_args()
     torch.manual_seed(0)
-    sizes = [(n, rows) for n, rows in SIZES if not arguments.captured or n <= 2048]
+    sizes = [(n, rows) for n, rows in SIZES if not arguments.captured or n == 1024]
     repeats = 3 if arguments.quick else 5
     rows = []
     for n, batch in sizes:
@@ -175,9 +175,9 @@ def main() -> None:
                     if key != "errors"
                 }
                 print(*shown.values(), flush=True)
-    if arguments.out is not None:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
+        if arguments.out is not None:
+            arguments.out.parent.mkdir(parents=True, exist_ok=True)
+            arguments.out.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -109,9 +109,9 @@ HEAD = """
 #define __shared__ static
 struct Three { int x, y, z; };
 static Three blockIdx, gridDim, threadIdx;
-static ucontext_t between, threads_[64];
-static char stacks[64][1 << 16];
-static bool done[64];
+static ucontext_t between, threads_[128];
+static char stacks[128][1 << 16];
+static bool done[128];
 static void* kernel_;
 static void __syncthreads() { swapcontext(&threads_[threadIdx.x], &between); }
 """
@@ -222,6 +222,21 @@ def test_the_kernels_do_what_the_rows_do(m: int, n: int, R: int, monkeypatch: py
         (scan_gradients, (a, c, e, D)),
     ):
         torch.testing.assert_close(function(*inputs), by_rows(monkeypatch, function, *inputs))
+
+
+@pytest.mark.parametrize("threads", [32, 128])
+@pytest.mark.parametrize(("m", "n"), [(150, 150), (20, 140)])
+@pytest.mark.usefixtures("kernels")
+def test_blocks_of_any_size(m: int, n: int, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """128 is what a GPU gets."""
+    monkeypatch.setattr(scan_kernels, "THREADS", threads)
+    a, c, e, D = operands(m, n, seed=m, R=1)
+    a, c = a.clamp(-1, 1), c.clamp(-1, 1)
+    for function, inputs in ((adjoint_scanned, (a, c, D)), (scan_gradients, (a, c, e, D))):
+        torch.testing.assert_close(function(*inputs), by_rows(monkeypatch, function, *inputs))
+    narrow = [t.float() for t in (a, c, e, D)]
+    found, expected = scan_gradients(*narrow), by_rows(monkeypatch, scan_gradients, *narrow)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.usefixtures("kernels")

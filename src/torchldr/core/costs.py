@@ -87,6 +87,11 @@ def ffts(call: Call, count: float, length: int) -> float:
     )
 
 
+def copies(call: Call, entries: float, forward: float, trained: float) -> float:
+    """`passes` of a product by FFTs, of which autograd on a GPU makes many more than its formula has."""
+    return passes(call, entries, trained if call.needs_grad and call.device == "cuda" else forward)
+
+
 def gemm(call: Call, rows: float, m: int, n: int) -> float:
     """A matrix product (rows, n) by (n, m), in the dtype of the call."""
     on, narrow = machine(call), call.dtype.itemsize < 4

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from .dense_route import LARGEST, DenseProduct, multiply_by_dense
+from .dense_route import DenseProduct, multiply_by_dense, too_large
 from .linear_map import LinearMap
 from .products import Matrix, is_jit_tracing, run_product
 from .routes import Call, Route, Sizes, choose
@@ -174,11 +174,6 @@ def _cheapest(sizes: Sizes, call: Call, *, dense: bool | None) -> float:
     return min((route.cost(sizes, call) for route in routes), default=math.inf)
 
 
-def _dense_why_not(M: Any, call: Call) -> str | None:
-    entries = M.shape.numel()
-    return f"its {entries:,} entries are more than {LARGEST:,}" if entries > LARGEST else None
-
-
 def _dense_cost(sizes: Any, call: Call) -> float:
     return _cheapest(sizes, call, dense=True)
 
@@ -228,7 +223,7 @@ def _prepare(apply: Callable[..., Tensor]) -> Callable[[Any], Callable[[Tensor],
     return lambda M: lambda x: apply(M, x, False)
 
 
-DENSE = Route("dense", _dense_why_not, _dense_cost, multiply_by_dense, _prepare_dense, holds_dense=True)
+DENSE = Route("dense", too_large, _dense_cost, multiply_by_dense, _prepare_dense, holds_dense=True)
 MAPPED = Route("mapped", _mapped_why_not, _mapped_cost, _mapped, _prepare(_mapped))
 ONE_BY_ONE = Route("one_by_one", lambda M, call: None, _one_cost, _one_by_one, _prepare(_one_by_one))
 ROUTES = DENSE, MAPPED, ONE_BY_ONE

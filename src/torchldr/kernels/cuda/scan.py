@@ -133,14 +133,15 @@ template <int ROWS> __device__ void read_column(
 
 // A thread makes one column of the first THREADS, and a part of one of the others.
 __device__ void make(Tile& tile, i64 matrix, int first, int begin, int m, int n, SOURCES) {
-    const int part = SEGMENT / PARTS;
+    const int part = SEGMENT / PARTS < 4 ? 4 : SEGMENT / PARTS;
     int start = STRAIGHT ? first : (first + begin) % n, lane = threadIdx.x;
     int other = THREADS + lane % SEGMENT, from = lane / SEGMENT * part;
+    bool helps = !STRAIGHT && from < SEGMENT;
     int column = (start + lane) % n, other_column = (start + other) % n;
     if (!PRODUCT) {
         e += matrix * m * n;
         read_column<SEGMENT>(tile, lane, 0, begin, column, m, n, e);
-        if (!STRAIGHT) read_column<SEGMENT / PARTS>(tile, other, from, begin, other_column, m, n, e);
+        if (helps) read_column<part>(tile, other, from, begin, other_column, m, n, e);
         __syncthreads();
         return;
     }
@@ -154,7 +155,7 @@ __device__ void make(Tile& tile, i64 matrix, int first, int begin, int m, int n,
         __syncthreads();
         i64 at = (matrix * r + k) * n;
         add_column<SEGMENT>(tile, g, lane, 0, k, count, at + column, n, H);
-        if (!STRAIGHT) add_column<SEGMENT / PARTS>(tile, g, other, from, k, count, at + other_column, n, H);
+        if (helps) add_column<part>(tile, g, other, from, k, count, at + other_column, n, H);
         __syncthreads();
     }
 }

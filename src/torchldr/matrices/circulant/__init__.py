@@ -21,7 +21,7 @@ from ...functional.ring import ring
 
 def _fft_seconds(M: Any, call: Call) -> float:
     size = max(M.shape)
-    seconds = 2 * costs.ffts(call, call.batch, size) + costs.passes(call, call.batch * size, 2)
+    seconds = 2 * costs.ffts(call, call.batch, size) + costs.copies(call, call.batch * size, 2, 10)
     return costs.backward(call, seconds if call.kept else seconds + costs.ffts(call, 1, size))
 
 

@@ -88,7 +88,7 @@ def _convolution_cost(M: Any, call: Call) -> float:
     seconds = 0.0
     for length in _lengths(M):
         seconds += costs.ffts(call, b, length) + costs.ffts(call, b * r, length)
-        seconds += costs.passes(call, b * r * length, 3)
+        seconds += costs.copies(call, b * r * length, 3, 20)
         if not call.kept:
             seconds += costs.ffts(call, r, length) + costs.passes(call, r * length, 6)
     looking = 0.0 if call.kept else costs.started(call._replace(needs_grad=False), 30)

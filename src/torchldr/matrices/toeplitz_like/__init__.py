@@ -33,8 +33,8 @@ def corner_sign(m: int, n: int) -> int:
 
 def _fft_seconds(M: Any, call: Call) -> float:
     (m, n), r, b = M.shape, M.rank, call.batch
-    seconds = sum(costs.ffts(call, b * (1 + r), size) for size in (m, n)) + costs.passes(
-        call, b * r * (m + n), 4
+    seconds = sum(costs.ffts(call, b * (1 + r), size) for size in (m, n)) + costs.copies(
+        call, b * r * (m + n), 4, 10
     )
     if not call.kept:
         seconds += sum(costs.ffts(call, r, size) for size in (m, n)) + costs.started(call, 10)

@@ -1,4 +1,4 @@
-# make setup | test | demo | lint | wheel | clean: everything in .venv, from python 3.11 or newer and make alone.
+# make setup | test | demo | docs | lint | wheel | clean: everything in .venv, from python 3.11 or newer and make alone.
 
 # The first interpreter that is new enough; name another one with `make PYTHON=...`.
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -6,14 +6,16 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 BIN := .venv/bin
 STAMP := .venv/.stamp
 
-EXTRAS := cli,onnx,dev
+EXTRAS := cli,onnx,dev,docs
 # make test PAPER='paper[ray]' installs Ray too, and runs the tests that need a cluster.
 PAPER := paper
 
 # Packages are installed without bytecode: written once, at the first import, or compiled anew by every process.
 unexport PYTHONDONTWRITEBYTECODE
+# The site's generator announces its successor at every call.
+export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: setup test demo lint wheel clean
+.PHONY: setup test demo docs lint wheel clean
 
 setup: $(STAMP)
 
@@ -28,6 +30,7 @@ lint: setup
 	$(BIN)/ruff format --check --quiet || { echo "run: $(BIN)/ruff format" >&2; exit 1; }
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/mkdocs build --strict --quiet
 
 # The loops are compiled while the linters run, once for both processes of the tests. Two processes of one thread
 # each are faster than one of two threads, and do not compete.
@@ -51,7 +54,11 @@ demo: setup
 wheel:
 	PYTHON='$(PYTHON)' scripts/check_wheels.sh
 
+# The site at http://127.0.0.1:8000, built anew when a page changes; `site/index.html` can be opened as a file.
+docs: setup
+	$(BIN)/mkdocs serve
+
 # What was made here, except for the virtual environment: remove .venv by hand to begin anew.
 clean:
-	rm -rf build dist out .pytest_cache .hypothesis .mypy_cache .ruff_cache src/*.egg-info paper/build paper/src/*.egg-info
+	rm -rf build dist out site .pytest_cache .hypothesis .mypy_cache .ruff_cache src/*.egg-info paper/build paper/src/*.egg-info
 	find src paper tests examples scripts -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -219,8 +219,9 @@ def anchor(title: str) -> str:
 
 HEAD = f"""# Gallery
 
-Every structured class and transform of the library at {N} x {N}: the matrix, its displacement, the singular
-values of both, and where it stands. `python scripts/gallery.py` draws the pictures and writes this page.
+See every structured class and transform of the library at {N} x {N}: the matrix, its displacement, the
+singular values of both, and where it stands. `python scripts/gallery.py` draws the pictures and writes
+this page.
 
 ## Which class contains which
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 from pathlib import Path
@@ -77,6 +78,38 @@ def test_every_class_has_a_page_and_a_picture(name: str):
     assert f"]({name}.md)" in (page.parent / "index.md").read_text()
 
 
+def described() -> set[str]:
+    """What the pages on the API take from docstrings: modules, and a few names that need to be asked for."""
+    pages = (ROOT / "docs" / "api").glob("*.md")
+    return {name for page in pages for name in re.findall(r"^::: (\S+)", page.read_text(), re.MULTILINE)}
+
+
+def test_names_at_the_root_are_on_the_page():
+    listed = re.findall(r"\[`(\w+)`\]\[torchldr\.", (ROOT / "docs" / "api.md").read_text())
+    assert sorted(listed) == sorted(torchldr.__all__)
+
+
+def test_the_names_of_every_module_are_described():
+    root, known = Path(torchldr.__file__).parent, described()
+    inside = ("core", "functional", "kernels", "hf")  # not for users; the last one needs transformers
+    listed = {}
+    for path in root.rglob("*.py"):
+        parts = path.relative_to(root).with_suffix("").parts
+        if parts[0] not in inside:
+            listed[".".join(("torchldr", *parts)).removesuffix(".__init__")] = set(names_of(path))
+    found = {name.rpartition(".")[2] for name in known}.union(*(listed.get(name, ()) for name in known))
+    for module, names in listed.items():
+        assert names <= found or module == "torchldr", f"{module}: {names - found}"
+
+
+def names_of(path: Path) -> list[str]:
+    """The `__all__` of a file."""
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return list(ast.literal_eval(node.value))
+    return []
+
+
 @pytest.mark.parametrize("page", ["docs/notation.md"])
 def test_parameter_counts_are_those_of_the_classes(page: str):
     counts = {row["name"]: row["parameters"] for row in describe_structures(784, 784)}
@@ -117,3 +150,14 @@ def test_the_first_page_repeats_numbers_of_others():
             ours, paper = cell.strip(")").split(" (")
             row = rf"^\| `{names[layer]}` \| {(*rank, '-')[0]} \|.* {ours} \| [\d.]+ \| {paper} \|"
             assert re.search(row, experiments, re.MULTILINE), f"{layer}: {cell}"
+
+
+def test_the_pictures_of_displacement(tmp_path: Path, load_script):
+    """The script draws what the page shows, and the ranks below the pictures are those in the text."""
+    pytest.importorskip("matplotlib")
+    script = load_script("scripts/displacement_pictures.py")
+    drawn = {path.name for path in script.main(tmp_path)}
+    shown = re.findall(r"\(displacement/(\w+\.png)\)", (ROOT / "docs" / "displacement.md").read_text())
+    assert drawn == set(shown) == {path.name for path in (ROOT / "docs" / "displacement").iterdir()}
+    T = script.toeplitz()
+    assert (script.rank(T), script.rank(T - script.moved(T))) == (script.N, 2)

@@ -38,8 +38,12 @@ __all__ = [
 P = ParamSpec("P")
 
 FORMATS = ("png", "svg")
+"""In which formats a picture can be saved."""
 DPI = 160
-SIGNED, PLAIN = "RdBu_r", "gray"
+SIGNED = "RdBu_r"
+"""The colour map of numbers with two signs."""
+PLAIN = "gray"
+"""The colour map of images."""
 
 _RC: Any = {
     "axes.axisbelow": True,
@@ -71,7 +75,8 @@ class Style(NamedTuple):
     marker: str
 
 
-LOOKS = {"pruning": Style("#7A4B9A", "d"), "rhu": Style("#8A6D3B", "h")}  # of methods that are no class
+LOOKS = {"pruning": Style("#7A4B9A", "d"), "rhu": Style("#8A6D3B", "h")}
+"""Colours and marks of methods that are no structured class, by name."""
 OTHER = Style("#888888", ".")
 
 
@@ -100,14 +105,14 @@ class Picture:
     models: tuple[str, ...] = ()
     vector: bool = False
 
-    def encode(self, format: str) -> bytes:
-        """The figure as a file of this format."""
+    def encode(self, format: str, dpi: int = DPI) -> bytes:
+        """The figure as a file of this format, with so many dots an inch."""
         if format not in FORMATS:
             raise ValueError(f"a figure is saved as {' or '.join(FORMATS)}, got {format!r}.")
         stream = io.BytesIO()
         metadata = {"Date": None} if format == "svg" else {"Software": None}
         with _style():
-            self.figure.savefig(stream, format=format, dpi=DPI, metadata=metadata)
+            self.figure.savefig(stream, format=format, dpi=dpi, metadata=metadata)
         return stream.getvalue()
 
     def save(self, folder: Path, formats: Iterable[str] = FORMATS) -> list[Path]:

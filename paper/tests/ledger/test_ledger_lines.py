@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from torchldr_paper import Ledger, Protocol, Run, run_rows
-from torchldr_paper.report.markup import script_json
+from torchldr_paper.report.markup import packed
 from torchldr_paper.report.page import report
 from torchldr_paper.report.runs import runs_json
 from torchldr_paper.report.sections import summary
@@ -51,8 +51,8 @@ def changed(path: tuple[Any, ...], value: Any) -> Any:
 
 def show(ledger: Ledger) -> None:
     """What tables and the report make of it."""
-    text = script_json(runs_json(ledger))
-    assert text.encode()
+    text = json.dumps(runs_json(ledger), separators=(",", ":"))
+    assert packed(runs_json(ledger))
     assert not {"NaN", "Infinity"} & {*text.replace(",", ":").split(":")}
     assert len(run_rows([record.run for record in ledger], ledger)) == len(ledger)
     assert summary(ledger).encode()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 import re
 import shutil
@@ -84,7 +86,7 @@ def test_nothing_is_loaded_from_elsewhere(page: Path) -> None:
 
 def test_every_number_leads_to_its_runs(page: Path, ledger: Ledger) -> None:
     parsed = Parsed(page)
-    runs = json.loads(parsed.runs)
+    runs = json.loads(gzip.decompress(base64.b64decode(parsed.runs)))
     assert len(runs) == len(ledger)
     links = [a["href"] or "" for a in parsed.all("a") if (a["href"] or "").startswith("#runs/")]
     reached = {f"{link.split('/')[1]}/{hash}" for link in links for hash in link.split("/")[2:]}
@@ -128,6 +130,19 @@ def test_sections(ledger: Ledger) -> None:
     assert "±" in html  # two seeds
     assert "torchldr paper shl" in found["shl"].html()
     assert "HashedNets" in found["shl"].html()
+
+
+def test_the_page_begins_with_charts_and_the_headline(page: Path) -> None:
+    content = page.read_text(encoding="utf-8")
+    chart, headline = content.index('id="figure-accuracy_parameters_shl"'), content.index('id="headline"')
+    assert chart < headline < content.index('id="tables"')
+    assert content.index('id="tables"') < content.index('id="figure-operators"')
+
+
+def test_the_published_runs_make_a_small_page(tmp_path: Path) -> None:
+    """With all figures, some 60 kB each at most, it has less than 2 MB."""
+    path = report(Ledger(tmp_path, curves=True), tmp_path / "r.html", figures=False)
+    assert 300_000 < path.stat().st_size < 1_250_000
 
 
 def test_an_empty_ledger(tmp_path: Path) -> None:

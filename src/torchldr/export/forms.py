@@ -13,6 +13,7 @@ from ..functional.exported.convolution import numbers
 from ..functional.exported.dense import DenseProduct, MadeAtLoad
 
 MODES = ("fft", "matmul", "dense")
+"""What an exported layer computes with: FFTs, their matrices, or the dense matrix."""
 PLANS = ("auto", "fast", "load")
 GRAPH_NUMBERS = 1024  # what the nodes of a fast product take in the file, in numbers of 4 bytes
 

@@ -24,9 +24,10 @@ from ..matrices import StructuredMatrix
 from ..nn import StructuredLinear
 
 SHAPES = ((1, 1), (1, 3), (5, 1), (2, 2), (3, 5), (16, 16), (16, 5), (64, 129), (129, 64))
+"""(out_features, in_features) that the suite tries."""
 BATCHES = ((), (0,), (3,), (2, 3), (2, 0, 3))
+"""Leading axes of inputs that the suite tries."""
 
-# How a regime draws a subdiagonal: the operators that a product must survive.
 REGIMES: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
     "ones": lambda s, g: torch.ones_like(s),
     "near one": lambda s, g: 1 + 0.01 * _normal(s, g),
@@ -37,7 +38,9 @@ REGIMES: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
     "tiny": lambda s, g: 1e-4 * _uniform(s, g),
     "zeros": lambda s, g: (1 + 0.1 * _normal(s, g)) * (_uniform(s, g) > 0.1),
 }
+"""How a regime draws a subdiagonal: the operators that a product must survive, by name."""
 NEAR_ONE = ("ones", "near one", "signs")
+"""The regimes in which operators stay near shifts."""
 
 
 def _normal(like: Tensor, g: torch.Generator) -> Tensor:

@@ -130,7 +130,6 @@ def _without_shapes(check: Callable[..., None]) -> Callable[..., None]:
     return lambda cls, shapes, **options: check(cls, **options)
 
 
-# Those that eager mode alone needs, and all: functions of the class, shapes and the class's options.
 EAGER: Mapping[str, Callable[..., None]] = {
     "values": _values,
     "transpose": _transpose,
@@ -139,6 +138,7 @@ EAGER: Mapping[str, Callable[..., None]] = {
     "dtypes": _dtypes,
     "state_dict": _state_dict,
 }
+"""The checks that need eager mode alone: functions of the class, shapes and the class's options."""
 TRANSFORMATIONS: Mapping[str, Callable[..., None]] = {
     **EAGER,
     "routes": _routes,
@@ -150,6 +150,7 @@ TRANSFORMATIONS: Mapping[str, Callable[..., None]] = {
     "compile": _without_shapes(check_compile),
     "export": _without_shapes(check_export),
 }
+"""All checks, by what they hold the class to."""
 
 
 def check_structure(cls: Class, shapes: Shapes = SHAPES, **options: Any) -> None:

@@ -65,8 +65,14 @@ document.getElementById("filters").addEventListener("submit", (event) => event.p
 filter();
 
 // Panels: #runs/SOURCE/HASH/HASH... opens the runs behind a number. All text is set as text.
-const runs = JSON.parse(document.getElementById("runs").textContent);
+let runs = null;  // until they are unpacked
 const panel = document.getElementById("panel");
+
+async function unpack() {
+  const bytes = Uint8Array.from(atob(document.getElementById("runs").textContent), (letter) => letter.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  runs = JSON.parse(await new Response(stream).text());
+}
 
 function make(tag, attributes, ...children) {
   const svg = ["svg", "path", "line", "text"].includes(tag);
@@ -161,6 +167,7 @@ function openPanel() {
     if (panel.open) panel.close();
     return;
   }
+  if (runs === null) return;  // it is called again
   const [source, ...hashes] = location.hash.slice("#runs/".length).split("/");
   const found = hashes.map((hash) => runs[`${source}/${hash}`]).filter(Boolean);
   const body = document.getElementById("panel-body"), title = document.getElementById("panel-title");
@@ -178,4 +185,4 @@ panel.addEventListener("close", () => {
 panel.addEventListener("click", (event) => { if (event.target === panel) panel.close(); });
 document.getElementById("panel-close").addEventListener("click", () => panel.close());
 window.addEventListener("hashchange", openPanel);
-openPanel();
+unpack().then(openPanel);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 import os
 from collections.abc import Callable, Iterable
 from importlib import resources
@@ -16,11 +17,12 @@ from ..figures.datasets import DataDir
 from ..figures.names import dataset_title, model_title
 from ..ledger.ledger import Ledger
 from ..ledger.whole_file import write_whole
-from .markup import Html, element, join, script_json, text
+from .markup import Html, element, join, packed, text
 from .runs import runs_json
-from .sections import Section, sections, summary
+from .sections import Section, headline, sections, summary
 
 QUICK_START = "torchldr paper rectangles --quick"
+FIRST = ("accuracy_parameters_shl", "accuracy_rank", "perplexity_parameters")  # the charts that open the page
 
 
 def report(
@@ -56,11 +58,13 @@ def report(
 
 def render(ledger: Ledger, gallery: Gallery) -> str:
     """The text of the page."""
-    shown = sections(ledger)
+    shown, front = sections(ledger), headline(ledger)
+    charts = sorted((p for p in gallery.pictures if p.name in FIRST), key=lambda p: FIRST.index(p.name))
+    rest = Gallery([picture for picture in gallery.pictures if picture.name not in FIRST], gallery.left_out)
     return Template(_file("page.html")).substitute(
         style=_file("page.css"),
         script=_file("page.js"),
-        runs=script_json(runs_json(ledger)),
+        runs=packed(runs_json(ledger)),
         summary=summary(ledger),
         empty=_empty(ledger),
         problems=_problems(ledger),
@@ -68,9 +72,11 @@ def render(ledger: Ledger, gallery: Gallery) -> str:
             {row["dataset"]: dataset_title(row["dataset"]) for s in shown for row in s.rows}
         ),
         model_options=_options({row["model"]: model_title(row["model"]) for s in shown for row in s.rows}),
-        contents=join([_entry(section) for section in shown]),
+        contents=join([_entry(section) for section in ([front] if front else []) + shown]),
         tables=join([section.html() for section in shown]),
-        figures=_figures(gallery),
+        charts=join([_figure(picture) for picture in charts]),
+        headline=Html("") if front is None else front.html(),
+        figures=_figures(rest),
         version=text(__version__),
     )
 
@@ -133,8 +139,7 @@ def _figures(gallery: Gallery) -> Html:
 
 
 def _figure(picture: Picture) -> Html:
-    kind, format = ("image/svg+xml", "svg") if picture.vector else ("image/png", "png")
-    source = f"data:{kind};base64,{base64.b64encode(picture.encode(format)).decode()}"
+    source = f"data:image/png;base64,{base64.b64encode(_small(picture)).decode()}"
     # An image has no closing tag.
     image = Html(f'<img src="{source}" alt="{text(picture.title)}" decoding="async">')
     return element(
@@ -146,6 +151,16 @@ def _figure(picture: Picture) -> Html:
         data_datasets=_words(picture.datasets),
         data_models=_words(picture.models),
     )
+
+
+def _small(picture: Picture) -> bytes:
+    """A PNG of few colours: a page with all figures stays small enough to be sent."""
+    from PIL import Image  # comes with matplotlib
+
+    drawn = Image.open(io.BytesIO(picture.encode("png", dpi=128 if picture.vector else 100)))
+    stream = io.BytesIO()
+    drawn.convert("RGB").quantize(64, dither=Image.Dither.NONE).save(stream, "PNG", optimize=True)
+    return stream.getvalue()
 
 
 def _words(names: Iterable[str]) -> str | None:

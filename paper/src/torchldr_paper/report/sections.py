@@ -20,6 +20,7 @@ METRICS = {
     "generalization": "Training less test accuracy, in points: less is better.",
     "perplexity": "Test perplexity at the epoch of the best validation: less is better.",
 }
+HEADLINE = ("rectangles", "shl", "cnn")
 QUICK = "The quick protocol, with fewer epochs, rates, trials and images: not comparable with the paper."
 
 
@@ -81,6 +82,15 @@ def sections(ledger: Ledger) -> list[Section]:
     """All tables in order: what was run first, within that the paper's order."""
     found = [*_paper(ledger), *_others(ledger)]
     return sorted(found, key=lambda section: section.state == "missing")
+
+
+def headline(ledger: Ledger) -> Section | None:
+    """What most readers want: unstructured and learned layers, run by the paper's protocol."""
+    rows = [row for name in HEADLINE for row in table_rows(TABLES[name], ledger)]
+    rows = [row for row in rows if row["state"] in ("done", "partial")]
+    rows = [row for row in rows if row["structure"] in ("dense", "ldr_sd", "ldr_td")]
+    note = "The unstructured layer and the learned classes. All other rows are in the tables below."
+    return Section("headline", "At a glance", rows, [note]) if rows else None
 
 
 def _paper(ledger: Ledger) -> Iterator[Section]:

@@ -28,7 +28,6 @@ SHAPES = {
     "cifar10_grey": (1, 32, 32),
 }
 OUTPUTS = 10
-PICTURE = "microcontroller/accuracy_flash.png"  # beside the page, by scripts/flash_picture.py
 METHODS = ("rhu", "low_rank", "pruning", "block_circulant", "toeplitz_like", "ldr_sd", "ldr_td")
 RANKED = ("low_rank", "toeplitz_like", "ldr_sd", "ldr_td")
 LARGEST_RANK = {"ldr_td": 8}  # its training takes time in proportion to the rank
@@ -196,7 +195,7 @@ def render_flash(rows: list[dict[str, Any]]) -> str:
         for method, own in lines.items():
             cells = [_result(own[k], max(tests[k], default=None)) for k in columns]
             text.append(f"| {data} | {model} | `{method}` | {' | '.join(cells)} |")
-    return "\n".join(text) + f"\n\n![Test accuracy over flash]({PICTURE})\n"
+    return "\n".join(text) + "\n"
 
 
 def _result(row: dict[str, Any], best: float | None) -> str:

@@ -22,7 +22,7 @@ from .flash import flash_rows, render_flash
 from .paper import get_table
 from .rows import Row, heading, overview, table_rows, tells
 
-PAGES = ("experiments.md", "language.md", "microcontroller.md")  # under docs/
+PAGES = ("experiments.md", "language.md", "microcontroller.md", "scales.md")  # under docs/
 _MARKED = re.compile(r"(<!-- table: (\w+)((?: \w+=\S+)*) -->\n).*?(<!-- end -->)", re.DOTALL)
 _COLUMNS = (
     "dataset", "model", "structure", "rank", "fraction", "init", "parameters", "test", "deviation", "paper",

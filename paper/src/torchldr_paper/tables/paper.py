@@ -147,6 +147,7 @@ TABLES: Mapping[str, Table] = MappingProxyType(
         )
     }
 )
+"""The paper's tables by name: what `torchldr paper list` prints."""
 
 
 def get_table(name: str) -> Table:

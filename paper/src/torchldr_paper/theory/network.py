@@ -40,6 +40,7 @@ ACTIVATIONS = {
     "square": Activation(0, 2),
     "squared_relu": Activation(1, 2),
 }
+"""Activations that are known by name."""
 
 _MODULES: dict[type[nn.Module], str] = {
     nn.Identity: "identity",

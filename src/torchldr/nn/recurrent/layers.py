@@ -18,8 +18,8 @@ class StructuredLSTM(StructuredRecurrent):
     """nn.LSTM whose gates have a structured matrix each.
 
     Args:
-        input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, proj_size,
-        device, dtype: as in nn.LSTM.
+        input_size, hidden_size, num_layers, bias, batch_first, dropout: as in nn.LSTM.
+        bidirectional, proj_size, device, dtype: as in nn.LSTM.
         structure: name of a structured class (`torchldr.structures()` lists them), or the class.
         rank: rank of the class's generators; None means 1, or nothing for a class without a rank.
         which: which matrices are structured: "input" those that multiply the input (W_ii, W_if, W_ig,

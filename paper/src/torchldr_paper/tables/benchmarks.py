@@ -146,6 +146,24 @@ def _movements(results: Results) -> str:
     return markdown(["task", "epoch", "growth", "row sum"], body)
 
 
+_MODES = {"bfloat16": "bfloat16", "autocast": "autocast", "tf32": "TF32"}
+
+
+def _steps(results: Results) -> str:
+    """Training on a GPU from n = 2048 on: a row for each class, rank and dtype, a column for each size."""
+    sizes = sorted({(row["n"], row["rows"]) for row in results["rows"] if row["n"] >= 2048})
+    cases: dict[tuple[Any, ...], dict[tuple[int, int], str]] = {}
+    for row in results["rows"]:
+        case = cases.setdefault((row["structure"], row["rank"], row["mode"]), {})
+        case[row["n"], row["rows"]] = f"{row['ratio']:.2f}"
+    header = ["structure", "rank", "numbers", *(f"{n:,}, {rows:,} rows" for n, rows in sizes)]
+    body = [
+        [structure, _text(rank), _MODES[mode], *(found.get(size, "-") for size in sizes)]
+        for (structure, rank, mode), found in cases.items()
+    ]
+    return markdown(header, body)
+
+
 def _text(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
@@ -198,12 +216,7 @@ TABLES: dict[str, tuple[str, Callable[[Results], str]]] = {
         "four_batched_ffts_ms": "four of a batch ms", "dense_bytes_ms": "reading a dense matrix ms"},
         _has("n"))),
     "gpu": ("gpu_speed", _listed("rows", {**_CASE, **_GPU, "ratio_bf16": "over bf16"}, _is("inference"))),
-    "gpu_training": ("gpu_speed", _listed("rows", {
-        **_CASE, "product": "product", **_GPU, "ratio_bf16": "over bf16"}, _is("training"))),
-    "gpu_diagonals": ("gpu_speed", _listed("rows", {
-        "matrices": "matrices", "shape": "shape", "copy_ms": "copy ms", "forward_ms": "forward ms",
-        "backward_ms": "backward ms", "forward_copies": "forward in copies",
-        "backward_copies": "backward in copies"}, _is("diagonals"))),
+    "gpu_training": ("gpu_training", _steps),
     "gpu_stencil": ("gpu_speed", _listed("rows", {
         "n": "n", "vectors": "vectors", "forward_ms": "forward ms", "backward_ms": "backward ms"},
         _is("stencil"))),

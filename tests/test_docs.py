@@ -152,6 +152,15 @@ def test_the_first_page_repeats_numbers_of_others():
             assert re.search(row, experiments, re.MULTILINE), f"{layer}: {cell}"
 
 
+def test_the_picture_of_what_a_layer_gains(tmp_path: Path, load_script):
+    pytest.importorskip("matplotlib")
+    script = load_script("scripts/gain_picture.py")
+    assert script.main(tmp_path).stat().st_size > 20_000
+    assert "performance/gain.png" in (ROOT / "docs" / "performance.md").read_text()
+    ratios = script.panels()["CPU, inference"]["ldr_sd"]
+    assert ratios[8192, 1] > 1 > ratios[256, 1]  # as the page says
+
+
 def test_the_pictures_of_displacement(tmp_path: Path, load_script):
     """The script draws what the page shows, and the ranks below the pictures are those in the text."""
     pytest.importorskip("matplotlib")

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 import torchldr
 from torchldr import testing
+from torchldr.core.routes import Route
 
 CLASSES = list(torchldr.structures().values())
 OPERATORS = [cls for cls in CLASSES if testing.has_operators(cls)]
@@ -92,6 +93,17 @@ def test_low_precision(cls, dtype, shape):
     for regime in testing.NEAR_ONE if testing.has_operators(cls) else [None]:
         M = testing.member(cls, *shape, min(2, *shape) if cls.ranked else None, regime=regime)
         testing.check_low_precision(M, dtype)
+
+
+@pytest.mark.parametrize("cls", [cls for cls in CLASSES if cls.ROUTES[0].any_dtype], ids=lambda cls: cls.name)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_low_precision_in_the_dtype_itself(cls, dtype, monkeypatch):
+    """As on a GPU, where factors are multiplied in a narrow dtype."""
+    monkeypatch.setattr(Route, "in_own_dtype", lambda route, call: route.any_dtype)
+    for shape in ((1, 1), (5, 3), (129, 784), (784, 129)):
+        for rank in (1, 16) if cls.ranked else (None,):
+            M = testing.member(cls, *shape, min(rank, *shape) if rank else None)
+            testing.check_low_precision(M, dtype)
 
 
 @every_class

@@ -1,4 +1,4 @@
-"""Two routes that most classes have: the class's own product, and the dense matrix with a matrix product."""
+"""Routes that many classes have: their own product, that of a few factors, and by way of the dense matrix."""
 
 from __future__ import annotations
 
@@ -17,16 +17,25 @@ TRAINED = 1 << 28  # of one that a step of training on a GPU makes and drops aga
 _CHUNK = 1 << 24  # numbers of one intermediate while the dense matrix is made
 
 
-class DenseProduct:
-    """Multiply by a dense matrix or a stack of them, in its own dtype, and add a bias."""
+class TypedProduct:
+    """Multiply by a matrix in its own dtype or that of autocast, and add a bias."""
+
+    def __init__(self, M: Matrix) -> None:
+        self.matrix = M
+
+    def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        return multiply_by_factors(self.matrix, x, False, bias)
+
+
+class DenseProduct(TypedProduct):
+    """Multiply by a dense matrix or a stack of them."""
 
     def __init__(self, weight: Tensor) -> None:
         self.weight = weight
 
     def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         weight = self.weight
-        if x.dtype is not weight.dtype and weight.dtype == torch.float64:
-            x = x.double()  # autocast leaves float64 alone
+        x = _widened(x, weight.dtype)
         if weight.ndim > 2:
             y = x @ weight.mT
             return y if bias is None else y + bias
@@ -42,6 +51,23 @@ def own_route(name: str, seconds: Callable[[Matrix, Call], float]) -> Route:
     return Route(name, lambda M, call: None, seconds, apply, lambda M: M.prepared())
 
 
+def multiply_by_factors(M: Matrix, x: Tensor, transposed: bool, bias: Tensor | None = None) -> Tensor:
+    """The class's own product, which is made of matrix products and so in the dtype of x."""
+    x = _widened(x, M.dtype)
+    y = M._rmatmul(x) if transposed else M._matmul(x)
+    return y if bias is None else y + bias.to(y.dtype)
+
+
+def _widened(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x for a matrix of this dtype: autocast, which converts the others, leaves float64 alone."""
+    return x.double() if dtype == torch.float64 and x.dtype is not dtype else x
+
+
+def factors_route(name: str, seconds: Callable[[Matrix, Call], float]) -> Route:
+    """The product that a class writes itself, of a few matrix products; it serves every call and dtype."""
+    return Route(name, lambda M, call: None, seconds, multiply_by_factors, TypedProduct, any_dtype=True)
+
+
 def dense_route(seconds: Callable[[Matrix, Call], float]) -> Route:
     """Make the dense matrix, then multiply; `seconds` are those of making it."""
 
@@ -50,7 +76,7 @@ def dense_route(seconds: Callable[[Matrix, Call], float]) -> Route:
         product = costs.backward(call, costs.gemm(call, call.batch, m, n))
         return product if call.kept else product + seconds(M, call)
 
-    return Route("dense", too_large, cost, multiply_by_dense, prepare_dense, holds_dense=True)
+    return Route("dense", too_large, cost, multiply_by_dense, prepare_dense, holds_dense=True, any_dtype=True)
 
 
 def by_columns(own: Route) -> Route:

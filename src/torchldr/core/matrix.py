@@ -45,7 +45,7 @@ from .products import (
     sum_of_products,
 )
 from .registry import REGISTRY, name_alone, near
-from .routes import Call, Route, RouteTable, Sizes, choose, dense_at_once, is_captured, is_traced
+from .routes import Call, Route, RouteTable, Sizes, choose, is_captured, is_traced, known_at_once
 from .storage import Storage
 
 _NONE = torch.Size()
@@ -573,14 +573,17 @@ class StructuredMatrix(LinearMap):
             y = stacks.multiply(self, x, transposed=transposed, route=route, dense=dense)
             return y if bias is None else y + bias
         if torch.compiler.is_compiling() or is_jit_tracing():
+            asked = Call(device=x.device.type, dtype=torch.bfloat16 if autocasts(x.device.type) else x.dtype)
+            if self.ROUTES[0].in_own_dtype(asked) and not is_jit_tracing():
+                return self.ROUTES[0].run(self, x, transposed, bias)
             seen = partial(operator.as_compilers_see, self.promoted(), transposed=transposed)
             return run_product(seen, x, self.dtype, bias)
         call = self.call(x, transposed=transposed)
-        if route is None and dense is not False and (first := dense_at_once(self, call)) is not None:
+        if route is None and (first := known_at_once(self, call, dense=dense)) is not None:
             return first.run(self, x, transposed, bias)
         M = self.promoted()
         chosen = choose(M, call, only=route, dense=dense)
-        if chosen.holds_dense:
+        if chosen.in_own_dtype(call):
             return chosen.run(self, x, transposed, bias)
         return run_product(lambda flat: chosen.run(M, flat, transposed), x, self.dtype, bias)
 

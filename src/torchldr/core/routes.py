@@ -62,13 +62,14 @@ class Route(NamedTuple):
         name: by which it is forced, listed and shown.
         why_not: None where the route serves, else the reason, in words for a user; ask by `why_not`.
         cost: seconds by a simple model, from sizes alone.
-        apply: (M, x, transposed) to M x or M^T x for rows of x; differentiable. One that holds the dense
-            matrix takes a bias as well. None for a route that serves matrices that are kept alone. vmap maps
-            the first route of a class that does not hold the dense matrix.
+        apply: (M, x, transposed) to M x or M^T x for rows of x; differentiable. One of any dtype takes a bias
+            as well. None for a route that serves matrices that are kept alone. vmap maps the first route of a
+            class that does not hold the dense matrix.
         prepare: M to the product with everything done that does not depend on x. It must be
             differentiable in x where the route serves a kept call that needs a gradient.
-        holds_dense: whether it makes the m x n matrix. Such a route multiplies in the dtype of x, takes a
-            matrix whose tensors have any dtype, and looks at sizes alone.
+        holds_dense: whether it makes the m x n matrix.
+        any_dtype: whether it can multiply in the dtype of x, by a matrix whose tensors have any dtype. Such
+            a route is made of matrix products, its products are `TypedProduct`s, and it looks at sizes alone.
     """
 
     name: str
@@ -77,6 +78,11 @@ class Route(NamedTuple):
     apply: Callable[..., Tensor] | None
     prepare: Callable[[Any], Product] | None = None
     holds_dense: bool = False
+    any_dtype: bool = False
+
+    def in_own_dtype(self, call: Call) -> bool:
+        """Whether it multiplies in the dtype of the call: factors in a narrow one are for a GPU."""
+        return self.any_dtype and (self.holds_dense or call.device == "cuda" or call.dtype.itemsize >= 4)
 
     def run(self, *arguments: Any) -> Tensor:
         """`apply`, of a route that serves calls without a plan."""
@@ -114,10 +120,13 @@ def choose(M: Matrix, call: Call, *, only: str | None = None, dense: bool | None
     raise ValueError(f"{type(M).__name__}: no route serves this call ({'; '.join(reasons)}).")
 
 
-def dense_at_once(M: Matrix, call: Call) -> Route | None:
-    """The route that holds the dense matrix, where it is the cheapest and serves: sizes alone tell."""
-    first = next(route for route in costs_of(M, call) if route.apply is not None)
-    return first if first.holds_dense and first.why_not(M, call) is None else None
+def known_at_once(M: Matrix, call: Call, *, dense: bool | None = None) -> Route | None:
+    """The cheapest route, where sizes alone tell that it serves, and in the dtype of the call."""
+    routes = (route for route in costs_of(M, call) if route.apply is not None)
+    first = next((route for route in routes if dense in (None, route.holds_dense)), None)
+    if first is None or not first.in_own_dtype(call) or first.why_not(M, call) is not None:
+        return None
+    return first
 
 
 def takes_dense(M: Matrix, call: Call, *, gain: float = 0.0) -> bool:

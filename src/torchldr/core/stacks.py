@@ -223,7 +223,9 @@ def _prepare(apply: Callable[..., Tensor]) -> Callable[[Any], Callable[[Tensor],
     return lambda M: lambda x: apply(M, x, False)
 
 
-DENSE = Route("dense", too_large, _dense_cost, multiply_by_dense, _prepare_dense, holds_dense=True)
+DENSE = Route(
+    "dense", too_large, _dense_cost, multiply_by_dense, _prepare_dense, holds_dense=True, any_dtype=True
+)
 MAPPED = Route("mapped", _mapped_why_not, _mapped_cost, _mapped, _prepare(_mapped))
 ONE_BY_ONE = Route("one_by_one", lambda M, call: None, _one_cost, _one_by_one, _prepare(_one_by_one))
 ROUTES = DENSE, MAPPED, ONE_BY_ONE

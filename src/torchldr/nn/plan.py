@@ -39,13 +39,13 @@ class Plan:
     ) -> None:
         self._snapshot = Snapshot([*matrix.tensors.values()], live=not (matrix.structured or matrix.leading))
         with torch.inference_mode(False), torch.no_grad():
-            copied = {name: t.detach() for name, t in matrix.tensors.items()}
-            self.matrix = matrix.with_tensors(copied).promoted()
+            self._narrow = matrix.with_tensors({name: t.detach() for name, t in matrix.tensors.items()})
+            self.matrix = self._narrow.promoted()
         self.dtype, self.device, self._features = matrix.dtype, matrix.device, matrix.in_features
         self._dense, self._only, self._tuned = PLANS[choice], only, tuned or {}
         self._routes: dict[Call, Route] = {}
         self._products: dict[str, Product] = {}
-        self._taken: dict[tuple[Any, ...], tuple[Product, torch.dtype]] = {}
+        self._taken: dict[tuple[Any, ...], tuple[Product, torch.dtype, bool]] = {}
 
     def is_of(self, tensors: Sequence[Tensor]) -> bool:
         """Whether the plan was made of these very tensors, or found to hold for them."""
@@ -87,7 +87,8 @@ class Plan:
             assert route.prepare is not None
             # What is made under inference mode or autocast may have to serve outside of them later.
             with torch.inference_mode(False), torch.no_grad(), without_autocast(self.device.type):
-                product = route.prepare(self.matrix)
+                typed = route.in_own_dtype(Call(device=self.device.type, dtype=self.dtype))
+                product = route.prepare(self._narrow if typed and not route.holds_dense else self.matrix)
                 if isinstance(product, DenseProduct):
                     product = DenseProduct(product.weight.to(self.dtype))
                 self._products[route.name] = product
@@ -95,11 +96,14 @@ class Plan:
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """M x for rows of x, in the dtype of the matrix or of autocast; x was checked."""
-        product, dtype = self._take(x)
-        return product(x, bias) if type(product) is DenseProduct else run_product(product, x, dtype, bias)
+        product, dtype, typed = self._take(x)
+        return product(x, bias) if typed else run_product(product, x, dtype, bias)
 
-    def _take(self, x: Tensor) -> tuple[Product, torch.dtype]:
-        """The product for an input, and the dtype of its result; found again by what a call differs in."""
+    def _take(self, x: Tensor) -> tuple[Any, torch.dtype, bool]:
+        """The product for an input, the dtype of its result, and whether it gives that by itself.
+
+        Found again by what a call differs in.
+        """
         dtype, device = self.dtype, self.device.type
         if dtype != torch.float64 and autocasts(device):
             dtype = torch.get_autocast_dtype(device)
@@ -110,5 +114,6 @@ class Plan:
         taken = self._taken.get(asked)
         if taken is None:
             call = Call(batch, device, dtype, needs_grad, kept=True, traced=asked[-1], tf32=tf32)
-            taken = self._taken[asked] = self._product(self.route(call)), dtype
+            route = self.route(call)
+            taken = self._taken[asked] = self._product(route), dtype, route.in_own_dtype(call)
         return taken

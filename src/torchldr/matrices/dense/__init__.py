@@ -33,7 +33,15 @@ class Dense(StructuredMatrix, name="dense"):
     fuses = True
 
     ROUTES = (
-        Route("dense", lambda M, call: None, _seconds, multiply_by_dense, _kept_weight, holds_dense=True),
+        Route(
+            "dense",
+            lambda M, call: None,
+            _seconds,
+            multiply_by_dense,
+            _kept_weight,
+            holds_dense=True,
+            any_dtype=True,
+        ),
     )
     projection_work = 0
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...core import costs
-from ...core.dense_route import dense_route, own_route
+from ...core.dense_route import dense_route, factors_route
 from ...core.matrix import StructuredMatrix, generators_
 from ...core.routes import Call
 from .fit import LowRankFit
@@ -34,7 +34,7 @@ class LowRank(StructuredMatrix, name="low_rank"):
     fuses = True
     at_once = "_matmul", "_rmatmul", "_materialize"
 
-    ROUTES = own_route("two_products", _seconds), dense_route(_product_seconds)
+    ROUTES = factors_route("two_products", _seconds), dense_route(_product_seconds)
     projection_work = 0
     compresses = True
 

@@ -32,14 +32,15 @@ class DenseProduct(TypedProduct):
 
     def __init__(self, weight: Tensor) -> None:
         self.weight = weight
+        self._alone, self._double = weight.ndim == 2, weight.dtype == torch.float64
 
     def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        weight = self.weight
-        x = _widened(x, weight.dtype)
-        if weight.ndim > 2:
-            y = x @ weight.mT
-            return y if bias is None else y + bias
-        return linear(x, weight, bias)
+        if self._double:
+            x = _widened(x, torch.float64)
+        if self._alone:
+            return linear(x, self.weight, bias)
+        y = x @ self.weight.mT
+        return y if bias is None else y + bias
 
 
 def own_route(name: str, seconds: Callable[[Matrix, Call], float]) -> Route:

@@ -170,9 +170,9 @@ class StructuredLinear(StructuredParameters):
     def forward(self, x: Tensor) -> Tensor:
         if is_proxy(x):
             return as_node(self, x)
-        if (plan := self._kept_plan()) is not None:
-            check_input(plan, x, self.in_features, "in_features", "StructuredLinear")
-            return plan(x, self.bias)
+        if isinstance(x, Tensor) and (plan := self._kept_plan()) is not None:
+            owned = self._parameters  # to ask the module takes longer
+            return plan(x, owned["bias"] if "bias" in owned else self.bias)  # noqa: SIM401
         matrix = self.matrix()
         check_input(matrix, x, self.in_features, "in_features", "StructuredLinear")
         if torch.compiler.is_compiling() and self._plans_compiled(matrix, x):

@@ -122,14 +122,15 @@ class StructuredParameters(nn.Module):
         """The plan for the numbers that the tensors have now; None where they are not constants."""
         if self.training or torch.compiler.is_compiling():
             return None
-        plan, named = self._plan, self._tensors()
-        tensors = [*named.values()]
-        if plan is not None and plan.is_of(tensors) and not is_recorded(tensors[0]):
-            # The very tensors that it was made of: what they are was asked then, what they hold is asked now.
-            if self._gradient_wanted(named):
-                return None
-            if plan.holds(tensors):
-                return plan
+        plan, learned, constants = self._plan, self._parameters, self._buffers
+        if plan is not None:
+            tensors: list[Any] = [learned.get(name, constants.get(name)) for name in self._names]
+            if plan.is_of(tensors) and not is_recorded(tensors[0]):
+                # The very tensors that it was made of. What they are was asked then, what they hold is now.
+                if torch.is_grad_enabled() and self._gradient_wanted(self._tensors()):
+                    return None
+                if plan.holds(tensors, same=True):
+                    return plan
         matrix = self.matrix()
         return self._plan_for(matrix) if self._why_no_plan(matrix) is None else None
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..core.dense_route import DenseProduct
-from ..core.products import Product, allows_tf32, autocasts, run_product, without_autocast
+from ..core.products import Product, allows_tf32, autocasts, check_input, run_product, without_autocast
 from ..core.routes import Call, Route, choose, lacks_memory, why_not
 from ..matrices import StructuredMatrix
 from .snapshot import Snapshot
 
+_SHAPES = 64  # of inputs whose products are remembered
 PLANS = {"auto": None, "fast": False, "dense": True}  # whether routes must hold the dense matrix
 
 
@@ -42,18 +44,19 @@ class Plan:
             self._narrow = matrix.with_tensors({name: t.detach() for name, t in matrix.tensors.items()})
             self.matrix = self._narrow.promoted()
         self.dtype, self.device, self._features = matrix.dtype, matrix.device, matrix.in_features
+        self._kind = self.device.type
         self._dense, self._only, self._tuned = PLANS[choice], only, tuned or {}
         self._routes: dict[Call, Route] = {}
-        self._products: dict[str, Product] = {}
-        self._taken: dict[tuple[Any, ...], tuple[Product, torch.dtype, bool]] = {}
+        self._products: dict[str, Any] = {}
+        self._taken: dict[tuple[Any, ...], _Taken] = {}
 
     def is_of(self, tensors: Sequence[Tensor]) -> bool:
         """Whether the plan was made of these very tensors, or found to hold for them."""
         return self._snapshot.is_of(tensors)
 
-    def holds(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether the matrix still has the numbers that the plan was made from."""
-        return self._snapshot.matches(tensors)
+    def holds(self, tensors: Sequence[Tensor], *, same: bool = False) -> bool:
+        """Whether the matrix still has the numbers that the plan was made from; `same` if `is_of` holds."""
+        return self._snapshot.matches(tensors, same=same)
 
     def route(self, call: Call) -> Route:
         sized = call.sized
@@ -82,38 +85,64 @@ class Plan:
         assert isinstance(product, DenseProduct)
         return product.weight
 
-    def _product(self, route: Route) -> Product:
+    def _product(self, route: Route) -> Any:
         if route.name not in self._products:
             assert route.prepare is not None
             # What is made under inference mode or autocast may have to serve outside of them later.
-            with torch.inference_mode(False), torch.no_grad(), without_autocast(self.device.type):
-                typed = route.in_own_dtype(Call(device=self.device.type, dtype=self.dtype))
-                product = route.prepare(self._narrow if typed and not route.holds_dense else self.matrix)
+            with torch.inference_mode(False), torch.no_grad(), without_autocast(self._kind):
+                typed = route.in_own_dtype(Call(device=self._kind, dtype=self.dtype))
+                product: Any = route.prepare(self._narrow if typed and not route.holds_dense else self.matrix)
                 if isinstance(product, DenseProduct):
                     product = DenseProduct(product.weight.to(self.dtype))
                 self._products[route.name] = product
         return self._products[route.name]
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """M x for rows of x, in the dtype of the matrix or of autocast; x was checked."""
-        product, dtype, typed = self._take(x)
-        return product(x, bias) if typed else run_product(product, x, dtype, bias)
+        """M x for rows of x, in the dtype of the matrix or of autocast.
 
-    def _take(self, x: Tensor) -> tuple[Any, torch.dtype, bool]:
-        """The product for an input, the dtype of its result, and whether it gives that by itself.
-
-        Found again by what a call differs in.
+        Raises:
+            TypeError, ValueError: for an input that cannot be multiplied.
         """
-        dtype, device = self.dtype, self.device.type
-        if dtype != torch.float64 and autocasts(device):
-            dtype = torch.get_autocast_dtype(device)
-        needs_grad = x.requires_grad and torch.is_grad_enabled()
-        batch = x.numel() // self._features
-        tf32 = allows_tf32(device, dtype)
-        asked = batch.bit_length(), batch & (batch - 1) == 0, dtype, needs_grad, tf32, lacks_memory(x)
+        # What a call can differ in. It is checked, and its product chosen, the first time.
+        kind = self._kind
+        cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        asked = x.shape, x.dtype, x.device, x.requires_grad and torch.is_grad_enabled(), cast, lacks_memory(x)
         taken = self._taken.get(asked)
-        if taken is None:
-            call = Call(batch, device, dtype, needs_grad, kept=True, traced=asked[-1], tf32=tf32)
-            route = self.route(call)
-            taken = self._taken[asked] = self._product(route), dtype, route.in_own_dtype(call)
-        return taken
+        if taken is None or taken.tf32 != allows_tf32(kind, taken.dtype):
+            if len(self._taken) >= _SHAPES:
+                self._taken.clear()
+            taken = self._taken[asked] = self._take(x, asked[3], asked[-1])
+        return taken.run(x, bias)
+
+    def _take(self, x: Tensor, needs_grad: bool, traced: bool) -> _Taken:
+        check_input(self, x, self._features, "in_features", "StructuredLinear")
+        kind, dtype = self._kind, self.dtype
+        if dtype != torch.float64 and autocasts(kind):
+            dtype = torch.get_autocast_dtype(kind)
+        tf32 = allows_tf32(kind, dtype)
+        call = Call(x.numel() // self._features, kind, dtype, needs_grad, kept=True, traced=traced, tf32=tf32)
+        route = self.route(call)
+        product = self._product(route)
+        if route.in_own_dtype(call):
+            return _Taken(product, dtype, tf32)
+        plain = (
+            x.ndim == 2 and len(x) > 0 and x.dtype == dtype and dtype.itemsize >= 4 and not autocasts(kind)
+        )
+        return _Taken(partial(_added if plain else _run, product, dtype), dtype, tf32)
+
+
+class _Taken(NamedTuple):
+    """What serves calls of one kind."""
+
+    run: Callable[[Tensor, Tensor | None], Tensor]
+    dtype: torch.dtype  # of the result
+    tf32: bool
+
+
+def _added(product: Product, dtype: torch.dtype, x: Tensor, bias: Tensor | None) -> Tensor:
+    y = product(x)
+    return y if bias is None else y + bias
+
+
+def _run(product: Product, dtype: torch.dtype, x: Tensor, bias: Tensor | None) -> Tensor:
+    return run_product(product, x, dtype, bias)

@@ -97,13 +97,14 @@ class Snapshot:
         """Whether these are the very tensors, whatever numbers they hold now."""
         return all(map(is_, tensors, self._tensors))
 
-    def matches(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether these tensors hold the same numbers, bit for bit."""
+    def matches(self, tensors: Sequence[Tensor], *, same: bool = False) -> bool:
+        """Whether these tensors hold the same numbers, bit for bit; `same` where `is_of` is known to hold."""
+        same = same or self.is_of(tensors)
         if self._live:
-            return self.is_of(tensors) and self._lie_there(tensors)
+            return same and self._lie_there(tensors)
         if self._in_memory:
-            return self._same_bytes(tensors)
-        uncounted = self._states is None or _steps != self._steps or not self.is_of(tensors)
+            return self._same_bytes(tensors, same)
+        uncounted = self._states is None or _steps != self._steps or not same
         if not uncounted and [*map(_version_of, tensors)] == self._states and self._lie_there(tensors):
             return True
         if tensors[0].is_cuda and torch.cuda.is_current_stream_capturing():
@@ -113,8 +114,8 @@ class Snapshot:
         self._look_at(tensors)
         return True
 
-    def _same_bytes(self, tensors: Sequence[Tensor]) -> bool:
-        if self._small and self.is_of(tensors) and self._lie_there(tensors):
+    def _same_bytes(self, tensors: Sequence[Tensor], same: bool) -> bool:
+        if self._small and same and self._lie_there(tensors):
             return [*map(_bytes_of, self._memory)] == self._bytes  # these alone may have changed
         for t, copy in zip(tensors, self._copies, strict=True):
             if t.dtype is not copy.dtype or t.shape != copy.shape or t.device.type != "cpu":

@@ -159,9 +159,11 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--captured", action="store_true")
     parser.add_argument("--classes", nargs="*", default=list(CLASSES))
+    parser.add_argument("--n", nargs="*", type=int, help="sizes alone")
     arguments = parser.parse_args()
     torch.manual_seed(0)
     sizes = [(n, rows) for n, rows in SIZES if not arguments.captured or n == 1024]
+    sizes = [(n, rows) for n, rows in sizes if not arguments.n or n in arguments.n]
     repeats = 3 if arguments.quick else 5
     rows = []
     for n, batch in sizes:

@@ -26,12 +26,12 @@ NAMES = {
 Cells = dict[tuple[int, int], float]
 
 
-def cells(rows: list[dict[str, Any]], batch: str, **wanted: Any) -> Cells:
+def cells(rows: list[dict[str, Any]], batch: str, ratio: str = "ratio", **wanted: Any) -> Cells:
     """Ratios by (n, batch) of the rows that have these values."""
     return {
-        (row["n"], row[batch]): row["ratio"]
+        (row["n"], row[batch]): row[ratio]
         for row in rows
-        if all(row[key] == value for key, value in wanted.items()) and "ratio" in row
+        if all(row[key] == value for key, value in wanted.items()) and ratio in row
     }
 
 
@@ -40,15 +40,18 @@ def panels() -> dict[str, dict[str, Cells]]:
     bench = ROOT / "results" / "bench"
     cpu = json.loads((bench / "gain_cpu.json").read_text())["rows"]
     gpu = json.loads((bench / "gpu_training.json").read_text())["rows"]
+    eager = json.loads((bench / "gpu_inference.json").read_text())["rows"]
     ranks = {"ldr_sd": 1, "ldr_td": 1, "toeplitz_like": 16}
     found: dict[str, dict[str, Cells]] = {
         "CPU, inference": {},
         "CPU, training": {},
+        "GPU, inference in TF32": {},
         "GPU, training in TF32": {},
     }
     for name in NAMES:
         found["CPU, inference"][name] = cells(cpu, "batch", structure=name, training=False)
         found["CPU, training"][name] = cells(cpu, "batch", structure=name, training=True)
+        found["GPU, inference in TF32"][name] = cells(eager, "batch", "eager", structure=name, mode="tf32")
         wanted = {"structure": name, "rank": ranks.get(name), "mode": "tf32"}
         found["GPU, training in TF32"][name] = cells(gpu, "rows", **wanted)
     return found
@@ -71,11 +74,11 @@ def draw(axis: Any, ratios: Cells, norm: LogNorm) -> None:
 
 def main(folder: Path = ROOT / "docs" / "performance") -> Path:
     found, norm = panels(), LogNorm(1 / 32, 32)
-    figure, axes = plt.subplots(len(NAMES), len(found), figsize=(9.5, 10.5), layout="constrained")
+    figure, axes = plt.subplots(len(NAMES), len(found), figsize=(12.5, 10.5), layout="constrained")
     for column, (heading, classes) in enumerate(found.items()):
         for row, (name, label) in enumerate(NAMES.items()):
             axis = axes[row, column]
-            rank = 16 if heading.startswith("GPU") else 4
+            rank = 16 if heading.startswith("GPU, training") else 4
             if not classes[name]:
                 axis.axis("off")
                 axis.text(0.5, 0.5, "not measured", ha="center", va="center", fontsize=8, color="grey")

@@ -13,7 +13,7 @@ from .products import Matrix, autocasts, without_autocast
 from .routes import Call, Route
 
 LARGEST = 1 << 26  # entries of a dense matrix: 256 MiB in float32
-TRAINED = 1 << 28  # of one that a step of training on a GPU makes and drops again
+DROPPED = 1 << 28  # of one that a GPU makes for one product, and drops again
 _CHUNK = 1 << 24  # numbers of one intermediate while the dense matrix is made
 
 
@@ -90,8 +90,8 @@ def by_columns(own: Route) -> Route:
 
 
 def too_large(M: Matrix, call: Call) -> str | None:
-    entries, dropped = M.shape.numel(), call.needs_grad and not call.kept and call.device == "cuda"
-    most = TRAINED if dropped else LARGEST
+    entries, dropped = M.shape.numel(), not call.kept and call.device == "cuda"
+    most = DROPPED if dropped else LARGEST
     return f"its {entries:,} entries are more than {most:,}" if entries > most else None
 
 

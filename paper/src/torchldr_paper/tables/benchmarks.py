@@ -164,6 +164,23 @@ def _steps(results: Results) -> str:
     return markdown(header, body)
 
 
+def _calls(results: Results) -> str:
+    """Inference on a GPU: "eager / captured", a row for each class, dtype and batch, a column for each size."""
+    sizes = sorted({row["n"] for row in results["rows"]})
+    cases: dict[tuple[Any, ...], dict[int, str]] = {}
+    for row in results["rows"]:
+        if row["batch"] in (1, 64, 4096):
+            captured = f"{row['captured']:.2g}" if "captured" in row else "-"
+            case = cases.setdefault((row["structure"], row["rank"], row["mode"], row["batch"]), {})
+            case[row["n"]] = f"{row['eager']:.2g} / {captured}"
+    header = ["structure", "rank", "numbers", "rows", *(f"n = {n:,}" for n in sizes)]
+    body = [
+        [structure, _text(rank), _MODES[mode], _text(batch), *(found.get(n, "-") for n in sizes)]
+        for (structure, rank, mode, batch), found in sorted(cases.items(), key=lambda item: str(item[0][:3]))
+    ]
+    return markdown(header, body)
+
+
 def _text(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
@@ -217,6 +234,7 @@ TABLES: dict[str, tuple[str, Callable[[Results], str]]] = {
         _has("n"))),
     "gpu": ("gpu_speed", _listed("rows", {**_CASE, **_GPU, "ratio_bf16": "over bf16"}, _is("inference"))),
     "gpu_training": ("gpu_training", _steps),
+    "gpu_inference": ("gpu_inference", _calls),
     "gpu_stencil": ("gpu_speed", _listed("rows", {
         "n": "n", "vectors": "vectors", "forward_ms": "forward ms", "backward_ms": "backward ms"},
         _is("stencil"))),

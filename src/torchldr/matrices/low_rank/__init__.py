@@ -17,7 +17,8 @@ from .fit import LowRankFit
 
 def _seconds(M: Any, call: Call) -> float:
     (m, n), r, b = M.shape, M.rank, call.batch
-    return costs.backward(call, costs.gemm(call, b, r, n) + costs.gemm(call, b, m, r))
+    # And a bias, which the second product does not add itself.
+    return costs.backward(call, costs.gemm(call, b, r, n) + costs.gemm(call, b, m, r) + costs.started(call))
 
 
 def _product_seconds(M: Any, call: Call) -> float:

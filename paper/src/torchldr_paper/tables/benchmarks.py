@@ -165,7 +165,7 @@ def _steps(results: Results) -> str:
 
 
 def _calls(results: Results) -> str:
-    """Inference on a GPU: "eager / captured", a row for each class, dtype and batch, a column for each size."""
+    """Inference on a GPU, "eager / captured": a row for each class, dtype and batch, a column for each n."""
     sizes = sorted({row["n"] for row in results["rows"]})
     cases: dict[tuple[Any, ...], dict[int, str]] = {}
     for row in results["rows"]:

@@ -229,6 +229,13 @@ ENTRIES = [
         lambda: member("fastfood"),
     ),
     Entry(
+        "monarch",
+        "Monarch, r = 1",
+        "A grid of 8 x 8 blocks of rank 1, in which rows and columns of blocks share nothing.",
+        "all",
+        lambda: member("monarch", 1),
+    ),
+    Entry(
         "dense",
         "Dense",
         "No structure: displaced by shifts it keeps its full rank.",

@@ -36,6 +36,7 @@ if TYPE_CHECKING or not _is_command():
         LDRSubdiagonal,
         LDRTridiagonal,
         LowRank,
+        Monarch,
         ToeplitzLike,
         VandermondeLike,
     )
@@ -65,6 +66,7 @@ __all__ = [
     "LDRSubdiagonal",
     "LDRTridiagonal",
     "LowRank",
+    "Monarch",
     "Structure",
     "StructuredChannels",
     "StructuredGRU",

@@ -21,6 +21,7 @@ from .hankel_like import HankelLike
 from .ldr_sd import LDRSubdiagonal
 from .ldr_td import LDRTridiagonal
 from .low_rank import LowRank
+from .monarch import Monarch
 from .toeplitz_like import ToeplitzLike
 from .vandermonde_like import VandermondeLike
 
@@ -36,6 +37,7 @@ __all__ = [
     "LDRTridiagonal",
     "LinearMap",
     "LowRank",
+    "Monarch",
     "Projection",
     "StructuredMatrix",
     "ToeplitzLike",

@@ -19,6 +19,7 @@ METHODS = {
     "block_circulant": "Block circulant",
     "fastfood": "Fastfood",
     "acdc": "ACDC",
+    "monarch": "Monarch",
     "pruning": "Pruning",
     "rhu": "Fewer hidden units",
 }

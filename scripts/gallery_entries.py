@@ -236,6 +236,13 @@ ENTRIES = [
         lambda: member("monarch", 1),
     ),
     Entry(
+        "kronecker",
+        "Kronecker, r = 1",
+        "One small matrix again and again, each time multiplied by an entry of another.",
+        "all",
+        lambda: member("kronecker", 1),
+    ),
+    Entry(
         "dense",
         "Dense",
         "No structure: displaced by shifts it keeps its full rank.",

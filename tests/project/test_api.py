@@ -19,7 +19,8 @@ from torchldr.core.rules import by_class
 
 CLASSES = torchldr.structures()
 RANKED = [name for name, cls in CLASSES.items() if cls.ranked]
-FIXED = ["toeplitz_like", "hankel_like", "vandermonde_like", "cauchy_like", "low_rank", "monarch"]
+FIXED = ["toeplitz_like", "hankel_like", "vandermonde_like", "cauchy_like", "low_rank"]
+FIXED += ["monarch", "kronecker"]
 LINEAR = ["dense", "circulant", "block_circulant"]
 QUICK = 0.04  # effort: every claim below holds for any
 seeds = st.integers(0, 2**31)

@@ -18,6 +18,7 @@ from .circulant import Circulant
 from .dense import Dense
 from .fastfood import Fastfood
 from .hankel_like import HankelLike
+from .kronecker import Kronecker
 from .ldr_sd import LDRSubdiagonal
 from .ldr_td import LDRTridiagonal
 from .low_rank import LowRank
@@ -33,6 +34,7 @@ __all__ = [
     "Dense",
     "Fastfood",
     "HankelLike",
+    "Kronecker",
     "LDRSubdiagonal",
     "LDRTridiagonal",
     "LinearMap",

@@ -20,6 +20,7 @@ METHODS = {
     "fastfood": "Fastfood",
     "acdc": "ACDC",
     "monarch": "Monarch",
+    "kronecker": "Kronecker",
     "pruning": "Pruning",
     "rhu": "Fewer hidden units",
 }

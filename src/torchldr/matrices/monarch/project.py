@@ -14,15 +14,15 @@ from torch.nn.functional import pad
 
 from ...core.rules import rule
 from ...functional.grid import cut, joined
-from ...project.climbing import State
+from ...project.climbing import State, ascend
 from ...project.methods import starts
 from ...project.problem import Problem, Tensors
+from ...project.solving import inverse_root
 from . import Monarch, grid
 
 Pairs = list[tuple[Tensor, Tensor]]
 
 _SWEEPS, _TOLERANCE = 12, 2e-3
-_RANGE = 1e-12  # of the largest eigenvalue: inputs have no part in directions below
 
 
 @rule("project", Monarch)
@@ -30,10 +30,7 @@ def project(problem: Problem, rank: int) -> Tensors:
     alternation = Columns(problem)
     if problem.moments is None:
         return alternation.nearest(rank)
-    best = alternation.best(1, None)
-    for q in range(2, rank + 1):
-        best = alternation.best(q, best)
-    return best.tensors
+    return ascend(problem, rank, alternation.starts, alternation.descend).tensors
 
 
 class Columns:
@@ -44,7 +41,7 @@ class Columns:
         (self.u, self.p), (self.v, self.q) = grid(self.m, self.n, problem.options["blocks"])
         self.parts = [slice(i * self.q, min((i + 1) * self.q, self.n)) for i in range(self.v)]
         moments = problem.moments
-        self.roots = [] if moments is None else [_inverse_root(moments[part, part]) for part in self.parts]
+        self.roots = [] if moments is None else [inverse_root(moments[part, part]) for part in self.parts]
 
     def nearest(self, rank: int) -> Tensors:
         """The truncated SVD of every block: the best without activations."""
@@ -61,18 +58,18 @@ class Columns:
         H = torch.cat(right, -1).transpose(0, 1)  # (r, u, n)
         return {"G": G.flatten(1), "H": H.flatten(1).contiguous()}
 
-    def best(self, rank: int, lower: State | None) -> State:
-        """From the best without activations, a class that this one contains, or the rank before."""
+    def starts(self, rank: int, before: State | None) -> list[Tensors]:
+        """The best without activations, classes that this one contains, and the rank before."""
         found = [self.nearest(rank), *(start(self.problem, rank) for start in starts(Monarch).values())]
-        found += [{name: pad(t, (0, 0, 0, 1)) for name, t in lower.tensors.items()}] if lower else []
-        states = [State(t, self.problem.loss(self.problem.dense(t)).item()) for t in found]
-        return self.descend(min(states, key=lambda state: state.loss), rank)
+        return found + (
+            [{name: pad(t, (0, 0, 0, 1)) for name, t in before.tensors.items()}] if before else []
+        )
 
-    def descend(self, best: State, rank: int) -> State:
+    def descend(self, best: State) -> State:
         """Sweeps until they gain little."""
         problem, Sigma = self.problem, self.problem.moments
         assert Sigma is not None
-        M, pairs = problem.dense(best.tensors), None
+        M, rank, pairs = problem.dense(best.tensors), len(best.tensors["G"]), None
         rest, sweeps = (problem.W - M) @ Sigma, problem.steps(_SWEEPS)
         for sweep in range(sweeps):
             if problem.done(best.loss):
@@ -119,10 +116,3 @@ def _improved(N: Tensor, C: Tensor) -> tuple[Tensor, Tensor]:
     U, _ = torch.linalg.qr(N @ C.mT)
     U = pad(U, (0, C.shape[-2] - U.shape[-1]))
     return U, U.mT @ N
-
-
-def _inverse_root(Sigma: Tensor) -> Tensor:
-    """P with P P^T the inverse of Sigma on its range."""
-    values, vectors = torch.linalg.eigh(Sigma)
-    keep = values > _RANGE * values[-1].clamp(min=1e-300)
-    return vectors * torch.where(keep, values.clamp(min=1e-300).rsqrt(), 0.0)

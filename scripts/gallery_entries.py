@@ -243,6 +243,13 @@ ENTRIES = [
         lambda: member("kronecker", 1),
     ),
     Entry(
+        "blast",
+        "BLAST, r = 2",
+        "A grid of 4 x 4 blocks; those of a row and of a column have the same bases, in other shares.",
+        "all",
+        lambda: member("blast", 2),
+    ),
+    Entry(
         "dense",
         "Dense",
         "No structure: displaced by shifts it keeps its full rank.",

@@ -27,6 +27,7 @@ if TYPE_CHECKING or not _is_command():
     from .linalg import solve
     from .matrices import (
         ACDC,
+        Blast,
         BlockCirculant,
         CauchyLike,
         Circulant,
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ACDC",
+    "Blast",
     "BlockCirculant",
     "CauchyLike",
     "Circulant",

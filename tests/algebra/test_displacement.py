@@ -18,7 +18,7 @@ Shift = partial(torchldr.operators.Shift, dtype=torch.float64)
 G13 = torch.ones(1, 3)
 sizes, seeds, forms = st.integers(2, 10), st.integers(0, 2**31), st.sampled_from(["stein", "sylvester"])
 CLASSES = list(torchldr.structures().values())
-WITHOUT_OPERATORS = ("dense", "fastfood", "acdc", "monarch", "kronecker")
+WITHOUT_OPERATORS = ("dense", "fastfood", "acdc", "monarch", "kronecker", "blast")
 
 
 def drawn(seed: int, *shape: int) -> torch.Tensor:

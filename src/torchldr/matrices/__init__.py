@@ -12,6 +12,7 @@ from ..core.linear_map import LinearMap
 from ..core.matrix import Projection, StructuredMatrix
 from ..core.structures import get_structure, structures
 from .acdc import ACDC
+from .blast import Blast
 from .block_circulant import BlockCirculant
 from .cauchy_like import CauchyLike
 from .circulant import Circulant
@@ -28,6 +29,7 @@ from .vandermonde_like import VandermondeLike
 
 __all__ = [
     "ACDC",
+    "Blast",
     "BlockCirculant",
     "CauchyLike",
     "Circulant",

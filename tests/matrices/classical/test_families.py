@@ -168,7 +168,7 @@ def test_a_flat_filter_is_toeplitz_and_right_where_the_image_has_a_margin():
     torch.testing.assert_close((flat @ image.flatten()).view(h, w)[inner], wanted.view(h, w)[inner])
 
 
-WITHOUT_OPERATORS = ["dense", "fastfood", "monarch", "kronecker"]
+WITHOUT_OPERATORS = ["dense", "fastfood", "monarch", "kronecker", "blast"]
 
 
 @settings(max_examples=25, deadline=None)

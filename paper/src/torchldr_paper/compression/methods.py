@@ -11,7 +11,7 @@ FACTORS = (2, 5, 10, 20)
 PRUNED = "pruned"
 # Their size is given by that of the matrix: one row each, at the factor that it comes to.
 FIXED = ("circulant", "fastfood", "acdc")
-LATER = ("monarch", "kronecker")  # classes that came after these tables were run
+LATER = ("monarch", "kronecker", "blast")  # classes that came after these tables were run
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ METHODS = {
     "acdc": "ACDC",
     "monarch": "Monarch",
     "kronecker": "Kronecker",
+    "blast": "BLAST",
     "pruning": "Pruning",
     "rhu": "Fewer hidden units",
 }

@@ -8,6 +8,7 @@ from torch.nn.functional import pad
 from ...core.rules import rule
 from ...project.methods import solve, start_for
 from ...project.problem import Problem, Tensors
+from ..blast import Blast
 from ..ldr_sd import LDRSubdiagonal
 from ..ldr_sd.project import from_edges, shift
 from ..monarch import Monarch
@@ -37,3 +38,11 @@ def in_monarch(problem: Problem, rank: int) -> Tensors:
     low = solve(problem.for_class(LowRank), rank)
     shapes = Monarch.parameter_shapes(*problem.shape, rank, **problem.options)
     return {name: t.repeat(1, shapes[name][1] // t.shape[1]) for name, t in low.items()}
+
+
+@start_for(Blast, LowRank, place=1)
+def in_blast(problem: Problem, rank: int) -> Tensors:
+    """All couplings are 1."""
+    low = solve(problem.for_class(LowRank), rank)
+    shape = Blast.parameter_shapes(*problem.shape, rank, **problem.options)["S"]
+    return {"G": low["G"], "S": torch.ones(shape, dtype=torch.float64), "H": low["H"]}

@@ -1,6 +1,6 @@
 """ONNX files of every class in every mode: size, and latency in onnxruntime against the dense model's file.
 
-    python benchmarks/export_table.py [--sizes 1024 4096] [--out results/bench/export.json]
+    python benchmarks/export_table.py [--sizes 1024 4096] [--structures NAME ..] [--out FILE]
     python benchmarks/export_table.py --fill docs/export.md
 
 Square layers with a bias, operators drawn away from where training starts, float32, one thread, CPU.
@@ -36,14 +36,14 @@ LOAD_SIZE = 1024  # above, the fast products win, and the matrix takes seconds t
 MARKED = re.compile(r"(<!-- table: export_(\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
-def cases(sizes: Sequence[int]) -> Iterator[tuple[str, int, int | None]]:
+def cases(sizes: Sequence[int], names: Sequence[str]) -> Iterator[tuple[str, int, int | None]]:
     """(structure, n, rank)."""
     for n in sizes:
-        for name, cls in torchldr.structures().items():
-            if name != "dense":
-                yield name, n, 1 if cls.ranked else None
+        for name in names:
+            yield name, n, 1 if torchldr.get_structure(name).ranked else None
         for name in ("ldr_sd", "toeplitz_like", "low_rank"):
-            yield name, n, 4
+            if name in names:
+                yield name, n, 4
 
 
 def measure(name: str, n: int, rank: int | None, folder: Path, seconds: float) -> list[dict[str, Any]]:
@@ -119,6 +119,8 @@ def filled(text: str, content: Mapping[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--sizes", type=int, nargs="+", default=[1024, 4096])
+    every = [name for name in torchldr.structures() if name != "dense"]
+    parser.add_argument("--structures", nargs="+", choices=every, default=every)
     parser.add_argument("--seconds", type=float, default=1.0, help="about how long each file is timed")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--fill", type=Path, help="a page to fill from the results")
@@ -132,12 +134,14 @@ def main() -> None:
     torch.manual_seed(0)
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
-        for name, n, rank in cases(options.sizes):
+        for name, n, rank in cases(options.sizes, options.structures):
             rows += measure(name, n, rank, Path(folder), options.seconds)
             print(name, n, rank, file=sys.stderr)
-    if options.out.exists():  # sizes that were not measured now are kept
+    if options.out.exists():  # what was not measured now is kept
+        measured = {(row["structure"], row["n"]) for row in rows}
         before = json.loads(options.out.read_text())["rows"]
-        rows = [row for row in before if row["n"] not in options.sizes] + rows
+        rows += [row for row in before if (row["structure"], row["n"]) not in measured]
+    rows.sort(key=lambda row: (row["n"], row["rank"] or 1, row["structure"]))
     content = {"machine": {**machine(), "onnxruntime": onnxruntime.__version__}, "rows": rows}
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(content, indent=1) + "\n")

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 import torchldr
 
-SIZE, RANK, COLUMNS = 64, 2, 4
+SIZE, RANK, COLUMNS = 64, 2, 5
 ORDER = ("low_rank", "circulant", "block_circulant", "toeplitz_like", "ldr_sd", "ldr_td", "hankel_like")
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "classes" / "pictures"
 
@@ -37,7 +37,7 @@ def draw(name: str, folder: Path = FOLDER) -> Path:
 
 def draw_all(folder: Path = FOLDER) -> Path:
     """Every class at the same size and rank, with the numbers that it takes; dense comes first."""
-    figure = Figure(figsize=(8.4, 6.9), layout="constrained")
+    figure = Figure(figsize=(10.2, 6.9), layout="constrained")
     names = ["dense", *ORDER]
     names += [name for name in torchldr.structures() if name not in names]
     for i, name in enumerate(names):

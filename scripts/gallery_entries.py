@@ -229,6 +229,27 @@ ENTRIES = [
         lambda: member("fastfood"),
     ),
     Entry(
+        "monarch",
+        "Monarch, r = 1",
+        "A grid of 8 x 8 blocks of rank 1, in which rows and columns of blocks share nothing.",
+        "all",
+        lambda: member("monarch", 1),
+    ),
+    Entry(
+        "kronecker",
+        "Kronecker, r = 1",
+        "One small matrix again and again, each time multiplied by an entry of another.",
+        "all",
+        lambda: member("kronecker", 1),
+    ),
+    Entry(
+        "blast",
+        "BLAST, r = 2",
+        "A grid of 4 x 4 blocks; those of a row and of a column have the same bases, in other shares.",
+        "all",
+        lambda: member("blast", 2),
+    ),
+    Entry(
         "dense",
         "Dense",
         "No structure: displaced by shifts it keeps its full rank.",

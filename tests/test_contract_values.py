@@ -24,6 +24,10 @@ def members(draw, cls, sizes):
     options = {"normalize": draw(st.booleans())} if cls.name == "ldr_td" else {}
     if cls.name == "block_circulant":
         options["block_size"] = draw(st.integers(1, min(max(m, n), 40)))
+    if "blocks" in cls.default_options():
+        options["blocks"] = draw(st.integers(1, min(max(m, n), 40)))
+    if "out_blocks" in cls.default_options():
+        options |= {"out_blocks": draw(st.integers(1, m)), "in_blocks": draw(st.integers(1, n))}
     M = testing.member(cls, m, n, rank, regime=regime, dtype=dtype, seed=draw(st.integers(0, 99)), **options)
     assume(testing.fits(M, dtype))
     return M

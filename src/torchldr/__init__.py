@@ -27,15 +27,18 @@ if TYPE_CHECKING or not _is_command():
     from .linalg import solve
     from .matrices import (
         ACDC,
+        Blast,
         BlockCirculant,
         CauchyLike,
         Circulant,
         Dense,
         Fastfood,
         HankelLike,
+        Kronecker,
         LDRSubdiagonal,
         LDRTridiagonal,
         LowRank,
+        Monarch,
         ToeplitzLike,
         VandermondeLike,
     )
@@ -56,15 +59,18 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ACDC",
+    "Blast",
     "BlockCirculant",
     "CauchyLike",
     "Circulant",
     "Dense",
     "Fastfood",
     "HankelLike",
+    "Kronecker",
     "LDRSubdiagonal",
     "LDRTridiagonal",
     "LowRank",
+    "Monarch",
     "Structure",
     "StructuredChannels",
     "StructuredGRU",

@@ -70,15 +70,16 @@ def _walk(n: int, generator: torch.Generator) -> Tensor:
 
 
 def largest_within(cls: type[StructuredMatrix], n: int, budget: int) -> dict[str, Any]:
-    """The rank (or block size) that comes nearest to the budget from below; nothing for a fixed size."""
+    """The rank and options, or block size, nearest to the budget from below; nothing for a fixed size."""
 
     def count(**options: Any) -> int:
         shapes = cls.check_shapes(n, n, options.pop("rank", None), cls.check_options(options))
         return sum(torch.Size(shape).numel() for shape in shapes.values())
 
     if cls.ranked:
-        fitting = [r for r in range(1, n + 1) if count(rank=r) <= budget]
-        return {"rank": fitting[-1] if fitting else 1}
+        made = [{**options, "rank": r} for options in cls.variants(n, n)[::-1] for r in range(1, n + 1)]
+        fitting = [options for options in made if count(**options) <= budget]
+        return max(fitting, key=lambda options: count(**options), default={"rank": 1})
     if "block_size" in cls.default_options():
         return {"block_size": next(b for b in range(1, n + 1) if count(block_size=b) <= budget)}
     return {}

@@ -19,7 +19,7 @@ from torchldr.linalg import candidates as solver_rules
 from ..processes import Case, in_forks
 
 LinAlgError = torch.linalg.LinAlgError
-SOLVABLE = [name for name in torchldr.structures() if name != "low_rank"]
+SOLVABLE = [name for name in torchldr.structures() if name not in ("low_rank", "blast")]
 BY_GENERATORS = ["toeplitz_like", "hankel_like", "cauchy_like", "vandermonde_like", "ldr_sd"]
 
 

@@ -20,6 +20,7 @@ from torchldr.core.rules import by_class
 CLASSES = torchldr.structures()
 RANKED = [name for name, cls in CLASSES.items() if cls.ranked]
 FIXED = ["toeplitz_like", "hankel_like", "vandermonde_like", "cauchy_like", "low_rank"]
+FIXED += ["monarch", "kronecker"]
 LINEAR = ["dense", "circulant", "block_circulant"]
 QUICK = 0.04  # effort: every claim below holds for any
 seeds = st.integers(0, 2**31)
@@ -174,6 +175,7 @@ def test_no_class_is_worse_than_those_it_contains(shape: tuple[int, int], weight
     m, n = shape
     W, X = normal(m, n, seed=m), normal(20, n, seed=n) if weighted else None
     contained = {"ldr_sd": ["toeplitz_like", "low_rank"], "ldr_td": ["ldr_sd", "hankel_like"]}
+    contained["monarch"] = contained["blast"] = ["low_rank"]
     contained["ldr_td"] += ["vandermonde_like"] if n <= m else []
     for name, smaller in contained.items():
         ours = best_of(W, name, 2, X)

@@ -19,6 +19,7 @@ from torchldr_paper.compression import command, images, language, pages
 from torchldr_paper.compression.fleet import Distilled, Examples, Fleet, Member, joined
 from torchldr_paper.compression.methods import (
     FIXED,
+    LATER,
     Method,
     kept,
     methods,
@@ -53,7 +54,7 @@ def test_methods_stay_within_their_budget_and_use_it(shape: tuple[int, int]):
             more = torchldr.Structure(structure.name, rank=structure.rank + 1, **structure.options)
             assert more.parameters(*shape) > budget
     assert not reaches(Method("ldr_td", 20), [(32, 32)])
-    assert {method.name for method in methods()} == {*torchldr.structures(), "pruned"}
+    assert {method.name for method in methods()} == {*torchldr.structures(), "pruned"} - {*LATER}
 
 
 # Starts.

@@ -12,30 +12,36 @@ from ..core.linear_map import LinearMap
 from ..core.matrix import Projection, StructuredMatrix
 from ..core.structures import get_structure, structures
 from .acdc import ACDC
+from .blast import Blast
 from .block_circulant import BlockCirculant
 from .cauchy_like import CauchyLike
 from .circulant import Circulant
 from .dense import Dense
 from .fastfood import Fastfood
 from .hankel_like import HankelLike
+from .kronecker import Kronecker
 from .ldr_sd import LDRSubdiagonal
 from .ldr_td import LDRTridiagonal
 from .low_rank import LowRank
+from .monarch import Monarch
 from .toeplitz_like import ToeplitzLike
 from .vandermonde_like import VandermondeLike
 
 __all__ = [
     "ACDC",
+    "Blast",
     "BlockCirculant",
     "CauchyLike",
     "Circulant",
     "Dense",
     "Fastfood",
     "HankelLike",
+    "Kronecker",
     "LDRSubdiagonal",
     "LDRTridiagonal",
     "LinearMap",
     "LowRank",
+    "Monarch",
     "Projection",
     "StructuredMatrix",
     "ToeplitzLike",

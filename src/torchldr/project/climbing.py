@@ -48,3 +48,32 @@ def climb(
         state = min(at[q], grown(state), key=lambda state: state.loss)
     problem.report(f"{name} rank {rank}", rank, rank)
     return state
+
+
+def ascend(
+    problem: Problem,
+    rank: int,
+    starts: Callable[[int, State | None], list[Tensors]],
+    descend: Callable[[State], State],
+) -> State:
+    """One descent at every rank from 1, from the best start: a quicker way to climb.
+
+    Args:
+        problem: measures the starts.
+        rank: the rank wanted.
+        starts: rank and the state of the rank before, or None, to where a descent may begin. Of those
+            without a state before one may be a member at once.
+        descend: a state to one that is not worse.
+    """
+
+    def best(q: int, before: State | None) -> State:
+        states = [State(t, problem.loss(problem.dense(t)).item()) for t in starts(q, before)]
+        return min(states, key=lambda state: state.loss)
+
+    state = best(rank, None)
+    if rank == 1 or problem.done(state.loss):
+        return descend(state)
+    state = descend(best(1, None))
+    for q in range(2, rank + 1):
+        state = descend(best(q, state))
+    return state

@@ -1,4 +1,4 @@
-"""Least squares: normal equations with a little ridge, and conjugate gradients."""
+"""Least squares: normal equations with a little ridge, roots on a range, and conjugate gradients."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import Tensor
 
 _RIDGE = 1e-14  # relative: decides between equals where parameters have no effect
 _TINY = 1e-300
+_RANGE = 1e-12  # of the largest eigenvalue: inputs have no part in directions below
 
 
 def ridged(normal: Tensor) -> Tensor:
@@ -16,6 +17,13 @@ def ridged(normal: Tensor) -> Tensor:
     mean = normal.diagonal(dim1=-2, dim2=-1).real.mean(-1).clamp(min=_TINY)
     eye = torch.eye(normal.shape[-1], dtype=normal.dtype)
     return normal + (_RIDGE * mean)[..., None, None] * eye
+
+
+def inverse_root(moments: Tensor) -> Tensor:
+    """P with P P^T the inverse of a positive semidefinite matrix on its range."""
+    values, vectors = torch.linalg.eigh(moments)
+    keep = values > _RANGE * values[-1].clamp(min=_TINY)
+    return vectors * torch.where(keep, values.clamp(min=_TINY).rsqrt(), 0.0)
 
 
 def conjugate_gradients(

@@ -19,6 +19,9 @@ METHODS = {
     "block_circulant": "Block circulant",
     "fastfood": "Fastfood",
     "acdc": "ACDC",
+    "monarch": "Monarch",
+    "kronecker": "Kronecker",
+    "blast": "BLAST",
     "pruning": "Pruning",
     "rhu": "Fewer hidden units",
 }

@@ -4,8 +4,9 @@ The entries of M are polynomials N_ij of the parameters, or rational functions N
 denominator. What the VC bound needs of a class is the degree of N and of Q:
 
     dense, circulant, block-circulant       M is linear                              1
-    low-rank, fixed operators, ACDC         bilinear in G and H, or A and D          2
-    Fastfood                                S, D and B each once                     3
+    low-rank, fixed operators, ACDC,        bilinear in G and H, or A and D          2
+      Monarch, Kronecker
+    Fastfood, BLAST                         S, D and B, or G, S and H, each once     3
     Krylov products, k = min(m, n)          K_k(A, g) K_k(C, h)^T: k from each side  2k
     learned nodes, Vandermonde-like         nodes^(n-1) times g h                    n + 1
     solution of A M - M B = G^T H           Cramer's rule in m n unknowns            (m n + 1) / (m n)
@@ -80,7 +81,10 @@ _DEGREES: dict[str, Callable[[int, int, Mapping[str, Any]], Degree]] = {
     "toeplitz_like": _constant(2),
     "hankel_like": _constant(2),
     "acdc": _constant(2),
+    "monarch": _constant(2),
+    "kronecker": _constant(2),
     "fastfood": _constant(3),
+    "blast": _constant(3),
     "vandermonde_like": _vandermonde,
     "cauchy_like": _cauchy,
     "ldr_sd": _krylov,

@@ -1,0 +1,145 @@
+"""BLAST: blocks of low rank that share their bases."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...core import costs
+from ...core.dense_route import dense_route, own_route
+from ...core.matrix import StructuredMatrix, normal_
+from ...core.products import Product
+from ...core.routes import Call
+from ...functional.grid import cut, joined, split
+
+
+def grid(m: int, n: int, blocks: int | None) -> tuple[tuple[int, int], tuple[int, int]]:
+    """How rows and columns are cut: (u, p) and (v, q), counts and widths of blocks."""
+    if blocks is None:  # couplings are then at most a quarter of what the bases are
+        blocks = 1
+        while 4 * (2 * blocks) ** 2 <= m + n:
+            blocks *= 2
+    return split(m, blocks), split(n, blocks)
+
+
+def _seconds(M: Any, call: Call) -> float:
+    (m, n), r, b = M.shape, M.rank, call.batch
+    (u, _), (v, _) = grid(m, n, M.options["blocks"])
+    seconds = costs.gemm(call, b, r, n) + costs.gemm(call, b, u, r * v) + costs.gemm(call, b, m, r)
+    return costs.backward(call, seconds + costs.passes(call, b * (n + r * (u + v) + m), 2))
+
+
+def _dense_seconds(M: Any, call: Call) -> float:
+    m, n = M.shape
+    _, (v, _) = grid(m, n, M.options["blocks"])
+    seconds = (
+        costs.gemm(call, M.rank, m, n) + costs.passes(call, m * n, 1) + costs.passes(call, M.rank * m * v)
+    )
+    return costs.backward(call, seconds)
+
+
+class Blast(StructuredMatrix, name="blast"):
+    """BLAST: a grid of u x v blocks, the last ones cropped, with bases that rows and columns of blocks share.
+
+    Block (j, i) is U_j diag(s_ji) V_i^T: with row o in block j and column q in block i,
+
+        M[o, q] = sum_s G[s, o] S[s, j, i] H[s, q].
+
+    Parameters: `G` (r, m), `S` (r, u, v), `H` (r, n). Cost: r (m + n + u v) multiply-adds a vector.
+
+    Options:
+        blocks: of the rows and of the columns, u = v; from 1 (low rank) to max(m, n) (a side is cut into
+            single entries at most). By default the largest power of two b with 4 b^2 <= m + n. It need not
+            divide m or n: with blocks of ceil(m / u) rows the last one is smaller.
+
+    Reference: Lee et al., "BLAST: block-level adaptive structured matrices for efficient deep neural network
+    inference", 2024.
+    """
+
+    look = "#117A65", "d"
+    fuses = True
+    at_once = "_matmul", "_rmatmul", "_materialize"
+
+    ROUTES = own_route("three_stages", _seconds), dense_route(_dense_seconds)
+    scaled = ("G", "S", "H")
+    projection_work = 6
+
+    @classmethod
+    def parameter_shapes(
+        cls, out_features: int, in_features: int, rank: int, *, blocks: int | None = None
+    ) -> dict[str, tuple[int, ...]]:
+        largest = max(out_features, in_features)
+        if blocks is not None and (not isinstance(blocks, int) or isinstance(blocks, bool)):
+            raise TypeError(f"{cls.__name__}: blocks must be an int, got {blocks!r}.")
+        if blocks is not None and not 1 <= blocks <= largest:
+            raise ValueError(
+                f"{cls.__name__}: blocks must be between 1 and {largest} (the larger of "
+                f"out_features={out_features} and in_features={in_features}), got {blocks}."
+            )
+        (u, _), (v, _) = grid(out_features, in_features, blocks)
+        return {"G": (rank, out_features), "S": (rank, u, v), "H": (rank, in_features)}
+
+    @classmethod
+    def init_(
+        cls,
+        tensors: Mapping[str, Tensor],
+        out_features: int,
+        in_features: int,
+        generator: torch.Generator | None = None,
+        **options: Any,
+    ) -> None:
+        std = (3 * in_features * tensors["G"].shape[-2]) ** -0.25
+        normal_(tensors["G"], std, generator)
+        normal_(tensors["S"], 1.0, generator)
+        normal_(tensors["H"], std, generator)
+
+    @classmethod
+    def multiply_adds(cls, out_features: int, in_features: int, rank: int, **options: Any) -> float:
+        (u, _), (v, _) = grid(out_features, in_features, options.get("blocks"))
+        return rank * (out_features + in_features + u * v)
+
+    @property
+    def grid(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """How rows and columns are cut: (u, p) and (v, q), counts and widths of blocks."""
+        return grid(self.out_features, self.in_features, self.options["blocks"])
+
+    def bases(self) -> tuple[Tensor, Tensor]:
+        """G as (..., u, r, p) and H as (..., v, r, q), with zeros in cropped blocks."""
+        rows, columns = self.grid
+        return cut(self.G, *rows).transpose(-3, -2), cut(self.H, *columns).transpose(-3, -2)
+
+    def factors(self) -> list[tuple[Tensor, ...]]:
+        (m, n), ((u, p), (v, q)), r = (self.out_features, self.in_features), self.grid, self.G.shape[0]
+        row, column = torch.arange(m, device=self.device), torch.arange(n, device=self.device)
+        L, R = self.G.new_zeros(u, r, m), self.H.new_zeros(v, r, n)
+        L[row // p, :, row] = self.G.mT
+        R[column // q, :, column] = self.H.mT
+        couplings = torch.diag_embed(self.S.permute(1, 2, 0)).transpose(1, 2).reshape(u * r, v * r)
+        return [(L.flatten(0, 1).mT, couplings, R.flatten(0, 1))]
+
+    def _materialize(self) -> Tensor:
+        G, H = self.bases()
+        coupled = G.mT.unsqueeze(-3) * self.S.movedim(-3, -1).unsqueeze(-2)  # (..., u, v, p, r)
+        rows = joined((coupled @ H.unsqueeze(-4)).transpose(-3, -2), self.in_features)  # (..., u, p, n)
+        return rows.flatten(-3, -2)[..., : self.out_features, :]
+
+    def _matmul(self, x: Tensor) -> Tensor:
+        return self.prepare()(x)
+
+    def prepare(self) -> Product:
+        (G, H), S, m = self.bases(), self.S, self.out_features
+        return lambda x: _product(x, G, S, H, m)
+
+    def _rmatmul(self, y: Tensor) -> Tensor:
+        G, H = self.bases()
+        return _product(y, H, self.S.mT, G, self.in_features)
+
+
+def _product(x: Tensor, G: Tensor, S: Tensor, H: Tensor, size: int) -> Tensor:
+    """(..., b, n) to (..., b, m): the inner products of every block, coupled, then the other bases."""
+    z = cut(x, H.shape[-3], H.shape[-1]).transpose(-3, -2) @ H.mT  # (..., v, b, r)
+    z = (S @ z.movedim(-1, -3)).movedim(-3, -1)  # (..., u, b, r)
+    return joined((z @ G).transpose(-3, -2), size)

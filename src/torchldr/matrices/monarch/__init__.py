@@ -1,0 +1,160 @@
+"""Monarch matrices: two block-diagonal factors with a permutation between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...core import costs
+from ...core.dense_route import dense_route, own_route
+from ...core.matrix import StructuredMatrix, normal_
+from ...core.products import Product
+from ...core.routes import Call
+from ...functional.grid import cut, joined, near_root, split, two_stages
+
+
+def grid(m: int, n: int, blocks: int | None) -> tuple[tuple[int, int], tuple[int, int]]:
+    """How rows and columns are cut: (u, p) and (v, q), counts and widths of blocks."""
+    blocks = blocks or near_root(m, n)
+    return split(m, blocks), split(n, blocks)
+
+
+def _seconds(M: Any, call: Call) -> float:
+    (m, n), r, b = M.shape, M.rank, call.batch
+    (u, _), (v, _) = grid(m, n, M.options["blocks"])
+    seconds = costs.gemm(call, b, r * u, n) + costs.gemm(call, b, m, r * v)
+    seconds += costs.passes(call, b * (n + r * u * v + m), 2)
+    if not call.kept:
+        seconds += costs.passes(call, r * (u * n + v * m), 1)
+    return costs.backward(call, seconds)
+
+
+def _dense_seconds(M: Any, call: Call) -> float:
+    m, n = M.shape
+    return costs.backward(call, costs.gemm(call, M.rank, m, n) + costs.passes(call, m * n, 2))
+
+
+class Monarch(StructuredMatrix, name="monarch"):
+    """Monarch: M = L P R, block-diagonal L and R with a permutation P between them.
+
+    The matrix is a grid of u x v blocks, the last ones cropped, each of rank r: for row o in block j and
+    column q in block i,
+
+        M[o, q] = sum_s G[s, i, o] H[s, j, q].
+
+    Parameters: `G` (r, v m), for each term a v x m matrix, and `H` (r, u n), an u x n matrix. Cost:
+    r (u n + v m) multiply-adds a vector.
+
+    Options:
+        blocks: of the rows and of the columns, u = v; from 1 (low rank) to max(m, n) (a side is cut into
+            single entries at most). By default near (m n)^(1/4), the square root of a side. It need not
+            divide m or n: with blocks of ceil(m / u) rows the last one is smaller.
+
+    Reference: Dao et al., "Monarch: expressive structured matrices for efficient and accurate training",
+    2022.
+    """
+
+    look = "#7A3E9D", "h"
+    fuses = True
+    at_once = "_matmul", "_rmatmul", "_materialize"
+
+    ROUTES = own_route("two_stages", _seconds), dense_route(_dense_seconds)
+    projection_work = 4
+    compresses = True
+
+    @classmethod
+    def parameter_shapes(
+        cls, out_features: int, in_features: int, rank: int, *, blocks: int | None = None
+    ) -> dict[str, tuple[int, ...]]:
+        largest = max(out_features, in_features)
+        if blocks is not None and (not isinstance(blocks, int) or isinstance(blocks, bool)):
+            raise TypeError(f"{cls.__name__}: blocks must be an int, got {blocks!r}.")
+        if blocks is not None and not 1 <= blocks <= largest:
+            raise ValueError(
+                f"{cls.__name__}: blocks must be between 1 and {largest} (the larger of "
+                f"out_features={out_features} and in_features={in_features}), got {blocks}."
+            )
+        (u, _), (v, _) = grid(out_features, in_features, blocks)
+        return {"G": (rank, v * out_features), "H": (rank, u * in_features)}
+
+    @classmethod
+    def init_(
+        cls,
+        tensors: Mapping[str, Tensor],
+        out_features: int,
+        in_features: int,
+        generator: torch.Generator | None = None,
+        **options: Any,
+    ) -> None:
+        std = (3 * in_features * tensors["G"].shape[-2]) ** -0.25
+        normal_(tensors["G"], std, generator)
+        normal_(tensors["H"], std, generator)
+
+    @classmethod
+    def multiply_adds(cls, out_features: int, in_features: int, rank: int, **options: Any) -> float:
+        (u, _), (v, _) = grid(out_features, in_features, options.get("blocks"))
+        return rank * (u * in_features + v * out_features)
+
+    @classmethod
+    def variants(cls, out_features: int, in_features: int) -> list[dict[str, Any]]:
+        largest = min(out_features, in_features)
+        return [{"blocks": 2**i} for i in range(1, 6) if 4**i <= largest]
+
+    @property
+    def grid(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """How rows and columns are cut: (u, p) and (v, q), counts and widths of blocks."""
+        return grid(self.out_features, self.in_features, self.options["blocks"])
+
+    def parts(self) -> tuple[Tensor, Tensor]:
+        """G as (..., r, v, u, p) and H as (..., r, u, v, q), with zeros in cropped blocks."""
+        (u, p), (v, q) = self.grid
+        G, H = self.G.unflatten(-1, (v, -1)), self.H.unflatten(-1, (u, -1))
+        return cut(G, u, p), cut(H, v, q)
+
+    def factors(self) -> list[tuple[Tensor, ...]]:
+        (m, n), ((u, p), (v, q)) = (self.out_features, self.in_features), self.grid
+        row = torch.arange(m, device=self.device) // p
+        column = torch.arange(n, device=self.device) // q
+        terms: list[tuple[Tensor, ...]] = []
+        for g, h in zip(self.G.unflatten(-1, (v, m)), self.H.unflatten(-1, (u, n)), strict=True):
+            L, R = g.new_zeros(u, v, m), h.new_zeros(v, u, n)
+            L[row, :, torch.arange(m, device=self.device)] = g.mT
+            R[column, :, torch.arange(n, device=self.device)] = h.mT
+            # R gives (i, j); the permutation makes that (j, i), which L takes.
+            terms.append((L.flatten(0, 1).mT, R.transpose(0, 1).flatten(0, 1)))
+        return terms
+
+    def _materialize(self) -> Tensor:
+        G, H = self.parts()
+        blocks = G.movedim(-4, -1).transpose(-4, -3) @ H.movedim(-4, -2)  # (..., u, v, p, q)
+        rows = joined(blocks.transpose(-3, -2), self.in_features)  # (..., u, p, n)
+        return rows.flatten(-3, -2)[..., : self.out_features, :]
+
+    def _matmul(self, x: Tensor) -> Tensor:
+        return self.prepare()(x)
+
+    def stages(self) -> tuple[Tensor, Tensor]:
+        """The weights of the two stages, as `two_stages` takes them."""
+        G, H = self.parts()
+        return _first(H), _second(G)
+
+    def prepare(self) -> Product:
+        (first, second), m = self.stages(), self.out_features
+        return lambda x: two_stages(x, first, second, m)
+
+    def _rmatmul(self, y: Tensor) -> Tensor:
+        G, H = self.parts()
+        return two_stages(y, _first(G), _second(H), self.in_features)
+
+
+def _first(H: Tensor) -> Tensor:
+    """(..., r, u, v, q) to (..., v, q, r u), the weights of the first stage."""
+    return H.flatten(-4, -3).movedim(-3, -1)
+
+
+def _second(G: Tensor) -> Tensor:
+    """(..., r, v, u, p) to (..., u, v r, p), the weights of the second stage."""
+    return G.movedim(-2, -4).transpose(-3, -2).flatten(-3, -2)

@@ -8,7 +8,7 @@ write nodes: `Symbol` knows the few operations that the modules of this package 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,17 +24,30 @@ Size = int | None  # None where it changes from call to call
 
 
 class Builder:
-    """Nodes and initializers of one file; what is the same is written once."""
+    """Nodes and initializers of one file; what is the same is written once.
 
-    def __init__(self, opset: int, taken: Sequence[str]) -> None:
+    Args:
+        opset: of the file.
+        taken: names that are in use.
+        outer: for the body of a loop the builder of the graph around it, which gets the initializers and all
+            nodes that do not depend on the step.
+        own: the inputs of that body.
+    """
+
+    def __init__(
+        self, opset: int, taken: Iterable[str], outer: Builder | None = None, own: Iterable[str] = ()
+    ) -> None:
         self.opset, self.nodes, self.initializers = opset, [], []  # type: ignore[var-annotated]
         self._taken, self._count = set(taken), itertools.count()
+        self._outer, self._own = outer, set(own)
         self._known: dict[Any, str] = {}
 
     def constant(self, values: Any) -> str:
         """The name of an initializer with these values."""
         from onnx import numpy_helper
 
+        if self._outer is not None:
+            return self._outer.constant(values)
         array = np.ascontiguousarray(values)
         key = array.dtype.str, np.shape(values), array.tobytes()
         if key not in self._known:
@@ -46,18 +59,31 @@ class Builder:
         """The name of a node's only output."""
         from onnx import helper
 
+        if self._outer is not None and self._own.isdisjoint(inputs):
+            return self._outer.node(operator, *inputs, **attributes)
         key = operator, inputs, tuple(sorted((k, str(v)) for k, v in attributes.items()))
         if key not in self._known:
             name = self._known[key] = self._name()
-            self.nodes.append(helper.make_node(operator, list(inputs), [name], **attributes))
+            self.add(helper.make_node(operator, list(inputs), [name], **attributes))
         return self._known[key]
+
+    def add(self, node: Any) -> None:
+        """A node as it is."""
+        self.nodes.append(node)
+        self._own.update(node.output)
 
     def renamed(self, name: str, output: str) -> None:
         from onnx import helper
 
-        self.nodes.append(helper.make_node("Identity", [name], [output]))
+        self.add(helper.make_node("Identity", [name], [output]))
+
+    def inner(self, inputs: Iterable[str]) -> Builder:
+        """A builder for the body of a loop with these inputs."""
+        return Builder(self.opset, (), self, inputs)
 
     def _name(self) -> str:
+        if self._outer is not None:
+            return self._outer._name()
         return next(name for name in (f"t{i}" for i in self._count) if name not in self._taken)
 
 
@@ -285,13 +311,35 @@ def expand(model: Any, products: Sequence[nn.Module], sizes: Sequence[int], opse
         sizes: in_features of each.
         opset: of the model.
     """
-    graph = model.graph
-    taken = {name for node in graph.node for name in (*node.input, *node.output)}
-    taken |= {value.name for value in (*graph.input, *graph.initializer)}
-    builder = Builder(opset, sorted(taken))
+    taken = {value.name for value in model.graph.initializer}
+    for graph in graphs(model.graph):
+        taken |= {value.name for value in graph.input}
+        taken |= {name for node in graph.node for name in (*node.input, *node.output)}
+    builder = Builder(opset, taken)
+    _expand(model.graph, builder, products, sizes)
+    model.graph.initializer.extend(builder.initializers)
+    for imported in [each for each in model.opset_import if each.domain == DOMAIN]:
+        model.opset_import.remove(imported)
+
+
+def graphs(graph: Any) -> Iterator[Any]:
+    """A graph and those in its nodes: the bodies of loops."""
+    yield graph
+    for node in graph.node:
+        for body in bodies(node):
+            yield from graphs(body)
+
+
+def bodies(node: Any) -> list[Any]:
+    return [attribute.g for attribute in node.attribute if attribute.HasField("g")]
+
+
+def _expand(graph: Any, builder: Builder, products: Sequence[nn.Module], sizes: Sequence[int]) -> None:
     for node in graph.node:
         if node.domain != DOMAIN:
-            builder.nodes.append(node)
+            for body in bodies(node):
+                _expand(body, builder.inner(value.name for value in body.input), products, sizes)
+            builder.add(node)
             continue
         index = node.attribute[0].i
         made = write(products[index], Symbol(builder, node.input[0], (None, sizes[index])))
@@ -299,6 +347,3 @@ def expand(model: Any, products: Sequence[nn.Module], sizes: Sequence[int], opse
     nodes = list(builder.nodes)
     del graph.node[:]
     graph.node.extend(nodes)
-    graph.initializer.extend(builder.initializers)
-    for imported in [each for each in model.opset_import if each.domain == DOMAIN]:
-        model.opset_import.remove(imported)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
 
@@ -37,6 +38,8 @@ def take_inputs(who: str, model: nn.Module, example: Any) -> Inputs:
         raise TypeError(f"{who}: model must be an nn.Module, got {type(model).__name__}.")
     args: tuple[Any, ...] = (example,)
     kwargs: dict[str, Any] = {}
+    if any(map(_is_packed, pytree.tree_leaves(example, is_leaf=_is_packed))):
+        raise TypeError(f"{who}: packed sequences are not exported; give a padded example.")
     if isinstance(example, Mapping):
         args, kwargs = (), dict(example)
     elif isinstance(example, tuple | list):
@@ -55,6 +58,10 @@ def take_inputs(who: str, model: nn.Module, example: Any) -> Inputs:
     if not made.tensors():
         raise TypeError(f"{who}: example_inputs must hold a tensor, got {type(example).__name__}.")
     return made.map(lambda t: t.detach().cpu())
+
+
+def _is_packed(value: Any) -> bool:
+    return isinstance(value, PackedSequence)
 
 
 def free_axes(t: Tensor, *, sequences: bool = True) -> tuple[int, ...]:

@@ -6,7 +6,6 @@ import copy
 import itertools
 import math
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -17,10 +16,11 @@ from ..core.stacks import unbound
 from ..functional.exported.convolution import numbers
 from ..functional.exported.dense import DenseProduct
 from ..matrices import StructuredMatrix
-from ..nn import RecurrentStep, StructuredChannels, StructuredLinear
+from ..nn import StructuredChannels, StructuredLinear
 from ..nn.recurrent.base import StructuredRecurrent
 from .forms import product_module
 from .placeholder import Placeholder
+from .recurrent import run_in_loops_
 
 
 class ExportedLayer(NamedTuple):
@@ -149,25 +149,21 @@ class _Maker:
         return ChannelProducts(layer, [shown[i : i + n] for i in range(0, len(shown), n)])
 
     def recurrent_(self, name: str, layer: StructuredRecurrent) -> None:
-        """Let a layer multiply by products that are modules, step by step."""
+        """Let a layer multiply by products that are modules, in place."""
         for part, stack in layer._stacks().items():
             matrices = list(stack.matrix())
             products = [self.product(matrix) for matrix in matrices]
             self.note(f"{name}.{part}".lstrip("."), stack.structure, matrices[0].shape, products)
-            layer._modules[part] = StackedProduct(list(map(self.shown, products, matrices)))
+            dense = [product.weight for product in products if isinstance(product, DenseProduct)]
+            layer._modules[part] = (
+                DenseProduct(torch.cat(dense))
+                if len(dense) == len(products)
+                else StackedProduct(list(map(self.shown, products, matrices)))
+            )
             like = matrices[0].tensors[stack.structure.scaled[0]]
         if next(layer.parameters(), None) is None:  # the layer asks one for its dtype
             layer.register_parameter("_like", nn.Parameter(like.new_empty(0), requires_grad=False))
-        layer.__dict__["_product"] = partial(_recurrent_product, layer)
-        layer.__dict__["_run_fused"] = partial(layer._run_steps, dense={})
-
-
-def _recurrent_product(layer: StructuredRecurrent, side: str, suffix: str, **_: Any) -> Any:
-    weight = getattr(layer, f"weight_{side}{suffix}")
-    bias = getattr(layer, f"bias_{side}{suffix}") if layer.bias else None
-    if isinstance(weight, Tensor):
-        return lambda x: nn.functional.linear(x, weight, bias)
-    return lambda x: weight(x) if bias is None else weight(x) + bias
+        run_in_loops_(layer, onnx=self.held is not None)
 
 
 @torch.no_grad()
@@ -188,20 +184,13 @@ def exportable(
     model = copy.deepcopy(model).cpu().eval()
     made: dict[int, nn.Module] = {}
     maker = _Maker(mode, plan, held)
-    steps = {id(part.layer) for part in model.modules() if isinstance(part, RecurrentStep)}
     for name, module in list(model.named_modules()):
         if isinstance(module, StructuredLinear):
             made[id(module)] = maker.linear(name, module)
         elif isinstance(module, StructuredChannels) and module.grid is not None:
             made[id(module)] = maker.channels(name, module)
         elif isinstance(module, StructuredRecurrent):
-            if mode == "dense" and id(module) not in steps:
-                for part, stack in module._stacks().items():
-                    dense = [DenseProduct(M.materialize()) for M in stack.matrix()]
-                    maker.note(f"{name}.{part}".lstrip("."), stack.structure, dense[0].weight.shape, dense)
-                made[id(module)] = module.to_torch().eval()
-            else:
-                maker.recurrent_(name, module)
+            maker.recurrent_(name, module)
     for module in list(model.modules()):
         if id(module) in made:
             keep_state(module, made[id(module)])

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from .check import check_file, default_tolerance, require
-from .graph import expand
+from .graph import expand, graphs
 from .inputs import Inputs, random_like, take_inputs
 from .layers import Held, check_dtypes, exportable
 from .program import check_choices, input_shapes, quiet, reference, traced
@@ -92,7 +92,9 @@ def to_onnx(
         os.replace(draft, path)
     finally:
         draft.unlink(missing_ok=True)
-    operators = dict(sorted(Counter(node.op_type for node in proto.graph.node).items()))
+    operators = dict(
+        sorted(Counter(node.op_type for graph in graphs(proto.graph) for node in graph.node).items())
+    )
     return ExportReport(str(path), mode, opset, size, tuple(layers), operators, found, allowed)
 
 
@@ -137,9 +139,10 @@ def _converted(
             proto = graph.model_proto
     except Exception as error:
         raise ExportError(f"to_onnx: torch's exporter cannot convert this model: {_reason(error)}") from error
-    del proto.graph.value_info[:]
-    for node in proto.graph.node:
-        node.name = ""
+    for part in graphs(proto.graph):
+        del part.value_info[:]
+        for node in part.node:
+            node.name = ""
     for given in (
         *proto.graph.input,
         *proto.graph.output,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, ClassVar, Self, TypeAlias
@@ -28,6 +28,7 @@ INITS = ("linear", "paper")
 PLANS = ("auto", "fast", "dense")
 # What torch's functions take after the state: weights, biases, layers, dropout, training, bidirectional.
 Settings: TypeAlias = tuple[list[Tensor], bool, int, float, bool, bool]
+Run: TypeAlias = Callable[[str, Tensor, State], tuple[Tensor, State]]  # one direction of one layer
 DENSE_ENTRIES = 1 << 22  # of a gate
 STEP = {"cpu": 60e-6, "cuda": 200e-6}  # seconds: a step in Python, where torch's own recurrence cannot run
 
@@ -192,19 +193,19 @@ class StructuredRecurrent(nn.Module):
             return as_node(self, input, hx)
         who, some = type(self).__name__, next(self.parameters())
         given = take(who, input, self.input_size, some, batch_first=self.batch_first)
-        # A compiler does not take torch's own function with weights that are computed; a trace of steps would
-        # have as many as this input.
-        state = self._start(given, hx)
-        if is_jit_tracing():
-            output, state = self._run_fused(given, state)
-        else:
-            dense = self._dense_weights(len(given.sizes()), given.batch())
-            if all(dense.values()) and not torch.compiler.is_compiling():
-                output, state = self._run_fused(given, state)
-            else:
-                output, state = self._run_steps(given, state, dense)
+        output, state = self._run(given, self._start(given, hx))
         sequences, state = give(given, output, state, batch_first=self.batch_first)
         return sequences, state if len(state) > 1 else state[0]
+
+    def _run(self, given: Given, state: State) -> tuple[Tensor, State]:
+        # A compiler does not take torch's own function with weights that are computed; a trace of steps would
+        # have as many as this input.
+        if is_jit_tracing():
+            return self._run_fused(given, state)
+        dense = self._dense_weights(len(given.sizes()), given.batch())
+        if all(dense.values()) and not torch.compiler.is_compiling():
+            return self._run_fused(given, state)
+        return self._run_steps(given, state, dense)
 
     def _start(self, given: Given, hx: Any) -> State:
         """The state before the first step; torch's GRU takes and gives h alone, its LSTM (h, c)."""
@@ -232,27 +233,30 @@ class StructuredRecurrent(nn.Module):
         raise NotImplementedError
 
     def _run_steps(self, given: Given, state: State, dense: Mapping[str, bool]) -> tuple[Tensor, State]:
-        """Layer by layer: the input products of all steps at once, then step after step.
+        """All layers, step after step; `dense` says of each structured weight whether it multiplies as dense
+        matrices."""
 
-        `dense` says of each structured weight whether it multiplies as dense matrices.
-        """
-        sizes, x = given.sizes(), given.data
-        if given.batch_sizes is None:
-            x = x.flatten(0, 1)
+        def product(side: str, suffix: str) -> Product:
+            return self._product(side, suffix, dense=dense.get(f"weight_{side}{suffix}", True))
+
+        def run(suffix: str, x: Tensor, start: State) -> tuple[Tensor, State]:
+            products = product("ih", suffix)(x)
+            step = partial(self._step, hidden=product("hh", suffix), suffix=suffix)
+            return run_steps(step, products, start, given.sizes(), reverse=suffix.endswith("reverse"))
+
+        return self._run_layers(given, state, run)
+
+    def _run_layers(self, given: Given, state: State, run: Run) -> tuple[Tensor, State]:
+        """Layer after layer; `run` takes one direction of one layer from its inputs, one step's after the
+        other, (all steps, features), and its first state to its outputs and last state."""
+        x = given.data if given.batch_sizes is not None else given.data.flatten(0, 1)
         after: list[State] = []
         for layer in range(self.num_layers):
             if layer and self.training and self.dropout:
                 x = dropout(x, self.dropout)
             outputs = []
             for suffix in self._suffixes(layer):
-                into, hidden = (
-                    self._product(side, suffix, dense=dense.get(f"weight_{side}{suffix}", True))
-                    for side in ("ih", "hh")
-                )
-                step = partial(self._step, hidden=hidden, suffix=suffix)
-                start = tuple(part[len(after)] for part in state)
-                products = into(x)
-                y, last = run_steps(step, products, start, sizes, reverse=suffix.endswith("reverse"))
+                y, last = run(suffix, x, tuple(part[len(after)] for part in state))
                 outputs.append(y)
                 after.append(last)
             x = torch.cat(outputs, -1) if len(outputs) > 1 else outputs[0]

@@ -52,7 +52,7 @@ def panels() -> dict[str, dict[str, Cells]]:
         found["CPU, inference"][name] = cells(cpu, "batch", structure=name, training=False)
         found["CPU, training"][name] = cells(cpu, "batch", structure=name, training=True)
         found["GPU, inference in TF32"][name] = cells(eager, "batch", "eager", structure=name, mode="tf32")
-        wanted = {"structure": name, "rank": ranks.get(name), "mode": "tf32"}
+        wanted: dict[str, Any] = {"structure": name, "rank": ranks.get(name), "mode": "tf32"}
         found["GPU, training in TF32"][name] = cells(gpu, "rows", **wanted)
     return found
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from . import costs
-from .products import Matrix, autocasts, without_autocast
+from .products import Matrix, Product, autocasts, without_autocast
 from .routes import Call, Route
 
 LARGEST = 1 << 26  # entries of a dense matrix: 256 MiB in float32
@@ -21,10 +21,10 @@ class TypedProduct:
     """Multiply by a matrix in its own dtype or that of autocast, and add a bias."""
 
     def __init__(self, M: Matrix) -> None:
-        self.matrix = M
+        self._product, self._dtype = M.prepared(), M.dtype
 
     def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        return multiply_by_factors(self.matrix, x, False, bias)
+        return _typed(self._product, self._dtype, x, bias)
 
 
 class DenseProduct(TypedProduct):
@@ -54,9 +54,16 @@ def own_route(name: str, seconds: Callable[[Matrix, Call], float]) -> Route:
 
 def multiply_by_factors(M: Matrix, x: Tensor, transposed: bool, bias: Tensor | None = None) -> Tensor:
     """The class's own product, which is made of matrix products and so in the dtype of x."""
-    x = _widened(x, M.dtype)
-    y = M._rmatmul(x) if transposed else M._matmul(x)
-    return y if bias is None else y + bias.to(y.dtype)
+    product = M._rmatmul if transposed else M._matmul
+    return product(x) if M.leading else _typed(product, M.dtype, x, bias)
+
+
+def _typed(product: Product, dtype: torch.dtype, x: Tensor, bias: Tensor | None) -> Tensor:
+    """A product for rows of x by a matrix of this dtype, and a bias."""
+    rows = x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
+    y = product(_widened(rows, dtype))
+    y = y if bias is None else y + bias.to(y.dtype)
+    return y if x.ndim == 2 else y.reshape(*x.shape[:-1], y.shape[-1])
 
 
 def _widened(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...core import costs
-from ...core.dense_route import dense_route, own_route
+from ...core.dense_route import dense_route, factors_route
 from ...core.matrix import StructuredMatrix, normal_
 from ...core.routes import Call
 from ...functional.grid import cut, joined, near_root, split
@@ -62,7 +62,7 @@ class Kronecker(StructuredMatrix, name="kronecker"):
     fuses = True
     at_once = "_matmul", "_rmatmul", "_materialize"
 
-    ROUTES = own_route("two_factors", _seconds), dense_route(_dense_seconds)
+    ROUTES = factors_route("two_factors", _seconds), dense_route(_dense_seconds)
     projection_work = 2
     compresses = True
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ from torch import Tensor
 
 from .products import Matrix, is_jit_tracing
 from .registry import CLASSES
+
+_EXCLUDED = torch._C._dispatch_tls_local_exclude_set()
 
 
 def as_compilers_see(M: Matrix, x: Tensor, *, transposed: bool) -> Tensor:
@@ -41,6 +44,17 @@ def product(M: Matrix, x: Tensor, *, transposed: bool) -> Tensor:
     )
 
 
+def as_eager() -> AbstractContextManager[None]:
+    """For the code of an operator: vmap and lazy conjugation as anywhere else.
+
+    torch 2.13 excludes them in the first call of a compiled function: vmap fails then, and conjugation is
+    forgotten.
+    """
+    if torch._C._functorch.peek_interpreter_stack() is not None:  # those of a transformation around this
+        return nullcontext()
+    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), _EXCLUDED)
+
+
 def _run(
     x: Tensor,
     tensors: Sequence[Tensor],
@@ -57,11 +71,12 @@ def _run(
 
 
 def _product(*arguments: Any) -> Tensor:
-    return _run(*arguments).contiguous()
+    with as_eager():
+        return _run(*arguments).contiguous()
 
 
 def _gradient(grad: Tensor, x: Tensor, tensors: Sequence[Tensor], *rest: Any) -> list[Tensor]:
-    with torch.enable_grad():
+    with torch.enable_grad(), as_eager():
         x = x.detach().requires_grad_()
         leaves = [t.detach().requires_grad_(t.is_floating_point()) for t in tensors]
         y = _run(x, leaves, *rest)

@@ -7,16 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..core.products import autocasts, check_input
+from ..core.products import check_input
 from ..core.routes import Call, RouteTable
 from ..matrices import StructuredMatrix
 from .graph import as_node, is_proxy
 from .parameters import StructuredParameters, describe
 from .plan import PLANS, Plan
-from .planned import number, planned
+from .planned import PlannedLayer
 
 
-class StructuredLinear(StructuredParameters):
+class StructuredLinear(PlannedLayer, StructuredParameters):
     """Apply y = x M^T + b with a structured matrix M: nn.Linear with far fewer parameters.
 
     Args:
@@ -92,7 +92,6 @@ class StructuredLinear(StructuredParameters):
         self._plan_choice: str = "auto"
         self._route: str | None = None
         self._tuned: dict[Call, str] = {}
-        self._number = number(self)
         self.reset_parameters()
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
@@ -175,8 +174,9 @@ class StructuredLinear(StructuredParameters):
             return plan(x, owned["bias"] if "bias" in owned else self.bias)  # noqa: SIM401
         matrix = self.matrix()
         check_input(matrix, x, self.in_features, "in_features", "StructuredLinear")
-        if torch.compiler.is_compiling() and self._plans_compiled(matrix, x):
-            return planned(self, x)
+        if not self.structure.fuses and self._plans_compiled(x):
+            (y,) = self._planned(x.reshape(-1, self.in_features))
+            return y.reshape(*x.shape[:-1], self.out_features)
         return matrix.multiply(x, route=self._route, dense=PLANS[self._plan_choice], bias=self.bias)
 
     def routes(self, x: Tensor | int = 1) -> RouteTable:
@@ -207,20 +207,12 @@ class StructuredLinear(StructuredParameters):
             parts += [f"plan={self._plan_choice!r} (keeps {' and '.join(kept)})"]
         return ", ".join(parts)
 
-    def _plans_compiled(self, matrix: StructuredMatrix, x: Tensor) -> bool:
-        """Whether a compiler is shown the plan: on a CPU, where eager inference would keep one.
+    def _infer(self, *inputs: Tensor) -> list[Tensor]:
+        return [self.forward(*inputs)]
 
-        On a GPU a compiler may record what runs, in memory that it takes back; a plan must not lie there.
-        """
-        if self.training or self.structure.fuses or torch.compiler.is_exporting():
-            return False
-        if torch.is_grad_enabled() and (x.requires_grad or self._gradient_wanted(matrix.tensors) is not None):
-            return False
-        return x.device.type == "cpu" and not autocasts("cpu")
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._number = number(self)
+    def _inferred(self, *inputs: Tensor) -> list[Tensor]:
+        (x,) = inputs
+        return [x.new_empty(x.shape[0], self.out_features)]
 
     def _make_plan(self, matrix: StructuredMatrix) -> Plan:
         return Plan(matrix, self._plan_choice, self._route, self._tuned)

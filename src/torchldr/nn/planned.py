@@ -1,9 +1,10 @@
-"""A layer's plan under torch.compile: one operator that keeps what eager inference keeps.
+"""A layer's inference under torch.compile: one operator that keeps what eager inference keeps.
 
 A compiler takes parameters for inputs of its graph, so that a product would prepare itself at every call. In
 `eval()`, on a CPU and without gradients it is shown `torchldr::planned` instead, except for classes that a
 compiler makes as fast itself. The operator is a function of its tensors: the layer, found by a number, only
-lends its plan, and a plan is asked whether it holds for the tensors that came.
+lends its plan. What the operator runs is the layer's own eager inference, with the tensors that came in the
+place of its own where they are others.
 """
 
 from __future__ import annotations
@@ -14,71 +15,120 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call
 
-_LAYERS: WeakValueDictionary[int, Any] = WeakValueDictionary()
+from ..core.operator import as_eager
+from ..core.products import autocasts
+
+_LAYERS: WeakValueDictionary[int, PlannedLayer] = WeakValueDictionary()
 _numbers = itertools.count()
 
 
-def number(layer: Any) -> int:
+class PlannedLayer(nn.Module):
+    """A layer, or a part of one, that a compiler can be shown as one operator."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._number = _number(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._number = _number(self)
+
+    def _infer(self, *inputs: Tensor) -> list[Tensor]:
+        """What eager inference computes."""
+        raise NotImplementedError
+
+    def _inferred(self, *inputs: Tensor) -> list[Tensor]:
+        """Empty tensors as `_infer` returns them."""
+        raise NotImplementedError
+
+    def _plans_compiled(self, *inputs: Tensor) -> bool:
+        """Whether a compiler is at work and is shown the operator: on a CPU, where eager inference would keep
+        a plan, and for weights that are parameters, not computed by pruning or parametrizations.
+
+        On a GPU a compiler may record what runs, in memory that it takes back; a plan must not lie there.
+        """
+        if not torch.compiler.is_compiling() or torch.compiler.is_exporting() or self.training:
+            return False
+        if torch.is_grad_enabled() and any(t.requires_grad for t in (*inputs, *self.parameters())):
+            return False
+        if inputs[0].device.type != "cpu" or autocasts("cpu"):
+            return False
+        return not any(_computes_weights(module) for module in self.modules())
+
+    def _planned(self, *inputs: Tensor) -> list[Tensor]:
+        """`_infer` as one operator."""
+        return torch.ops.torchldr.planned([*inputs], [*_named(self).values()], self._number)
+
+
+class _Inference(nn.Module):
+    """`_infer` as a call, which parameters can be exchanged for."""
+
+    def __init__(self, layer: PlannedLayer) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, *inputs: Tensor) -> list[Tensor]:
+        return self.layer._infer(*inputs)
+
+
+def _number(layer: PlannedLayer) -> int:
     """A number by which the operator finds a layer, as long as there is one."""
     key = next(_numbers)
     _LAYERS[key] = layer
     return key
 
 
-def planned(layer: Any, x: Tensor) -> Tensor:
-    """M x + b by the plan of a layer, as one operator: (..., in) to (..., out)."""
-    tensors = [*layer._tensors().values()]
-    flat = x.reshape(-1, layer.in_features)
-    y = torch.ops.torchldr.planned(flat, tensors, layer.bias, layer._number, layer.out_features)
-    return y.reshape(*x.shape[:-1], layer.out_features)
+def _computes_weights(module: nn.Module) -> bool:
+    """Whether tensors stand where parameters were."""
+    return "parametrizations" in module._modules or any(isinstance(t, Tensor) for t in vars(module).values())
 
 
-def _planned(x: Tensor, tensors: Sequence[Tensor], bias: Tensor | None, layer: int, m: int) -> Tensor:
+def _named(layer: nn.Module) -> dict[str, Tensor]:
+    return dict(itertools.chain(layer.named_parameters(), layer.named_buffers()))
+
+
+def _same(t: Tensor, own: Tensor) -> bool:
+    """Whether these are the same numbers in the same memory."""
+    return t.data_ptr() == own.data_ptr() and t.shape == own.shape and t.stride() == own.stride()
+
+
+def _planned(inputs: Sequence[Tensor], tensors: Sequence[Tensor], layer: int) -> list[Tensor]:
     found = _LAYERS[layer]
-    matrix = found.matrix().with_tensors(dict(zip(found._names, tensors, strict=True)))
-    own = found._tensors().values()
-    swapped = any(t.data_ptr() != mine.data_ptr() for t, mine in zip(tensors, own, strict=True))
-    if swapped:  # the layer's plan is for its own numbers
-        return matrix.multiply(x, bias=bias).contiguous()
-    with torch.no_grad():
-        return found._plan_for(matrix)(x, bias).contiguous()
+    own = _named(found)
+    with torch.no_grad(), as_eager():
+        if all(map(_same, tensors, own.values())):
+            results = found._infer(*inputs)
+        else:  # detached they are no parameters, and the layer makes no plan for them
+            others = {f"layer.{name}": t.detach() for name, t in zip(own, tensors, strict=True)}
+            results = functional_call(_Inference(found), others, tuple(inputs))
+    return [result.contiguous() for result in results]
 
 
 def _register() -> None:
-    torch.library.define(
-        "torchldr::planned", "(Tensor x, Tensor[] tensors, Tensor? bias, int layer, int m) -> Tensor"
-    )
+    schema = "(Tensor[] inputs, Tensor[] tensors, int layer) -> Tensor[]"
+    torch.library.define("torchldr::planned", schema)
     torch.library.impl("torchldr::planned", "CompositeExplicitAutograd", _planned)
 
-    def fake(x: Tensor, tensors: Any, bias: Tensor | None, layer: int, m: int) -> Tensor:
-        return x.new_empty(x.shape[0], m)
+    def fake(inputs: Sequence[Tensor], tensors: Sequence[Tensor], layer: int) -> list[Tensor]:
+        return _LAYERS[layer]._inferred(*inputs)
 
     torch.library.register_fake("torchldr::planned", fake)
 
     def stacked(
-        info: Any,
-        in_dims: tuple[Any, ...],
-        x: Tensor,
-        tensors: Sequence[Tensor],
-        bias: Tensor | None,
-        *rest: Any,
-    ) -> tuple[Tensor, int]:
-        def part(t: Tensor | None, dim: int | None, i: int) -> Tensor | None:
-            return t if t is None or dim is None else t.select(dim, i)
+        info: Any, in_dims: tuple[Any, ...], inputs: Sequence[Tensor], tensors: Sequence[Tensor], layer: int
+    ) -> tuple[list[Tensor], list[int]]:
+        def parts(every: Sequence[Tensor], dims: Sequence[int | None], i: int) -> list[Tensor]:
+            return [t if dim is None else t.select(dim, i) for t, dim in zip(every, dims, strict=True)]
 
-        x_dim, dims, bias_dim, *_ = in_dims
-        outputs = [
-            torch.ops.torchldr.planned(
-                part(x, x_dim, i),
-                [part(t, d, i) for t, d in zip(tensors, dims, strict=True)],
-                part(bias, bias_dim, i),
-                *rest,
-            )
+        results = [
+            torch.ops.torchldr.planned(parts(inputs, in_dims[0], i), parts(tensors, in_dims[1], i), layer)
             for i in range(info.batch_size)
         ]
-        return torch.stack(outputs), 0
+        made = [torch.stack(each) for each in zip(*results, strict=True)]
+        return made, [0] * len(made)
 
     torch.library.register_vmap("torchldr::planned", stacked)
 

@@ -14,6 +14,7 @@ from ...matrices import StructuredMatrix, get_structure
 from ..graph import as_node, is_proxy
 from ..linear import StructuredLinear
 from ..parameters import describe
+from ..planned import PlannedLayer
 from ..tensors import in_format_of
 from .stack import MatrixStack
 
@@ -21,7 +22,7 @@ FORMS = ("grid", "wide")
 PLANS = ("auto", "fast", "dense")
 
 
-class StructuredChannels(nn.Module):
+class StructuredChannels(PlannedLayer):
     """Map channels to channels by structured matrices on the flattened pixels of each.
 
     y_o = sum_i M_oi x_i + b_o: a convolution is the case of sparse Toeplitz matrices, here each of the
@@ -176,6 +177,8 @@ class StructuredChannels(nn.Module):
         shape = (x.shape[0], self.out_channels, math.prod(self.out_features))
         if self.grid is None:
             return self._wide()(x.flatten(1)).reshape(shape)
+        if not self.grid.structure.fuses and self._plans_compiled(x):
+            return self._planned(x)[0]
         if (
             is_jit_tracing()
             or self._plan_choice == "dense"
@@ -185,6 +188,13 @@ class StructuredChannels(nn.Module):
         dense = False if self._plan_choice == "fast" else None
         y = self.grid.matrix().multiply(x.transpose(0, 1), dense=dense)  # (out_channels, in_channels, b, n')
         return y.sum(1).transpose(0, 1)
+
+    def _infer(self, *inputs: Tensor) -> list[Tensor]:
+        return [self._multiply(*inputs)]
+
+    def _inferred(self, *inputs: Tensor) -> list[Tensor]:
+        (x,) = inputs
+        return [x.new_empty(x.shape[0], self.out_channels, math.prod(self.out_features))]
 
     def _wide(self) -> StructuredLinear:
         assert self.wide is not None

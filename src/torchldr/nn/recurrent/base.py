@@ -17,6 +17,7 @@ from ...matrices import StructuredMatrix, get_structure
 from ..channels.stack import MatrixStack
 from ..graph import as_node, is_proxy
 from ..parameters import describe
+from ..planned import PlannedLayer
 from ..tensors import let_prune
 from .cells import Product, State, run_steps
 from .checks import check_choices, check_dropout, check_flags, check_sizes
@@ -33,7 +34,7 @@ DENSE_ENTRIES = 1 << 22  # of a gate
 STEP = {"cpu": 60e-6, "cuda": 200e-6}  # seconds: a step in Python, where torch's own recurrence cannot run
 
 
-class StructuredRecurrent(nn.Module):
+class StructuredRecurrent(PlannedLayer):
     """A recurrent layer whose gates have structured matrices; the base of the LSTM and the GRU."""
 
     gates: ClassVar[str]  # their letters, in the order of torch
@@ -198,6 +199,9 @@ class StructuredRecurrent(nn.Module):
         return sequences, state if len(state) > 1 else state[0]
 
     def _run(self, given: Given, state: State) -> tuple[Tensor, State]:
+        if given.batch_sizes is None and self._plans_compiled(given.data, *state):
+            output, *after = self._planned(given.data, *state)
+            return output, tuple(after)
         # A compiler does not take torch's own function with weights that are computed; a trace of steps would
         # have as many as this input.
         if is_jit_tracing():
@@ -206,6 +210,16 @@ class StructuredRecurrent(nn.Module):
         if all(dense.values()) and not torch.compiler.is_compiling():
             return self._run_fused(given, state)
         return self._run_steps(given, state, dense)
+
+    def _infer(self, *inputs: Tensor) -> list[Tensor]:
+        x, *state = inputs
+        output, after = self._run(Given(x, None, True, None), tuple(state))
+        return [output, *after]
+
+    def _inferred(self, *inputs: Tensor) -> list[Tensor]:
+        x, *state = inputs
+        size = self.state_size * (1 + self.bidirectional)
+        return [x.new_empty(*x.shape[:2], size), *(part.new_empty(part.shape) for part in state)]
 
     def _start(self, given: Given, hx: Any) -> State:
         """The state before the first step; torch's GRU takes and gives h alone, its LSTM (h, c)."""

@@ -13,19 +13,21 @@ from __future__ import annotations
 import os
 import shutil
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .compress import CompressionReport, compress_, materialize_
-from .compress.checkpoint.files import PICKLES
-from .compress.checkpoint.storage import new_folder
+from .compress.checkpoint.files import PICKLES, TensorFolder
+from .compress.checkpoint.storage import check_target, new_folder, unfinished
 from .compress.layers import replace_modules
 from .compress.manifest import METHOD, VERSION, Entry, build
+from .compress.pieces import Pieces, mapped
 from .compress.selection import Spec
 from .nn import StructuredLinear
 from .nn.parameters import StructuredParameters
@@ -148,6 +150,10 @@ def compress_folder(
 ) -> CompressionReport:
     """Compress the model in one folder of Hugging Face's into another: what `torchldr compress FOLDER` does.
 
+    The model is never in memory as a whole: its tensors are mapped from the files, and what is finished lies
+    in a folder beside, `out` with ".partial" behind its name, until all is written. An interrupted call that
+    is made again goes on there, to the same numbers; with other arguments it starts anew, and warns.
+
     Args:
         folder: with config.json and .safetensors files, in one or in shards.
         out: a new folder. It gets the compressed model and all other files, such as the tokenizer's.
@@ -161,35 +167,53 @@ def compress_folder(
         What was done.
     """
     source = Path(folder)
-    with new_folder(out, force=force) as partial:
-        model = _load(source)
+    check_target(Path(out), force)
+    pieces = Pieces(unfinished(out), lends=True)
+    try:
+        model = _mapped_model(source)
         loader = None if text is None else text_batches(source, text)
 
         def wanted(module: nn.Module, name: str) -> bool:
             return not any(fnmatchcase(name, pattern) for pattern in skip)
 
-        report = compress_(model, spec, loader=loader, filter_fn=wanted if skip else None, **options)
-        model.save_pretrained(partial)
-        report.save(partial / "report.json")
-        for file in source.iterdir():
-            weights = file.suffix in (".safetensors", *PICKLES) or file.name.endswith(".index.json")
-            if file.is_file() and not weights and not (partial / file.name).exists():
-                shutil.copyfile(file, partial / file.name)
+        chosen = wanted if skip else None
+        report = compress_(model, spec, loader=loader, filter_fn=chosen, checkpoint=pieces, **options)
+        with new_folder(out, force=force) as made:
+            model.save_pretrained(made)
+            report.save(made / "report.json")
+            for file in source.iterdir():
+                weights = file.suffix in (".safetensors", *PICKLES) or file.name.endswith(".index.json")
+                if file.is_file() and not weights and not (made / file.name).exists():
+                    shutil.copyfile(file, made / file.name)
+    except BaseException:
+        pieces.close()
+        raise
+    pieces.close(done=True)
     return report
 
 
-def _load(folder: Path) -> Any:
-    """The model that a folder's config names."""
+def _mapped_model(folder: Path) -> Any:
+    """The model that a folder's config names, its parameters mapped from the files: none can be written."""
     import transformers
 
     config = transformers.AutoConfig.from_pretrained(folder)
-    if not any(folder.glob("*.safetensors")):
-        raise ValueError(f"{folder} has no .safetensors file; save the model with save_pretrained.")
     names = config.architectures or ["AutoModel"]
     cls = getattr(transformers, names[0], None)
     if cls is None:
         raise ValueError(f"{folder}/config.json: transformers has no {names[0]}.")
-    return cls.from_pretrained(folder, dtype="auto").eval()
+    if getattr(config, "quantization_config", None) is not None:
+        raise ValueError(f"{folder}: the model is quantized or compressed already.")
+    state: dict[str, Tensor] = {}
+    for file in TensorFolder(folder).files():  # which checks them
+        state |= mapped(file)
+    sizes: Counter[torch.dtype] = Counter()
+    for tensor in state.values():
+        sizes[tensor.dtype] += tensor.numel() if tensor.is_floating_point() else 0
+    dtype = max(sizes, key=lambda kind: sizes[kind])  # whatever the config says: others are copied
+    model = cls.from_pretrained(None, config=config, state_dict=state, dtype=dtype).eval()
+    if (folder / "generation_config.json").is_file():
+        model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
+    return model
 
 
 def lora_config(config: Any) -> Any:

@@ -16,6 +16,7 @@ from torchldr.compress.calibration import calibrate
 from torchldr.compress.candidates import bound
 from torchldr.compress.metric import Metric
 from torchldr.compress.outputs import main_output
+from torchldr.compress.pieces import Pieces
 from torchldr.compress.progress import Clock
 from torchldr.compress.targets import find_units
 from torchldr.matrices.low_rank.fit import LowRankFit
@@ -89,15 +90,15 @@ def test_sensitivities_are_those_of_the_jacobian():
     model = nn.Sequential(nn.Linear(9, 10), nn.Tanh(), nn.Linear(10, 8)).double()
     x = torch.randn(1, 9, dtype=torch.float64)
     units, _ = find_units(model, None, 8)
-    found = calibrate(model, units, [x] * 1500, None, None, 0, Clock(None), lambda *step: None)
+    found = calibrate(model, units, [x] * 1500, None, None, 0, Clock(None), lambda *step: None, Pieces())
     J = model[2].weight.detach() @ torch.diag(1 - model[1](model[0](x)).square().detach().flatten())
-    S = found.moments["0"].outputs
+    S = found.metrics["0"].outputs
     S, expected = S / S.trace(), J.mT @ J / (J.mT @ J).trace()
     assert (S - expected).norm() < 0.1 * expected.norm()
     D = 1e-4 * torch.randn(10, 9, dtype=torch.float64)
     rows = sum(1 for i in range(1500) if not (i % 4 == 3 and i < 16))
     exact = rows * (J @ D @ x.flatten()).square().sum().item()
-    assert found.metric(units[0]).error(D) == pytest.approx(exact, rel=0.3)
+    assert found.metrics["0"].error(D) == pytest.approx(exact, rel=0.3)
 
 
 def test_a_loader_is_worth_more_than_a_uniform_share_and_than_none():
@@ -128,14 +129,14 @@ def test_the_uniform_share_is_taken_where_it_is_measured_to_be_better(monkeypatc
     """A search that is misled (all errors in one layer) must not do worse than the same share for all."""
     torch.manual_seed(1)
     dense, loader = network(), [spread(100) for _ in range(6)]
-    real = torchldr.compress.calibration.Calibration.metric
+    real = torchldr.compress.calibration._Watch.metric
 
     def misled(self, unit):
         metric = real(self, unit)
         return Metric(metric.inputs, metric.outputs, metric.scale * (1e6 if unit.name == "0" else 1.0))
 
     honest = torchldr.compress_(copy.deepcopy(dense), 0.4, structures=["low_rank"], loader=loader)
-    monkeypatch.setattr("torchldr.compress.calibration.Calibration.metric", misled)
+    monkeypatch.setattr("torchldr.compress.calibration._Watch.metric", misled)
     report = torchldr.compress_(copy.deepcopy(dense), 0.4, structures=["low_rank"], loader=loader)
     assert any("same share" in note for note in report.notes)
     assert report.distance < 3 * honest.distance

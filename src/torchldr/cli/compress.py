@@ -1,8 +1,8 @@
 """`torchldr analyze` and `torchldr compress`; the command line mounts them with `register`.
 
 Results go to stdout, progress and messages to stderr. Exit codes: 0 done; 1 failed, with one line that says
-why, and nothing written; 2 wrong use; 130 interrupted: `compress` has then written nothing, and `analyze`
-shows what it found so far.
+why, and nothing written; 2 wrong use; 130 interrupted: `compress` has then written nothing but what it goes
+on with, and `analyze` shows what it found so far.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def compress_command(
         _spare(file, out, "--out")
         if dense is not None:
             raise typer.BadParameter("--dense goes with .safetensors files, not with the folder of a model.")
-        with _interrupts():
+        with _interrupts(out):
             search = {"structures": structures or CANDIDATES, "effort": effort, "seed": seed}
             search |= {"skip": skip or (), "min_features": min_features}
             report = _compress_model(file, out, spec, text, force, search)
@@ -255,9 +255,16 @@ def _wrong_use(option: str) -> Iterator[None]:
 
 
 @contextmanager
-def _interrupts() -> Iterator[None]:
+def _interrupts(out: Path | None = None) -> Iterator[None]:
+    """Say what is left of work that was interrupted; `out` where it is a model's."""
+    from ..compress.checkpoint.storage import unfinished
+
     try:
         yield
     except KeyboardInterrupt:
-        say("interrupted: nothing was written")
+        kept = None if out is None else unfinished(out)
+        if kept is not None and kept.is_dir():
+            say(f"interrupted: what is finished is in {kept}; the same command goes on from there")
+        else:
+            say("interrupted: nothing was written")
         raise typer.Exit(INTERRUPTED) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
@@ -14,13 +15,14 @@ from ..matrices import Projection, StructuredMatrix
 from .attention import StructuredAttention, split_attention
 from .budget.amounts import Budget, Latency
 from .budget.latency import VECTORS, measured
-from .calibration import Calibration, calibrate, ridged
+from .calibration import Calibration, calibrate, ridged_
 from .candidates import CANDIDATES, exact
 from .checkpoint.files import check_finite
 from .dense import dense_modules
 from .layers import StructuredPointwise, keep_state, linear_from, recurrent_from, replace_modules, tie
 from .manifest import declare
 from .metric import Metric
+from .pieces import Pieces, opened
 from .progress import CHECKING, PROJECTING, Clock, Report, check_effort, shown
 from .report import CompressionReport, describe
 from .selection import Choices, Spec, check_count, check_spec, chosen
@@ -50,6 +52,7 @@ def compress_(
     effort: float | None = None,
     seed: int = 0,
     executor: Executor | None = None,
+    checkpoint: str | os.PathLike[str] | Pieces | None = None,
     progress: bool | Report | None = None,
 ) -> CompressionReport:
     """Replace the dense layers of a trained model by structured ones, in place.
@@ -82,6 +85,10 @@ def compress_(
         seed: of the projections and of random directions.
         executor: where weights are projected, any of concurrent.futures, such as threads, processes or
             `torchldr.executors.RayExecutor`; it stays open, and the result does not depend on it.
+        checkpoint: a folder for what is finished: calibration, errors of candidates, projected weights. The
+            same call goes on there after an interrupt, and ends with the same numbers; for another model,
+            loader (where it is a list) or other arguments it starts anew, and warns. Moments and projections
+            lie in its files and not in memory, which takes several times the disk space of the model.
         progress: None for a line on stderr where that is a terminal, True for one in any case, False for
             none, or a function that is called with (stage, done, total).
 
@@ -111,9 +118,15 @@ def compress_(
     units, left = find_units(model, filter_fn, min_features, recurrent)
     check_finite("compress_", units, "the weight of ")
     before = _count(model)
-    with shown(progress, clock) as report, Workers(1, executor) as workers:
+    arguments = [[unit.name for unit in units], repr(spec), list(structures), batches, output, seed]
+    content = [model, activations, loader if isinstance(loader, list | tuple) else None]
+    with (
+        opened("compress_", checkpoint, arguments, content) as pieces,
+        shown(progress, clock) as report,
+        Workers(1, executor, pieces) as workers,
+    ):
         metrics, data = find_metrics(
-            "compress_", model, units, activations, loader, batches, output, seed, clock, report
+            "compress_", model, units, activations, loader, batches, output, seed, clock, report, pieces
         )
         found = chosen("compress_", spec, units, left, structures, metrics, seed, workers, clock, report)
         made = _project(units, found.structures, metrics, seed, workers, clock, report)
@@ -125,7 +138,7 @@ def compress_(
             if found.uniform == found.structures:
                 notes.append("every weight has the same share: outputs were nearer so on batches held out")
     done = list(zip(units, found.structures, made, strict=True))
-    _install(model, done)
+    _install(model, done, copy=not pieces.lends)
     declare(model)
     left |= found.stays
     vectors, latencies = spec.batch if isinstance(spec, Latency) else VECTORS, found.latencies
@@ -151,7 +164,8 @@ def _project(
         (workers.parcel(unit, metrics.get(unit.name)), structure, seed, deadline)
         for unit, structure in zip(units, structures, strict=True)
     ]
-    made = project_all(workers, [f"{PROJECTING} {unit.name}" for unit in units], arguments, report)
+    keys = [f"{unit.name} as {structure}" for unit, structure in zip(units, structures, strict=True)]
+    made = project_all(workers, [f"{PROJECTING} {unit.name}" for unit in units], arguments, report, keys)
     if workers.here:
         return made
     return [
@@ -176,7 +190,8 @@ def _compared(
 
     def off(some: Sequence[list[Projection]], step: int) -> float:
         report(CHECKING, step, 2)
-        return data.distance(model, dense_parameters(list(zip(units, some, strict=True))))
+        weights = dense_parameters(list(zip(units, some, strict=True)), workers.pieces)
+        return data.distance(model, weights)
 
     distance = off(made, 0)
     uniform = found.uniform
@@ -235,12 +250,13 @@ def find_metrics(
     seed: int,
     clock: Clock,
     report: Report,
+    pieces: Pieces,
 ) -> tuple[dict[str, Metric], Calibration | None]:
     """What errors of the weights count by, by their names, from a loader or activations as given."""
     data = None
     if loader is not None:
-        data = calibrate(model, units, loader, batches, output, seed, clock, report)
-    metrics = {} if data is None else {unit.name: data.metric(unit) for unit in units}
+        data = calibrate(model, units, loader, batches, output, seed, clock, report, pieces)
+    metrics = {} if data is None else dict(data.metrics)
     for name, X in (activations or {}).items():
         unit = next((unit for unit in units if name in unit.names), None)
         if unit is None:
@@ -257,14 +273,16 @@ def find_metrics(
             raise ValueError(f"{who}: the activations of {name} must be finite and not all zero.")
         rows = X.detach().reshape(-1, wanted).to("cpu", torch.float64)
         old = metrics.get(unit.name)
-        inputs = ridged(rows.mT @ rows, None, 1e-9)
+        inputs = ridged_(rows.mT @ rows, None, 1e-9)
         new = Metric(inputs) if old is None else Metric(inputs, old.outputs, old.scale)
         metrics[unit.name] = new.relative(unit.size, unit.matrices) if old is None else new
     return metrics, data
 
 
-def _install(model: nn.Module, done: Sequence[tuple[Unit, Structure, list[Projection]]]) -> None:
-    """Build every replacement, then put them in."""
+def _install(
+    model: nn.Module, done: Sequence[tuple[Unit, Structure, list[Projection]]], *, copy: bool
+) -> None:
+    """Build every replacement, with copies of the projections' tensors or these themselves; put them in."""
     parts: dict[int, tuple[Site, dict[str, Any]]] = {}
     for unit, _, found in done:
         if found and unit.kind in RECURRENT:
@@ -274,7 +292,7 @@ def _install(model: nn.Module, done: Sequence[tuple[Unit, Structure, list[Projec
             continue
         leader: nn.Module | None = None
         for site, part in unit.places if found else []:
-            made = _make(site, part, [projection.matrix for projection in found])
+            made = _make(site, part, [projection.matrix for projection in found], copy)
             if leader is not None:
                 tie(made, leader)
             leader = leader or made
@@ -285,14 +303,15 @@ def _install(model: nn.Module, done: Sequence[tuple[Unit, Structure, list[Projec
     replace_modules(model, replacements)
 
 
-def _make(site: Site, part: str, matrices: list[StructuredMatrix]) -> nn.Module:
+def _make(site: Site, part: str, matrices: list[StructuredMatrix], copy: bool) -> nn.Module:
     module = site.module
     if isinstance(module, nn.MultiheadAttention):
         dense = split_attention(module)[part]
-        return linear_from(matrices[0], dense._parameters["bias"], learned=dense.weight.requires_grad)
+        learned = dense.weight.requires_grad
+        return linear_from(matrices[0], dense._parameters["bias"], learned=learned, copy=copy)
     weight = module._parameters["weight"]
     learned = weight is not None and weight.requires_grad
-    return linear_from(matrices[0], module._parameters.get("bias"), learned=learned)
+    return linear_from(matrices[0], module._parameters.get("bias"), learned=learned, copy=copy)
 
 
 def _assemble(site: Site, layers: dict[str, Any]) -> nn.Module:

@@ -1,4 +1,7 @@
-"""What calibration data say of a model: second moments of inputs and of sensitivities, in constant memory."""
+"""What calibration data say of a model: second moments of inputs and of sensitivities, in constant memory.
+
+The moments are larger than the weights: with a checkpoint they lie in its files, where they are added up.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +17,7 @@ from torch.func import functional_call
 
 from .metric import Metric
 from .outputs import LOGITS, call, counted, distance, kept, main_output
+from .pieces import Pieces
 from .progress import CALIBRATING, Clock, Report
 from .targets import RECURRENT, Site, Unit
 
@@ -22,6 +26,8 @@ HELD, EVERY = 4, 4  # one batch in four is held out to compare plans on, four at
 _ENOUGH = 8  # rows for each entry of a vector that are all taken; after that, as many as a product costs
 _INPUTS = {"q_proj": 0, "k_proj": 1, "v_proj": 2}
 _ARGUMENTS = ("query", "key", "value")
+_KEY = "calibration"
+_WIDE = torch.zeros((), dtype=torch.float64)
 
 
 @dataclass
@@ -43,37 +49,33 @@ class Moments:
     total: float = 0.0
 
 
+class Held(NamedTuple):
+    """A batch that was held out: its place in the loader, the output's name, and the original's output."""
+
+    place: int
+    batch: Any
+    name: str
+    output: Tensor
+
+
 @dataclass
 class Calibration:
-    """Moments by the names of the units, and batches that were held out with the original's outputs."""
+    """What errors of the units count by, by their names, and batches that were held out."""
 
-    moments: dict[str, Moments] = field(default_factory=dict)
-    held: list[tuple[Any, str, Tensor]] = field(default_factory=list)
+    metrics: dict[str, Metric] = field(default_factory=dict)
+    held: list[Held] = field(default_factory=list)
     batches: int = 0
-    sensitive: bool = False  # whether gradients were seen
-
-    def metric(self, unit: Unit) -> Metric:
-        """What errors of a unit count by."""
-        found, (m, n) = self.moments.get(unit.name, Moments()), unit.matrices[0].shape
-        C = ridged(found.inputs, found.rows)
-        if not self.sensitive:
-            return Metric(C).relative(unit.size, unit.matrices)
-        if found.outputs is None or found.inputs is None:
-            return Metric(C, None, found.total / (m * n))
-        # The sum over rows of |g|^2 |D x|^2, were g the same in all directions: C and S have means of 1.
-        mean = float(found.inputs.diagonal().mean()) / max(found.counted, 1e-300)
-        return Metric(C, ridged(found.outputs, found.rows, 1e-3), found.total * mean / m)
 
     def distance(self, model: nn.Module, weights: Mapping[str, Tensor]) -> float:
         """The distance of the outputs on the held batches, with these parameters in place of its own."""
         over = size = 0.0
         with _evaluating(model), torch.no_grad():
-            for batch, name, theirs in self.held:
+            for _, batch, name, theirs in self.held:
                 output = _called(model, weights, batch)
                 one, scale = distance(name, kept(batch, main_output(output, name)[1]), theirs)
                 over, size = over + one, size + scale
         ratio = over / size if size > 0 else 0.0
-        return ratio if self.held[0][1] == LOGITS else ratio**0.5
+        return ratio if self.held[0].name == LOGITS else ratio**0.5
 
 
 def calibrate(
@@ -85,6 +87,7 @@ def calibrate(
     seed: int,
     clock: Clock,
     report: Report,
+    pieces: Pieces,
 ) -> Calibration:
     """See a model at work on some batches, in `eval()`; modes and `requires_grad` are put back.
 
@@ -94,17 +97,21 @@ def calibrate(
     Args:
         batches: at most so many; None for as many as `SHARE` of the time allows.
         output: the name of the entry of the output that counts, see `main_output`.
+        pieces: where it is kept, and may be found.
     """
+    known = _recalled(pieces, units, loader)
+    if known is not None:
+        return known
     found = Calibration()
     total = _total(loader, batches)
     report(CALIBRATING, 0, total)
-    watch = _Watch(found, torch.Generator().manual_seed(seed))
+    watch = _Watch(units, torch.Generator().manual_seed(seed), pieces)
     with _evaluating(model), _gradients(units), watch.hooked(units):
         last: Any = None
         for i, batch in enumerate(islice(loader, batches)):
             last = batch
             if i % EVERY == EVERY - 1 and len(found.held) < HELD:
-                _hold(found, model, batch, output)
+                found.held.append(_hold(i, model, batch, output, pieces))
             else:
                 watch.see(model, batch, output)
             found.batches += 1
@@ -114,11 +121,69 @@ def calibrate(
         if not found.batches:
             raise ValueError("compress_: the loader gave no batch (a generator gives its batches once).")
         if not found.held:
-            _hold(found, model, last, output)
-    for name, seen in found.moments.items():
+            found.held.append(_hold(found.batches - 1, model, last, output, pieces))
+    for name, seen in watch.moments.items():
         if any(not t.isfinite().all() for t in (seen.inputs, seen.outputs) if t is not None):
             raise ValueError(f"compress_: the inputs of {name} on the loader's batches are not all finite.")
+    found.metrics = {unit.name: watch.metric(unit) for unit in units}
+    _keep(pieces, units, found)
     return found
+
+
+def _file(units: Sequence[Unit], name: str, what: str) -> str:
+    """The name of the file with a unit's moments; the unit's own may have any characters."""
+    return f"{what}-{[unit.name for unit in units].index(name)}"
+
+
+def _keep(pieces: Pieces, units: Sequence[Unit], found: Calibration) -> None:
+    metrics = {
+        name: {"scale": metric.scale, "inputs": _length(metric.inputs), "outputs": _length(metric.outputs)}
+        for name, metric in found.metrics.items()
+    }
+    held = [
+        {
+            "place": one.place,
+            "name": one.name,
+            "shape": one.output.shape,
+            "wide": one.output.dtype == _WIDE.dtype,
+        }
+        for one in found.held
+    ]
+    files = [
+        _file(units, name, what)
+        for name, entry in metrics.items()
+        for what in ("inputs", "outputs")
+        if entry[what] is not None
+    ]
+    files += [f"held-{one.place}" for one in found.held]
+    pieces.put(_KEY, {"metrics": metrics, "held": held, "batches": found.batches}, written=files)
+
+
+def _recalled(pieces: Pieces, units: Sequence[Unit], loader: Iterable[Any]) -> Calibration | None:
+    piece = pieces.get(_KEY)
+    if piece is None:
+        return None
+    metrics = {}
+    for name, entry in piece.value["metrics"].items():
+        parts = {
+            what: pieces.zeros(_file(units, name, what), (entry[what],) * 2, _WIDE, again=True)
+            for what in ("inputs", "outputs")
+            if entry[what] is not None
+        }
+        metrics[name] = Metric(**parts, scale=entry["scale"])
+    places = {entry["place"]: entry for entry in piece.value["held"]}
+    held = []
+    for i, batch in enumerate(islice(loader, max(places) + 1)):
+        if i in places:
+            entry = places[i]
+            kind = _WIDE if entry["wide"] else _WIDE.float()
+            output = pieces.zeros(f"held-{i}", entry["shape"], kind, again=True)
+            held.append(Held(i, batch, entry["name"], output))
+    return Calibration(metrics, held, piece.value["batches"])
+
+
+def _length(moments: Tensor | None) -> int | None:
+    return None if moments is None else len(moments)
 
 
 def _total(loader: Iterable[Any], batches: int | None) -> int:
@@ -129,17 +194,20 @@ def _total(loader: Iterable[Any], batches: int | None) -> int:
     return length if batches is None else min(length, batches)
 
 
-def _hold(found: Calibration, model: nn.Module, batch: Any, output: str | None) -> None:
+def _hold(place: int, model: nn.Module, batch: Any, output: str | None, pieces: Pieces) -> Held:
     with torch.no_grad():
         name, value = main_output(call(model, batch), output)
-    found.held.append((batch, name, kept(batch, value)))
+        value = kept(batch, value)
+        return Held(place, batch, name, pieces.zeros(f"held-{place}", value.shape, value).copy_(value))
 
 
 class _Watch:
     """The hooks that collect moments, and the runs of the model that they see."""
 
-    def __init__(self, found: Calibration, generator: torch.Generator) -> None:
-        self.found, self.generator = found, generator
+    def __init__(self, units: Sequence[Unit], generator: torch.Generator, pieces: Pieces) -> None:
+        self.units, self.generator, self.pieces = units, generator, pieces
+        self.moments: dict[str, Moments] = {}
+        self.sensitive = False  # whether gradients were seen
         self.differentiable: bool | None = None  # None: not tried yet
         self.seeing = False  # not while a held batch runs
         self.probes: list[Tensor] = []
@@ -149,9 +217,9 @@ class _Watch:
         """One batch. A model whose outputs have no derivatives is seen by its inputs alone."""
         self.seeing = True
         if self.differentiable is None:
-            self.found.sensitive = self.differentiable = self._differentiate(model, batch, output)
+            self.sensitive = self.differentiable = self._differentiate(model, batch, output)
             if not self.differentiable:
-                self.found.moments.clear()
+                self.moments.clear()
         elif self.differentiable:
             self._differentiate(model, batch, output)
         if not self.differentiable:
@@ -173,7 +241,7 @@ class _Watch:
         for (key, _, third), g in zip(owned, found[len(self.probes) :], strict=True):
             if g is not None:
                 g = g if third is None else g.chunk(3)[third]
-                self.found.moments.setdefault(key, Moments()).total += float(g.double().square().sum())
+                self.moments.setdefault(key, Moments()).total += float(g.double().square().sum())
         return True
 
     @torch.no_grad()
@@ -253,25 +321,43 @@ class _Watch:
         """Rows of inputs with their gradients."""
         g = g.float() if g.dtype != torch.float64 else g
         weight = g.square().sum(-1)
-        (m, n), seen = (g.shape[1], X.shape[1]), self.found.moments.setdefault(name, Moments())
+        (m, n), seen = (g.shape[1], X.shape[1]), self.moments.setdefault(name, Moments())
         rows = self._rows(len(g), seen.rows, m, n / m)
         part = g[rows] if rows is not None else g
-        gram = (part.mT @ part).double()
-        seen.outputs = gram if seen.outputs is None else seen.outputs + gram
+        seen.outputs = self._added(name, "outputs", seen.outputs, part.mT @ part)
         seen.total += float(weight.double().sum())
         self._add_inputs(name, X, weight, m)
 
     @torch.no_grad()
     def _add_inputs(self, name: str, X: Tensor, weight: Tensor | None, m: int) -> None:
-        n, seen = X.shape[1], self.found.moments.setdefault(name, Moments())
+        n, seen = X.shape[1], self.moments.setdefault(name, Moments())
         rows = self._rows(len(X), seen.rows, n, m / n)
         seen.rows += len(X)
         if rows is not None:
             X, weight = X[rows], None if weight is None else weight[rows]
         X = X.float() if X.dtype != torch.float64 else X
         seen.counted += float(len(X) if weight is None else weight.double().sum())
-        gram = (X.mT @ X if weight is None else (X * weight.to(X).unsqueeze(-1)).mT @ X).double()
-        seen.inputs = gram if seen.inputs is None else seen.inputs + gram
+        gram = X.mT @ X if weight is None else (X * weight.to(X).unsqueeze(-1)).mT @ X
+        seen.inputs = self._added(name, "inputs", seen.inputs, gram)
+
+    def _added(self, name: str, what: str, moments: Tensor | None, gram: Tensor) -> Tensor:
+        if moments is None:
+            file = _file(self.units, name, what)
+            moments = self.pieces.zeros(file, gram.shape, _WIDE.to(gram.device))
+        return moments.add_(gram.to(moments.device))
+
+    def metric(self, unit: Unit) -> Metric:
+        """What errors of a unit count by; its moments are used up."""
+        found, (m, n) = self.moments.pop(unit.name, Moments()), unit.matrices[0].shape
+        mean = 0.0 if found.inputs is None else float(found.inputs.diagonal().mean())
+        C = ridged_(found.inputs, found.rows)
+        if not self.sensitive:
+            return Metric(C).relative(unit.size, unit.matrices)
+        if found.outputs is None or found.inputs is None:
+            return Metric(C, None, found.total / (m * n))
+        # The sum over rows of |g|^2 |D x|^2, were g the same in all directions: C and S have means of 1.
+        scale = found.total * mean / max(found.counted, 1e-300) / m
+        return Metric(C, ridged_(found.outputs, found.rows, 1e-3), scale)
 
     def _rows(self, rows: int, seen: int, length: int, ratio: float) -> Tensor | None:
         """Which rows to take: all at first, then so many that a Gram matrix costs what a product does."""
@@ -293,8 +379,8 @@ def _owned(site: Site, part: str) -> list[tuple[nn.Parameter, int | None]]:
     return [(p, third) for p, third in found if p is not None]
 
 
-def ridged(gram: Tensor | None, rows: int | None, least: float = 1e-6) -> Tensor | None:
-    """Moments of mean diagonal 1, lifted a little: more where few rows were seen (None: they are all)."""
+def ridged_(gram: Tensor | None, rows: int | None, least: float = 1e-6) -> Tensor | None:
+    """Moments of mean diagonal 1, in place, lifted a little: more where few rows were seen (None: all)."""
     if gram is None:
         return None
     gram = gram.to("cpu", torch.float64)
@@ -302,7 +388,8 @@ def ridged(gram: Tensor | None, rows: int | None, least: float = 1e-6) -> Tensor
     if not mean > 0:
         return None
     lift = least + (0.0 if rows is None else 1e-2 * min(1.0, len(gram) / max(rows, 1)))
-    return gram / mean + lift * torch.eye(len(gram), dtype=torch.float64)
+    gram.div_(mean).diagonal().add_(lift)
+    return gram
 
 
 def _called(model: nn.Module, weights: Mapping[str, Tensor], batch: Any) -> Any:

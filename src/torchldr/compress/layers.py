@@ -80,8 +80,10 @@ def quiet_linear(
         return StructuredLinear(in_features, out_features, False, structure=structure, **more)
 
 
-def linear_from(matrix: StructuredMatrix, bias: nn.Parameter | None, *, learned: bool) -> StructuredLinear:
-    """The layer that holds this matrix and this very bias."""
+def linear_from(
+    matrix: StructuredMatrix, bias: nn.Parameter | None, *, learned: bool, copy: bool = True
+) -> StructuredLinear:
+    """The layer that holds this matrix, or a copy of it, and this very bias."""
     layer = quiet_linear(
         matrix.out_features,
         matrix.in_features,
@@ -91,10 +93,11 @@ def linear_from(matrix: StructuredMatrix, bias: nn.Parameter | None, *, learned:
         **matrix.options,
     ).to(matrix.device)
     for name, tensor in matrix.tensors.items():
+        held = tensor.detach().clone() if copy else tensor.detach()
         if name in layer._parameters:
-            layer._parameters[name] = nn.Parameter(tensor.detach().clone(), requires_grad=learned)
+            layer._parameters[name] = nn.Parameter(held, requires_grad=learned)
         elif name not in layer._non_persistent_buffers_set:
-            layer._buffers[name] = tensor.detach().clone()
+            layer._buffers[name] = held
     layer._parameters["bias"] = bias
     return layer
 

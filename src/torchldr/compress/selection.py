@@ -13,7 +13,7 @@ from .candidates import SCREEN_EFFORT, Candidate, Search, Weight, at_once, charg
 from .metric import Metric
 from .progress import CHOOSING, Clock, Report
 from .structure import DENSE, Structure, check_plan, matching
-from .workers import Parcel, Workers, first_look, looks_of
+from .workers import FIRST_LOOK, LOOKS, Parcel, Workers, first_look, looks_of
 
 Spec = Budget | Structure | Mapping[str, Structure]
 SHARE = 0.7  # of the time after which no further class is looked at
@@ -123,7 +123,7 @@ class _Look:
     ) -> None:
         self.names, self.weights, self.costs, self.limit = names, weights, costs, limit
         self.seed, self.workers, self.clock, self.report = seed, workers, clock, report
-        self.parcels = [workers.parcel(weight, metrics.get(weight.name)) for weight in weights]
+        self.parcels: list[Parcel] = [workers.parcel(weight, metrics.get(weight.name)) for weight in weights]
         self.notes: list[str] = []
         self.low: list[list[Structure]] = []
         self.errors: list[dict[Structure, float]] = []
@@ -141,7 +141,8 @@ class _Look:
         stages = [f"{CHOOSING} {weight.name}" for weight in self.weights]
         bounded = [some if place in self._bounded() else [] for place, some in enumerate(others)]
         tasks = list(zip(self.parcels, self.low, bounded, [self.seed] * len(stages), strict=True))
-        found = self.workers.run(stages, first_look, tasks, self.report)
+        keys = [f"first look at {weight.name}" for weight in self.weights]
+        found = self.workers.run(stages, first_look, tasks, self.report, keys, FIRST_LOOK)
         self.errors = [
             dict(zip(low, looked.errors, strict=True)) for low, looked in zip(self.low, found, strict=True)
         ]
@@ -153,7 +154,7 @@ class _Look:
         )
         small, large = self._waves(open_ones)
         pilots = {key: self._pilots(tasks) for key, tasks in large.items()}
-        self._try(pilots, self.plain, self.plain_parcels)
+        self._try(pilots, plain=True)
         won = {key for key in pilots if any(self._wins(i, s) for i, s in pilots[key])}
         for name, m, n in sorted(set(pilots) - won):
             tried = len({i for i, _ in pilots[name, m, n]})
@@ -232,22 +233,20 @@ class _Look:
         lowest = {i: min((s.rank or 0) for j, s in tasks if j == i) for i in places}
         return [(i, s) for i, s in tasks if i in lowest and (s.rank or 0) == lowest[i]]
 
-    def _try(
-        self,
-        groups: Mapping[Any, Tasks],
-        into: Sequence[dict[Structure, float]] | None = None,
-        parcels: Sequence[Parcel] | None = None,
-    ) -> None:
-        """Errors of these, as far as the time goes; in the metric unless other parcels are given."""
+    def _try(self, groups: Mapping[Any, Tasks], plain: bool = False) -> None:
+        """Errors of these, as far as the time goes, in the metric or in the plain norm."""
         tasks = sorted(
             (task for group in groups.values() for task in group),
             key=lambda task: (task[1].rank or 0, task[0]),
         )
-        into, parcels = into or self.errors, parcels or self.parcels
+        into, parcels = (self.plain, self.plain_parcels) if plain else (self.errors, self.parcels)
         stages = [f"{CHOOSING} {self.weights[i].name}" for i, _ in tasks]
         until = self.clock.deadline(SHARE)
         arguments = [(parcels[i], [s], self.seed, SCREEN_EFFORT, until) for i, s in tasks]
-        found = self.workers.some(stages, looks_of, arguments, self.report, lambda: self.clock.past(SHARE))
+        look = "plain look" if plain else "look"
+        keys = [f"{look} at {self.weights[i].name} as {s}" for i, s in tasks]
+        over = lambda: self.clock.past(SHARE)
+        found = self.workers.some(stages, looks_of, arguments, self.report, over, keys=keys, form=LOOKS)
         known = 0
         for place, errors in found.items():
             i, structure = tasks[place]

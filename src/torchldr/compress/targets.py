@@ -13,6 +13,8 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.utils import parametrize
 
+from .pieces import Pieces
+
 FilterFn = Callable[[nn.Module, str], bool]
 RECURRENT = ("lstm", "gru")
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
@@ -251,13 +253,21 @@ def _drop_shared(
             return
 
 
-def dense_parameters(done: Sequence[tuple[Unit, Sequence[Any]]]) -> dict[str, Tensor]:
-    """The parameters of a model with the dense matrices of projections in place of its weights, by name."""
+def dense_parameters(done: Sequence[tuple[Unit, Sequence[Any]]], pieces: Pieces) -> dict[str, Tensor]:
+    """The parameters of a model with the dense matrices of projections in place of its weights, by name.
+
+    They are as large as the model: they lie in the files of `pieces`, where it has some.
+    """
     parts: dict[int, tuple[Site, dict[str, list[Tensor]]]] = {}
-    for unit, found in done:
+    for i, (unit, found) in enumerate(done):
+        matrices = []
+        for j, projection in enumerate(found):
+            M = projection.matrix.to_dense()
+            matrices.append(
+                M if pieces.folder is None else pieces.zeros(f"dense-{i}-{j}", M.shape, M).copy_(M)
+            )
         for site, part in unit.places if found else []:
-            made = parts.setdefault(id(site.module), (site, dict(site.weights)))[1]
-            made[part] = [projection.matrix.to_dense() for projection in found]
+            parts.setdefault(id(site.module), (site, dict(site.weights)))[1][part] = matrices
     values: dict[str, Tensor] = {}
     for site, weights in parts.values():
         prefix = f"{site.names[0]}."

@@ -1,7 +1,8 @@
-"""Work on many weights, here or in several processes."""
+"""Work on many weights, here or in several processes; what is finished is kept as `Pieces`."""
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
@@ -11,7 +12,7 @@ from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExec
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from ..matrices import Projection, get_structure
 from .candidates import SCREEN_EFFORT, Weight, bound, exact, looks, plain_curve
 from .checkpoint.files import TensorFile, TensorFolder, TensorWeight
 from .metric import PLAIN, Metric, project
+from .pieces import Piece, Pieces
 from .progress import Report
 from .structure import Structure
 
@@ -41,6 +43,13 @@ class Packed(NamedTuple):
 
     def tensor(self) -> Tensor:
         return torch.frombuffer(bytearray(self.data), dtype=self.dtype).reshape(self.shape)
+
+
+class Form(NamedTuple, Generic[T]):
+    """How results are kept: as a piece, or not at all (None), and back."""
+
+    pack: Callable[[T], Piece | None]
+    unpack: Callable[[Piece], T]
 
 
 @dataclass(frozen=True)
@@ -82,16 +91,17 @@ class Workers:
     Args:
         jobs: how many, at least 1.
         executor: where functions run instead, which stays open.
+        pieces: where results with a key are kept, and are found again.
     """
 
-    def __init__(self, jobs: int, executor: Executor | None = None) -> None:
+    def __init__(self, jobs: int, executor: Executor | None = None, pieces: Pieces | None = None) -> None:
         if executor is not None and not isinstance(executor, Executor):
             raise TypeError(
                 f"executor must be a concurrent.futures.Executor or None, got {type(executor).__name__}."
             )
         if not isinstance(jobs, int) or isinstance(jobs, bool) or jobs < 1:
             raise ValueError(f"jobs must be an int of at least 1, got {jobs!r}.")
-        self.jobs, self.interrupted = jobs, False
+        self.jobs, self.interrupted, self.pieces = jobs, False, Pieces() if pieces is None else pieces
         self._given = self._pool = executor
 
     @property
@@ -132,9 +142,11 @@ class Workers:
         function: Callable[..., T],
         arguments: Sequence[Sequence[Any]],
         report: Report,
+        keys: Sequence[str] = (),
+        form: Form[T] | None = None,
     ) -> list[T]:
         """function(*a) for each of the arguments, in their order; see `some`."""
-        found = self.some(stages, function, arguments, report)
+        found = self.some(stages, function, arguments, report, keys=keys, form=form)
         return [found[i] for i in range(len(arguments))]
 
     def some(
@@ -145,6 +157,8 @@ class Workers:
         report: Report,
         stop: Callable[[], bool] = lambda: False,
         partial: bool = False,
+        keys: Sequence[str] = (),
+        form: Form[T] | None = None,
     ) -> dict[int, T]:
         """function(*a) for as many of the arguments as there is time for, by their places.
 
@@ -155,20 +169,31 @@ class Workers:
             report: called with (stage, done, total).
             stop: asked before each; once it says so, no other is begun.
             partial: whether an interrupt does the same, where there are results already.
+            keys: of the results, under which they are kept; none to keep nothing.
+            form: in which they are kept.
 
         Raises:
             ChildProcessError: where a process ended without a result.
         """
-        results: dict[int, T] = {}
+        form = form or Form(lambda result: Piece(result, {}), lambda piece: piece.value)
+        known = {i: piece for i, key in enumerate(keys) if (piece := self.pieces.get(key)) is not None}
+        results: dict[int, T] = {i: form.unpack(piece) for i, piece in known.items()}
+        todo = [i for i in range(len(arguments)) if i not in known]
+
+        def finished(i: int, result: T) -> None:
+            if keys and self.pieces.folder is not None and (piece := form.pack(result)) is not None:
+                result = form.unpack(self.pieces.put(keys[i], *piece))
+            results[i] = result
+
         try:
             if self._pool is None:
-                for i, given in enumerate(arguments):
+                for i in todo:
                     if self.interrupted or stop():
                         break
-                    report(stages[i], i, len(arguments))
-                    results[i] = function(*given)
+                    report(stages[i], len(results), len(arguments))
+                    finished(i, function(*arguments[i]))
             elif not self.interrupted:
-                self._collect(self._pool, results, stages, function, arguments, report, stop)
+                self._collect(self._pool, todo, finished, stages, function, arguments, report, stop)
         except KeyboardInterrupt:
             if not (partial and results):
                 raise
@@ -178,20 +203,23 @@ class Workers:
     def _collect(
         self,
         pool: Executor,
-        results: dict[int, T],
+        todo: Sequence[int],
+        finished: Callable[[int, T], None],
         stages: Sequence[str],
         function: Callable[..., T],
         arguments: Sequence[Sequence[Any]],
         report: Report,
         stop: Callable[[], bool],
     ) -> None:
-        places: dict[Future[T], int] = {pool.submit(function, *a): i for i, a in enumerate(arguments)}
+        places: dict[Future[T], int] = {pool.submit(function, *arguments[i]): i for i in todo}
+        behind = len(arguments) - len(todo)
         try:
             for done in as_completed(places):
                 if done.cancelled():
                     continue
-                results[places[done]] = done.result()
-                report(stages[places[done]], len(results), len(arguments))
+                finished(places[done], done.result())
+                behind += 1
+                report(stages[places[done]], behind, len(arguments))
                 if stop():
                     for other in places:
                         other.cancel()
@@ -222,6 +250,13 @@ class FirstLook(NamedTuple):
     errors: list[float]
     plain: list[float]
     bounds: list[float]
+
+
+FIRST_LOOK: Form[FirstLook] = Form(lambda look: Piece(look, {}), lambda piece: FirstLook(*piece.value))
+# A look that was given up for want of time is taken again.
+LOOKS: Form[list[float]] = Form(
+    lambda found: Piece(found, {}) if all(map(math.isfinite, found)) else None, lambda piece: piece.value
+)
 
 
 def first_look(parcel: Parcel, low: Sequence[Structure], others: Sequence[Structure], seed: int) -> FirstLook:
@@ -287,12 +322,37 @@ class PackedProjection(NamedTuple):
         return Projection(matrix, self.residual, self.weighted_residual)
 
 
+def _pack_projections(made: list[Projection]) -> Piece:
+    tensors = {f"{i}.{name}": t for i, p in enumerate(made) for name, t in p.matrix.tensors.items()}
+    value = [
+        (p.matrix.name, (p.matrix.out_features, p.matrix.in_features), p.matrix.options, *p[1:]) for p in made
+    ]
+    return Piece(value, tensors)
+
+
+def _unpack_projections(piece: Piece) -> list[Projection]:
+    made = []
+    for i, (name, (m, n), options, *residuals) in enumerate(piece.value):
+        tensors = {
+            key.removeprefix(f"{i}."): t for key, t in piece.tensors.items() if key.startswith(f"{i}.")
+        }
+        made.append(Projection(get_structure(name).unchecked(m, n, tensors, options), *residuals))
+    return made
+
+
+PROJECTIONS = Form(_pack_projections, _unpack_projections)
+
+
 def project_all(
-    workers: Workers, stages: Sequence[str], arguments: Sequence[Sequence[Any]], report: Report
+    workers: Workers,
+    stages: Sequence[str],
+    arguments: Sequence[Sequence[Any]],
+    report: Report,
+    keys: Sequence[str] = (),
 ) -> list[list[Projection]]:
     """`projections` of each of the arguments, wherever the workers are."""
     if workers.here:
-        return workers.run(stages, projections, arguments, report)
+        return workers.run(stages, projections, arguments, report, keys, PROJECTIONS)
     found = workers.run(stages, project_packed, arguments, report)
     return [[packed.unpack() for packed in some] for some in found]
 

@@ -19,6 +19,7 @@ from ..budget.amounts import Budget, check_budget
 from ..candidates import SCREEN_EFFORT, WORK, Candidate, Search, Weight, exact, priced
 from ..checkpoint.files import Source, check_finite, find_tensors, open_tensors
 from ..metric import Metric
+from ..pieces import Pieces
 from ..progress import CHOOSING, Clock, Report, check_effort, shown
 from ..selection import check_count
 from ..structure import Structure
@@ -252,6 +253,8 @@ def _metrics(
     found: dict[str, Metric] = {}
     if loader is not None and isinstance(source, nn.Module):
         units = [weight for weight in weights if isinstance(weight, Unit)]
-        found, _ = find_metrics("analyze", source, units, None, loader, batches, None, seed, clock, report)
+        found, _ = find_metrics(
+            "analyze", source, units, None, loader, batches, None, seed, clock, report, Pieces()
+        )
     return {w.name: Metric(found[w.name].inputs if w.name in found else None).relative(1, w.matrices)
             for w in weights}  # fmt: skip

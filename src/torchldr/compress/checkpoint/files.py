@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -47,19 +48,25 @@ class TensorFile(Mapping[str, Tensor]):
         if not self.path.is_file():
             raise ValueError(f"{self.path} is not a file; name a .safetensors file, or a folder of them.")
         try:
-            self._handle: Any = safe_open(self.path, "pt").__enter__()
-            self._names: tuple[str, ...] = tuple(self._handle.keys())
-            self.metadata: dict[str, str] = dict(self._handle.metadata() or {})
+            with safe_open(self.path, "numpy") as file:  # torch would ask for memory of the file's size
+                self._names: tuple[str, ...] = tuple(file.keys())
+                self.metadata: dict[str, str] = dict(file.metadata() or {})
         except SafetensorError as error:
             raise ValueError(
                 f"{self.path} is damaged or no .safetensors file ({str(error).rstrip('.')})."
             ) from None
 
+    @cached_property
+    def _open(self) -> Any:
+        from safetensors import safe_open
+
+        return safe_open(self.path, "pt").__enter__()
+
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._names:
             raise KeyError(name)
         try:
-            tensor: Tensor = self._handle.get_tensor(name)
+            tensor: Tensor = self._open.get_tensor(name)
         except Exception as error:
             # A dtype that this torch does not have; safetensors raises several classes.
             raise ValueError(f"{self.path}: {name} cannot be read ({error}).") from None
@@ -97,6 +104,10 @@ class TensorFolder(Mapping[str, Tensor]):
                     other = self._files[name].path.name
                     raise ValueError(f"{self.path}: {name} is in {other} and {file.name}.")
                 self._files[name] = tensors
+
+    def files(self) -> list[Path]:
+        """The files, each once."""
+        return list(dict.fromkeys(file.path for file in self._files.values()))
 
     def __getitem__(self, name: str) -> Tensor:
         return self._files[name][name]

@@ -1,0 +1,271 @@
+"""Finished pieces of long work, kept in a folder: a run that was interrupted or killed goes on with them.
+
+A piece is a value of JSON, and tensors where it has some, under a key. The log has one line for each piece;
+its first line says what work they belong to, so that other work starts anew. Tensors lie in files and are
+mapped from there: they take memory only while they are used, and the system takes it back when it is short.
+Without a folder nothing is kept, and tensors stay in memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import mmap
+import os
+import shutil
+import warnings
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..version import __version__
+
+LOG = "pieces.jsonl"
+_DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8,
+    "BOOL": torch.bool,
+}  # fmt: skip
+
+
+class Piece(NamedTuple):
+    """What was finished."""
+
+    value: Any
+    tensors: dict[str, Tensor]
+
+
+class Pieces:
+    """The pieces of one folder.
+
+    Args:
+        folder: made where it does not exist; None to keep nothing.
+        lends: whether a model may hold tensors of the files when the work is done. They cannot be written.
+
+    Raises:
+        FileExistsError: where the folder has something else in it.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str] | None = None, *, lends: bool = False) -> None:
+        self.folder, self.lends = None if folder is None else Path(folder), lends
+        self._lines: dict[str, dict[str, Any]] = {}
+        self._log: IO[bytes] | None = None
+        self._count = 0
+        if self.folder is None or not self.folder.exists() or (self.folder / LOG).exists():
+            return
+        if not self.folder.is_dir() or any(self.folder.iterdir()):
+            raise FileExistsError(f"{self.folder} exists and holds no interrupted work: name another.")
+
+    def begin(self, work: Mapping[str, Any]) -> bool:
+        """Take up this work, or start it; False where the folder had other work, which is then deleted.
+
+        Args:
+            work: what decides about the results, as JSON has it.
+        """
+        if self.folder is None:
+            return True
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._log = (self.folder / LOG).open("a+b")
+        _lock(self._log, self.folder)
+        self._log.seek(0)
+        good, lines = 0, []
+        for line in self._log:
+            try:
+                lines.append(json.loads(line))
+            except ValueError:  # torn: the process ended while it was written
+                break
+            good += len(line)
+        known = not lines or lines[0] == work
+        if not lines or not known:
+            for file in self.folder.iterdir():
+                if file.name != LOG:
+                    file.unlink()
+            good, lines = 0, []
+        self._log.truncate(good)
+        if not lines:
+            self._append(dict(work))
+        self._count = len(lines)
+        self._lines = {line["key"]: line for line in lines[1:] if self._whole(line)}
+        return known
+
+    def _whole(self, line: Mapping[str, Any]) -> bool:
+        """Whether a piece has its files: a machine that goes down may not have written them."""
+        assert self.folder is not None
+        return all(_sum(self.folder / name) == known for name, known in line["files"].items())
+
+    def get(self, key: str) -> Piece | None:
+        """A finished piece, its tensors read-only."""
+        line = self._lines.get(key)
+        if line is None or self.folder is None:
+            return None
+        return Piece(line["value"], mapped(self.folder / line["tensors"]) if "tensors" in line else {})
+
+    def put(
+        self,
+        key: str,
+        value: Any,
+        tensors: Mapping[str, Tensor] | None = None,
+        written: Iterable[str] = (),
+    ) -> Piece:
+        """Keep a finished piece; its tensors come back read-only where there is a folder.
+
+        Args:
+            key, value, tensors: the piece.
+            written: the names of `zeros` that belong to it.
+        """
+        if self.folder is None or self._log is None:
+            return Piece(value, dict(tensors or {}))
+        line: dict[str, Any] = {"key": key, "value": value}
+        names = [f"{name}.bin" for name in written]
+        if tensors:
+            from safetensors.torch import save_file
+
+            line["tensors"] = f"{self._count:06d}.safetensors"
+            copies = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}
+            save_file(copies, self.folder / line["tensors"])
+            names.append(line["tensors"])
+        line["files"] = {name: _sum(self.folder / name) for name in names}
+        self._append(line)
+        self._lines[key] = line
+        self._count += 1
+        found = self.get(key)
+        assert found is not None
+        return found
+
+    def zeros(self, name: str, shape: Iterable[int], like: Tensor, *, again: bool = False) -> Tensor:
+        """A tensor to be written in place: in a file of this name, or in memory on the device of `like`.
+
+        Args:
+            name: of the file.
+            shape: of the tensor.
+            like: has its dtype, and without a folder its device.
+            again: whether it has its numbers from before.
+        """
+        shape = tuple(shape)
+        if self.folder is None:
+            return torch.zeros(shape, dtype=like.dtype, device=like.device)
+        path = self.folder / f"{name}.bin"
+        if not again:
+            path.unlink(missing_ok=True)
+        count = math.prod(shape)
+        return torch.from_file(str(path), shared=True, size=count, dtype=like.dtype).reshape(shape)
+
+    def close(self, *, done: bool = False) -> None:
+        """Let the folder go; it is deleted if the work is done, or if none is."""
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+        if self.folder is not None and self.folder.is_dir() and (done or not self._lines):
+            shutil.rmtree(self.folder)
+
+    def _append(self, line: Mapping[str, Any]) -> None:
+        assert self._log is not None
+        self._log.write(json.dumps(line).encode() + b"\n")
+        self._log.flush()
+
+
+@contextmanager
+def opened(
+    who: str, place: str | os.PathLike[str] | Pieces | None, arguments: Any, content: Any
+) -> Iterator[Pieces]:
+    """The pieces of a call, in a place as it was given; other work that is found there is deleted.
+
+    Args:
+        who: the caller, for the warning.
+        place: a folder, None, or pieces that the caller closes.
+        arguments: of the call, as JSON has them.
+        content: of models and tensors that it works on.
+    """
+    pieces = place if isinstance(place, Pieces) else Pieces(place)
+    if pieces.folder is not None:
+        work = {"who": who, "version": __version__, "arguments": arguments, "content": checksum(content)}
+        if not pieces.begin(work):
+            what = f"{pieces.folder} is of another model or of other arguments"
+            warnings.warn(f"{who}: {what}: starting anew.", stacklevel=4)
+    try:
+        yield pieces
+    finally:
+        if pieces is not place:
+            pieces.close()
+
+
+def mapped(path: Path) -> dict[str, Tensor]:
+    """The tensors of a .safetensors file, mapped and not read: to write to them ends the process.
+
+    Raises:
+        ValueError: for a dtype that is not among the usual ones.
+    """
+    with path.open("rb") as file:
+        content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    start = 8 + int.from_bytes(content[:8], "little")
+    entries = json.loads(content[8:start])
+    entries.pop("__metadata__", None)
+    found = {}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given buffer is not writable")
+        for name, entry in entries.items():
+            dtype, shape, (first, _) = _DTYPES.get(entry["dtype"]), entry["shape"], entry["data_offsets"]
+            if dtype is None:
+                raise ValueError(f"{path}: {name} is of dtype {entry['dtype']}, which is not supported.")
+            count = math.prod(shape)
+            flat = (
+                torch.frombuffer(content, dtype=dtype, count=count, offset=start + first)
+                if count
+                else torch.empty(0, dtype=dtype)
+            )
+            found[name] = flat.reshape(shape)
+    return found
+
+
+def checksum(content: Any) -> str:
+    """Of tensors and modules, in mappings and sequences as they may be nested; of others by their text."""
+    found = hashlib.sha256()
+
+    def add(part: Any) -> None:
+        if isinstance(part, Tensor):
+            found.update(f"{part.dtype} {tuple(part.shape)}".encode())
+            flat = part.detach().to("cpu").contiguous().reshape(-1)
+            found.update(flat.view(torch.uint8).numpy().data)
+        elif isinstance(part, nn.Module):
+            add(part.state_dict())
+        elif isinstance(part, Mapping):
+            for key, value in part.items():
+                found.update(f"{key}: ".encode())
+                add(value)
+        elif isinstance(part, list | tuple):
+            for value in part:
+                add(value)
+        else:
+            found.update(repr(part).encode())
+
+    add(content)
+    return found.hexdigest()
+
+
+def _sum(path: Path) -> int | None:
+    """A checksum of a file; None where it is not there."""
+    if not path.is_file():
+        return None
+    found = 0
+    with path.open("rb") as file:
+        while part := file.read(1 << 20):
+            found = zlib.crc32(part, found)
+    return found
+
+
+def _lock(log: IO[bytes], folder: Path) -> None:
+    """Raise where another process is at work there."""
+    try:
+        import fcntl
+    except ImportError:  # not on Windows
+        return
+    try:
+        fcntl.flock(log.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise BlockingIOError(f"another process is at work in {folder}.") from None

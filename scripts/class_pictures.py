@@ -37,7 +37,7 @@ def draw(name: str, folder: Path = FOLDER) -> Path:
 
 def draw_all(folder: Path = FOLDER) -> Path:
     """Every class at the same size and rank, with the numbers that it takes; dense comes first."""
-    figure = Figure(figsize=(10.2, 6.9), layout="constrained")
+    figure = Figure(figsize=(10.2, 7.4), layout="constrained")
     names = ["dense", *ORDER]
     names += [name for name in torchldr.structures() if name not in names]
     for i, name in enumerate(names):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -491,3 +492,20 @@ def test_a_report_says_how_fast_layers_are_and_which_are_slower(monkeypatch):
     assert "latency: 6 -> 6 ms for 64 vectors a call, measured here\nslower than dense here: b;" in str(
         report
     )
+
+
+@pytest.mark.parametrize("name", ["monarch", "kronecker", "blast"])
+def test_classes_of_blocks_are_chosen_where_they_fit_and_come_back(name: str, tmp_path: Path):
+    """By name: a default call does not try them, since low rank is nearer to most weights."""
+    torch.manual_seed(0)
+    cls = torchldr.get_structure(name)
+    W = cls.random(24, 36, 1, **cls.variants(24, 24)[-1]).to_dense()
+    model = nn.Sequential(nn.Linear(36, 24, bias=False))
+    model[0].weight = nn.Parameter(W.detach().clone())
+    torchldr.compress_(model, 0.4, structures=["low_rank", name], min_features=8, effort=0.5)
+    assert model[0].structure.name == name
+    torch.testing.assert_close(model[0].weight, W, rtol=1e-4, atol=1e-4)
+    torchldr.save_compressed(model, tmp_path / "model")
+    fresh = nn.Sequential(nn.Linear(36, 24, bias=False))
+    torchldr.load_compressed(fresh, tmp_path / "model")
+    assert torch.equal(fresh[0].weight, model[0].weight)

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -46,6 +46,7 @@ def test_the_projection_is_van_loans(seed: int, rank: int):
 
 
 @given(m=sides, n=sides, seed=seeds, few=st.booleans())
+@example(m=4, n=5, seed=0, few=False)  # cropped: without activations another minimum was found
 @settings(max_examples=10, deadline=None)
 def test_with_activations_it_is_not_worse_than_without_nor_than_a_lower_rank(
     m: int, n: int, seed: int, few: bool

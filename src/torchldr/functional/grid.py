@@ -9,6 +9,8 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn.functional import pad
 
+from .fft import leading
+
 
 def split(size: int, blocks: int) -> tuple[int, int]:
     """At most so many blocks of one width, none of them empty: their count and width.
@@ -40,8 +42,8 @@ def cut(x: Tensor, count: int, width: int) -> Tensor:
 
 
 def joined(blocks: Tensor, size: int) -> Tensor:
-    """What `cut` cut: (..., count, width) to (..., size)."""
-    return blocks.flatten(-2)[..., :size]
+    """What `cut` cut: (..., count, width) to (..., size), contiguous and not a part of a larger one."""
+    return leading(blocks.flatten(-2), size)
 
 
 def two_stages(x: Tensor, first: Tensor, second: Tensor, size: int) -> Tensor:

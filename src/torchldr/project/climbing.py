@@ -75,5 +75,6 @@ def ascend(
         return descend(state)
     state = descend(best(1, None))
     for q in range(2, rank + 1):
+        problem.known.setdefault(problem.key(q - 1), state.tensors)
         state = descend(best(q, state))
     return state

@@ -29,7 +29,7 @@ def _seconds(M: Any, call: Call) -> float:
     (m, n), r, b = M.shape, M.rank, call.batch
     (u, _), (v, _) = grid(m, n, M.options["blocks"])
     seconds = costs.gemm(call, b, r, n) + costs.gemm(call, b, u, r * v) + costs.gemm(call, b, m, r)
-    return costs.backward(call, seconds + costs.passes(call, b * (n + r * (u + v) + m), 2))
+    return costs.backward(call, seconds + costs.passes(call, b * (n + r * (u + v) + m), 1))
 
 
 def _dense_seconds(M: Any, call: Call) -> float:

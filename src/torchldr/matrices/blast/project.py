@@ -14,7 +14,7 @@ from torch import Tensor
 from ...core.rules import rule
 from ...functional.grid import cut, joined
 from ...project.climbing import State, ascend
-from ...project.methods import starts
+from ...project.methods import solve, starts
 from ...project.problem import Problem, Tensors
 from ...project.solving import inverse_root, ridged
 from . import Blast, grid
@@ -33,6 +33,7 @@ class Bases:
 
     def __init__(self, problem: Problem) -> None:
         self.problem, (self.m, self.n), self.Sigma = problem, problem.shape, problem.moments
+        self.plain = None if problem.root is None else problem.without_activations()
         (self.u, self.p), (self.v, self.q) = grid(self.m, self.n, problem.options["blocks"])
         self.parts = [slice(i * self.q, min((i + 1) * self.q, self.n)) for i in range(self.v)]
         self.column = torch.arange(self.n) // self.q
@@ -47,8 +48,9 @@ class Bases:
         return cut(N.mT, self.u, self.p).movedim(0, -1)
 
     def starts(self, rank: int, before: State | None) -> list[Tensors]:
-        """Classes that this one contains, and the rank before with one term more."""
+        """Classes that this one contains, the best without activations, the rank before and one term."""
         found = [start(self.problem, rank) for start in starts(Blast).values()]
+        found += [] if self.plain is None else [solve(self.plain, rank)]
         if before is None:
             return found + ([self.term(self.problem.W)] if rank == 1 or not found else [])
         new = self.term(self.problem.W - self.problem.dense(before.tensors))

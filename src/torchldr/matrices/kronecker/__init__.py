@@ -64,7 +64,6 @@ class Kronecker(StructuredMatrix, name="kronecker"):
 
     ROUTES = factors_route("two_factors", _seconds), dense_route(_dense_seconds)
     projection_work = 2
-    compresses = True
 
     @classmethod
     def parameter_shapes(

@@ -17,6 +17,7 @@ from torch.nn.functional import pad
 
 from ...core.rules import rule
 from ...project.climbing import State, ascend
+from ...project.methods import solve
 from ...project.problem import Problem, Tensors
 from ...project.solving import ridged
 from . import Kronecker, sizes
@@ -37,6 +38,7 @@ class Factors:
 
     def __init__(self, problem: Problem) -> None:
         self.problem, (m, n) = problem, problem.shape
+        self.plain = None if problem.root is None else problem.without_activations()
         self.a, self.b, self.c, self.d = a, b, c, d = sizes(m, n, **problem.options)
         self.cropped = (a * b, c * d) != (m, n)
         moments = torch.eye(n, dtype=torch.float64) if problem.moments is None else problem.moments
@@ -59,14 +61,15 @@ class Factors:
         return {name: pad(t, (0, 0, 0, missing)).contiguous() for name, t in (("G", G), ("H", H))}
 
     def starts(self, rank: int, before: State | None) -> list[Tensors]:
-        """The best of a matrix that is not cropped, and the rank before with what is best for the rest."""
+        """The best without activations, and the rank before with what is best for the rest."""
+        first = self.nearest(self.problem.W, rank) if self.plain is None else solve(self.plain, rank)
         if before is None:
-            return [self.nearest(self.problem.W, rank)]
+            return [first]
         rest = self.problem.W - self.problem.dense(before.tensors)
         more = self.nearest(rest, 1)
         zero = {"G": torch.zeros_like(more["G"]), "H": more["H"]}
         return [
-            self.nearest(self.problem.W, rank),
+            first,
             *(
                 {name: torch.cat((t, new[name])) for name, t in before.tensors.items()}
                 for new in (more, zero)

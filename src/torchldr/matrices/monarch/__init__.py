@@ -26,7 +26,7 @@ def _seconds(M: Any, call: Call) -> float:
     (m, n), r, b = M.shape, M.rank, call.batch
     (u, _), (v, _) = grid(m, n, M.options["blocks"])
     seconds = costs.gemm(call, b, r * u, n) + costs.gemm(call, b, m, r * v)
-    seconds += costs.passes(call, b * (n + r * u * v + m), 2)
+    seconds += costs.passes(call, b * (n + r * u * v + m), 1)
     if not call.kept:
         seconds += costs.passes(call, r * (u * n + v * m), 1)
     return costs.backward(call, seconds)
@@ -63,7 +63,6 @@ class Monarch(StructuredMatrix, name="monarch"):
 
     ROUTES = factors_route("two_stages", _seconds), dense_route(_dense_seconds)
     projection_work = 4
-    compresses = True
 
     @classmethod
     def parameter_shapes(

@@ -371,6 +371,21 @@ def test_progress_bar_is_on_stderr(
     assert "toeplitz_like" in err or rich
 
 
+@pytest.mark.parametrize("name", CLASSES)
+def test_a_stack_is_projected_one_by_one(name: str):
+    W, X = normal(2, 1, 5, 4, seed=1), normal(9, 4, seed=2)
+    W[0] = 0
+    how = {"rank": rank_of(name, 1), "activations": X, "effort": QUICK}
+    found = from_dense(W, name, **how)
+    assert found.matrix.shape == W.shape
+    alone = from_dense(W[1, 0], name, **how).matrix
+    for key, t in alone.tensors.items():
+        assert torch.equal(found.matrix[1, 0].tensors[key], t), key
+    rest = W - found.matrix.to_dense()
+    assert found.residual == pytest.approx(relative(rest, W))
+    assert found.weighted_residual == pytest.approx(relative(rest @ X.mT, W @ X.mT))
+
+
 def infinite() -> Tensor:
     W = torch.ones(4, 4)
     W[1, 2] = torch.inf
@@ -381,7 +396,8 @@ def infinite() -> Tensor:
     ("error", "message", "arguments", "keywords"),
     [
         (ValueError, "W must be finite, got 1", (infinite(), "ldr_sd"), {}),
-        (ValueError, "two axes", (torch.ones(4), "ldr_sd"), {}),
+        (ValueError, "shape", (torch.ones(4), "ldr_sd"), {}),
+        (ValueError, "at least one matrix", (torch.ones(0, 4, 4), "ldr_sd"), {}),
         (ValueError, "out_features must be at least 1", (torch.ones(0, 3), "low_rank"), {}),
         (TypeError, "must be a tensor, got list", ([[1.0]], "ldr_sd"), {}),
         (TypeError, "real floating point, got torch.int64", (torch.ones(3, 3).long(), "ldr_sd"), {}),

@@ -423,7 +423,7 @@ class StructuredMatrix(LinearMap):
 
     @classmethod
     def from_dense(cls, W: Tensor, rank: int | None = None, **options: Any) -> Projection:
-        """The nearest member of the class to a dense matrix that we can find: `torchldr.from_dense`."""
+        """The nearest member of the class to a dense matrix, or to each of a stack: `torchldr.from_dense`."""
         return rules.apply("from_dense", W=W, structure=cls, rank=rank, **options)
 
     @classmethod
@@ -641,8 +641,9 @@ def _depth(cls: type, attribute: str) -> int:
 class Projection(NamedTuple):
     """A structured approximation of a dense matrix.
 
-    `residual` is |W - M|_F / |W|_F; `weighted_residual` is |(W - M) X|_F / |W X|_F for the activations X
-    that the projection was given, else None. Both are of the returned matrix, rounded to its dtype.
+    `residual` is |W - M|_F / |W|_F, of a stack over all its entries; `weighted_residual` is
+    |(W - M) X|_F / |W X|_F for the activations X that the projection was given, else None. Both are of the
+    returned matrix, rounded to its dtype.
     """
 
     matrix: StructuredMatrix

@@ -81,7 +81,8 @@ def unbound(M: Matrix) -> list[Matrix]:
     return [M.with_tensors(common | {name: part[i] for name, part in parts.items()}) for i in range(count)]
 
 
-def _reshaped(M: Matrix, leading: Sequence[int]) -> Matrix:
+def reshaped(M: Matrix, leading: Sequence[int]) -> Matrix:
+    """The matrices of a stack in the same order, with other leading axes."""
     own, axes = own_names(M), len(M.leading)
     return M.with_tensors(
         {name: t.reshape(*leading, *t.shape[axes:]) if name in own else t for name, t in M.tensors.items()}
@@ -137,7 +138,7 @@ def multiply(M: Matrix, x: Tensor, *, transposed: bool, route: str | None, dense
     rows = [x.shape[a] for a in (*folded, len(lead))]
     x = x.permute(*kept, *folded, len(lead), len(lead) + 1).flatten(len(kept), -2)
     x = x if kept else x.unsqueeze(0)  # one matrix after all is a stack of one
-    flat = _multiply(_reshaped(M, [sizes[a] for a in kept] or [1]), x, transposed, route, dense)
+    flat = _multiply(reshaped(M, [sizes[a] for a in kept] or [1]), x, transposed, route, dense)
     y = (flat if kept else flat.squeeze(0)).unflatten(-2, rows)
     order = [*kept, *folded]
     back = [order.index(a) for a in range(len(lead))]

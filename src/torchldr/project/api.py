@@ -11,6 +11,7 @@ from torch import Tensor
 from ..core.matrix import Projection, StructuredMatrix
 from ..core.registry import near
 from ..core.rules import rule
+from ..core.stacks import reshaped, stack
 from ..core.structures import get_structure
 from .methods import solve
 from .problem import Problem, Report, Tensors
@@ -38,7 +39,8 @@ def from_dense(
     those it contains at the same rank.
 
     Args:
-        W: the matrix, shape (m, n), real floating point, on any device.
+        W: the matrix, shape (m, n), real floating point, on any device. With leading axes, (..., m, n), each
+            matrix is projected as it would be alone, and the result is a stack with these axes.
         structure: a class or its name.
         rank: from 1 (the default) to min(m, n); None for a class without a rank.
         activations: inputs of the layer, shape (..., n): errors count by how much they change its outputs.
@@ -49,7 +51,8 @@ def from_dense(
 
     Returns:
         Projection(matrix, residual, weighted_residual): the matrix in the dtype and on the device of W,
-        without gradients. The work is done in float64 on the CPU, the same for the same seed.
+        without gradients. The residuals of a stack are those of all its entries together. The work is done
+        in float64 on the CPU, the same for the same seed.
 
     >>> W = torch.outer(torch.arange(1.0, 5.0), torch.ones(3))
     >>> M, residual, _ = from_dense(W, "low_rank", rank=1)
@@ -59,7 +62,7 @@ def from_dense(
     cls = get_structure(structure)
     who = f"{cls.__name__}.from_dense"
     _check_matrix(who, W)
-    m, n = W.shape
+    m, n = W.shape[-2:]
     given = {name: value for name, value in options.items() if isinstance(value, Tensor)}
     chosen = cls.check_options({name: value for name, value in options.items() if name not in given})
     if rank is None and cls.ranked:
@@ -70,16 +73,23 @@ def from_dense(
     root = _root(who, activations, n)
     with torch.no_grad(), torch.device("cpu"), reporting(progress) as report:
         wide = W.detach().to("cpu", torch.float64)
-        scale = _root_mean_square(wide)
         constants = _constants(cls, who, W, rank or 1, given, seed, chosen)
         # W is known to its own rounding errors, and they grow a little in a displacement.
         exact = min(max(1e-10, 8 * torch.finfo(W.dtype).eps), 1e-3)
-        problem = Problem(wide / scale, root, cls, chosen, constants, seed, float(effort), exact, report)
-        tensors = _scaled(cls, solve(problem, rank or 1), scale)
-        M = cls.unchecked(m, n, {**constants, **tensors}, chosen).to(W.dtype)
+
+        def nearest(one: Tensor) -> StructuredMatrix:
+            scale = _root_mean_square(one)
+            problem = Problem(one / scale, root, cls, chosen, constants, seed, float(effort), exact, report)
+            tensors = _scaled(cls, solve(problem, rank or 1), scale)
+            return cls.unchecked(m, n, {**constants, **tensors}, chosen).to(W.dtype)
+
+        if W.ndim == 2:
+            M = nearest(wide)
+        else:
+            M = reshaped(stack([nearest(one) for one in wide.flatten(0, -3)]), W.shape[:-2])
         rest = wide - M.to(torch.float64).to_dense()
         residual = _ratio(rest, wide)
-        weighted = None if root is None else _ratio(problem.weighted(rest), problem.weighted(wide))
+        weighted = None if root is None else _ratio(rest @ root.mT, wide @ root.mT)
         return Projection(M.to(W.device), residual, weighted)
 
 
@@ -88,8 +98,9 @@ def _check_matrix(who: str, W: Tensor, what: str = "W") -> None:
         raise TypeError(f"{who}: {what} must be a tensor, got {type(W).__name__}.")
     if not W.is_floating_point():
         raise TypeError(f"{who}: {what} must be real floating point, got {W.dtype}.")
-    if what == "W" and W.ndim != 2:
-        raise ValueError(f"{who}: W must have two axes, out_features and in_features, got {tuple(W.shape)}.")
+    if what == "W" and (W.ndim < 2 or not W.shape[:-2].numel()):
+        wanted = "(..., out_features, in_features) with at least one matrix"
+        raise ValueError(f"{who}: W must have shape {wanted}, got {tuple(W.shape)}.")
     if not W.isfinite().all():
         raise ValueError(f"{who}: {what} must be finite, got {int((~W.isfinite()).sum())} that are not.")
 
@@ -122,7 +133,7 @@ def _constants(
 ) -> dict[str, Tensor]:
     """The class's constants as W's dtype will have them, in float64; given ones take their place."""
     generator = torch.Generator().manual_seed(seed)
-    m, n = W.shape
+    m, n = W.shape[-2:]
     values = cls.constants(m, n, rank, dtype=W.dtype, generator=generator, **options)
     for name, value in given.items():
         if name not in values:

@@ -125,6 +125,29 @@ def test_a_loader_is_worth_more_than_a_uniform_share_and_than_none():
     assert found[0] < 1.02 * found[2]
 
 
+def test_every_class_that_is_found_at_once_is_compared_as_a_whole(monkeypatch):
+    """A search that is misled (large errors for block circulant) where the weights are block circulant."""
+    torch.manual_seed(2)
+    dense, loader = network(), [spread(100) for _ in range(6)]
+    with torch.no_grad():
+        for layer in dense[::2]:
+            m, n = layer.weight.shape
+            M = torchldr.BlockCirculant.random(m, n, block_size=4)
+            layer.weight.copy_(M.to_dense() + 1e-3 * torch.randn(m, n))
+    real = torchldr.compress.selection.priced
+
+    def misled(weight, structures, errors):
+        wrong = [1e6 if s.name == "block_circulant" else 1.0 for s in structures]
+        return real(weight, structures, [a * (b + 1) for a, b in zip(wrong, errors, strict=True)])
+
+    monkeypatch.setattr("torchldr.compress.selection.priced", misled)
+    names = ["low_rank", "block_circulant"]
+    report = torchldr.compress_(dense, 0.3, structures=names, loader=loader)
+    assert {layer.structure for layer in report.layers} == {"block_circulant"}
+    assert report.distance < 0.05
+    assert any("same share" in note for note in report.notes)
+
+
 def test_the_uniform_share_is_taken_where_it_is_measured_to_be_better(monkeypatch):
     """A search that is misled (all errors in one layer) must not do worse than the same share for all."""
     torch.manual_seed(1)

@@ -32,14 +32,14 @@ class Choices:
         structures: one for each weight.
         latencies: measured milliseconds (dense, then so), or none.
         stays: why weights stay dense, by name.
-        uniform: the plan of one class with the same share for all, which may do better than it promises.
+        uniform: plans of one class with the same share for all, which may do better than they promise.
         notes: what was not looked at, and why.
     """
 
     structures: list[Structure]
     latencies: list[tuple[float | None, float | None]]
     stays: dict[str, str] = field(default_factory=dict)
-    uniform: list[Structure] | None = None
+    uniform: list[list[Structure]] = field(default_factory=list)
     notes: tuple[str, ...] = ()
 
 
@@ -96,7 +96,7 @@ def chosen(
     if unit == "ms":
         dense = [costs(weight, [DENSE])[0] for weight in weights]
         latencies = [(before, candidate.cost) for before, candidate in zip(dense, taken, strict=True)]
-    uniform = None if unit == "ms" else uniform_share(rows, limit)
+    uniform = [] if unit == "ms" else uniform_shares(rows, limit)
     return Choices([c.structure for c in taken], latencies, {}, uniform, tuple(look.notes))
 
 
@@ -276,11 +276,11 @@ def _price(rows: Sequence[Sequence[Candidate]], limit: float) -> float:
     return high
 
 
-def uniform_share(rows: Sequence[Sequence[Candidate]], limit: float) -> list[Structure] | None:
-    """The same share for every weight, all of one class: of the class with the smallest errors; or None."""
+def uniform_shares(rows: Sequence[Sequence[Candidate]], limit: float) -> list[list[Structure]]:
+    """The same share for every weight, all of one class: for every class that can, by growing error."""
     dense = [next(c for c in row if c.structure.is_dense) for row in rows]
     share = limit / (sum(c.cost for c in dense) or 1.0)
-    best: tuple[float, list[Structure]] | None = None
+    found: list[tuple[float, list[Structure]]] = []
     for name in dict.fromkeys(c.structure.name for row in rows for c in row if not c.structure.is_dense):
         taken = []
         for row, whole in zip(rows, dense, strict=True):
@@ -288,10 +288,8 @@ def uniform_share(rows: Sequence[Sequence[Candidate]], limit: float) -> list[Str
             if fits:
                 taken.append(min(fits, key=lambda c: c.error))
         if len(taken) == len(rows):
-            error = sum(c.error for c in taken)
-            if best is None or error < best[0]:
-                best = error, [c.structure for c in taken]
-    return None if best is None else best[1]
+            found.append((sum(c.error for c in taken), [c.structure for c in taken]))
+    return [plan for _, plan in sorted(found, key=lambda pair: pair[0])]
 
 
 def share_out(

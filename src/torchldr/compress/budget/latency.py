@@ -38,7 +38,8 @@ class Stopwatch:
         alike = (W.shape, W.dtype, W.device, gates)
         new = [s for s in dict.fromkeys(structures) if (alike, s) not in self._known]
         calls = {repr(s): self._call(s, W, gates) for s in new}
-        seconds = minimum_seconds(calls, self.repeats, self.seconds) if calls else {}
+        with torch.inference_mode():  # entered once: each entry takes as long as a small product
+            seconds = minimum_seconds(calls, self.repeats, self.seconds) if calls else {}
         self._known.update({(alike, s): 1e3 * seconds[repr(s)] for s in new})
         return [len(weight.names) * self._known[alike, s] for s in structures]
 
@@ -60,7 +61,6 @@ class Stopwatch:
         made.to(W.device).eval()
         x = torch.ones(self.batch, n, dtype=W.dtype, device=W.device)
 
-        @torch.inference_mode()
         def call() -> None:
             made(x)
             if x.is_cuda:

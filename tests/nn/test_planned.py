@@ -103,7 +103,7 @@ def test_other_parameters_for_one_call_do_not_meet_the_plan(kind, plans):
 
 
 @torch.no_grad()
-def test_a_route_is_taken_with_other_parameters_too(monkeypatch):
+def test_a_route_is_taken_with_other_parameters_too(plans, monkeypatch):
     layer, x, other = StructuredLinear(12, 9).eval(), torch.randn(3, 12), {"G": torch.randn(1, 9)}
     run = compiled(lambda parameters, x: torch.func.functional_call(layer, parameters, (x,)))
     asked = []
@@ -119,7 +119,7 @@ def test_a_route_is_taken_with_other_parameters_too(monkeypatch):
 
 
 @torch.no_grad()
-def test_the_first_call_conjugates_and_maps(monkeypatch):
+def test_the_first_call_conjugates_and_maps(plans, monkeypatch):
     """torch 2.13 excludes both in the first call of a compiled function."""
     layer, x = StructuredLinear(12, 9).eval(), torch.randn(3, 12)
 

@@ -148,6 +148,14 @@ def test_every_class_that_is_found_at_once_is_compared_as_a_whole(monkeypatch):
     assert any("same share" in note for note in report.notes)
 
 
+def test_without_time_each_weight_has_a_candidate_still():
+    report = torchldr.compress_(
+        network(), 0.3, structures=["block_circulant"], loader=[spread(50)] * 4, effort=1e-9
+    )
+    assert {layer.structure for layer in report.layers} == {"block_circulant"}
+    assert report.parameters_after <= 0.3 * report.parameters_before
+
+
 def test_the_uniform_share_is_taken_where_it_is_measured_to_be_better(monkeypatch):
     """A search that is misled (all errors in one layer) must not do worse than the same share for all."""
     torch.manual_seed(1)

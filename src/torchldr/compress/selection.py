@@ -165,7 +165,13 @@ class _Look:
                     large[key].append((i, s))
         self._try({"": small})
         self._try({key: large[key] for key in won})
+        bare = [i for i, some in enumerate(others) if some and not self.errors[i]]  # for want of time
+        self._try({"": [(i, self._cheapest(i, others[i])) for i in bare]}, hurry=False)
         return [self._row(i, self.errors[i]) for i in range(len(self.weights))]
+
+    def _cheapest(self, i: int, some: Sequence[Structure]) -> Structure:
+        costs = self.costs(self.weights[i], some)
+        return some[costs.index(min(costs))]
 
     def _row(self, i: int, errors: Mapping[Structure, float]) -> list[Candidate]:
         weight = self.weights[i]
@@ -233,19 +239,19 @@ class _Look:
         lowest = {i: min((s.rank or 0) for j, s in tasks if j == i) for i in places}
         return [(i, s) for i, s in tasks if i in lowest and (s.rank or 0) == lowest[i]]
 
-    def _try(self, groups: Mapping[Any, Tasks], plain: bool = False) -> None:
-        """Errors of these, as far as the time goes, in the metric or in the plain norm."""
+    def _try(self, groups: Mapping[Any, Tasks], plain: bool = False, hurry: bool = True) -> None:
+        """Errors of these, as far as the time goes if in a hurry, in the metric or in the plain norm."""
         tasks = sorted(
             (task for group in groups.values() for task in group),
             key=lambda task: (task[1].rank or 0, task[0]),
         )
         into, parcels = (self.plain, self.plain_parcels) if plain else (self.errors, self.parcels)
         stages = [f"{CHOOSING} {self.weights[i].name}" for i, _ in tasks]
-        until = self.clock.deadline(SHARE)
+        until = self.clock.deadline(SHARE) if hurry else None
         arguments = [(parcels[i], [s], self.seed, SCREEN_EFFORT, until) for i, s in tasks]
         look = "plain look" if plain else "look"
         keys = [f"{look} at {self.weights[i].name} as {s}" for i, s in tasks]
-        over = lambda: self.clock.past(SHARE)
+        over = lambda: hurry and self.clock.past(SHARE)
         found = self.workers.some(stages, looks_of, arguments, self.report, over, keys=keys, form=LOOKS)
         known = 0
         for place, errors in found.items():

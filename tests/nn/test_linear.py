@@ -136,6 +136,8 @@ def test_state_dict_keys_never_change():
         "circulant": {"column", "bias"},
         "block_circulant": {"column", "bias"},
         "dense": {"weight", "bias"},
+        "kronecker": {"A", "B", "bias"},
+        "blast": {"G", "S", "H", "bias"},
     }
     for name, cls in torchldr.structures().items():
         assert set(layer_of(cls).state_dict()) == expected.get(name, {"G", "H", "bias"})
@@ -291,7 +293,7 @@ def test_conversion_keeps_constants_precise(cls):
         (
             {"structure": "toeplitz_lik"},
             ValueError,
-            r"unknown structure 'toeplitz_lik'\. Did you mean 'toeplitz_like'\? Known: acdc, block_circulant",
+            r"unknown structure 'toeplitz_lik'\. Did you mean 'toeplitz_like'\? Known: acdc, blast, block_circulant",
         ),
         (
             {"rank": 600},

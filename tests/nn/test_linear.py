@@ -136,7 +136,6 @@ def test_state_dict_keys_never_change():
         "circulant": {"column", "bias"},
         "block_circulant": {"column", "bias"},
         "dense": {"weight", "bias"},
-        "kronecker": {"A", "B", "bias"},
         "blast": {"G", "S", "H", "bias"},
     }
     for name, cls in torchldr.structures().items():

@@ -292,7 +292,7 @@ def test_conversion_keeps_constants_precise(cls):
         (
             {"structure": "toeplitz_lik"},
             ValueError,
-            r"unknown structure 'toeplitz_lik'\. Did you mean 'toeplitz_like'\? Known: acdc, blast, block_circulant",
+            r"unknown structure 'toeplitz_lik'\. Did you mean 'toeplitz_like'\? Known: acdc, blast,",
         ),
         (
             {"rank": 600},

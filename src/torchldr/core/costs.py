@@ -8,6 +8,7 @@ differ by more where it matters.
 from __future__ import annotations
 
 import math
+import platform
 from typing import NamedTuple
 
 import torch
@@ -33,9 +34,16 @@ class Machine(NamedTuple):
 
 
 def _bfloat16_multiply() -> float:
-    """A multiply-add on this CPU: with instructions of its own, or by way of float32."""
+    """A multiply-add on this CPU: with instructions of its own, by way of float32, or one by one."""
     known = (getattr(torch.cpu, f"_is_{name}_supported", bool)() for name in ("amx_tile", "avx512_bf16"))
-    return 0.7e-12 if any(known) else 40e-12
+    if any(known):
+        return 0.7e-12
+    if platform.machine() not in ("aarch64", "arm64"):
+        return 40e-12
+    try:
+        return 9e-12 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else 8e-9
+    except (AttributeError, RuntimeError):  # built without oneDNN
+        return 40e-12
 
 
 # Fitted by `benchmarks/fit_costs.py` to two cores of an x86-64 server and to an H200.

@@ -181,6 +181,21 @@ def _calls(results: Results) -> str:
     return markdown(header, body)
 
 
+def _peers(results: Results) -> str:
+    """Their time over ours: a row for each job, peer and batch, a column for each size."""
+    sizes = sorted({row["n"] for row in results["rows"]})
+    cases: dict[tuple[Any, ...], dict[int, str]] = {}
+    for row in results["rows"]:
+        case = cases.setdefault((row["what"], row["peer"], row["batch"]), {})
+        case[row["n"]] = f"{row['ratio']:.2g}" if row["ratio"] < 100 else f"{row['ratio']:,.0f}"
+    header = ["what", "beside", "rows", *(f"n = {n:,}" for n in sizes)]
+    body = [
+        [what, name, _text(batch), *(found.get(n, "-") for n in sizes)]
+        for (what, name, batch), found in sorted(cases.items())
+    ]
+    return markdown(header, body)
+
+
 def _text(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
@@ -235,6 +250,8 @@ TABLES: dict[str, tuple[str, Callable[[Results], str]]] = {
     "gpu": ("gpu_speed", _listed("rows", {**_CASE, **_GPU, "ratio_bf16": "over bf16"}, _is("inference"))),
     "gpu_training": ("gpu_training", _steps),
     "gpu_inference": ("gpu_inference", _calls),
+    "peers": ("peers_cpu", _peers),
+    "gpu_peers": ("peers_cuda", _peers),
     "gpu_stencil": ("gpu_speed", _listed("rows", {
         "n": "n", "vectors": "vectors", "forward_ms": "forward ms", "backward_ms": "backward ms"},
         _is("stencil"))),

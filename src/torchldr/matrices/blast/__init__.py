@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...core import costs
-from ...core.dense_route import dense_route, factors_route
+from ...core.dense_route import dense_route, own_route
 from ...core.matrix import StructuredMatrix, normal_
 from ...core.products import Product
 from ...core.routes import Call
@@ -63,7 +63,7 @@ class Blast(StructuredMatrix, name="blast"):
     fuses = True
     at_once = "_matmul", "_rmatmul", "_materialize"
 
-    ROUTES = factors_route("three_stages", _seconds), dense_route(_dense_seconds)
+    ROUTES = own_route("three_stages", _seconds), dense_route(_dense_seconds)
     scaled = ("G", "S", "H")
     projection_work = 6
 

@@ -12,6 +12,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import reduce
+from operator import or_
 from typing import Any
 
 import torch
@@ -20,7 +22,14 @@ from torch import Tensor
 from .products import Matrix, is_jit_tracing
 from .registry import CLASSES
 
-_EXCLUDED = torch._C._dispatch_tls_local_exclude_set()
+_AUTOCAST = reduce(
+    or_,
+    (
+        torch._C.DispatchKeySet(key)
+        for name, key in torch._C.DispatchKey.__members__.items()
+        if name.startswith("Autocast")
+    ),
+)
 
 
 def as_compilers_see(M: Matrix, x: Tensor, *, transposed: bool) -> Tensor:
@@ -45,14 +54,18 @@ def product(M: Matrix, x: Tensor, *, transposed: bool) -> Tensor:
 
 
 def as_eager() -> AbstractContextManager[None]:
-    """For the code of an operator: vmap and lazy conjugation as anywhere else.
+    """For the code of an operator: vmap, lazy conjugation and autograd as anywhere else.
 
     torch 2.13 excludes them in the first call of a compiled function: vmap fails then, and conjugation is
-    forgotten.
+    forgotten. Autocast, which torch switches off in the same way, stays as it is.
     """
     if torch._C._functorch.peek_interpreter_stack() is not None:  # those of a transformation around this
         return nullcontext()
-    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), _EXCLUDED)
+    included, excluded = (
+        torch._C._dispatch_tls_local_include_set(),
+        torch._C._dispatch_tls_local_exclude_set(),
+    )
+    return torch._C._ForceDispatchKeyGuard(included, excluded & _AUTOCAST)
 
 
 def _run(

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from gain import seconds
 from torch import Tensor, nn
 
 import torchldr
@@ -169,15 +170,6 @@ def learned(n: int, x: Tensor) -> Iterator[Job]:
             yield from both(
                 f"{ours}, r = {rank}", "torch-structured", layer, other, [*other.parameters()], x, same=False
             )
-
-
-def seconds(call: Callable[[], Any], repeats: int, device: str) -> float:
-    begin = time.perf_counter()
-    for _ in range(repeats):
-        call()
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return (time.perf_counter() - begin) / repeats
 
 
 def timed(job: Job, device: str) -> tuple[float, float]:

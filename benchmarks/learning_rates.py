@@ -89,7 +89,7 @@ def main() -> None:
     parser.add_argument("--data")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--out", type=Path)
     parser.add_argument("--quick", action="store_true")
     arguments = parser.parse_args()
@@ -98,7 +98,7 @@ def main() -> None:
     cases = [
         {"structure": name, "rank": 4 if classes[name].ranked else None}
         | {"width": width, "rate": rate, "seed": s}
-        for name, width, rate, s in product(names, widths, RATES, range(arguments.seeds))
+        for name, width, rate, s in product(names, widths, RATES, arguments.seeds)
     ]  # fmt: skip
     rows: list[dict[str, Any]] = []
     with ProcessPoolExecutor(arguments.processes, mp_context=get_context("spawn")) as pool:
@@ -109,7 +109,7 @@ def main() -> None:
                 arguments.out.parent.mkdir(parents=True, exist_ok=True)
                 found = {"machine": machine(), "data": arguments.data and "CIFAR-10, grey", "rows": rows}
                 arguments.out.write_text(json.dumps(found, indent=1) + "\n")
-            if len(rows) % (len(RATES) * arguments.seeds) == 0:
+            if len(rows) % (len(RATES) * len(arguments.seeds)) == 0:
                 rate, value = best(rows, case["structure"], case["width"])
                 print(f"{case['structure']:18} width {case['width']:5}   best rate {rate:.1e}   {value:.3f}")
 

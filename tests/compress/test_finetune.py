@@ -93,6 +93,35 @@ def test_groups_find_the_operators_of_recurrent_and_channel_layers():
     assert by_name
 
 
+@pytest.mark.parametrize(
+    "options", [{"structure": "monarch", "blocks": 8}, {"structure": "blast", "rank": 2, "blocks": 8}]
+)
+def test_groups_take_options_that_need_room(options: dict):
+    layer = torchldr.StructuredLinear(32, 32, **options)
+    assert {id(p) for group in parameter_groups(layer, 1e-3) for p in group["params"]} == {
+        id(p) for p in layer.parameters()
+    }
+
+
+def test_a_model_that_training_makes_worse_is_kept_as_it_was_and_a_warning_says_so():
+    model = small("ldr_sd")
+    before = copy.deepcopy(model.state_dict())
+    scores = iter([3.0, 2.0, 1.0])
+    batches = [(torch.randn(4, 16), torch.randn(4, 4))]
+    with pytest.warns(UserWarning, match="no pass was better than the start"):
+        result = finetune(
+            model,
+            batches,
+            epochs=2,
+            loss=nn.functional.mse_loss,
+            validate=lambda _: next(scores),
+            progress=False,
+        )
+    assert result.best == (3.0, -1)
+    assert len(result.history) == 2
+    assert all(torch.equal(t, before[key]) for key, t in model.state_dict().items())
+
+
 @pytest.mark.parametrize("name", torchldr.structures())
 def test_even_rates_move_every_class_as_far(name: str):
     """A step of all rates with random signs, on the dense matrix: as far as it moves a dense one."""
@@ -295,7 +324,7 @@ def test_attention_and_recurrent_outputs_are_matched():
 
 
 def test_early_stop_puts_the_best_back():
-    scores, seen = iter([1.0, 3.0, 2.0, 2.5, 9.0]), []
+    scores, seen = iter([0.0, 1.0, 3.0, 2.0, 2.5, 9.0]), []  # the first of the start
 
     def validate(model: nn.Module) -> float:
         assert not model.training
@@ -308,8 +337,8 @@ def test_early_stop_puts_the_best_back():
     assert result.stopped_early
     assert result.best == (3.0, 1)
     assert [entry["validation"] for entry in result.history] == [1.0, 3.0, 2.0, 2.5]
-    assert all(torch.equal(seen[1][name], t) for name, t in model.state_dict().items())
-    assert not all(torch.equal(seen[3][name], t) for name, t in model.state_dict().items())
+    assert all(torch.equal(seen[2][name], t) for name, t in model.state_dict().items())
+    assert not all(torch.equal(seen[4][name], t) for name, t in model.state_dict().items())
 
 
 # Interruptions.

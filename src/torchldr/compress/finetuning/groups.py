@@ -15,6 +15,7 @@ from ...nn import MatrixStack, StructuredLinear
 
 OPERATOR_RATE = 0.1  # of the learning rate, where no other is asked for
 _PROBE, _VECTORS, _MOST = 1e-3, 16, 100.0
+_LARGE = 1 << 20  # a size that has room for any option; the names do not depend on it
 
 
 def operator_names(structure: type[StructuredMatrix], **options: Any) -> frozenset[str]:
@@ -33,7 +34,7 @@ def operator_names(structure: type[StructuredMatrix], **options: Any) -> frozens
     """
     if not structure.ranked:
         return frozenset()  # diagonals and columns: the matrix is linear in each
-    shapes = structure.parameter_shapes(2, 2, 1, **structure.check_options(options))
+    shapes = structure.parameter_shapes(_LARGE, _LARGE, 1, **structure.check_options(options))
     return frozenset(shapes) - frozenset(structure.scaled)
 
 

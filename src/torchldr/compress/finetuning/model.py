@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -30,7 +31,8 @@ class FinetuneResult:
         history: an entry a pass over the loader: "epoch", "step", "loss" (mean of the pass), "lr",
             "validation" (None without `validate`) and "seconds" since the start.
         steps: of the optimizer.
-        best: the best validation and the entry of `history` that had it; None without `validate`.
+        best: the best validation and the entry of `history` that had it, -1 for the start; None without
+            `validate`.
         stopped_early: whether patience ran out.
         seconds: wall time, over all sessions that it took.
     """
@@ -87,8 +89,9 @@ def finetune(
         checkpoint: a folder. An interrupted run goes on from there with the numbers that it would have
             had; a finished one is not run again. The file is read without running code from it.
         every: steps after which to write a checkpoint, besides the one after each pass.
-        validate: called with the model, in `eval()` and without gradients, after each pass; larger is
-            better. The best model is kept and put back at the end.
+        validate: called with the model, in `eval()` and without gradients, before the first pass and after
+            each; larger is better. The best model is kept and put back at the end; where that is the model
+            as it came, a warning says so.
         patience: passes without a better validation after which to stop.
         progress: True for a bar on stderr, or a function called with (stage, done, total).
         device: where to train; by default where the model is. Batches are moved there.
@@ -138,6 +141,7 @@ def finetune(
     )
     with _kept_random_numbers(where), reporting(progress) as report:
         run.resume()
+        run.judge_start()
         watching = contextlib.nullcontext() if learn is None else learn.watching()
         with watching:
             while not run.finished:
@@ -145,6 +149,12 @@ def finetune(
     if run.best is not None and run.best_state is not None:
         model.load_state_dict(run.best_state)
     model.eval()
+    if run.best is not None and run.best[1] < 0:
+        warnings.warn(
+            f"finetune: no pass was better than the start (validation {run.best[0]:g}), so the model is as "
+            "it was: train longer, or lower lr.",
+            stacklevel=2,
+        )
     best = None if run.best is None else (run.best[0], run.best[1])
     return FinetuneResult(run.history, run.step, best, run.stopped, run.seconds)
 

@@ -48,12 +48,17 @@ class FinetuneRun:
         self.learned = [p for group in groups for p in group["params"]]
         self.step = self.epoch = self.within = self.waited = 0  # `within`: batches done of this pass
         self.history: list[dict[str, Any]] = []
-        self.best: list[Any] | None = None  # validation, entry of the history
+        self.best: list[Any] | None = None  # validation, entry of the history or -1 for the start
         self.best_state: dict[str, Any] | None = None
         self.finished = self.stopped = False
         self.seconds = 0.0
         self.total_loss = torch.zeros((), dtype=torch.float64, device=device)
         self._random: dict[str, Any] | None = None
+
+    def judge_start(self) -> None:
+        """Validate the model as it came: what is not better is not kept."""
+        if self.validate is not None and self.step == 0:
+            self.best, self.best_state = [self._score(), -1], copied(self.model)
 
     def one_pass(self, total: int, factor: Callable[[int], float], report: Report) -> None:
         """What is left of a pass over the loader, and its validation."""
@@ -126,9 +131,7 @@ class FinetuneRun:
     def _close_pass(self, factor: Callable[[int], float]) -> None:
         score = None
         if self.validate is not None:
-            self.model.eval()
-            with torch.no_grad():
-                score = float(self.validate(self.model))
+            score = self._score()
             if self.best is None or score > self.best[0]:
                 self.best, self.best_state, self.waited = [score, len(self.history)], copied(self.model), 0
             else:
@@ -146,6 +149,12 @@ class FinetuneRun:
         )
         self.total_loss.zero_()
         self.epoch, self.within = self.epoch + 1, 0
+
+    def _score(self) -> float:
+        assert self.validate is not None
+        self.model.eval()
+        with torch.no_grad():
+            return float(self.validate(self.model))
 
     # Interruptions.
 

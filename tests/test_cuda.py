@@ -276,3 +276,28 @@ def test_a_fused_optimizer_leaves_no_stale_plan(name):
         for p in layer.parameters():
             p.grad = torch.ones_like(p)
         optimizer.step()
+
+
+@pytest.mark.parametrize("way", ["built", "assigned", "copied", "moved"])
+def test_layers_from_inference_mode_count_edits(way):
+    """No call waits for the device to compare numbers, and no edit goes unseen."""
+    outside, x = torchldr.StructuredLinear(64, 64, device="cuda").eval(), torch.randn(3, 64, device="cuda")
+    with torch.inference_mode():
+        layer = torchldr.StructuredLinear(64, 64, device="cpu" if way == "moved" else "cuda").eval()
+        if way == "copied":
+            layer = copy.deepcopy(outside)
+        numbers = {name: t.clone() for name, t in outside.state_dict().items()}
+        layer.load_state_dict(numbers, assign=way == "assigned")
+        layer.to("cuda")
+        for edit in (lambda p: None, lambda p: p.add_(0.5), lambda p: p.detach().mul_(2)):
+            edit(layer.G)
+            exact = x.double() @ layer.matrix().double().to_dense().mT + layer.bias.double()
+            assert (layer(x) - exact).abs().max() <= 1e-4 * exact.abs().max()
+            assert layer.routes(x).note == ""
+            assert layer._plan._snapshot._states is not None
+        layer.G = torch.nn.Parameter(layer.G.clone())  # one that has no count
+        for _ in range(2):
+            exact = x.double() @ layer.matrix().double().to_dense().mT + layer.bias.double()
+            assert (layer(x) - exact).abs().max() <= 1e-4 * exact.abs().max()
+            assert "each call waits for the device, to compare G" in layer.routes(x).note
+            layer.G.add_(0.5)

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from .products import Matrix, Product, is_jit_tracing
 from .registry import near
@@ -198,14 +199,25 @@ def is_captured(t: Tensor) -> bool:
 
 
 def lacks_memory(t: Tensor) -> bool:
-    """Whether a tensor stands for others: under vmap, on the meta device, or as a subclass."""
-    if type(t) is not Tensor and type(t) is not torch.nn.Parameter:
+    """Whether a tensor stands for others: under vmap, on the meta device, as a subclass, with a tangent."""
+    if type(t) is not Tensor and type(t) is not torch.nn.Parameter and not _is_plain_parameter(type(t)):
         return True
     try:
         t.data_ptr()
     except RuntimeError:  # of vmap and other transformations
         return True
+    if forward_ad._current_level >= 0 and forward_ad.unpack_dual(t).tangent is not None:
+        return True
     return t.is_meta
+
+
+def _is_plain_parameter(cls: type[Tensor]) -> bool:
+    """Whether a class of parameters leaves torch's operations alone, and only adds attributes."""
+    return (
+        issubclass(cls, torch.nn.Parameter)
+        and cls.__torch_function__ is torch.nn.Parameter.__torch_function__
+        and cls.__torch_dispatch__ is Tensor.__torch_dispatch__
+    )
 
 
 class Row(NamedTuple):

@@ -56,10 +56,11 @@ def by_generators(M: LinearMap, rank: int, forms: list[Candidate]) -> list[Candi
     return [*forms, *last_resort(M)]
 
 
-def toeplitz_candidates(P: Tensor, Q: Tensor) -> list[Candidate]:
+def toeplitz_candidates(generators: Callable[[], tuple[Tensor, Tensor]]) -> list[Candidate]:
+    """Elimination for T, given what computes P and Q of T - Z_1 T Z_{-1}^T = P^T Q."""
     return [
-        gko("gko", lambda: real_toeplitz_form(P, Q)),
-        real(gko("gko, complex nodes", lambda: complex_toeplitz_form(P, Q))),
+        gko("gko", lambda: real_toeplitz_form(*generators())),
+        real(gko("gko, complex nodes", lambda: complex_toeplitz_form(*generators()))),
     ]
 
 
@@ -74,7 +75,7 @@ def around(of: Candidate, before: tuple[Map, Map], after: tuple[Map, Map]) -> Ca
             solver,
         )
 
-    return Candidate(of.name, make)
+    return of._replace(make=make)
 
 
 def keep(x: Tensor) -> Tensor:
@@ -101,7 +102,7 @@ def _(M: LinearMap) -> list[Candidate]:
     if found is None or 8 * found.rank > n:
         return general(M)
     P, Q = (v.detach().double() for v in found.reduced().generators())
-    return [*toeplitz_candidates(P, Q), *general(M)]
+    return [*toeplitz_candidates(lambda: (P, Q)), *general(M)]
 
 
 def real(of: Candidate) -> Candidate:
@@ -115,14 +116,14 @@ def real(of: Candidate) -> Candidate:
 
 @rule("solvers", Transposed)
 def _(M: Transposed) -> list[Candidate]:
-    swapped = lambda of: Candidate(of.name, lambda: Swapped(of.make()))
+    swapped = lambda of: of._replace(make=lambda: Swapped(of.make()))
     return [swapped(of) for of in candidates(M.of)]
 
 
 @rule("solvers", Scaled)
 def _(M: Scaled) -> list[Candidate]:
     divide = lambda b: b / M.scalar
-    wide = lambda of: Candidate(of.name, lambda: _for_any(M.of, of))
+    wide = lambda of: of._replace(make=lambda: _for_any(M.of, of))
     return [around(wide(of), (divide, divide), (keep, keep)) for of in candidates(M.of)]
 
 
@@ -136,13 +137,18 @@ def _(M: Inverse) -> list[Candidate]:
     return [formula("product", lambda b: multiply(M.of, b), lambda b: rmultiply(M.of, b))]
 
 
+def _steady(M: LinearMap) -> Candidate:
+    """The first solver that does not give up on matrices that others solve."""
+    return next(candidate for candidate in candidates(M) if candidate.largest is None)
+
+
 @rule("solvers", Composition)
 def _(M: Composition) -> list[Candidate] | None:
     if M.left.out_features != M.left.in_features:
         return None
 
     def make() -> Solver:
-        left, right = (_for_any(part, candidates(part)[0]) for part in (M.left, M.right))
+        left, right = (_for_any(part, _steady(part)) for part in (M.left, M.right))
         return Formula(
             lambda b: right.solve(left.solve(b)),
             lambda b: left.solve(right.solve(b, transposed=True), transposed=True),

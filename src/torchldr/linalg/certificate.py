@@ -32,7 +32,7 @@ class Certified(NamedTuple):
         residual: the largest |b - M x| / |b|.
         backward_error: the largest |b - M x| / (|M| |x| + |b|).
         condition: |M|_2 |M^-1|_F, estimated: at least the 2-norm condition number, up to a factor of about
-            2; inf for a singular matrix. For an iteration, a lower bound.
+            2; inf for a singular matrix. For an iteration, a lower bound; nan for one that gave up.
     """
 
     x: Tensor
@@ -55,18 +55,23 @@ def certified(
     random = random_rows(PROBES, n, b)
     rhs = torch.cat((b, random)) if solver.exact else b
     size = torch.linalg.vector_norm(rhs, dim=-1)
-    x = solver.solve(rhs, transposed=transposed)
+    if solver.exact:
+        x = solver.solve_with(b, random, transposed=transposed)
+    else:
+        x = solver.solve(b, transposed=transposed)
     if not bool(torch.isfinite(torch.view_as_real(x) if x.is_complex() else x).all()):
-        return Certified(x[:p], torch.inf, torch.inf, torch.inf)
+        return Certified(x[:p], torch.inf, torch.inf, _unknown(solver))
     y = product(torch.cat((x, random[:1])))
     left = rhs - y[:-1]
     if solver.exact and not bool((torch.linalg.vector_norm(left[p:], dim=-1) < LOST).all()):
-        return Certified(x[:p], torch.inf, torch.inf, torch.inf)
+        return Certified(x[:p], torch.inf, torch.inf, _unknown(solver))
     norm = max(_gain(random[:1], y[-1:]), _gain(y[-1:], adjoint(y[-1:])))
     length = torch.linalg.vector_norm(x, dim=-1)
     inverse = length[p:] if solver.exact else length / torch.where(size == 0, 1, size)
     condition = norm * float(inverse.square().mean().sqrt() if solver.exact else inverse.max())
     x, left, rhs, size = x[:p], left[:p], rhs[:p], size[:p]
+    if condition > solver.trusted:
+        return Certified(x, torch.inf, torch.inf, torch.nan)
     floor = FLOOR * torch.finfo(torch.float64).eps
     error, backward = _errors(left, x, size, norm)
     for _ in range(REFINEMENTS):
@@ -79,6 +84,11 @@ def certified(
             break
         x, left, (error, backward) = trial, after, errors
     return Certified(x, error, backward, condition)
+
+
+def _unknown(solver: Solver) -> float:
+    """The condition number of what was not solved: inf by a solver that solves all but singular systems."""
+    return torch.inf if solver.trusted == torch.inf else torch.nan
 
 
 def _errors(left: Tensor, x: Tensor, size: Tensor, norm: float) -> tuple[float, float]:

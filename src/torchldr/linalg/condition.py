@@ -34,7 +34,7 @@ def condition_estimate(M: LinearMap, *, steps: int = 8) -> float:
         raise ValueError(f"condition_estimate: M must be square, got {type(M).__name__} of {show(M)}.")
     system, n = widened(M), M.in_features
     like = torch.empty(0, dtype=torch.complex128 if M.dtype.is_complex else torch.float64, device=M.device)
-    solver, found = certified_by(system, random_rows(1, n, like))
+    solver, found = certified_by(system, random_rows(1, n, like), steady=True)
     if not found.backward_error <= 1e-6:
         return torch.inf
     return condition_by(*products(system), solver, n, like, steps=steps)

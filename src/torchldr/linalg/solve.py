@@ -16,13 +16,12 @@ from ..core.registry import near
 from ..core.rules import rule
 from .candidates import candidates
 from .certificate import Certified, Product, certified, condition_by
-from .solvers import DENSE_LIMIT, IterativeSolver, Solver, dense
+from .solvers import ACCEPTED, DENSE_LIMIT, Candidate, IterativeSolver, Solver, dense
 from .widening import may_require_grad, widened
 
 LinAlgError: type[RuntimeError] = torch.linalg.LinAlgError  # type: ignore[attr-defined] # not in its stubs
 
 TOLERANCE = 1e-10  # of |b - M x| / |b|, where rounding errors allow it
-ACCEPTED = 1e-10  # of the backward error: with more, the next solver is tried
 ILL_CONDITIONED = 1e8
 
 
@@ -114,7 +113,7 @@ class _Implicit(torch.autograd.Function):
         product, adjoint = products(system, transposed=True)
         rows = _as_real(dx.conj().resolve_conj(), system)
         found = certified(product, adjoint, solver, rows, transposed=True, tol=tol or TOLERANCE)
-        if not found.backward_error <= ACCEPTED:
+        if not _is_accepted(solver, found, tol):
             found = certified_by(system, rows, tol=tol, transposed=True)[1]
         y = found.x if found.x.is_complex() or not dx.is_complex() else torch.complex(*found.x.chunk(2))
         return y.conj(), None, None, None, None
@@ -160,28 +159,47 @@ def _warn(name: str, M: LinearMap, solver: Solver, found: Certified) -> None:
 
 
 def certified_by(
-    M: LinearMap, b: Tensor, *, tol: float | None = None, method: str | None = None, transposed: bool = False
+    M: LinearMap,
+    b: Tensor,
+    *,
+    tol: float | None = None,
+    method: str | None = None,
+    transposed: bool = False,
+    steady: bool = False,
 ) -> tuple[Solver, Certified]:
-    """The solver that came to a solution, and that; the last one's where none did."""
-    n = M.in_features
-    possible = candidates(M)
-    if method is not None:
-        names = [candidate.name for candidate in possible]
-        if method not in names:
-            hint = near(method, dict.fromkeys(names))
-            raise ValueError(f"solve: unknown method {method!r} for {type(M).__name__}{hint}.")
-        possible = [possible[names.index(method)]]
-    elif 4 * b.shape[0] >= n and n <= DENSE_LIMIT and possible[0].name.startswith("gko"):
-        possible = [dense(M)]  # b itself is of the dense matrix's size, and elimination is faster for many
+    """The solver that came to a solution, and that; the last one's where none did.
+
+    `steady` leaves out those that may give up on the next right-hand side.
+    """
     product, adjoint = products(M, transposed=transposed)
-    for candidate in possible:
+    for candidate in _possible(M, b, method, steady=steady):
         solver = candidate.make()
         if tol is not None and isinstance(solver, IterativeSolver):
             solver.tol = tol
         found = certified(product, adjoint, solver, b, transposed=transposed, tol=tol or TOLERANCE)
-        if found.backward_error <= ACCEPTED or found.residual <= (tol or 0) or solver.final:
+        if _is_accepted(solver, found, tol) or solver.final:
             break
     return solver, found
+
+
+def _is_accepted(solver: Solver, found: Certified, tol: float | None) -> bool:
+    return found.backward_error <= solver.accepted or found.residual <= (tol or 0)
+
+
+def _possible(M: LinearMap, b: Tensor, method: str | None, *, steady: bool) -> list[Candidate]:
+    """The solvers to try for these right-hand sides, or the one that was named."""
+    n, known = M.in_features, candidates(M)
+    if method is not None:
+        names = [candidate.name for candidate in known]
+        if method not in names:
+            hint = near(method, dict.fromkeys(names))
+            raise ValueError(f"solve: unknown method {method!r} for {type(M).__name__}{hint}.")
+        return [known[names.index(method)]]
+    sure = [candidate for candidate in known if candidate.largest is None]
+    if 4 * b.shape[0] >= n and n <= DENSE_LIMIT and sure[0].name.startswith("gko"):
+        return [dense(M)]  # b itself is of the dense matrix's size, and elimination is faster for many
+    fit = lambda candidate: candidate.largest is None or b.numel() <= candidate.largest
+    return sure if steady else [candidate for candidate in known if fit(candidate)]
 
 
 def products(M: LinearMap, *, transposed: bool = False) -> tuple[Product, Product]:

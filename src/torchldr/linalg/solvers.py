@@ -22,6 +22,7 @@ DENSE_FIRST = 1024
 DENSE_LIMIT = 8192
 # What GMRES leaves of |b|, unless `solve` is told another tolerance.
 GMRES_TOLERANCE = 1e-13
+ACCEPTED = 1e-10  # of the backward error: with more, the next solver is tried
 
 
 class Solver:
@@ -29,6 +30,8 @@ class Solver:
 
     exact = True  # but for rounding: an iteration may instead not come to an end
     final = False  # what this one cannot solve, none can
+    trusted = torch.inf  # the condition number up to which it is believed
+    accepted = ACCEPTED  # the backward error up to which it is
 
     def solve(self, b: Tensor, *, transposed: bool = False) -> Tensor:
         """Approximate solutions of M x = b, or of M^T x = b, for every row of b (p, n).
@@ -37,12 +40,30 @@ class Solver:
         """
         raise NotImplementedError
 
+    def solve_with(self, b: Tensor, probes: Tensor, *, transposed: bool = False) -> Tensor:
+        """The same for the rows of b and then of probes, which need not be solved to more than a percent."""
+        return self.solve(torch.cat((b, probes)), transposed=transposed)
+
+    def _as(self, *parts: Solver) -> None:
+        """Be as good as the worst of these."""
+        self.exact = all(part.exact for part in parts)
+        self.final = bool(parts) and all(part.final for part in parts)
+        self.trusted = min((part.trusted for part in parts), default=torch.inf)
+        self.accepted = min((part.accepted for part in parts), default=ACCEPTED)
+
 
 class Candidate(NamedTuple):
-    """A solver that may be tried, by name; `make` does the work that comes before the first system."""
+    """A solver that may be tried, by name.
+
+    Attributes:
+        make: does the work that comes before the first system.
+        largest: for one that may give up on matrices that others solve, the numbers in the right-hand sides
+            up to which it is tried.
+    """
 
     name: str
     make: Callable[[], Solver]
+    largest: int | None = None
 
 
 class Formula(Solver):
@@ -52,8 +73,7 @@ class Formula(Solver):
         self, direct: Callable[[Tensor], Tensor], transposed: Callable[[Tensor], Tensor], *parts: Solver
     ) -> None:
         self.direct, self.transposed = direct, transposed
-        self.exact = all(part.exact for part in parts)
-        self.final = bool(parts) and all(part.final for part in parts)
+        self._as(*parts)
 
     def solve(self, b: Tensor, *, transposed: bool = False) -> Tensor:
         return self.transposed(b) if transposed else self.direct(b)
@@ -69,7 +89,8 @@ class RealSolver(Solver):
     """A solver of a real matrix, for right-hand sides that may be complex."""
 
     def __init__(self, of: Solver) -> None:
-        self.of, self.exact, self.final = of, of.exact, of.final
+        self.of = of
+        self._as(of)
 
     def solve(self, b: Tensor, *, transposed: bool = False) -> Tensor:
         if not b.is_complex():
@@ -114,10 +135,14 @@ class Swapped(Solver):
     """A solver of the transposed matrix."""
 
     def __init__(self, of: Solver) -> None:
-        self.of, self.exact, self.final = of, of.exact, of.final
+        self.of = of
+        self._as(of)
 
     def solve(self, b: Tensor, *, transposed: bool = False) -> Tensor:
         return self.of.solve(b, transposed=not transposed)
+
+    def solve_with(self, b: Tensor, probes: Tensor, *, transposed: bool = False) -> Tensor:
+        return self.of.solve_with(b, probes, transposed=not transposed)
 
 
 def dense(M: LinearMap) -> Candidate:

@@ -43,7 +43,7 @@ class StructuredLinear(PlannedLayer, StructuredParameters):
     In `eval()` and without gradients for the parameters the layer keeps what does not depend on the
     input, as long as the parameters have the same numbers. On a CPU the numbers themselves are compared at
     every call, so nothing that changes them goes unseen. On a GPU torch's count of edits is asked, and every
-    step of an optimizer is seen; after writing to its memory by other means call `drop_plan()`.
+    step of an optimizer is seen; after writing to its memory by other means, `.data` too, call `drop_plan()`.
 
     Examples:
         >>> layer = StructuredLinear(784, 512, structure="ldr_sd", rank=4)
@@ -86,9 +86,9 @@ class StructuredLinear(PlannedLayer, StructuredParameters):
             layer=StructuredLinear,
         )
         self.init = init
-        self.register_parameter(
-            "bias", nn.Parameter(torch.empty(out_features, device=device, dtype=dtype)) if bias else None
-        )
+        with torch.inference_mode(False):  # as the other parameters
+            empty = nn.Parameter(torch.empty(out_features, device=device, dtype=dtype)) if bias else None
+        self.register_parameter("bias", empty)
         self._plan_choice: str = "auto"
         self._route: str | None = None
         self._tuned: dict[Call, str] = {}
@@ -183,18 +183,18 @@ class StructuredLinear(PlannedLayer, StructuredParameters):
         """Every route for these vectors, or for so many, with its cost or the reason against it.
 
         The layer's mode counts: in `eval()` and without gradients the matrix is kept, and what a route
-        prepares costs nothing. The table's `note` says why no plan is kept, where that is so.
+        prepares costs nothing. The table's `note` says why no plan is kept, or what else makes calls wait.
         """
         matrix = self.matrix()
         if isinstance(x, int):
             x = torch.empty(x, self.in_features, dtype=matrix.dtype, device=matrix.device)
-        why = self._why_no_plan(matrix)
-        call = matrix.call(x, kept=why is None)
-        only = self._route
-        if only is None and (plan := self._kept_plan()) is not None:
-            only = plan.route(call).name
+        call = matrix.call(x, kept=self._why_no_plan(matrix) is None)
+        only, plan = self._route, self._kept_plan()
+        if plan is not None:
+            call = plan.computed(call)
+            only = only or plan.route(call).name
         table = RouteTable(matrix.promoted(), call, only=only, dense=PLANS[self._plan_choice])
-        table.note = "" if why is None else f"no plan is kept: {why}"
+        table.note = self._note(matrix)
         return table
 
     def extra_repr(self) -> str:

@@ -9,10 +9,11 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from ..core.routes import is_recorded, is_traced
+from ..core.routes import is_recorded, lacks_memory
 from ..matrices import StructuredMatrix, get_structure
 from .plan import Plan
-from .tensors import add_axes, lack_values, named_tensors
+from .snapshot import why_uncounted
+from .tensors import add_axes, count_edits_, lack_values, named_tensors
 
 
 class StructuredParameters(nn.Module):
@@ -54,9 +55,10 @@ class StructuredParameters(nn.Module):
         dtype = dtype or torch.get_default_dtype()
         if not dtype.is_floating_point:
             raise TypeError(f"{who}: dtype must be real floating point, got {dtype}.")
-        for name, shape in shapes.items():
-            empty = torch.empty(*self.leading, *shape, device=device, dtype=dtype)
-            self.register_parameter(name, nn.Parameter(empty))
+        with torch.inference_mode(False):  # or edits would not be counted
+            for name, shape in shapes.items():
+                empty = torch.empty(*self.leading, *shape, device=device, dtype=dtype)
+                self.register_parameter(name, nn.Parameter(empty))
         self._learned = tuple(shapes)
         self._plan: Plan | None = None
         self._fill_constants(drawn=True)
@@ -80,13 +82,14 @@ class StructuredParameters(nn.Module):
         m, n, rank = self.out_features, self.in_features, self.rank or 1
         random = self.structure.drawn if drawn else ()
         count = math.prod(self.leading) if random else 1
-        sets = [self.structure.constants(m, n, rank, **like, **self.options) for _ in range(count)]
-        for name, value in sets[0].items():
-            if name not in self.structure.drawn:
-                self.register_buffer(name, value, persistent=False)
-            elif name in random:
-                values = torch.stack([constants[name] for constants in sets])
-                self.register_buffer(name, values.reshape(*self.leading, *value.shape))
+        with torch.inference_mode(False), torch.no_grad():
+            sets = [self.structure.constants(m, n, rank, **like, **self.options) for _ in range(count)]
+            for name, value in sets[0].items():
+                if name not in self.structure.drawn:
+                    self.register_buffer(name, value, persistent=False)
+                elif name in random:
+                    values = torch.stack([constants[name] for constants in sets])
+                    self.register_buffer(name, values.reshape(*self.leading, *value.shape))
 
     # The plan, and what drops it.
 
@@ -102,11 +105,38 @@ class StructuredParameters(nn.Module):
             return "a compiler is at work"
         if wanted := self._gradient_wanted(matrix.tensors):
             return f"the gradient of {wanted} is wanted"
+        if getattr(self, "_is_replica", False):
+            return "the layer is a replica of DataParallel, with parameters that are copied for each call"
+        if is_recorded(next(iter(matrix.tensors.values()))):
+            return "operations are recorded, by a tracer or into a CUDA graph"
+        for name, t in matrix.tensors.items():
+            if lacks_memory(t):
+                return (
+                    f"{name} has no values to look at: it is on the meta device, mapped, or of another class"
+                )
+        return self._why_swapped(matrix)
+
+    def _why_swapped(self, matrix: StructuredMatrix) -> str | None:
+        """The reason, where a parameter was exchanged for another tensor with other numbers."""
         for name in self._learned:
             own: Tensor | None = self._parameters.get(name)
             if own is not None and not isinstance(own, nn.Parameter):
+                tensors = [*matrix.tensors.values()]
+                if matrix.device.type == "cpu" and self._plan is not None and self._plan.holds(tensors):
+                    return None
                 return f"{name} was swapped for another tensor"
-        return "tensors without memory" if is_traced(*matrix.tensors.values()) else None
+        return None
+
+    def _note(self, matrix: StructuredMatrix) -> str:
+        """What keeps calls from being as fast as they can be, in words; "" where nothing does."""
+        why = self._why_no_plan(matrix)
+        if why is not None:
+            return f"no plan is kept: {why}"
+        if matrix.device.type != "cpu":
+            for name, t in matrix.tensors.items():
+                if (reason := why_uncounted(t)) is not None:
+                    return f"each call waits for the device, to compare {name} with a copy: it {reason}"
+        return ""
 
     def _gradient_wanted(self, tensors: Mapping[str, Tensor]) -> str | None:
         """The name of one that autograd asks for, a bias too."""
@@ -141,13 +171,20 @@ class StructuredParameters(nn.Module):
             plan = self._plan = self._make_plan(matrix)
         return plan
 
+    def _count_edits(self) -> None:
+        """Let the tensors count their edits, unless what is kept reads them where they are."""
+        if self.structure.structured or self.leading:
+            count_edits_(self)
+
     def train(self, mode: bool = True) -> Self:
         self._plan = None
         return super().train(mode)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         self.drop_plan()
-        super()._apply(fn, recurse)
+        with torch.inference_mode(False), torch.no_grad():
+            super()._apply(fn, recurse)
+        self._count_edits()
         self._fill_constants()  # conversion to a narrow dtype, or from the meta device, ruins them
         return self
 
@@ -155,10 +192,15 @@ class StructuredParameters(nn.Module):
         self.drop_plan()
         add_axes(self, state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args)
+        self._count_edits()
         self._fill_constants()  # parameters that are assigned may have another device and dtype
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_plan": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._count_edits()
 
 
 def describe(part: StructuredParameters) -> str:

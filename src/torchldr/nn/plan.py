@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..core.dense_route import DenseProduct
 from ..core.products import Product, allows_tf32, autocasts, check_input, run_product, without_autocast
-from ..core.routes import Call, Route, choose, lacks_memory, why_not
+from ..core.routes import Call, Route, choose, costs_of, lacks_memory, why_not
 from ..matrices import StructuredMatrix
 from .snapshot import Snapshot
 
@@ -57,6 +57,18 @@ class Plan:
     def holds(self, tensors: Sequence[Tensor], *, same: bool = False) -> bool:
         """Whether the matrix still has the numbers that the plan was made from; `same` if `is_of` holds."""
         return self._snapshot.matches(tensors, same=same)
+
+    def computed(self, call: Call) -> Call:
+        """The call in the dtype of the matrix, where autocast wants another and that is the faster one.
+
+        A CPU without instructions for bfloat16 multiplies dense matrices faster in float32, and some routes
+        serve float32 alone.
+        """
+        if call.dtype == self.dtype or self.dtype != torch.float32:
+            return call
+        own = call._replace(dtype=self.dtype, tf32=allows_tf32(self._kind, self.dtype))
+        seconds = [costs_of(self.matrix, c)[self.route(c)] for c in (call, own)]
+        return own if seconds[1] < seconds[0] else call
 
     def route(self, call: Call) -> Route:
         sized = call.sized
@@ -120,11 +132,14 @@ class Plan:
         if dtype != torch.float64 and autocasts(kind):
             dtype = torch.get_autocast_dtype(kind)
         tf32 = allows_tf32(kind, dtype)
-        call = Call(x.numel() // self._features, kind, dtype, needs_grad, kept=True, traced=traced, tf32=tf32)
+        call = self.computed(
+            Call(x.numel() // self._features, kind, dtype, needs_grad, kept=True, traced=traced, tf32=tf32)
+        )
         route = self.route(call)
         product = self._product(route)
-        if route.in_own_dtype(call):
+        if route.in_own_dtype(call) and call.dtype == dtype:
             return _Taken(product, dtype, tf32)
+        # In a dtype that is wider than autocast's a product runs outside of it, and is rounded in the end.
         plain = (
             x.ndim == 2 and len(x) > 0 and x.dtype == dtype and dtype.itemsize >= 4 and not autocasts(kind)
         )

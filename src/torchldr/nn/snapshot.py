@@ -1,15 +1,15 @@
 """Whether tensors still hold the numbers that something was computed from.
 
 torch counts edits in place (`_version`), but fused optimizers, `.data`, numpy, DLPack and other processes
-write without being counted, and tensors made under inference mode have no count. So in CPU memory the
-numbers themselves are compared with a copy: some bytes for each of a few vectors, at most a few percent
-of a product.
+write without being counted, and tensors made under inference mode have no count (layers give their own one:
+`count_edits_`). So in CPU memory the numbers themselves are compared with a copy: some bytes for each of a
+few vectors, at most a few percent of a product.
 
 On a GPU a comparison would wait for the device at every call. There a tensor counts as unchanged while
 its count, its address and its object are the same and no optimizer of the process has made a step; after
 a step, and where a tensor has no count or shares its memory with another one, the numbers are compared.
-What this rule cannot see is memory of a GPU that is written behind torch's back (a raw kernel, DLPack in
-another library).
+What this rule cannot see is memory of a GPU that is written without being counted: by `.data`, a raw kernel,
+DLPack in another library.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from .tensors import counts_edits
 
 _steps = 0  # of all optimizers of this process
 
@@ -135,9 +137,16 @@ def _memory(t: Tensor, size: int) -> ctypes.Array[ctypes.c_char]:
 
 def _states(tensors: Sequence[Tensor]) -> list[int] | None:
     """Counts of edits, or None where an edit need not be counted."""
-    if any(t.is_inference() or _shares_memory(t) for t in tensors):
+    if any(why_uncounted(t) is not None for t in tensors):
         return None
     return [*map(_version_of, tensors)]
+
+
+def why_uncounted(t: Tensor) -> str | None:
+    """Why an edit of this tensor need not be counted, or None where it is."""
+    if not counts_edits(t):
+        return "was made under inference mode"
+    return "is a part of a larger piece of memory" if _shares_memory(t) else None
 
 
 def _shares_memory(t: Tensor) -> bool:

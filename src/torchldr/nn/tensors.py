@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.prune import BasePruningMethod
+from torch.utils import swap_tensors
 
 
 def named_tensors(layer: nn.Module, names: tuple[str, ...]) -> dict[str, Tensor]:
@@ -34,6 +36,29 @@ def add_axes(model: nn.Module, state: dict[str, Any], prefix: str = "") -> None:
                 t = state.get(name)
                 if isinstance(t, Tensor) and p.shape[lead:] == (1,) and t.shape == p.shape[:lead]:
                     state[name] = t.unsqueeze(-1)
+
+
+def counts_edits(t: Tensor) -> bool:
+    """Whether torch counts edits in place of a tensor: not of one that was made under inference mode."""
+    try:
+        return t._version >= 0 and not t.is_inference()
+    except RuntimeError:  # made there, and given data from outside since
+        return False
+
+
+def count_edits_(layer: nn.Module) -> None:
+    """Give the layer's own tensors that do not count edits memory of their own that does.
+
+    The objects stay, so that tied parameters stay tied. Where torch refuses to exchange what they hold (a
+    compiler watches one, say) they stay as they are.
+    """
+    for t in (*layer._parameters.values(), *layer._buffers.values()):
+        if t is not None and type(t) in (Tensor, nn.Parameter) and not counts_edits(t):
+            with torch.inference_mode(False), torch.no_grad(), suppress(RuntimeError):
+                copy: Tensor = t.detach().clone()
+                copy = nn.Parameter(copy, t.requires_grad) if isinstance(t, nn.Parameter) else copy
+                vars(copy).update(vars(t))
+                swap_tensors(t, copy)
 
 
 def in_format_of(y: Tensor, x: Tensor) -> Tensor:

@@ -220,6 +220,11 @@ def check_gradients(M: StructuredMatrix, batch: int = 3, seed: int = 0) -> None:
                     raise AssertionError(f"{where}: wrong shape or dtype.")
                 error = (found[name].double() - want[name]).abs()
                 _bounded(error, size[name].abs(), M.dtype, max(M.shape), where)
+        for route in forced(M, call._replace(kept=True)) if what == "matmul" else ():
+            found = _gradients(_prepared(M, route), {}, x, y)
+            error = (found["input"].double() - want["input"]).abs()
+            where = f"{M!r}.{what} by {route.name}, prepared, gradient of the input"
+            _bounded(error, size["input"].abs(), M.dtype, max(M.shape), where)
 
 
 def dot_test(M: StructuredMatrix, seed: int = 0) -> None:

@@ -18,6 +18,7 @@ it to the same oracle as every other product; `why_not` says where it applies.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +29,7 @@ from ...kernels.cpu import compiled
 from ...kernels.cpu.arrays import as_array
 from ...kernels.cpu.compiled import Loops, numbers, wide
 from ...kernels.cpu.threads import in_parts
+from ..kept import KeptProduct
 from ..reference import krylov_of_side_reference
 from .circulant_pair import generators
 from .guard import Side, sample_side
@@ -84,6 +86,13 @@ def matmul(K: CompiledPair, x: Tensor) -> Tensor:
     in_parts(len(source), K.left.size, rows)
     result = torch.from_numpy(y)
     return result if x.dtype is K.dtype else result.to(x.dtype)
+
+
+def kept(A: Side, C: Side, dtype: torch.dtype) -> KeptProduct:
+    """The product for operators and vectors that are constants, differentiable in x: M^T swaps the sides."""
+    return KeptProduct(
+        lambda transposed: partial(matmul, prepare(*((C, A) if transposed else (A, C)), dtype))
+    )
 
 
 def _check(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:

@@ -1,4 +1,4 @@
-"""Solving with classical matrices: elimination on generators, and transforms that are their own solvers.
+"""Solving with classical matrices: iteration, elimination on generators, transforms that solve themselves.
 
 DFT                     F^-1 = conj(F) / n
 DCT-II, Chebyshev       at the zeros of T_n the rows are orthogonal
@@ -6,12 +6,16 @@ DCT-II, Chebyshev       at the zeros of T_n the rows are orthogonal
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
+from ...core.linear_map import LinearMap
 from ...core.rules import rule
 from ...linalg.candidates import by_generators, real, rows_reversed, toeplitz_candidates
 from ...linalg.cauchy_forms import CauchyForm, gko, vandermonde_form
+from ...linalg.circulant_iteration import FROM, circulant_iteration
 from ...linalg.solvers import Candidate, formula
 from .families import Cauchy, Hankel, Toeplitz, Vandermonde
 from .transforms import DCT2, DFT, Chebyshev
@@ -29,9 +33,7 @@ def _toeplitz_displacement(M: Toeplitz) -> tuple[Tensor, Tensor]:
 
 @rule("solvers", Toeplitz)
 def _(M: Toeplitz) -> list[Candidate] | None:
-    if M.dtype.is_complex:
-        return None
-    return by_generators(M, 4, toeplitz_candidates(*_toeplitz_displacement(M)))
+    return None if M.dtype.is_complex else _toeplitz_solvers(M, M)
 
 
 @rule("solvers", Hankel)
@@ -39,8 +41,18 @@ def _(M: Hankel) -> list[Candidate] | None:
     if M.dtype.is_complex:
         return None
     upside_down = Toeplitz(M.column.flip(0), M.last_row)
-    forms = toeplitz_candidates(*_toeplitz_displacement(upside_down))
-    return by_generators(M, 4, rows_reversed(forms))
+    return _toeplitz_solvers(M, upside_down, rows_reversed)
+
+
+def _toeplitz_solvers(
+    M: LinearMap, T: Toeplitz, become: Callable[[list[Candidate]], list[Candidate]] = list
+) -> list[Candidate]:
+    """Of M, given a Toeplitz matrix T and what makes solvers of M from those of T."""
+    eliminations = toeplitz_candidates(lambda: _toeplitz_displacement(T))
+    known = by_generators(M, 4, become(eliminations))
+    if M.in_features < FROM:
+        return known
+    return [*become([circulant_iteration(T.column, T.row)]), *known]
 
 
 @rule("solvers", Vandermonde)

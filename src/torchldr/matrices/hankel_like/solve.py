@@ -10,4 +10,4 @@ from . import HankelLike
 
 @rule("solvers", HankelLike)
 def _(M: HankelLike) -> list[Candidate]:
-    return by_generators(M, 2 * M.G.shape[0], rows_reversed(toeplitz_candidates(2 * M.G, M.H)))
+    return by_generators(M, 2 * M.G.shape[0], rows_reversed(toeplitz_candidates(lambda: (2 * M.G, M.H))))

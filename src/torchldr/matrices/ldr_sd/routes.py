@@ -14,6 +14,7 @@ from ...core.products import Product
 from ...core.routes import Call, Route
 from ...functional import stein_scan, tridiagonal
 from ...functional.fft import fast_length, is_fast_length
+from ...functional.kept import KeptProduct
 from ...functional.subdiagonal import (
     circulant_pair,
     compiled_convolution,
@@ -106,8 +107,6 @@ def _prepare_convolution(M: Any) -> Product:
 def _compiled_why_not(M: Any, call: Call) -> str | None:
     if call.traced:
         return "not for tracing, vmap and capture"
-    if call.kept and call.needs_grad:
-        return "no gradient for a matrix that is kept"
     if not compiled.serves(*M.tensors.values()):
         return compiled.why_not() or "for CPUs"
     return _refused(M, call) or compiled_convolution.FORWARD.why_not(_scales(M).dtype)
@@ -126,7 +125,11 @@ def _compiled(M: Any, x: Tensor, transposed: bool) -> Tensor:
 
 
 def _prepare_compiled(M: Any) -> Product:
-    return partial(compiled_convolution.matmul, compiled_convolution.prepare(*sides(M), _scales(M)))
+    def prepare(transposed: bool) -> Product:
+        constants = compiled_convolution.prepare(*sides(M, transposed), _scales(M, transposed))
+        return partial(compiled_convolution.matmul, constants)
+
+    return KeptProduct(prepare)
 
 
 # A circulant pair: square matrices that are kept.
@@ -150,18 +153,20 @@ def _prepare_pair(M: Any) -> Product:
 
 
 def _compiled_pair_why_not(M: Any, call: Call) -> str | None:
-    return _without_gradients(call) or compiled_pair.why_not(*sides(M)) or _refused(M, call)
+    if call.traced:
+        return "not for tracing, vmap and capture"
+    return compiled_pair.why_not(*sides(M)) or _refused(M, call)
 
 
 def _compiled_pair_cost(M: Any, call: Call) -> float:
     on, n = costs.machine(call), M.shape[0]
     transforms = call.batch * (2 * M.rank + 4)
     seconds = costs.wide(call) * on.compiled * transforms * n / 2 * max(n // 2, 2).bit_length()
-    return on.start + costs.started(call, 4) + seconds
+    return costs.backward(call, on.start + costs.started(call, 4) + seconds)
 
 
 def _prepare_compiled_pair(M: Any) -> Product:
-    return partial(compiled_pair.matmul, compiled_pair.prepare(*sides(M), _scales(M).dtype))
+    return compiled_pair.kept(*sides(M), _scales(M).dtype)
 
 
 def _cuda_pair_why_not(M: Any, call: Call) -> str | None:

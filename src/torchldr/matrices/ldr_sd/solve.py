@@ -36,7 +36,7 @@ def _(M: LDRSubdiagonal) -> list[Candidate]:
         bool(v.abs().max() <= SCALES * v.abs().min()) for v in (P, Q)
     ):
         divide = (lambda b: b / P, lambda b: b / P), (lambda b: b / Q, lambda b: b / Q)
-        forms = toeplitz_candidates(*_closed_displacement(M, G, H, P, Q, f, e))
+        forms = toeplitz_candidates(lambda: _closed_displacement(M, G, H, P, Q, f, e))
         found += [around(form, *divide) for form in forms]
     return [*found, *general(M)]
 

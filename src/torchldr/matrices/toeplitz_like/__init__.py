@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -50,14 +49,14 @@ def _dense_seconds(M: Any, call: Call) -> float:
 def _pair_why_not(M: Any, call: Call) -> str | None:
     if call.traced:
         return "not for tracing, vmap and capture"
-    return "no gradient" if call.needs_grad else compiled_pair.why_not(*M._sides())
+    return compiled_pair.why_not(*M._sides())
 
 
 def _pair_seconds(M: Any, call: Call) -> float:
     on, n = costs.machine(call), M.shape[0]
     transforms = call.batch * (2 * M.rank + 4)
     seconds = costs.wide(call) * on.compiled * transforms * n / 2 * max(n // 2, 2).bit_length()
-    return on.start + costs.started(call, 4) + seconds
+    return costs.backward(call, on.start + costs.started(call, 4) + seconds)
 
 
 class ToeplitzLike(StructuredMatrix, name="toeplitz_like"):
@@ -140,7 +139,7 @@ class ToeplitzLike(StructuredMatrix, name="toeplitz_like"):
         return left, right
 
     def _prepare_pair(self) -> Product:
-        return partial(compiled_pair.matmul, compiled_pair.prepare(*self._sides(), self.dtype))
+        return compiled_pair.kept(*self._sides(), self.dtype)
 
     def _materialize(self) -> Tensor:
         return self._stein_sum(self.dtype)

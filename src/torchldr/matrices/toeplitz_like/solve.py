@@ -11,4 +11,4 @@ from . import ToeplitzLike
 @rule("solvers", ToeplitzLike)
 def _(M: ToeplitzLike) -> list[Candidate]:
     # Z_1^n = I and Z_{-1}^n = -I: the displacement is twice G^T H.
-    return by_generators(M, 2 * M.G.shape[0], toeplitz_candidates(2 * M.G, M.H))
+    return by_generators(M, 2 * M.G.shape[0], toeplitz_candidates(lambda: (2 * M.G, M.H)))

@@ -12,6 +12,7 @@ from typing import NamedTuple, TypeVar
 import torch
 import typer
 
+from torchldr.cli import say
 from torchldr.matrices import get_structure
 
 from ..language import sweep_language, train_language
@@ -23,7 +24,6 @@ from ..tables.paper import get_table
 from ..trainer.logs import no_log, tensorboard_log
 from ..trainer.parallel import Backend, Processes, train_images
 from ..trainer.progress import progress_on_stderr
-from ..trainer.progress import say as _say
 from ..trainer.sweep import Library, Report, missing, sweep
 from .options import HERE
 
@@ -151,7 +151,7 @@ class Engine(NamedTuple):
         except ImportError as error:
             raise typer.BadParameter(f"--ray: {error}") from error
         except ConnectionError as error:
-            _say(str(error))
+            say(str(error))
             raise typer.Exit(1) from error
 
 
@@ -173,12 +173,12 @@ def train_missing(
                 library.data_dir,
                 force=extras.force,
                 max_seconds=extras.max_seconds,
-                say=_say,
+                say=say,
             )
         else:
             report = _sweep_apart(runs, ledger, library, engine, extras)
     except KeyboardInterrupt:
-        _say("interrupted; the same command goes on from here.")
+        say("interrupted; the same command goes on from here.")
         raise typer.Exit(130) from None
     _tell(report, ledger)
     if report.absent and not (report.finished or report.present or report.left):
@@ -215,20 +215,20 @@ def say_what_data(table: Table, ledger: Ledger, library: Library) -> None:
             continue
         known = any(ledger.find(run, source="official") for run in table.runs() if run.data == name)
         shown = "; the table shows our results on the official data, as --show does" if known else ""
-        _say(f"{name}: its official files are not here, so that this runs on a stand-in{shown}.")
+        say(f"{name}: its official files are not here, so that this runs on a stand-in{shown}.")
 
 
 def _tell(report: Report, ledger: Ledger) -> None:
     for message in report.absent.values():
-        _say(f"left out: {message}")
+        say(f"left out: {message}")
     for label, why in report.unsaved.items():
-        _say(f"{label}: the run is in the ledger, its weights are not kept: {why}")
+        say(f"{label}: the run is in the ledger, its weights are not kept: {why}")
     for label, why in report.failed.items():
-        _say(f"{label}: failed: {why}")
+        say(f"{label}: failed: {why}")
     if report.left:
-        _say(f"{len(report.left)} runs are left; the same command goes on from here.")
+        say(f"{len(report.left)} runs are left; the same command goes on from here.")
     if report.finished:
-        _say(f"{len(report.finished)} runs finished, {len(report.present)} were there: {ledger.path}")
+        say(f"{len(report.finished)} runs finished, {len(report.present)} were there: {ledger.path}")
 
 
 def title_of(table: Table, quick: bool) -> str:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..names import unknown
 from ..trainer.operators import accuracies, movements
 from .markdown import fill_pages, filled, markdown
 
@@ -265,7 +266,7 @@ TABLES: dict[str, tuple[str, Callable[[Results], str]]] = {
 def render(name: str, folder: Path) -> str:
     """The table of this name from the results in a folder, or a line that says how to make them."""
     if name not in TABLES:
-        raise ValueError(f"unknown table {name!r}. Known: {', '.join(TABLES)}.")
+        raise ValueError(unknown("table", name, TABLES))
     file, make = TABLES[name]
     missing = f"Not measured yet: `python benchmarks/{file}.py`.\n"
     content = _content(file, folder)

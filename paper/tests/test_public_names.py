@@ -20,18 +20,10 @@ DESCRIBED = {name for page in PAGES for name in re.findall(r"^::: (\S+)", page.r
 
 # What is used although it is not public, and why. Nothing shall be added; what is no longer used must go.
 KERNELS = "the GPU kernels of fleets are compiled and launched as the library's own"
-STACKS = "dense matrices of many replicas at once; matrices with leading axes will do this"
-OPERATORS = "the report on learned operators says what the port product makes of them"
-STARTS = "quick projections of many weights at once; a projection with leading axes will do this"
 INTERNAL = {
     "torchldr.kernels.cuda.nvrtc": KERNELS,
     "torchldr.kernels.cuda.unavailable": KERNELS,
-    "torchldr.matrices.toeplitz_like.corner_sign": STACKS,
-    "torchldr.functional.port.acceptance": OPERATORS,
-    "torchldr.functional.reference.tridiagonal_reference": OPERATORS,
-    "torchldr.compress.finetuning.groups.operator_names": STARTS,
-    "torchldr.matrices.toeplitz_like.project.from_displacement": STARTS,
-    "torchldr.core.registry.near": "the near name in an error about an activation",
+    "torchldr.functional.port.acceptance": "the report on learned operators says what ports make of them",
 }
 
 

@@ -7,7 +7,6 @@ its hash is the key of the ledger.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
@@ -16,6 +15,8 @@ from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, Self
 
 from torchldr.matrices import get_structure
+
+from .names import unknown
 
 CONVOLUTIONS = ("conv3", "conv3_pool", "conv4_pool")
 REPLACEMENTS = ("channels", "wide", "channels_square", "wide_square", "channels_blocks", "wide_blocks")
@@ -281,6 +282,4 @@ def _whole(who: str, name: str, value: Any, least: int) -> None:
 
 def _choice(who: str, name: str, value: Any, known: tuple[str, ...]) -> None:
     if value not in known:
-        near = difflib.get_close_matches(str(value), known, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"{who}: unknown {name} {value!r}.{hint} Known: {', '.join(known)}.")
+        raise ValueError(f"{who}: {unknown(name, value, known)}")

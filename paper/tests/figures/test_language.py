@@ -21,7 +21,7 @@ from torchldr_paper.figures import (
 )
 from torchldr_paper.ledger.weights import weights_path
 from torchldr_paper.protocol import Run
-from torchldr_paper.report.tables import table_html
+from torchldr_paper.report.columns import columns_of
 
 
 def language_ledger(folder: Path) -> Ledger:
@@ -69,8 +69,8 @@ def test_language_figures(tmp_path: Path) -> None:
 def test_a_lower_perplexity_counts_as_better(tmp_path: Path) -> None:
     rows = table_rows(get_table("lstm"), language_ledger(tmp_path))
     assert all(row["difference"] < 0 for row in rows)
-    assert 'class="difference above"' in table_html(rows, "x")
-    assert 'class="difference below"' not in table_html(rows, "x")
+    (difference,) = (column for column in columns_of(rows) if column.key == "difference")
+    assert all('class="difference above"' in difference.show(row) for row in rows)
 
 
 def test_learned_channels(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ from torchldr_paper.data import Dataset
 from torchldr_paper.data.dataset import Splits, fingerprint
 from torchldr_paper.protocol import CONVOLUTIONS, REPLACEMENTS
 from torchldr_paper.trainer.fleet import Fleet
-from torchldr_paper.trainer.plain import train_plain
+
+from ..trainer.plain import train_plain
 
 COLOUR = (3, 32, 32)
 

@@ -111,7 +111,7 @@ def test_the_pages_show_the_committed_results():
 
 def test_an_unknown_table_is_an_error(tmp_path):
     with pytest.raises(ValueError, match="unknown table 'speeds'"):
-        tables.filled("<!-- table: speeds -->\n<!-- end -->", tmp_path)
+        tables.fill("<!-- table: speeds -->\n<!-- end -->", tmp_path)
 
 
 def test_the_pages_ask_for_every_table():

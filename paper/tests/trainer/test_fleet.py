@@ -10,7 +10,8 @@ from torchldr_paper import Images, Protocol, Run
 from torchldr_paper.data import Dataset
 from torchldr_paper.trainer.batches import Split
 from torchldr_paper.trainer.fleet import Fleet, initial_models
-from torchldr_paper.trainer.plain import train_plain
+
+from .plain import train_plain
 
 
 def train_steps(fleet: Fleet, steps: int) -> None:

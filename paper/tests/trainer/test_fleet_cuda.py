@@ -9,7 +9,8 @@ import torchldr
 from torchldr_paper import Images, Protocol, Run, train_run
 from torchldr_paper.data import Dataset
 from torchldr_paper.trainer.fleet import Fleet
-from torchldr_paper.trainer.plain import train_plain
+
+from .plain import train_plain
 
 pytestmark = [
     pytest.mark.gpu,

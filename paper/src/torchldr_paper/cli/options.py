@@ -1,15 +1,18 @@
-"""Arguments of the commands: folders, filters of a table, options of a class."""
+"""Arguments of the commands: what `paper` and `train` share, filters of a table, options of a class."""
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
+
+from torchldr.cli import AsJson
 
 if TYPE_CHECKING:
     from ..tables.cells import Cell, Table
@@ -23,6 +26,81 @@ Results = Annotated[
     Path | None, typer.Option("--results", help="The ledger's folder; else results/ of the checkout or here.")
 ]
 Filters = dict[str, set[str]]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The options of `paper` and `train`: how runs are trained, where, and what is kept of them."""
+
+    quick: Annotated[bool, typer.Option("--quick", help="A small protocol for a laptop, kept apart.")] = False
+    seeds: Annotated[int, typer.Option(min=1, help="Repeat everything from this many seeds.")] = 1
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:0, ...")] = "auto"
+    data_dir: DataDir = None
+    results: Results = None
+    max_seconds: Annotated[
+        float | None, typer.Option("--max-seconds", help="Start no further run after this time; resumable.")
+    ] = None
+    jobs: Annotated[
+        int,
+        typer.Option(min=1, help="So many runs at a time, each in its own process: they share the device."),
+    ] = 1
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            "--ray",
+            metavar="[ADDRESS]",
+            help=(
+                "Runs are tasks of a Ray cluster: host:port, ray://host:port or auto; else one started here."
+            ),
+        ),
+    ] = None
+    cpus: Annotated[float, typer.Option(min=0, help="With --ray: cores of each run, also fractions.")] = 1.0
+    gpus: Annotated[
+        float | None,
+        typer.Option(min=0, help="With --ray: GPUs of each run, also fractions; 1 where there are any."),
+    ] = None
+    max_in_flight: Annotated[
+        int | None,
+        typer.Option(
+            "--max-in-flight", min=1, help="With --ray: runs handed out at a time; twice what fits."
+        ),
+    ] = None
+    retries: Annotated[
+        int, typer.Option(min=0, help="How often a run is begun again whose process or node has died.")
+    ] = 3
+    logdir: Annotated[Path | None, typer.Option("--logdir", help="Write TensorBoard scalars here.")] = None
+    save_weights: Annotated[
+        bool, typer.Option("--save-weights", help="Keep each selected network beside the ledger.")
+    ] = False
+    curves: Annotated[
+        bool,
+        typer.Option(help="Score training and test images every epoch, not only where validation is best."),
+    ] = True
+    force: Annotated[bool, typer.Option("--force", help="Run again what the ledger has.")] = False
+    as_json: AsJson = False
+
+
+def takes_sweep(command: Callable[..., None]) -> Callable[..., None]:
+    """A command with an argument `sweep`, whose fields become options of the command."""
+    own, shared = (get_type_hints(part, include_extras=True) for part in (command, Sweep))
+    given = inspect.signature(command).parameters.values()
+    parameters = [part.replace(annotation=own[part.name]) for part in given if part.name != "sweep"]
+    parameters += [
+        inspect.Parameter(
+            f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=shared[f.name]
+        )
+        for f in fields(Sweep)
+    ]
+
+    def run(**values: Any) -> None:
+        sweep = Sweep(**{f.name: values.pop(f.name) for f in fields(Sweep)})
+        command(**values, sweep=sweep)
+
+    run.__doc__ = command.__doc__
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {part.name: part.annotation for part in parameters}
+    return run
+
 
 _FILTERS: dict[str, Callable[[Cell], Any]] = {
     "dataset": lambda cell: cell.run.data,

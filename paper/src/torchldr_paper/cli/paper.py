@@ -8,55 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 from itertools import pairwise
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from torchldr.cli import AsJson, Many
+from torchldr.cli import Many
 
-from .options import HERE, PANEL, DataDir, Results, keep_table, parse_filters, parse_options
+from .options import HERE, PANEL, Sweep, keep_table, parse_filters, parse_options, takes_sweep
 from .printing import columns_of, show_rows, train_columns_of
-
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:0, ...")]
-Seeds = Annotated[int, typer.Option(min=1, help="Repeat everything from this many seeds.")]
-Quick = Annotated[bool, typer.Option("--quick", help="A small protocol for a laptop, kept apart.")]
-Force = Annotated[bool, typer.Option("--force", help="Run again what the ledger has.")]
-MaxSeconds = Annotated[
-    float | None, typer.Option("--max-seconds", help="Start no further run after this time; resumable.")
-]
-Jobs = Annotated[
-    int,
-    typer.Option(min=1, help="So many runs at a time, each in a process of its own: they share the device."),
-]
-OnRay = Annotated[
-    str | None,
-    typer.Option(
-        "--ray",
-        metavar="[ADDRESS]",
-        help="Runs are tasks of a Ray cluster: host:port, ray://host:port or auto; else one started here.",
-    ),
-]
-Cpus = Annotated[float, typer.Option(min=0, help="With --ray: cores of each run, also fractions.")]
-Gpus = Annotated[
-    float | None,
-    typer.Option(min=0, help="With --ray: GPUs of each run, also fractions; 1 where there are any."),
-]
-MaxInFlight = Annotated[
-    int | None,
-    typer.Option("--max-in-flight", min=1, help="With --ray: runs handed out at a time; twice what fits."),
-]
-Retries = Annotated[
-    int, typer.Option(min=0, help="How often a run is begun again whose process or node has died.")
-]
-LogDir = Annotated[Path | None, typer.Option("--logdir", help="Write TensorBoard scalars here.")]
-SaveWeights = Annotated[
-    bool, typer.Option("--save-weights", help="Keep each selected network beside the ledger.")
-]
-Curves = Annotated[
-    bool,
-    typer.Option(help="Score training and test images every epoch, not only where validation is best."),
-]
 
 
 def register(app: typer.Typer) -> None:
@@ -84,30 +43,16 @@ class Sweeping(Many):
         return super().parse_args(ctx, args)
 
 
+@takes_sweep
 def paper_command(
     name: Annotated[str, typer.Argument(help="A table or figure; `list` shows all with their state.")],
     show: Annotated[bool, typer.Option("--show", help="Show what the ledger holds, run nothing.")] = False,
-    quick: Quick = False,
     only: Annotated[
         list[str] | None,
         typer.Option(help="Rows to take: dataset=, model=, structure=, rank=, fraction=; commas mean or."),
     ] = None,
-    seeds: Seeds = 1,
-    device: Device = "auto",
-    data_dir: DataDir = None,
-    results: Results = None,
-    max_seconds: MaxSeconds = None,
-    jobs: Jobs = 1,
-    ray: OnRay = None,
-    cpus: Cpus = 1.0,
-    gpus: Gpus = None,
-    max_in_flight: MaxInFlight = None,
-    retries: Retries = 3,
-    logdir: LogDir = None,
-    save_weights: SaveWeights = False,
-    curves: Curves = True,
-    force: Force = False,
-    as_json: AsJson = False,
+    *,
+    sweep: Sweep,
 ) -> None:
     """Run one table or figure of the paper, or resume it.
 
@@ -117,44 +62,43 @@ def paper_command(
     from ..tables.flash import flash_rows
     from ..tables.paper import TABLES
     from ..tables.rows import overview, table_rows
-    from ..trainer.sweep import Library
     from .sweeps import (
-        Engine,
-        Extras,
+        exit_where_incomplete,
         find_table,
         ledger_to_read,
+        library_of,
         quick_table,
         say_what_data,
-        title_of,
         train_missing,
         well_used,
     )
 
-    ledger = ledger_to_read(results) if show or name == "list" else Ledger(results, curves=False)
+    nothing_runs = show or name == "list"
+    ledger = ledger_to_read(sweep.results) if nothing_runs else Ledger(sweep.results, curves=False)
     if name == "list":
         if only:
             raise typer.BadParameter("--only is for one table; `list` shows all.")
-        tables = {key: quick_table(table) if quick else table for key, table in TABLES.items()}
-        show_rows(overview(ledger, tables), as_json)
+        tables = {key: quick_table(table) if sweep.quick else table for key, table in TABLES.items()}
+        show_rows(overview(ledger, tables), sweep.as_json)
         return
     table = well_used(lambda: keep_table(find_table(name), parse_filters(only or [])))
-    table = quick_table(table) if quick else table
+    table = quick_table(table) if sweep.quick else table
+    report = None
     if not show:
-        runs = [run.with_seed(seed) for seed in range(seeds) for run in table.runs()]
-        engine = Engine(device, jobs, ray, cpus, gpus, max_in_flight, retries)
-        library = well_used(lambda: Library(engine.here, data_dir))
-        extras = Extras(max_seconds, logdir, save_weights, force, curves)
+        runs = [run.with_seed(seed) for seed in range(sweep.seeds) for run in table.runs()]
+        library = library_of(sweep)
         say_what_data(table, ledger, library)
-        report = train_missing(runs, ledger, library, engine, extras)
+        report = train_missing(runs, ledger, library, sweep)
+    title = f"{table.title} (quick: not comparable with the paper)" if sweep.quick else table.title
     if name == "flash":
-        show_rows(flash_rows(table, ledger), as_json, title=title_of(table, quick))
+        show_rows(flash_rows(table, ledger), sweep.as_json, title=title)
     else:
-        rows = table_rows(table, ledger, seeds)
-        show_rows(rows, as_json, title=title_of(table, quick), columns=columns_of(rows))
-    if not show and (report.unsaved or report.failed):
-        raise typer.Exit(1)
+        rows = table_rows(table, ledger, sweep.seeds)
+        show_rows(rows, sweep.as_json, title=title, columns=columns_of(rows))
+    exit_where_incomplete(report)
 
 
+@takes_sweep
 def train_command(
     data: Annotated[str, typer.Option(help="A dataset's name, or the path of your own .npz file.")],
     model: Annotated[str, typer.Option(help="shl (single hidden layer), cnn, channels, wide, ...")] = "shl",
@@ -180,23 +124,8 @@ def train_command(
     ] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="Epochs; 50 by default, 15 with --quick.")] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Images a step; 50 by default.")] = None,
-    quick: Quick = False,
-    seeds: Seeds = 1,
-    device: Device = "auto",
-    data_dir: DataDir = None,
-    results: Results = None,
-    max_seconds: MaxSeconds = None,
-    jobs: Jobs = 1,
-    ray: OnRay = None,
-    cpus: Cpus = 1.0,
-    gpus: Gpus = None,
-    max_in_flight: MaxInFlight = None,
-    retries: Retries = 3,
-    logdir: LogDir = None,
-    save_weights: SaveWeights = False,
-    curves: Curves = True,
-    force: Force = False,
-    as_json: AsJson = False,
+    *,
+    sweep: Sweep,
 ) -> None:
     """Train by the paper's protocol, on your own data too.
 
@@ -210,11 +139,18 @@ def train_command(
     from ..ledger.ledger import Ledger
     from ..protocol import Protocol, Run
     from ..tables.rows import run_rows
-    from ..trainer.sweep import Library
-    from .sweeps import Engine, Extras, check_images, ranks_of, separate, train_missing, well_used
+    from .sweeps import (
+        check_images,
+        exit_where_incomplete,
+        library_of,
+        ranks_of,
+        separate,
+        train_missing,
+        well_used,
+    )
 
     def build() -> list[Run]:
-        base = Protocol.quick() if quick else Protocol()
+        base = Protocol.quick() if sweep.quick else Protocol()
         protocol = dataclasses.replace(
             base,
             lrs=tuple(lr) if lr else base.lrs,
@@ -235,7 +171,7 @@ def train_command(
                 seed=seed,
                 options=parse_options(option or []),
             )
-            for seed in range(seeds)
+            for seed in range(sweep.seeds)
             for name in separate(structure) or (["dense"] if keep else ["ldr_sd"])
             for r in ranks_of(name, rank)
             for share in fraction or [1.0]
@@ -243,14 +179,9 @@ def train_command(
 
     if not data.endswith(".npz"):
         well_used(lambda: lookup(data))
-    runs, ledger = well_used(build), Ledger(results, curves=False)
-    engine = Engine(device, jobs, ray, cpus, gpus, max_in_flight, retries)
-    library = well_used(lambda: Library(engine.here, data_dir))
+    runs, ledger, library = well_used(build), Ledger(sweep.results, curves=False), library_of(sweep)
     check_images(runs, library)
-    report = train_missing(
-        runs, ledger, library, engine, Extras(max_seconds, logdir, save_weights, force, curves)
-    )
+    report = train_missing(runs, ledger, library, sweep)
     rows = run_rows(runs, ledger)
-    show_rows(rows, as_json, columns=train_columns_of(rows))
-    if report.unsaved or report.failed:
-        raise typer.Exit(1)
+    show_rows(rows, sweep.as_json, columns=train_columns_of(rows))
+    exit_where_incomplete(report)

@@ -5,14 +5,14 @@ Paths of what was written go to stdout, messages to stderr. Exit codes: 0 done, 
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from torchldr.cli import Many, steps
+from torchldr.cli import Many, say, steps
 
+from ..names import unknown
 from .options import PANEL, DataDir, Results
 
 
@@ -50,7 +50,7 @@ def report_command(
         path = report(ledger, out, figures=figures, data_dir=data_dir, progress=step)
     print(path)
     if not len(ledger):
-        _say(f"the ledger is empty: {ledger.path}")
+        say(f"the ledger is empty: {ledger.path}")
 
 
 def figures_command(
@@ -73,7 +73,7 @@ def figures_command(
     for wrong in set(formats) - set(FORMATS):
         raise typer.BadParameter(f"a figure is saved as {' or '.join(FORMATS)}, got {wrong!r}.")
     for wrong in set(names or ()) - set(FIGURES):
-        raise typer.BadParameter(f"unknown figure {wrong!r}. Known: {', '.join(FIGURES)}.")
+        raise typer.BadParameter(unknown("figure", wrong, FIGURES))
     ledger = ledger_to_read(results)
     with steps(len(names or FIGURES)) as step:
         paths, left_out = save_figures(
@@ -82,10 +82,6 @@ def figures_command(
     for path in paths:
         print(path)
     for name, why in left_out.items():
-        _say(f"left out: {name}: {why}")
+        say(f"left out: {name}: {why}")
     if names and left_out:  # what was asked for by name
         raise typer.Exit(1)
-
-
-def _say(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)

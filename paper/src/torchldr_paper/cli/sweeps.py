@@ -7,11 +7,12 @@ import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import torch
 import typer
 
+from torchldr.cli import say
 from torchldr.matrices import get_structure
 
 from ..language import sweep_language, train_language
@@ -23,9 +24,8 @@ from ..tables.paper import get_table
 from ..trainer.logs import no_log, tensorboard_log
 from ..trainer.parallel import Backend, Processes, train_images
 from ..trainer.progress import progress_on_stderr
-from ..trainer.progress import say as _say
 from ..trainer.sweep import Library, Report, missing, sweep
-from .options import HERE
+from .options import HERE, Sweep
 
 T = TypeVar("T")
 
@@ -99,86 +99,55 @@ def _by_option(message: str) -> str:
     return re.sub(r"^(?:Run|Protocol): (\w+) must", option, message)
 
 
-class Extras(NamedTuple):
-    """What both commands hand on to `sweep`."""
-
-    max_seconds: float | None
-    logdir: Path | None
-    save_weights: bool
-    force: bool
-    curves: bool
+def library_of(sweep: Sweep) -> Library:
+    """The data on the device of this process; on Ray it trains nothing."""
+    return well_used(lambda: Library("cpu" if sweep.ray else sweep.device, sweep.data_dir))
 
 
-class Engine(NamedTuple):
-    """Where runs are trained, as the options say."""
+def backend_of(sweep: Sweep) -> Backend:
+    """Where runs are trained.
 
-    device: str
-    jobs: int
-    ray: str | None
-    cpus: float
-    gpus: float | None
-    max_in_flight: int | None
-    retries: int
+    Raises:
+        BadParameter: where Ray is not installed, or for options that exclude each other.
+        Exit: where its cluster cannot be used, with a line on stderr.
+    """
+    if sweep.ray is None:
+        return Processes(sweep.jobs) if sweep.jobs > 1 else Backend()
+    if sweep.jobs > 1:
+        raise typer.BadParameter("--jobs is for processes of this machine; --ray takes --max-in-flight.")
+    from ..trainer.cluster import Cluster
 
-    @property
-    def here(self) -> str:
-        """The device of this process: on Ray it trains nothing."""
-        return self.device if self.ray is None else "cpu"
-
-    def backend(self) -> Backend:
-        """The backend.
-
-        Raises:
-            BadParameter: where Ray is not installed, or for options that exclude each other.
-            Exit: where its cluster cannot be used, with a line on stderr.
-        """
-        if self.ray is None:
-            return Processes(self.jobs) if self.jobs > 1 else Backend()
-        if self.jobs > 1:
-            raise typer.BadParameter("--jobs is for processes of this machine; --ray takes --max-in-flight.")
-        from ..trainer.cluster import Cluster
-
-        address = None if self.ray == HERE else self.ray
-        try:
-            return Cluster(
-                address,
-                cpus=self.cpus,
-                gpus=self.gpus,
-                device=self.device,
-                max_in_flight=self.max_in_flight,
-                retries=self.retries,
-            )
-        except ImportError as error:
-            raise typer.BadParameter(f"--ray: {error}") from error
-        except ConnectionError as error:
-            _say(str(error))
-            raise typer.Exit(1) from error
+    try:
+        return Cluster(
+            None if sweep.ray == HERE else sweep.ray,
+            cpus=sweep.cpus,
+            gpus=sweep.gpus,
+            device=sweep.device,
+            max_in_flight=sweep.max_in_flight,
+            retries=sweep.retries,
+        )
+    except ImportError as error:
+        raise typer.BadParameter(f"--ray: {error}") from error
+    except ConnectionError as error:
+        say(str(error))
+        raise typer.Exit(1) from error
 
 
-def train_missing(
-    runs: Sequence[Run], ledger: Ledger, library: Library, engine: Engine, extras: Extras
-) -> Report:
+def train_missing(runs: Sequence[Run], ledger: Ledger, library: Library, sweep: Sweep) -> Report:
     """Run what is missing, and say what was done and what could not be."""
-    language, here = runs[0].model == "lstm", engine.ray is None and engine.jobs == 1
-    if extras.logdir is not None and not here:
+    language, here = runs[0].model == "lstm", sweep.ray is None and sweep.jobs == 1
+    if sweep.logdir is not None and not here:
         raise typer.BadParameter("--logdir is written where runs are trained here, one after the other.")
-    if language and (extras.logdir is not None or extras.save_weights or not extras.curves):
+    if language and (sweep.logdir is not None or sweep.save_weights or not sweep.curves):
         raise typer.BadParameter("--logdir, --save-weights and --no-curves are not for the language models.")
     try:
         if language and here:  # side by side, all of them at once
-            report = sweep_language(
-                runs,
-                ledger,
-                library.device,
-                library.data_dir,
-                force=extras.force,
-                max_seconds=extras.max_seconds,
-                say=_say,
-            )
+            seconds, where = sweep.max_seconds, (library.device, library.data_dir)
+            report = sweep_language(runs, ledger, *where, force=sweep.force, max_seconds=seconds, say=say)
         else:
-            report = _sweep_apart(runs, ledger, library, engine, extras)
+            report = _sweep_apart(runs, ledger, library, sweep)
     except KeyboardInterrupt:
-        _say("interrupted; the same command goes on from here.")
+        say("interrupted; the same command goes on from here.")
         raise typer.Exit(130) from None
     _tell(report, ledger)
     if report.absent and not (report.finished or report.present or report.left):
@@ -186,25 +155,29 @@ def train_missing(
     return report
 
 
-def _sweep_apart(
-    runs: Sequence[Run], ledger: Ledger, library: Library, engine: Engine, extras: Extras
-) -> Report:
+def exit_where_incomplete(report: Report | None) -> None:
+    """Exit with 1 where runs failed or their weights could not be kept."""
+    if report is not None and (report.unsaved or report.failed):
+        raise typer.Exit(1)
+
+
+def _sweep_apart(runs: Sequence[Run], ledger: Ledger, library: Library, chosen: Sweep) -> Report:
     """The same for runs that are trained each by itself."""
-    todo = runs if extras.force or extras.save_weights else missing(runs, ledger, library)
+    todo = runs if chosen.force or chosen.save_weights else missing(runs, ledger, library)
     with progress_on_stderr(len(todo)) as progress:
         return sweep(
             runs,
             ledger,
             library,
-            backend=engine.backend() if todo else None,
+            backend=backend_of(chosen) if todo else None,
             work=train_language if runs[0].model == "lstm" else train_images,
-            force=extras.force,
-            max_seconds=extras.max_seconds,
-            save_weights=extras.save_weights,
-            retries=engine.retries,
+            force=chosen.force,
+            max_seconds=chosen.max_seconds,
+            save_weights=chosen.save_weights,
+            retries=chosen.retries,
             progress=progress,
-            log=no_log if extras.logdir is None else tensorboard_log(extras.logdir),
-            curves=extras.curves,
+            log=no_log if chosen.logdir is None else tensorboard_log(chosen.logdir),
+            curves=chosen.curves,
         )
 
 
@@ -215,21 +188,17 @@ def say_what_data(table: Table, ledger: Ledger, library: Library) -> None:
             continue
         known = any(ledger.find(run, source="official") for run in table.runs() if run.data == name)
         shown = "; the table shows our results on the official data, as --show does" if known else ""
-        _say(f"{name}: its official files are not here, so that this runs on a stand-in{shown}.")
+        say(f"{name}: its official files are not here, so that this runs on a stand-in{shown}.")
 
 
 def _tell(report: Report, ledger: Ledger) -> None:
     for message in report.absent.values():
-        _say(f"left out: {message}")
+        say(f"left out: {message}")
     for label, why in report.unsaved.items():
-        _say(f"{label}: the run is in the ledger, its weights are not kept: {why}")
+        say(f"{label}: the run is in the ledger, its weights are not kept: {why}")
     for label, why in report.failed.items():
-        _say(f"{label}: failed: {why}")
+        say(f"{label}: failed: {why}")
     if report.left:
-        _say(f"{len(report.left)} runs are left; the same command goes on from here.")
+        say(f"{len(report.left)} runs are left; the same command goes on from here.")
     if report.finished:
-        _say(f"{len(report.finished)} runs finished, {len(report.present)} were there: {ledger.path}")
-
-
-def title_of(table: Table, quick: bool) -> str:
-    return f"{table.title} (quick: not comparable with the paper)" if quick else table.title
+        say(f"{len(report.finished)} runs finished, {len(report.present)} were there: {ledger.path}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import Executor
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from torchldr.cli import say
 from torchldr.executors import RayExecutor
 
 from ..data import DatasetNotFoundError
@@ -49,29 +49,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = NAMES if "all" in chosen.names else tuple(dict.fromkeys(chosen.names))
     rows = Rows(default_results() if chosen.results is None else chosen.results)
     for problem in rows.problems:
-        _say(problem)
+        say(problem)
     complete = True
     deadline = time.monotonic() + chosen.max_seconds
     if not chosen.show:
         device = torch.device(chosen.device)
-        _say(f"estimate for one H200: {_planned(names, rows, quick=chosen.quick):.0f} s, less what is done")
+        say(f"estimate for one H200: {_planned(names, rows, quick=chosen.quick):.0f} s, less what is done")
         try:
             executor = _executor(chosen)
         except ImportError as error:
             parser.error(f"--ray: {error}")
         except ConnectionError as error:
-            _say(str(error))
+            say(str(error))
             return 1
         try:
             for name in names:
                 if time.monotonic() > deadline:
-                    _say(f"{name}: no time left")
+                    say(f"{name}: no time left")
                     complete = False
                     continue
                 try:
                     done = _run(name, rows, device, chosen, deadline, executor)
                 except DatasetNotFoundError as error:
-                    _say(str(error))
+                    say(str(error))
                     done = False
                 complete = complete and done
         finally:
@@ -102,7 +102,7 @@ def _run(
     deadline: float,
     executor: Executor | None,
 ) -> bool:
-    options = {"data_dir": chosen.data_dir, "thorough": chosen.thorough, "deadline": deadline, "say": _say}
+    options = {"data_dir": chosen.data_dir, "thorough": chosen.thorough, "deadline": deadline, "say": say}
     options["executor"] = executor
     if name in IMAGE_TABLES:
         images = IMAGE_TABLES[name].quick() if chosen.quick else IMAGE_TABLES[name]
@@ -118,7 +118,3 @@ def _planned(names: Sequence[str], rows: Rows, *, quick: bool) -> float:
         known = sum(row["seconds"] for row in rows.of(name, quick=quick))
         total += known or PLANNED_SECONDS["images" if name in IMAGE_TABLES else name]
     return total
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -9,16 +9,13 @@ nothing and exits with 1 where the page differs.
 
 from __future__ import annotations
 
-import argparse
-import re
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
+from ..tables.markdown import fill_pages, filled, markdown
 from .methods import FACTORS, FIXED, PRUNED, methods
 from .rows import Row, Rows
 
-_MARKED = re.compile(r"(<!-- compression: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _NAMES = {"low_rank": "`low_rank` (truncated SVD)", PRUNED: "magnitude pruning"}
 BASELINES = ("dense", "low_rank", PRUNED)
 TITLES = {
@@ -66,23 +63,19 @@ def render(rows: Sequence[Row]) -> str:
         lines[0] += f"; {how} in the same way {gain}"
     lines[0] += f". The weights that are compressed have {first['weights']:,}{_share(first)} parameters."
     factors = [factor for factor in FACTORS if any(row["factor"] == factor for row in rows)]
-    lines += ["", "| class | " + " | ".join(f"{factor} times" for factor in factors) + " |"]
-    lines.append("|---|" + "---:|" * len(factors))
+    body = []
     ranked = [name for name in dict.fromkeys(m.name for m in methods()) if name not in ("dense", *FIXED)]
     names = [name for name in ranked if any(row["method"] == name for row in rows)]
     tops = {factor: best(rows, factor) for factor in factors}
     for name in names:
-        cells = []
-        for factor in factors:
-            row = known.get((name, factor))
-            cells.append("-" if row is None else _cell(row, top=row is tops[factor]))
-        lines.append(f"| {_name(name)} | " + " | ".join(cells) + " |")
+        own = {factor: known.get((name, factor)) for factor in factors}
+        body.append([_name(name), *(_cell(row, top=row is tops[factor]) for factor, row in own.items())])
+    lines += ["", markdown(["class", *_times(factors)], body).rstrip()]
     fixed = [row for row in rows if row["method"] in FIXED]
     if fixed:
-        parts = []
-        for row in fixed:
-            times = row["weights"] // row["parameters"]
-            parts.append(f"`{row['method']}` at {times} times {_cell(row)}")
+        parts = [
+            f"`{row['method']}` at {row['weights'] // row['parameters']} times {_cell(row)}" for row in fixed
+        ]
         lines += ["", "Classes of one size: " + ", ".join(parts) + "."]
     absent = [_name(name) for name in ranked if name not in names]
     if absent:
@@ -101,7 +94,13 @@ def _share(row: Row) -> str:
     return f" of the model's {row['model_parameters'] - row['parameters'] + row['weights']:,}"
 
 
-def _cell(row: Row, *, top: bool = False) -> str:
+def _times(factors: Sequence[int]) -> list[str]:
+    return [f"{factor} times" for factor in factors]
+
+
+def _cell(row: Row | None, *, top: bool = False) -> str:
+    if row is None:
+        return "-"
     after = _number(row, "after")
     return f"{f'**{after}**' if top else after} ({_number(row, 'before')})"
 
@@ -120,21 +119,21 @@ def findings(tables: Mapping[str, Sequence[Row]]) -> str:
     tables = {name: rows for name, rows in tables.items() if rows}
     if not tables:
         return "Not measured yet.\n"
-    lines = ["| the best but for pruning | " + " | ".join(f"{factor} times" for factor in FACTORS) + " |"]
-    lines.append("|---|" + "---|" * len(FACTORS))
+    bests = []
     for name, rows in tables.items():
         tops = [best([row for row in rows if row["method"] != PRUNED], factor) for factor in FACTORS]
         cells = ["-" if top is None else f"`{top['method']}` {_signed(top, top['dense'])}" for top in tops]
-        lines.append(f"| {TITLES[name]} | " + " | ".join(cells) + " |")
-    lines += ["", "| against `low_rank` | images: better in | by points | text: better in | perplexity |"]
-    lines.append("|---|---:|---:|---:|---:|")
-    for method in dict.fromkeys(m.name for m in methods()):
-        if method not in ("dense", "low_rank", *FIXED):
-            cells = [*_against(tables, method, "accuracy"), *_against(tables, method, "perplexity")]
-            lines.append(f"| {_name(method)} | " + " | ".join(cells) + " |")
+        bests.append([TITLES[name], *cells])
+    against = [
+        [_name(method), *_against(tables, method, "accuracy"), *_against(tables, method, "perplexity")]
+        for method in dict.fromkeys(m.name for m in methods())
+        if method not in ("dense", "low_rank", *FIXED)
+    ]
+    columns = ["against `low_rank`", "images: better in", "by points", "text: better in", "perplexity"]
     images, text = (_pruned_wins(tables, metric) for metric in ("accuracy", "perplexity"))
-    lines += [
-        "",
+    lines = [
+        markdown(["the best but for pruning", *_times(FACTORS)], bests, left=1 + len(FACTORS)),
+        markdown(columns, against),
         f"Of all methods magnitude pruning is the best in {images} on images and in {text} on text.",
     ]
     starts = []
@@ -183,28 +182,19 @@ def _pruned_wins(tables: Mapping[str, Sequence[Row]], metric: str) -> str:
 def fill(text: str, rows: Rows) -> str:
     """A page with its tables as the rows have them."""
 
-    def block(name: str) -> str:
+    def block(name: str, keys: Mapping[str, str]) -> str:
         if name == "findings":
             return findings({table: rows.of(table) for table in TITLES})
         return render(rows.of(name))
 
-    return _MARKED.sub(lambda match: f"{match[1]}{block(match[2])}{match[3]}", text)
+    return filled(text, block, kind="compression")
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--root", type=Path, default=Path())
-    parser.add_argument("--check", action="store_true")
-    chosen = parser.parse_args(arguments)
-    page = chosen.root / "docs" / "compress.md"
-    text = page.read_text(encoding="utf-8")
-    filled = fill(text, Rows(chosen.root / "results"))
-    if filled == text:
-        return
-    if chosen.check:
-        sys.exit(f"{page} differs from the results: run python -m torchldr_paper.compression.pages")
-    page.write_text(filled, encoding="utf-8")
+def main(arguments: Sequence[str] | None = None) -> int:
+    return fill_pages(
+        __doc__, ["docs/compress.md"], lambda text, root: fill(text, Rows(root / "results")), arguments
+    )
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -25,10 +25,8 @@ import torch
 from torch import Tensor
 
 from torchldr import from_dense
-from torchldr.compress.finetuning.groups import operator_names
-from torchldr.matrices import StructuredMatrix, get_structure
-from torchldr.matrices.toeplitz_like import corner_sign
-from torchldr.matrices.toeplitz_like.project import from_displacement
+from torchldr.algebra import convert
+from torchldr.matrices import LowRank, StructuredMatrix, get_structure
 
 from ..models.images import magnitude_mask
 from ..trainer.batches import generator
@@ -75,7 +73,9 @@ class Stack:
 
     @property
     def operators(self) -> frozenset[str]:
-        return frozenset() if self.name == PRUNED else operator_names(get_structure(self.name))
+        """Learned tensors that the matrices are not linear in: their entries enter long products."""
+        cls = None if self.name == PRUNED else get_structure(self.name)
+        return frozenset(self.learned).difference(cls.scaled) if cls and cls.ranked else frozenset()
 
 
 def fresh_start(method: Method, W: Tensor, seed: int, device: torch.device | None = None) -> Stack:
@@ -194,23 +194,17 @@ def _svd(W: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def _in_class(stack: Stack, g: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
     """The generators of g^T h in a class with fixed operators: those of its displacement, twice as many."""
-    m, n = stack.shape
     if stack.name == "cauchy_like":
         s, t = stack.constants["s"].double(), stack.constants["t"].double()
         return torch.cat((s * g, g), 1), torch.cat((h, -t * h), 1)
     if stack.name == "vandermonde_like":
         moved = torch.cat((torch.zeros_like(h[..., :1]), h[..., :-1]), -1)
         return torch.cat((g, stack.constants["nodes"].double() * g), 1), torch.cat((h, -moved), 1)
-    a = corner_sign(m, n)
-    G, H = torch.cat((g, _shifted(g, a)), 1), torch.cat((h, -_shifted(h, -a)), 1)
-    pairs = [from_displacement(m, n, a, *pair) for pair in zip(G, H, strict=True)]
-    left, right = zip(*pairs, strict=True)
-    return torch.stack(left), torch.stack(right)
-
-
-def _shifted(V: Tensor, corner: int) -> Tensor:
-    """Z_f v for every vector."""
-    return torch.cat((corner * V[..., -1:], V[..., :-1]), -1)
+    pairs = zip(g, h, strict=True)
+    found = [
+        convert(LowRank(*stack.shape, G=left, H=right), "toeplitz_like").tensors for left, right in pairs
+    ]
+    return torch.stack([one["G"] for one in found]), torch.stack([one["H"] for one in found])
 
 
 def descend(stack: Stack, W: Tensor, steps: int = STEPS) -> Stack:

@@ -5,7 +5,6 @@ The registry holds facts only; `official` reads the files, `recipes` makes the s
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from torchldr_paper.data import assemble, formats
 from torchldr_paper.data.checksums import CHECKSUMS
 from torchldr_paper.data.dataset import Array, Splits
 from torchldr_paper.data.formats import Reader, Shape
+from torchldr_paper.names import unknown
 
 Recipe = Literal["rectangles", "noise", "bg_rot"]
 
@@ -289,10 +289,6 @@ def lookup(name: str) -> Spec:
     """
     if name in DATASETS:
         return DATASETS[name]
-    near = difflib.get_close_matches(str(name), DATASETS, n=1, cutoff=0.5)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
     here = isinstance(name, str) and os.path.exists(name)
     own = "is read only from a .npz file" if here else "is named by the path of a .npz file"
-    raise ValueError(
-        f"unknown dataset {name!r}.{hint} Known: {', '.join(sorted(DATASETS))}. Data of your own {own}."
-    )
+    raise ValueError(f"{unknown('dataset', name, sorted(DATASETS))} Data of your own {own}.")

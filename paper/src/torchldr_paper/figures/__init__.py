@@ -12,7 +12,6 @@ On the command line: `torchldr figures`. Figures need matplotlib: `pip install m
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -21,6 +20,7 @@ from typing import NamedTuple
 from torchldr.pictures import FORMATS, NothingToDrawError, Picture
 
 from ..ledger.ledger import Ledger
+from ..names import unknown
 from .accuracy import accuracy_against_parameters, accuracy_against_rank
 from .channels import learned_channels
 from .datasets import DataDir, examples
@@ -86,9 +86,7 @@ def draw(name: str, ledger: Ledger, data_dir: DataDir = None) -> Picture:
         ImportError: where matplotlib is not installed.
     """
     if name not in FIGURES:
-        near = difflib.get_close_matches(name, FIGURES, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"unknown figure {name!r}.{hint} Known: {', '.join(FIGURES)}.")
+        raise ValueError(unknown("figure", name, FIGURES))
     return FIGURES[name](ledger, data_dir)
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from torchldr.matrices import get_structure
 
 from ..models.images import is_operator
+from ..names import unknown
 
 Tensors = Mapping[str, Tensor]
 
@@ -57,7 +58,7 @@ def initial_tensors(
         name -> (R, 4, ...).
     """
     if structure not in STRUCTURES:
-        raise ValueError(f"language model: unknown structure {structure!r}. Known: {', '.join(STRUCTURES)}.")
+        raise ValueError(f"language model: {unknown('structure', structure, STRUCTURES)}")
     kind = get_structure(structure)
     start: Any = kind.init_paper_ if init == "paper" else kind.init_
     largest = max(rank or 1 for rank in ranks)

@@ -41,11 +41,15 @@ class Claim:
     def take(self, seconds: float = 0.0) -> bool:
         """Whether the run is this process's now, or within so many seconds; infinity waits for ever."""
         deadline = time.monotonic() + seconds
-        while not self._try():
+        while True:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            # Held by another, who may be removing the folder just now.
+            with contextlib.suppress(Timeout, FileNotFoundError):
+                self._lock.acquire(timeout=0)
+                return True
             if time.monotonic() >= deadline:
                 return False
             time.sleep(_PAUSE)
-        return True
 
     def release(self) -> None:
         # Removed while it is held: whoever comes after finds what this process has written.
@@ -54,11 +58,3 @@ class Claim:
         self._lock.release()
         with contextlib.suppress(OSError):  # other runs have theirs there
             self._path.parent.rmdir()
-
-    def _try(self) -> bool:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            self._lock.acquire(timeout=0)
-        except (Timeout, FileNotFoundError):  # held by another, who may be removing the folder just now
-            return False
-        return True

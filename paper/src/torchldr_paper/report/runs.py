@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
+import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..figures.names import source_title
 from ..ledger.ledger import Ledger
 from ..ledger.records import Record
-from ..tables.rows import Row
 
 CURVES = ("train", "validation", "test")
 
 
-def run_key(source: str, hash: str) -> str:
-    """What the page calls a run: one run may have been trained on official data and on a stand-in."""
-    return f"{source}/{hash}"
+def packed_runs(ledger: Ledger) -> str:
+    """Every run of the ledger as JSON, compressed, in letters that can stand anywhere: the page unpacks it.
 
-
-def row_link(row: Row) -> str | None:
-    """The fragment that opens the runs of a table's row; None where it has none."""
-    return f"#runs/{'/'.join([row['data'], *row['hashes']])}" if row["hashes"] else None
-
-
-def runs_json(ledger: Ledger) -> dict[str, Any]:
-    """Every run of the ledger by its key."""
-    return {run_key(record.source, record.hash): run_json(record) for record in ledger}
+    One run may have been trained on official data and on a stand-in, so that the source is part of its key.
+    """
+    runs = {f"{record.source}/{record.hash}": run_json(record) for record in ledger}
+    compact = json.dumps(runs, separators=(",", ":"), ensure_ascii=False)
+    return base64.b64encode(gzip.compress(compact.encode(), mtime=0)).decode()
 
 
 def run_json(record: Record) -> dict[str, Any]:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
+from ..figures.names import dataset_title, model_title
 from ..figures.series import quick_version
 from ..ledger.ledger import Ledger
 from ..tables.cells import Table
 from ..tables.paper import TABLES
 from ..tables.rows import Row, run_rows, table_rows
-from .markup import Html, element, join, text
-from .tables import table_html
+from .columns import Column, columns_of
 
 METRICS = {
     "mean": "Test accuracy in percent, the mean over the trials of the chosen learning rate, each at its "
@@ -61,21 +62,14 @@ class Section:
             return "not run"
         return f"{self._done} of {len(self._cells)} rows" if self.state == "partial" else f"{self._done} rows"
 
-    def html(self) -> Html:
-        """The section; a table of which nothing was run is folded."""
-        heading = element("h3", text(self.title))
-        told = [element("p", text(note), class_="note") for note in self.notes]
-        if self.command and self.state != "done":
-            told.append(
-                element(
-                    "p", text("To run what is missing: "), element("code", text(self.command)), class_="note"
-                )
-            )
-        table = table_html(self.rows, self.title)
-        if self.state == "missing":
-            folded = element("details", element("summary", text("Not run. The paper's values")), table)
-            return element("section", heading, *told, folded, id=self.id, class_="table")
-        return element("section", heading, *told, table, id=self.id, class_="table")
+    @cached_property
+    def columns(self) -> list[Column]:
+        return columns_of(self.rows)
+
+    def where(self, row: Row) -> str:
+        """The dataset and network below a method's name, for a screen that has no room for their columns."""
+        varied = any(column.key == "model" for column in self.columns)
+        return ", ".join([dataset_title(row["dataset"]), *([model_title(row["model"])] if varied else [])])
 
 
 def sections(ledger: Ledger) -> list[Section]:
@@ -123,25 +117,21 @@ def _notes(table: Table) -> list[str]:
     return [METRICS[name] for name in dict.fromkeys(cell.metric for cell in table.cells) if name in METRICS]
 
 
-def summary(ledger: Ledger) -> Html:
-    """What the ledger holds, in a few numbers."""
+def facts(ledger: Ledger) -> dict[str, str]:
+    """What the ledger holds, in a few numbers; nothing where it is empty."""
     records = list(ledger)
     if not records:
-        return Html("")
-    seconds = sum(float(record.result["seconds"]) for record in records)
+        return {}
+    seconds = [float(record.result["seconds"]) for record in records]
     sources = [record.source for record in records]
-    facts = {
+    return {
         "finished runs": f"{len(records):,}",
         "on official data": f"{sources.count('official'):,}",
         "on stand-ins": f"{sources.count('stand-in'):,}",
-        "training time": _duration(seconds),
-        "median run": _duration(statistics.median(float(record.result["seconds"]) for record in records)),
+        "training time": _duration(sum(seconds)),
+        "median run": _duration(statistics.median(seconds)),
         "last finished": max(record.time for record in records)[:10],
     }
-    pairs = [element("div", element("dt", text(k)), element("dd", text(v))) for k, v in facts.items()]
-    devices = sorted({str(record.machine.get("device")) for record in records})
-    told = element("p", text(f"Trained on {'; '.join(devices)}."), class_="note")
-    return join([element("dl", *pairs, class_="facts"), told])
 
 
 def _duration(seconds: float) -> str:

@@ -10,7 +10,6 @@ called "speed". --check changes nothing and exits with 1 where a page differs fr
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import statistics
@@ -20,13 +19,15 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..names import unknown
 from ..trainer.operators import accuracies, movements
+from .markdown import fill_pages, filled, markdown
 
-Rows = Sequence[Mapping[str, Any]]
+Row = Mapping[str, Any]
+Rows = Sequence[Row]
 Results = Mapping[str, Rows]  # rows by section
 
 PAGES = ("docs/performance.md", "docs/tridiagonal.md", "README.md")
-_MARKED = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _README = re.compile(r"<!-- speed table -->(?!\n<!-- table)")
 
 
@@ -41,62 +42,90 @@ def number(value: float | None) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def markdown(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    """A table; the first column to the left, numbers to the right."""
-    rule = ["---", *["---:"] * (len(header) - 1)]
-    return "".join(f"| {' | '.join(line)} |\n" for line in (header, rule, *body))
-
-
-def _cells(
-    structure: str, ranks: Sequence[int] = (1, 2, 4, 8, 16), least: int = 0
-) -> Callable[[Results], str]:
-    """A class's speed-ups by size and rank, the paper's in brackets, from the size `least` on."""
-
-    def table(results: Results) -> str:
-        rows = {(r["n"], r["rank"]): r for r in results["cells"] if r["structure"] == structure}
-        sizes = sorted({n for n, _ in rows if n >= least})
-        body = [
-            [f"{n:,}", *(f"{number(rows[n, r]['ratio'])} ({number(rows[n, r]['paper'])})" for r in ranks)]
-            for n in sizes
-        ]
-        return markdown(["n", *(f"r = {r}" for r in ranks)], body)
-
-    return table
-
-
-def _pivot(
-    section: str, down: str, across: str, value: str, where: Mapping[str, Any]
-) -> Callable[[Results], str]:
-    """Rows of a section as a table of two axes; `*` marks what was extrapolated, `d` the dense plan."""
-
-    def table(results: Results) -> str:
-        rows = [r for r in results[section] if all(r[k] == v for k, v in where.items())]
-        columns = list(dict.fromkeys(r[across] for r in rows))
-        body = []
-        for key in dict.fromkeys(r[down] for r in rows):
-            found = {r[across]: r for r in rows if r[down] == key}
-            marks = {
-                c: "*" * r.get("extrapolated", False) + " d" * (r.get("path") == "dense")
-                for c, r in found.items()
-            }
-            line = [number(found[c][value]) + marks[c] if c in found else "-" for c in columns]
-            body.append([f"{key:,}" if isinstance(key, int) else str(key), *line])
-        return markdown([down, *(f"{across} {c}" if isinstance(c, int) else str(c) for c in columns)], body)
-
-    return table
-
-
 def _listed(
-    section: str, columns: Mapping[str, str], where: Callable[[Mapping[str, Any]], bool] = bool
+    section: str, columns: Mapping[str, str], where: Callable[[Row], bool] = bool
 ) -> Callable[[Results], str]:
     """Rows of a section as they are: columns by the names of their headings."""
 
     def table(results: Results) -> str:
         rows = [r for r in results[section] if where(r)]
-        body = [[_text(r.get(key)) for key in columns] for r in rows]
-        return markdown(list(columns.values()), body)
+        return markdown(list(columns.values()), [[_text(r.get(key)) for key in columns] for r in rows])
 
     return table
+
+
+def _crossed(
+    section: str,
+    labels: Mapping[str, str],
+    across: Callable[[Row], Any],
+    heading: Callable[[Any], str],
+    cell: Callable[[Row], str],
+    *,
+    where: Callable[[Row], bool] = bool,
+    ordered: bool = False,
+) -> Callable[[Results], str]:
+    """Rows of a section as a table of two axes: a line for each set of labels, a column for each `across`.
+
+    Args:
+        section: which rows.
+        labels: keys of a row that name its line, with their headings.
+        across: what names a row's column, and `heading` what that column is called.
+        cell: what is shown of a row.
+        where: which rows are shown.
+        ordered: whether lines stand in the order of their labels, else as they first appear.
+    """
+
+    def table(results: Results) -> str:
+        rows = [row for row in results[section] if where(row)]
+        # Numbers in order, words as they first appear.
+        columns = sorted(dict.fromkeys(map(across, rows)), key=lambda c: 0 if isinstance(c, str) else c)
+        lines: dict[tuple[Any, ...], dict[Any, str]] = {}
+        for row in rows:
+            lines.setdefault(tuple(row[key] for key in labels), {})[across(row)] = cell(row)
+        if ordered:
+            lines = dict(sorted(lines.items(), key=lambda line: _order(line[0])))
+        header = [*labels.values(), *map(heading, columns)]
+        return markdown(
+            header,
+            [[*map(_text, label), *(found.get(c, "-") for c in columns)] for label, found in lines.items()],
+        )
+
+    return table
+
+
+def _order(label: tuple[Any, ...]) -> tuple[Any, ...]:
+    """By the words and numbers of a line's labels; a number that is not given comes first."""
+    return tuple((value is not None, value) for value in label)
+
+
+def _named(what: str) -> Callable[[Any], str]:
+    """The heading of a column of numbers: what is counted, and the number."""
+    return lambda value: f"{what} {value}" if isinstance(value, int) else str(value)
+
+
+def _sized(n: int) -> str:
+    return f"n = {n:,}"
+
+
+def _speedups(structure: str, ranks: Sequence[int] = (), least: int = 0) -> Callable[[Results], str]:
+    """A class's speed-ups by size and rank, the paper's in brackets, from the size `least` on."""
+    return _crossed(
+        "cells", {"n": "n"}, lambda row: row["rank"], lambda rank: f"r = {rank}",
+        lambda row: f"{number(row['ratio'])} ({number(row['paper'])})",
+        where=lambda row: row["structure"] == structure and row["n"] >= least
+        and (not ranks or row["rank"] in ranks),
+        ordered=True,
+    )  # fmt: skip
+
+
+def _times_more(ratio: float) -> str:
+    return f"{ratio:.2g}" if ratio < 100 else f"{ratio:,.0f}"
+
+
+_PEERS = _crossed(
+    "rows", {"what": "what", "peer": "beside", "batch": "rows"}, lambda row: row["n"], _sized,
+    lambda row: _times_more(row["ratio"]), ordered=True,
+)  # fmt: skip
 
 
 def _learning(results: Results) -> str:
@@ -146,57 +175,9 @@ def _movements(results: Results) -> str:
     return markdown(["task", "epoch", "growth", "row sum"], body)
 
 
-_MODES = {"bfloat16": "bfloat16", "autocast": "autocast", "tf32": "TF32"}
-
-
-def _steps(results: Results) -> str:
-    """Training on a GPU from n = 2048 on: a row for each class, rank and dtype, a column for each size."""
-    sizes = sorted({(row["n"], row["rows"]) for row in results["rows"] if row["n"] >= 2048})
-    cases: dict[tuple[Any, ...], dict[tuple[int, int], str]] = {}
-    for row in results["rows"]:
-        case = cases.setdefault((row["structure"], row["rank"], row["mode"]), {})
-        case[row["n"], row["rows"]] = f"{row['ratio']:.2f}"
-    header = ["structure", "rank", "numbers", *(f"{n:,}, {rows:,} rows" for n, rows in sizes)]
-    body = [
-        [structure, _text(rank), _MODES[mode], *(found.get(size, "-") for size in sizes)]
-        for (structure, rank, mode), found in cases.items()
-    ]
-    return markdown(header, body)
-
-
-def _calls(results: Results) -> str:
-    """Inference on a GPU, "eager / captured": a row for each class, dtype and batch, a column for each n."""
-    sizes = sorted({row["n"] for row in results["rows"]})
-    cases: dict[tuple[Any, ...], dict[int, str]] = {}
-    for row in results["rows"]:
-        if row["batch"] in (1, 64, 4096):
-            captured = f"{row['captured']:.2g}" if "captured" in row else "-"
-            case = cases.setdefault((row["structure"], row["rank"], row["mode"], row["batch"]), {})
-            case[row["n"]] = f"{row['eager']:.2g} / {captured}"
-    header = ["structure", "rank", "numbers", "rows", *(f"n = {n:,}" for n in sizes)]
-    body = [
-        [structure, _text(rank), _MODES[mode], _text(batch), *(found.get(n, "-") for n in sizes)]
-        for (structure, rank, mode, batch), found in sorted(cases.items(), key=lambda item: str(item[0][:3]))
-    ]
-    return markdown(header, body)
-
-
-def _peers(results: Results) -> str:
-    """Their time over ours: a row for each job, peer and batch, a column for each size."""
-    sizes = sorted({row["n"] for row in results["rows"]})
-    cases: dict[tuple[Any, ...], dict[int, str]] = {}
-    for row in results["rows"]:
-        case = cases.setdefault((row["what"], row["peer"], row["batch"]), {})
-        case[row["n"]] = f"{row['ratio']:.2g}" if row["ratio"] < 100 else f"{row['ratio']:,.0f}"
-    header = ["what", "beside", "rows", *(f"n = {n:,}" for n in sizes)]
-    body = [
-        [what, name, _text(batch), *(found.get(n, "-") for n in sizes)]
-        for (what, name, batch), found in sorted(cases.items())
-    ]
-    return markdown(header, body)
-
-
 def _text(value: Any) -> str:
+    if value == "tf32":
+        return "TF32"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):
@@ -204,16 +185,12 @@ def _text(value: Any) -> str:
     return number(value) if isinstance(value, float) or value is None else str(value)
 
 
-def _has(key: str) -> Callable[[Mapping[str, Any]], bool]:
+def _has(key: str) -> Callable[[Row], bool]:
     return lambda row: key in row
 
 
-def _is(what: str) -> Callable[[Mapping[str, Any]], bool]:
+def _is(what: str) -> Callable[[Row], bool]:
     return lambda row: row.get("what") == what
-
-
-def _of(table: str) -> Callable[[Mapping[str, Any]], bool]:
-    return lambda row: row.get("table") == table
 
 
 _TIMES = {"dense_ms": "dense ms", "ours_ms": "ours ms", "ratio": "ratio"}
@@ -227,13 +204,17 @@ _CHANNELS = {
 
 # By name: the file (JSON under results/bench, or JSON lines under results) and what is made of its sections.
 TABLES: dict[str, tuple[str, Callable[[Results], str]]] = {
-    "speed": ("cpu_speed", _cells("ldr_sd", (1, 4, 16), least=2048)),
-    "ldr_sd": ("cpu_speed", _cells("ldr_sd")),
-    "toeplitz_like": ("cpu_speed", _cells("toeplitz_like")),
-    "low_rank": ("cpu_speed", _cells("low_rank")),
-    "hard": ("cpu_speed", _pivot("hard", "regime", "n", "slower", {})),
+    "speed": ("cpu_speed", _speedups("ldr_sd", (1, 4, 16), least=2048)),
+    "ldr_sd": ("cpu_speed", _speedups("ldr_sd")),
+    "toeplitz_like": ("cpu_speed", _speedups("toeplitz_like")),
+    "low_rank": ("cpu_speed", _speedups("low_rank")),
+    "hard": ("cpu_speed", _crossed(
+        "hard", {"regime": "regime"}, lambda row: row["n"], _named("n"), lambda row: number(row["slower"]))),
     "training": ("cpu_speed", _listed("training", {**_CASE, **_TIMES, "path": "path"})),
-    "auto": ("cpu_speed", _pivot("auto", "n", "batch", "ratio", {"structure": "ldr_sd"})),
+    "auto": ("cpu_speed", _crossed(
+        "auto", {"n": "n"}, lambda row: row["batch"], _named("batch"),
+        lambda row: number(row["ratio"]) + "*" * row["extrapolated"] + " d" * (row["path"] == "dense"),
+        where=lambda row: row["structure"] == "ldr_sd")),
     "growth": ("cpu_speed", _listed("growth", {
         "n": "n", "ours_ms": "ms", "ours_ms_growth": "times before",
         "peak_mb_batch_256": "peak MB at batch 256", "peak_mb_batch_256_growth": "times before"})),
@@ -241,17 +222,26 @@ TABLES: dict[str, tuple[str, Callable[[Results], str]]] = {
         "structure": "structure", "n": "n", "seconds": "s", "mb_above_import": "peak MB above the import"})),
     "million": ("cpu_speed", _listed("million", {
         "structure": "structure", "n": "n", "seconds": "s", "mb_above_import": "peak MB above the import"})),
-    "operations": ("cpu_speed", _pivot("operations", "structure", "mode", "operations", {})),
+    "operations": ("cpu_speed", _crossed(
+        "operations", {"structure": "structure"}, lambda row: row["mode"], str,
+        lambda row: number(row["operations"]))),
     "rates": ("cpu_speed", _listed("floor", {"what": "rate", "value": "measured"}, _has("value"))),
     "floor": ("cpu_speed", _listed("floor", {
         "n": "n", "ours_ms": "ours ms", "four_ffts_ms": "four single FFTs ms",
         "four_batched_ffts_ms": "four of a batch ms", "dense_bytes_ms": "reading a dense matrix ms"},
         _has("n"))),
     "gpu": ("gpu_speed", _listed("rows", {**_CASE, **_GPU, "ratio_bf16": "over bf16"}, _is("inference"))),
-    "gpu_training": ("gpu_training", _steps),
-    "gpu_inference": ("gpu_inference", _calls),
-    "peers": ("peers_cpu", _peers),
-    "gpu_peers": ("peers_cuda", _peers),
+    "gpu_training": ("gpu_training", _crossed(
+        "rows", {"structure": "structure", "rank": "rank", "mode": "numbers"},
+        lambda row: (row["n"], row["rows"]), lambda size: f"{size[0]:,}, {size[1]:,} rows",
+        lambda row: f"{row['ratio']:.2f}", where=lambda row: row["n"] >= 2048)),
+    "gpu_inference": ("gpu_inference", _crossed(
+        "rows", {"structure": "structure", "rank": "rank", "mode": "numbers", "batch": "rows"},
+        lambda row: row["n"], _sized,
+        lambda row: f"{row['eager']:.2g} / " + (f"{row['captured']:.2g}" if "captured" in row else "-"),
+        where=lambda row: row["batch"] in (1, 64, 4096), ordered=True)),
+    "peers": ("peers_cpu", _PEERS),
+    "gpu_peers": ("peers_cuda", _PEERS),
     "gpu_stencil": ("gpu_speed", _listed("rows", {
         "n": "n", "vectors": "vectors", "forward_ms": "forward ms", "backward_ms": "backward ms"},
         _is("stencil"))),
@@ -276,7 +266,7 @@ TABLES: dict[str, tuple[str, Callable[[Results], str]]] = {
 def render(name: str, folder: Path) -> str:
     """The table of this name from the results in a folder, or a line that says how to make them."""
     if name not in TABLES:
-        raise ValueError(f"unknown table {name!r}. Known: {', '.join(TABLES)}.")
+        raise ValueError(unknown("table", name, TABLES))
     file, make = TABLES[name]
     missing = f"Not measured yet: `python benchmarks/{file}.py`.\n"
     content = _content(file, folder)
@@ -305,32 +295,14 @@ def _content(file: str, folder: Path) -> dict[str, Any] | None:
     return {"machine": rows[0]["machine"], "rows": rows} if rows else None
 
 
-def filled(text: str, folder: Path) -> str:
+def fill(text: str, folder: Path) -> str:
     """A page with every marked table rendered anew."""
     text = _README.sub("<!-- speed table -->\n<!-- table: speed -->\n<!-- end -->", text)
-    return _MARKED.sub(lambda found: f"{found[1]}\n{render(found[2], folder)}\n{found[3]}", text)
+    return filled(text, lambda name, keys: f"\n{render(name, folder)}\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Fill the pages of a checkout, or with --check say which differ."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--root", type=Path, default=Path())
-    parser.add_argument("--check", action="store_true")
-    options = parser.parse_args(arguments)
-    stale = []
-    for page in PAGES:
-        path = options.root / page
-        if not path.exists():
-            continue
-        before = path.read_text()
-        after = filled(before, options.root / "results" / "bench")
-        if after != before:
-            stale.append(page)
-            if not options.check:
-                path.write_text(after)
-    for page in stale:
-        print(f"{page}: {'differs from its results' if options.check else 'filled'}", file=sys.stderr)
-    return int(options.check and bool(stale))
+    return fill_pages(__doc__, PAGES, lambda text, root: fill(text, root / "results" / "bench"), arguments)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from ..protocol import Protocol, Run
 from ..trainer.rounding import flash_bytes
 from ..trainer.selection import Mean
 from .cells import LOW_RANK_START, Cell, Table, paper_run
+from .markdown import markdown
 
 BUDGETS = tuple(kilobytes << 10 for kilobytes in (16, 32, 64, 128, 256))
 SHAPES = {
@@ -188,14 +189,14 @@ def render_flash(rows: list[dict[str, Any]]) -> str:
         lines = groups.setdefault((row["dataset"], row["model"]), {})
         lines.setdefault(row["structure"], {})[row["kilobytes"]] = row
     columns = [budget >> 10 for budget in BUDGETS]
-    head = ["dataset", "network", "method", *(f"{kilobytes} kB" for kilobytes in columns)]
-    text = [f"| {' | '.join(head)} |", f"| {' | '.join(['---'] * 3 + ['---:'] * len(columns))} |"]
+    body = []
     for (data, model), lines in groups.items():
         tests = {k: [r[k]["test"] for r in lines.values() if r[k]["test"] is not None] for k in columns}
         for method, own in lines.items():
             cells = [_result(own[k], max(tests[k], default=None)) for k in columns]
-            text.append(f"| {data} | {model} | `{method}` | {' | '.join(cells)} |")
-    return "\n".join(text) + "\n"
+            body.append([data, model, f"`{method}`", *cells])
+    head = ["dataset", "network", "method", *(f"{kilobytes} kB" for kilobytes in columns)]
+    return markdown(head, body, left=3)
 
 
 def _result(row: dict[str, Any], best: float | None) -> str:

@@ -10,24 +10,22 @@ nothing and exits with 1 where a page differs from the ledger.
 
 from __future__ import annotations
 
-import argparse
-import re
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from ..ledger.ledger import Ledger
 from .flash import flash_rows, render_flash
+from .markdown import fill_pages, filled, markdown
 from .paper import get_table
 from .rows import Row, heading, overview, table_rows, tells
 
-PAGES = ("experiments.md", "language.md", "microcontroller.md", "scales.md")  # under docs/
-_MARKED = re.compile(r"(<!-- table: (\w+)((?: \w+=\S+)*) -->\n).*?(<!-- end -->)", re.DOTALL)
+PAGES = tuple(f"docs/{name}.md" for name in ("experiments", "language", "microcontroller", "scales"))
 _COLUMNS = (
     "dataset", "model", "structure", "rank", "fraction", "init", "parameters", "test", "deviation", "paper",
     "lr", "seconds",
 )  # fmt: skip
+_LABELS = ("dataset", "model", "structure")
 _ALWAYS = ("structure", "parameters", "test", "paper")
 
 
@@ -37,10 +35,8 @@ def render(rows: Sequence[Row]) -> str:
     shown = [
         key for key in _COLUMNS if key in _ALWAYS or tells(key, (row[key] for row in rows)) or key == "lr"
     ]
-    rule = ["---" if key in ("dataset", "model", "structure") else "---:" for key in shown]
     head = [heading(rows) if key == "test" else key for key in shown]
-    lines = [head, rule, *([_cell(key, row) for key in shown] for row in rows)]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return markdown(head, [[_cell(key, row) for key in shown] for row in rows], len({*shown} & {*_LABELS}))
 
 
 def render_across(rows: Sequence[Row], key: str) -> str:
@@ -50,9 +46,7 @@ def render_across(rows: Sequence[Row], key: str) -> str:
     rows = [row for row in rows if row["state"] in ("done", "partial")]
     if not rows:
         return "Not run yet.\n"
-    labels = [
-        k for k in ("dataset", "model", "structure") if k == "structure" or len({r[k] for r in rows}) > 1
-    ]
+    labels = [key for key in _LABELS if key == "structure" or len({row[key] for row in rows}) > 1]
     columns = sorted({row[key] for row in rows}, key=lambda value: (value is not None, value))
     lines: dict[tuple[str, ...], dict[Any, str]] = {}
     for row in rows:
@@ -62,19 +56,18 @@ def render_across(rows: Sequence[Row], key: str) -> str:
         line[row[key]] = _result(row)
     head = [*labels, *(_cell(key, {key: value}) for value in columns)]
     head[len(labels)] = f"{key} {head[len(labels)]}"
-    rule = ["---"] * len(labels) + ["---:"] * len(columns)
-    cells = ([*label, *(found.get(value, "") for value in columns)] for label, found in lines.items())
-    return "".join(f"| {' | '.join(line)} |\n" for line in (head, rule, *cells))
+    body = ([*label, *(found.get(value, "") for value in columns)] for label, found in lines.items())
+    return markdown(head, body, len(labels))
 
 
 def render_overview(tables: Sequence[Row]) -> str:
     """Every table with how many of its runs are there and what they took."""
-    head = "| table | what | runs | there | seeds | seconds |\n| --- | --- | ---: | ---: | ---: | ---: |\n"
-    return head + "".join(
-        f"| `{row['name']}` | {row['title']} | {row['runs']} | {row['done']} | {row['seeds']} "
-        f"| {row['seconds']:,.0f} |\n"
+    counts = ("runs", "done", "seeds")
+    body = [
+        [f"`{row['name']}`", row["title"], *(str(row[key]) for key in counts), f"{row['seconds']:,.0f}"]
         for row in tables
-    )
+    ]
+    return markdown(["table", "what", "runs", "there", "seeds", "seconds"], body, left=2)
 
 
 def _result(row: Row) -> str:
@@ -102,41 +95,27 @@ def _cell(key: str, row: Row) -> str:
 def fill(text: str, ledger: Ledger) -> str:
     """A page with its tables as the ledger has them."""
 
-    def table(match: re.Match[str]) -> str:
-        name, wanted = match[2], dict(pair.split("=", 1) for pair in match[3].split())
+    def table(name: str, keys: Mapping[str, str]) -> str:
         if name == "list":
-            return f"{match[1]}{render_overview(overview(ledger))}{match[4]}"
+            return render_overview(overview(ledger))
+        wanted = {key: value for key, value in keys.items() if key != "across"}
         if name == "flash":
-            rows = [row for row in flash_rows(get_table(name), ledger) if _matches(row, wanted)]
-            return f"{match[1]}{render_flash(rows)}{match[4]}"
-        across = wanted.pop("across", None)
+            return render_flash([row for row in flash_rows(get_table(name), ledger) if _matches(row, wanted)])
         rows = [row for row in table_rows(get_table(name), ledger) if _matches(row, wanted)]
-        text = render(rows) if across is None else render_across(rows, across)
-        return f"{match[1]}{text}{match[4]}"
+        return render_across(rows, keys["across"]) if "across" in keys else render(rows)
 
-    return _MARKED.sub(table, text)
+    return filled(text, table)
 
 
 def _matches(row: Row, wanted: Mapping[str, str]) -> bool:
     return all(str(row[key]) in value.split(",") for key, value in wanted.items())
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--root", type=Path, default=Path())
-    parser.add_argument("--check", action="store_true")
-    chosen = parser.parse_args(arguments)
+def main(arguments: Sequence[str] | None = None) -> int:
     # An empty folder of one's own: pages show what is published and nothing else.
-    ledger = Ledger(chosen.root / "no-results-of-ones-own")
-    for page in (chosen.root / "docs" / name for name in PAGES):
-        text = page.read_text(encoding="utf-8")
-        filled = fill(text, ledger)
-        if filled == text:
-            continue
-        if chosen.check:
-            sys.exit(f"{page} differs from the published ledger: run python -m torchldr_paper.tables.pages")
-        page.write_text(filled, encoding="utf-8")
+    ledger = Ledger("no-results-of-ones-own")
+    return fill_pages(__doc__, PAGES, lambda text, root: fill(text, ledger), arguments)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

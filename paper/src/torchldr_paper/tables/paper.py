@@ -6,11 +6,11 @@ a run is compared (`metric`), and where in the paper the value stands. `tables` 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping
 from itertools import product
 from types import MappingProxyType
 
+from ..names import unknown
 from ..protocol import Protocol
 from . import values
 from .cells import LOW_RANK_START, Cell, Quoted, Table, paper_run
@@ -156,8 +156,6 @@ def get_table(name: str) -> Table:
     Raises:
         ValueError: for an unknown one, with the nearest known.
     """
-    if name in TABLES:
-        return TABLES[name]
-    near = difflib.get_close_matches(name, TABLES, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    raise ValueError(f"unknown table {name!r}.{hint} Known: {', '.join(TABLES)}.")
+    if name not in TABLES:
+        raise ValueError(unknown("table", name, TABLES))
+    return TABLES[name]

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from torchldr.core.registry import near
 from torchldr.matrices import StructuredMatrix, get_structure
 from torchldr.nn import StructuredLinear
 
+from ..names import unknown
 from .degrees import Degree, entry_degree
 
 LINEAR = Degree(1)  # the entries of M are parameters themselves
@@ -104,8 +104,8 @@ def activation(of: str | Activation) -> Activation:
         return of
     if of not in ACTIVATIONS:
         raise ValueError(
-            f"unknown activation {of!r}{near(of, ACTIVATIONS)}. The theorem speaks of piecewise polynomials; "
-            "for another one give Activation(breakpoints, degree)."
+            f"{unknown('activation', of, ACTIVATIONS)} The theorem speaks of piecewise polynomials; for "
+            "another one give Activation(breakpoints, degree)."
         )
     return ACTIVATIONS[of]
 

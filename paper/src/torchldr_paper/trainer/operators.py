@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import torch
 
 from torchldr.functional.port import acceptance
-from torchldr.functional.reference import tridiagonal_reference
 from torchldr.matrices import LDRTridiagonal
+from torchldr.operators import Tridiagonal
 
 EIGENVALUES_UP_TO = 1024  # rows of an operator whose eigenvalues are computed
 
@@ -53,7 +53,7 @@ def operator_report(matrix: LDRTridiagonal, *, spectrum: bool = True) -> list[di
         corners = torch.stack((lower[0], upper[-1]))
         radius = None
         if spectrum and len(diagonal) <= EIGENVALUES_UP_TO:
-            dense = tridiagonal_reference(lower[1:], diagonal, upper[:-1], corners).cpu()
+            dense = Tridiagonal(lower[1:], diagonal, upper[:-1], corners).to_dense().cpu()
             radius = float(torch.linalg.eigvals(dense).abs().max())
         rows.append(
             {

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
+
+from rich import progress as bars
+from rich.console import Console
+
+from torchldr.cli import say
 
 Tell = Callable[[int, int, str], None]
 """Called with the epochs that a run has done, of how many, and a note: first where it begins."""
@@ -124,12 +128,6 @@ class Bars(Progress):
 @contextlib.contextmanager
 def progress_on_stderr(runs: int) -> Iterator[Progress]:
     """Bars on a terminal, else lines."""
-    try:
-        from rich import progress as bars
-        from rich.console import Console
-    except ImportError:
-        yield Lines(runs, say)
-        return
     console = Console(stderr=True)
     if not console.is_terminal:
         yield Lines(runs, say)
@@ -145,8 +143,3 @@ def progress_on_stderr(runs: int) -> Iterator[Progress]:
     )
     with bars.Progress(*columns, console=console) as shown:
         yield Bars(runs, shown)
-
-
-def say(message: str) -> None:
-    """A line on stderr."""
-    print(message, file=sys.stderr, flush=True)

@@ -1,6 +1,6 @@
 """The plain loop: one replica after the other, an nn.Module and torch.optim.SGD.
 
-What the fleet must agree with, and what it is timed against.
+What the fleet must agree with.
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import cross_entropy
 
-from ..models.images import SingleHiddenLayer, is_operator, is_penalised
-from ..protocol import Run
-from .batches import Images, Split
-from .fleet import initial_models
+from torchldr_paper.models.images import SingleHiddenLayer, is_operator, is_penalised
+from torchldr_paper.protocol import Run
+from torchldr_paper.trainer.batches import Images, Split
+from torchldr_paper.trainer.fleet import initial_models
 
 
 def train_plain(run: Run, images: Images, steps: int) -> list[SingleHiddenLayer]:

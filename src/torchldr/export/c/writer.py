@@ -1,7 +1,7 @@
 """What a class's rule writes its product with: constants, scratch memory, shared kernels, calls.
 
-A class brings its C as a rule of the operation "c" in the module `c` of its folder (or registered anywhere
-before the export):
+A class brings its C as a rule of the operation "c", beside its other rules (or registered anywhere before the
+export):
 
     @rule("c", MyClass)
     def _(M, c):

@@ -18,7 +18,7 @@ from .graph import expand, graphs
 from .inputs import Inputs, random_like, take_inputs
 from .layers import Held, check_dtypes, exportable
 from .program import check_choices, input_shapes, quiet, reference, traced
-from .report import ExportError, ExportReport
+from .report import ExportError, ExportReport, first_line
 
 OPSETS = range(18, 24)
 
@@ -72,7 +72,7 @@ def to_onnx(
     import onnx
 
     inputs = take_inputs("to_onnx", model, example_inputs)
-    check_dtypes("to_onnx", model)
+    check_dtypes("to_onnx", model, torch.float32, torch.float64)
     allowed = default_tolerance("to_onnx", model, tolerance)
     held = Held()
     plain, layers = exportable(model, mode, plan, held)
@@ -157,5 +157,4 @@ def _reason(error: BaseException) -> str:
     """The innermost cause of an exporter's error, in one line."""
     while error.__cause__ is not None:
         error = error.__cause__
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+    return first_line(error)

@@ -13,6 +13,11 @@ class ExportError(RuntimeError):
     """A model that cannot be exported as asked, or whose exported file computes something else."""
 
 
+def first_line(error: BaseException) -> str:
+    """What another package's error says, in one line."""
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
 @dataclass(frozen=True)
 class ExportReport:
     """What `to_onnx` wrote.

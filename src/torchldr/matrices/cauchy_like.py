@@ -18,6 +18,7 @@ from ..core.routes import Call
 from ..core.rules import rule
 from ..core.storage import FLOAT, Storage
 from ..functional.cauchy import TILE, cauchy_matmul, cauchy_reference
+from ..functional.exported.dense import Formula
 from ..linalg.candidates import by_generators
 from ..linalg.cauchy_forms import CauchyForm, gko
 from ..linalg.solvers import Candidate
@@ -207,27 +208,17 @@ def project(problem: Problem, rank: int) -> Tensors:
 # In an ONNX graph.
 
 
-class CauchyProduct(nn.Module):
-    """x M^T with M = (G^T H) / (s_i - t_j), made in the graph."""
-
-    form = "made from its parameters when loaded"
-    G: Tensor
-    H: Tensor
-    s: Tensor
-    t: Tensor
-
-    def __init__(self, G: Tensor, H: Tensor, s: Tensor, t: Tensor) -> None:
-        super().__init__()
-        for name, value in (("G", G), ("H", H), ("s", s), ("t", t)):
-            self.register_buffer(name, value.detach().clone())
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x @ ((self.H.mT @ self.G) / (self.s - self.t.unsqueeze(-1)))
-
-
 @rule("onnx", CauchyLike)
 def product(mode: str, M: CauchyLike) -> nn.Module:
-    return CauchyProduct(M.G, M.H, M.s.to(M.dtype), M.t.to(M.dtype))
+    """x M^T with M = (G^T H) / (s_i - t_j), made in the graph."""
+    return Formula(
+        "made from its parameters when loaded",
+        lambda x, G, H, s, t: x @ ((H.mT @ G) / (s - t.unsqueeze(-1))),
+        G=M.G,
+        H=M.H,
+        s=M.s.to(M.dtype),
+        t=M.t.to(M.dtype),
+    )
 
 
 # In C: entry by entry, from the nodes.

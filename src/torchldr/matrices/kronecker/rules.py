@@ -10,6 +10,7 @@ from torch.nn.functional import pad
 
 from ...algebra.members import linear_in_generators
 from ...core.rules import rule
+from ...functional.exported.dense import Formula
 from ...linalg.solvers import Candidate, formula
 from . import Kronecker
 
@@ -63,29 +64,17 @@ def _solved(A: Tensor, y: Tensor) -> Tensor:
 # In an ONNX graph.
 
 
-class KroneckerProduct(nn.Module):
-    """Two matrix products, with `first` (d, r b) and `second` (a, r c)."""
-
-    form = "two matrix products"
-    first: Tensor
-    second: Tensor
-
-    def __init__(self, A: Tensor, B: Tensor, size: int) -> None:
-        super().__init__()
-        self.register_buffer("first", B.detach().flatten(0, 1).mT.clone())
-        self.register_buffer("second", A.detach().transpose(0, 1).flatten(1).clone())
-        self.size, self.blocks, self.rank = size, A.shape[-1], A.shape[0]
-
-    def forward(self, x: Tensor) -> Tensor:
-        (d, inner), (a, _), c, r = self.first.shape, self.second.shape, self.blocks, self.rank
-        z = pad(x, (0, c * d - x.shape[-1])).reshape(-1, c, d) @ self.first
-        z = z.reshape(-1, c, r, inner // r).permute(0, 2, 1, 3).reshape(-1, r * c, inner // r)
-        return (self.second @ z).reshape(-1, a * (inner // r))[:, : self.size]
-
-
 @rule("onnx", Kronecker)
 def product(mode: str, M: Kronecker) -> nn.Module:
-    return KroneckerProduct(M.A, M.B, M.out_features)
+    (a, b, c, d), r, m, n = M.sizes, M.G.shape[0], M.out_features, M.in_features
+
+    def multiply(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
+        z = pad(x, (0, c * d - n)).reshape(-1, c, d) @ first
+        z = z.reshape(-1, c, r, b).permute(0, 2, 1, 3).reshape(-1, r * c, b)
+        return (second @ z).reshape(-1, a * b)[:, :m]
+
+    first, second = M.B.flatten(0, 1).mT, M.A.transpose(0, 1).flatten(1)  # (d, r b) and (a, r c)
+    return Formula("two matrix products", multiply, first=first, second=second)
 
 
 # In C: a block of columns at a time.

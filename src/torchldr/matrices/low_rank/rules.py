@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ...algebra.convert import convert
 from ...algebra.known import KnownDisplacement, Operators
@@ -15,6 +15,7 @@ from ...algebra.structure import DisplacementStructure, Form, Generators
 from ...core.linear_map import LinearMap
 from ...core.matrix import StructuredMatrix
 from ...core.rules import rule
+from ...functional.exported.dense import Formula
 from ...linalg.solvers import Candidate, dense, formula
 from ...operators import Diagonal, Operator
 from ..ldr_td import LDRTridiagonal
@@ -134,26 +135,10 @@ def _(M: LowRank) -> list[Candidate]:
 # In an ONNX graph.
 
 
-class LowRankProduct(nn.Module):
-    """x H^T G."""
-
-    form = "two matrix products"
-    G: Tensor
-    H: Tensor
-
-    def __init__(self, G: Tensor, H: Tensor) -> None:
-        super().__init__()
-        self.register_buffer("G", G.detach().clone())
-        self.register_buffer("H", H.detach().clone())
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (x @ self.H.mT) @ self.G
-
-
 @rule("onnx", LowRank)
 @rule("onnx_at_load", LowRank)
 def product(mode: str, M: LowRank) -> nn.Module:
-    return LowRankProduct(M.G, M.H)
+    return Formula("two matrix products", lambda x, G, H: (x @ H.mT) @ G, G=M.G, H=M.H)
 
 
 # In C: two products a rank.

@@ -9,6 +9,7 @@ from torch.nn.functional import pad
 
 from ...algebra.members import like, linear_in_generators
 from ...core.rules import rule
+from ...functional.exported.dense import Formula
 from ...operators import Diagonal
 from . import Monarch
 
@@ -39,30 +40,19 @@ def _(M: Monarch, D: Diagonal) -> Monarch | None:
 # In an ONNX graph.
 
 
-class MonarchProduct(nn.Module):
-    """Two batched matrix products, with `first` (v, q, r u) and `second` (u, v r, p)."""
-
-    form = "two batched matrix products"
-    first: Tensor
-    second: Tensor
-
-    def __init__(self, first: Tensor, second: Tensor, size: int) -> None:
-        super().__init__()
-        self.register_buffer("first", first.detach().clone())
-        self.register_buffer("second", second.detach().clone())
-        self.size = size
-
-    def forward(self, x: Tensor) -> Tensor:
-        (v, q, _), (u, inner, p) = self.first.shape, self.second.shape
-        x = pad(x, (0, v * q - x.shape[-1])).reshape(-1, v, q)
-        z = (x.permute(1, 0, 2) @ self.first).reshape(v, -1, inner // v, u)
-        y = z.permute(3, 1, 0, 2).reshape(u, -1, inner) @ self.second
-        return y.permute(1, 0, 2).reshape(-1, u * p)[:, : self.size]
-
-
 @rule("onnx", Monarch)
 def product(mode: str, M: Monarch) -> nn.Module:
-    return MonarchProduct(*M.stages(), M.out_features)
+    (u, p), (v, q) = M.grid
+    m, n, inner = M.out_features, M.in_features, v * M.G.shape[0]
+
+    def multiply(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
+        x = pad(x, (0, v * q - n)).reshape(-1, v, q)
+        z = (x.permute(1, 0, 2) @ first).reshape(v, -1, inner // v, u)
+        y = z.permute(3, 1, 0, 2).reshape(u, -1, inner) @ second
+        return y.permute(1, 0, 2).reshape(-1, u * p)[:, :m]
+
+    first, second = M.stages()  # (v, q, r u) and (u, v r, p)
+    return Formula("two batched matrix products", multiply, first=first, second=second)
 
 
 # In C: block by block, a product with a row of H and one with a row of G a rank.

@@ -15,6 +15,7 @@ from ..algebra.members import linear_in_its_tensor, shift, units
 from ..algebra.multiply import rmultiply
 from ..algebra.structure import DisplacementStructure, Generators
 from ..core import costs
+from ..core.checks import check_cut
 from ..core.dense_route import dense_route, own_route
 from ..core.linear_map import LinearMap
 from ..core.matrix import StructuredMatrix, normal_
@@ -82,15 +83,8 @@ class BlockCirculant(StructuredMatrix, name="block_circulant"):
     def parameter_shapes(
         cls, out_features: int, in_features: int, rank: int, *, block_size: int | None = None
     ) -> dict[str, tuple[int, ...]]:
-        largest = max(out_features, in_features)
-        b = min(8, largest) if block_size is None else block_size
-        if not isinstance(b, int) or isinstance(b, bool):
-            raise TypeError(f"{cls.__name__}: block_size must be an int, got {b!r}.")
-        if not 1 <= b <= largest:
-            raise ValueError(
-                f"{cls.__name__}: block_size must be between 1 and {largest} (the larger of "
-                f"out_features={out_features} and in_features={in_features}), got {b}."
-            )
+        check_cut(cls.__name__, "block_size", block_size, out_features, in_features)
+        b = block_size or min(8, max(out_features, in_features))
         return {"column": (-(-out_features // b), -(-in_features // b), b)}
 
     @classmethod

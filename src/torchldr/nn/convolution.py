@@ -23,6 +23,7 @@ from torch.nn.functional import conv1d, conv2d, conv_transpose1d, conv_transpose
 
 from ..algebra.known import Operators
 from ..algebra.structure import DisplacementStructure, Generators
+from ..core.checks import check_int
 from ..matrices.classical.base import ClassicalMatrix
 from ..operators import BlockDiagonal, Operator, Shift
 
@@ -73,6 +74,8 @@ class ConvolutionMatrix(ClassicalMatrix):
         in_size, out_size: of a channel, such as (32, 32).
     """
 
+    made_of = ("weight",)
+
     def __init__(
         self,
         weight: Tensor,
@@ -89,14 +92,6 @@ class ConvolutionMatrix(ClassicalMatrix):
         self.out_features = self.out_channels * math.prod(self.out_size)
         self.in_features = self.in_channels * math.prod(self.in_size)
         self.offset = None if bias is None else bias.repeat_interleave(math.prod(self.out_size))
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.weight.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.weight.device
 
     # Products.
 
@@ -270,12 +265,11 @@ def conv_to_matrix(conv: nn.Conv1d | nn.Conv2d, height: int, width: int | None =
     else:
         sizes = (height, height if width is None else width)
     for name, size in zip(("height", "width"), sizes, strict=False):
-        if not isinstance(size, int) or isinstance(size, bool):
+        if not isinstance(size, int):
             raise TypeError(
                 f"{who}: {name} must be an int, got {size!r}; a width comes as an argument of its own."
             )
-        if size < 1:
-            raise ValueError(f"{who}: {name} must be at least 1, got {size}.")
+        check_int(who, name, size)
     axes = [
         Axis(size, kernel, stride, dilation, before, after)
         for size, kernel, stride, dilation, (before, after) in zip(

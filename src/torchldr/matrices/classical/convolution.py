@@ -20,9 +20,10 @@ from torch import Tensor
 from torch.nn.functional import conv2d, pad
 
 from ...algebra.known import Operators
+from ...core.checks import checked_vector
 from ...functional.fft import fast_length
 from ...operators import BlockDiagonal, Operator, Shift
-from .base import ClassicalMatrix, checked_vector
+from .base import ClassicalMatrix
 from .families import Toeplitz
 
 BORDERS = ("flat", "zeros", "circular")
@@ -67,6 +68,8 @@ class Convolution2d(ClassicalMatrix):
     Cost: that of conv2d; "flat" takes cin + cout FFTs of length near 2 h w.
     """
 
+    made_of = ("weight",)
+
     def __init__(self, weight: Tensor, height: int, width: int, border: str = "zeros") -> None:
         if not isinstance(weight, Tensor) or weight.ndim != 4:
             got = tuple(weight.shape) if isinstance(weight, Tensor) else type(weight).__name__
@@ -84,14 +87,6 @@ class Convolution2d(ClassicalMatrix):
         self.weight, self.height, self.width, self.border = weight, height, width, border
         self.out_features = weight.shape[0] * height * width
         self.in_features = weight.shape[1] * height * width
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.weight.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.weight.device
 
     def support(self) -> tuple[Sequence[int], Sequence[int]]:
         size, (k, l) = self.height * self.width, self.weight.shape[:2]  # noqa: E741

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -306,22 +306,6 @@ def projections(parcel: Parcel, structure: Structure, seed: int, deadline: float
     return [project(W, structure, metric, seed, 1.0, parcel.local(deadline)) for W in parcel.matrices]
 
 
-class PackedProjection(NamedTuple):
-    """A projection on its way from a process."""
-
-    structure: str
-    shape: tuple[int, int]
-    tensors: Mapping[str, Packed]
-    options: Mapping[str, Any]
-    residual: float
-    weighted_residual: float | None
-
-    def unpack(self) -> Projection:
-        tensors = {name: packed.tensor() for name, packed in self.tensors.items()}
-        matrix = get_structure(self.structure).unchecked(*self.shape, tensors, self.options)
-        return Projection(matrix, self.residual, self.weighted_residual)
-
-
 def _pack_projections(made: list[Projection]) -> Piece:
     tensors = {f"{i}.{name}": t for i, p in enumerate(made) for name, t in p.matrix.tensors.items()}
     value = [
@@ -354,21 +338,13 @@ def project_all(
     if workers.here:
         return workers.run(stages, projections, arguments, report, keys, PROJECTIONS)
     found = workers.run(stages, project_packed, arguments, report)
-    return [[packed.unpack() for packed in some] for some in found]
+    tensors = [{name: packed.tensor() for name, packed in some.items()} for _, some in found]
+    return [_unpack_projections(Piece(value, t)) for (value, _), t in zip(found, tensors, strict=True)]
 
 
 def project_packed(
     parcel: Parcel, structure: Structure, seed: int, deadline: float | None
-) -> list[PackedProjection]:
+) -> tuple[Any, dict[str, Packed]]:
     """The same as `projections`, ready to travel."""
-    return [
-        PackedProjection(
-            M.name,
-            (M.out_features, M.in_features),
-            {name: Packed.of(tensor) for name, tensor in M.tensors.items()},
-            M.options,
-            residual,
-            weighted,
-        )
-        for M, residual, weighted in projections(parcel, structure, seed, deadline)
-    ]
+    value, tensors = _pack_projections(projections(parcel, structure, seed, deadline))
+    return value, {name: Packed.of(t) for name, t in tensors.items()}

@@ -13,11 +13,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..core.checks import check_choices
 from .check import check_file, default_tolerance, require
+from .forms import MODES, PLANS
 from .graph import expand, graphs
 from .inputs import Inputs, random_like, take_inputs
 from .layers import Held, check_dtypes, exportable
-from .program import check_choices, input_shapes, quiet, reference, traced
+from .program import input_shapes, quiet, reference, traced
 from .report import ExportError, ExportReport, first_line
 
 OPSETS = range(18, 24)
@@ -62,7 +64,7 @@ def to_onnx(
     Raises:
         ExportError: the model cannot be exported, or the file computes something else.
     """
-    check_choices("to_onnx", mode, plan)
+    check_choices("to_onnx", mode=(mode, MODES), plan=(plan, PLANS))
     if opset not in OPSETS:
         raise ValueError(f"to_onnx: opset must be between {OPSETS[0]} and {OPSETS[-1]}, got {opset!r}.")
     path = Path(path)

@@ -14,18 +14,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..core.checks import check_choices
 from .check import check_program, default_tolerance
 from .forms import MODES, PLANS
 from .inputs import Inputs, at_least_two, dynamic_axes, random_like, take_inputs
 from .layers import check_dtypes, exportable
 from .report import ExportError, first_line
-
-
-def check_choices(who: str, mode: str, plan: str) -> None:
-    if mode not in MODES:
-        raise ValueError(f"{who}: mode must be one of {', '.join(MODES)}, got {mode!r}.")
-    if plan not in PLANS:
-        raise ValueError(f"{who}: plan must be one of {', '.join(PLANS)}, got {plan!r}.")
 
 
 def to_program(
@@ -67,7 +61,7 @@ def to_program(
         >>> torch.allclose(program.module()(x), model(x), atol=1e-5)
         True
     """
-    check_choices("to_program", mode, plan)
+    check_choices("to_program", mode=(mode, MODES), plan=(plan, PLANS))
     inputs = take_inputs("to_program", model, example_inputs)
     check_dtypes("to_program", model, torch.float32, torch.float64)
     allowed = default_tolerance("to_program", model, tolerance)

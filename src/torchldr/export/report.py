@@ -1,4 +1,4 @@
-"""What an export tells, and its errors."""
+"""The report of an export to ONNX, and the error of all exports."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...core.checks import check_choices
 from ...nn import StructuredLinear, quantize_
 from ...nn.recurrent.base import StructuredRecurrent
 from ..check import outputs
@@ -28,7 +29,6 @@ from .products import is_plain
 from .report import CReport
 from .writer import Source
 
-WEIGHTS = tuple(PRELUDES)
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _KEYWORD = re.compile(
     r"auto|break|case|char|const|continue|default|do|double|else|enum|extern|float|for|"
@@ -87,8 +87,7 @@ def to_c(
 
 
 def _check_arguments(folder: str | os.PathLike[str], weights: str, name: str) -> Path:
-    if weights not in WEIGHTS:
-        raise ValueError(f"to_c: weights must be one of {', '.join(WEIGHTS)}, got {weights!r}.")
+    check_choices("to_c", weights=(weights, PRELUDES))
     if not isinstance(name, str) or not _NAME.fullmatch(name) or _KEYWORD.fullmatch(name):
         raise ValueError(f"to_c: name must be a C identifier that is no keyword, got {name!r}.")
     folder = Path(folder)

@@ -19,6 +19,7 @@ from ..operators import Operator
 from .multiply import real_dtype
 
 Form = Literal["stein", "sylvester"]
+FORMS = ("stein", "sylvester")
 Generators = tuple[Tensor, Tensor]
 
 

@@ -15,14 +15,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv1d, conv2d, conv_transpose1d, conv_transpose2d, pad
 
 from ..algebra.known import Operators
-from ..algebra.structure import DisplacementStructure, Generators
 from ..core.checks import check_int
 from ..matrices.classical.base import ClassicalMatrix
 from ..operators import BlockDiagonal, Operator, Shift
@@ -139,10 +138,6 @@ class ConvolutionMatrix(ClassicalMatrix):
 
     # Displacement.
 
-    @property
-    def displacement_rank_bound(self) -> int:
-        return min(self._bound(self._axis()), *self.shape)
-
     def operators(self) -> Operators:
         """The moves of all output channels by a line, and of all input channels by `stride` lines.
 
@@ -154,37 +149,18 @@ class ConvolutionMatrix(ClassicalMatrix):
         C = self._move(self.in_channels, self.in_size, axis, self.axes[axis].stride, f)
         return Operators(A, C.T, "stein")
 
-    def displacement_structure(self) -> DisplacementStructure:
-        """The operators with the generators of M - A M B: rows and columns of M, by fast products."""
-        A, B, form = self.operators()
-        axis = self._axis()
-        rows, columns = self._border(axis)
-
-        def make() -> Generators:
-            dtype = torch.promote_types(self.dtype, torch.float32)
-            units = [torch.eye(n, dtype=dtype, device=self.device) for n in self.shape]
-            from_rows, from_columns = units[0][rows], units[1][columns]
-            left = self.matmul(from_columns).clone()
-            left[:, rows] = 0  # these entries are in the rows already
-            return torch.cat((from_rows, left)), torch.cat((self.rmatmul(from_rows), from_columns))
-
-        rank = len(rows) + len(columns)
-        return DisplacementStructure(A, B, cast(Literal["stein"], form), rank, make)
-
-    def displacement(self) -> Tensor:
-        return self.displacement_structure().of_dense(self.to_dense())
+    def support(self) -> tuple[Sequence[int], Sequence[int]]:
+        rows, columns = self._border(self._axis())
+        return rows.tolist(), columns.tolist()
 
     def _axis(self) -> int:
-        return min(range(len(self.axes)), key=self._bound)
+        """Along which the displacement has the smaller rank."""
+        return min(range(len(self.axes)), key=lambda axis: sum(map(len, self._border(axis))))
 
     def _commutes(self, axis: int) -> bool:
         """Whether moving around the ring changes nothing."""
         a = self.axes[axis]
         return self.circular and a.out * a.stride == a.size
-
-    def _bound(self, axis: int) -> int:
-        rows, columns = self._border(axis)
-        return len(rows) + len(columns)
 
     def _border(self, axis: int) -> tuple[Tensor, Tensor]:
         """The rows and columns of M that make up its displacement.

@@ -70,7 +70,8 @@ class ClassicalMatrix(LinearMap):
         return torch.cat((E, column_part)), torch.cat((row_part, F))
 
     def _units(self, places: Sequence[int], size: int) -> Tensor:
-        units = torch.zeros(len(places), size, dtype=self.dtype, device=self.device)
+        dtype = torch.promote_types(self.dtype, torch.float32)  # so products are rounded once, if at all
+        units = torch.zeros(len(places), size, dtype=dtype, device=self.device)
         units[range(len(places)), list(places)] = 1
         return units
 

@@ -96,33 +96,17 @@ __all__ = [
 ]
 
 # Loaded when first asked for: most programs use layers alone, and `import torchldr` is to be quick.
-_OF_COMPRESS = frozenset(
-    ("Structure", "analyze", "compress_", "finetune", "load_compressed", "materialize_", "save_compressed")
-)
-_MODULES = frozenset(
-    (
-        "algebra",
-        "compress",
-        "export",
-        "linalg",
-        "matrices",
-        "nn",
-        "operators",
-        "pictures",
-        "project",
-        "testing",
-    )
-)
-_HOMES = ("nn", "matrices", "matrices.classical", "linalg", "project", "core.stacks")  # of the other names
+_MODULES = ("algebra", "compress", "export", "linalg", "matrices", "nn", "operators", "pictures", "project",
+            "testing")  # fmt: skip
+# Where the names above are at home, looked through in this order.
+_HOMES = ("nn", "matrices", "matrices.classical", "linalg", "project", "core.stacks", "compress")
 
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return import_module(f".{name}", __name__)
     if name in __all__:
-        homes = (
-            import_module(f".{home}", __name__) for home in (_HOMES, ("compress",))[name in _OF_COMPRESS]
-        )
+        homes = (import_module(f".{home}", __name__) for home in _HOMES)
         return next(getattr(home, name) for home in homes if hasattr(home, name))
     raise AttributeError(f"module 'torchldr' has no attribute {name!r}")
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 from .core.structures import structures
 
@@ -36,6 +36,7 @@ __all__ = [
 ]  # fmt: skip
 
 P = ParamSpec("P")
+Drawn = TypeVar("Drawn")
 
 FORMATS = ("png", "svg")
 """In which formats a picture can be saved."""
@@ -124,11 +125,11 @@ class Picture:
         return list(encoded)
 
 
-def styled(draw: Callable[P, Picture]) -> Callable[P, Picture]:
+def styled(draw: Callable[P, Drawn]) -> Callable[P, Drawn]:
     """Decorates a function that draws: it runs in our look, or says that matplotlib is missing."""
 
     @functools.wraps(draw)
-    def drawn(*args: P.args, **kwargs: P.kwargs) -> Picture:
+    def drawn(*args: P.args, **kwargs: P.kwargs) -> Drawn:
         with _style():
             return draw(*args, **kwargs)
 

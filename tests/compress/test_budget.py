@@ -16,7 +16,6 @@ from torchldr.compress.budget.amounts import budget_text
 from torchldr.compress.budget.latency import Stopwatch
 from torchldr.compress.candidates import Candidate, Search, charged, looks
 from torchldr.compress.checkpoint.files import TensorWeight
-from torchldr.compress.costs import stored_bytes
 from torchldr.compress.metric import Metric
 from torchldr.compress.selection import share_out
 
@@ -44,7 +43,7 @@ def test_bytes_count_drawn_constants():
     assert (
         stored(model)
         == report.bytes_after
-        == stored_bytes(torchldr.Structure("fastfood"), [torch.zeros(64, 64)])
+        == torchldr.Structure("fastfood").stored_bytes([torch.zeros(64, 64)])
     )
     model = nn.Sequential(nn.Linear(64, 64))
     with pytest.raises(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import time
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
@@ -12,6 +13,7 @@ from torch import nn
 
 import torchldr
 from torchldr.compress import workers
+from torchldr.compress.progress import Clock
 from torchldr.executors import RayExecutor
 
 
@@ -75,14 +77,15 @@ def test_what_is_no_executor() -> None:
         torchldr.compress_(network(), budget=0.5, executor=4)
 
 
-def test_a_deadline_on_a_machine_with_another_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("minutes", "apart"), [(1.0, -1e6), (-1.0, 1e6)])
+def test_a_deadline_on_a_machine_that_started_at_another_time(minutes, apart, monkeypatch) -> None:
+    """A deadline is a time of day, which machines share; their monotonic clocks count from their starts."""
     with workers.Workers(1, ThreadPoolExecutor(1)) as some:
-        parcel = some.parcel(workers.TensorWeight({"W": torch.eye(3)}, "W"))
-    deadline = time.monotonic() + 60
-    monotonic = time.monotonic
-    monkeypatch.setattr(time, "monotonic", lambda: monotonic() + 1e6)
-    left = parcel.local(deadline) - time.monotonic()
-    assert 50 < left < 61
+        parcel = some.parcel(workers.TensorWeight({"W": torch.randn(8, 8)}, "W"))
+    deadline, monotonic = Clock(minutes).deadline(1.0), time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: monotonic() + apart)
+    (error,) = workers.looks_of(parcel, [torchldr.Structure("toeplitz_like")], 0, 0.1, deadline)
+    assert math.isfinite(error) == (minutes > 0)
 
 
 def test_what_has_not_begun_is_cancelled_at_an_error() -> None:

@@ -18,8 +18,9 @@ from torch.nn.functional import linear
 
 import torchldr
 from torchldr import StructuredGRU, StructuredLinear, StructuredLSTM, quantize_, structures
+from torchldr.core import rules
 from torchldr.export import ExportError, to_c
-from torchldr.export.c.writer import fft_factors, rule_of, smooth_length
+from torchldr.export.c.writer import fft_factors, smooth_length
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "microcontroller"
 STRICT = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic"]
@@ -175,7 +176,7 @@ def test_every_class_on_a_cortex_m4(weights: str, tmp_path: Path):
 
 
 def test_every_class_has_c_of_its_own():
-    assert [cls.name for cls in CLASSES if rule_of(cls) is None] == []
+    assert [cls.name for cls in CLASSES if rules.of_product("c", cls) is None] == []
 
 
 def test_the_range_of_the_operators_decides(tmp_path: Path):

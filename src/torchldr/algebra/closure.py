@@ -162,13 +162,7 @@ def _rows_scaled(D: Diagonal, M: LinearMap) -> DisplacementStructure | None:
     A = None if own is None else conjugated(own.A, D)
     if own is None or A is None:
         return None
-    make = own.make
-
-    def scaled() -> Generators:
-        G, H = make()
-        return D.matmul(G), H
-
-    return DisplacementStructure(A, own.B, own.form, own.rank, scaled)
+    return own.changed(lambda G, H: (D.matmul(G), H), A=A)
 
 
 def inverse_structure(M: LinearMap, inverse: LinearMap) -> DisplacementStructure | None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..core.checks import check_choices
 from ..core.linear_map import LinearMap
 from ..operators import DenseOperator, Operator
 from .closure import displaced, worthwhile
 from .equation import solve_displacement_equation
-from .structure import Form, Generators, default_tolerance, displacement_of_dense, reduce
+from .structure import FORMS, Form, Generators, default_tolerance, displacement_of_dense, reduce
 
 Matrix = Tensor | LinearMap
 
@@ -138,8 +139,7 @@ def _operators(
 def _checked(
     A: Operator | Tensor, B: Operator | Tensor, shape: tuple[int, int], form: str, who: str
 ) -> tuple[Operator, Operator]:
-    if form not in ("stein", "sylvester"):
-        raise ValueError(f"{who}: form must be 'stein' or 'sylvester', got {form!r}.")
+    check_choices(who, form=(form, FORMS))
     left, right = (DenseOperator(op) if isinstance(op, Tensor) else op for op in (A, B))
     for name, operator, size in (("A", left, shape[0]), ("B", right, shape[1])):
         if not isinstance(operator, Operator):

@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from ..core.checks import check_choices
 from ..core.linear_map import LinearMap
 from ..core.matrix import StructuredMatrix
 from ..operators import DenseOperator, Operator, Shift
-from .structure import Form
+from .structure import FORMS, Form
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -50,8 +51,7 @@ def equivariance_error(
         The relative Frobenius norm of the displacement, shape (), differentiable: it may serve as a
         penalty. Two unrelated matrices of any sizes give sqrt(|X|^2 + |Y|^2), so 1.
     """
-    if form not in ("sylvester", "stein"):
-        raise ValueError(f"equivariance_error: form must be 'sylvester' or 'stein', got {form!r}.")
+    check_choices("equivariance_error", form=(form, FORMS))
     W = M.to_dense() if isinstance(M, LinearMap) else M
     A, B = (move if isinstance(move, Operator) else DenseOperator(move) for move in (A, B))
     if (A.n, B.n) != tuple(W.shape):

@@ -1,8 +1,8 @@
 """The operators that the paper's proposition on expressiveness names, class by class.
 
 `M.displacement_structure()` gives the pair that suits the rules of the algebra; the proposition speaks of
-others for low-rank, circulant and block-circulant matrices, and of ACDC, for which no rule claims any. Their
-folders have rules for "known_displacement".
+others for low-rank, circulant and block-circulant matrices, and of ACDC, for which no rule claims any. These
+classes have rules for "known_displacement".
 """
 
 from __future__ import annotations

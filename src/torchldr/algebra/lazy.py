@@ -24,17 +24,11 @@ from .structure import DisplacementStructure
 class Transposed(LinearMap):
     """The transpose of a linear map."""
 
+    made_of = ("of",)
+
     def __init__(self, of: LinearMap) -> None:
         self.of = of
         self.out_features, self.in_features = of.in_features, of.out_features
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.of.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.of.device
 
     @property
     def T(self) -> LinearMap:
@@ -56,6 +50,8 @@ class Transposed(LinearMap):
 class Scaled(LinearMap):
     """A multiple of a linear map."""
 
+    made_of = ("of",)
+
     def __init__(self, of: LinearMap, scalar: Number) -> None:
         self.of, self.scalar = of, scalar
         self.out_features, self.in_features = of.out_features, of.in_features
@@ -65,10 +61,6 @@ class Scaled(LinearMap):
         is_complex = self.scalar.is_complex() if isinstance(self.scalar, Tensor) else False
         is_complex = is_complex or isinstance(self.scalar, complex)
         return torch.promote_types(self.of.dtype, torch.complex32) if is_complex else self.of.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.of.device
 
     def matmul(self, x: Tensor) -> Tensor:
         return self.scalar * through(self.of, self.of.matmul, x)
@@ -154,17 +146,11 @@ class Composition(Pair):
 class Inverse(LinearMap):
     """The inverse of a square linear map: a product with it solves a system."""
 
+    made_of = ("of",)
+
     def __init__(self, of: LinearMap) -> None:
         self.of = of
         self.out_features = self.in_features = of.out_features
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.of.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.of.device
 
     @property
     def T(self) -> LinearMap:

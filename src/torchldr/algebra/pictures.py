@@ -7,21 +7,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..pictures import SIGNED, bare, styled
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 # Of the palette of Okabe and Ito, which people with a colour deficiency can tell apart.
 COLOURS = {"subdiagonal": "#0072B2", "diagonal": "#D55E00", "superdiagonal": "#009E73"}
-WEIGHT, RESIDUAL, QUIET = "#888888", "#D55E00", "#555555"
+WEIGHT, RESIDUAL = "#888888", "#D55E00"
 
 
+@styled
 def draw(found: Any) -> Figure:
     """Two rows: the weight, its displacement and both spectra; then the entries of A and of C."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError("pictures need matplotlib; pip install matplotlib") from error
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(9.6, 5.4), layout="constrained")
     grid: Any = figure.add_gridspec(2, 6, height_ratios=(3, 2))
     panels = [figure.add_subplot(grid[0, 2 * i : 2 * i + 2]) for i in range(3)]
@@ -45,14 +46,10 @@ def draw(found: Any) -> Figure:
 def heat_map(axes: Axes, M: Tensor, limit: float, title: str = "") -> None:
     """A matrix from blue to red through white, larger entries than `limit` saturated."""
     axes.imshow(
-        M.cpu().numpy(), cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="nearest", aspect="equal"
+        M.cpu().numpy(), cmap=SIGNED, vmin=-limit, vmax=limit, interpolation="nearest", aspect="equal"
     )
     axes.set_title(title, fontsize=9)
-    axes.set_xticks([])
-    axes.set_yticks([])
-    for spine in axes.spines.values():
-        spine.set_color("#bbbbbb")
-        spine.set_linewidth(0.6)
+    bare(axes)
 
 
 def spectra(axes: Axes, matrices: dict[str, tuple[Tensor, str]]) -> None:
@@ -72,8 +69,7 @@ def spectra(axes: Axes, matrices: dict[str, tuple[Tensor, str]]) -> None:
             label=label,
         )
     axes.set_yscale("log")
-    _quiet(axes)
-    axes.legend(frameon=False, fontsize=8)
+    axes.legend(fontsize=8)
 
 
 def operator_entries(axes: Axes, entries: dict[str, Tensor]) -> None:
@@ -84,15 +80,6 @@ def operator_entries(axes: Axes, entries: dict[str, Tensor]) -> None:
     if "corners" in entries:
         top, bottom = entries["corners"].tolist()
         axes.plot([], [], " ", label=f"corners {top:.3g}, {bottom:.3g}")
-    _quiet(axes)
     axes.margins(x=0.01)
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(frameon=False, fontsize=8, ncols=2)
-
-
-def _quiet(axes: Axes) -> None:
-    axes.tick_params(labelsize=7, colors=QUIET)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    for side in ("left", "bottom"):
-        axes.spines[side].set_color("#bbbbbb")
+        axes.legend(fontsize=8, ncols=2)

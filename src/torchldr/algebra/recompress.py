@@ -12,7 +12,6 @@ A class is found by its rules:
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from ..core import rules
@@ -28,17 +27,11 @@ from .structure import DisplacementStructure
 class Recompressed(LinearMap):
     """A linear map with fewer generators: its products stay, what it knows of its displacement is less."""
 
+    made_of = ("of",)
+
     def __init__(self, of: LinearMap, known: DisplacementStructure) -> None:
         self.of, self.known = of, known
         self.out_features, self.in_features = of.out_features, of.in_features
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.of.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.of.device
 
     def matmul(self, x: Tensor) -> Tensor:
         return self.of.matmul(x)

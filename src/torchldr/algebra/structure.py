@@ -9,8 +9,8 @@ G and H are made when they are asked for, by fast products alone.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from ..operators import Operator
 from .multiply import real_dtype
 
 Form = Literal["stein", "sylvester"]
+FORMS = ("stein", "sylvester")
 Generators = tuple[Tensor, Tensor]
 
 
@@ -54,39 +55,28 @@ class DisplacementStructure:
         G, H = reduce(*self.make(), tol)
         return DisplacementStructure(self.A, self.B, self.form, G.shape[0], lambda: (G, H))
 
+    def changed(self, change: Callable[[Tensor, Tensor], Generators], **fields: Any) -> DisplacementStructure:
+        """One of the same rank, by a function of these generators; `fields` are operators and a form."""
+        return replace(self, make=lambda: change(*self.make()), **fields)
+
     def transposed(self) -> DisplacementStructure:
         """Of M^T: M^T - B^T M^T A^T = H^T G, and in Sylvester's form B^T M^T - M^T A^T = -H^T G."""
-
-        def make() -> Generators:
-            G, H = self.make()
-            return (H if self.form == "stein" else -H), G
-
-        return DisplacementStructure(self.B.T, self.A.T, self.form, self.rank, make)
+        stein = self.form == "stein"
+        return self.changed(lambda G, H: (H if stein else -H, G), A=self.B.T, B=self.A.T)
 
     def scaled(self, scalar: float | complex | Tensor) -> DisplacementStructure:
         """Of a multiple of M."""
-
-        def make() -> Generators:
-            G, H = self.make()
-            return scalar * G, H
-
-        return DisplacementStructure(self.A, self.B, self.form, self.rank, make)
+        return self.changed(lambda G, H: (scalar * G, H))
 
     def inverted(self) -> DisplacementStructure | None:
         """By the inverses of both operators; None where one has no sparse inverse.
 
         M - A^-1 M B^-1 = -A^-1 (M - A M B) B^-1, and A^-1 M - M B^-1 = -A^-1 (A M - M B) B^-1.
         """
-        left, right, make = sparse_inverse(self.A), sparse_inverse(self.B), self.make
-        if left is None or right is None:
+        A, B = sparse_inverse(self.A), sparse_inverse(self.B)
+        if A is None or B is None:
             return None
-        A, B = left, right
-
-        def inverted() -> Generators:
-            G, H = make()
-            return -A.matmul(G), B.rmatmul(H)
-
-        return DisplacementStructure(A, B, self.form, self.rank, inverted)
+        return self.changed(lambda G, H: (-A.matmul(G), B.rmatmul(H)), A=A, B=B)
 
     def in_form(self, form: Form) -> DisplacementStructure | None:
         """The same in the other form, by the inverse of one operator; None where neither has a sparse one.
@@ -95,23 +85,10 @@ class DisplacementStructure:
         """
         if form == self.form:
             return self
-        left, right, make = sparse_inverse(self.A), sparse_inverse(self.B), self.make
-        if right is not None:
-            B = right
-
-            def by_right() -> Generators:
-                G, H = make()
-                return -G, B.rmatmul(H)
-
-            return DisplacementStructure(self.A, B, form, self.rank, by_right)
-        if left is not None:
-            A = left
-
-            def by_left() -> Generators:
-                G, H = make()
-                return A.matmul(G), H
-
-            return DisplacementStructure(A, self.B, form, self.rank, by_left)
+        if (B := sparse_inverse(self.B)) is not None:
+            return self.changed(lambda G, H: (-G, B.rmatmul(H)), B=B, form=form)
+        if (A := sparse_inverse(self.A)) is not None:
+            return self.changed(lambda G, H: (A.matmul(G), H), A=A, form=form)
         return None
 
     def __repr__(self) -> str:

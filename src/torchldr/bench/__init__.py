@@ -3,8 +3,7 @@
     grid            the cases that are timed: class, n, rank, batch, inference or training step
     measure         one case: both sides, on a CPU or by CUDA events, dense extrapolated where it is too large
     paper_values    the paper's table of accelerations
-    command, plot   the command and its picture
-    tables          the tables of the documentation, from committed results
+    plot            the picture of a result
 
 A ratio is dense time / our time, both minima in one run: above 1 we are faster.
 """

@@ -15,7 +15,7 @@ RANKS = (1, 2, 4, 8, 16)
 
 
 def in_paper() -> list[str]:
-    """The classes of the paper: their folders hold what it says of them."""
+    """The classes of the paper: they have a rule with what it says of them."""
     return [cls.name for cls in rules.by_class("paper_acceleration") if issubclass(cls, StructuredMatrix)]
 
 

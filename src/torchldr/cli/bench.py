@@ -7,7 +7,6 @@ drawn, and the exit code is 130, as a shell gives an interrupted program, so tha
 from __future__ import annotations
 
 import json
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .options import LOOK, AsJson, Many
-from .printing import say, steps
+from .printing import say, show, steps
 
 if TYPE_CHECKING:
     from ..bench.grid import Grid
@@ -126,32 +125,17 @@ def run(grid: Grid, setting: Setting) -> tuple[Rows, bool]:
 
 def print_table(rows: Rows) -> None:
     """The rows as a table on stdout."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(show_edge=False, pad_edge=False)
-    for name in ("what", "structure"):
-        table.add_column(name)
-    for name in ("n", "rank", "batch", "dense ms", "ours ms", "ratio", "paper"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("path")
+    shown = []
     for row in rows:
         star = "*" if row["extrapolated"] else ""
-        table.add_row(
-            row["what"], row["structure"], f"{row['n']:,}", _number(row["rank"]), str(row["batch"]),
-            f"{row['dense_ms']:.4g}{star}", f"{row['ours_ms']:.4g}", f"{row['ratio']:.3g}{star}",
-            _number(row["paper"]), row["path"],
-        )  # fmt: skip
-    console = Console(width=None if sys.stdout.isatty() else 160, markup=False, highlight=False)
-    console.print(table)
+        numbers = {"n": row["n"], "rank": row["rank"], "batch": row["batch"]}
+        times = {"dense ms": f"{row['dense_ms']:.4g}{star}", "ours ms": f"{row['ours_ms']:.4g}"}
+        ratios = {"ratio": f"{row['ratio']:.3g}{star}", "paper": row["paper"]}
+        named = {"what": row["what"], "structure": row["structure"]}
+        shown.append({**named, **numbers, **times, **ratios, "path": row["path"]})
+    show(shown, False, right=("n", "rank", "batch", "dense ms", "ours ms", "ratio", "paper"))
     if any(row["extrapolated"] for row in rows):
-        console.print(
-            "* the dense matrix is too large here: its time is extrapolated by n^2 from a smaller one"
-        )
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3g}"
+        print("* the dense matrix is too large here: its time is extrapolated by n^2 from a smaller one")
 
 
 def _check(structures: list[str] | None, what: str, device: str, plan: str, plot: Path | None) -> None:

@@ -62,7 +62,12 @@ def _numbered(total: int) -> Callable[[str], None]:
 
 
 def show(
-    result: Any, as_json: bool, *, title: str | None = None, columns: Sequence[str] | None = None
+    result: Any,
+    as_json: bool,
+    *,
+    title: str | None = None,
+    columns: Sequence[str] | None = None,
+    right: Sequence[str] = (),
 ) -> None:
     """Print a result to stdout: as JSON, or rows (a list of mappings) as a table.
 
@@ -71,6 +76,7 @@ def show(
         as_json: whether to print JSON.
         title: of the table.
         columns: the keys to show and their order; all by default.
+        right: columns that stand to the right, besides those of numbers.
     """
     if as_json:
         print(json.dumps(result, indent=2, default=str))
@@ -82,7 +88,9 @@ def show(
     names = list(columns or (rows[0] if rows else ()))
     table = Table(title=title, title_justify="left", show_edge=False, pad_edge=False)
     for name in names:
-        numbers = all(isinstance(row[name], int | float) and not isinstance(row[name], bool) for row in rows)
+        numbers = name in right or all(
+            isinstance(row[name], int | float) and not isinstance(row[name], bool) for row in rows
+        )
         table.add_column(name.replace("_", " "), justify="right" if numbers else "left", no_wrap=numbers)
     for row in rows:
         table.add_row(*(_cell(row[name]) for name in names))

@@ -1,7 +1,6 @@
 """Whole models: what their weights could become, dense layers replaced by structured ones, and back."""
 
-from .analysis.result import Analysis, Plan
-from .analysis.trials import Trial, WeightAnalysis
+from .analysis.result import Analysis, Plan, Trial, WeightAnalysis
 from .analysis.weights import analyze
 from .api import compress_, materialize_
 from .budget.amounts import Bytes, Latency, parse_budget

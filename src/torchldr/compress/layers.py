@@ -12,7 +12,7 @@ from ..core.stacks import stack as stack_matrices
 from ..matrices import StructuredMatrix, get_structure
 from ..nn import MatrixStack, StructuredGRU, StructuredLinear, StructuredLSTM
 from ..nn.graph import as_node, is_proxy
-from ..nn.recurrent.base import StructuredRecurrent
+from ..nn.recurrent.base import StructuredRecurrent, arguments_of
 from ..nn.tensors import in_format_of
 from .structure import DENSE
 
@@ -132,23 +132,12 @@ def empty_recurrent(
         plan: class, rank and options for the weights that are structured, by torch's names for them.
     """
     some = next(layer.parameters())
-    more = {"proj_size": layer.proj_size} if isinstance(layer, nn.LSTM) else {}
     cls: Any = StructuredLSTM if isinstance(layer, nn.LSTM) else StructuredGRU
     sides = {name[: len("weight_ih")] for name in plan}
     which = "both" if len(sides) > 1 else "input" if sides == {"weight_ih"} else "hidden"
     with torch.random.fork_rng(devices=[]):
         made: StructuredRecurrent = cls(
-            layer.input_size,
-            layer.hidden_size,
-            layer.num_layers,
-            layer.bias,
-            layer.batch_first,
-            layer.dropout,
-            layer.bidirectional,
-            dtype=some.dtype,
-            structure=get_structure(DENSE.name),
-            which=which,
-            **more,
+            **arguments_of(layer), dtype=some.dtype, structure=get_structure(DENSE.name), which=which
         )
         for name, dense in made._stacks().items():
             m, n, gates = dense.out_features, dense.in_features, len(made.gates)

@@ -1,4 +1,4 @@
-"""What a manifest says of a structured layer, and the layer that it says it of."""
+"""The entry of a structured layer in a manifest, and the layer that is built from an entry."""
 
 from __future__ import annotations
 

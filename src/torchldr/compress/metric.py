@@ -20,7 +20,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ..core.matrix import RankFit
+from ..core.contract import RankFit
 from ..matrices import Projection
 from ..project import from_dense
 from .structure import Structure

@@ -1,4 +1,4 @@
-"""The output of a model that counts, whatever it comes in: a tensor, a mapping, a dataclass or a tuple."""
+"""Which output of a model counts: of a tensor, a mapping, a dataclass or a tuple; how far two are apart."""
 
 from __future__ import annotations
 

@@ -13,7 +13,6 @@ import torch
 
 from ..matrices import Projection
 from .candidates import Weight
-from .costs import multiply_adds, stored_bytes
 from .structure import Structure
 
 
@@ -169,7 +168,7 @@ def describe(
 ) -> LayerReport:
     """The row of a weight that became these projections; of one that stays dense, of none."""
     matrices = weight.matrices
-    operations = [multiply_adds(structure, W.shape[0], W.shape[1]) for W in matrices]
+    operations = [structure.multiply_adds(*W.shape) for W in matrices]
     known = [count for count in operations if count is not None]
     squares = [float(W.to("cpu", torch.float64).square().sum()) for W in matrices]
     lost = sum(p.residual**2 * square for p, square in zip(found, squares, strict=False))  # none where dense
@@ -184,7 +183,7 @@ def describe(
         parameters_before=weight.size,
         parameters_after=sum(structure.parameters(*W.shape) for W in matrices),
         bytes_before=weight.size * matrices[0].element_size(),
-        bytes_after=stored_bytes(structure, matrices),
+        bytes_after=structure.stored_bytes(matrices),
         multiply_adds_before=weight.size,
         multiply_adds_after=sum(known) if len(known) == len(operations) else None,
         residual=(lost / (sum(squares) or 1.0)) ** 0.5,

@@ -17,6 +17,7 @@ from ..nn.tensors import add_axes
 from .layers import keep_state, replace_modules
 from .manifest import build, record, records
 
+_WHO = "load_compressed"
 FORMAT, VERSION, MANIFEST = "torchldr.compressed", 1, "manifest.json"
 _CHECKSUM = "sha256"
 
@@ -31,7 +32,7 @@ def save_compressed(model: nn.Module, folder: str | os.PathLike[str]) -> None:
         model: any module; its whole state_dict is written.
         folder: made where it does not exist.
     """
-    save = _safetensors("save_compressed").save
+    save = safetensors_torch("save_compressed").save
     layers = records(model)
     tensors: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}
@@ -64,7 +65,7 @@ def save_compressed(model: nn.Module, folder: str | os.PathLike[str]) -> None:
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     _write(path / file, content)
-    _write_manifest(path, manifest)
+    write_manifest(path, manifest)
     for old in path.glob("model-*.safetensors"):
         if old.name != file:
             old.unlink()
@@ -87,8 +88,8 @@ def load_compressed(model: nn.Module, folder: str | os.PathLike[str]) -> nn.Modu
             then as it was.
     """
     path = Path(folder)
-    manifest = _read_manifest(path)
-    state = _read_tensors(path, manifest)
+    manifest = read_manifest(_WHO, path)
+    state = read_tensors(_WHO, path, manifest)
     modules = dict(model.named_modules(remove_duplicate=False))
     made: dict[int, nn.Module] = {}
     originals: dict[int, nn.Module] = {}
@@ -131,7 +132,7 @@ def load_compressed(model: nn.Module, folder: str | os.PathLike[str]) -> nn.Modu
     return model
 
 
-def _safetensors(who: str) -> Any:
+def safetensors_torch(who: str) -> Any:
     try:
         import safetensors.torch
     except ImportError:
@@ -139,8 +140,8 @@ def _safetensors(who: str) -> Any:
     return safetensors.torch
 
 
-def _misfit(what: str) -> ValueError:
-    return ValueError(f"load_compressed: {what}.")
+def _misfit(what: str, who: str = _WHO) -> ValueError:
+    return ValueError(f"{who}: {what}.")
 
 
 def _write(path: Path, content: bytes) -> None:
@@ -158,7 +159,7 @@ def _write(path: Path, content: bytes) -> None:
         partial.unlink(missing_ok=True)
 
 
-def _write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
+def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
     """Write a manifest, with the checksum of what it says."""
     signed = {**manifest, _CHECKSUM: _checksum(manifest)}
     _write(folder / MANIFEST, (json.dumps(signed, indent=2, sort_keys=True) + "\n").encode())
@@ -170,52 +171,56 @@ def _checksum(manifest: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _read_manifest(path: Path) -> dict[str, Any]:
+def read_manifest(who: str, path: Path) -> dict[str, Any]:
+    """The manifest of a folder, checked; `who` reads it, for errors."""
     file = path / MANIFEST
     try:
         manifest = json.loads(file.read_text(encoding="utf-8"))
         checksum = _checksum(manifest) if isinstance(manifest, dict) else None
     except (ValueError, RecursionError) as error:
-        raise _misfit(f"{file} is not JSON ({error})") from None
+        raise _misfit(f"{file} is not JSON ({error})", who) from None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise _misfit(f"{file} is not the manifest of a compressed model")
+        raise _misfit(f"{file} is not the manifest of a compressed model", who)
     version = manifest.get("version")
     if version != VERSION:
         raise _misfit(
-            f"{file} has format version {version!r}, this torchldr reads {VERSION}; update torchldr"
+            f"{file} has format version {version!r}, this torchldr reads {VERSION}; update torchldr", who
         )
     if manifest.get(_CHECKSUM, checksum) != checksum:
-        raise _misfit(f"{file} is damaged or was edited: its checksum is not that of its content")
+        raise _misfit(f"{file} is damaged or was edited: its checksum is not that of its content", who)
     parts = {"tensors": str, "aliases": str, "layers": dict, "shapes": list}
     for name, kind in {**parts, **({"weights": str} if "weights" in manifest else {})}.items():
         part = manifest.get(name)
         if not isinstance(part, dict):
-            raise _misfit(f"{file} lacks tensors, shapes, aliases or layers")
+            raise _misfit(f"{file} lacks tensors, shapes, aliases or layers", who)
         for key, value in part.items():
             if not isinstance(value, kind):
-                raise _misfit(f"{file}: {name}: {key} must be a {kind.__name__}, got {type(value).__name__}")
+                raise _misfit(
+                    f"{file}: {name}: {key} must be a {kind.__name__}, got {type(value).__name__}", who
+                )
     return manifest
 
 
-def _read_tensors(path: Path, manifest: dict[str, Any]) -> dict[str, Tensor]:
+def read_tensors(who: str, path: Path, manifest: dict[str, Any]) -> dict[str, Tensor]:
+    """The tensors of a folder by name, tied ones under all of theirs."""
     name, checksum = manifest["tensors"].get("file", ""), manifest["tensors"].get("sha256")
     if Path(name).name != name or not name.isprintable() or not name.endswith(".safetensors"):
-        raise _misfit(f"the tensors file must lie in the folder itself, got {name!r}")
+        raise _misfit(f"the tensors file must lie in the folder itself, got {name!r}", who)
     content = (path / name).read_bytes()
     if hashlib.sha256(content).hexdigest() != checksum:
-        raise _misfit(f"{path / name} is damaged: its checksum is not the one in {MANIFEST}")
+        raise _misfit(f"{path / name} is damaged: its checksum is not the one in {MANIFEST}", who)
     try:
-        state: dict[str, Tensor] = _safetensors("load_compressed").load(content)
+        state: dict[str, Tensor] = safetensors_torch(who).load(content)
     except ImportError:
         raise
     except Exception as error:
         # safetensors raises several classes of its own; all say that the content is not what it should be.
-        raise _misfit(f"{path / name} cannot be read ({error})") from None
+        raise _misfit(f"{path / name} cannot be read ({error})", who) from None
     if {key: list(value.shape) for key, value in state.items()} != manifest["shapes"]:
-        raise _misfit(f"the shapes in {MANIFEST} are not those of {name}")
+        raise _misfit(f"the shapes in {MANIFEST} are not those of {name}", who)
     for key, leader in manifest["aliases"].items():
         if leader not in state:
-            raise _misfit(f"{key} is tied to {leader}, which {name} lacks")
+            raise _misfit(f"{key} is tied to {leader}, which {name} lacks", who)
     return {**state, **{key: state[leader] for key, leader in manifest["aliases"].items()}}
 
 

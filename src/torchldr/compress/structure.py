@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from ..core.checks import check_int
 from ..matrices import StructuredMatrix, get_structure, structures
 
 
@@ -35,12 +40,10 @@ class Structure:
             raise TypeError(f"Structure: name must be a str, got {name!r}.")
         cls = get_structure(name)
         cls.check_options(options)
-        if rank is not None and (not isinstance(rank, int) or isinstance(rank, bool)):
-            raise TypeError(f"Structure: rank must be an int, got {rank!r}.")
         if rank is not None and not cls.ranked:
             raise ValueError(f"Structure: {name!r} has no rank, got rank={rank}.")
-        if rank is not None and rank < 1:
-            raise ValueError(f"Structure: rank must be at least 1, got {rank}.")
+        if rank is not None:
+            check_int("Structure", "rank", rank)
         object.__setattr__(self, "name", name)
         object.__setattr__(self, "rank", 1 if rank is None and cls.ranked else rank)
         object.__setattr__(self, "items", tuple(sorted(options.items())))
@@ -62,12 +65,31 @@ class Structure:
         """How many parameters a matrix of this shape has; an error where the rank is too large for it."""
         cls = self.cls
         shapes = cls.check_shapes(out_features, in_features, self.rank, cls.check_options(self.options))
-        total = 0
-        for shape in shapes.values():
-            size = 1
-            for length in shape:
-                size *= length
-            total += size
+        return sum(map(math.prod, shapes.values()))
+
+    def multiply_adds(self, out_features: int, in_features: int) -> int | None:
+        """An estimate of the multiply-adds of one fast product with a vector; None for a class without one.
+
+        >>> Structure("low_rank", 4).multiply_adds(512, 512), Structure("dense").multiply_adds(512, 512)
+        (4096, 262144)
+        """
+        count = self.cls.multiply_adds(out_features, in_features, self.rank or 1, **self.options)
+        return None if count is None else round(count)
+
+    def stored_bytes(self, matrices: Sequence[Tensor]) -> int:
+        """The bytes that matrices of these shapes and dtypes take, drawn constants with them.
+
+        >>> W = torch.zeros(64, 64)
+        >>> Structure("low_rank", 2).stored_bytes([W]), Structure("fastfood").stored_bytes([W])
+        (1024, 1280)
+        """
+        cls, total, options = self.cls, 0, self.cls.check_options(self.options)
+        for W in matrices:
+            m, n = W.shape
+            given = {"dtype": W.dtype, "generator": torch.Generator(), **options}
+            constants = cls.constants(m, n, self.rank or 1, **given)
+            total += self.parameters(m, n) * W.element_size()
+            total += sum(constants[name].nbytes for name in cls.drawn)
         return total
 
     def __repr__(self) -> str:

@@ -6,9 +6,9 @@ import math
 import os
 import signal
 import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, as_completed
+from contextlib import closing
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -60,13 +60,6 @@ class Parcel:
     inputs: Packed | Tensor | None = None
     outputs: Packed | Tensor | None = None
     scale: float | None = None  # None: the weight counts by its number of entries
-    clock: float | None = None  # where another machine may open it: the time of day less the monotonic time
-
-    def local(self, deadline: float | None) -> float | None:
-        """A deadline of the monotonic time where this was packed, by the one here."""
-        if deadline is None or self.clock is None:
-            return deadline
-        return deadline + self.clock - (time.time() - time.monotonic())
 
     @property
     def matrices(self) -> list[Tensor]:
@@ -130,10 +123,10 @@ class Workers:
             parts = {"inputs": metric.inputs, "outputs": metric.outputs}
             more = {name: None if t is None else pack(t) for name, t in parts.items()}
             more["scale"] = metric.scale
-        if self._given is not None:
-            more["clock"] = time.time() - time.monotonic()
-        elif isinstance(weight, TensorWeight) and isinstance(weight.source, TensorFile | TensorFolder):
-            return Parcel(weight, **more)
+        # A given executor may run on another machine, which need not have the file.
+        source = weight.source if isinstance(weight, TensorWeight) else None
+        if self._given is None and isinstance(source, TensorFile | TensorFolder):
+            return Parcel(TensorWeight(source, weight.name), **more)
         return Parcel([pack(W) for W in weight.matrices], **more)
 
     def run(
@@ -193,43 +186,39 @@ class Workers:
                     report(stages[i], len(results), len(arguments))
                     finished(i, function(*arguments[i]))
             elif not self.interrupted:
-                self._collect(self._pool, todo, finished, stages, function, arguments, report, stop)
+                with closing(_as_done(self._pool, function, {i: arguments[i] for i in todo}, stop)) as done:
+                    for i, result in done:
+                        finished(i, result)
+                        report(stages[i], len(results), len(arguments))
         except KeyboardInterrupt:
             if not (partial and results):
                 raise
             self.interrupted = True
         return results
 
-    def _collect(
-        self,
-        pool: Executor,
-        todo: Sequence[int],
-        finished: Callable[[int, T], None],
-        stages: Sequence[str],
-        function: Callable[..., T],
-        arguments: Sequence[Sequence[Any]],
-        report: Report,
-        stop: Callable[[], bool],
-    ) -> None:
-        places: dict[Future[T], int] = {pool.submit(function, *arguments[i]): i for i in todo}
-        behind = len(arguments) - len(todo)
-        try:
-            for done in as_completed(places):
-                if done.cancelled():
-                    continue
-                finished(places[done], done.result())
-                behind += 1
-                report(stages[places[done]], behind, len(arguments))
+
+def _as_done(
+    pool: Executor,
+    function: Callable[..., T],
+    arguments: Mapping[int, Sequence[Any]],
+    stop: Callable[[], bool],
+) -> Generator[tuple[int, T], None, None]:
+    """Places and results as they are done; once it is closed, or `stop` says so, no other is begun."""
+    places: dict[Future[T], int] = {pool.submit(function, *given): i for i, given in arguments.items()}
+    try:
+        for done in as_completed(places):
+            if not done.cancelled():
+                yield places[done], done.result()
                 if stop():
                     for other in places:
                         other.cancel()
-        except BrokenExecutor:
-            raise ChildProcessError(
-                "a process ended without a result, perhaps for want of memory; try fewer jobs."
-            ) from None
-        finally:
-            for other in places:
-                other.cancel()  # at an error or an interrupt, what was not begun
+    except BrokenExecutor:
+        raise ChildProcessError(
+            "a process ended without a result, perhaps for want of memory; try fewer jobs."
+        ) from None
+    finally:
+        for other in places:
+            other.cancel()  # at an error or an interrupt, what was not begun
 
 
 def _start(life: Connection, threads: int) -> None:
@@ -295,7 +284,7 @@ def looks_of(
     deadline: float | None = None,
 ) -> list[float]:
     """`candidates.looks` of a parcel."""
-    return looks(parcel.matrices, structures, parcel.metric(), seed, effort, parcel.local(deadline))
+    return looks(parcel.matrices, structures, parcel.metric(), seed, effort, deadline)
 
 
 def projections(parcel: Parcel, structure: Structure, seed: int, deadline: float | None) -> list[Projection]:
@@ -303,23 +292,7 @@ def projections(parcel: Parcel, structure: Structure, seed: int, deadline: float
     if structure.is_dense:
         return []
     metric = parcel.metric()
-    return [project(W, structure, metric, seed, 1.0, parcel.local(deadline)) for W in parcel.matrices]
-
-
-class PackedProjection(NamedTuple):
-    """A projection on its way from a process."""
-
-    structure: str
-    shape: tuple[int, int]
-    tensors: Mapping[str, Packed]
-    options: Mapping[str, Any]
-    residual: float
-    weighted_residual: float | None
-
-    def unpack(self) -> Projection:
-        tensors = {name: packed.tensor() for name, packed in self.tensors.items()}
-        matrix = get_structure(self.structure).unchecked(*self.shape, tensors, self.options)
-        return Projection(matrix, self.residual, self.weighted_residual)
+    return [project(W, structure, metric, seed, 1.0, deadline) for W in parcel.matrices]
 
 
 def _pack_projections(made: list[Projection]) -> Piece:
@@ -354,21 +327,13 @@ def project_all(
     if workers.here:
         return workers.run(stages, projections, arguments, report, keys, PROJECTIONS)
     found = workers.run(stages, project_packed, arguments, report)
-    return [[packed.unpack() for packed in some] for some in found]
+    tensors = [{name: packed.tensor() for name, packed in some.items()} for _, some in found]
+    return [_unpack_projections(Piece(value, t)) for (value, _), t in zip(found, tensors, strict=True)]
 
 
 def project_packed(
     parcel: Parcel, structure: Structure, seed: int, deadline: float | None
-) -> list[PackedProjection]:
+) -> tuple[Any, dict[str, Packed]]:
     """The same as `projections`, ready to travel."""
-    return [
-        PackedProjection(
-            M.name,
-            (M.out_features, M.in_features),
-            {name: Packed.of(tensor) for name, tensor in M.tensors.items()},
-            M.options,
-            residual,
-            weighted,
-        )
-        for M, residual, weighted in projections(parcel, structure, seed, deadline)
-    ]
+    value, tensors = _pack_projections(projections(parcel, structure, seed, deadline))
+    return value, {name: Packed.of(t) for name, t in tensors.items()}

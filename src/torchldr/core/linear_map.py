@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import reduce
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -25,15 +26,16 @@ class LinearMap:
 
     out_features: int
     in_features: int
+    made_of: ClassVar[tuple[str, ...]]  # attributes, tensors or maps, whose dtype and device it has
     _transpose: LinearMap | None = None  # the map that this one is the transpose of
 
     @property
     def dtype(self) -> torch.dtype:
-        raise NotImplementedError
+        return reduce(torch.promote_types, [getattr(self, name).dtype for name in self.made_of])
 
     @property
     def device(self) -> torch.device:
-        raise NotImplementedError
+        return getattr(self, self.made_of[0]).device
 
     @property
     def shape(self) -> torch.Size:

@@ -1,42 +1,18 @@
-"""What a structured matrix is: the contract, the registry, and the checks made once for all classes.
-
-A class must write
-    parameter_shapes    names and shapes of its parameters; keyword-only arguments are its options
-    init_               how they start, so that |M|_F is nn.Linear's
-    factors             its definition, as products of dense factors: the oracle
-    _matmul, _rmatmul   its own product, (b, in) -> (b, out) and back, in plain torch operations
-should write, where it applies,
-    constants           tensors that are not learned (nodes, a permutation); `drawn` names the random ones
-    _materialize        the dense matrix, differentiably, if there is a faster way than by all unit vectors
-    dense_in            the same for parameters of any dtype, if there is a way without converting them
-    prepare             its own product with everything that does not depend on the input done before
-    ROUTES              all its ways to multiply, with their costs (`routes`)
-and may write
-    operators           its displacement operators A and C, which brings the displacement tests
-    variants, all_ranks, multiply_adds and the class variables beside them, by which `compress_` looks at it
-and register rules (`rules`): what its sums, products and transposes are, how to solve with it, to project
-onto it, to write it into an ONNX graph.
-
-All of this is written for one matrix. A matrix with leading axes is a stack of them (`stacks`): functions
-are mapped over the stack or called for one matrix after the other, but for those that a class names in
-`at_once`, which take such axes as they come.
-"""
+"""What a structured matrix is: everything that follows from what its class says of itself (`contract`)."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
-from . import costs, operator, rules, stacks
-from .dense_route import by_columns, own_route, weight_by_columns
-from .linear_map import LinearMap
+from . import operator, rules, stacks
+from .contract import Contract
+from .dense_route import weight_by_columns
 from .products import (
-    Product,
     allows_tf32,
     autocasts,
     check_input,
@@ -44,40 +20,14 @@ from .products import (
     run_product,
     sum_of_products,
 )
-from .registry import REGISTRY, name_alone, near
-from .routes import Call, Route, RouteTable, Sizes, choose, is_captured, is_traced, known_at_once
-from .storage import Storage
+from .routes import Call, Route, RouteTable, choose, is_captured, is_traced, known_at_once
 
 _NONE = torch.Size()
 _EXACT_NORM = 1 << 20  # entries up to which the initial scale is measured instead of computed
 
 
-def _some_seconds(M: StructuredMatrix | Sizes, call: Call) -> float:
-    """Of a product that nobody has costed: as long as a dense one in a few passes."""
-    m, n = M.shape
-    return costs.backward(
-        call, costs.passes(call, call.batch * (m + n), 10) + costs.gemm(call, call.batch, m, n)
-    )
-
-
-OWN = own_route("own", _some_seconds)
-STANDARD = OWN, by_columns(OWN)
-
-
-class RankFit(Protocol):
-    """The nearest members of a class to one matrix, by rank."""
-
-    def error(self, rank: int) -> float:
-        """The squared distance of the nearest member; `error(0)` is that of zero."""
-        ...
-
-    def tensors(self, rank: int) -> dict[str, Tensor]:
-        """Its tensors."""
-        ...
-
-
 @rules.family
-class StructuredMatrix(LinearMap):
+class StructuredMatrix(Contract):
     """A matrix given by a few tensors and frozen options; subclasses are the structured classes.
 
     Args:
@@ -92,43 +42,6 @@ class StructuredMatrix(LinearMap):
     Declaring a subclass with `name=` registers it: layers, the command line, the contract tests, the
     benchmarks and the documentation find it there.
     """
-
-    name: ClassVar[str]
-    look: ClassVar[tuple[str, str]] = ("#888888", ".")  # colour and marker in figures
-    ranked: ClassVar[bool] = True
-    scaled: ClassVar[tuple[str, ...]] = ("G", "H")  # M is multilinear in these: they carry its scale
-    drawn: ClassVar[tuple[str, ...]] = ()  # constants that are random; they are kept in the state_dict
-    opaque: ClassVar[bool] = False  # whether torch.compile should see the product as one operator
-    fuses: ClassVar[bool] = False  # whether compilers make the plain product as fast as what inference keeps
-    stored: ClassVar[Mapping[str, Storage]] = {}  # tensors that quantisation does not make int8
-    ROUTES: ClassVar[tuple[Route, ...]] = STANDARD  # the first serves every call
-    STACK_ROUTES: ClassVar[tuple[Route, ...]] = stacks.ROUTES
-    key: ClassVar[str]  # by which an operator finds the class
-    _prepares: ClassVar[bool] = True  # whether `prepare` belongs to `_matmul`, not to one that it replaced
-    at_once: ClassVar[tuple[str, ...]] = ()  # which of these functions take the axes of a stack as they come
-    _axes: ClassVar[int | None] = None  # of the first tensor of one matrix; found out when first needed
-    structured: ClassVar[bool] = True  # False for the class that leaves a weight as it is
-    compresses: ClassVar[bool] = False  # whether a budget looks at it where no classes are named
-    projection_work: ClassVar[float] = 12.0  # microseconds an entry that a quick projection of rank 1 takes
-    # or 0 where the nearest member is found at once, at any effort
-
-    def __init_subclass__(cls, *, name: str | None = None, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        # What is inherited does not know of a product that a class further down writes anew.
-        product = min(_depth(cls, part) for part in ("_matmul", "_rmatmul", "prepare", "factors"))
-        if product < _depth(cls, "ROUTES"):
-            cls.ROUTES = STANDARD
-        if product < _depth(cls, "_materialize"):
-            cls._materialize = StructuredMatrix._materialize  # type: ignore[method-assign]
-        if min(product, _depth(cls, "_materialize")) < _depth(cls, "dense_in"):
-            cls.dense_in = StructuredMatrix.dense_in  # type: ignore[method-assign]
-        cls.at_once = tuple(name for name in cls.at_once if _depth(cls, name) >= _depth(cls, "at_once"))
-        cls._prepares = _depth(cls, "prepare") <= _depth(cls, "_matmul")
-        cls._axes = None
-        cls.name = name or f"{cls.__module__}.{cls.__qualname__}"
-        if name is not None:
-            REGISTRY[name] = cls
-        cls.key = name_alone(cls, name)
 
     def __init__(self, out_features: int, in_features: int, **fields: Any) -> None:
         cls = type(self)
@@ -193,155 +106,6 @@ class StructuredMatrix(LinearMap):
         if name in tensors:
             return tensors[name]
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-
-    # What a class says of itself.
-
-    @classmethod
-    def parameter_shapes(cls, out_features: int, in_features: int, rank: int) -> dict[str, tuple[int, ...]]:
-        """Names and shapes of the parameters; a class adds its options as keyword-only arguments."""
-        return {"G": (rank, out_features), "H": (rank, in_features)}
-
-    @classmethod
-    def constants(
-        cls,
-        out_features: int,
-        in_features: int,
-        rank: int,
-        *,
-        dtype: torch.dtype,
-        device: torch.device | str | None = None,
-        generator: torch.Generator | None = None,
-        **options: Any,
-    ) -> dict[str, Tensor]:
-        """Tensors that are not learned, by name; those that are random are named in `drawn`."""
-        return {}
-
-    @classmethod
-    def init_(
-        cls,
-        tensors: Mapping[str, Tensor],
-        out_features: int,
-        in_features: int,
-        generator: torch.Generator | None = None,
-        **options: Any,
-    ) -> None:
-        """Draw the parameters in place, so that in expectation |M|_F^2 = m / 3, as in nn.Linear.
-
-        `tensors` holds the constants too, as they are.
-        """
-        raise NotImplementedError
-
-    def factors(self) -> list[tuple[Tensor, ...]]:
-        """The definition: M is the sum of these products of dense factors."""
-        raise NotImplementedError
-
-    def _matmul(self, x: Tensor) -> Tensor:
-        raise NotImplementedError
-
-    def _rmatmul(self, y: Tensor) -> Tensor:
-        raise NotImplementedError
-
-    def prepare(self) -> Product:
-        """The product (b, in) -> (b, out) with its constants computed: what inference keeps."""
-        return self._matmul
-
-    def prepared(self) -> Product:
-        """`prepare`, or the product itself in a class that inherits `prepare` and replaces the product."""
-        return self.prepare() if self._prepares else self._matmul
-
-    def _materialize(self) -> Tensor:
-        """The dense matrix, by way of a fast product; differentiable."""
-        return self._matmul(torch.eye(self.in_features, dtype=self.dtype, device=self.device)).mT
-
-    def unseen(self, call: Call) -> Self | str:
-        """This stack as vmap should map it, which shows no values, or the reason why it should not."""
-        return self
-
-    def operators(self) -> tuple[Tensor, Tensor] | None:
-        """The displacement operators A and C as dense matrices, where the class has them."""
-        return None
-
-    def krylov_length(self) -> int:
-        """How many columns the Krylov factors have: k = min(m, n) unless the class says otherwise."""
-        return min(self.shape)
-
-    # What compression asks.
-
-    @classmethod
-    def variants(cls, out_features: int, in_features: int) -> list[dict[str, Any]]:
-        """The options under which a search looks at the class, for matrices of this shape."""
-        return [{}]
-
-    @classmethod
-    def multiply_adds(cls, out_features: int, in_features: int, rank: int, **options: Any) -> float | None:
-        """An estimate of the multiply-adds of one fast product with a vector; None where nobody wrote one."""
-        return None
-
-    @classmethod
-    def all_ranks(cls, W: Tensor, left: Tensor | None, root: Tensor | None) -> RankFit | None:
-        """The nearest members of every rank by one decomposition, for a class that has one; else None.
-
-        Nearest where |L (W - M) R^T|_F counts.
-
-        Args:
-            W: the matrix (m, n), in float64 on the CPU.
-            left: L (m, m), upper triangular, or None for the identity.
-            root: R (n, n), upper triangular, or None.
-        """
-        return None
-
-    # What follows from that.
-
-    @classmethod
-    def default_options(cls) -> dict[str, Any]:
-        """The class's options with their defaults: the keyword-only arguments of `parameter_shapes`."""
-        parameters = inspect.signature(cls.parameter_shapes).parameters.values()
-        return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
-
-    @classmethod
-    def check_options(cls, options: Mapping[str, Any], layer: type | None = None) -> dict[str, Any]:
-        """All options, given and default; an unknown one is an error, which tells a layer's arguments too."""
-        known = cls.default_options()
-        for key in options:
-            if key not in known:
-                arguments = inspect.signature(layer).parameters.values() if layer else ()
-                named = (a.name for a in arguments if a.kind not in (a.VAR_POSITIONAL, a.VAR_KEYWORD))
-                listed = {**known, **dict.fromkeys(named)}
-                raise TypeError(f"{(layer or cls).__name__}: unknown keyword {key!r}{near(key, listed)}.")
-        chosen = {**known, **options}
-        for key, value in chosen.items():
-            if value is inspect.Parameter.empty:
-                raise TypeError(f"{cls.__name__}: the option {key!r} must be given.")
-        return chosen
-
-    @classmethod
-    def check_shapes(
-        cls,
-        out_features: int,
-        in_features: int,
-        rank: int | None,
-        options: Mapping[str, Any],
-        who: str | None = None,
-    ) -> dict[str, tuple[int, ...]]:
-        """The parameter shapes, after checking sizes and rank."""
-        who = who or cls.__name__
-        for key, value in (("out_features", out_features), ("in_features", in_features)):
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise TypeError(f"{who}: {key} must be an int, got {value!r}.")
-            if value < 1:
-                raise ValueError(f"{who}: {key} must be at least 1, got {value}.")
-        if cls.ranked:
-            largest = min(out_features, in_features)
-            if rank is not None and (not isinstance(rank, int) or isinstance(rank, bool)):
-                raise TypeError(f"{who}: rank must be an int, got {rank!r}.")
-            if rank is not None and not 1 <= rank <= largest:
-                raise ValueError(
-                    f"{who}: rank must be between 1 and {largest} (the smaller of "
-                    f"out_features={out_features} and in_features={in_features}), got {rank}."
-                )
-        elif rank is not None:
-            raise ValueError(f"{who}: the structure {cls.name!r} has no rank, got rank={rank}.")
-        return cls.parameter_shapes(out_features, in_features, rank or 1, **options)
 
     @classmethod
     @torch.no_grad()
@@ -425,10 +189,6 @@ class StructuredMatrix(LinearMap):
     def from_dense(cls, W: Tensor, rank: int | None = None, **options: Any) -> Projection:
         """The nearest member of the class to a dense matrix, or to each of a stack: `torchldr.from_dense`."""
         return rules.apply("from_dense", W=W, structure=cls, rank=rank, **options)
-
-    @classmethod
-    def draw_operators_(cls, tensors: Mapping[str, Tensor], generator: torch.Generator | None = None) -> None:
-        """Move the operators away from where training starts; most classes have none to move."""
 
     @property
     def rank(self) -> int | None:
@@ -521,12 +281,6 @@ class StructuredMatrix(LinearMap):
     def materialize(self) -> Tensor:
         """The dense matrix by way of a fast product; differentiable. `to_dense` is the oracle."""
         return self.dense_in(self.dtype)
-
-    def dense_in(self, dtype: torch.dtype) -> Tensor:
-        """`materialize` in a dtype, rounded once."""
-        M = self.promoted()
-        dense = stacks.materialize(M) if M.leading else M._materialize()
-        return dense.to(dtype)
 
     def dense_weight(self) -> Tensor:
         """The dense matrix that inference keeps, contiguous, without gradients and in little memory."""
@@ -631,11 +385,6 @@ class StructuredMatrix(LinearMap):
         parts += [f"rank={self.rank}"] if self.ranked else []
         parts += [f"{k}={v!r}" for k, v in self.options.items() if v is not None]
         return f"{type(self).__name__}({', '.join(parts)}, dtype={self.dtype})"
-
-
-def _depth(cls: type, attribute: str) -> int:
-    """How far up from a class one finds who writes an attribute; 0 is the class itself."""
-    return next(depth for depth, base in enumerate(cls.__mro__) if attribute in base.__dict__)
 
 
 class Projection(NamedTuple):

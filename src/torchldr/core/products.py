@@ -21,18 +21,32 @@ def is_jit_tracing() -> bool:
 def check_input(M: Matrix, x: Tensor, features: int, what: str, who: str | None = None) -> None:
     """Errors for an input that cannot be multiplied."""
     who = who or type(M).__name__
+    check_size(who, x, features, what)
+    check_like(who, x, M)
+
+
+def check_size(who: str, x: Tensor, features: int, what: str) -> None:
+    """A tensor whose last axis can be multiplied."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{who}: expected a tensor, got {type(x).__name__}.")
     if x.ndim < 1 or (not is_jit_tracing() and x.shape[-1] != features):
         raise ValueError(
             f"{who}: the last axis must have {what}={features} entries, got shape {tuple(x.shape)}."
         )
-    if not x.is_floating_point():
-        raise TypeError(f"{who}: the input must be real floating point, got {x.dtype}.")
-    if x.device != M.device:
-        raise ValueError(f"{who}: the input is on {x.device}, the weights on {M.device}; move one of them.")
-    if x.dtype != M.dtype and not autocasts(x.device.type):
-        raise TypeError(f"{who}: the input has dtype {x.dtype}, the weights {M.dtype}; convert one of them.")
+
+
+def check_like(who: str, t: Tensor, like: Any, what: str = "input", than: str = "weights") -> None:
+    """Real floating point, on the device and in the dtype of something else."""
+    if not t.is_floating_point():
+        raise TypeError(f"{who}: the {what} must be real floating point, got {t.dtype}.")
+    if t.device != like.device:
+        raise ValueError(
+            f"{who}: the {what} is on {t.device}, the {than} on {like.device}; move one of them."
+        )
+    if t.dtype != like.dtype and not autocasts(t.device.type):
+        raise TypeError(
+            f"{who}: the {what} has dtype {t.dtype}, the {than} {like.dtype}; convert one of them."
+        )
 
 
 def autocasts(device: str) -> bool:

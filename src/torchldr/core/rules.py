@@ -85,6 +85,18 @@ def of_class(operation: str, cls: type) -> Callable[..., Any] | None:
     return RULES.get((operation, cls))
 
 
+_PRODUCT = "factors", "_matmul", "prepare"
+
+
+def of_product(operation: str, cls: type) -> Callable[..., Any] | None:
+    """The rule that says this of a class's product: its own, or inherited together with the product."""
+    for base in cls.__mro__:
+        found = of_class(operation, base)
+        if found is not None and all(getattr(cls, name) is getattr(base, name) for name in _PRODUCT):
+            return found
+    return None
+
+
 def by_class(operation: str) -> dict[type, Callable[..., Any]]:
     """Every class with a rule that says this of it, in the order of registration."""
     return {key[1]: found for key, found in RULES.items() if key[0] == operation and len(key) == 2}

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from .inputs import Inputs
-from .report import ExportError
+from .report import ExportError, first_line
 
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-10}
 
@@ -93,7 +93,7 @@ def check_file(
         except Exception as error:  # onnxruntime has no base class for its errors
             shapes = [tuple(t.shape) for t in inputs.tensors()]
             raise ExportError(
-                f"to_onnx: onnxruntime fails on inputs of shapes {shapes}: {_first_line(error)}"
+                f"to_onnx: onnxruntime fails on inputs of shapes {shapes}: {first_line(error)}"
             ) from error
         worst = max(worst, deviation(found, outputs(model, inputs)))
     if not worst <= tolerance:
@@ -115,11 +115,6 @@ def check_program(
             f"to_program: the program's results differ from the model's by {worst:.1e} of the largest entry, "
             f"more than tolerance={tolerance:.1e}."
         )
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
 
 
 def default_tolerance(who: str, model: nn.Module, given: float | None) -> float:

@@ -18,7 +18,6 @@ PLANS = ("auto", "fast", "load")
 GRAPH_NUMBERS = 1024  # what the nodes of a fast product take in the file, in numbers of 4 bytes
 
 Maker = Callable[[str, Any], nn.Module]
-_PRODUCT = "factors", "_matmul", "prepare"
 
 
 def register_form(cls: type[StructuredMatrix]) -> Callable[[Maker], Maker]:
@@ -44,7 +43,7 @@ def product_module(
             product, which onnxruntime does once, when it loads.
         grow: whether the graph may compute a dense matrix from parameters; else it is a constant.
     """
-    make = _rule("onnx", matrix)
+    make = rules.of_product("onnx", type(matrix))
     if mode == "dense" or make is None:
         return DenseProduct(_dense(matrix))
     m, n = matrix.shape
@@ -54,21 +53,11 @@ def product_module(
     if plan != "fast" and numbers(made) + GRAPH_NUMBERS >= m * n:
         return DenseProduct(_dense(matrix), "dense, which is smaller")
     if plan == "load" and not str(made.form).startswith("made"):
-        at_load = _rule("onnx_at_load", matrix)
+        at_load = rules.of_product("onnx_at_load", type(matrix))
         made = at_load(mode, matrix) if at_load else MadeAtLoad(made, matrix.in_features, matrix.dtype)
     if not grow and str(made.form).startswith("made"):
         return DenseProduct(_dense(matrix))
     return made
-
-
-def _rule(operation: str, matrix: StructuredMatrix) -> Maker | None:
-    """The rule of a class, its own or inherited together with the product."""
-    structure = type(matrix)
-    for cls in structure.__mro__:
-        found = rules.of_class(operation, cls)
-        if found is not None and all(getattr(structure, name) is getattr(cls, name) for name in _PRODUCT):
-            return found
-    return None
 
 
 def _dense(matrix: StructuredMatrix) -> Tensor:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .placeholder import DOMAIN
+from .layers import DOMAIN
 from .report import ExportError
 
 _LAST = np.iinfo(np.int64).max

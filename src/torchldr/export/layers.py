@@ -19,8 +19,9 @@ from ..matrices import StructuredMatrix
 from ..nn import StructuredChannels, StructuredLinear
 from ..nn.recurrent.base import StructuredRecurrent
 from .forms import product_module
-from .placeholder import Placeholder
 from .recurrent import run_in_loops_
+
+DOMAIN, OPERATOR = "torchldr", "Product"  # of the node that stands for a product
 
 
 class ExportedLayer(NamedTuple):
@@ -88,6 +89,20 @@ class ChannelProducts(nn.Module):
         y = torch.stack(rows, 1).reshape(-1, self.out_channels, math.prod(self.out_features))
         y = y if self.bias is None else y + self.bias
         return y.reshape(*lead, self.out_channels, *self.out_features)
+
+
+class Placeholder(nn.Module):
+    """A product as the exporter sees it: one node, replaced by `graph.expand`."""
+
+    def __init__(self, index: int, out_features: int) -> None:
+        super().__init__()
+        self.index, self.out_features = index, out_features
+
+    def forward(self, x: Tensor) -> Tensor:
+        shape = (*x.shape[:-1], self.out_features)
+        return torch.onnx.ops.symbolic(
+            f"{DOMAIN}::{OPERATOR}", (x,), {"index": self.index}, dtype=x.dtype, shape=shape, version=1
+        )
 
 
 class Held:
@@ -200,13 +215,12 @@ def exportable(
     return made.get(id(model), model).eval().requires_grad_(False), maker.rows
 
 
-def check_dtypes(who: str, model: nn.Module) -> None:
-    """An error for weights that are not in the dtypes that products run in."""
+def check_dtypes(who: str, model: nn.Module, *dtypes: torch.dtype) -> None:
+    """An error for weights in other dtypes than these, which products run in."""
     for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
-        if tensor.is_floating_point() and tensor.dtype not in (torch.float32, torch.float64):
+        if (tensor.is_floating_point() or tensor.is_complex()) and tensor.dtype not in dtypes:
+            known = " and ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
             raise TypeError(
-                f"{who}: {name} has dtype {tensor.dtype}, only float32 and float64 are exported; convert the "
-                "model with model.float()."
+                f"{who}: {name} has dtype {tensor.dtype}, only {known} are exported; convert the model with "
+                "model.float()."
             )
-        if tensor.is_complex():
-            raise TypeError(f"{who}: {name} is complex, which ONNX has no operators for.")

@@ -13,12 +13,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..core.checks import check_choices
 from .check import check_file, default_tolerance, require
+from .forms import MODES, PLANS
 from .graph import expand, graphs
 from .inputs import Inputs, random_like, take_inputs
 from .layers import Held, check_dtypes, exportable
-from .program import check_choices, input_shapes, quiet, reference, traced
-from .report import ExportError, ExportReport
+from .program import input_shapes, quiet, reference, traced
+from .report import ExportError, ExportReport, first_line
 
 OPSETS = range(18, 24)
 
@@ -62,7 +64,7 @@ def to_onnx(
     Raises:
         ExportError: the model cannot be exported, or the file computes something else.
     """
-    check_choices("to_onnx", mode, plan)
+    check_choices("to_onnx", mode=(mode, MODES), plan=(plan, PLANS))
     if opset not in OPSETS:
         raise ValueError(f"to_onnx: opset must be between {OPSETS[0]} and {OPSETS[-1]}, got {opset!r}.")
     path = Path(path)
@@ -72,7 +74,7 @@ def to_onnx(
     import onnx
 
     inputs = take_inputs("to_onnx", model, example_inputs)
-    check_dtypes("to_onnx", model)
+    check_dtypes("to_onnx", model, torch.float32, torch.float64)
     allowed = default_tolerance("to_onnx", model, tolerance)
     held = Held()
     plain, layers = exportable(model, mode, plan, held)
@@ -157,5 +159,4 @@ def _reason(error: BaseException) -> str:
     """The innermost cause of an exporter's error, in one line."""
     while error.__cause__ is not None:
         error = error.__cause__
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+    return first_line(error)

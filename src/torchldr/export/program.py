@@ -14,18 +14,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..core.checks import check_choices
 from .check import check_program, default_tolerance
 from .forms import MODES, PLANS
 from .inputs import Inputs, at_least_two, dynamic_axes, random_like, take_inputs
 from .layers import check_dtypes, exportable
-from .report import ExportError
-
-
-def check_choices(who: str, mode: str, plan: str) -> None:
-    if mode not in MODES:
-        raise ValueError(f"{who}: mode must be one of {', '.join(MODES)}, got {mode!r}.")
-    if plan not in PLANS:
-        raise ValueError(f"{who}: plan must be one of {', '.join(PLANS)}, got {plan!r}.")
+from .report import ExportError, first_line
 
 
 def to_program(
@@ -67,9 +61,9 @@ def to_program(
         >>> torch.allclose(program.module()(x), model(x), atol=1e-5)
         True
     """
-    check_choices("to_program", mode, plan)
+    check_choices("to_program", mode=(mode, MODES), plan=(plan, PLANS))
     inputs = take_inputs("to_program", model, example_inputs)
-    check_dtypes("to_program", model)
+    check_dtypes("to_program", model, torch.float32, torch.float64)
     allowed = default_tolerance("to_program", model, tolerance)
     plain, _ = exportable(model, mode, plan)
     program = traced("to_program", plain, inputs, dynamic_shapes)
@@ -87,11 +81,11 @@ def reference(model: nn.Module) -> nn.Module:
 def traced(who: str, model: nn.Module, inputs: Inputs, dynamic_shapes: Any) -> torch.export.ExportedProgram:
     """The program of a plain model."""
     if dynamic_shapes is not None:
-        return _export(who, model, inputs, dynamic_shapes)
+        return exported(who, model, inputs, dynamic_shapes)
     for sequences in (True, False):
         for example in (inputs.map(partial(at_least_two, sequences=sequences)), inputs):
             try:
-                program = _export(who, model, example, dynamic_axes(example, sequences=sequences))
+                program = exported(who, model, example, dynamic_axes(example, sequences=sequences))
             except ExportError as error:  # an axis that must be 1, or must not change
                 failed = error
                 continue
@@ -114,15 +108,20 @@ def input_shapes(program: torch.export.ExportedProgram) -> list[tuple[Any, ...]]
     return [tuple(v.shape) for v in values if isinstance(v, torch.Tensor)]
 
 
-def _export(who: str, model: nn.Module, inputs: Inputs, dynamic: Any) -> torch.export.ExportedProgram:
+def exported(
+    who: str, model: nn.Module, inputs: Inputs, dynamic_shapes: Any = None
+) -> torch.export.ExportedProgram:
+    """What torch.export makes of a model, with errors of one line."""
     try:
         with quiet(), torch.no_grad():
             return torch.export.export(
-                model, inputs.args, inputs.kwargs, dynamic_shapes=dynamic, strict=False
+                model, inputs.args, inputs.kwargs, dynamic_shapes=dynamic_shapes, strict=False
             )
+    except ExportError:
+        raise
     except Exception as error:
-        first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise ExportError(f"{who}: torch.export cannot trace {type(model).__name__}: {first}") from error
+        what = f"{who}: torch.export cannot trace {type(model).__name__}"
+        raise ExportError(f"{what}: {first_line(error)}") from error
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What an export tells, and its errors."""
+"""The report of an export to ONNX, and the error of all exports."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ from .layers import ExportedLayer
 
 class ExportError(RuntimeError):
     """A model that cannot be exported as asked, or whose exported file computes something else."""
+
+
+def first_line(error: BaseException) -> str:
+    """What another package's error says, in one line."""
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
-"""The structured classes, one a folder, and the registry that finds them by name.
+"""The structured classes, a file or a folder each, and the registry that finds them by name.
 
-A folder holds the class itself, its routes, and its rules for the algebra (`closure`, `exact`), for solving
-(`solve`), projecting (`project`) and exporting (`onnx`). Deleting a class is deleting its folder and its line
-below; a class of one's own registers itself and its rules wherever it is written.
+A small class is one file. A folder holds the class itself, its routes, its rules for the algebra, for solving
+and for exporting (`rules`), and how to project onto it (`project`). Deleting a class is deleting that and its
+line below; a class of one's own registers itself and its rules wherever it is written.
 """
 
 from importlib import import_module

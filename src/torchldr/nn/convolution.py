@@ -15,14 +15,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv1d, conv2d, conv_transpose1d, conv_transpose2d, pad
 
 from ..algebra.known import Operators
-from ..algebra.structure import DisplacementStructure, Generators
+from ..core.checks import check_int
 from ..matrices.classical.base import ClassicalMatrix
 from ..operators import BlockDiagonal, Operator, Shift
 
@@ -73,6 +73,8 @@ class ConvolutionMatrix(ClassicalMatrix):
         in_size, out_size: of a channel, such as (32, 32).
     """
 
+    made_of = ("weight",)
+
     def __init__(
         self,
         weight: Tensor,
@@ -89,14 +91,6 @@ class ConvolutionMatrix(ClassicalMatrix):
         self.out_features = self.out_channels * math.prod(self.out_size)
         self.in_features = self.in_channels * math.prod(self.in_size)
         self.offset = None if bias is None else bias.repeat_interleave(math.prod(self.out_size))
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.weight.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.weight.device
 
     # Products.
 
@@ -144,10 +138,6 @@ class ConvolutionMatrix(ClassicalMatrix):
 
     # Displacement.
 
-    @property
-    def displacement_rank_bound(self) -> int:
-        return min(self._bound(self._axis()), *self.shape)
-
     def operators(self) -> Operators:
         """The moves of all output channels by a line, and of all input channels by `stride` lines.
 
@@ -159,37 +149,18 @@ class ConvolutionMatrix(ClassicalMatrix):
         C = self._move(self.in_channels, self.in_size, axis, self.axes[axis].stride, f)
         return Operators(A, C.T, "stein")
 
-    def displacement_structure(self) -> DisplacementStructure:
-        """The operators with the generators of M - A M B: rows and columns of M, by fast products."""
-        A, B, form = self.operators()
-        axis = self._axis()
-        rows, columns = self._border(axis)
-
-        def make() -> Generators:
-            dtype = torch.promote_types(self.dtype, torch.float32)
-            units = [torch.eye(n, dtype=dtype, device=self.device) for n in self.shape]
-            from_rows, from_columns = units[0][rows], units[1][columns]
-            left = self.matmul(from_columns).clone()
-            left[:, rows] = 0  # these entries are in the rows already
-            return torch.cat((from_rows, left)), torch.cat((self.rmatmul(from_rows), from_columns))
-
-        rank = len(rows) + len(columns)
-        return DisplacementStructure(A, B, cast(Literal["stein"], form), rank, make)
-
-    def displacement(self) -> Tensor:
-        return self.displacement_structure().of_dense(self.to_dense())
+    def support(self) -> tuple[Sequence[int], Sequence[int]]:
+        rows, columns = self._border(self._axis())
+        return rows.tolist(), columns.tolist()
 
     def _axis(self) -> int:
-        return min(range(len(self.axes)), key=self._bound)
+        """Along which the displacement has the smaller rank."""
+        return min(range(len(self.axes)), key=lambda axis: sum(map(len, self._border(axis))))
 
     def _commutes(self, axis: int) -> bool:
         """Whether moving around the ring changes nothing."""
         a = self.axes[axis]
         return self.circular and a.out * a.stride == a.size
-
-    def _bound(self, axis: int) -> int:
-        rows, columns = self._border(axis)
-        return len(rows) + len(columns)
 
     def _border(self, axis: int) -> tuple[Tensor, Tensor]:
         """The rows and columns of M that make up its displacement.
@@ -270,12 +241,11 @@ def conv_to_matrix(conv: nn.Conv1d | nn.Conv2d, height: int, width: int | None =
     else:
         sizes = (height, height if width is None else width)
     for name, size in zip(("height", "width"), sizes, strict=False):
-        if not isinstance(size, int) or isinstance(size, bool):
+        if not isinstance(size, int):
             raise TypeError(
                 f"{who}: {name} must be an int, got {size!r}; a width comes as an argument of its own."
             )
-        if size < 1:
-            raise ValueError(f"{who}: {name} must be at least 1, got {size}.")
+        check_int(who, name, size)
     axes = [
         Axis(size, kernel, stride, dilation, before, after)
         for size, kernel, stride, dilation, (before, after) in zip(

@@ -7,7 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..core.checks import check_int
 from ..core.linear_map import LinearMap
+from ..core.products import check_size
 from ..core.rules import family
 
 
@@ -24,10 +26,7 @@ class Operator(LinearMap):
     """A square matrix with a product in O(n), shape (n, n)."""
 
     def __init__(self, n: int) -> None:
-        if not isinstance(n, int) or isinstance(n, bool):
-            raise TypeError(f"{type(self).__name__}: n must be an int, got {n!r}.")
-        if n < 1:
-            raise ValueError(f"{type(self).__name__}: n must be at least 1, got {n}.")
+        check_int(type(self).__name__, "n", n)
         self.n = self.out_features = self.in_features = n
 
     # What an operator says of itself.
@@ -84,13 +83,7 @@ class Operator(LinearMap):
         return self._rmatmul(self._checked(y))
 
     def _checked(self, x: Tensor) -> Tensor:
-        if not isinstance(x, Tensor):
-            raise TypeError(f"{type(self).__name__}: expected a tensor, got {type(x).__name__}.")
-        if x.ndim < 1 or x.shape[-1] != self.n:
-            raise ValueError(
-                f"{type(self).__name__}: the axis that is multiplied must have n={self.n} entries, "
-                f"got shape {tuple(x.shape)}."
-            )
+        check_size(type(self).__name__, x, self.n, "n")
         return x
 
     def to_dense(self) -> Tensor:
@@ -133,17 +126,11 @@ class Operator(LinearMap):
 class TransposedOperator(Operator):
     """The transpose of an operator."""
 
+    made_of = ("of",)
+
     def __init__(self, of: Operator) -> None:
         self.of = of
         super().__init__(of.n)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.of.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.of.device
 
     @property
     def T(self) -> Operator:
@@ -175,23 +162,12 @@ class TransposedOperator(Operator):
 class Power(Operator):
     """A^p, p at least 0: p products with A, or one where A is a shift."""
 
+    made_of = ("of",)
+
     def __init__(self, of: Operator, p: int) -> None:
-        if not isinstance(p, int) or isinstance(p, bool):
-            raise TypeError(f"Power: p must be an int, got {p!r}.")
-        if p < 0:
-            raise ValueError(
-                f"Power: p must be at least 0, got {p}; A ** -1 takes the inverse where it is sparse."
-            )
+        check_int("Power", "p", p, 0, why="A ** -1 takes the inverse where it is sparse")
         self.of, self.p = of, p
         super().__init__(of.n)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.of.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.of.device
 
     def _matmul(self, x: Tensor) -> Tensor:
         return self.of._power_matmul(x, self.p)

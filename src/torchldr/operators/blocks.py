@@ -70,19 +70,13 @@ class BlockDiagonal(Operator):
 class DenseOperator(Operator):
     """Any square matrix as an operator; its product costs O(n^2)."""
 
+    made_of = ("A",)
+
     def __init__(self, A: Tensor) -> None:
         if A.ndim != 2 or A.shape[0] != A.shape[1]:
             raise ValueError(f"DenseOperator: the matrix must be square, got shape {tuple(A.shape)}.")
         self.A = A
         super().__init__(A.shape[0])
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.A.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.A.device
 
     @property
     def T(self) -> Operator:

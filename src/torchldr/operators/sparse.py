@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from ..core.checks import checked_vector
 from .base import Entries, Operator
 
 Scalar = float | complex | Tensor
@@ -103,17 +104,11 @@ class Shift(Operator):
 class Diagonal(Operator):
     """diag(d), real or complex, d of shape (n,)."""
 
+    made_of = ("d",)
+
     def __init__(self, d: Tensor) -> None:
-        self.d = _vector(d, "Diagonal", "d")
+        self.d = checked_vector(d, "Diagonal", "d", least=0)
         super().__init__(d.shape[0])
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.d.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.d.device
 
     @property
     def T(self) -> Operator:
@@ -156,20 +151,14 @@ class Subdiagonal(Operator):
         corner: a number, or shape ().
     """
 
+    made_of = "s", "corner"
+
     def __init__(self, s: Tensor, corner: Scalar = 0.0) -> None:
-        self.s = _vector(s, "Subdiagonal", "s")
+        self.s = checked_vector(s, "Subdiagonal", "s", least=0)
         self.corner = torch.as_tensor(corner, device=s.device).reshape(())
         if not isinstance(corner, Tensor) and not isinstance(corner, complex):
             self.corner = self.corner.to(s.dtype)
         super().__init__(s.shape[0] + 1)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return torch.promote_types(self.s.dtype, self.corner.dtype)
-
-    @property
-    def device(self) -> torch.device:
-        return self.s.device
 
     def _matmul(self, x: Tensor) -> Tensor:
         return torch.cat((self.corner * x[..., -1:], self.s * x[..., :-1]), -1)
@@ -219,6 +208,8 @@ class Tridiagonal(Operator):
             (n <= 2) they add.
     """
 
+    made_of = "diag", "sub", "super", "corners"
+
     def __init__(
         self,
         sub: Tensor,
@@ -226,10 +217,10 @@ class Tridiagonal(Operator):
         super: Tensor,
         corners: Tensor | tuple[Scalar, Scalar] = (0.0, 0.0),
     ) -> None:
-        self.diag = _vector(diag, "Tridiagonal", "diag")
+        self.diag = checked_vector(diag, "Tridiagonal", "diag", least=0)
         n = diag.shape[0]
         for name, t in (("sub", sub), ("super", super)):
-            if _vector(t, "Tridiagonal", name).shape[0] != n - 1:
+            if checked_vector(t, "Tridiagonal", name, least=0).shape[0] != n - 1:
                 raise ValueError(
                     f"Tridiagonal: {name} must have shape ({n - 1},) beside a diagonal of {n}, "
                     f"got {tuple(t.shape)}."
@@ -242,15 +233,6 @@ class Tridiagonal(Operator):
             raise ValueError(f"Tridiagonal: corners must be two numbers, got shape {tuple(corners.shape)}.")
         self.sub, self.super, self.corners = sub, super, corners
         Operator.__init__(self, n)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        lower, diagonal, upper = self.ring()
-        return torch.promote_types(torch.promote_types(lower.dtype, diagonal.dtype), upper.dtype)
-
-    @property
-    def device(self) -> torch.device:
-        return self.diag.device
 
     @property
     def T(self) -> Operator:
@@ -286,16 +268,6 @@ class Tridiagonal(Operator):
 
 def _wide(f: float | complex) -> torch.dtype:
     return torch.complex128 if isinstance(f, complex) else torch.float64
-
-
-def _vector(t: Tensor, who: str, name: str) -> Tensor:
-    if not isinstance(t, Tensor):
-        raise TypeError(f"{who}: {name} must be a tensor, got {type(t).__name__}.")
-    if t.ndim != 1:
-        raise ValueError(f"{who}: {name} must have one axis, got shape {tuple(t.shape)}.")
-    if not (t.is_floating_point() or t.is_complex()):
-        raise TypeError(f"{who}: {name} must be floating point or complex, got {t.dtype}.")
-    return t
 
 
 def _cyclic(weights: Tensor) -> Entries:

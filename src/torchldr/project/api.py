@@ -16,6 +16,7 @@ from ..core.structures import get_structure
 from .methods import solve
 from .problem import Problem, Report, Tensors
 from .progress import reporting
+from .solving import balanced
 
 
 @rule("from_dense")
@@ -152,9 +153,7 @@ def _scaled(cls: type[StructuredMatrix], tensors: Tensors, scale: float) -> Tens
     for name in cls.scaled:
         scaled[name] *= scale ** (1 / len(cls.scaled))
     if cls.scaled == ("G", "H"):
-        a, b = (scaled[name].norm(dim=1, keepdim=True) for name in "GH")
-        ratio = torch.where(a * b > 0, (b / a).sqrt(), 1.0)
-        scaled["G"], scaled["H"] = scaled["G"] * ratio, scaled["H"] / ratio
+        scaled["G"], scaled["H"] = balanced(scaled["G"], scaled["H"])
     return scaled
 
 

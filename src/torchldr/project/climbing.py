@@ -50,6 +50,32 @@ def climb(
     return state
 
 
+def repeated(
+    problem: Problem, best: State, sweep: Callable[..., Tensors], sweeps: int, tolerance: float
+) -> State:
+    """Sweeps of an alternation, from tensors (by name) to others, until one gains little.
+
+    Args:
+        problem: measures them, and says how many are worth it.
+        best: where they begin.
+        sweep: the tensors after one.
+        sweeps, tolerance: how many at most, and the part of the loss that one must gain, at an effort of 1.
+    """
+    tensors, most = best.tensors, problem.steps(sweeps)
+    for done in range(most):
+        if problem.done(best.loss):
+            break
+        problem.report(f"{problem.cls.name}: rank {len(tensors['G'])}", done, most)
+        tensors = sweep(**tensors)
+        loss = problem.loss(problem.dense(tensors)).item()
+        if not loss < best.loss:
+            break
+        gain, best = 1 - loss / best.loss, State(tensors, loss)
+        if gain < tolerance / problem.effort:
+            break
+    return best
+
+
 def ascend(
     problem: Problem,
     rank: int,

@@ -6,6 +6,7 @@ import torch
 
 from .climbing import State, climb
 from .methods import solve
+from .pointwise import with_one_more
 from .problem import Problem, Tensors
 from .refining import refine
 
@@ -26,7 +27,7 @@ def learn_nodes(problem: Problem, rank: int, names: tuple[str, ...]) -> Tensors:
         q = len(G) + 1
         more = torch.randn(1, H.shape[1], dtype=H.dtype, generator=problem.generator(q))
         more *= H.norm() / len(H) ** 0.5 / H.shape[1] ** 0.5
-        start = {**state.tensors, "G": torch.cat((G, torch.zeros_like(G[:1]))), "H": torch.cat((H, more))}
-        return refine(problem, start, steps, stage=f"rank {q} from {q - 1}")
+        start = dict(zip("GH", with_one_more(G, H, more), strict=True))
+        return refine(problem, {**state.tensors, **start}, steps, stage=f"rank {q} from {q - 1}")
 
     return climb(problem, rank, fresh, grown).tensors

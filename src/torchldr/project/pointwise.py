@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .solving import conjugate_gradients, ridged
+from .solving import balanced, conjugate_gradients, ridged
 
 _CG_STEPS = 20
 _EXACT = 1e-26  # of the loss
@@ -80,7 +80,7 @@ class Pointwise:
                 break
             g_new = self.best_rows(h)
             h_new = self.best_columns(g_new, h)
-            g_new, h_new = _balanced(g_new, h_new)
+            g_new, h_new = balanced(g_new, h_new)
             new = self.loss(g_new, h_new)
             if not new < loss:
                 break
@@ -105,13 +105,6 @@ def _small_solves(weights: Tensor, Wc: Tensor, h: Tensor) -> Tensor:
     else:
         normal = weights @ pairs
     return torch.linalg.solve(ridged(normal.unflatten(1, (r, r))), Wc @ h.mH).mT
-
-
-def _balanced(g: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-    """The same products with |g_r| = |h_r|, so that neither grows without end."""
-    a, b = g.norm(dim=1, keepdim=True), h.norm(dim=1, keepdim=True)
-    ratio = torch.where(a * b > 0, (b / a).sqrt(), 1.0)
-    return g * ratio, h / ratio
 
 
 def with_one_more(G: Tensor, H: Tensor, more: Tensor) -> tuple[Tensor, Tensor]:

@@ -19,6 +19,13 @@ def ridged(normal: Tensor) -> Tensor:
     return normal + (_RIDGE * mean)[..., None, None] * eye
 
 
+def balanced(G: Tensor, H: Tensor) -> tuple[Tensor, Tensor]:
+    """The same terms g_i^T h_i with factors of one norm, so that neither grows without end."""
+    g, h = G.norm(dim=1, keepdim=True), H.norm(dim=1, keepdim=True)
+    ratio = torch.where(g * h > 0, (h / g).sqrt(), 1.0)
+    return G * ratio, H / ratio
+
+
 def inverse_root(moments: Tensor) -> Tensor:
     """P with P P^T the inverse of a positive semidefinite matrix on its range."""
     values, vectors = torch.linalg.eigh(moments)

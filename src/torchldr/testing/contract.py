@@ -49,19 +49,12 @@ def _values(cls: Class, shapes: Shapes, **options: Any) -> None:
         check_rows(M)
 
 
-def _transpose(cls: Class, shapes: Shapes, **options: Any) -> None:
-    for M in cases(cls, shapes, **options):
-        dot_test(M)
+def _each(check: Callable[[StructuredMatrix], None]) -> Callable[..., None]:
+    def every_case(cls: Class, shapes: Shapes, **options: Any) -> None:
+        for M in cases(cls, shapes, **options):
+            check(M)
 
-
-def _gradients(cls: Class, shapes: Shapes, **options: Any) -> None:
-    for M in cases(cls, shapes, **options):
-        check_gradients(M)
-
-
-def _displacement(cls: Class, shapes: Shapes, **options: Any) -> None:
-    for M in cases(cls, shapes, **options):
-        check_displacement(M)
+    return every_case
 
 
 def _dtypes(cls: Class, shapes: Shapes, **options: Any) -> None:
@@ -132,9 +125,9 @@ def _without_shapes(check: Callable[..., None]) -> Callable[..., None]:
 
 EAGER: Mapping[str, Callable[..., None]] = {
     "values": _values,
-    "transpose": _transpose,
-    "gradients": _gradients,
-    "displacement": _displacement,
+    "transpose": _each(dot_test),
+    "gradients": _each(check_gradients),
+    "displacement": _each(check_displacement),
     "dtypes": _dtypes,
     "state_dict": _state_dict,
 }

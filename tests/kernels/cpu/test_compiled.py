@@ -126,7 +126,7 @@ def substitutes() -> None:
 CALLED = [
     ("stencil", "columns", 1, lambda: multiplies(ldr_td())),
     ("stencil", "adjoint", 3, lambda: has_gradients(ldr_td())),
-    ("convolution", "closed_rings", 1, lambda: multiplies(ldr_sd(64))),
+    ("convolution", "circulant_pair", 1, lambda: multiplies(ldr_sd(64))),
     ("convolution", "layer_forward", 1, lambda: multiplies(ldr_sd(20))),
     ("convolution", "layer_backward", 3, lambda: has_gradients(ldr_sd(20))),
     ("convolution", "side_gradients", 7, lambda: has_gradients(ldr_sd(20))),

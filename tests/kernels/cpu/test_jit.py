@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,17 @@ def test_what_was_compiled_is_kept_and_loaded(double, tmp_path: Path):
     assert double().stats.cache_hits
     assert compiled_jit.why_not_kept() is None
     assert Path(str(compiled_jit.kept_in())).is_relative_to(tmp_path / "kept")
+
+
+@pytest.mark.parametrize("changed", ["fft.py", "pointers.py", "port/up.py"])
+def test_every_file_of_loops_counts_as_a_source(changed, tmp_path):
+    folder = tmp_path / "cpu"
+    shutil.copytree(Path(compiled_jit.__file__).parent, folder)
+    before = compiled_jit._sources(folder)
+    assert before == compiled_jit._sources()
+    (folder / changed).write_text((folder / changed).read_text() + "\n# changed\n")
+    compiled_jit._sources.cache_clear()
+    assert compiled_jit._sources(folder) != before
 
 
 def test_what_was_made_of_other_sources_is_not_loaded(double, monkeypatch):

@@ -11,6 +11,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 import torchldr
 from torchldr import StructuredGRU, StructuredLSTM, testing
+from torchldr.nn.recurrent.base import arguments_of
 
 LAYERS = [(StructuredLSTM, nn.LSTM), (StructuredGRU, nn.GRU)]
 CLASSES = list(torchldr.structures().values())
@@ -45,7 +46,7 @@ def oracle(layer):
 
 
 def run_oracle(layer, x, hx=None):
-    dense = layer.torch_class(**layer._torch_arguments(), dtype=next(layer.parameters()).dtype)
+    dense = layer.torch_class(**arguments_of(layer), dtype=next(layer.parameters()).dtype)
     return torch.func.functional_call(dense.train(layer.training), oracle(layer), (x, hx))
 
 

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .trials import WeightAnalysis
-
 FORMATS = (".png", ".svg", ".pdf")
 COLUMNS = 3
 _MARKERS = "osD^v<>PXph*"
@@ -24,8 +22,8 @@ def check_picture(path: Path) -> None:
         raise ImportError("pictures need matplotlib; pip install matplotlib") from None
 
 
-def save_plot(weights: Sequence[WeightAnalysis], path: Path) -> None:
-    """Draw residual against the share of the parameters, a panel for each weight.
+def save_plot(weights: Sequence[Any], path: Path) -> None:
+    """Draw residual against the share of the parameters, a panel for each `WeightAnalysis`.
 
     Filled marks are full projections or exact, hollow ones quick looks; rings are the best for a fraction.
     """

@@ -1,4 +1,4 @@
-"""What `analyze` found: tables, JSON and plans."""
+"""What `analyze` tried and found: tables, JSON and plans."""
 
 from __future__ import annotations
 
@@ -11,12 +11,57 @@ from typing import Any
 
 from ..budget.amounts import Budget, Bytes, Latency, budget_text, check_budget
 from ..candidates import Candidate, charged
-from ..checkpoint.plan import plan_to_dict
+from ..checkpoint.plan import plan_to_dict, structure_to_dict
 from ..report import table_lines, words
 from ..selection import share_out
 from ..structure import Structure
 from .plot import save_plot
-from .trials import Trial, WeightAnalysis
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A structure that was tried on a weight.
+
+    `residual` is |W - M| / |W| (by activations, where these were given): of a quick projection, or of a
+    full one where `refined`.
+    """
+
+    structure: Structure
+    parameters: int
+    residual: float
+    refined: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            **structure_to_dict(self.structure),
+            "parameters": self.parameters,
+            "residual": self.residual,
+            "refined": self.refined,
+        }
+
+
+@dataclass(frozen=True)
+class WeightAnalysis:
+    """A weight, everything that was tried on it, and the best for each budget (None where nothing fits)."""
+
+    name: str
+    kind: str
+    shape: tuple[int, int]
+    matrices: int
+    parameters: int
+    trials: tuple[Trial, ...]
+    best: tuple[Trial | None, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "shape": list(self.shape),
+            "matrices": self.matrices,
+            "parameters": self.parameters,
+            "best": [None if trial is None else trial.to_dict() for trial in self.best],
+            "trials": [trial.to_dict() for trial in self.trials],
+        }
 
 
 @dataclass(frozen=True)

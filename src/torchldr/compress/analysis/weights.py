@@ -25,9 +25,8 @@ from ..selection import check_count
 from ..structure import Structure
 from ..targets import FilterFn, Unit, describe_site, find_units
 from ..workers import Workers, looks_of
-from .result import Analysis, Plan
+from .result import Analysis, Plan, Trial, WeightAnalysis
 from .shares import Rows, Share
-from .trials import Trial, WeightAnalysis
 
 BUDGETS = (1 / 2, 1 / 5, 1 / 10, 1 / 20)
 USUAL_RANKS = (1, 2, 4, 8, 16)

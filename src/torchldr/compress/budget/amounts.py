@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ...core.checks import check_int
 from ..candidates import Weight
-from ..costs import stored_bytes
 from ..structure import Structure
 
 
@@ -28,10 +28,7 @@ class Bytes:
     amount: int
 
     def __post_init__(self) -> None:
-        if not isinstance(self.amount, int) or isinstance(self.amount, bool):
-            raise TypeError(f"Bytes: amount must be an int, got {self.amount!r}.")
-        if self.amount < 1:
-            raise ValueError(f"Bytes: amount must be at least 1, got {self.amount}.")
+        check_int("Bytes", "amount", self.amount)
 
 
 @dataclass(frozen=True)
@@ -109,7 +106,7 @@ def _parameters(weight: Weight, structures: Sequence[Structure]) -> list[float]:
 
 
 def _bytes(weight: Weight, structures: Sequence[Structure]) -> list[float]:
-    return [stored_bytes(structure, weight.matrices) for structure in structures]
+    return [structure.stored_bytes(weight.matrices) for structure in structures]
 
 
 _UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}

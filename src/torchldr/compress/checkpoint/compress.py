@@ -14,7 +14,7 @@ from ..progress import PROJECTING, Clock, Report, check_effort, shown
 from ..report import CompressionReport, describe
 from ..selection import Spec, check_count, check_spec, chosen
 from ..structure import Structure
-from ..workers import Workers, project_packed
+from ..workers import Workers, project_all
 from .files import Source, check_finite, find_tensors, open_tensors
 
 _WHO = "compress_weights"
@@ -83,20 +83,21 @@ def compress_weights(
             for weight, structure in zip(weights, found.structures, strict=True)
         ]
         stages = [f"{PROJECTING} {weight.name}" for weight in weights]
-        packed = workers.run(stages, project_packed, arguments, report)
+        made = project_all(workers, stages, arguments, report)
     replaced: dict[str, StructuredMatrix] = {}
     rows = []
     vectors, latencies = spec.batch if isinstance(spec, Latency) else VECTORS, found.latencies
     if not isinstance(spec, Latency):
         latencies = [*measured(weights, found.structures)]
-    for weight, structure, parts, latency in zip(weights, found.structures, packed, latencies, strict=True):
-        projections = [part.unpack() for part in parts]
+    for weight, structure, projections, latency in zip(
+        weights, found.structures, made, latencies, strict=True
+    ):
         rows.append(describe(weight, structure, projections, *latency))
         for projection in projections:
             replaced[weight.name] = projection.matrix
-    made = {name: replaced.get(name, tensors[name]) for name in tensors}
+    whole = {name: replaced.get(name, tensors[name]) for name in tensors}
     before = sum(tensors[name].numel() for name in tensors if tensors[name].is_floating_point())
     saved = sum(row.parameters_before - row.parameters_after for row in rows)
-    return made, CompressionReport(
+    return whole, CompressionReport(
         tuple(rows), {**left, **found.stays}, before, before - saved, None, found.notes, vectors
     )

@@ -211,7 +211,7 @@ def check_finite(who: str, weights: Sequence[Any], what: str = "") -> None:
 
     Args:
         who: the caller, for the error.
-        weights: as `choose.Weight`.
+        weights: as `candidates.Weight`.
         what: they are called in the error, before their name.
     """
     for weight in weights:

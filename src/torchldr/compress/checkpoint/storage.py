@@ -21,11 +21,11 @@ from ..manifest import METHOD
 from ..report import CompressionReport
 from ..storage import (
     MANIFEST,
-    _read_manifest,
-    _read_tensors,
-    _safetensors,
-    _write_manifest,
+    read_manifest,
+    read_tensors,
+    safetensors_torch,
     save_compressed,
+    write_manifest,
 )
 
 REPORT = "report.json"
@@ -57,7 +57,7 @@ def save_weights(
     with new_folder(folder, force=force) as partial:
         model, origins = _module_tree(weights)
         save_compressed(model, partial)
-        _write_manifest(partial, {**_read_manifest(partial), "weights": origins})
+        write_manifest(partial, {**read_manifest("save_weights", partial), "weights": origins})
         if report is not None:
             report.save(partial / REPORT)
 
@@ -82,7 +82,7 @@ def dense_beside(
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     with _beside(path) as partial:
-        _safetensors("dense_beside").save_file(tensors, partial / path.name, {"format": "pt"})
+        safetensors_torch("dense_beside").save_file(tensors, partial / path.name, {"format": "pt"})
         yield
         (partial / path.name).replace(path)
 
@@ -147,11 +147,8 @@ def load_weights(
         ValueError: where the folder is damaged or needs its model.
     """
     path = Path(folder)
-    try:
-        manifest = _read_manifest(path)
-        state = _read_tensors(path, manifest)
-    except ValueError as error:
-        raise ValueError(str(error).replace("load_compressed", "load_weights", 1)) from None
+    manifest = read_manifest("load_weights", path)
+    state = read_tensors("load_weights", path, manifest)
     origins = manifest.get("weights", {})
     weights: dict[str, Tensor | StructuredMatrix] = dict(state)
     for name, entry in manifest["layers"].items():

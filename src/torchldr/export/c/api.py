@@ -13,11 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...core.checks import check_choices
 from ...nn import StructuredLinear, quantize_
 from ...nn.recurrent.base import StructuredRecurrent
 from ..check import outputs
 from ..inputs import Inputs, random_like, take_inputs
-from ..program import quiet
+from ..layers import check_dtypes
+from ..program import exported
 from ..report import ExportError
 from .arena import plan
 from .files import render
@@ -27,47 +29,12 @@ from .products import is_plain
 from .report import CReport
 from .writer import Source
 
-WEIGHTS = tuple(PRELUDES)
-_KEYWORDS = frozenset(
-    [
-        "auto",
-        "break",
-        "case",
-        "char",
-        "const",
-        "continue",
-        "default",
-        "do",
-        "double",
-        "else",
-        "enum",
-        "extern",
-        "float",
-        "for",
-        "goto",
-        "if",
-        "inline",
-        "int",
-        "long",
-        "register",
-        "restrict",
-        "return",
-        "short",
-        "signed",
-        "sizeof",
-        "static",
-        "struct",
-        "switch",
-        "typedef",
-        "union",
-        "unsigned",
-        "void",
-        "volatile",
-        "while",
-        "main",
-        "test",
-    ]
-)
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+_KEYWORD = re.compile(
+    r"auto|break|case|char|const|continue|default|do|double|else|enum|extern|float|for|"
+    r"goto|if|inline|int|long|register|restrict|return|short|signed|sizeof|static|struct|"
+    r"switch|typedef|union|unsigned|void|volatile|while|main|test"
+)  # and what test.c takes
 
 
 def to_c(
@@ -100,13 +67,13 @@ def to_c(
     folder = _check_arguments(folder, weights, name)
     inputs = _check_inputs(model, example)
     model = copy.deepcopy(model).cpu().eval().requires_grad_(False)
-    _check_dtypes(model)
+    check_dtypes("to_c", model, torch.float32)
     if weights == "int8":
         quantize_(model)
     given = random_like(inputs, torch.Generator().manual_seed(0))
     answers = outputs(model, given)
     layers = _as_nodes_(model)
-    program = _export(model, inputs)
+    program = exported("to_c", model, inputs)
     source = Source(weights)
     made = to_steps(program, source, layers)
     floats = plan(made)
@@ -120,9 +87,8 @@ def to_c(
 
 
 def _check_arguments(folder: str | os.PathLike[str], weights: str, name: str) -> Path:
-    if weights not in WEIGHTS:
-        raise ValueError(f"to_c: weights must be one of {', '.join(WEIGHTS)}, got {weights!r}.")
-    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name) or name in _KEYWORDS:
+    check_choices("to_c", weights=(weights, PRELUDES))
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or _KEYWORD.fullmatch(name):
         raise ValueError(f"to_c: name must be a C identifier that is no keyword, got {name!r}.")
     folder = Path(folder)
     if folder.exists() or folder.is_symlink():
@@ -149,25 +115,6 @@ def _check_inputs(model: nn.Module, example: Any) -> Inputs:
             "its first size must be 1."
         )
     return inputs
-
-
-def _check_dtypes(model: nn.Module) -> None:
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if tensor.is_complex() or (tensor.is_floating_point() and tensor.dtype != torch.float32):
-            raise TypeError(
-                f"to_c: {name} has dtype {tensor.dtype}; C is for float32: convert with model.float()."
-            )
-
-
-def _export(model: nn.Module, inputs: Inputs) -> torch.export.ExportedProgram:
-    try:
-        with quiet(), torch.no_grad():
-            return torch.export.export(model, inputs.args, inputs.kwargs, strict=False)
-    except ExportError:
-        raise
-    except Exception as error:
-        first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise ExportError(f"to_c: torch.export cannot trace {type(model).__name__}: {first}") from error
 
 
 def _write(folder: Path, files: dict[str, str]) -> None:

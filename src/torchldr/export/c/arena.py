@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .graph import Buffer, Step, Steps, Value
+from .steps import Buffer, Step, Steps, Value
 
 
 @dataclass

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from .graph import Steps
 from .kernels import PRELUDES
 from .report import CReport
+from .steps import Steps
 from .writer import Source, literal
 
 _HEADER = """/* Written by torchldr: {title}. */

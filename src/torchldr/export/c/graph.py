@@ -1,12 +1,11 @@
-"""From a traced model to steps of C: what each reads, writes and needs, and the text of it."""
+"""From a traced model to steps of C, node by node."""
 
 from __future__ import annotations
 
 import math
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,87 +14,9 @@ from ...core import rules
 from ...core.storage import INT8, Rounded, rounded
 from ..report import ExportError
 from .products import Product, structured_product, write_product
-from .recurrent import Recurrent, write_recurrent
+from .recurrent import write_recurrent
+from .steps import Buffer, LayerRow, Step, Steps, Value
 from .writer import Source, literal
-
-
-class Buffer:
-    """Memory of some values: a number of floats, and where it lies once that is planned."""
-
-    def __init__(self, size: int, place: str | None = None) -> None:
-        self.size, self.place = size, place
-
-
-@dataclass(eq=False)
-class Value:
-    """A tensor of the graph: a part of a buffer."""
-
-    buffer: Buffer
-    shape: tuple[int, ...]
-    offset: int = 0
-
-    @property
-    def size(self) -> int:
-        return math.prod(self.shape)
-
-    @property
-    def pointer(self) -> str:
-        if self.buffer.place is None:  # no working memory is needed
-            return "arena"
-        return f"{self.buffer.place} + {self.offset}" if self.offset else self.buffer.place
-
-    @property
-    def whole(self) -> bool:
-        return self.offset == 0 and self.size == self.buffer.size
-
-
-@dataclass(eq=False)
-class Step:
-    """A call: `text` has {0}, {1}, .. for what it reads, {y}, {y1}, .. for what it writes, {work}."""
-
-    text: str
-    reads: list[Value]
-    writes: list[Value]
-    scratch: int = 0
-    elementwise: bool = False  # may write where it reads
-
-    def __post_init__(self) -> None:
-        self.work = Value(Buffer(self.scratch), (self.scratch,))
-
-    def lines(self) -> list[str]:
-        """The text with pointers, once everything has its place."""
-        reads = [value.pointer for value in self.reads]
-        writes = {"y" if i == 0 else f"y{i}": value.pointer for i, value in enumerate(self.writes)}
-        return self.text.format(*reads, **writes, work=self.work.pointer).splitlines()
-
-
-class LayerRow(NamedTuple):
-    """What became of one layer.
-
-    Attributes:
-        name: where it stands in the model.
-        kind: what it is.
-        form: how it multiplies.
-        flash: bytes of constants, ram: of its output and working memory.
-        multiplications: about.
-    """
-
-    name: str
-    kind: str
-    form: str
-    flash: int
-    ram: int
-    multiplications: int
-
-
-@dataclass
-class Steps:
-    """A model as steps."""
-
-    steps: list[Step] = field(default_factory=list)
-    rows: list[LayerRow] = field(default_factory=list)
-    outputs: list[Value] = field(default_factory=list)
-    input_size: int = 0
 
 
 class _Tracer:
@@ -222,7 +143,7 @@ def _recurrent(
     t: _Tracer, node: Any, x: Value, index: int, shapes: list[int], states: list[int], count: int
 ) -> Any:
     name, module = t.layers[index]
-    made: Recurrent = write_recurrent(t.source, module, math.prod(shapes[:-1]))
+    made = write_recurrent(t.source, module, math.prod(shapes[:-1]))
     written = [Value(Buffer(math.prod(shape)), tuple(shape)) for shape in (shapes, *[states] * count)]
     pointers = ", ".join(["{y}", "{y1}", "{y2}"][: 1 + count])
     t.made.steps.append(Step(f"{made.name}({{0}}, {pointers}, {{work}});", [x], written, made.scratch))

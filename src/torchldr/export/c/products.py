@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from ...core import rules
 from ...core.storage import FLOAT, INT8, Rounded
 from ...matrices import StructuredMatrix
 from ...nn.quantize import stored_weight
-from .writer import Source, Writer, rule_of
+from .writer import Source, Writer
 
 
 class Product(NamedTuple):
@@ -47,7 +48,7 @@ def write_product(source: Source, M: StructuredMatrix, stored: Mapping[str, Roun
     M = M.with_tensors(tensors).to(tensors[M.scaled[0]].float().dtype)
     name = source.new_name("product")
     c = Writer(source, name, M, stored)
-    rule, floats = rule_of(type(M)), source.weights == "int8" and not stored
+    rule, floats = rules.of_product("c", type(M)), source.weights == "int8" and not stored
     if rule is None or floats:
         form = "floats" if rule is not None else "dense matrix in float32: the class has no C"
         m, n = M.shape

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
@@ -12,14 +12,6 @@ from ...nn import MatrixStack
 from ...nn.quantize import stored_weight
 from .products import Product, structured_product, write_product
 from .writer import Source
-
-
-class Recurrent(NamedTuple):
-    name: str
-    form: str
-    flash: int
-    scratch: int
-    multiplications: float
 
 
 def _gates(source: Source, layer: Any, name: str) -> list[Product]:
@@ -32,7 +24,7 @@ def _gates(source: Source, layer: Any, name: str) -> list[Product]:
     return [write_product(source, rules.apply("linear_map", part.detach()), stored)]
 
 
-def write_recurrent(source: Source, layer: Any, steps: int) -> Recurrent:
+def write_recurrent(source: Source, layer: Any, steps: int) -> Product:
     """Write `name(x, y, h, c, work)`, or without c for a GRU: states begin at 0 and end in h and c."""
     name, n, lstm = source.new_name("recurrent"), layer.hidden_size, len(layer.state_names) == 2
     gates, directions = len(layer.gates) * n, 2 if layer.bidirectional else 1
@@ -81,4 +73,4 @@ def write_recurrent(source: Source, layer: Any, steps: int) -> Recurrent:
         f"\nstatic void {name}(const float *x, float *y, {states}, float *work)\n{{\n{body}}}\n"
     )
     form = " or ".join(dict.fromkeys(forms))
-    return Recurrent(name, form, flash, rest + scratch, multiplications)
+    return Product(name, (width, layer.input_size), form, flash, rest + scratch, multiplications)

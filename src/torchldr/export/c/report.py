@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
-from .graph import LayerRow
+from .steps import LayerRow
 
 _COLUMNS = ("layer", "what", "how", "flash", "RAM", "multiplications")
 

@@ -1,7 +1,7 @@
 """What a class's rule writes its product with: constants, scratch memory, shared kernels, calls.
 
-A class brings its C as a rule of the operation "c" in the module `c` of its folder (or registered anywhere
-before the export):
+A class brings its C as a rule of the operation "c", beside its other rules (or registered anywhere before the
+export):
 
     @rule("c", MyClass)
     def _(M, c):
@@ -18,13 +18,12 @@ matrix M has its weights rounded as they are stored.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from ...core import rules
 from ...core.matrix import StructuredMatrix
 from ...core.storage import Rounded
 from .kernels import KERNELS, ordered
@@ -33,18 +32,6 @@ _CTYPES = {"int8": "weight", "int16": "coefficient", "float32": "float", "uint16
 _CTYPES |= {"uint8": "unsigned char", "uint32": "uint32_t"}
 _BYTES = {"int8": 1, "int16": 2, "float32": 4, "uint8": 1, "uint16": 2, "uint32": 4}
 FFT_FACTORS = (4, 2, 3, 5, 7)
-
-
-_PRODUCT = "factors", "_matmul", "prepare"
-
-
-def rule_of(structure: type[StructuredMatrix]) -> Callable[[StructuredMatrix, Any], str] | None:
-    """The rule that writes a class's product in C: its own, or inherited together with the product."""
-    for cls in structure.__mro__:
-        found = rules.of_class("c", cls)
-        if found is not None and all(getattr(structure, name) is getattr(cls, name) for name in _PRODUCT):
-            return found
-    return None
 
 
 class Source:

@@ -1,10 +1,25 @@
-"""Products with a dense matrix: a constant, or one that the graph makes when it is loaded."""
+"""Products by a few operations, or by a dense matrix: a constant, or one that the graph makes at load."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
+
+
+class Formula(nn.Module):
+    """function(x, **constants), in the words of `form`."""
+
+    def __init__(self, form: str, function: Callable[..., Tensor], **constants: Tensor) -> None:
+        super().__init__()
+        self.form, self.function = form, function
+        for name, value in constants.items():
+            self.register_buffer(name, value.detach().clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x, **self._buffers)
 
 
 class DenseProduct(nn.Module):

@@ -103,15 +103,10 @@ class FourierTransform(Transform):
 
     def contract(self, values: Tensor, spectra: Tensor) -> Tensor:
         N, (i, j) = self.points, spectra.shape[:2]
-        swapped = self._swapped(values)
-        if i > 1 and j > 1:
-            values, swapped = values.unsqueeze(1), swapped.unsqueeze(1)
-        elif i > 1:
-            spectra = spectra.squeeze(1)
-        else:
-            spectra = spectra.squeeze(0)
+        values, spectra = _aligned(values, spectra)
         real, imaginary = spectra[..., :N], spectra[..., N:]
-        product = values * torch.cat((real, real), -1) + swapped * torch.cat((-imaginary, imaginary), -1)
+        turned = self._swapped(values) * torch.cat((-imaginary, imaginary), -1)
+        product = values * torch.cat((real, real), -1) + turned
         return product.sum(-2, keepdim=i == 1) if j > 1 else product
 
     def synthesise(self, values: Tensor) -> Tensor:
@@ -190,12 +185,7 @@ class MatmulTransform(Transform):
 
     def contract(self, values: Tensor, spectra: Tensor) -> Tensor:
         i, j = spectra.shape[:2]
-        if i > 1 and j > 1:
-            values = values.unsqueeze(1)
-        elif i > 1:
-            spectra = spectra.squeeze(1)
-        else:
-            spectra = spectra.squeeze(0)
+        values, spectra = _aligned(values, spectra)
         product = (values * spectra).sum(-3)
         return product.sum(-4, keepdim=i == 1) if j > 1 else product
 
@@ -208,6 +198,14 @@ class MatmulTransform(Transform):
         size = (1 if self.low_given else 2) * p * q
         z = z.reshape(-1, i, size)
         return z[..., : self.given] if self.given < size else z
+
+
+def _aligned(values: Tensor, spectra: Tensor) -> tuple[Tensor, Tensor]:
+    """(b, j, ..) and (i, j, ..) in shapes that multiply to (b, i, j, ..), i or j left out where it is 1."""
+    i, j = spectra.shape[:2]
+    if i > 1 and j > 1:
+        return values.unsqueeze(1), spectra
+    return values, spectra.squeeze(1 if i > 1 else 0)
 
 
 def factors(points: int) -> tuple[int, int]:

@@ -72,7 +72,7 @@ def prepare(A: Side, C: Side, dtype: torch.dtype) -> CompiledPair:
     right[:r] /= half
     left = compiled_fft.spectra(left, half, name)
     tables = compiled_fft.tables(half, name)
-    return CompiledPair(dtype, scalings, right, left, tables, compiled_kernels.closed_rings)
+    return CompiledPair(dtype, scalings, right, left, tables, compiled_kernels.circulant_pair)
 
 
 def matmul(K: CompiledPair, x: Tensor) -> Tensor:

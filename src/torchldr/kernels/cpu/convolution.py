@@ -18,8 +18,8 @@ def _rows(size, like):
 
 
 @compiled
-def closed_rings(x, y, scalings, right, left, twist, turns):
-    """M x for rows of x (b, n), n = 2N: see `single` for the formula and the scalings."""
+def circulant_pair(x, y, scalings, right, left, twist, turns):
+    """M x for rows of x (b, n), n = 2N: `functional.subdiagonal.compiled_pair` has the formula."""
     n, r = x.shape[1], right.shape[0] - 1
     enter, beside, between = scalings[0], scalings[1], scalings[2]
     leave, aside = scalings[3], scalings[4]

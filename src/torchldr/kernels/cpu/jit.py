@@ -75,9 +75,9 @@ class _Cache(FunctionCache):
 
 
 @cache
-def _sources() -> bytes:
-    files = sorted(Path(__file__).parent.glob("compiled_*.py"))
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).digest()
+def _sources(folder: Path = Path(__file__).parent) -> bytes:
+    """A checksum of all files that loops are made of."""
+    return hashlib.sha256(b"".join(file.read_bytes() for file in sorted(folder.rglob("*.py")))).digest()
 
 
 def _cache(function: Callable[..., Any]) -> _Cache | None:

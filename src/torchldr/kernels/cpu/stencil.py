@@ -1,4 +1,4 @@
-"""The loops of the stencil, see `stencil`; imports numba."""
+"""The loops of `functional.stencil`; imports numba."""
 
 # mypy: ignore-errors
 from __future__ import annotations

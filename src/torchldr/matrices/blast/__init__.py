@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ...core import costs
+from ...core.checks import check_cut
 from ...core.dense_route import dense_route, own_route
 from ...core.matrix import StructuredMatrix, normal_
 from ...core.products import Product
@@ -71,14 +72,7 @@ class Blast(StructuredMatrix, name="blast"):
     def parameter_shapes(
         cls, out_features: int, in_features: int, rank: int, *, blocks: int | None = None
     ) -> dict[str, tuple[int, ...]]:
-        largest = max(out_features, in_features)
-        if blocks is not None and (not isinstance(blocks, int) or isinstance(blocks, bool)):
-            raise TypeError(f"{cls.__name__}: blocks must be an int, got {blocks!r}.")
-        if blocks is not None and not 1 <= blocks <= largest:
-            raise ValueError(
-                f"{cls.__name__}: blocks must be between 1 and {largest} (the larger of "
-                f"out_features={out_features} and in_features={in_features}), got {blocks}."
-            )
+        check_cut(cls.__name__, "blocks", blocks, out_features, in_features)
         (u, _), (v, _) = grid(out_features, in_features, blocks)
         return {"G": (rank, out_features), "S": (rank, u, v), "H": (rank, in_features)}
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...core.rules import rule
 from ...functional.grid import cut, joined
-from ...project.climbing import State, ascend
+from ...project.climbing import State, ascend, repeated
 from ...project.methods import solve, starts
 from ...project.problem import Problem, Tensors
 from ...project.solving import inverse_root, ridged
@@ -71,20 +71,7 @@ class Bases:
 
     def descend(self, best: State) -> State:
         """Sweeps until they gain little."""
-        problem, sweeps = self.problem, self.problem.steps(_SWEEPS)
-        tensors = best.tensors
-        for sweep in range(sweeps):
-            if problem.done(best.loss):
-                break
-            problem.report(f"{problem.cls.name}: rank {len(tensors['G'])}", sweep, sweeps)
-            tensors = self.sweep(**tensors)
-            loss = problem.loss(problem.dense(tensors)).item()
-            if not loss < best.loss:
-                break
-            gain, best = 1 - loss / best.loss, State(tensors, loss)
-            if gain < _TOLERANCE / problem.effort:
-                break
-        return best
+        return repeated(self.problem, best, self.sweep, _SWEEPS, _TOLERANCE)
 
     def sweep(self, G: Tensor, S: Tensor, H: Tensor) -> Tensors:
         """Couplings and bases of every column of blocks, then the bases of all rows."""

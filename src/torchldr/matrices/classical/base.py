@@ -12,6 +12,7 @@ from torch import Tensor
 from ...algebra.known import Operators
 from ...algebra.structure import DisplacementStructure
 from ...core.linear_map import LinearMap
+from ...core.products import check_size
 from ...core.rules import family, rule
 
 
@@ -69,7 +70,8 @@ class ClassicalMatrix(LinearMap):
         return torch.cat((E, column_part)), torch.cat((row_part, F))
 
     def _units(self, places: Sequence[int], size: int) -> Tensor:
-        units = torch.zeros(len(places), size, dtype=self.dtype, device=self.device)
+        dtype = torch.promote_types(self.dtype, torch.float32)  # so products are rounded once, if at all
+        units = torch.zeros(len(places), size, dtype=dtype, device=self.device)
         units[range(len(places)), list(places)] = 1
         return units
 
@@ -82,12 +84,7 @@ class ClassicalMatrix(LinearMap):
 
     def _run(self, product: Callable[[Tensor], Tensor], x: Tensor, size: int, what: str) -> Tensor:
         who = type(self).__name__
-        if not isinstance(x, Tensor):
-            raise TypeError(f"{who}: expected a tensor, got {type(x).__name__}.")
-        if x.ndim < 1 or x.shape[-1] != size:
-            raise ValueError(
-                f"{who}: the last axis must have {what}={size} entries, got shape {tuple(x.shape)}."
-            )
+        check_size(who, x, size, what)
         if x.device != self.device:
             raise ValueError(f"{who}: the input is on {x.device}, the matrix on {self.device}; move one.")
         dtype = torch.promote_types(x.dtype, self.dtype)
@@ -102,18 +99,6 @@ class ClassicalMatrix(LinearMap):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.out_features}, {self.in_features}, dtype={self.dtype})"
-
-
-def checked_vector(t: Tensor, who: str, name: str, *, least: int = 1) -> Tensor:
-    """A vector of at least so many entries, floating point or complex, or an error."""
-    if not isinstance(t, Tensor):
-        raise TypeError(f"{who}: {name} must be a tensor, got {type(t).__name__}.")
-    if t.ndim != 1 or t.shape[0] < least:
-        wanted = "a vector of at least one entry" if least else "a vector"
-        raise ValueError(f"{who}: {name} must be {wanted}, got shape {tuple(t.shape)}.")
-    if not (t.is_floating_point() or t.is_complex()):
-        raise TypeError(f"{who}: {name} must be floating point or complex, got {t.dtype}.")
-    return t
 
 
 @rule("widened", ClassicalMatrix)

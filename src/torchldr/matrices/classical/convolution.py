@@ -20,9 +20,10 @@ from torch import Tensor
 from torch.nn.functional import conv2d, pad
 
 from ...algebra.known import Operators
+from ...core.checks import check_choices, checked_vector
 from ...functional.fft import fast_length
 from ...operators import BlockDiagonal, Operator, Shift
-from .base import ClassicalMatrix, checked_vector
+from .base import ClassicalMatrix
 from .families import Toeplitz
 
 BORDERS = ("flat", "zeros", "circular")
@@ -41,8 +42,7 @@ def convolution1d(taps: Tensor, n: int, mode: str = "full") -> Toeplitz:
         A Toeplitz matrix of displacement rank at most 2.
     """
     taps = checked_vector(taps, "convolution1d", "taps")
-    if mode not in MODES:
-        raise ValueError(f"convolution1d: mode must be one of {', '.join(MODES)}, got {mode!r}.")
+    check_choices("convolution1d", mode=(mode, MODES))
     if n < 1:
         raise ValueError(f"convolution1d: n must be at least 1, got {n}.")
     f = taps.shape[0]
@@ -67,6 +67,8 @@ class Convolution2d(ClassicalMatrix):
     Cost: that of conv2d; "flat" takes cin + cout FFTs of length near 2 h w.
     """
 
+    made_of = ("weight",)
+
     def __init__(self, weight: Tensor, height: int, width: int, border: str = "zeros") -> None:
         if not isinstance(weight, Tensor) or weight.ndim != 4:
             got = tuple(weight.shape) if isinstance(weight, Tensor) else type(weight).__name__
@@ -79,19 +81,10 @@ class Convolution2d(ClassicalMatrix):
                 f"Convolution2d: filters must have odd sides within the {height} x {width} image, "
                 f"got {kh} x {kw}."
             )
-        if border not in BORDERS:
-            raise ValueError(f"Convolution2d: border must be one of {', '.join(BORDERS)}, got {border!r}.")
+        check_choices("Convolution2d", border=(border, BORDERS))
         self.weight, self.height, self.width, self.border = weight, height, width, border
         self.out_features = weight.shape[0] * height * width
         self.in_features = weight.shape[1] * height * width
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.weight.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.weight.device
 
     def support(self) -> tuple[Sequence[int], Sequence[int]]:
         size, (k, l) = self.height * self.width, self.weight.shape[:2]  # noqa: E741

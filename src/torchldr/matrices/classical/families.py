@@ -19,11 +19,12 @@ import torch
 from torch import Tensor
 
 from ...algebra.known import Operators
+from ...core.checks import checked_vector
 from ...functional.cauchy import cauchy_matmul, cauchy_reference
 from ...functional.fft import fast_length
 from ...functional.vandermonde import vandermonde_matmul, vandermonde_reference, vandermonde_rmatmul
 from ...operators import Diagonal, Shift
-from .base import ClassicalMatrix, checked_vector
+from .base import ClassicalMatrix
 
 
 class Diagonals(ClassicalMatrix):
@@ -31,6 +32,8 @@ class Diagonals(ClassicalMatrix):
 
     A matrix without rows, or without columns, has one more, so that the other side has its length.
     """
+
+    made_of = ("entries",)
 
     entries: Tensor
 
@@ -42,14 +45,6 @@ class Diagonals(ClassicalMatrix):
         other = copy(self)
         other.entries, other._transpose = entries, None
         return other
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.entries.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.entries.device
 
 
 class Toeplitz(Diagonals):
@@ -152,20 +147,14 @@ class Vandermonde(ClassicalMatrix):
     Cost: O(m n) operations a vector in O(m + n) memory.
     """
 
+    made_of = ("nodes",)
+
     def __init__(self, nodes: Tensor, columns: int | None = None) -> None:
         self.nodes = checked_vector(nodes, "Vandermonde", "nodes")
         self.out_features = nodes.shape[0]
         self.in_features = self.out_features if columns is None else columns
         if self.in_features < 1:
             raise ValueError(f"Vandermonde: columns must be at least 1, got {columns}.")
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.nodes.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.nodes.device
 
     def to_dense(self) -> Tensor:
         return vandermonde_reference(self.nodes, self.in_features)
@@ -193,6 +182,8 @@ class Cauchy(ClassicalMatrix):
     Cost: O(m n) operations a vector in O(m + n) memory.
     """
 
+    made_of = "s", "t"
+
     def __init__(self, s: Tensor, t: Tensor) -> None:
         self.s, self.t = checked_vector(s, "Cauchy", "s"), checked_vector(t, "Cauchy", "t")
         if s.is_complex() or t.is_complex():
@@ -203,14 +194,6 @@ class Cauchy(ClassicalMatrix):
             j = int((t == s[i]).nonzero()[0])
             raise ValueError(f"Cauchy: no s may equal a t, but s[{i}] = t[{j}] = {float(s[i]):.6g}.")
         self.out_features, self.in_features = s.shape[0], t.shape[0]
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return torch.promote_types(self.s.dtype, self.t.dtype)
-
-    @property
-    def device(self) -> torch.device:
-        return self.s.device
 
     @property
     def displacement_rank_bound(self) -> int:

@@ -19,10 +19,11 @@ import torch
 from torch import Tensor
 
 from ...algebra.known import Operators
+from ...core.checks import checked_vector
 from ...functional.orthogonal import cosine_transform, inverse_cosine_transform
 from ...functional.vandermonde import chebyshev_points
 from ...operators import Diagonal, Shift, Tridiagonal
-from .base import ClassicalMatrix, checked_vector
+from .base import ClassicalMatrix
 
 TILE = 64  # rows that are made, used and forgotten
 _NORMS = {None: "backward", "sqrtn": "ortho", "n": "forward"}
@@ -42,6 +43,8 @@ class DFT(ClassicalMatrix):
 
     Cost: one FFT a vector.
     """
+
+    made_of = ("nodes",)
 
     def __init__(
         self,
@@ -63,14 +66,6 @@ class DFT(ClassicalMatrix):
         self.out_features = self.in_features = n
         self.scale = "sqrtn" if orthonormal else scale
         self.nodes = _roots_of_unity(torch.arange(n, device="cpu"), n).to(dtype=dtype, device=device)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.nodes.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.nodes.device
 
     @property
     def norm(self) -> str:
@@ -108,6 +103,8 @@ class OrthogonalPolynomials(ClassicalMatrix):
     Cost: O(m n) operations a vector, by the recurrence, in O(n) memory.
     """
 
+    made_of = "nodes", "a"
+
     def __init__(self, a: Tensor, b: Tensor, c: Tensor, nodes: Tensor, scale: Tensor | None = None) -> None:
         who = type(self).__name__
         self.nodes = checked_vector(nodes, who, "nodes")
@@ -124,14 +121,6 @@ class OrthogonalPolynomials(ClassicalMatrix):
                 raise ValueError(
                     f"{who}: no entry of {name} may be 0, but {name}[{int((t == 0).nonzero()[0])}] is."
                 )
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return torch.promote_types(self.nodes.dtype, self.a.dtype)
-
-    @property
-    def device(self) -> torch.device:
-        return self.nodes.device
 
     def to_dense(self) -> Tensor:
         rows = [torch.ones_like(self.nodes)]

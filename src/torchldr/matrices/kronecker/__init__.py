@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ...core import costs
+from ...core.checks import check_int
 from ...core.dense_route import dense_route, factors_route
-from ...core.matrix import StructuredMatrix, normal_
+from ...core.matrix import StructuredMatrix
 from ...core.routes import Call
 from ...functional.grid import cut, joined, near_root, split
 
@@ -75,32 +75,12 @@ class Kronecker(StructuredMatrix, name="kronecker"):
         out_blocks: int | None = None,
         in_blocks: int | None = None,
     ) -> dict[str, tuple[int, ...]]:
-        for name, blocks, largest in (
-            ("out_blocks", out_blocks, out_features),
-            ("in_blocks", in_blocks, in_features),
-        ):
-            if blocks is not None and (not isinstance(blocks, int) or isinstance(blocks, bool)):
-                raise TypeError(f"{cls.__name__}: {name} must be an int, got {blocks!r}.")
-            if blocks is not None and not 1 <= blocks <= largest:
-                side = name.replace("blocks", "features")
-                raise ValueError(
-                    f"{cls.__name__}: {name} must be between 1 and {side}={largest}, got {blocks}."
-                )
+        if out_blocks is not None:
+            check_int(cls.__name__, "out_blocks", out_blocks, most=out_features, why="out_features")
+        if in_blocks is not None:
+            check_int(cls.__name__, "in_blocks", in_blocks, most=in_features, why="in_features")
         a, b, c, d = sizes(out_features, in_features, out_blocks, in_blocks)
         return {"G": (rank, a * c), "H": (rank, b * d)}
-
-    @classmethod
-    def init_(
-        cls,
-        tensors: Mapping[str, Tensor],
-        out_features: int,
-        in_features: int,
-        generator: torch.Generator | None = None,
-        **options: Any,
-    ) -> None:
-        std = (3 * in_features * tensors["G"].shape[-2]) ** -0.25
-        normal_(tensors["G"], std, generator)
-        normal_(tensors["H"], std, generator)
 
     @classmethod
     def multiply_adds(cls, out_features: int, in_features: int, rank: int, **options: Any) -> float:

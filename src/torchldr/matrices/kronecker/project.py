@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ...core.rules import rule
-from ...project.climbing import State, ascend
+from ...project.climbing import State, ascend, repeated
 from ...project.methods import solve
 from ...project.problem import Problem, Tensors
-from ...project.solving import ridged
+from ...project.solving import balanced, ridged
 from . import Kronecker, sizes
 
 _SWEEPS, _TOLERANCE = 30, 1e-3
@@ -78,25 +78,15 @@ class Factors:
 
     def descend(self, best: State) -> State:
         """Both factors in turn until a sweep gains little."""
-        problem, rank = self.problem, len(best.tensors["G"])
-        G, H = best.tensors["G"], best.tensors["H"]
-        sweeps = problem.steps(_SWEEPS)
-        for sweep in range(sweeps):
-            if problem.done(best.loss):
-                break
-            problem.report(f"{problem.cls.name}: rank {rank}", sweep, sweeps)
-            A = G.view(rank, self.a, self.c)
+
+        def sweep(G: Tensor, H: Tensor) -> Tensors:
+            A = G.view(len(G), self.a, self.c)
             H = _solved(A, self.moments, G @ self.right, self.known).flatten(1)
-            B = H.view(rank, self.b, self.d)
+            B = H.view(len(H), self.b, self.d)
             G = _solved(B, self.moments.mT, H @ self.right.mT, self.known.mT).flatten(1)
-            G, H = _balanced(G, H)
-            loss = problem.loss(problem.dense({"G": G, "H": H})).item()
-            if not loss < best.loss:
-                break
-            gain, best = 1 - loss / best.loss, State({"G": G, "H": H}, loss)
-            if gain < _TOLERANCE / problem.effort:
-                break
-        return best
+            return dict(zip("GH", balanced(G, H), strict=True))
+
+        return repeated(self.problem, best, sweep, _SWEEPS, _TOLERANCE)
 
 
 def _solved(F: Tensor, moments: Tensor, right: Tensor, known: Tensor) -> Tensor:
@@ -112,10 +102,3 @@ def _solved(F: Tensor, moments: Tensor, right: Tensor, known: Tensor) -> Tensor:
         normal = ridged(normal.reshape(right.shape[1], -1))
         found[kind == i] = torch.linalg.solve(normal, right[kind == i].mT).mT
     return found.view(b, r, -1).transpose(0, 1)
-
-
-def _balanced(G: Tensor, H: Tensor) -> tuple[Tensor, Tensor]:
-    """The same terms with factors of one norm."""
-    g, h = G.norm(dim=1, keepdim=True), H.norm(dim=1, keepdim=True)
-    ratio = torch.where(g * h > 0, (h / g).sqrt(), 1.0)
-    return G * ratio, H / ratio

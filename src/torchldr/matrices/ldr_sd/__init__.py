@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ...core import costs
+from ...core.checks import check_choices
 from ...core.matrix import StructuredMatrix, generators_
 from ...core.routes import Call
 from ...core.storage import AROUND_ONE, FLOAT, Storage
@@ -60,9 +61,7 @@ class LDRSubdiagonal(StructuredMatrix, name="ldr_sd"):
     def parameter_shapes(
         cls, out_features: int, in_features: int, rank: int, *, product: str = "auto"
     ) -> dict[str, tuple[int, ...]]:
-        if product not in PRODUCTS:
-            known = ", ".join(PRODUCTS)
-            raise ValueError(f"{cls.__name__}: product must be one of {known}, got {product!r}.")
+        check_choices(cls.__name__, product=(product, PRODUCTS))
         return {
             "G": (rank, out_features),
             "H": (rank, in_features),

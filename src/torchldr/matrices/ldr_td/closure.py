@@ -9,7 +9,7 @@ from ...algebra.members import like, linear_in_generators, sides_exchanged, tele
 from ...algebra.structure import DisplacementStructure
 from ...core.rules import rule
 from ...operators import Diagonal, Operator, Tridiagonal
-from ..ldr_sd.closure import scaled_operator
+from ..ldr_sd.rules import scaled_operator
 from . import LDRTridiagonal
 
 linear_in_generators(LDRTridiagonal)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ...core import costs
 from ...core.dense_route import dense_route, factors_route
-from ...core.matrix import StructuredMatrix, generators_
+from ...core.matrix import StructuredMatrix
 from ...core.routes import Call
 from .fit import LowRankFit
 
@@ -38,17 +36,6 @@ class LowRank(StructuredMatrix, name="low_rank"):
     ROUTES = factors_route("two_products", _seconds), dense_route(_product_seconds)
     projection_work = 0
     compresses = True
-
-    @classmethod
-    def init_(
-        cls,
-        tensors: Mapping[str, Tensor],
-        out_features: int,
-        in_features: int,
-        generator: torch.Generator | None = None,
-        **options: Any,
-    ) -> None:
-        generators_(tensors, tensors["G"].shape[-2], generator)
 
     @classmethod
     def multiply_adds(cls, out_features: int, in_features: int, rank: int, **options: Any) -> float:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ...project.solving import balanced
+
 
 class LowRankFit:
     """The nearest matrices of low rank where |L (W - M) R^T|_F counts.
@@ -46,7 +48,5 @@ class LowRankFit:
             seen = self.W if root is None else self.W @ root.mT
             G, H = seen @ V, V.mT
             H = H if root is None else torch.linalg.solve_triangular(root.mT, H, upper=False, left=False)
-        G = G.mT
-        a, b = G.norm(dim=1, keepdim=True), H.norm(dim=1, keepdim=True)
-        ratio = torch.where(a * b > 0, (b / a).sqrt(), 1.0)
-        return {"G": G * ratio, "H": H / ratio}
+        G, H = balanced(G.mT, H)
+        return {"G": G, "H": H}

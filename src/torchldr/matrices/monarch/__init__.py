@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...core import costs
+from ...core.checks import check_cut
 from ...core.dense_route import dense_route, factors_route
-from ...core.matrix import StructuredMatrix, normal_
+from ...core.matrix import StructuredMatrix
 from ...core.products import Product
 from ...core.routes import Call
 from ...functional.grid import cut, joined, near_root, split, two_stages
@@ -68,29 +68,9 @@ class Monarch(StructuredMatrix, name="monarch"):
     def parameter_shapes(
         cls, out_features: int, in_features: int, rank: int, *, blocks: int | None = None
     ) -> dict[str, tuple[int, ...]]:
-        largest = max(out_features, in_features)
-        if blocks is not None and (not isinstance(blocks, int) or isinstance(blocks, bool)):
-            raise TypeError(f"{cls.__name__}: blocks must be an int, got {blocks!r}.")
-        if blocks is not None and not 1 <= blocks <= largest:
-            raise ValueError(
-                f"{cls.__name__}: blocks must be between 1 and {largest} (the larger of "
-                f"out_features={out_features} and in_features={in_features}), got {blocks}."
-            )
+        check_cut(cls.__name__, "blocks", blocks, out_features, in_features)
         (u, _), (v, _) = grid(out_features, in_features, blocks)
         return {"G": (rank, v * out_features), "H": (rank, u * in_features)}
-
-    @classmethod
-    def init_(
-        cls,
-        tensors: Mapping[str, Tensor],
-        out_features: int,
-        in_features: int,
-        generator: torch.Generator | None = None,
-        **options: Any,
-    ) -> None:
-        std = (3 * in_features * tensors["G"].shape[-2]) ** -0.25
-        normal_(tensors["G"], std, generator)
-        normal_(tensors["H"], std, generator)
 
     @classmethod
     def multiply_adds(cls, out_features: int, in_features: int, rank: int, **options: Any) -> float:

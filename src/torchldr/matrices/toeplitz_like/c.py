@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...core.rules import rule
-from ..ldr_sd.c import subdiagonal_product
+from ..ldr_sd.rules import subdiagonal_product
 from . import ToeplitzLike
 
 

@@ -17,6 +17,7 @@ from ...project.climbing import State, climb
 from ...project.leading import halves, leading
 from ...project.methods import solve, start_for
 from ...project.nodes import learn_nodes
+from ...project.pointwise import with_one_more
 from ...project.problem import Problem, Tensors
 from ...project.solving import conjugate_gradients, ridged
 from ..ldr_td import LDRTridiagonal
@@ -85,8 +86,7 @@ def project(problem: Problem, rank: int) -> Tensors:
     def grown(state: State) -> State:
         G, H = state.tensors["G"], state.tensors["H"]
         rest = _displacement(W - columns(nodes, G.mT @ H), nodes)
-        more = halves(*leading(rest, 1, seed=problem.seed))[1]
-        return refined(torch.cat((G, torch.zeros_like(G[:1]))), torch.cat((H, more)))
+        return refined(*with_one_more(G, H, halves(*leading(rest, 1, seed=problem.seed))[1]))
 
     return climb(problem, rank, fresh, grown).tensors
 

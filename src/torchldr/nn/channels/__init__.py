@@ -1,1 +1,1 @@
-"""Channel maps with structured matrices: one matrix for all channels."""
+"""Layers from channels to channels, with a structured matrix for each pair or one for all."""

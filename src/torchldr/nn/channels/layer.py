@@ -9,17 +9,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from ...core.products import autocasts, is_jit_tracing
+from ...core.checks import check_choices, check_flags, check_int
+from ...core.products import check_like, is_jit_tracing
 from ...matrices import StructuredMatrix, get_structure
 from ..graph import as_node, is_proxy
 from ..linear import StructuredLinear
 from ..parameters import describe
+from ..plan import PLANS
 from ..planned import PlannedLayer
 from ..tensors import in_format_of
-from .stack import MatrixStack
+from .stack import INITS, MatrixStack
 
 FORMS = ("grid", "wide")
-PLANS = ("auto", "fast", "dense")
 
 
 class StructuredChannels(PlannedLayer):
@@ -82,17 +83,10 @@ class StructuredChannels(PlannedLayer):
     ) -> None:
         super().__init__()
         who = "StructuredChannels"
-        for name, value in (("in_channels", in_channels), ("out_channels", out_channels)):
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise TypeError(f"{who}: {name} must be an int, got {value!r}.")
-            if value < 1:
-                raise ValueError(f"{who}: {name} must be at least 1, got {value}.")
-        if form not in FORMS:
-            raise ValueError(f"{who}: form must be 'grid' or 'wide', got {form!r}.")
-        if init not in ("linear", "paper"):
-            raise ValueError(f"{who}: init must be 'linear' or 'paper', got {init!r}.")
-        if not isinstance(bias, bool):
-            raise TypeError(f"{who}: bias must be True or False, got {bias!r}.")
+        check_int(who, "in_channels", in_channels)
+        check_int(who, "out_channels", out_channels)
+        check_choices(who, form=(form, FORMS), init=(init, INITS))
+        check_flags(who, bias=bias)
         self.in_channels, self.out_channels, self.form, self.init = in_channels, out_channels, form, init
         self.features = _shape(who, "features", features)
         out = features if out_features is None else out_features
@@ -145,8 +139,7 @@ class StructuredChannels(PlannedLayer):
 
     @plan.setter
     def plan(self, choice: str) -> None:
-        if choice not in PLANS:
-            raise ValueError(f"StructuredChannels: plan must be one of {', '.join(PLANS)}, got {choice!r}.")
+        check_choices("StructuredChannels", plan=(choice, PLANS))
         self._plan_choice = choice
         if self.wide is not None:
             self.wide.plan = choice
@@ -207,12 +200,7 @@ class StructuredChannels(PlannedLayer):
         wanted = (self.in_channels, *self.features)
         if x.ndim < len(wanted) or (not is_jit_tracing() and x.shape[-len(wanted) :] != wanted):
             raise ValueError(f"{who}: the last axes must be {wanted}, got shape {tuple(x.shape)}.")
-        if not x.is_floating_point():
-            raise TypeError(f"{who}: the input must be real floating point, got {x.dtype}.")
-        if x.device != some.device:
-            raise ValueError(f"{who}: the input is on {x.device}, the weights on {some.device}; move one.")
-        if x.dtype != some.dtype and not autocasts(x.device.type):
-            raise TypeError(f"{who}: the input has dtype {x.dtype}, the weights {some.dtype}; convert one.")
+        check_like(who, x, some)
 
     def drop_plan(self) -> None:
         """Forget what is kept for inference."""

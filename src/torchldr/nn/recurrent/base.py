@@ -12,21 +12,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout, linear
 
+from ...core.checks import check_choices, check_flags, check_int
 from ...core.products import is_jit_tracing
 from ...matrices import StructuredMatrix, get_structure
-from ..channels.stack import MatrixStack
+from ..channels.stack import INITS, MatrixStack
 from ..graph import as_node, is_proxy
 from ..parameters import describe
+from ..plan import PLANS
 from ..planned import PlannedLayer
 from ..tensors import let_prune
 from .cells import Product, State, run_steps
-from .checks import check_choices, check_dropout, check_flags, check_sizes
 from .inputs import Given, Sequences, give, take, take_state
 from .step import RecurrentStep
 
 WHICH = ("input", "hidden", "both")
-INITS = ("linear", "paper")
-PLANS = ("auto", "fast", "dense")
 # What torch's functions take after the state: weights, biases, layers, dropout, training, bidirectional.
 Settings: TypeAlias = tuple[list[Tensor], bool, int, float, bool, bool]
 Run: TypeAlias = Callable[[str, Tensor, State], tuple[Tensor, State]]  # one direction of one layer
@@ -62,11 +61,16 @@ class StructuredRecurrent(PlannedLayer):
     ) -> None:
         super().__init__()
         who = type(self).__name__
-        check_sizes(who, input_size, hidden_size, num_layers, proj_size)
+        check_int(who, "input_size", input_size)
+        check_int(who, "hidden_size", hidden_size)
+        check_int(who, "num_layers", num_layers)
+        check_int(who, "proj_size", proj_size, 0)
+        if proj_size >= hidden_size:
+            raise ValueError(f"{who}: proj_size must be below hidden_size={hidden_size}, got {proj_size}.")
         check_flags(who, bias=bias, batch_first=batch_first, bidirectional=bidirectional)
         check_choices(who, which=(which, WHICH), init=(init, INITS))
         own = type(self).__init__ is not StructuredRecurrent.__init__
-        check_dropout(who, dropout, num_layers, above=2 if own else 1)
+        _check_dropout(who, dropout, num_layers, above=2 if own else 1)
         if proj_size and self.torch_class is not nn.LSTM:
             raise ValueError(f"{who}: proj_size is for the LSTM alone, got {proj_size}.")
         self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
@@ -311,16 +315,12 @@ class StructuredRecurrent(PlannedLayer):
             place.copy_(given[name])
         return self
 
-    def _torch_arguments(self) -> dict[str, Any]:
-        names = ("input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional")
-        return {name: getattr(self, name) for name in names}
-
     @torch.no_grad()
     def to_torch(self) -> nn.RNNBase:
         """torch's layer with the dense weights of this one."""
         let_prune(self)
         some = next(self.parameters())
-        layer = self.torch_class(**self._torch_arguments(), device=some.device, dtype=some.dtype)
+        layer = self.torch_class(**arguments_of(self), device=some.device, dtype=some.dtype)
         for name, p in layer.named_parameters():
             p.copy_(self.dense_weight(name))
         return layer.train(self.training)
@@ -349,6 +349,24 @@ class StructuredRecurrent(PlannedLayer):
         parts += [f"init={self.init!r}"] if self.init != "linear" else []
         parts += [f"plan={self._plan_choice!r}"] if self._plan_choice != "auto" else []
         return ", ".join(parts)
+
+
+def arguments_of(layer: StructuredRecurrent | nn.RNNBase) -> dict[str, Any]:
+    """What a layer of torch's or of ours was made with: sizes, flags and dropout."""
+    names = ["input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional"]
+    names += ["proj_size"] * (layer.proj_size > 0)
+    return {name: getattr(layer, name) for name in names}
+
+
+def _check_dropout(who: str, dropout: float, num_layers: int, *, above: int) -> None:
+    """`above`: how far the user's line is from the call of this."""
+    if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout <= 1:
+        raise ValueError(f"{who}: dropout must be a probability between 0 and 1, got {dropout!r}.")
+    if dropout > 0 and num_layers == 1:
+        warnings.warn(
+            f"{who}: dropout acts between layers, so dropout={dropout} has no effect with one layer.",
+            stacklevel=2 + above,
+        )
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from ...core.products import autocasts, is_jit_tracing
+from ...core.products import check_like, is_jit_tracing
 from .cells import State
 
 Sequences: TypeAlias = Tensor | PackedSequence
@@ -55,7 +55,7 @@ def take(who: str, x: Sequences, features: int, weight: Tensor, *, batch_first: 
         raise ValueError(f"{who}: {wanted.format(f'input_size={features}')}, got {_shape(x)}.")
     if known and given.batch_sizes is None and data.shape[0] == 0:
         raise ValueError(f"{who}: a sequence must have at least one step, got {_shape(x)}.")
-    _check_like(who, "input", data, weight)
+    check_like(who, data, weight)
     return given
 
 
@@ -86,7 +86,7 @@ def take_state(
         shape = (layers, given.batch(), size) if given.batched else (layers, size)
         if part.shape != shape:
             raise ValueError(f"{who}: {name} must have shape {shape}, got {tuple(part.shape)}.")
-        _check_like(who, name, part, given.data)
+        check_like(who, part, given.data, name, "input")
         parts.append(part if given.batched else part.unsqueeze(1))
     order = given.packed.sorted_indices if given.packed is not None else None
     return tuple(parts) if order is None else tuple(part.index_select(1, order) for part in parts)
@@ -106,12 +106,3 @@ def give(given: Given, output: Tensor, state: State, *, batch_first: bool) -> tu
 
 def _shape(x: Sequences) -> tuple[int, ...]:
     return tuple((x.data if isinstance(x, PackedSequence) else x).shape)
-
-
-def _check_like(who: str, what: str, t: Tensor, like: Tensor) -> None:
-    if not t.is_floating_point():
-        raise TypeError(f"{who}: the {what} must be real floating point, got {t.dtype}.")
-    if t.device != like.device:
-        raise ValueError(f"{who}: the {what} is on {t.device}, expected on {like.device}; move one of them.")
-    if t.dtype != like.dtype and not autocasts(t.device.type):
-        raise TypeError(f"{who}: the {what} has dtype {t.dtype}, expected {like.dtype}; convert one of them.")

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ...core.structures import unstructured
 from ...matrices import StructuredMatrix
-from .base import Settings, StructuredRecurrent
+from .base import Settings, StructuredRecurrent, arguments_of
 from .cells import Product, State, gru_step, lstm_step
 from .inputs import Given
 
@@ -85,13 +85,10 @@ class StructuredLSTM(StructuredRecurrent):
     def _step(self, x: Tensor, state: State, hidden: Product, suffix: str) -> State:
         return lstm_step(x, state, hidden, getattr(self, f"weight_hr{suffix}") if self.proj_size else None)
 
-    def _torch_arguments(self) -> dict[str, Any]:
-        return {**super()._torch_arguments(), "proj_size": self.proj_size}
-
     @classmethod
     def from_torch(cls, lstm: nn.LSTM) -> Self:
         """A layer with `structure="dense"` and the weights of an nn.LSTM: the same numbers."""
-        return _from_torch(cls, lstm, proj_size=lstm.proj_size)
+        return _from_torch(cls, lstm)
 
 
 class StructuredGRU(StructuredRecurrent):
@@ -128,23 +125,11 @@ class StructuredGRU(StructuredRecurrent):
         return _from_torch(cls, gru)
 
 
-def _from_torch(cls: Any, layer: nn.RNNBase, **more: Any) -> Any:
+def _from_torch(cls: Any, layer: nn.RNNBase) -> Any:
     if not isinstance(layer, cls.torch_class):
         wanted, came = cls.torch_class.__name__, type(layer).__name__
         raise TypeError(f"{cls.__name__}.from_torch: expected an nn.{wanted}, got {came}.")
     some = next(layer.parameters())
-    ours = cls(
-        layer.input_size,
-        layer.hidden_size,
-        layer.num_layers,
-        layer.bias,
-        layer.batch_first,
-        layer.dropout,
-        layer.bidirectional,
-        device=some.device,
-        dtype=some.dtype,
-        structure=unstructured(),
-        which="both",
-        **more,
-    )
+    like = {"device": some.device, "dtype": some.dtype, "structure": unstructured(), "which": "both"}
+    ours = cls(**arguments_of(layer), **like)
     return ours.load_dense_weights(layer).train(layer.training)

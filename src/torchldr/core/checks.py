@@ -1,0 +1,52 @@
+"""Checks of arguments that many places make: an error names who asks, the rule, and what came."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import Tensor
+
+
+def check_int(
+    who: str, name: str, value: object, least: int = 1, most: int | None = None, why: str = ""
+) -> None:
+    """An int of at least `least`, and at most `most`; `why` explains the bound."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{who}: {name} must be an int, got {value!r}.")
+    if most is None and value < least:
+        raise ValueError(f"{who}: {name} must be at least {least}, got {value}{why and '; '}{why}.")
+    if most is not None and not least <= value <= most:
+        bound = f"{most} ({why})" if why else most
+        raise ValueError(f"{who}: {name} must be between {least} and {bound}, got {value}.")
+
+
+def check_cut(who: str, name: str, value: object, out_features: int, in_features: int) -> None:
+    """An option that cuts a matrix into parts: from 1 to its larger side, or None for the default."""
+    if value is not None:
+        why = f"the larger of out_features={out_features} and in_features={in_features}"
+        check_int(who, name, value, most=max(out_features, in_features), why=why)
+
+
+def check_flags(who: str, **flags: object) -> None:
+    for name, flag in flags.items():
+        if not isinstance(flag, bool):
+            raise TypeError(f"{who}: {name} must be True or False, got {flag!r}.")
+
+
+def check_choices(who: str, **choices: tuple[str, Iterable[str]]) -> None:
+    """Each argument with the names that it may be."""
+    for name, (choice, known) in choices.items():
+        if choice not in known:
+            raise ValueError(f"{who}: {name} must be one of {', '.join(known)}, got {choice!r}.")
+
+
+def checked_vector(t: Tensor, who: str, name: str, *, least: int = 1) -> Tensor:
+    """A vector of at least so many entries, floating point or complex, or an error."""
+    if not isinstance(t, Tensor):
+        raise TypeError(f"{who}: {name} must be a tensor, got {type(t).__name__}.")
+    if t.ndim != 1 or t.shape[0] < least:
+        wanted = "a vector of at least one entry" if least else "a vector"
+        raise ValueError(f"{who}: {name} must be {wanted}, got shape {tuple(t.shape)}.")
+    if not (t.is_floating_point() or t.is_complex()):
+        raise TypeError(f"{who}: {name} must be floating point or complex, got {t.dtype}.")
+    return t

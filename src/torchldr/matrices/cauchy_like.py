@@ -1,0 +1,257 @@
+"""Cauchy-like matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from ..algebra.members import linear_in_generators, member, scales_columns, scales_rows
+from ..algebra.structure import DisplacementStructure
+from ..core import costs
+from ..core.dense_route import dense_route, own_route
+from ..core.linear_map import LinearMap
+from ..core.matrix import StructuredMatrix, generators_
+from ..core.routes import Call
+from ..core.rules import rule
+from ..core.storage import FLOAT, Storage
+from ..functional.cauchy import TILE, cauchy_matmul, cauchy_reference
+from ..functional.exported.dense import Formula
+from ..linalg.candidates import by_generators
+from ..linalg.cauchy_forms import CauchyForm, gko
+from ..linalg.solvers import Candidate
+from ..operators import Diagonal
+from ..project.climbing import State, climb
+from ..project.leading import halves, leading
+from ..project.nodes import learn_nodes
+from ..project.pointwise import Pointwise, with_one_more
+from ..project.problem import Problem, Tensors
+
+
+def interleaved_nodes(
+    m: int, n: int, dtype: torch.dtype, device: torch.device | str | None = None
+) -> tuple[Tensor, Tensor]:
+    """m + n equally spaced points of (-1, 1), dealt out evenly to s (m,) and t (n,)."""
+    p = torch.arange(m + n, device="cpu")  # whatever the default device is: values are needed
+    mine = (p + 1) * m // (m + n) > p * m // (m + n)
+    points = ((2 * p + 1).to(torch.float64) / (m + n) - 1).to(dtype=dtype, device=device)
+    return points[mine], points[~mine]
+
+
+def _seconds(M: Any, call: Call) -> float:
+    (m, n), r, b = M.shape, M.rank, call.batch
+    count = -(-m // TILE)
+    tiles = count * (costs.passes(call, TILE * n, 3) + costs.gemm(call, b * r, TILE, n))
+    return costs.backward(call, tiles + costs.passes(call, b * r * (m + n), 2))
+
+
+def _dense_seconds(M: Any, call: Call) -> float:
+    m, n = M.shape
+    return costs.backward(call, costs.passes(call, m * n, 4) + costs.gemm(call, M.rank, m, n))
+
+
+class CauchyLike(StructuredMatrix, name="cauchy_like"):
+    """Cauchy-like: M[i, j] = sum_k G[k, i] H[k, j] / (s_i - t_j).
+
+    Parameters: `G` (r, m), `H` (r, n); `s` (m) and `t` (n) interleave on (-1, 1) and so cannot meet, or
+    are learned. Cost: O(r m n) operations a vector in O(m + n) memory.
+
+    Options:
+        learn_nodes: make `s` and `t` parameters. Nothing then keeps them apart but the loss.
+    """
+
+    ROUTES = own_route("tiles", _seconds), dense_route(_dense_seconds)
+    stored: ClassVar[Mapping[str, Storage]] = {"s": FLOAT, "t": FLOAT}
+    projection_work = 1
+
+    @classmethod
+    def parameter_shapes(
+        cls, out_features: int, in_features: int, rank: int, *, learn_nodes: bool = False
+    ) -> dict[str, tuple[int, ...]]:
+        shapes: dict[str, tuple[int, ...]] = {"G": (rank, out_features), "H": (rank, in_features)}
+        return {**shapes, "s": (out_features,), "t": (in_features,)} if learn_nodes else shapes
+
+    @classmethod
+    def constants(
+        cls,
+        out_features: int,
+        in_features: int,
+        rank: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device | str | None = None,
+        generator: torch.Generator | None = None,
+        **options: Any,
+    ) -> dict[str, Tensor]:
+        if options["learn_nodes"]:
+            return {}
+        s, t = interleaved_nodes(out_features, in_features, torch.promote_types(dtype, torch.float32), device)
+        return {"s": s, "t": t}
+
+    @classmethod
+    def init_(
+        cls,
+        tensors: Mapping[str, Tensor],
+        out_features: int,
+        in_features: int,
+        generator: torch.Generator | None = None,
+        **options: Any,
+    ) -> None:
+        r, m, n = tensors["G"].shape[-2], out_features, in_features
+        s, t = interleaved_nodes(m, n, torch.float64)
+        if options.get("learn_nodes"):
+            tensors["s"].copy_(s)
+            tensors["t"].copy_(t)
+        generators_(tensors, r, generator)
+        # Row i of M has mean square r / (s_i - t_j)^2, averaged over j: even the rows out.
+        mean = torch.empty_like(s)
+        for tile, part in zip(s.split(TILE), mean.split(TILE), strict=True):
+            part.copy_(cauchy_reference(tile, t).square().mean(-1))
+        tensors["G"].mul_(mean.rsqrt().to(tensors["G"]))
+
+    @classmethod
+    def multiply_adds(cls, out_features: int, in_features: int, rank: int, **options: Any) -> float:
+        m, n = out_features, in_features
+        return rank * m * n
+
+    def factors(self) -> list[tuple[Tensor, ...]]:
+        C = cauchy_reference(self.s, self.t)
+        return [(g.unsqueeze(-1) * C * h,) for g, h in zip(self.G, self.H, strict=True)]
+
+    def _materialize(self) -> Tensor:
+        return (self.G.mT @ self.H) * cauchy_reference(self.s, self.t)
+
+    def _matmul(self, x: Tensor) -> Tensor:
+        z = x.unsqueeze(-2) * self.H
+        y = cauchy_matmul(self.s, self.t, z.flatten(0, 1)).unflatten(0, z.shape[:2])
+        return (y * self.G).sum(-2)
+
+    def _rmatmul(self, y: Tensor) -> Tensor:
+        z = y.unsqueeze(-2) * self.G
+        x = cauchy_matmul(self.t, self.s, z.flatten(0, 1)).unflatten(0, z.shape[:2])
+        return -(x * self.H).sum(-2)
+
+
+# Closure.
+
+linear_in_generators(CauchyLike)
+scales_rows(CauchyLike, "G")
+scales_columns(CauchyLike, "H")
+
+
+@rule("transpose", CauchyLike)
+def _(M: CauchyLike) -> CauchyLike:
+    tensors = {"G": -M.H, "H": M.G, "s": M.t, "t": M.s}
+    return CauchyLike.unchecked(M.in_features, M.out_features, tensors, M.options)
+
+
+@rule("displacement_structure", CauchyLike)
+def _(M: CauchyLike) -> DisplacementStructure:
+    """diag(s) M - M diag(t), of rank r."""
+    rank = M.G.shape[0]
+    return DisplacementStructure(Diagonal(M.s), Diagonal(M.t), "sylvester", rank, lambda: (M.G, M.H))
+
+
+@rule("member", CauchyLike)
+def _(M: LinearMap, known: DisplacementStructure) -> CauchyLike | None:
+    if not (isinstance(known.A, Diagonal) and isinstance(known.B, Diagonal) and known.form == "sylvester"):
+        return None
+    s, t = known.A.d, known.B.d
+    if s.is_complex() or t.is_complex() or bool(torch.isin(s, t).any()):
+        return None
+    nodes = {"s": s.to(M.dtype), "t": t.to(M.dtype)}
+    return member(CauchyLike, M, known.generators(), **nodes, learn_nodes=True)
+
+
+# Solving: elimination on their generators.
+
+
+@rule("solvers", CauchyLike)
+def _(M: CauchyLike) -> list[Candidate]:
+    form = gko("gko", lambda: CauchyForm(M.s, M.t, M.G, M.H))
+    return by_generators(M, M.G.shape[0], [form])
+
+
+# Projection: the displacement's SVD, then alternating least squares.
+
+_SWEEPS, _TOLERANCE = 60, 1e-5
+
+
+@rule("project", CauchyLike)
+def project(problem: Problem, rank: int) -> Tensors:
+    """M o (s_i - t_j) has rank r: the displacement of a Cauchy-like matrix in Sylvester's form."""
+    if problem.options["learn_nodes"]:
+        return learn_nodes(problem, rank, ("s", "t"))
+    s, t = problem.constants["s"], problem.constants["t"]
+    c = cauchy_reference(s, t)
+    pointwise = Pointwise(problem.W, c, None if problem.root is None else problem.root.mT)
+    triplets = torch.linalg.svd(problem.W / c, full_matrices=False)
+
+    def refined(G: Tensor, H: Tensor) -> State:
+        G, H, loss = pointwise.alternate(G, H, problem.steps(_SWEEPS), _TOLERANCE)
+        return State({"G": G, "H": H}, loss)
+
+    def fresh(q: int) -> State:
+        U, S, V = triplets
+        return refined(*halves(U[:, :q], S[:q], V[:q]))
+
+    def grown(state: State) -> State:
+        G, H = state.tensors["G"], state.tensors["H"]
+        rest = (problem.W - c * (G.mT @ H)) / c
+        return refined(*with_one_more(G, H, halves(*leading(rest, 1, seed=problem.seed))[1]))
+
+    return climb(problem, rank, fresh, grown).tensors
+
+
+# In an ONNX graph.
+
+
+@rule("onnx", CauchyLike)
+def product(mode: str, M: CauchyLike) -> nn.Module:
+    """x M^T with M = (G^T H) / (s_i - t_j), made in the graph."""
+    return Formula(
+        "made from its parameters when loaded",
+        lambda x, G, H, s, t: x @ ((H.mT @ G) / (s - t.unsqueeze(-1))),
+        G=M.G,
+        H=M.H,
+        s=M.s.to(M.dtype),
+        t=M.t.to(M.dtype),
+    )
+
+
+# In C: entry by entry, from the nodes.
+
+# work: r n, the vectors h_k x
+_TEXT = r"""
+static void cauchy(const weight *G, const float *g_scale, const weight *H, const float *h_scale,
+                   const float *s, const float *t, int rank, int m, int n, const float *x, float *y,
+                   float *work)
+{
+    for (int r = 0; r < rank; r++)
+        for (int j = 0; j < n; j++)
+            work[r * n + j] = SCALE(g_scale, r) * SCALE(h_scale, r) * (float)H[r * n + j] * x[j];
+    for (int i = 0; i < m; i++) {
+        float sum = 0.0f;
+        for (int j = 0; j < n; j++) {
+            float z = 0.0f;
+            for (int r = 0; r < rank; r++)
+                z += (float)G[r * m + i] * work[r * n + j];
+            sum += z / (s[i] - t[j]);
+        }
+        y[i] = sum;
+    }
+}
+"""
+
+
+@rule("c", CauchyLike)
+def _(M: CauchyLike, c: Any) -> str:
+    (m, n), r = M.shape, M.G.shape[0]
+    (G, g_scale), (H, h_scale) = c.weights("G"), c.weights("H")
+    s, t = c.floats("s"), c.floats("t")
+    c.define("cauchy", _TEXT)
+    c.call(f"cauchy({G}, {g_scale}, {H}, {h_scale}, {s}, {t}, {r}, {m}, {n}, x, y, work);")
+    c.scratch, c.multiplications = r * n, (r + 1) * m * n
+    return "entries from the nodes"

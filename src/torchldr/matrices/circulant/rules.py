@@ -1,0 +1,309 @@
+"""Rules of circulant matrices: closure, exact conversion, solving, and their products in ONNX and in C."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from ...algebra.convert import convert
+from ...algebra.known import KnownDisplacement, Operators
+from ...algebra.members import like, linear_in_its_tensor, shift, units
+from ...algebra.multiply import multiply
+from ...algebra.structure import DisplacementStructure, Generators
+from ...core.linear_map import LinearMap
+from ...core.matrix import StructuredMatrix
+from ...core.rules import apply, rule
+from ...functional.exported.convolution import Convolution, numbers, toeplitz
+from ...linalg.solvers import Candidate, formula
+from ...operators import Shift, same
+from ..classical.families import Toeplitz
+from ..ldr_td import LDRTridiagonal
+from ..ldr_td.exact import shift as shift_tensors
+from ..ldr_td.exact import tridiagonal
+from ..toeplitz_like import ToeplitzLike
+from ..toeplitz_like.exact import of_displacement
+from . import Circulant
+
+# Closure.
+
+linear_in_its_tensor(Circulant)
+
+
+def reversed_column(column: Tensor) -> Tensor:
+    """c_{-i}: the first column of a circulant matrix's transpose."""
+    return column.flip(-1).roll(1, -1)
+
+
+@rule("transpose", Circulant)
+def _(M: Circulant) -> Circulant:
+    column = reversed_column(M.column)
+    return Circulant.unchecked(M.in_features, M.out_features, {"column": column}, M.options)
+
+
+@rule("matmul", Circulant, Circulant)
+def _(M: Circulant, N: Circulant) -> Circulant | None:
+    """Crops of whole circulant matrices multiply as those where nothing is cropped between them."""
+    size = M.in_features
+    whole = size == max(M.shape) == max(N.shape) == max(M.out_features, N.in_features)
+    if not whole or M.dtype != N.dtype:
+        return None
+    full = Circulant.unchecked(size, size, M.tensors, M.options)
+    return Circulant.unchecked(M.out_features, N.in_features, {"column": full.matmul(N.column)}, M.options)
+
+
+@rule("inverse", Circulant)
+def _(M: Circulant) -> Circulant:
+    """The inverse's first column solves for the first unit vector."""
+    return like(M, column=apply("solve", M, b=units(M.out_features, [0], M).mT).squeeze(-1))
+
+
+@rule("displacement_structure", Circulant)
+def _(M: Circulant) -> DisplacementStructure:
+    """A whole circulant matrix commutes with Z_1; a cropped one breaks that in its first row or column."""
+    m, n = M.shape
+
+    def make() -> Generators:
+        c = M.column
+        if m > n:
+            return (c - c.roll(n)).unsqueeze(0), units(n, [0], M)
+        if m < n:
+            row = reversed_column(c)
+            return units(m, [0], M), (row - row.roll(m)).unsqueeze(0)
+        return c.new_zeros(0, m), c.new_zeros(0, n)
+
+    return DisplacementStructure(shift(m, 1.0, M), shift(n, 1.0, M).T, "stein", int(m != n), make)
+
+
+@rule("member", Circulant)
+def _(M: LinearMap, known: DisplacementStructure) -> Circulant | None:
+    m, n = M.shape
+    Z = shift(m, 1.0, M)
+    if m != n or known.form != "stein" or known.rank or not (same(known.A, Z) and same(known.B, Z.T)):
+        return None
+    return Circulant(m, n, column=multiply(M, units(n, [0], M)[0]))
+
+
+@rule("known_displacement", Circulant)
+def _(M: Circulant) -> KnownDisplacement:
+    m, n = M.shape
+    return KnownDisplacement(opposite_shifts(M), 1 if m == n else min(2, m, n))
+
+
+def opposite_shifts(M: LinearMap) -> Operators:
+    m, n = M.shape
+    return Operators(Shift(m, 1.0, dtype=M.dtype), Shift(n, -1.0, dtype=M.dtype))
+
+
+# A circulant matrix as a member of classes that contain it.
+
+
+@rule("to_ldr_td", Circulant)
+def _(M: Circulant, tol: float | None) -> LDRTridiagonal:
+    m, n = M.shape
+    column = M.column
+    one = torch.zeros(1, min(m, n), dtype=column.dtype, device=column.device)
+    one[0, 0] = 1
+    if m >= n:  # K_n(Z_1, column) is the matrix itself, K_n(Z_0, e_0) the identity
+        return tridiagonal(column.unsqueeze(0), one, shift_tensors(column, 1.0), shift_tensors(one))
+    row = torch.cat((column[:1], column[1:].flip(0))).unsqueeze(0)
+    return tridiagonal(one, row, shift_tensors(one), shift_tensors(row, 1.0))
+
+
+@rule("to_toeplitz_like", Circulant)
+def _(M: Circulant, tol: float | None) -> StructuredMatrix:
+    m, n = M.shape
+    column = M.column
+    if m != n:
+        row = torch.cat((column[:1], column[1:].flip(0)))
+        return convert(Toeplitz(column[:m], row[:n]), ToeplitzLike)
+    one = torch.zeros_like(column)
+    one[0] = 1
+    return of_displacement(m, n, 2 * column.unsqueeze(0), one.unsqueeze(0))
+
+
+# Solving: two FFTs.
+
+
+@rule("solvers", Circulant)
+def _(M: Circulant) -> list[Candidate]:
+    spectrum = torch.fft.rfft(M.column)
+    n = M.in_features
+    by_fft = formula(
+        "fft",
+        lambda b: torch.fft.irfft(torch.fft.rfft(b) / spectrum, n),
+        lambda b: torch.fft.irfft(torch.fft.rfft(b) / spectrum.conj(), n),
+    )
+    return [by_fft]
+
+
+# In an ONNX graph.
+
+_SMALL_BLOCK = 64  # circulant blocks up to here may take the DFT matrix itself
+
+
+class CirculantProduct(nn.Module):
+    """A grid of circulant blocks (rows, columns, b), cropped to m x n, by convolutions of long blocks."""
+
+    form = "convolutions"
+
+    def __init__(self, kind: str, column: Tensor, m: int, n: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        values = column.detach().double().cpu().numpy()
+        self.m, self.n = m, n
+        self.rows, self.columns, self.block = rows, columns, block = values.shape
+        taken, given = (n if columns == 1 else block), (m if rows == 1 else block)
+        symbol = values[..., np.arange(1 - taken, given) % block]
+        self.toeplitz: Convolution = toeplitz(kind, symbol, 1 - taken, taken, given, dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.columns > 1:
+            x = pad(x, (0, self.columns * self.block - self.n))
+            x = x.reshape(-1, self.columns, self.block)
+        else:
+            x = x.unsqueeze(1)
+        y = self.toeplitz(x)
+        return y.squeeze(1) if self.rows == 1 else y.flatten(1)[:, : self.m]
+
+
+class SmallCirculantProduct(nn.Module):
+    """A grid of short circulant blocks: the DFT of every block, and a matrix product for every frequency.
+
+    The DFT is its matrix, or the operator where the kind asks for it and b is a power of two.
+    """
+
+    analysis: Tensor
+    synthesis: Tensor
+    spectra: Tensor
+
+    def __init__(self, kind: str, column: Tensor, m: int, n: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        values = column.detach().double().cpu().numpy()
+        self.m, self.n = m, n
+        self.rows, self.columns, self.block = rows, columns, b = values.shape
+        self.operator = kind == "fft" and b & (b - 1) == 0
+        self.form = "DFTs of the blocks" if self.operator else "DFT matrices of the blocks"
+        self.frequencies = F = b // 2 + 1
+        spectra = np.fft.rfft(values).transpose(2, 1, 0)  # (f, columns, rows)
+        weights = np.where((np.arange(F) == 0) | (2 * np.arange(F) == b), 1.0, 2.0) / b
+        if self.operator:
+            spectra = spectra * (weights * b)[:, None, None]
+        else:
+            turns = np.exp(-2j * math.pi / b * (np.outer(np.arange(b), np.arange(F)) % b))
+            both = np.stack((turns, 1j * turns), 1)  # j, copy, f
+            analysis = np.stack((both.real, both.imag), 2)  # j, copy, parts, f
+            self.register_buffer("analysis", torch.from_numpy(analysis.reshape(b, 4 * F)).to(dtype))
+            back = np.stack((turns.real, turns.imag)) * weights  # parts, j, f; the conjugate's real part
+            synthesis = back.transpose(0, 2, 1).reshape(2 * F, b)
+            self.register_buffer("synthesis", torch.from_numpy(synthesis).to(dtype))
+        stacked = np.stack((spectra.real, spectra.imag), 1).reshape(F, 2 * columns, rows)
+        self.register_buffer("spectra", torch.from_numpy(stacked).to(dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, F, rows, columns = self.block, self.frequencies, self.rows, self.columns
+        blocks = pad(x, (0, columns * b - self.n)).reshape(-1, columns, b)
+        if self.operator:
+            z = torch.view_as_complex(pad(blocks.unsqueeze(-1), (0, 1)))
+            values = torch.view_as_real(torch.fft.fft(z))[:, :, :F]  # (B, columns, f, parts)
+            turned = torch.stack((-values[..., 1], values[..., 0]), -1)
+            values = torch.stack((values, turned), 1).permute(3, 0, 4, 1, 2)  # f, B, parts, copy, columns
+        else:
+            values = (blocks @ self.analysis).reshape(-1, columns, 2, 2, F).permute(4, 0, 3, 2, 1)
+        y = values.reshape(F, -1, 2 * columns) @ self.spectra  # (f, (B, parts), rows)
+        y = y.reshape(F, -1, 2, rows)
+        if self.operator:
+            z = torch.view_as_complex(pad(y.permute(1, 3, 0, 2), (0, 0, 0, b - F)).contiguous())
+            y = torch.view_as_real(torch.fft.ifft(z))[..., 0]
+        else:
+            y = y.permute(1, 3, 2, 0).reshape(-1, rows, 2 * F) @ self.synthesis
+        return y.reshape(-1, rows * b)[:, : self.m]
+
+
+def circulant_product(kind: str, column: Tensor, m: int, n: int, dtype: torch.dtype) -> nn.Module:
+    """The product of a grid of circulant blocks (rows, columns, b), by the smaller of both forms."""
+    long = CirculantProduct(kind, column, m, n, dtype)
+    if column.shape[-1] > _SMALL_BLOCK:
+        return long
+    return min(SmallCirculantProduct(kind, column, m, n, dtype), long, key=numbers)
+
+
+@rule("onnx", Circulant)
+def product(mode: str, M: Circulant) -> nn.Module:
+    return circulant_product(mode, M.column[None, None], M.out_features, M.in_features, M.dtype)
+
+
+# In C: Fourier transforms or sums, what is cheaper.
+
+_DIRECT = r"""
+/* A grid of circulant blocks of b x b, cropped to m x n; a scale for each row of blocks. */
+static void circulant(const weight *column, const float *scale, int columns, int b, int m, int n,
+                      const float *x, float *y)
+{
+    for (int i = 0; i < m; i++) {
+        const weight *block = column + i / b * columns * b;
+        float sum = 0.0f;
+        for (int j = 0; j < n; j += b, block += b) {
+            int own = i % b, width = n - j < b ? n - j : b;
+            for (int l = 0; l < width; l++)
+                sum += (float)block[own >= l ? own - l : own - l + b] * x[j + l];
+        }
+        y[i] = SCALE(scale, i / b) * sum;
+    }
+}
+"""
+# work: twice the length, for each column of blocks and two more
+_FFT = r"""
+static void circulant_fft(const weight *column, const float *scale, int rows, int columns, int b, int m,
+                          int n, const transform *f, const float *x, float *y, float *work)
+{
+    int full = 2 * f->length;
+    float *sum = work + columns * full, *a = sum + full;
+    zero(work, columns * full);
+    for (int j = 0; j < n; j++)
+        work[j / b * full + place(f, j % b)] = x[j];
+    for (int j = 0; j < columns; j++)
+        analyse(f, work + j * full);
+    for (int i = 0; i < rows; i++) {
+        zero(sum, full);
+        for (int j = 0; j < columns; j++, column += b) {
+            zero(a, full);
+            for (int l = 0; l < b; l++)
+                a[place(f, l)] = (float)column[l];
+            analyse(f, a);
+            add_products(f->length, a, work + j * full, sum);
+        }
+        synthesise(f, sum);
+        for (int l = 0; l < b && i * b + l < m; l++) {
+            float around = b + l < full ? sum[place(f, b + l)] : 0.0f;
+            y[i * b + l] = SCALE(scale, i) * (sum[place(f, l)] + around);
+        }
+    }
+}
+"""
+
+
+@rule("c", Circulant)
+def _(M: Circulant, c: Any) -> str:
+    return circulant_grid(M, c, 1, 1, max(M.shape))
+
+
+def circulant_grid(M: Any, c: Any, rows: int, columns: int, b: int) -> str:
+    """Write the product of a grid of blocks with the tensor `column`."""
+    m, n = M.shape
+    column, scale = c.weights("column")
+    length = (b + min(n, b)) // 2
+    by_fft = (rows * columns + rows + columns) * c.fft_cost(length)
+    if by_fft < m * n:
+        c.define("circulant_fft", _FFT, "zero", "convolution")
+        f, found = c.transform(length)
+        c.call(f"circulant_fft({column}, {scale}, {rows}, {columns}, {b}, {m}, {n}, {f}, x, y, work);")
+        c.scratch, c.multiplications = (columns + 2) * 2 * found, by_fft
+        return f"transforms of length {2 * found}"
+    c.define("circulant", _DIRECT)
+    c.call(f"circulant({column}, {scale}, {columns}, {b}, {m}, {n}, x, y);")
+    c.multiplications = m * n
+    return "sums"

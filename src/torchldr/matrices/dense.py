@@ -1,0 +1,159 @@
+"""The unstructured matrix, for comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from ..algebra.members import like, linear_in_its_tensor, scales_columns
+from ..core import costs
+from ..core.dense_route import DenseProduct, multiply_by_dense
+from ..core.matrix import StructuredMatrix
+from ..core.routes import Call, Route
+from ..core.rules import rule
+from ..functional.exported.dense import DenseProduct as ExportedProduct
+from ..linalg.solvers import Candidate, dense
+from ..operators import Diagonal
+from ..project.problem import Problem, Tensors
+
+
+def _seconds(M: Any, call: Call) -> float:
+    return costs.backward(call, costs.gemm(call, call.batch, *M.shape))
+
+
+def _kept_weight(M: Any) -> DenseProduct:
+    return DenseProduct(M.weight)
+
+
+class Dense(StructuredMatrix, name="dense"):
+    """An unstructured matrix W.
+
+    Parameters: `weight` (m, n). Cost: 2 m n operations a vector.
+    """
+
+    look = "#1a1a1a", "s"
+    at_once = ("_materialize",)
+    fuses = True
+
+    ROUTES = (
+        Route(
+            "dense",
+            lambda M, call: None,
+            _seconds,
+            multiply_by_dense,
+            _kept_weight,
+            holds_dense=True,
+            any_dtype=True,
+        ),
+    )
+    projection_work = 0
+
+    structured = False
+    ranked = False
+    scaled = ("weight",)
+
+    @classmethod
+    def parameter_shapes(cls, out_features: int, in_features: int, rank: int) -> dict[str, tuple[int, ...]]:
+        return {"weight": (out_features, in_features)}
+
+    @classmethod
+    def init_(
+        cls,
+        tensors: Mapping[str, Tensor],
+        out_features: int,
+        in_features: int,
+        generator: torch.Generator | None = None,
+        **options: Any,
+    ) -> None:
+        bound = in_features**-0.5
+        tensors["weight"].uniform_(-bound, bound, generator=generator)
+
+    @classmethod
+    def multiply_adds(cls, out_features: int, in_features: int, rank: int, **options: Any) -> float:
+        m, n = out_features, in_features
+        return m * n
+
+    def factors(self) -> list[tuple[Tensor, ...]]:
+        return [(self.weight,)]
+
+    def promoted(self) -> Self:
+        """The matrix as it is: a product of dense matrices runs in their own dtype."""
+        return self.with_tensors(self.tensors)
+
+    def _matmul(self, x: Tensor) -> Tensor:
+        return x @ self.weight.mT.to(x.dtype)
+
+    def _rmatmul(self, y: Tensor) -> Tensor:
+        return y @ self.weight.to(y.dtype)
+
+    def _materialize(self) -> Tensor:
+        return self.weight
+
+
+# Closure.
+
+linear_in_its_tensor(Dense)
+scales_columns(Dense, "weight")
+
+
+@rule("linear_map", Tensor)
+def _(W: Tensor) -> Dense:
+    """A tensor where a linear map is wanted."""
+    return Dense(W.shape[0], W.shape[1], weight=W)
+
+
+@rule("transpose", Dense)
+def _(M: Dense) -> Dense:
+    return Dense.unchecked(M.in_features, M.out_features, {"weight": M.weight.mT}, M.options)
+
+
+@rule("matmul", Dense, Dense)
+def _(M: Dense, N: Dense) -> Dense | None:
+    if M.dtype != N.dtype:
+        return None
+    return Dense.unchecked(M.out_features, N.in_features, {"weight": M.weight @ N.weight}, M.options)
+
+
+@rule("matmul", Diagonal, Dense)
+def _(D: Diagonal, M: Dense) -> Dense | None:
+    return None if D.d.is_complex() else like(M, weight=D.d.unsqueeze(-1).to(M.dtype) * M.weight)
+
+
+# Solving: elimination.
+
+
+@rule("solvers", Dense)
+def _(M: Dense) -> list[Candidate]:
+    return [dense(M)]
+
+
+# Projection: the matrix itself.
+
+
+@rule("project", Dense)
+def project(problem: Problem, rank: int) -> Tensors:
+    return {"weight": problem.W}
+
+
+# In an ONNX graph.
+
+
+@rule("onnx", Dense)
+def product(mode: str, M: Dense) -> nn.Module:
+    return ExportedProduct(M.weight)
+
+
+# In C: a product of each row.
+
+
+@rule("c", Dense)
+def _(M: Dense, c: Any) -> str:
+    m, n = M.shape
+    weight, scale = c.weights("weight")
+    c.use("dense")
+    c.call(f"dense({weight}, {scale}, {m}, {n}, x, y);")
+    c.multiplications = m * n
+    return "rows"

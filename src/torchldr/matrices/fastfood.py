@@ -1,0 +1,273 @@
+"""Fastfood: diagonals between Hadamard transforms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from ..algebra.members import scales_columns, scales_rows
+from ..core import costs
+from ..core.dense_route import dense_route, own_route
+from ..core.matrix import StructuredMatrix, normal_
+from ..core.routes import Call
+from ..core.rules import rule
+from ..functional.orthogonal import LARGEST_KEPT, hadamard_matrix, hadamard_reference, hadamard_transform
+from ..linalg.solvers import Candidate, formula
+from ..project.diagonals import Diagonals, best_of
+from ..project.problem import Problem, Tensors
+
+
+def _seconds(M: Any, call: Call) -> float:
+    size = _power_of_two(max(M.shape))
+    return costs.backward(call, costs.passes(call, call.batch * size, 2 * size.bit_length()))
+
+
+def _dense_seconds(M: Any, call: Call) -> float:
+    m, n = M.shape
+    if max(m, n) > LARGEST_KEPT:
+        return _seconds(M, call._replace(batch=n, kept=False))
+    return costs.backward(call, costs.gemm(call, max(m, n), m, n) + costs.passes(call, m * n, 4))
+
+
+class Fastfood(StructuredMatrix, name="fastfood"):
+    """Fastfood: M = S Had D Perm Had B.
+
+    Had is the orthonormal Hadamard transform of the next power of two p >= N = max(m, n), padded and
+    cropped to N; S, D and B are diagonal, Perm a permutation of N drawn once.
+
+    Parameters: `S` (m), `D` (N), `B` (n); `permutation` (N) is kept in the state_dict. Cost: two
+    Hadamard transforms a vector, O(p log p).
+
+    Reference: Le, Sarlós, Smola, "Fastfood", 2013; Yang et al., "Deep fried convnets", 2015.
+    """
+
+    look = "#888888", "*"
+    fuses = True
+
+    ROUTES = own_route("hadamard", _seconds), dense_route(_dense_seconds)
+    projection_work = 4
+
+    ranked = False
+    scaled = ("S",)
+    drawn = ("permutation",)
+
+    @classmethod
+    def parameter_shapes(cls, out_features: int, in_features: int, rank: int) -> dict[str, tuple[int, ...]]:
+        return {"S": (out_features,), "D": (max(out_features, in_features),), "B": (in_features,)}
+
+    @classmethod
+    def constants(
+        cls,
+        out_features: int,
+        in_features: int,
+        rank: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device | str | None = None,
+        generator: torch.Generator | None = None,
+        **options: Any,
+    ) -> dict[str, Tensor]:
+        size = max(out_features, in_features)
+        where = generator.device if generator is not None else "cpu"
+        drawn = torch.randperm(size, generator=generator, device=where)
+        return {"permutation": drawn.to(device)}
+
+    @classmethod
+    def init_(
+        cls,
+        tensors: Mapping[str, Tensor],
+        out_features: int,
+        in_features: int,
+        generator: torch.Generator | None = None,
+        **options: Any,
+    ) -> None:
+        n, size = in_features, max(out_features, in_features)
+        tensors["B"].bernoulli_(0.5, generator=generator).mul_(2).sub_(1)
+        normal_(tensors["D"], 1.0, generator)
+        tensors["S"].fill_(_power_of_two(size) / (3 * n * size) ** 0.5)
+
+    @classmethod
+    def multiply_adds(cls, out_features: int, in_features: int, rank: int, **options: Any) -> float:
+        m, n = out_features, in_features
+        p = _power_of_two(max(m, n))
+        return p * max(p.bit_length() - 1, 0) + 3 * p
+
+    def factors(self) -> list[tuple[Tensor, ...]]:
+        m, n = self.shape
+        size = max(m, n)
+        H = hadamard_reference(_power_of_two(size), self.dtype).to(self.device)
+        inner = H[:size, :n][self.permutation]
+        return [(torch.diag(self.S), H[:m, :size], torch.diag(self.D), inner, torch.diag(self.B))]
+
+    def _materialize(self) -> Tensor:
+        m, n = self.shape
+        size = max(m, n)
+        if size > LARGEST_KEPT:
+            return super()._materialize()
+        H = hadamard_matrix(_power_of_two(size), self.dtype, self.device)
+        inner = H[:size, :n].index_select(0, self.permutation) * self.D.unsqueeze(-1)
+        return self.S.unsqueeze(-1) * (H[:m, :size] @ inner) * self.B
+
+    def _matmul(self, x: Tensor) -> Tensor:
+        m, n = self.shape
+        size = max(m, n)
+        y = _padded_hadamard(x * self.B, size)[..., :size][..., self.permutation]
+        return _padded_hadamard(y * self.D, size)[..., :m] * self.S
+
+    def _rmatmul(self, y: Tensor) -> Tensor:
+        m, n = self.shape
+        size = max(m, n)
+        x = _padded_hadamard(y * self.S, size)[..., :size] * self.D
+        return _padded_hadamard(x[..., self.permutation.argsort()], size)[..., :n] * self.B
+
+
+def _power_of_two(size: int) -> int:
+    return 1 << (size - 1).bit_length()
+
+
+def _padded_hadamard(x: Tensor, size: int) -> Tensor:
+    return hadamard_transform(pad(x, (0, _power_of_two(size) - x.shape[-1])))
+
+
+# Closure: diagonals go into its own.
+
+scales_rows(Fastfood, "S")
+scales_columns(Fastfood, "B")
+
+
+# Solving: Hadamard transforms, where n is a power of two.
+
+
+@rule("solvers", Fastfood)
+def _(M: Fastfood) -> list[Candidate] | None:
+    n = M.in_features
+    if n & (n - 1):
+        return None  # cropped transforms are no longer orthogonal
+    back = M.permutation.argsort()
+    return [
+        formula(
+            "hadamard transform",
+            lambda b: hadamard_transform((hadamard_transform(b / M.S) / M.D)[..., back]) / M.B,
+            lambda b: hadamard_transform(hadamard_transform(b / M.B)[..., M.permutation] / M.D) / M.S,
+        )
+    ]
+
+
+# Projection: one diagonal at a time, from several draws of signs.
+
+
+@rule("project", Fastfood)
+def project(problem: Problem, rank: int) -> Tensors:
+    m, n = problem.shape
+    size = max(m, n)
+    Had = hadamard_reference(1 << (size - 1).bit_length())
+    R = Had[:size, :n][problem.constants["permutation"]]
+    alternation = Diagonals(problem, Had[:m, :size], R, learn_B=True)
+    signs = [torch.ones(n, dtype=torch.float64)]
+    for start in range(2 if problem.large else 6):
+        drawn = torch.randint(0, 2, (n,), generator=problem.generator(start))
+        signs.append(2.0 * drawn.to(torch.float64) - 1)
+    ones = torch.ones(m, dtype=torch.float64)
+    pairs = [(ones, B) for B in signs] + [(alternation.inverse_start(B), B) for B in signs[:2]]
+    return best_of(alternation, pairs)
+
+
+# In an ONNX graph.
+
+_RADIX = 32  # of a factor of the Hadamard matrix
+
+
+class FastfoodProduct(nn.Module):
+    """S Had D Perm Had B x, Had as a few small matrix products."""
+
+    form = "small Hadamard matrices"
+    S: Tensor
+    D: Tensor
+    B: Tensor
+    permutation: Tensor
+
+    def __init__(self, S: Tensor, D: Tensor, B: Tensor, permutation: Tensor) -> None:
+        super().__init__()
+        for name, value in (("S", S), ("D", D), ("B", B), ("permutation", permutation)):
+            self.register_buffer(name, value.detach().clone())
+        self.size = 1 << (D.shape[0] - 1).bit_length()
+        self.radices = []
+        left = self.size
+        while left > 1:
+            self.radices.append(min(_RADIX, left))
+            left //= self.radices[-1]
+        for radix in sorted(set(self.radices)):
+            self.register_buffer(f"hadamard_{radix}", hadamard_reference(radix).to(S.dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self._hadamard(x * self.B).index_select(-1, self.permutation) * self.D
+        return self._hadamard(y)[:, : self.S.shape[0]] * self.S
+
+    def _hadamard(self, x: Tensor) -> Tensor:
+        y, done = pad(x, (0, self.size - x.shape[-1])), 1
+        for radix in self.radices:
+            H = self.get_buffer(f"hadamard_{radix}")
+            if done == 1:
+                y = y.reshape(-1, self.size // radix, radix) @ H
+            else:
+                y = H @ y.reshape(-1, self.size // (radix * done), radix, done)
+            done *= radix
+        return y.reshape(-1, self.size)
+
+
+@rule("onnx", Fastfood)
+def product(mode: str, M: Fastfood) -> nn.Module:
+    return FastfoodProduct(M.S, M.D, M.B, M.permutation)
+
+
+# In C: two Hadamard transforms in place.
+
+# work: 2 p
+_TEXT = r"""
+static void hadamard(float *z, int p)
+{
+    for (int h = 1; h < p; h *= 2)
+        for (int i = 0; i < p; i += 2 * h)
+            for (int j = i; j < i + h; j++) {
+                float difference = z[j] - z[j + h];
+                z[j] += z[j + h];
+                z[j + h] = difference;
+            }
+}
+
+static void fastfood(const weight *S, const weight *D, const weight *B, float scale, const PLACE *order,
+                     int m, int n, int size, int p, const float *x, float *y, float *work)
+{
+    float *a = work, *b = work + p;
+    zero(work, 2 * p);
+    for (int i = 0; i < n; i++)
+        a[i] = (float)B[i] * x[i];
+    hadamard(a, p);
+    for (int i = 0; i < size; i++)
+        b[i] = (float)D[i] * a[order[i]];
+    hadamard(b, p);
+    for (int i = 0; i < m; i++)
+        y[i] = scale * (float)S[i] * b[i];
+}
+"""
+
+
+@rule("c", Fastfood)
+def _(M: Fastfood, c: Any) -> str:
+    m, n = M.shape
+    size = max(m, n)
+    p = _power_of_two(size)
+    names = [c.vector(name) for name in "SDB"]
+    scale = np.prod([scale for _, scale in names]) / p
+    kind, ctype = ("uint16", "uint16_t") if size <= 1 << 16 else ("uint32", "uint32_t")
+    order = c.constant("order", M.permutation.cpu().numpy(), kind)
+    c.define("fastfood", _TEXT.replace("PLACE", ctype), "zero")
+    S, D, B = (name for name, _ in names)
+    c.call(f"fastfood({S}, {D}, {B}, {c.literal(scale)}, {order}, {m}, {n}, {size}, {p}, x, y, work);")
+    c.scratch, c.multiplications = 2 * p, 3 * size + p * p.bit_length()
+    return "Hadamard transforms"

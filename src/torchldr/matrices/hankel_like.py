@@ -1,0 +1,199 @@
+"""Hankel-like matrices: Toeplitz-like ones with their rows in reverse order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..algebra.convert import convert
+from ..algebra.members import krylov_generators, linear_in_generators, member, shift
+from ..algebra.structure import DisplacementStructure, Generators
+from ..core.linear_map import LinearMap
+from ..core.matrix import StructuredMatrix
+from ..core.products import Product
+from ..core.rules import rule
+from ..linalg.candidates import by_generators, rows_reversed, toeplitz_candidates
+from ..linalg.solvers import Candidate
+from ..operators import Operator, same
+from ..project.methods import solve, start_for
+from ..project.problem import Problem, Tensors
+from .classical.families import Hankel
+from .ldr_sd.rules import subdiagonal_product
+from .ldr_td import LDRTridiagonal
+from .ldr_td.exact import shift as shift_tensors
+from .ldr_td.exact import tridiagonal
+from .ldr_td.project import from_rings, ring
+from .toeplitz_like import ToeplitzLike, corner_sign
+from .toeplitz_like.closure import displacement_generators
+from .toeplitz_like.exact import reversed_hankel
+from .toeplitz_like.onnx import product as toeplitz_product
+from .toeplitz_like.project import project_matrix
+
+
+class HankelLike(ToeplitzLike, name="hankel_like"):
+    """Hankel-like: the rows of a Toeplitz-like matrix in reverse order.
+
+    Parameters and cost as `ToeplitzLike`. Constant along antidiagonals where the other is constant
+    along diagonals.
+    """
+
+    look = "#CC79A7", "v"
+    at_once = ("_materialize",)
+
+    ROUTES = ToeplitzLike.ROUTES
+    compresses = False
+
+    def factors(self) -> list[tuple[Tensor, ...]]:
+        return [(left.flip(0), right) for left, right in super().factors()]
+
+    def operators(self) -> tuple[Tensor, Tensor]:
+        A, C = super().operators()
+        return A.flip(0, 1), C
+
+    def prepare(self) -> Product:
+        product = super().prepare()
+        return lambda x: product(x).flip(-1)
+
+    def _prepare_pair(self) -> Product:
+        product = super()._prepare_pair()
+        return lambda x: product(x).flip(-1)
+
+    _materialize, dense_in = ToeplitzLike._materialize, ToeplitzLike.dense_in  # by `_stein_sum`
+
+    def _stein_sum(self, dtype: torch.dtype) -> Tensor:
+        return super()._stein_sum(dtype).flip(-2)
+
+    def _rmatmul(self, y: Tensor) -> Tensor:
+        return super()._rmatmul(y.flip(-1))
+
+
+# Closure.
+
+linear_in_generators(HankelLike)
+
+
+@rule("displacement_structure", HankelLike)
+def _(M: HankelLike) -> DisplacementStructure:
+    """By Z_a^T and Z_{-a}^T, of rank r."""
+
+    def make() -> Generators:
+        G, H = displacement_generators(M)
+        return G.flip(-1), H
+
+    return DisplacementStructure(*_operators(M), "stein", M.G.shape[0], make)
+
+
+@rule("fixed_operators", HankelLike)
+def _operators(M: LinearMap) -> tuple[Operator, Operator]:
+    m, n = M.shape
+    a = corner_sign(m, n)
+    return shift(m, a, M).T, shift(n, -a, M).T
+
+
+@rule("member", HankelLike)
+def _(M: LinearMap, known: DisplacementStructure) -> HankelLike | None:
+    A, B = _operators(M)
+    if known.form != "stein" or not (same(known.A, A) and same(known.B, B)):
+        return None
+    G, H = known.generators()
+    found = krylov_generators(G.flip(-1), H, A.T, B.T)
+    return None if found is None else member(HankelLike, M, found)
+
+
+# Matrices as Hankel-like ones, and Hankel-like matrices as members of LDR-TD.
+
+
+@rule("to_hankel_like", Hankel)
+def _(M: Hankel, tol: float | None) -> HankelLike:
+    return _reversed(convert(reversed_hankel(M), ToeplitzLike))
+
+
+@rule("to_hankel_like", LinearMap)
+def _(M: LinearMap, tol: float | None) -> HankelLike:
+    return _of_dense(M.to_dense(), tol)
+
+
+@rule("to_hankel_like", Tensor)
+def _of_dense(W: Tensor, tol: float | None) -> HankelLike:
+    return _reversed(convert(W.flip(0), ToeplitzLike, tol=tol))
+
+
+def _reversed(T: StructuredMatrix) -> HankelLike:
+    return HankelLike(*T.shape, G=T.G, H=T.H)
+
+
+@rule("to_ldr_td", HankelLike)
+def _(M: HankelLike, tol: float | None) -> LDRTridiagonal:
+    a = float(corner_sign(*M.shape))
+    up = shift_tensors(M.G, a)
+    up["superdiagonal"], up["subdiagonal"] = up["subdiagonal"], up["superdiagonal"]
+    up["corners"] = up["corners"].flip(0)
+    return tridiagonal(M.G.flip(-1), M.H, up, shift_tensors(M.H, -a))
+
+
+# Solving: as Toeplitz-like ones, with their rows reversed.
+
+
+@rule("solvers", HankelLike)
+def _(M: HankelLike) -> list[Candidate]:
+    return by_generators(M, 2 * M.G.shape[0], rows_reversed(toeplitz_candidates(lambda: (2 * M.G, M.H))))
+
+
+# Projection: as Toeplitz-like ones, with the rows reversed.
+
+
+@rule("project", HankelLike)
+def project(problem: Problem, rank: int) -> Tensors:
+    return project_matrix(problem, problem.W.flip(0), rank)
+
+
+@start_for(LDRTridiagonal, HankelLike, place=2)
+def in_ldr_td(problem: Problem, rank: int) -> Tensors:
+    """Reversing the rows turns Z_a upside down: J K(Z_a, g) = K(J Z_a J, J g)."""
+    (m, n), a = problem.shape, corner_sign(*problem.shape)
+    found = solve(problem.for_class(HankelLike), rank)
+    up, down = torch.ones(m, dtype=torch.float64), torch.ones(n, dtype=torch.float64)
+    up[-1], down[0] = a, -a
+    return from_rings(ring(upper=up), ring(lower=down), found["G"].flip(1), found["H"])
+
+
+# In an ONNX graph: Toeplitz-like, then reversed.
+
+
+class Reversed(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.form = inner, inner.form
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x).flip(-1)
+
+
+@rule("onnx", HankelLike)
+def product(mode: str, M: HankelLike) -> nn.Module:
+    return Reversed(toeplitz_product(mode, M))
+
+
+# In C: the Toeplitz-like product, reversed.
+
+_TEXT = r"""
+static void reverse(float *y, int n)
+{
+    for (int i = 0, j = n - 1; i < j; i++, j--) {
+        float kept = y[i];
+        y[i] = y[j];
+        y[j] = kept;
+    }
+}
+"""
+
+
+@rule("c", HankelLike)
+def _(M: HankelLike, c: Any) -> str:
+    c.use("coefficients")
+    form = subdiagonal_product(M, c, M._sides(), dict.fromkeys("AC", "{0, 0.0f, 1.0f}"))
+    c.define("reverse", _TEXT)
+    c.call(f"reverse(y, {M.out_features});")
+    return form

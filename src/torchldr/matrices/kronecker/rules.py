@@ -1,0 +1,109 @@
+"""Rules of sums of Kronecker products: closure, solving, and their products in ONNX and in C."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from ...algebra.members import linear_in_generators
+from ...core.rules import rule
+from ...functional.exported.dense import Formula
+from ...linalg.solvers import Candidate, formula
+from . import Kronecker
+
+# Closure: sums, transposes, and products factor by factor.
+
+linear_in_generators(Kronecker)
+
+
+@rule("transpose", Kronecker)
+def _(M: Kronecker) -> Kronecker:
+    options = {"out_blocks": M.options["in_blocks"], "in_blocks": M.options["out_blocks"]}
+    tensors = {"G": M.A.mT.flatten(1), "H": M.B.mT.flatten(1)}
+    return Kronecker.unchecked(M.in_features, M.out_features, tensors, options)
+
+
+@rule("matmul", Kronecker, Kronecker)
+def _(M: Kronecker, N: Kronecker) -> Kronecker | None:
+    """(A (x) B)(C (x) D) = A C (x) B D, for every pair of terms, where no side between is cropped."""
+    (_, _, c, d), rank = M.sizes, M.G.shape[0] * N.G.shape[0]
+    fits = (c, d) == N.sizes[:2] and c * d == M.in_features and rank <= min(M.out_features, N.in_features)
+    if not fits or M.dtype != N.dtype:
+        return None
+    A, B = M.A.unsqueeze(1) @ N.A, M.B.unsqueeze(1) @ N.B  # (r, s, .., ..)
+    options = {"out_blocks": M.sizes.a, "in_blocks": N.sizes.c}
+    tensors = {"G": A.flatten(0, 1).flatten(1), "H": B.flatten(0, 1).flatten(1)}
+    return Kronecker.unchecked(M.out_features, N.in_features, tensors, options)
+
+
+# Solving: with each factor.
+
+
+@rule("solvers", Kronecker)
+def _(M: Kronecker) -> list[Candidate] | None:
+    a, b, c, d = M.sizes
+    if M.G.shape[0] > 1 or (a, b) != (c, d) or a * b != M.in_features:
+        return None  # sums and cropped products have no inverse of this form
+
+    def solve(y: Tensor, A: Tensor, B: Tensor) -> Tensor:
+        z = _solved(A, y.unflatten(-1, (a, b)))
+        return _solved(B, z.mT).mT.flatten(-2)
+
+    return [formula("factors", lambda y: solve(y, M.A[0], M.B[0]), lambda y: solve(y, M.A[0].mT, M.B[0].mT))]
+
+
+def _solved(A: Tensor, y: Tensor) -> Tensor:
+    """A^-1 Y for matrices Y (p, n, k), not finite where A is singular."""
+    factors, pivots, _ = torch.linalg.lu_factor_ex(A)
+    return torch.linalg.lu_solve(factors, pivots, y)
+
+
+# In an ONNX graph.
+
+
+@rule("onnx", Kronecker)
+def product(mode: str, M: Kronecker) -> nn.Module:
+    (a, b, c, d), r, m, n = M.sizes, M.G.shape[0], M.out_features, M.in_features
+
+    def multiply(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
+        z = pad(x, (0, c * d - n)).reshape(-1, c, d) @ first
+        z = z.reshape(-1, c, r, b).permute(0, 2, 1, 3).reshape(-1, r * c, b)
+        return (second @ z).reshape(-1, a * b)[:, :m]
+
+    first, second = M.B.flatten(0, 1).mT, M.A.transpose(0, 1).flatten(1)  # (d, r b) and (a, r c)
+    return Formula("two matrix products", multiply, first=first, second=second)
+
+
+# In C: a block of columns at a time.
+
+# work: b
+_TEXT = r"""
+/* A is a x c and B is b x d, a term after the other; what lies behind m and n is cropped. */
+static void kronecker(const weight *A, const float *a_scale, const weight *B, const float *b_scale, int rank,
+                      int m, int a, int b, int n, int c, int d, const float *x, float *y, float *work)
+{
+    zero(y, m);
+    for (int r = 0; r < rank; r++, A += a * c, B += b * d)
+        for (int j = 0; j < c; j++) {
+            int width = (j + 1) * d < n ? d : n - j * d;
+            for (int k = 0; k < b; k++)
+                work[k] = SCALE(a_scale, r) * SCALE(b_scale, r) * dot(B + k * d, x + j * d, width);
+            for (int i = 0; i < a; i++)
+                for (int k = 0; k < b && i * b + k < m; k++)
+                    y[i * b + k] += (float)A[i * c + j] * work[k];
+        }
+}
+"""
+
+
+@rule("c", Kronecker)
+def _(M: Kronecker, writer: Any) -> str:
+    (m, n), r, (a, b, c, d) = M.shape, M.G.shape[0], M.sizes
+    (A, a_scale), (B, b_scale) = writer.weights("G"), writer.weights("H")
+    writer.define("kronecker", _TEXT, "zero", "dot")
+    writer.call(f"kronecker({A}, {a_scale}, {B}, {b_scale}, {r}, {m}, {a}, {b}, {n}, {c}, {d}, x, y, work);")
+    writer.scratch, writer.multiplications = b, r * b * c * (d + a)
+    return "two small factors"

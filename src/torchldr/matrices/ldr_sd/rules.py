@@ -1,0 +1,224 @@
+"""Rules of LDR-SD: closure, solving, its products in ONNX and in C."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...algebra.members import (
+    as_subdiagonal,
+    krylov_generators,
+    like,
+    linear_in_generators,
+    member,
+    sides_exchanged,
+)
+from ...algebra.structure import DisplacementStructure, Generators
+from ...core.linear_map import LinearMap
+from ...core.matrix import StructuredMatrix
+from ...core.rules import rule
+from ...functional.exported.grown import of_sides
+from ...functional.exported.krylov import convolved
+from ...functional.subdiagonal.guard import RANGE, Side, reach, scales
+from ...functional.triangular import ring_solve
+from ...linalg.candidates import GKO_FROM, around, toeplitz_candidates
+from ...linalg.solvers import Candidate, formula, general
+from ...operators import Diagonal, Subdiagonal
+from . import LDRSubdiagonal
+from .routes import sides
+
+# Closure.
+#
+# D K(A, g) = K(D A D^-1, D g), and D A D^-1 is subdiagonal as A is: diagonals go into the operators.
+
+linear_in_generators(LDRSubdiagonal)
+rule("transpose", LDRSubdiagonal)(sides_exchanged)
+
+
+@rule("matmul", Diagonal, LDRSubdiagonal)
+def _(D: Diagonal, M: LDRSubdiagonal) -> LDRSubdiagonal | None:
+    return _scaled_side(M, D, "A")
+
+
+@rule("matmul", LDRSubdiagonal, Diagonal)
+def _(M: LDRSubdiagonal, D: Diagonal) -> LDRSubdiagonal | None:
+    return _scaled_side(M, D, "C")
+
+
+def _scaled_side(M: LDRSubdiagonal, D: Diagonal, side: str) -> LDRSubdiagonal | None:
+    parts = scaled_operator(M, D, side)
+    if parts is None:
+        return None
+    d = D.d.to(M.dtype)
+    return like(M, **parts, **{f"corner_{side}": M.tensors[f"corner_{side}"] * d[0] / d[-1]})
+
+
+def scaled_operator(M: StructuredMatrix, D: Diagonal, side: str) -> dict[str, Tensor] | None:
+    """The generators of one side times D, and the subdiagonal of its operator between D and D^-1."""
+    if D.d.is_complex() or M.options.get("normalize") or bool((D.d == 0).any()):
+        return None
+    d, name = D.d.to(M.dtype), "G" if side == "A" else "H"
+    below = f"subdiagonal_{side}"
+    return {name: d * M.tensors[name], below: d[1:] / d[:-1] * M.tensors[below]}
+
+
+@rule("displacement_structure", LDRSubdiagonal)
+def _(M: LDRSubdiagonal) -> DisplacementStructure:
+    """By A and C^T, of rank r: the power of the shorter operator is a multiple of the identity."""
+    m, n = M.shape
+    A, C = Subdiagonal(M.subdiagonal_A, M.corner_A), Subdiagonal(M.subdiagonal_C, M.corner_C)
+
+    def make() -> Generators:
+        if m <= n:
+            around = A.corner * M.subdiagonal_A.prod()
+            return M.G, M.H - around * (C**m).matmul(M.H)
+        around = C.corner * M.subdiagonal_C.prod()
+        return M.G - around * (A**n).matmul(M.G), M.H
+
+    return DisplacementStructure(A, C.T, "stein", M.G.shape[0], make)
+
+
+@rule("member", LDRSubdiagonal)
+def _(M: LinearMap, known: DisplacementStructure) -> LDRSubdiagonal | None:
+    A, C = as_subdiagonal(known.A), as_subdiagonal(known.B.T)
+    if known.form != "stein" or A is None or C is None or A.dtype.is_complex or C.dtype.is_complex:
+        return None
+    found = krylov_generators(*known.generators(), A, C)
+    if found is None:
+        return None
+    sides = {
+        f"{part}_{side}": t.to(M.dtype)
+        for side, X in (("A", A), ("C", C))
+        for part, t in (("subdiagonal", X.s), ("corner", X.corner.reshape(1)))
+    }
+    return member(LDRSubdiagonal, M, found, **sides)
+
+
+# Solving: its two Krylov factors where r = 1, else elimination while its scales allow it.
+
+# How far apart the scales of a matrix may be: GKO mixes rows, so their ratio costs digits.
+SCALES = 1e6
+
+
+@rule("solvers", LDRSubdiagonal)
+def _(M: LDRSubdiagonal) -> list[Candidate]:
+    P, Q = scales(M.subdiagonal_A), scales(M.subdiagonal_C)
+    if not bool(torch.isfinite(torch.cat((P, Q, 1 / P, 1 / Q))).all()):
+        return general(M)
+    f, e = (M.corner_A * P[-1]).item(), (M.corner_C * Q[-1]).item()
+    G, H = M.G / P, M.H / Q
+    found = []
+    if G.shape[0] == 1:  # M = diag(P) F_f(g) F_e(h)^T diag(Q)
+        found.append(
+            formula(
+                "krylov factors",
+                lambda b: ring_solve(H[0], e, ring_solve(G[0], f, b / P), transposed=True) / Q,
+                lambda b: ring_solve(G[0], f, ring_solve(H[0], e, b / Q), transposed=True) / P,
+            )
+        )
+    if M.in_features >= max(GKO_FROM, 16 * (G.shape[0] + 2)) and all(
+        bool(v.abs().max() <= SCALES * v.abs().min()) for v in (P, Q)
+    ):
+        divide = (lambda b: b / P, lambda b: b / P), (lambda b: b / Q, lambda b: b / Q)
+        forms = toeplitz_candidates(lambda: _closed_displacement(M, G, H, P, Q, f, e))
+        found += [around(form, *divide) for form in forms]
+    return [*found, *general(M)]
+
+
+def _closed_displacement(
+    M: LDRSubdiagonal, G: Tensor, H: Tensor, P: Tensor, Q: Tensor, f: float, e: float
+) -> tuple[Tensor, Tensor]:
+    """Generators of T - Z_1 T Z_{-1}^T for M = diag(P) T diag(Q), T = sum_i K(Z_f, g_i) K(Z_e, h_i)^T.
+
+    T - Z_f T Z_e^T = (1 - f e) G^T H, and Z_1 and Z_{-1} differ from Z_f and Z_e in a corner each, which
+    brings in the last row and the last column of T.
+    """
+    first, last = torch.zeros_like(P), torch.zeros_like(P)
+    first[0], last[-1] = 1, 1
+    column, row = M.matmul(last) / P / Q[-1], M.rmatmul(last) / Q / P[-1]
+    down = (1 + e) * column.roll(1)
+    across = -(1 - f) * torch.cat((e * row[-1:], row[:-1]))
+    left = torch.cat(((1 - f * e) * G, first.unsqueeze(0), down.unsqueeze(0)))
+    right = torch.cat((H, across.unsqueeze(0), first.unsqueeze(0)))
+    return left, right
+
+
+# In an ONNX graph.
+
+
+@rule("onnx", LDRSubdiagonal)
+def product(mode: str, M: LDRSubdiagonal) -> nn.Module:
+    return convolved(mode, *sides(M), M.dtype) or of_sides(*sides(M))
+
+
+@rule("onnx_at_load", LDRSubdiagonal)
+def _(mode: str, M: LDRSubdiagonal) -> nn.Module:
+    return of_sides(*sides(M))
+
+
+# In C: Fourier transforms where the range of the operators allows it, else the recurrence.
+#
+# Both take memory in proportion to m + n. The transforms are in float32, so the range that `guard` allows for
+# these decides; what Python computes by transforms in float64 is computed by the recurrence here.
+
+
+@rule("c", LDRSubdiagonal)
+def _(M: LDRSubdiagonal, c: Any) -> str:
+    below = {side: c.coefficients(f"subdiagonal_{side}") for side in "AC"}
+    return subdiagonal_product(M, c, sides(M), below)
+
+
+def subdiagonal_product(M: Any, c: Any, both: tuple[Side, Side], below: dict[str, str]) -> str:
+    """Write the product for subdiagonal operators, by the cheaper of both ways that is right."""
+    (m, n), r = M.shape, M.G.shape[0]
+    k, length = min(m, n), (max(m, n) + min(m, n)) // 2
+    by_fft, by_steps = (4 * r + 2) * c.fft_cost(length), r * k * 2 * (m + n)
+    right = reach(*both) <= RANGE
+    parts = {}
+    for side, generator, (_, corner, V) in zip("AC", "GH", both, strict=True):
+        vectors, scale = c.weights(generator)
+        parts[side] = V.shape[-1], vectors, scale, below[side], c.literal(corner)
+    if right and by_fft < by_steps:
+        c.use("pair")
+        f, found = c.transform(length)
+        for side, (size, vectors, scale, entries, corner) in parts.items():
+            c.object("side", side, f"{{{size}, {vectors}, {scale}, {entries}, {corner}}}")
+        c.call(f"pair(&{c.name}_A, &{c.name}_C, {r}, {f}, x, y, work);")
+        c.scratch, c.multiplications = 8 * found, by_fft
+        return f"transforms of length {2 * found}"
+    none = "{0, 0.0f, 0.0f}"
+    c.use("krylov")
+    for side, (size, vectors, scale, entries, corner) in parts.items():
+        rest = f"{entries}, {none}, {none}, {corner}, 0.0f, 1.0f"
+        c.object("ring", side, f"{{{size}, 0, {vectors}, {scale}, {rest}}}")
+    c.call(f"krylov(&{c.name}_A, &{c.name}_C, {r}, x, y, work);")
+    c.scratch, c.multiplications = 2 * (m + n), by_steps
+    return "recurrence" if right else "recurrence, for the operators' range"
+
+
+# What to ask for where nobody can look at the subdiagonals, as in a captured graph: the caller vouches.
+
+
+@rule("capture_options", LDRSubdiagonal)
+def _() -> dict[str, Any]:
+    return {"product": "convolution"}
+
+
+# The paper's accelerations over an unstructured product: a row for each n, a column for each rank.
+
+ACCELERATION = (
+    (6.68e-2, 4.63e-2, 4.05e-2, 3.10e-2, 2.56e-2),
+    (1.49e-1, 1.20e-1, 9.45e-2, 6.73e-2, 5.24e-2),
+    (4.99e-1, 4.32e-1, 3.02e-1, 1.94e-1, 1.37e-1),
+    (3.34e0, 2.57e0, 1.61e0, 1.06e0, 7.52e-1),
+    (9.71e0, 6.61e0, 4.40e0, 2.46e0, 1.68e0),
+    (2.12e1, 1.41e1, 8.38e0, 4.35e0, 3.00e0),
+    (4.61e1, 2.82e1, 1.60e1, 8.58e0, 5.70e0),
+)
+
+
+@rule("paper_acceleration", LDRSubdiagonal)
+def _() -> tuple[tuple[float, ...], ...]:
+    return ACCELERATION

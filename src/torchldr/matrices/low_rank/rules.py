@@ -1,0 +1,185 @@
+"""Rules of low-rank matrices: closure, exact conversion, solving, their products in ONNX and in C."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...algebra.convert import convert
+from ...algebra.known import KnownDisplacement, Operators
+from ...algebra.members import linear_in_generators, member, scales_columns, scales_rows
+from ...algebra.multiply import multiply, rmultiply
+from ...algebra.structure import DisplacementStructure, Form, Generators
+from ...core.linear_map import LinearMap
+from ...core.matrix import StructuredMatrix
+from ...core.rules import rule
+from ...functional.exported.dense import Formula
+from ...linalg.solvers import Candidate, dense, formula
+from ...operators import Diagonal, Operator
+from ..ldr_td import LDRTridiagonal
+from ..ldr_td.exact import diagonal, tridiagonal
+from ..toeplitz_like import ToeplitzLike, corner_sign
+from ..toeplitz_like.exact import down, of_displacement
+from . import LowRank
+
+# Closure: they stay of low rank in every product.
+
+linear_in_generators(LowRank)
+scales_rows(LowRank, "G")
+scales_columns(LowRank, "H")
+
+
+@rule("transpose", LowRank)
+def _(M: LowRank) -> LowRank:
+    return LowRank.unchecked(M.in_features, M.out_features, {"G": M.H, "H": M.G}, M.options)
+
+
+@rule("matmul", LowRank, LinearMap)
+def _(M: LowRank, N: LinearMap) -> LowRank | None:
+    if N.dtype.is_complex or M.G.shape[0] > min(M.out_features, N.in_features):
+        return None
+    return LowRank.unchecked(M.out_features, N.in_features, {"G": M.G, "H": rmultiply(N, M.H)}, M.options)
+
+
+@rule("matmul", LinearMap, LowRank)
+def _(M: LinearMap, N: LowRank) -> LowRank | None:
+    if M.dtype.is_complex or N.G.shape[0] > min(M.out_features, N.in_features):
+        return None
+    return LowRank.unchecked(M.out_features, N.in_features, {"G": multiply(M, N.G), "H": N.H}, N.options)
+
+
+@rule("matmul", LowRank, LowRank)
+def _(M: LowRank, N: LowRank) -> LowRank | None:
+    """The smaller rank stays."""
+    left = M.G.shape[0] <= N.G.shape[0]
+    first, second = (M, N) if left else (N, M)
+    if first.G.shape[0] > min(M.out_features, N.in_features) or first.dtype != second.dtype:
+        return None
+    tensors = {"G": M.G, "H": N.rmatmul(M.H)} if left else {"G": M.matmul(N.G), "H": N.H}
+    return LowRank.unchecked(M.out_features, N.in_features, tensors, M.options)
+
+
+@rule("displacement_structure", LowRank)
+def _(M: LowRank) -> DisplacementStructure:
+    """By (0, 0), of rank r."""
+    A, B = (Diagonal(torch.zeros(size, dtype=M.dtype, device=M.device)) for size in M.shape)
+    return DisplacementStructure(A, B, "stein", M.G.shape[0], lambda: (M.G, M.H))
+
+
+@rule("displaced", LowRank)
+def _(
+    M: LowRank, own: DisplacementStructure | None, A: Operator, B: Operator, form: Form
+) -> DisplacementStructure:
+    """By any operators: G^T H - (A G^T)(H B), or (A G^T) H - G^T (H B)."""
+    if form == "stein" and _is_zero(A) and own is not None:
+        return DisplacementStructure(A, B, form, own.rank, own.make)
+
+    def make() -> Generators:
+        G, H, AG, HB = M.G, M.H, A.matmul(M.G), B.rmatmul(M.H)
+        if form == "stein":
+            return torch.cat((G, -AG)), torch.cat((H, HB))
+        return torch.cat((AG, -G)), torch.cat((H, HB))
+
+    return DisplacementStructure(A, B, form, 2 * M.G.shape[0], make)
+
+
+def _is_zero(A: Operator) -> bool:
+    return not bool(A.entries().values.any())
+
+
+@rule("member", LowRank)
+def _(M: LinearMap, known: DisplacementStructure) -> LowRank | None:
+    zero = _is_zero(known.A) or _is_zero(known.B)
+    return member(LowRank, M, known.generators()) if known.form == "stein" and zero else None
+
+
+@rule("known_displacement", LowRank)
+def _(M: LowRank) -> KnownDisplacement:
+    m, n = M.shape
+    identity = Diagonal(torch.ones(m, dtype=M.dtype, device=M.device))
+    nothing = Diagonal(torch.zeros(n, dtype=M.dtype, device=M.device))
+    return KnownDisplacement(Operators(identity, nothing), M.G.shape[0])
+
+
+# A low-rank matrix as a member of classes that contain it.
+
+
+@rule("to_ldr_td", LowRank)
+def _(M: LowRank, tol: float | None) -> LDRTridiagonal:
+    m, n = M.shape
+    return tridiagonal(M.G, M.H, diagonal(M.G.new_zeros(m)), diagonal(M.H.new_zeros(n)))
+
+
+@rule("to_toeplitz_like", LowRank)
+def _(M: LowRank, tol: float | None) -> StructuredMatrix:
+    m, n = M.shape
+    if 2 * M.G.shape[0] > min(m, n):
+        return convert(M.to_dense(), ToeplitzLike, tol=tol)
+    a = corner_sign(m, n)
+    return of_displacement(m, n, torch.cat((M.G, -down(M.G, a))), torch.cat((M.H, down(M.H, -a))))
+
+
+# Solving: singular, but for r = n.
+
+
+@rule("solvers", LowRank)
+def _(M: LowRank) -> list[Candidate]:
+    if M.G.shape[0] < M.in_features:  # of rank r, so singular whatever G and H are
+        nothing = lambda b: torch.full_like(b, torch.nan)
+        return [formula("none: singular", nothing, nothing)]
+    return [dense(M)]
+
+
+# In an ONNX graph.
+
+
+@rule("onnx", LowRank)
+@rule("onnx_at_load", LowRank)
+def product(mode: str, M: LowRank) -> nn.Module:
+    return Formula("two matrix products", lambda x, G, H: (x @ H.mT) @ G, G=M.G, H=M.H)
+
+
+# In C: two products a rank.
+
+_TEXT = r"""
+static void low_rank(const weight *G, const float *g_scale, const weight *H, const float *h_scale, int rank,
+                     int m, int n, const float *x, float *y)
+{
+    zero(y, m);
+    for (int r = 0; r < rank; r++, G += m, H += n) {
+        float z = SCALE(g_scale, r) * SCALE(h_scale, r) * dot(H, x, n);
+        for (int i = 0; i < m; i++)
+            y[i] += z * (float)G[i];
+    }
+}
+"""
+
+
+@rule("c", LowRank)
+def _(M: LowRank, c: Any) -> str:
+    (m, n), r = M.shape, M.G.shape[0]
+    (G, g_scale), (H, h_scale) = c.weights("G"), c.weights("H")
+    c.define("low_rank", _TEXT, "zero", "dot")
+    c.call(f"low_rank({G}, {g_scale}, {H}, {h_scale}, {r}, {m}, {n}, x, y);")
+    c.multiplications = r * (m + n)
+    return "two products"
+
+
+# The paper's accelerations over an unstructured product: a row for each n, a column for each rank.
+
+ACCELERATION = (
+    (5.15e1, 2.43e1, 2.46e1, 2.08e1, 1.81e1),
+    (1.39e2, 5.41e1, 5.66e1, 4.62e1, 3.43e1),
+    (4.14e2, 1.60e2, 1.71e2, 1.05e2, 6.90e1),
+    (2.38e3, 8.71e2, 7.46e2, 4.73e2, 3.59e2),
+    (5.96e3, 1.75e3, 1.65e3, 1.13e3, 8.86e2),
+    (8.35e3, 3.44e3, 3.40e3, 2.29e3, 1.74e3),
+    (1.79e4, 7.50e3, 7.53e3, 4.91e3, 3.70e3),
+)
+
+
+@rule("paper_acceleration", LowRank)
+def _() -> tuple[tuple[float, ...], ...]:
+    return ACCELERATION

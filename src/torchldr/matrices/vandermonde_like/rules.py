@@ -1,0 +1,166 @@
+"""Rules of Vandermonde-like matrices: closure, exact conversion, solving, their products in ONNX and in C."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from ...algebra.convert import convert
+from ...algebra.members import linear_in_generators, member, scales_rows, shift
+from ...algebra.structure import DisplacementStructure
+from ...core.linear_map import LinearMap
+from ...core.matrix import StructuredMatrix
+from ...core.rules import rule
+from ...functional.exported.convolution import toeplitz
+from ...linalg.candidates import by_generators, real
+from ...linalg.cauchy_forms import CauchyForm, gko, vandermonde_form
+from ...linalg.solvers import Candidate
+from ...operators import Diagonal, Shift, same
+from ..classical.families import Vandermonde
+from ..ldr_td import LDRTridiagonal
+from ..ldr_td.exact import check_real, diagonal, tridiagonal, with_zero_operators
+from ..ldr_td.exact import shift as shift_tensors
+from . import VandermondeLike
+
+# Closure.
+
+linear_in_generators(VandermondeLike)
+scales_rows(VandermondeLike, "G")
+
+
+@rule("displacement_structure", VandermondeLike)
+def _(M: VandermondeLike) -> DisplacementStructure:
+    """M - diag(nodes) M Z_0^T, of rank r."""
+    C = shift(M.in_features, 0.0, M)
+    return DisplacementStructure(Diagonal(M.nodes), C.T, "stein", M.G.shape[0], lambda: (M.G, M.H))
+
+
+@rule("member", VandermondeLike)
+def _(M: LinearMap, known: DisplacementStructure) -> VandermondeLike | None:
+    nilpotent = Shift(M.in_features, 0.0).T
+    if not (isinstance(known.A, Diagonal) and known.form == "stein" and same(known.B, nilpotent)):
+        return None
+    nodes = known.A.d.to(M.dtype)
+    return member(VandermondeLike, M, known.generators(), nodes=nodes, learn_nodes=True)
+
+
+# Vandermonde matrices as Vandermonde-like ones, and these as members of LDR-TD.
+
+
+@rule("to_vandermonde_like", Vandermonde)
+def _of_powers(M: Vandermonde, tol: float | None) -> VandermondeLike:
+    """Of rank 1: K_n(diag(nodes), 1) K_n(Z_0, e_0)^T."""
+    check_real(M)
+    one = M.nodes.new_zeros(1, M.in_features)
+    one[0, 0] = 1
+    return VandermondeLike(
+        M.out_features, M.in_features, G=torch.ones_like(M.nodes).unsqueeze(0), H=one, nodes=M.nodes
+    )
+
+
+@rule("to_ldr_td", Vandermonde)
+def _(M: Vandermonde, tol: float | None) -> StructuredMatrix:
+    return convert(_of_powers(M, tol), LDRTridiagonal)
+
+
+@rule("to_ldr_td", VandermondeLike)
+def _(M: VandermondeLike, tol: float | None) -> LDRTridiagonal:
+    m, n = M.shape
+    turns = -(-n // m) if m < n else 1  # its Krylov factors have n columns, those of LDR-TD min(m, n)
+    if turns * M.G.shape[0] > min(m, n):
+        return with_zero_operators(M.to_dense())
+    G = torch.cat([M.G * M.nodes.to(M.dtype) ** (t * m) for t in range(turns)])
+    H = torch.cat([pad(M.H, (t * m, 0))[:, :n] for t in range(turns)])  # Z_0^{t m} h
+    return tridiagonal(G, H, diagonal(M.nodes.to(M.dtype)), shift_tensors(H))
+
+
+# Solving: elimination on generators of a Cauchy form.
+
+
+@rule("solvers", VandermondeLike)
+def _(M: VandermondeLike) -> list[Candidate]:
+    def form() -> CauchyForm:
+        last = torch.zeros(M.in_features, dtype=M.dtype, device=M.device)
+        last[-1] = 1
+        return vandermonde_form(M.nodes, M.G, M.H, M.matmul(last))
+
+    return by_generators(M, 2 * M.G.shape[0] + 2, [real(gko("gko", form))])
+
+
+# In an ONNX graph.
+
+
+class VandermondeProduct(nn.Module):
+    """sum_i diag(g_i) V T_i x: Toeplitz products, then polynomials at the nodes.
+
+    V[i, j] = node_i^j with j = w a + b is node_i^{w a} node_i^b: a matrix product with small powers, then
+    sums with large ones, from constants of m (w + n / w) numbers.
+    """
+
+    form = "convolutions, then polynomials at the nodes"
+    G: Tensor
+    small: Tensor
+    large: Tensor
+
+    def __init__(self, kind: str, G: Tensor, H: Tensor, nodes: Tensor, dtype: torch.dtype) -> None:
+        super().__init__()
+        n = H.shape[-1]
+        self.width, self.n = math.isqrt(n - 1) + 1, n
+        self.steps = -(-n // self.width)
+        symbol = H.detach().double().cpu().numpy()[:, None, ::-1]
+        self.toeplitz = toeplitz(kind, symbol, 1 - n, n, n, dtype)
+        points = nodes.detach().double()
+        exponents = torch.arange(self.width, dtype=torch.float64)
+        self.register_buffer("small", (points ** exponents.unsqueeze(-1)).to(dtype))  # (w, m)
+        steps = torch.arange(self.steps, dtype=torch.float64) * self.width
+        self.register_buffer("large", (points ** steps.unsqueeze(-1)).to(dtype))  # (n / w, m)
+        self.register_buffer("G", G.detach().clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.toeplitz(x.unsqueeze(1))  # (b, r, n)
+        z = pad(z, (0, self.steps * self.width - self.n))
+        values = z.reshape(-1, self.G.shape[0], self.steps, self.width) @ self.small
+        y = (values * self.large).sum(2) * self.G
+        return y.sum(1)
+
+
+@rule("onnx", VandermondeLike)
+def product(mode: str, M: VandermondeLike) -> nn.Module:
+    return VandermondeProduct(mode, M.G, M.H, M.nodes, M.dtype)
+
+
+# In C: correlations with h, then polynomials at the nodes by Horner's rule.
+
+# work: n, the coefficients of a polynomial
+_TEXT = r"""
+static void vandermonde(const weight *G, const float *g_scale, const weight *H, const float *h_scale,
+                        const float *nodes, int rank, int m, int n, const float *x, float *y, float *work)
+{
+    zero(y, m);
+    for (int r = 0; r < rank; r++, G += m, H += n) {
+        for (int j = 0; j < n; j++)
+            work[j] = SCALE(g_scale, r) * SCALE(h_scale, r) * dot(H, x + j, n - j);
+        for (int i = 0; i < m; i++) {
+            float value = 0.0f;
+            for (int j = n - 1; j >= 0; j--)
+                value = value * nodes[i] + work[j];
+            y[i] += (float)G[i] * value;
+        }
+    }
+}
+"""
+
+
+@rule("c", VandermondeLike)
+def _(M: VandermondeLike, c: Any) -> str:
+    (m, n), r = M.shape, M.G.shape[0]
+    (G, g_scale), (H, h_scale) = c.weights("G"), c.weights("H")
+    nodes = c.floats("nodes")
+    c.define("vandermonde", _TEXT, "zero", "dot")
+    c.call(f"vandermonde({G}, {g_scale}, {H}, {h_scale}, {nodes}, {r}, {m}, {n}, x, y, work);")
+    c.scratch, c.multiplications = n, r * (m * n + n * n / 2)
+    return "polynomials at the nodes"

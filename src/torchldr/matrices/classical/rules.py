@@ -1,4 +1,4 @@
-"""Rules of classical matrices: closure; solving by iteration, elimination, transforms that solve themselves."""
+"""Rules of classical matrices: closure; solving by iteration, elimination, or the transform itself."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class Protocol:
     def __post_init__(self) -> None:
         object.__setattr__(self, "lrs", tuple(float(lr) for lr in self.lrs))
         for name in ("epochs", "batch", "trials", "train_limit", "test_limit"):
-            _whole("Protocol", name, getattr(self, name), 1)
+            check_whole("Protocol", name, getattr(self, name), 1)
         if not self.lrs or any(lr <= 0 for lr in self.lrs):
             raise ValueError(f"Protocol: lrs must be one or more positive numbers, got {self.lrs}.")
         for name in ("momentum", "validation"):
@@ -71,7 +71,7 @@ class Protocol:
                 raise ValueError(f"Protocol: {name} must lie in [0, 1), got {getattr(self, name)}.")
         if self.validation == 0:
             raise ValueError("Protocol: validation must exceed 0, it selects the result.")
-        _choice("Protocol", "dtype", self.dtype, DTYPES)
+        check_choice("Protocol", "dtype", self.dtype, DTYPES)
 
     @classmethod
     def quick(cls) -> Protocol:
@@ -151,8 +151,8 @@ class Run:
         data: Any = self.data
         if not isinstance(data, str):
             raise TypeError(f"Run: data must be a name or a path, got {data!r}.")
-        _choice("Run", "model", self.model, self.protocol.models)
-        _choice("Run", "init", self.init, INITS)
+        check_choice("Run", "model", self.model, self.protocol.models)
+        check_choice("Run", "init", self.init, INITS)
         structure = get_structure(self.structure)
         given: Any = self.options
         pairs: Iterable[Any] = given.items() if isinstance(given, Mapping) else given
@@ -163,7 +163,7 @@ class Run:
         if not structure.ranked and self.rank is not None:
             raise ValueError(f"Run: the structure {self.structure!r} has no rank, got rank={self.rank}.")
         for name, least in (("rank", 1), ("hidden", 1), ("keep", 1), ("seed", 0)):
-            _whole("Run", name, getattr(self, name), least)
+            check_whole("Run", name, getattr(self, name), least)
         if self.keep is not None and self.structure != "dense":
             raise ValueError(f"Run: keep prunes a dense layer, got structure={self.structure!r}.")
         if self.weights is not None and (self.weights != "int8" or self.model not in ("shl", "cnn")):
@@ -271,7 +271,8 @@ def _mapping(name: str, value: Any) -> Mapping[str, Any]:
     return value
 
 
-def _whole(who: str, name: str, value: Any, least: int) -> None:
+def check_whole(who: str, name: str, value: Any, least: int) -> None:
+    """Raise where a field is no whole number from `least` on; None is none to check."""
     if value is None:
         return
     if not isinstance(value, int) or isinstance(value, bool):
@@ -280,6 +281,7 @@ def _whole(who: str, name: str, value: Any, least: int) -> None:
         raise ValueError(f"{who}: {name} must be at least {least}, got {value}.")
 
 
-def _choice(who: str, name: str, value: Any, known: tuple[str, ...]) -> None:
+def check_choice(who: str, name: str, value: Any, known: tuple[str, ...]) -> None:
+    """Raise where a field is not one of the known names."""
     if value not in known:
         raise ValueError(f"{who}: {unknown(name, value, known)}")

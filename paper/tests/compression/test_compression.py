@@ -17,6 +17,7 @@ from torch.nn.functional import cross_entropy
 import torchldr
 from torchldr_paper.compression import command, images, language, pages
 from torchldr_paper.compression.fleet import Distilled, Examples, Fleet, Member, joined
+from torchldr_paper.compression.loop import run_table
 from torchldr_paper.compression.methods import (
     FIXED,
     LATER,
@@ -240,10 +241,10 @@ def tiny_table(own_file: Path, **more: object) -> images.ImageTable:
 def test_an_image_table_runs_resumes_and_is_shown(own_file: Path, tmp_path: Path):
     said: list[str] = []
     table, device = tiny_table(own_file), torch.device("cpu")
-    assert not images.run_image_table(table, Rows(tmp_path), device, deadline=0, say=said.append)
+    assert not run_table(table, Rows(tmp_path), device, deadline=0, say=said.append)
     assert "no time left" in said[-1]
     assert not (tmp_path / FILE).exists()
-    assert images.run_image_table(table, Rows(tmp_path), device, thorough=True, say=said.append)
+    assert run_table(table, Rows(tmp_path), device, thorough=True, say=said.append)
     rows = Rows(tmp_path)
     found = {(row["method"], row["factor"]): row for row in rows.of("tiny")}
     wanted = {(m.name, m.factor) for m in methods((2, 10)) if reaches(m, [(49, 49)])}
@@ -260,7 +261,7 @@ def test_an_image_table_runs_resumes_and_is_shown(own_file: Path, tmp_path: Path
     (tmp_path / FILE).write_text(lines[:-30])
     again = Rows(tmp_path)
     assert len(again.problems) == 1
-    assert images.run_image_table(table, again, device, thorough=True, say=said.append)
+    assert run_table(table, again, device, thorough=True, say=said.append)
     assert " -> " in said[-1]
     last = json.loads((tmp_path / FILE).read_text().splitlines()[-1])
     lost = json.loads(lines.splitlines()[-1])
@@ -283,7 +284,7 @@ def test_rows_do_not_depend_on_where_they_are_trained(own_file: Path, tmp_path: 
     table, device = tiny_table(own_file, factors=(10,)), torch.device("cpu")
     found = []
     for folder, executor in ((tmp_path / "here", None), (tmp_path / "there", Elsewhere(1))):
-        assert images.run_image_table(table, Rows(folder), device, executor=executor, say=lambda line: None)
+        assert run_table(table, Rows(folder), device, executor=executor, say=lambda line: None)
         rows = Rows(folder).of("tiny")
         found.append({row["method"]: (row["before"], row["after"], row["epoch"]) for row in rows})
     assert found[0] == found[1]

@@ -16,7 +16,8 @@ from torchldr_paper.language import LanguageProtocol, Masks, Text
 from torchldr_paper.language.training import FleetTraining, train_epoch
 from torchldr_paper.protocol import REPLACEMENTS
 from torchldr_paper.trainer.fleet import Fleet
-from torchldr_paper.trainer.plain import train_plain
+
+from ..trainer.plain import train_plain
 
 pytestmark = [
     pytest.mark.gpu,

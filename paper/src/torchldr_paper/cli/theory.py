@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from torchldr.cli import AsJson
+from torchldr.cli import AsJson, say, show
 
 from .options import PANEL
 
@@ -46,41 +44,12 @@ def theory_command(
         if not 0 < value < 1:
             raise typer.BadParameter(f"--{name} must lie between 0 and 1, got {value}.")
     found = rows(MODELS if model == "both" else (model,), epsilon, delta, agnostic=agnostic)
+    asked = {"epsilon": epsilon, "delta": delta, "agnostic": agnostic}
+    show({**asked, "rows": found} if as_json else found, as_json, columns=COLUMNS)
     if as_json:
-        print(json.dumps({"epsilon": epsilon, "delta": delta, "agnostic": agnostic, "rows": found}, indent=2))
         return
-    _print_table(found)
-    print(
+    say(
         "Upper bounds for one class against the others; parameters without 'paper' are those of that "
         f"network.\nSamples: enough for error {epsilon:g} with probability {1 - delta:g}"
-        f"{', whatever the labels' if agnostic else ', where the class fits the labels'}.",
-        file=sys.stderr,
+        f"{', whatever the labels' if agnostic else ', where the class fits the labels'}."
     )
-
-
-def _print_table(rows: list[dict[str, Any]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(show_edge=False, pad_edge=False)
-    for name in COLUMNS:
-        left = name in ("model", "structure")
-        table.add_column(name.replace("_", " "), justify="left" if left else "right", no_wrap=True)
-    before: tuple[Any, ...] | None = None
-    for row in rows:
-        if before not in (None, (row["model"], row["hidden"])):
-            table.add_section()
-        before = row["model"], row["hidden"]
-        table.add_row(*(_cell(row[name]) for name in COLUMNS))
-    Console(width=None if sys.stdout.isatty() else 160, markup=False, highlight=False).print(table)
-
-
-def _cell(value: Any) -> str:
-    match value:
-        case None:
-            return "-"
-        case int():
-            return f"{value:,}"
-        case float():
-            return f"{value:.3g}"
-    return str(value)

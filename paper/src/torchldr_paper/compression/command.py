@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import time
-from collections.abc import Sequence
-from concurrent.futures import Executor
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -16,13 +15,14 @@ from torchldr.executors import RayExecutor
 
 from ..data import DatasetNotFoundError
 from ..ledger.ledger import default_results
-from .images import IMAGE_TABLES, run_image_table
-from .language import LANGUAGE_TABLES, run_language_table
+from .images import IMAGE_TABLES, ImageTable
+from .language import LANGUAGE_TABLES, LanguageTable
+from .loop import run_table
 from .pages import best, render
 from .rows import Rows
 
 HERE = "here"  # what --ray alone means
-NAMES = (*IMAGE_TABLES, *LANGUAGE_TABLES)
+TABLES: Mapping[str, ImageTable | LanguageTable] = {**IMAGE_TABLES, **LANGUAGE_TABLES}
 # Guesses for one H200, from its bandwidth: where rows are known, their own times are told instead.
 PLANNED_SECONDS = {"images": 30.0, "lstm": 60.0, "gpt": 100.0}
 
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m torchldr_paper.compression",
         description="Compress trained models by every class, before and after fine-tuning.",
     )
-    parser.add_argument("names", nargs="+", choices=[*NAMES, "all"], metavar="NAME", help=", ".join(NAMES))
+    parser.add_argument("names", nargs="+", choices=[*TABLES, "all"], metavar="NAME", help=", ".join(TABLES))
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--results", type=Path, default=None, help="folder of compression.jsonl")
     parser.add_argument("--data-dir", default=None)
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--gpus", type=float, default=None, help="with --ray: GPUs of a task")
     parser.add_argument("--retries", type=int, default=3, help="with --ray: of tasks whose worker died")
     chosen = parser.parse_args(arguments)
-    names = NAMES if "all" in chosen.names else tuple(dict.fromkeys(chosen.names))
+    names = tuple(TABLES) if "all" in chosen.names else tuple(dict.fromkeys(chosen.names))
     rows = Rows(default_results() if chosen.results is None else chosen.results)
     for problem in rows.problems:
         say(problem)
@@ -69,7 +69,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     complete = False
                     continue
                 try:
-                    done = _run(name, rows, device, chosen, deadline, executor)
+                    table = TABLES[name].quick() if chosen.quick else TABLES[name]
+                    limits = {"deadline": deadline, "thorough": chosen.thorough, "executor": executor}
+                    done = run_table(table, rows, device, data_dir=chosen.data_dir, say=say, **limits)
                 except DatasetNotFoundError as error:
                     say(str(error))
                     done = False
@@ -92,23 +94,6 @@ def _executor(chosen: argparse.Namespace) -> RayExecutor | None:
     gpus = 0.0 if chosen.device == "cpu" else chosen.gpus
     address = None if chosen.ray == HERE else chosen.ray
     return RayExecutor(address, cpus=chosen.cpus, gpus=gpus, retries=chosen.retries)
-
-
-def _run(
-    name: str,
-    rows: Rows,
-    device: torch.device,
-    chosen: argparse.Namespace,
-    deadline: float,
-    executor: Executor | None,
-) -> bool:
-    options = {"data_dir": chosen.data_dir, "thorough": chosen.thorough, "deadline": deadline, "say": say}
-    options["executor"] = executor
-    if name in IMAGE_TABLES:
-        images = IMAGE_TABLES[name].quick() if chosen.quick else IMAGE_TABLES[name]
-        return run_image_table(images, rows, device, **options)
-    texts = LANGUAGE_TABLES[name].quick() if chosen.quick else LANGUAGE_TABLES[name]
-    return run_language_table(texts, rows, device, **options)
 
 
 def _planned(names: Sequence[str], rows: Rows, *, quick: bool) -> float:

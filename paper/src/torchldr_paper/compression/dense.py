@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from ..ledger.tensors_file import read_tensors, write_tensors
 from ..models.images import ConvNet, SingleHiddenLayer, hidden_input
+from ..trainer.batches import Images
 from ..trainer.precision import tf32
 from .fleet import Feed
 from .training import Adam, Trainer
@@ -55,12 +56,9 @@ def image_model(kind: str, image_shape: tuple[int, int, int], outputs: int, seed
 
 def train_image_model(
     model: SingleHiddenLayer,
-    x: Tensor,
-    y: Tensor,
+    images: Images,
     train: Tensor,
     validation: Tensor,
-    test: tuple[Tensor, Tensor],
-    *,
     rates: tuple[float, ...],
     epochs: int,
     batch: int,
@@ -68,9 +66,14 @@ def train_image_model(
 ) -> Trained:
     """Train at each rate by Adam; the weights of the best epoch of all by validation.
 
+    Args:
+        model: as it starts.
+        images: the data; train, validation: rows of its training images.
+
     Returns:
         The weights, and their accuracy in percent on "validation" and "test", with the rate.
     """
+    x, y, test = images.train_x, images.train_y, (images.test_x, images.test_y)
     start = {name: p.detach().to(x.device) for name, p in model.named_parameters()}
     best: Trained | None = None
     for rate in rates:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, pad, relu
+from torch.nn.functional import cross_entropy, pad
 
 from torchldr.matrices import get_structure
 
+from ..models.network import logits_of, with_bias
 from ..trainer.batches import generator
 from ..trainer.precision import tf32
 from .methods import PRUNED, Method
@@ -174,10 +175,7 @@ class Fleet:
             own = {name: tensors[f"{g}.{name}"] for name in stack.learned}
             parts.append(stack.matmul(own, x))
         hidden = torch.cat(parts)
-        if "hidden.bias" in tensors:
-            hidden = hidden + tensors["hidden.bias"].unsqueeze(1)
-        weight, bias = tensors["logits.weight"], tensors["logits.bias"]
-        return hidden, torch.baddbmm(bias.unsqueeze(1), relu(hidden), weight.mT)
+        return with_bias(tensors, hidden), logits_of(tensors, hidden)
 
     def _losses(self, tensors: Mapping[str, Tensor], size: int) -> Tensor:
         data, how, T = self.examples, self.distilled, self.distilled.temperature
@@ -220,11 +218,7 @@ class Fleet:
         size = max(1, (1 << (28 if x.is_cuda else 23)) // (R * weights.shape[1]))
         for start in range(0, count, size):
             part = slice(start, start + size) if rows is None else rows[start : start + size]
-            hidden = x[part] @ weights.mT
-            if "hidden.bias" in tensors:
-                hidden = hidden + tensors["hidden.bias"].unsqueeze(1)
-            bias = tensors["logits.bias"].unsqueeze(1)
-            logits = torch.baddbmm(bias, relu(hidden), tensors["logits.weight"].mT)
+            logits = logits_of(tensors, x[part] @ weights.mT)
             right += (logits.argmax(-1) == y[part]).sum(-1)
             right[~logits.isfinite().flatten(1).all(1)] = torch.nan
         return 100 * right / count

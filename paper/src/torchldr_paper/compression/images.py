@@ -11,8 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from concurrent.futures import Executor
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +20,11 @@ import torch
 from ..data import load, load_npz
 from ..protocol import Protocol, Run
 from ..trainer.batches import Images, Split
-from .dense import image_model, in_parts, load_or_train, train_image_model
+from .dense import Trained, image_model, in_parts, load_or_train, train_image_model
 from .fleet import Distilled, Examples, Fleet, Member, joined
-from .loop import Say, affords_tridiagonal, run_missing
-from .methods import FACTORS, Method, methods, parameters, reaches
-from .rows import WEIGHTS, Row, Rows, settings_key
+from .loop import TableRun
+from .methods import FACTORS, Method
+from .rows import Row
 from .starts import Stack, descend, fresh_start, projected_start, residuals
 
 
@@ -59,6 +58,10 @@ class ImageTable:
     distilled: Distilled = field(default_factory=Distilled)
     seed: int = 0
 
+    def begin(self, results: Path, device: torch.device, data_dir: str | None) -> ImageRun:
+        """The table under way."""
+        return ImageRun(self, results, device, data_dir)
+
     def quick(self) -> ImageTable:
         """A small version for a laptop."""
         return replace(
@@ -85,12 +88,14 @@ IMAGE_TABLES = {
 }
 
 
-class ImageRun:
-    """A table under way: its data and its dense model."""
+class ImageRun(TableRun):
+    """A table of images under way."""
+
+    table: ImageTable
+    metric = "accuracy"
 
     def __init__(self, table: ImageTable, results: Path, device: torch.device, data_dir: str | None) -> None:
-        self.table, self.results, self.device = table, results, device
-        self.key = settings_key(asdict(table))
+        super().__init__(table, results, device)
         protocol = Protocol(train_limit=table.train_limit, test_limit=table.test_limit)
         run = Run(table.data, table.model, seed=table.seed, protocol=protocol)
         own = table.data.endswith(".npz")
@@ -99,25 +104,15 @@ class ImageRun:
         self.source = images.source
         model = image_model(table.model, images.image_shape, images.outputs, table.seed)
         train, validation = split.train.to(device), split.validation.to(device)
-        path = results / WEIGHTS / f"compression-{table.name}-{self.key}.safetensors"
-        known = load_or_train(
-            path,
-            lambda: train_image_model(
-                model.to(device),
-                images.train_x,
-                images.train_y,
-                train,
-                validation,
-                (images.test_x, images.test_y),
-                rates=table.dense_rates,
-                epochs=table.dense_epochs,
-                batch=table.dense_batch,
-                seed=table.seed,
-            ),
-        )
+
+        def train_dense() -> Trained:
+            plan = table.dense_rates, table.dense_epochs, table.dense_batch, table.seed
+            return train_image_model(model.to(device), images, train, validation, *plan)
+
+        known = load_or_train(self.path, train_dense)
         model.load_state_dict(known["tensors"])
         model.to(device).eval()
-        self.dense_accuracy = known["test"]
+        self.dense = known["test"]
         x, test_x = in_parts(model.features, images.train_x), in_parts(model.features, images.test_x)
         hidden = in_parts(model.hidden, x)
         self.examples = Examples(
@@ -133,11 +128,12 @@ class ImageRun:
         self.W = known["tensors"]["hidden.weight"].unsqueeze(0)
         kept = ("logits.weight", "logits.bias", "hidden.bias")
         self.head = {k: t for k, t in known["tensors"].items() if k in kept}
+        self.weights = [((self.W.shape[1], self.W.shape[2]), 1)]
         self.others = sum(t.numel() for k, t in known["tensors"].items() if k != "hidden.weight")
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.W.shape[1], self.W.shape[2]
+    def groups(self, chosen: list[Method]) -> list[list[Method]]:
+        """All side by side but LDR-TD, the dearest, which comes last."""
+        return [[m for m in chosen if (m.name == "ldr_td") is last] for last in (False, True)]
 
     def starts(self, chosen: Sequence[Method]) -> dict[Method, Stack]:
         """The projections, those of a class descended together, and each its own again."""
@@ -155,8 +151,7 @@ class ImageRun:
                     found[same[i]] = _picked(whole, place, stacks[i])
         return found
 
-    def rows(self, chosen: Sequence[Method]) -> list[Row]:
-        """Fine-tune these methods side by side."""
+    def rows(self, chosen: list[Method]) -> list[Row]:
         begun = time.perf_counter()
         projected = self.starts(chosen)
         table, members, stacks = self.table, [], []
@@ -190,7 +185,7 @@ class ImageRun:
         seconds = (time.perf_counter() - begun) / len(chosen)
         return [
             {
-                **self._facts(method),
+                **self.facts(method),
                 "before": before[method],
                 "residual": float(residuals(projected[method], self.W.to(self.device))[0]),
                 **best.get(method, {"after": None}),
@@ -198,22 +193,6 @@ class ImageRun:
             }
             for method in chosen
         ]
-
-    def _facts(self, method: Method) -> Row:
-        own = parameters(method, *self.shape)
-        return {
-            "table": self.table.name,
-            "metric": "accuracy",
-            "source": self.source,
-            "quick": self.table.train_limit is not None,
-            "settings": self.key,
-            "method": method.name,
-            "factor": method.factor,
-            "parameters": own,
-            "model_parameters": own + self.others,
-            "weights": self.shape[0] * self.shape[1],
-            "dense": self.dense_accuracy,
-        }
 
 
 def _picked(whole: Stack, place: int, like: Stack) -> Stack:
@@ -227,32 +206,3 @@ def _picked(whole: Stack, place: int, like: Stack) -> Stack:
         for name, t in whole.constants.items()
     }
     return Stack(whole.name, whole.shape, learned, constants)
-
-
-def batches_of_methods(
-    table: ImageTable, shape: tuple[int, int], device: torch.device, thorough: bool
-) -> list[list[Method]]:
-    """What is trained side by side, the dearest last: LDR-TD."""
-    every = [method for method in methods(table.factors) if reaches(method, [shape])]
-    tridiagonal = [method for method in every if method.name == "ldr_td"]
-    others = [method for method in every if method.name != "ldr_td"]
-    return [others, tridiagonal] if affords_tridiagonal([shape], device, thorough) else [others]
-
-
-def run_image_table(
-    table: ImageTable,
-    rows: Rows,
-    device: torch.device,
-    *,
-    data_dir: str | None = None,
-    deadline: float = math.inf,
-    thorough: bool = False,
-    say: Say = print,
-    executor: Executor | None = None,
-) -> bool:
-    """Train what is not in the rows yet; False where the time did not suffice for all of it."""
-    begun = time.monotonic()
-    run = ImageRun(table, rows.path.parent, device, data_dir)
-    say(f"{table.name}: dense {run.dense_accuracy:.2f} %, ready after {time.monotonic() - begun:.1f} s")
-    groups = batches_of_methods(table, run.shape, device, thorough)
-    return run_missing(table.name, run, groups, rows, device, deadline=deadline, say=say, executor=executor)

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -23,9 +22,9 @@ from ..data import load_corpus
 from ..trainer.precision import tf32
 from .dense import Trained, load_or_train
 from .fleet import even_rates
-from .loop import Say, affords_tridiagonal, run_missing
-from .methods import FACTORS, Method, methods, parameters, reaches
-from .rows import WEIGHTS, Row, Rows, settings_key
+from .loop import TableRun, finite
+from .methods import FACTORS, Method
+from .rows import Row
 from .starts import Stack, descend, projected_start, residuals
 from .texts import GPTModel, LSTMModel, TextModel, perplexity
 from .training import Adam, Trainer
@@ -64,6 +63,10 @@ class LanguageTable:
     factors: tuple[int, ...] = (10, 2, 5, 20)
     seed: int = 0
 
+    def begin(self, results: Path, device: torch.device, data_dir: str | None) -> LanguageRun:
+        """The table under way."""
+        return LanguageRun(self, results, device, data_dir)
+
     def quick(self) -> LanguageTable:
         """A small version for a laptop."""
         return replace(
@@ -88,14 +91,16 @@ LANGUAGE_TABLES = {
 assert set(FACTORS) == {*LANGUAGE_TABLES["gpt"].factors}
 
 
-class LanguageRun:
-    """A table under way: its text and its dense model."""
+class LanguageRun(TableRun):
+    """A table of language models under way."""
+
+    table: LanguageTable
+    metric = "perplexity"
 
     def __init__(
         self, table: LanguageTable, results: Path, device: torch.device, data_dir: str | None
     ) -> None:
-        self.table, self.device = table, device
-        self.key = settings_key(asdict(table))
+        super().__init__(table, results, device)
         corpus = load_corpus("wikitext2", data_dir)
         self.source = corpus.source
         train, valid, test = (torch.from_numpy(part) for part in (corpus.train, corpus.valid, corpus.test))
@@ -113,10 +118,10 @@ class LanguageRun:
             self.model = GPTModel(words, sizes, table.length, table.batch)
         else:
             self.model = LSTMModel(words, table.width, table.length, table.batch)
-        path = results / WEIGHTS / f"compression-{table.name}-{self.key}.safetensors"
-        known = load_or_train(path, self._train_dense)
+        known = load_or_train(self.path, self._train_dense)
         self.tensors = {name: t.to(device) for name, t in known["tensors"].items()}
-        self.dense_perplexity = known["test"]
+        self.dense = known["test"]
+        self.weights = [(group.shape, len(group.names) * group.parts) for group in self.model.groups]
         compressed = {name for group in self.model.groups for name in group.names}
         self.others = sum(t.numel() for name, t in known["tensors"].items() if name not in compressed)
 
@@ -141,8 +146,12 @@ class LanguageRun:
         with tf32(self.device):
             return self.model.loss(tensors, text)
 
-    def rows(self, chosen: Sequence[Method]) -> list[Row]:
-        """The rows of some methods, one after the other."""
+    def groups(self, chosen: list[Method]) -> list[list[Method]]:
+        """Each by itself, by factor as the table orders them."""
+        order = {factor: place for place, factor in enumerate((None, 1, *self.table.factors))}
+        return [[method] for method in sorted(chosen, key=lambda method: order[method.factor])]
+
+    def rows(self, chosen: list[Method]) -> list[Row]:
         return [self.compressed(method) for method in chosen]
 
     def compressed(self, method: Method) -> Row:
@@ -190,54 +199,14 @@ class LanguageRun:
             done, found = ahead, score(self.valid)
             if found < best or not math.isfinite(best):
                 best, stopped, after = found, done, score(self.test)
-        shapes = [(group.shape, len(group.names) * group.parts) for group in self.model.groups]
-        own = sum(count * parameters(method, *shape) for shape, count in shapes)
         return {
-            "table": table.name,
-            "metric": "perplexity",
-            "source": self.source,
-            "quick": table.train_limit is not None,
-            "settings": self.key,
-            "method": method.name,
-            "factor": method.factor,
-            "parameters": own,
-            "model_parameters": own + self.others,
-            "weights": sum(count * shape[0] * shape[1] for shape, count in shapes),
-            "dense": _finite(self.dense_perplexity),
-            "before": _finite(before),
-            "after": _finite(after),
-            "validation": _finite(best),
+            **self.facts(method),
+            "before": finite(before),
+            "after": finite(after),
+            "validation": finite(best),
             "stopped": stopped,
             "start": "projection",
             "rate": table.rate,
             "residual": math.sqrt(lost / whole),
             "seconds": round(time.perf_counter() - begun, 3),
         }
-
-
-def _finite(value: float) -> float | None:
-    """JSON has no infinity."""
-    return value if math.isfinite(value) else None
-
-
-def run_language_table(
-    table: LanguageTable,
-    rows: Rows,
-    device: torch.device,
-    *,
-    data_dir: str | None = None,
-    deadline: float = math.inf,
-    thorough: bool = False,
-    say: Say = print,
-    executor: Executor | None = None,
-) -> bool:
-    """Train what is not in the rows yet; False where the time did not suffice for all of it."""
-    begun = time.monotonic()
-    run = LanguageRun(table, rows.path.parent, device, data_dir)
-    say(f"{table.name}: dense {run.dense_perplexity:.1f}, ready after {time.monotonic() - begun:.1f} s")
-    shapes = [group.shape for group in run.model.groups]
-    order = {factor: place for place, factor in enumerate((None, 1, *table.factors))}
-    taken = affords_tridiagonal(shapes, device, thorough)
-    chosen = [m for m in methods(table.factors) if reaches(m, shapes) and (taken or m.name != "ldr_td")]
-    groups = ([method] for method in sorted(chosen, key=lambda method: order[method.factor]))
-    return run_missing(table.name, run, groups, rows, device, deadline=deadline, say=say, executor=executor)

@@ -1,56 +1,125 @@
-"""What is missing in a table, group by group: trained, appended and told."""
+"""A table of the study under way: what has no row yet is trained group by group, appended and told."""
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, Future, as_completed
-from functools import partial
-from typing import Protocol
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 
-from .methods import Method
-from .rows import Row, Rows
+from .methods import Method, methods, parameters, reaches
+from .rows import WEIGHTS, Row, Rows, settings_key
 
 Say = Callable[[str], None]
+Shape = tuple[int, int]
 
 LARGEST_ON_A_CPU = 256  # features up to which LDR-TD is trained there unasked
 
 
-def affords_tridiagonal(shapes: Iterable[tuple[int, int]], device: torch.device, thorough: bool) -> bool:
-    """Whether LDR-TD of layers of these shapes is trained: on a CPU small ones only, unless `thorough`."""
-    return thorough or device.type == "cuda" or max(max(shape) for shape in shapes) <= LARGEST_ON_A_CPU
+class TableRun(ABC):
+    """A table under way: its data, its dense model, and the rows of its methods.
 
+    Args:
+        table: its settings, a dataclass.
+        results: the folder of the rows; the dense model is kept in a file there.
+        device: where to train.
 
-class Table(Protocol):
-    """A table under way."""
+    Attributes:
+        key: of the settings.
+        path: the file of the dense model.
+        source: of the data.
+        dense: what the dense model comes to in the test.
+        weights: the shapes that are compressed, with how many there are of each.
+        others: how many parameters the model has besides.
+    """
 
-    key: str  # of its settings
+    metric: ClassVar[str]
+    source: str
+    dense: float
+    weights: list[tuple[Shape, int]]
+    others: int
 
+    def __init__(self, table: Any, results: Path, device: torch.device) -> None:
+        self.table, self.device, self.key = table, device, settings_key(asdict(table))
+        self.path = results / WEIGHTS / f"compression-{table.name}-{self.key}.safetensors"
+
+    @abstractmethod
     def rows(self, chosen: list[Method]) -> list[Row]:
         """The rows of some methods, trained side by side where that is faster."""
 
+    @abstractmethod
+    def groups(self, chosen: list[Method]) -> list[list[Method]]:
+        """What is trained side by side, in the order in which it is."""
 
-def run_missing(
-    name: str,
-    table: Table,
-    groups: Iterable[Sequence[Method]],
+    def methods(self, thorough: bool) -> list[Method]:
+        """Those that reach their factor; LDR-TD of large layers only on a GPU, unless `thorough`."""
+        shapes = [shape for shape, _ in self.weights]
+        small = max(max(shape) for shape in shapes) <= LARGEST_ON_A_CPU
+        every = thorough or small or self.device.type == "cuda"
+        found = [method for method in methods(self.table.factors) if reaches(method, shapes)]
+        return [method for method in found if every or method.name != "ldr_td"]
+
+    def facts(self, method: Method) -> Row:
+        """What a row says of a method whatever becomes of it."""
+        own = sum(count * parameters(method, *shape) for shape, count in self.weights)
+        return {
+            "table": self.table.name,
+            "metric": self.metric,
+            "source": self.source,
+            "quick": self.table.train_limit is not None,
+            "settings": self.key,
+            "method": method.name,
+            "factor": method.factor,
+            "parameters": own,
+            "model_parameters": own + self.others,
+            "weights": sum(count * m * n for (m, n), count in self.weights),
+            "dense": finite(self.dense),
+        }
+
+
+def finite(value: float) -> float | None:
+    """JSON has no infinity."""
+    return value if math.isfinite(value) else None
+
+
+class _Here(Executor):
+    """Calls that have ended when `submit` returns."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except RuntimeError as error:  # out of memory, say: what else there is may still run
+            future.set_exception(error)
+        return future
+
+
+def run_table(
+    table: Any,
     rows: Rows,
     device: torch.device,
     *,
-    deadline: float,
-    say: Say,
+    data_dir: str | None = None,
+    deadline: float = math.inf,
+    thorough: bool = False,
+    say: Say = print,
     executor: Executor | None = None,
 ) -> bool:
-    """Train the methods that have no row with these settings yet.
+    """Train the methods of a table that have no row with its settings yet.
 
     Args:
-        name, table: whose rows.
-        groups: methods that are trained side by side.
-        rows: where they are looked up and appended.
-        device: where they are trained.
+        table: an `ImageTable` or a `LanguageTable`.
+        rows: where rows are looked up and appended.
+        device: where methods are trained.
+        data_dir: a data folder.
         deadline: begin nothing after this time of `time.monotonic`.
+        thorough: see `TableRun.methods`.
         say: called with a line a group.
         executor: where to train, a class a task; by default here, a group after the other. One with `put`,
             such as `RayExecutor`, takes the table once to each node.
@@ -58,28 +127,27 @@ def run_missing(
     Returns:
         False where the time did not suffice for all of it, or a group failed.
     """
-    lacking = [[m for m in group if rows.find(name, m, table.key) is None] for group in groups]
-    todo = [group for group in lacking if group]
-    train: Callable[[list[Method]], Future[list[Row]]] = partial(_done, table)
+    begun = time.monotonic()
+    name, run = table.name, table.begin(rows.path.parent, device, data_dir)
+    say(f"{name}: dense {_number(run.dense, run.metric)}, ready after {time.monotonic() - begun:.1f} s")
+    lacking = [method for method in run.methods(thorough) if rows.find(name, method, run.key) is None]
+    todo = [group for group in run.groups(lacking) if group]
     if executor is not None:
         todo = [[m for m in group if m.name == kind] for group in todo for kind in _names(group)]
-        put = getattr(executor, "put", lambda value: value)
-        train = partial(_submit, executor, put(table))
+    shared = getattr(executor, "put", lambda value: value)(run)
     complete, begun = True, time.monotonic()
 
     def take(future: Future[list[Row]], group: list[Method]) -> bool:
         label = group[0].key if len(group) == 1 else f"{len(group)} methods ({', '.join(_names(group))})"
         try:
             found = future.result()
-        except Exception as error:  # out of memory, say: what else there is may still run
-            if executor is None and not isinstance(error, RuntimeError):
-                raise
+        except Exception as error:
             say(f"{name}: {label} failed: {' '.join(str(error).split())}")
             return False
         for row in found:
             rows.append(row, device)
-        told = f" {_number(found[0]['before'])} -> {_number(found[0]['after'])}" if len(found) == 1 else ""
-        say(f"{name}: {label}{told} after {time.monotonic() - begun:.1f} s")
+        scores = [_number(found[0][key]) for key in ("before", "after")] if len(found) == 1 else []
+        say(f"{name}: {label} {' -> '.join(scores)}".rstrip() + f" after {time.monotonic() - begun:.1f} s")
         return True
 
     waiting: dict[Future[list[Row]], list[Method]] = {}
@@ -88,7 +156,7 @@ def run_missing(
             say(f"{name}: no time left for {', '.join(_names(group))} and what follows")
             complete = False
             break
-        future = train(group)
+        future = (executor or _Here()).submit(_rows, shared, group)
         if executor is None:
             complete = take(future, group) and complete
         else:
@@ -102,23 +170,11 @@ def _names(group: Iterable[Method]) -> list[str]:
     return [*dict.fromkeys(method.name for method in group)]
 
 
-def _rows(table: Table, group: list[Method]) -> list[Row]:
-    return table.rows(group)
+def _rows(run: TableRun, group: list[Method]) -> list[Row]:
+    return run.rows(group)
 
 
-def _submit(executor: Executor, table: Table, group: list[Method]) -> Future[list[Row]]:
-    return executor.submit(_rows, table, group)
-
-
-def _done(table: Table, group: list[Method]) -> Future[list[Row]]:
-    """The same here and at once."""
-    future: Future[list[Row]] = Future()
-    try:
-        future.set_result(table.rows(group))
-    except Exception as error:
-        future.set_exception(error)
-    return future
-
-
-def _number(value: float | None) -> str:
-    return "inf" if value is None else f"{value:.1f}"
+def _number(value: float | None, metric: str = "") -> str:
+    if value is None:
+        return "inf"
+    return f"{value:.2f} %" if metric == "accuracy" else f"{value:.1f}"

@@ -10,13 +10,16 @@ import numpy as np
 
 from torchldr_paper.data.dataset import Array, Splits
 
-_NORB_TRAIN = 10  # the number of training parts of NORB
 
-
-def mnist(parts: list[Array]) -> Splits:
-    """MNIST: images and labels, training then test."""
-    train_x, train_y, test_x, test_y = parts
-    return Splits(train_x[:, None], _labels(train_y), test_x[:, None], _labels(test_y))
+def pairs(parts: list[Array], train: int = 1) -> Splits:
+    """Images and labels in turn: `train` pairs for training, then those for the test (MNIST, NORB)."""
+    x, y = parts[0::2], parts[1::2]
+    return Splits(
+        np.concatenate(x[:train])[:, None],
+        _labels(np.concatenate(y[:train])),
+        np.concatenate(x[train:])[:, None],
+        _labels(np.concatenate(y[train:])),
+    )
 
 
 def amat_pair(parts: list[Array]) -> Splits:
@@ -53,26 +56,6 @@ def cifar10_grey(parts: list[Array]) -> Splits:
     """CIFAR-10 with one channel, the mean of red, green and blue, in float32."""
     train_x, train_y, test_x, test_y = cifar10(parts)
     return Splits(_grey(train_x), train_y, _grey(test_x), test_y)
-
-
-def norb(parts: list[Array]) -> Splits:
-    """NORB: images and labels of ten training parts, then of the test parts."""
-    return _alternating(parts, train=_NORB_TRAIN)
-
-
-def small_norb(parts: list[Array]) -> Splits:
-    """Small NORB: images and labels, training then test."""
-    return _alternating(parts, train=1)
-
-
-def _alternating(parts: list[Array], train: int) -> Splits:
-    x, y = parts[0::2], parts[1::2]
-    return Splits(
-        np.concatenate(x[:train])[:, None],
-        _labels(np.concatenate(y[:train])),
-        np.concatenate(x[train:])[:, None],
-        _labels(np.concatenate(y[train:])),
-    )
 
 
 def _table(rows: Array) -> tuple[Array, Array]:

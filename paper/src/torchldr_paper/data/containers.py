@@ -7,7 +7,6 @@ its reader.
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import hashlib
 import io
@@ -149,12 +148,11 @@ def _streams(container: Path, wanted: list[OfficialFile]) -> Iterator[tuple[Offi
         for name in (file.name, *file.aliases):
             left.pop(name)
         where = f"{container} ({member})"
-        with contextlib.ExitStack() as stack:
-            if base.endswith(".gz"):
-                unzipped = stack.enter_context(gzip.GzipFile(fileobj=stream))
+        if base.endswith(".gz"):
+            with gzip.GzipFile(fileobj=stream) as unzipped:
                 yield file, cast(IO[bytes], unzipped), where
-            else:
-                yield file, stream, where
+        else:
+            yield file, stream, where
         if not left:
             return
 

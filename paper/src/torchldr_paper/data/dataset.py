@@ -52,6 +52,11 @@ class Dataset:
     fingerprint: str
     origin: str = field(default="")
 
+    @classmethod
+    def of(cls, splits: Splits, digest: str | None = None, **facts: Any) -> Dataset:
+        """The dataset of four arrays, whose fingerprint is computed where it is not known."""
+        return cls(**splits._asdict(), fingerprint=digest or fingerprint(splits), **facts)
+
     @property
     def features(self) -> int:
         """Numbers in one flattened image, c * h * w."""

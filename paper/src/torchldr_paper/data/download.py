@@ -10,6 +10,8 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from torchldr_paper.data.checksums import algorithm, file_digest
@@ -74,132 +76,126 @@ def fetch(
             path, digest = folder / file, spec.checksums.get(file)
             if force or not _is_whole(path, digest):
                 sources = [address.rstrip("/") + "/" + file for address in addresses]
-                _from_any(sources, path, digest, largest_download(file), report, retries, timeout)
+                Download(path, digest, largest_download(file), report, retries, timeout).from_any(sources)
             paths.append(path)
     return paths
 
 
-def download(
-    url: str,
-    path: Path,
-    digest: str | None = None,
-    *,
-    limit: int | None = None,
-    progress: Progress = silent,
-    retries: int = 4,
-    timeout: float = 30.0,
-) -> None:
-    """Download one file; it appears under its name only when it is whole and verified.
+@dataclass(frozen=True)
+class Download:
+    """One file to download; it appears under its name only when it is whole and verified.
 
     What has arrived is kept as `name.part`, and the next attempt asks the server for the rest of it
     (HTTP Range); a server that cannot do so sends all of it again.
 
-    Args:
-        url: the address.
+    Attributes:
         path: where to put it.
         digest: its md5, sha1 or sha256 in hexadecimal, if known.
         limit: bytes that it has at most, if known; more are not taken.
-        progress: called with (file name, bytes here, bytes in all or None).
-        retries: attempts in a row that bring nothing, or next to nothing, before giving up.
-        timeout: seconds to wait for the server at any one time.
+        progress, retries, timeout: see `fetch`.
     """
-    part = path.with_name(path.name + ".part")
-    failures = 0
-    while True:
-        before = _size(part)
-        try:
-            _attempt(url, part, path.name, limit, progress, timeout)
-            break
-        except DownloadError:
-            part.unlink(missing_ok=True)
-            raise
-        except urllib.error.HTTPError as error:
-            error.close()
-            if error.code not in _TRANSIENT:
-                raise DownloadError(f"{url}: the server says {error.code} {error.reason}.") from error
-            reason: Exception = error
-        except (OSError, http.client.HTTPException) as error:
-            reason = error
-        failures = 0 if _size(part) - before >= _STEP else failures + 1
-        if failures >= retries:
-            kept = f" {_size(part):,} bytes are kept; fetch again to go on." if _size(part) else ""
-            raise DownloadError(f"{url}: the download failed ({reason}).{kept}") from reason
-        _log.info("%s: interrupted (%s), trying again", url, reason)
-        time.sleep(min(0.5 * 2**failures, 8.0) if failures else 0.0)
-    got = file_digest(part, algorithm(digest)) if digest else None
-    if got != digest and digest:
-        part.unlink()
-        raise DataFileError(
-            f"{url}: {algorithm(digest)} of what came is {got}, expected {digest}. It was removed."
-        )
-    os.replace(part, path)
 
+    path: Path
+    digest: str | None = None
+    limit: int | None = None
+    progress: Progress = silent
+    retries: int = 4
+    timeout: float = 30.0
 
-def _attempt(url: str, part: Path, name: str, limit: int | None, progress: Progress, timeout: float) -> None:
-    """Bring `part` to its end, or raise with what arrived kept in it.
+    @property
+    def part(self) -> Path:
+        return self.path.with_name(self.path.name + ".part")
 
-    Raises:
-        DownloadError: where there is more of it than `limit`.
-    """
-    start = _size(part)
-    headers = {"User-Agent": "torchldr", "Accept-Encoding": "identity"}
-    if start:
-        headers["Range"] = f"bytes={start}-"
-    request = urllib.request.Request(url, headers=headers)
-    try:
-        response = urllib.request.urlopen(request, timeout=timeout)
-    except urllib.error.HTTPError as error:
-        if error.code != 416:
-            raise
-        # Nothing is left to send: either all is here, or what is here is not of this file.
-        error.close()
-        if error.headers.get("Content-Range", "").strip() != f"bytes */{start}":
+    def from_any(self, urls: Sequence[str]) -> None:
+        """Download from the first address that has the right file."""
+        errors: list[DownloadError | DataFileError] = []
+        for url in urls:
+            try:
+                self.from_one(url)
+                return
+            except (DownloadError, DataFileError) as error:
+                errors.append(error)
+        if len(errors) == 1:
+            raise errors[0]
+        raise DownloadError(" ".join(str(error) for error in errors)) from errors[-1]
+
+    def from_one(self, url: str) -> None:
+        """Download from one address, in as many attempts as it takes and `retries` allow."""
+        part, failures = self.part, 0
+        while True:
+            before = _size(part)
+            try:
+                self._attempt(url)
+                break
+            except DownloadError:
+                part.unlink(missing_ok=True)
+                raise
+            except urllib.error.HTTPError as error:
+                error.close()
+                if error.code not in _TRANSIENT:
+                    raise DownloadError(f"{url}: the server says {error.code} {error.reason}.") from error
+                reason: Exception = error
+            except (OSError, http.client.HTTPException) as error:
+                reason = error
+            failures = 0 if _size(part) - before >= _STEP else failures + 1
+            if failures >= self.retries:
+                kept = f" {_size(part):,} bytes are kept; fetch again to go on." if _size(part) else ""
+                raise DownloadError(f"{url}: the download failed ({reason}).{kept}") from reason
+            _log.info("%s: interrupted (%s), trying again", url, reason)
+            time.sleep(min(0.5 * 2**failures, 8.0) if failures else 0.0)
+        if not _is_whole(part, self.digest):
+            assert self.digest is not None  # without one, a file that is there is whole
+            kind = algorithm(self.digest)
+            got = file_digest(part, kind)
             part.unlink()
-            raise ConnectionError("the partial file did not fit and was removed") from error
-        return
-    with response:
-        first = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", ""))
-        if response.status != 206 or first is None or int(first.group(1)) != start:
-            start = 0  # the server sends the file from its beginning
-        total = start + response.length if response.length is not None else None
-        done = start
-        progress(name, done, total)
-        with part.open("ab" if start else "wb") as stream:
-            _check_size(url, total, limit)
-            while block := response.read(_BLOCK):
-                done += len(block)
-                _check_size(url, done, limit)
-                stream.write(block)
-                progress(name, done, total)
-    if total is not None and done != total:
-        raise ConnectionError(f"the connection ended after {done:,} of {total:,} bytes")
+            raise DataFileError(
+                f"{url}: {kind} of what came is {got}, expected {self.digest}. It was removed."
+            )
+        os.replace(part, self.path)
 
+    def _attempt(self, url: str) -> None:
+        """Bring the partial file to its end, or raise with what arrived kept in it.
 
-def _check_size(url: str, size: int | None, limit: int | None) -> None:
-    if size is not None and limit is not None and size > limit:
-        raise DownloadError(f"{url}: the server sends more than the {limit:,} bytes that the file can have.")
-
-
-def _from_any(
-    urls: list[str],
-    path: Path,
-    digest: str | None,
-    limit: int,
-    progress: Progress,
-    retries: int,
-    timeout: float,
-) -> None:
-    """Download from the first address that has the right file."""
-    errors: list[DownloadError | DataFileError] = []
-    for url in urls:
+        Raises:
+            DownloadError: where there is more of it than `limit`.
+        """
+        part, start = self.part, _size(self.part)
+        headers = {"User-Agent": "torchldr", "Accept-Encoding": "identity"}
+        if start:
+            headers["Range"] = f"bytes={start}-"
+        request = urllib.request.Request(url, headers=headers)
         try:
-            download(url, path, digest, limit=limit, progress=progress, retries=retries, timeout=timeout)
+            response = urllib.request.urlopen(request, timeout=self.timeout)
+        except urllib.error.HTTPError as error:
+            if error.code != 416:
+                raise
+            # Nothing is left to send: either all is here, or what is here is not of this file.
+            error.close()
+            if error.headers.get("Content-Range", "").strip() != f"bytes */{start}":
+                part.unlink()
+                raise ConnectionError("the partial file did not fit and was removed") from error
             return
-        except (DownloadError, DataFileError) as error:
-            errors.append(error)
-    if len(errors) == 1:
-        raise errors[0]
-    raise DownloadError(" ".join(str(error) for error in errors)) from errors[-1]
+        with response:
+            first = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", ""))
+            if response.status != 206 or first is None or int(first.group(1)) != start:
+                start = 0  # the server sends the file from its beginning
+            total = start + response.length if response.length is not None else None
+            done = start
+            self.progress(self.path.name, done, total)
+            with part.open("ab" if start else "wb") as stream:
+                self._check_size(url, total)
+                while block := response.read(_BLOCK):
+                    done += len(block)
+                    self._check_size(url, done)
+                    stream.write(block)
+                    self.progress(self.path.name, done, total)
+        if total is not None and done != total:
+            raise ConnectionError(f"the connection ended after {done:,} of {total:,} bytes")
+
+    def _check_size(self, url: str, size: int | None) -> None:
+        if size is not None and self.limit is not None and size > self.limit:
+            what = f"more than the {self.limit:,} bytes that the file can have"
+            raise DownloadError(f"{url}: the server sends {what}.")
 
 
 def _is_whole(path: Path, digest: str | None) -> bool:

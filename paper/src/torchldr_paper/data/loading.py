@@ -10,7 +10,7 @@ from typing import Literal
 
 from torchldr_paper.data import official, recipes
 from torchldr_paper.data.containers import Located
-from torchldr_paper.data.dataset import Dataset, Splits, fingerprint
+from torchldr_paper.data.dataset import Dataset, Splits
 from torchldr_paper.data.errors import DataFileError, DatasetNotFoundError
 from torchldr_paper.data.photographs import FOLDER, find_photographs, read_photographs
 from torchldr_paper.data.places import VARIABLE, search_path
@@ -140,15 +140,7 @@ def _make(spec: Spec, places: list[Path], seed: int, *, verify: bool) -> Dataset
             photographs = read_photographs(pictures)
             splits = recipes.mnist_bg_rot(mnist, photographs, spec.train, spec.test, seed)
             made = f"recipe, MNIST and {len(pictures)} photographs in {pictures[0].parent}"
-    return Dataset(
-        name=spec.name,
-        **splits._asdict(),
-        image_shape=spec.image_shape,
-        classes=spec.classes,
-        source="stand-in",
-        fingerprint=fingerprint(splits),
-        origin=f"made from seed {seed} by {made}",
-    )
+    return Dataset.of(splits, **spec.facts, source="stand-in", origin=f"made from seed {seed} by {made}")
 
 
 def _status(spec: Spec, places: list[Path]) -> DatasetStatus:
@@ -166,17 +158,8 @@ def _status(spec: Spec, places: list[Path]) -> DatasetStatus:
             where = f"a stand-in needs {' and '.join(lacking)}"
         else:
             where = f"get it from {spec.addresses[0]}"
-    return DatasetStatus(
-        name=spec.name,
-        title=spec.title,
-        train=spec.train,
-        test=spec.test,
-        classes=spec.classes,
-        image_shape=spec.image_shape,
-        in_paper=spec.in_paper,
-        state=state,
-        where=where,
-    )
+    known = {name: getattr(spec, name) for name in ("title", "train", "test", "in_paper")}
+    return DatasetStatus(**spec.facts, **known, state=state, where=where)
 
 
 def _lacking(spec: Spec, places: list[Path]) -> list[str]:

@@ -58,15 +58,8 @@ def load_official(spec: Spec, located: Located, *, verify: bool = True) -> Datas
         kept = cache.write(places, key, *stored)
         _log.info("%s: kept in %s", spec.name, kept)
     splits, digest = stored
-    return Dataset(
-        name=spec.name,
-        **splits._asdict(),
-        image_shape=spec.image_shape,
-        classes=spec.classes,
-        source="official",
-        fingerprint=digest,
-        origin=str(located.containers[0].parent) + ("" if verify else " (checksums not verified)"),
-    )
+    origin = str(located.containers[0].parent) + ("" if verify else " (checksums not verified)")
+    return Dataset.of(splits, digest, **spec.facts, source="official", origin=origin)
 
 
 def _check(spec: Spec, splits: Splits, located: Located) -> None:

@@ -6,6 +6,9 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 
+from rich import progress as bars
+from rich.console import Console
+
 Progress = Callable[[str, int, int | None], None]
 """Called with a file's name, the bytes that are here, and the bytes in all (None if unknown)."""
 
@@ -21,35 +24,27 @@ def progress_bar(choice: bool | Progress) -> Iterator[Progress]:
     """The callback for a choice: a callable is itself, True a bar on stderr, False nothing."""
     if callable(choice):
         yield choice
-    elif not choice:
-        yield silent
-    else:
-        try:
-            import rich.progress as rich_progress
-            from rich.console import Console
-        except ImportError:
-            yield PlainProgress()
-            return
-        console = Console(stderr=True)
-        if not console.is_terminal:
-            yield PlainProgress()
-            return
-        columns = (
-            rich_progress.TextColumn("{task.description}"),
-            rich_progress.BarColumn(),
-            rich_progress.DownloadColumn(),
-            rich_progress.TransferSpeedColumn(),
-            rich_progress.TimeRemainingColumn(),
-        )
-        with rich_progress.Progress(*columns, console=console) as bars:
-            tasks: dict[str, rich_progress.TaskID] = {}
+        return
+    console = Console(stderr=True)
+    if not (choice and console.is_terminal):
+        yield PlainProgress() if choice else silent
+        return
+    columns = (
+        bars.TextColumn("{task.description}"),
+        bars.BarColumn(),
+        bars.DownloadColumn(),
+        bars.TransferSpeedColumn(),
+        bars.TimeRemainingColumn(),
+    )
+    with bars.Progress(*columns, console=console) as shown:
+        tasks: dict[str, bars.TaskID] = {}
 
-            def report(name: str, done: int, total: int | None) -> None:
-                if name not in tasks:
-                    tasks[name] = bars.add_task(name, total=total)
-                bars.update(tasks[name], completed=done, total=total)
+        def report(name: str, done: int, total: int | None) -> None:
+            if name not in tasks:
+                tasks[name] = shown.add_task(name, total=total)
+            shown.update(tasks[name], completed=done, total=total)
 
-            yield report
+        yield report
 
 
 class PlainProgress:

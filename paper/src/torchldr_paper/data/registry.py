@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 from torchldr_paper.data import assemble, formats
 from torchldr_paper.data.checksums import CHECKSUMS
@@ -75,193 +76,131 @@ class Spec:
     in_paper: bool = True
     checksums: Mapping[str, str] = field(default_factory=lambda: CHECKSUMS)
 
-
-_ICML = ("http://www.iro.umontreal.ca/~lisa/icml2007data/",)
-_GREY28 = (1, 28, 28)
-
-
-def _amat(name: str, rows: int) -> OfficialFile:
-    return OfficialFile(name, (rows, 785), formats.read_amat)
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a `Dataset` says of itself whatever its source."""
+        return {"name": self.name, "image_shape": self.image_shape, "classes": self.classes}
 
 
-def _mnist() -> Spec:
-    def file(name: str, shape: Shape) -> OfficialFile:
-        # Some copies have a dot before "idx".
-        dotted = name.replace("-idx", ".idx")
-        return OfficialFile(name, shape, formats.read_idx, (dotted,))
+_GREY28, _GREY32 = (1, 28, 28), (1, formats.NORB_SIZE, formats.NORB_SIZE)
 
-    files = (
-        file("train-images-idx3-ubyte", (60000, 28, 28)),
-        file("train-labels-idx1-ubyte", (60000,)),
-        file("t10k-images-idx3-ubyte", (10000, 28, 28)),
-        file("t10k-labels-idx1-ubyte", (10000,)),
+
+def _icml(archive: str) -> dict[str, Any]:
+    """The files of Larochelle et al. 2007, which come in archives."""
+    address = "http://www.iro.umontreal.ca/~lisa/icml2007data/"
+    return {"archives": (archive.split(".")[0],), "downloads": (archive,), "addresses": (address,)}
+
+
+def _amat(*rows: tuple[str, int]) -> tuple[OfficialFile, ...]:
+    return tuple(OfficialFile(f"{name}.amat", (count, 785), formats.read_amat) for name, count in rows)
+
+
+def _single(files: tuple[OfficialFile, ...], *addresses: str) -> dict[str, Any]:
+    """Files that are downloaded one by one, gzipped."""
+    return {"downloads": tuple(f"{file.name}.gz" for file in files), "addresses": addresses}
+
+
+def _norb_files(parts: Mapping[str, tuple[str, ...]], count: int, size: int) -> tuple[OfficialFile, ...]:
+    """Images and labels of each part, which has other names too."""
+    kinds = (
+        ("dat", (count, 2, size, size), formats.read_norb_left),
+        ("cat", (count,), formats.read_norb_labels),
     )
-    return Spec(
-        name="mnist",
-        title="MNIST",
-        train=60000,
-        test=10000,
-        classes=10,
-        image_shape=_GREY28,
-        files=files,
-        assemble=assemble.mnist,
-        folders=("mnist", "MNIST/raw", "."),
-        archives=("mnist",),
-        downloads=tuple(f"{file.name}.gz" for file in files),
-        addresses=(
-            "http://yann.lecun.com/exdb/mnist/",
-            "https://ossci-datasets.s3.amazonaws.com/mnist/",
-        ),
-        in_paper=False,
-    )
-
-
-def _rectangles() -> Spec:
-    return Spec(
-        name="rectangles",
-        title="Rectangles",
-        train=1200,
-        test=50000,
-        classes=2,
-        image_shape=_GREY28,
-        files=(_amat("rectangles_train.amat", 1200), _amat("rectangles_test.amat", 50000)),
-        assemble=assemble.rectangles,
-        folders=("rectangles", "."),
-        archives=("rectangles",),
-        downloads=("rectangles.zip",),
-        addresses=_ICML,
-        recipe="rectangles",
-    )
-
-
-def _mnist_bg_rot() -> Spec:
-    stem = "mnist_all_background_images_rotation_normalized"
-    return Spec(
-        name="mnist_bg_rot",
-        title="MNIST-bg-rot",
-        train=12000,
-        test=50000,
-        classes=10,
-        image_shape=_GREY28,
-        files=(_amat(f"{stem}_train_valid.amat", 12000), _amat(f"{stem}_test.amat", 50000)),
-        assemble=assemble.amat_pair,
-        folders=("mnist_bg_rot", "."),
-        archives=("mnist_rotation_back_image_new",),
-        downloads=("mnist_rotation_back_image_new.zip",),
-        addresses=_ICML,
-        recipe="bg_rot",
-    )
-
-
-def _mnist_noise(level: int) -> Spec:
-    return Spec(
-        name=f"mnist_noise_{level}",
-        title=f"MNIST-noise, level {level}",
-        train=12000,
-        test=2000,
-        classes=10,
-        image_shape=_GREY28,
-        files=(_amat(f"mnist_noise_variations_all_{level}.amat", 14000),),
-        assemble=assemble.mnist_noise,
-        folders=("mnist_noise", "."),
-        archives=("mnist_noise_variation",),
-        downloads=("mnist_noise_variation.tar.gz",),
-        addresses=_ICML,
-        recipe="noise",
-        level=level,
-    )
-
-
-def _cifar10(grey: bool) -> Spec:
-    names = (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")
-    return Spec(
-        name="cifar10_grey" if grey else "cifar10",
-        title="CIFAR-10, grey" if grey else "CIFAR-10",
-        train=50000,
-        test=10000,
-        classes=10,
-        image_shape=(1, 32, 32) if grey else (3, 32, 32),
-        files=tuple(OfficialFile(name, (10000, 3073), formats.read_cifar) for name in names),
-        assemble=assemble.cifar10_grey if grey else assemble.cifar10,
-        folders=("cifar10", "cifar10/cifar-10-batches-bin", "cifar-10-batches-bin", "."),
-        archives=("cifar-10-binary",),
-        downloads=("cifar-10-binary.tar.gz",),
-        addresses=("https://www.cs.toronto.edu/~kriz/",),
-    )
-
-
-def _norb() -> Spec:
-    stem = "norb-5x{}x9x18x6x2x108x108-{}-{:02}"
-    parts: list[tuple[str, tuple[str, ...]]] = [
-        (stem.format("46789", "training", i), ()) for i in range(1, 11)
-    ]
-    # The owner's test files carry the test instances; they are also quoted with the training ones.
-    parts += [(stem.format("01235", "testing", i), (stem.format("46789", "testing", i),)) for i in (1, 2)]
-    files = [
+    return tuple(
         OfficialFile(f"{part}-{kind}.mat", shape, read, tuple(f"{alias}-{kind}.mat" for alias in aliases))
-        for part, aliases in parts
-        for kind, shape, read in (
-            ("dat", (29160, 2, 108, 108), formats.read_norb_left),
-            ("cat", (29160,), formats.read_norb_labels),
-        )
-    ]
-    return Spec(
-        name="norb",
-        title="NORB",
-        train=291600,
-        test=58320,
-        classes=6,
-        image_shape=(1, formats.NORB_SIZE, formats.NORB_SIZE),
-        files=tuple(files),
-        assemble=assemble.norb,
-        folders=("norb", "."),
-        archives=("norb",),
-        downloads=tuple(f"{file.name}.gz" for file in files),
-        addresses=("https://cs.nyu.edu/~ylclab/data/norb-v1.0/",),
+        for part, aliases in parts.items()
+        for kind, shape, read in kinds
     )
 
 
-def _small_norb() -> Spec:
-    files = [
-        OfficialFile(f"smallnorb-5x{part}-{kind}.mat", shape, read)
-        for part in ("46789x9x18x6x2x96x96-training", "01235x9x18x6x2x96x96-testing")
-        for kind, shape, read in (
-            ("dat", (24300, 2, 96, 96), formats.read_norb_left),
-            ("cat", (24300,), formats.read_norb_labels),
-        )
-    ]
-    return Spec(
-        name="small_norb",
-        title="small NORB",
-        train=24300,
-        test=24300,
-        classes=5,
-        image_shape=(1, formats.NORB_SIZE, formats.NORB_SIZE),
-        files=tuple(files),
-        assemble=assemble.small_norb,
-        folders=("small_norb", "smallnorb", "."),
-        archives=("smallnorb", "small_norb"),
-        downloads=tuple(f"{file.name}.gz" for file in files),
-        addresses=("https://cs.nyu.edu/~ylclab/data/norb-v1.0-small/",),
-        in_paper=False,
+_MNIST = tuple(
+    # Some copies have a dot before "idx".
+    OfficialFile(name, shape, formats.read_idx, (name.replace("-idx", ".idx"),))
+    for part, count in (("train", 60000), ("t10k", 10000))
+    for name, shape in (
+        (f"{part}-images-idx3-ubyte", (count, 28, 28)),
+        (f"{part}-labels-idx1-ubyte", (count,)),
     )
-
+)
+_CIFAR10 = tuple(
+    OfficialFile(f"{name}.bin", (10000, 3073), formats.read_cifar)
+    for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
+)
+_CIFAR10_PLACES: dict[str, Any] = {
+    "folders": ("cifar10", "cifar10/cifar-10-batches-bin", "cifar-10-batches-bin", "."),
+    "archives": ("cifar-10-binary",),
+    "downloads": ("cifar-10-binary.tar.gz",),
+    "addresses": ("https://www.cs.toronto.edu/~kriz/",),
+}
+_NORB_PART = "norb-5x{}x9x18x6x2x108x108-{}-{:02}"
+_NORB = _norb_files(
+    {_NORB_PART.format("46789", "training", i): () for i in range(1, 11)}
+    # The owner's test files carry the test instances; they are also quoted with the training ones.
+    | {_NORB_PART.format("01235", "testing", i): (_NORB_PART.format("46789", "testing", i),) for i in (1, 2)},
+    29160,
+    108,
+)
+_SMALL_NORB = _norb_files(
+    dict.fromkeys(
+        ("smallnorb-5x46789x9x18x6x2x96x96-training", "smallnorb-5x01235x9x18x6x2x96x96-testing"), ()
+    ),
+    24300,
+    96,
+)
+_BG_ROT = "mnist_all_background_images_rotation_normalized"
 
 DATASETS: Mapping[str, Spec] = MappingProxyType(
     {
         spec.name: spec
         for spec in (
-            _mnist_bg_rot(),
-            *(_mnist_noise(level) for level in range(1, 7)),
-            _cifar10(grey=False),
-            _cifar10(grey=True),
-            _norb(),
-            _rectangles(),
-            _mnist(),
-            _small_norb(),
+            Spec(
+                "mnist_bg_rot", "MNIST-bg-rot", 12000, 50000, 10, _GREY28,
+                _amat((f"{_BG_ROT}_train_valid", 12000), (f"{_BG_ROT}_test", 50000)), assemble.amat_pair,
+                ("mnist_bg_rot", "."), **_icml("mnist_rotation_back_image_new.zip"), recipe="bg_rot",
+            ),
+            *(
+                Spec(
+                    f"mnist_noise_{level}", f"MNIST-noise, level {level}", 12000, 2000, 10, _GREY28,
+                    _amat((f"mnist_noise_variations_all_{level}", 14000)), assemble.mnist_noise,
+                    ("mnist_noise", "."), **_icml("mnist_noise_variation.tar.gz"),
+                    recipe="noise", level=level,
+                )
+                for level in range(1, 7)
+            ),
+            Spec(
+                "cifar10", "CIFAR-10", 50000, 10000, 10, (3, 32, 32), _CIFAR10, assemble.cifar10,
+                **_CIFAR10_PLACES,
+            ),
+            Spec(
+                "cifar10_grey", "CIFAR-10, grey", 50000, 10000, 10, (1, 32, 32), _CIFAR10,
+                assemble.cifar10_grey, **_CIFAR10_PLACES,
+            ),
+            Spec(
+                "norb", "NORB", 291600, 58320, 6, _GREY32, _NORB, partial(assemble.pairs, train=10),
+                ("norb", "."), ("norb",), **_single(_NORB, "https://cs.nyu.edu/~ylclab/data/norb-v1.0/"),
+            ),
+            Spec(
+                "rectangles", "Rectangles", 1200, 50000, 2, _GREY28,
+                _amat(("rectangles_train", 1200), ("rectangles_test", 50000)), assemble.rectangles,
+                ("rectangles", "."), **_icml("rectangles.zip"), recipe="rectangles",
+            ),
+            Spec(
+                "mnist", "MNIST", 60000, 10000, 10, _GREY28, _MNIST, assemble.pairs,
+                ("mnist", "MNIST/raw", "."), ("mnist",), in_paper=False,
+                **_single(
+                    _MNIST,
+                    "http://yann.lecun.com/exdb/mnist/",
+                    "https://ossci-datasets.s3.amazonaws.com/mnist/",
+                ),
+            ),
+            Spec(
+                "small_norb", "small NORB", 24300, 24300, 5, _GREY32, _SMALL_NORB, assemble.pairs,
+                ("small_norb", "smallnorb", "."), ("smallnorb", "small_norb"), in_paper=False,
+                **_single(_SMALL_NORB, "https://cs.nyu.edu/~ylclab/data/norb-v1.0-small/"),
+            ),
         )
     }
-)
+)  # fmt: skip
 
 
 def largest_download(file: str) -> int:

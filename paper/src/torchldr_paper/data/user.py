@@ -19,10 +19,11 @@ import difflib
 import math
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from torchldr_paper.data.dataset import Array, Dataset, Splits, fingerprint
+from torchldr_paper.data.dataset import Array, Dataset, Splits
 from torchldr_paper.data.errors import DataFileError
 from torchldr_paper.data.npz import NpzArchive
 
@@ -59,16 +60,8 @@ def load_npz(path: str | os.PathLike[str]) -> Dataset:
             f"{path}: train_x and test_x must both be uint8 or neither, got "
             f"{arrays['train_x'].dtype} and {arrays['test_x'].dtype}; bytes are divided by 255."
         )
-    splits = Splits(train_x, train_y, test_x, test_y)
-    return Dataset(
-        name=path.stem,
-        **splits._asdict(),
-        image_shape=shape,
-        classes=classes,
-        source="user",
-        fingerprint=fingerprint(splits),
-        origin=str(path),
-    )
+    facts: dict[str, Any] = {"name": path.stem, "image_shape": shape, "classes": classes}
+    return Dataset.of(Splits(train_x, train_y, test_x, test_y), **facts, source="user", origin=str(path))
 
 
 def _read(path: Path) -> dict[str, Array]:

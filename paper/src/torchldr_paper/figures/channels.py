@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from torchldr.nn import StructuredChannels
-from torchldr.pictures import NothingToDrawError, Picture, new_figure, styled
+from torchldr.pictures import Picture, new_figure, styled
 
 from ..ledger.ledger import Ledger
 from ..ledger.records import Record
-from ..ledger.weights import read_network, weights_path
-from .learned import CLASSES, heat_map
+from .learned import choose_runs, heat_map, load_part
 from .names import method_title, source_title
 
 PREFIX = "front."
@@ -31,7 +30,8 @@ def learned_channels(ledger: Ledger, model: str = "channels") -> Picture:
     Raises:
         NothingToDrawError: where the weights of a class were not kept, or a file does not hold them.
     """
-    chosen = {structure: _choose(ledger, model, structure) for structure in CLASSES}
+    command = f"conv --save-weights --only model={model}"
+    chosen = choose_runs(ledger, lambda run: run.model == model, "in place of convolutions", command)
     figure, axes = new_figure(7.2, 7.6, 2, 2)
     for column, (structure, (record, path)) in zip(axes.T, chosen.items(), strict=True):
         M, width = _weight(record, path)
@@ -58,50 +58,16 @@ def learned_channels(ledger: Ledger, model: str = "channels") -> Picture:
     )
 
 
-def _choose(ledger: Ledger, model: str, structure: str) -> tuple[Record, Path]:
-    kept = [
-        (record, weights_path(ledger, record.run))
-        for record in ledger
-        if (record.run.model, record.run.method) == (model, structure)
-        and weights_path(ledger, record.run).is_file()
-    ]
-    if not kept:
-        raise NothingToDrawError(
-            f"no weights of {method_title(structure)} in place of convolutions were kept; run: torchldr "
-            f"paper conv --save-weights --only model={model}"
-        )
-    return max(kept, key=_worth)
-
-
-def _worth(kept: tuple[Record, Path]) -> tuple[bool, bool, float]:
-    """Official data, the full protocol, then the best validation."""
-    record, _ = kept
-    validation = record.best.validation if record.best is not None else 0.0
-    return record.source == "official", not record.run.protocol.is_quick, validation
-
-
 def _weight(record: Record, path: Path) -> tuple[Tensor, int]:
     """The dense block matrix of a run's first layer, and the width of its images."""
-    run = record.run
-    try:
-        tensors = read_network(path, record)
-        stored = {k.removeprefix(PREFIX): v for k, v in tensors.items() if k.startswith(PREFIX)}
-        grid = "grid.H" in stored
-        H = stored["grid.H" if grid else "wide.H"]
-        channels = H.shape[0] if grid else 3
-        n = H.shape[-1] if grid else H.shape[-1] // channels
-        layer = StructuredChannels(
-            channels,
-            channels,
-            n,
-            bias=False,
-            structure=run.structure,
-            rank=H.shape[-2],
-            form="grid" if grid else "wide",
-            **dict(run.options),
-        )
-        layer.load_state_dict(stored)
-    except (ValueError, TypeError, KeyError, IndexError, RuntimeError) as error:
-        raise NothingToDrawError(f"{path}: not the weights of {run.label} ({error})") from error
-    with torch.no_grad():
-        return layer.double().weight.detach(), round(n**0.5)
+
+    def made(stored: Mapping[str, Tensor]) -> StructuredChannels:
+        form = "grid" if "grid.H" in stored else "wide"
+        H = stored[f"{form}.H"]
+        channels = H.shape[0] if form == "grid" else 3
+        n = H.shape[-1] if form == "grid" else H.shape[-1] // channels
+        sizes = {"bias": False, "rank": H.shape[-2], "form": form, **dict(record.run.options)}
+        return StructuredChannels(channels, channels, n, structure=record.run.structure, **sizes)
+
+    layer = load_part(record, path, PREFIX, made)
+    return layer.weight.detach(), round((layer.weight.shape[-1] // layer.in_channels) ** 0.5)

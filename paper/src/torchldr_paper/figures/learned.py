@@ -6,15 +6,15 @@ The weights are those that `--save-weights` keeps beside the ledger, or that shi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Mapping
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchldr.nn import StructuredLinear
 from torchldr.pictures import SIGNED, NothingToDrawError, Picture, bare, new_figure, styled
@@ -24,6 +24,7 @@ from ..data import Dataset
 from ..ledger.ledger import Ledger
 from ..ledger.records import Record
 from ..ledger.weights import read_network, weights_path
+from ..protocol import Run
 from .datasets import DataDir, choose, show_image
 from .names import dataset_title, method_title, source_title
 
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 CLASSES = ("toeplitz_like", "ldr_sd")
 LAYER = "hidden."
+
+M = TypeVar("M", bound=nn.Module)
 
 
 @styled
@@ -49,7 +52,12 @@ def learned_weights(ledger: Ledger, dataset: str, data_dir: DataDir = None) -> P
     Raises:
         NothingToDrawError: where the weights of a class were not kept, or a file does not hold them.
     """
-    chosen = {structure: _choose(ledger, dataset, structure) for structure in CLASSES}
+    chosen = choose_runs(
+        ledger,
+        lambda run: (run.data, run.model, run.hidden) == (dataset, "shl", None),
+        f"on {dataset_title(dataset)}",
+        f"shl --save-weights --only dataset={dataset} --only structure={','.join(CLASSES)}",
+    )
     layers = {structure: load_layer(record, path) for structure, (record, path) in chosen.items()}
     images = _inputs(dataset, data_dir)
     figure, axes = new_figure(9.6, 3.4, 1, 3 if images is None else 4)
@@ -82,22 +90,30 @@ def learned_weights(ledger: Ledger, dataset: str, data_dir: DataDir = None) -> P
 
 
 def load_layer(record: Record, path: Path) -> StructuredLinear:
-    """The hidden layer of a run from its weights, in float64.
+    """The hidden layer of a run from its weights, in float64."""
+
+    def made(stored: Mapping[str, Tensor]) -> StructuredLinear:
+        n, m, run = stored["H"].shape[-1], stored["G"].shape[-1], record.run
+        return StructuredLinear(
+            n, m, "bias" in stored, structure=run.structure, rank=run.rank, **dict(run.options)
+        )
+
+    return load_part(record, path, LAYER, made)
+
+
+def load_part(record: Record, path: Path, prefix: str, make: Callable[[Mapping[str, Tensor]], M]) -> M:
+    """A layer of a run from its weights, in float64: what `make` builds for the tensors behind a prefix.
 
     Raises:
         NothingToDrawError: where the file is no such thing.
     """
-    run = record.run
     try:
         tensors = read_network(path, record)
-        stored = {k.removeprefix(LAYER): v for k, v in tensors.items() if k.startswith(LAYER)}
-        n, m = stored["H"].shape[-1], stored["G"].shape[-1]
-        layer = StructuredLinear(
-            n, m, "bias" in stored, structure=run.structure, rank=run.rank, **dict(run.options)
-        )
+        stored = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+        layer = make(stored)
         layer.load_state_dict(stored)
     except (ValueError, TypeError, KeyError, IndexError, RuntimeError) as error:
-        raise NothingToDrawError(f"{path}: not the weights of {run.label} ({error})") from error
+        raise NothingToDrawError(f"{path}: not the weights of {record.run.label} ({error})") from error
     return layer.double()
 
 
@@ -122,31 +138,44 @@ def subdiagonal_image(ax: Axes, layer: StructuredLinear) -> None:
     )
 
 
-def _choose(ledger: Ledger, dataset: str, structure: str) -> tuple[Record, Path]:
-    """The record to show and its weights."""
-    found = list(_kept(ledger, dataset, structure))
-    if not found:
-        raise NothingToDrawError(
-            f"no weights of {method_title(structure)} on {dataset_title(dataset)} were kept; run: torchldr "
-            f"paper shl --save-weights --only dataset={dataset} --only structure={','.join(CLASSES)}"
-        )
-    return max(found, key=lambda pair: _preference(pair[0]))
+def choose_runs(
+    ledger: Ledger, fits: Callable[[Run], bool], where: str, command: str
+) -> dict[str, tuple[Record, Path]]:
+    """Of each class the run to show and the file of its weights.
 
+    Official data and the full protocol come before others, then the best validation.
 
-def _kept(ledger: Ledger, dataset: str, structure: str) -> Iterator[tuple[Record, Path]]:
+    Args:
+        ledger: the runs; weights are looked for beside it and in the package.
+        fits: whether a run is one of those to choose from.
+        where, command: what these are, and what would make one, for the message.
+
+    Raises:
+        NothingToDrawError: where the weights of a class were not kept.
+    """
     shipped = Path(str(resources.files("torchldr_paper.ledger"))) / "published" / "weights"
-    for record in ledger:
-        run = record.run
-        if (run.data, run.model, run.method, run.hidden) == (dataset, "shl", structure, None):
-            for path in (weights_path(ledger, run), shipped / f"{run.hash}.safetensors"):
-                if path.is_file():
-                    yield record, path
-                    break
 
+    def worth(found: tuple[Record, Path]) -> tuple[bool, bool, float]:
+        record, _ = found
+        validation = record.best.validation if record.best else -1.0
+        return record.source == "official", not record.run.protocol.is_quick, validation
 
-def _preference(record: Record) -> tuple[bool, bool, float]:
-    validation = record.best.validation if record.best else -1.0
-    return record.source == "official", not record.run.protocol.is_quick, validation
+    chosen = {}
+    for structure in CLASSES:
+        kept = [
+            (record, path)
+            for record in ledger
+            if record.run.method == structure and fits(record.run)
+            for path in (weights_path(ledger, record.run), shipped / f"{record.hash}.safetensors")
+            if path.is_file()
+        ]
+        if not kept:
+            title = method_title(structure)
+            raise NothingToDrawError(
+                f"no weights of {title} {where} were kept; run: torchldr paper {command}"
+            )
+        chosen[structure] = max(kept, key=worth)
+    return chosen
 
 
 def _inputs(dataset: str, data_dir: DataDir, count: int = 16) -> NDArray[Any] | None:

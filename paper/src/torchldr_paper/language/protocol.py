@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..protocol import Protocol
+from ..protocol import DTYPES, Protocol, check_choice, check_whole
 
 PRECISIONS = ("full", "bf16")
 
@@ -56,11 +56,8 @@ class LanguageProtocol(Protocol):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "lrs", tuple(float(lr) for lr in self.lrs))
-        names = ("epochs", "batch", "hidden", "bptt", "evaluation_batch", "train_limit", "test_limit")
-        for name in names:
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise ValueError(f"LanguageProtocol: {name} must be a whole number from 1, got {value!r}.")
+        for name in ("epochs", "batch", "hidden", "bptt", "evaluation_batch", "train_limit", "test_limit"):
+            check_whole("LanguageProtocol", name, getattr(self, name), 1)
         if len(self.lrs) != 1 or self.lrs[0] <= 0:
             raise ValueError(f"LanguageProtocol: lrs must be one positive rate, got {self.lrs}.")
         fixed = [self.momentum, self.trials, self.validation]
@@ -82,11 +79,8 @@ class LanguageProtocol(Protocol):
                 f"LanguageProtocol: clip must be positive and anneal at least 1, got {self.clip} and "
                 f"{self.anneal}."
             )
-        if self.precision not in PRECISIONS:
-            known = ", ".join(PRECISIONS)
-            raise ValueError(f"LanguageProtocol: precision must be one of {known}, got {self.precision!r}.")
-        if self.dtype not in ("float32", "float64"):
-            raise ValueError(f"LanguageProtocol: dtype must be float32 or float64, got {self.dtype!r}.")
+        check_choice("LanguageProtocol", "precision", self.precision, PRECISIONS)
+        check_choice("LanguageProtocol", "dtype", self.dtype, DTYPES)
 
     @classmethod
     def quick(cls) -> LanguageProtocol:

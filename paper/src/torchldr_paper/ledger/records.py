@@ -24,7 +24,7 @@ from ..protocol import HASH_LENGTH, Run
 from ..trainer.batches import Images, Split
 from ..trainer.selection import Best, Mean
 from ..trainer.training import Outcome, outcome_json
-from .record_checks import check_line
+from .checks import check_line
 
 VERSION = 1
 _MARK = ',"checksum":"'

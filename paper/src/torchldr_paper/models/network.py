@@ -50,6 +50,17 @@ class Layout:
         }
 
 
+def with_bias(parts: Tensors, hidden: Tensor) -> Tensor:
+    """The hidden layers' outputs, (R, b, m), with their biases where they have any."""
+    return hidden + parts["hidden.bias"].unsqueeze(1) if "hidden.bias" in parts else hidden
+
+
+def logits_of(parts: Tensors, hidden: Tensor) -> Tensor:
+    """What the output layers make of the hidden layers' outputs before their biases."""
+    weight, bias = parts["logits.weight"], parts["logits.bias"]
+    return torch.baddbmm(bias.unsqueeze(1), relu(with_bias(parts, hidden)), weight.mT)
+
+
 class StackedNetwork:
     """The networks of a run as one function of (flat, x).
 
@@ -91,7 +102,7 @@ class StackedNetwork:
         parts = self.layout.parts(flat)
         if self._fixed:
             parts = {name: part.detach() if is_operator(name) else part for name, part in parts.items()}
-        return self._head(parts, self._hidden(parts, self._features(parts, x)))
+        return logits_of(parts, self._hidden(parts, self._features(parts, x)))
 
     def _features(self, parts: Tensors, x: Tensor) -> Tensor:
         """What the hidden layer sees: rows (b, n) common to all replicas, or (R, b, n)."""
@@ -109,12 +120,6 @@ class StackedNetwork:
             return torch.matmul(x, (parts["hidden.weight"] * self.buffers["hidden.mask"]).mT)
         y = self._layer({**parts, **self.buffers}, x)
         return y if self.gain == 1 else self.gain * y
-
-    def _head(self, parts: Tensors, hidden: Tensor) -> Tensor:
-        if "hidden.bias" in parts:
-            hidden = hidden + parts["hidden.bias"].unsqueeze(1)
-        weight, bias = parts["logits.weight"], parts["logits.bias"]
-        return torch.baddbmm(bias.unsqueeze(1), relu(hidden), weight.mT)
 
     # Evaluation.
 
@@ -135,7 +140,7 @@ class StackedNetwork:
             part = slice(start, start + size) if rows is None else rows[start : start + size]
             features = self._features(parts, x[part])
             hidden = self._hidden(parts, features) if weight is None else torch.matmul(features, weight)
-            logits, labels = self._head(parts, hidden), y[part].expand(self.replicas, -1)
+            logits, labels = logits_of(parts, hidden), y[part].expand(self.replicas, -1)
             total[0] += (logits.argmax(-1) == labels).sum(-1)
             total[1] -= logits.log_softmax(-1).gather(-1, labels.unsqueeze(-1)).sum((1, 2))
         return total

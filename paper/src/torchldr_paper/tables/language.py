@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from ..language.protocol import LanguageProtocol
@@ -25,95 +25,95 @@ WIDE_GAINS = {"toeplitz_like": (0.003,), "ldr_sd": (0.003, 0.01)}  # of 3072: a 
 WIDE_GAIN = {"toeplitz_like": 0.003, "ldr_sd": 0.01}  # the best by validation
 
 
+Cells = tuple[Cell, ...]
+
+
 def language_tables() -> tuple[Table, ...]:
     """The tables of both, in the order in which they are listed."""
+    perplexity, conv = "Test perplexity on WikiText-2", "CIFAR-10, replacing convolutions"
     return (
-        Table("lstm", "Test perplexity on WikiText-2, one LSTM layer", tuple(_lstm())),
-        Table("lstm_gain", "Test perplexity on WikiText-2 with a gain of 0.1", tuple(_lstm_gain())),
-        Table(
-            "lstm_dense",
-            "Test perplexity on WikiText-2, the unstructured layer by start, gain and precision",
-            tuple(_lstm_dense()),
-        ),
-        Table(
-            "lstm_authors",
-            "Test perplexity on WikiText-2 from the authors' start",
-            tuple(_lstm_authors()),
-        ),
-        Table(
-            "lstm_starts",
-            "Test perplexity on WikiText-2 after three epochs, by start",
-            tuple(_lstm_starts()),
-        ),
-        Table("conv", "CIFAR-10, replacing convolutions", tuple(_convolution(square=False))),
-        Table(
-            "conv_square",
-            "CIFAR-10, replacing convolutions, hidden layer cut out of a square one",
-            tuple(_convolution(square=True)),
-        ),
-        Table(
-            "conv_authors",
-            "CIFAR-10, replacing convolutions as the authors' code does",
-            tuple(_convolution_authors()),
-        ),
+        Table("lstm", f"{perplexity}, one LSTM layer", _of_each_class(_lstm)),
+        Table("lstm_gain", f"{perplexity} with a gain of {LSTM_GAIN}", _of_each_class(_with_gain)),
+        Table("lstm_dense", f"{perplexity}, the unstructured layer by start, gain and precision", _dense()),
+        Table("lstm_authors", f"{perplexity} from the authors' start", _of_each_class(_authors)),
+        Table("lstm_starts", f"{perplexity} after three epochs, by start", _starts()),
+        Table("conv", conv, _of_each_row(_native)),
+        Table("conv_square", f"{conv}, hidden layer cut out of a square one", _of_each_row(_square)),
+        Table("conv_authors", f"{conv} as the authors' code does", _of_each_row(_blocks)),
         Table(
             "conv_trials",
             "CIFAR-10, the wide rows of conv_authors by start, two rates and one trial",
-            tuple(_convolution_trials()),
+            _of_each_row(_trials),
         ),
-        Table("conv_gain", "CIFAR-10, the wide rows without and with a gain", tuple(_convolution_gain())),
-        Table(
-            "conv_starts",
-            "CIFAR-10, dense and Toeplitz-like rows by start",
-            tuple(_convolution_starts()),
-        ),
+        Table("conv_gain", "CIFAR-10, the wide rows without and with a gain", _of_each_row(_gains)),
+        Table("conv_starts", "CIFAR-10, dense and Toeplitz-like rows by start", _of_each_row(_by_start)),
     )
 
 
-def _lstm() -> Iterator[Cell]:
-    def run(structure: str, rank: int | None = None) -> Run:
-        std = LSTM_START.get(structure)
-        return paper_run(
-            "wikitext2", "lstm", structure, rank, init="linear", init_std=std, protocol=LanguageProtocol()
-        )
+# Language models, by class and rank.
 
-    yield Cell(run("dense"), values.LSTM_DENSE, "Table 2", metric="perplexity")
+
+def _of_each_class(run: Callable[[str, int | None], Run]) -> Cells:
+    """The unstructured layer, and every class at every rank of the paper's table."""
+    rows: list[tuple[str, int | None, float]] = [("dense", None, values.LSTM_DENSE)]
     for structure, ranks in values.LSTM_RANKS.items():
-        for rank, value in zip(ranks, values.LSTM[structure], strict=True):
-            yield Cell(run(structure, rank), value, "Table 2", metric="perplexity")
+        rows += [(structure, *pair) for pair in zip(ranks, values.LSTM[structure], strict=True)]
+    return tuple(_perplexity(run(structure, rank), value) for structure, rank, value in rows)
 
 
-def _lstm_gain() -> Iterator[Cell]:
+def _perplexity(run: Run, paper: float | None) -> Cell:
+    return Cell(run, paper, "Table 2", metric="perplexity")
+
+
+def _wikitext(structure: str, rank: int | None = None, **fields: object) -> Run:
+    return paper_run("wikitext2", "lstm", structure, rank, **{"protocol": LanguageProtocol(), **fields})
+
+
+def _lstm(structure: str, rank: int | None) -> Run:
+    return _wikitext(structure, rank, init="linear", init_std=LSTM_START.get(structure))
+
+
+def _with_gain(structure: str, rank: int | None) -> Run:
     """A tenth of what the parameters make: a step moves the matrices less, at the same rate."""
-    fields = {"init": "linear", "gain": LSTM_GAIN, "protocol": LanguageProtocol()}
-    dense = paper_run("wikitext2", "lstm", "dense", None, **fields)
-    yield Cell(dense, values.LSTM_DENSE, "Table 2", metric="perplexity")
-    for structure, ranks in values.LSTM_RANKS.items():
-        for rank, value in zip(ranks, values.LSTM[structure], strict=True):
-            run = paper_run("wikitext2", "lstm", structure, rank, **fields)
-            yield Cell(run, value, "Table 2", metric="perplexity")
+    return _wikitext(structure, rank, init="linear", gain=LSTM_GAIN)
 
 
-def _lstm_dense() -> Iterator[Cell]:
+def _authors(structure: str, rank: int | None) -> Run:
+    """The start of the authors' own code, whose Toeplitz-like class has no corners."""
+    return _as_the_authors("wikitext2", "lstm", structure, rank, protocol=LanguageProtocol())
+
+
+def _dense() -> Cells:
     """The unstructured layer by start, by gain and by the precision of its decoder."""
-    plain = paper_run("wikitext2", "lstm", "dense", init="linear", protocol=LanguageProtocol())
+    plain = _wikitext("dense", init="linear")
     runs = [plain, *(replace(plain, init_std=std) for std in DENSE_STDS)]
     runs += [replace(plain, gain=gain) for gain in DENSE_GAINS]
     runs += [replace(plain, init_std=DENSE_BOTH[0], gain=DENSE_BOTH[1])]
     runs += [replace(plain, protocol=LanguageProtocol(precision="full"))]
-    for run in runs:
-        yield Cell(run, values.LSTM_DENSE, "Table 2", metric="perplexity")
+    return tuple(_perplexity(run, values.LSTM_DENSE) for run in runs)
 
 
-def _lstm_authors() -> Iterator[Cell]:
-    """The start of the authors' own code, whose Toeplitz-like class has no corners."""
-    protocol = LanguageProtocol()
-    dense = paper_run("wikitext2", "lstm", "dense", protocol=protocol)
-    yield Cell(dense, values.LSTM_DENSE, "Table 2", metric="perplexity")
-    for structure, ranks in values.LSTM_RANKS.items():
-        for rank, value in zip(ranks, values.LSTM[structure], strict=True):
-            run = _as_the_authors("wikitext2", "lstm", structure, rank, protocol=protocol)
-            yield Cell(run, value, "Table 2", metric="perplexity")
+def _starts() -> Cells:
+    """Which start suits which class: three epochs each, judged by their validation."""
+    fields = {"init": "linear", "protocol": LanguageProtocol(epochs=3)}
+    return tuple(
+        _perplexity(_wikitext(structure, ranks[budget], init_std=std, gain=gain, **fields), None)
+        for structure, ranks in values.LSTM_RANKS.items()
+        for std, gain in LSTM_STARTS
+        for budget in LSTM_START_BUDGETS
+    )
+
+
+# What replaces convolutions, by network, class and rank.
+
+
+def _of_each_row(runs: Callable[[str, str, int | None], Iterable[Run]]) -> Cells:
+    """What stands beside each row of the paper's table."""
+    return tuple(
+        Cell(run, value, "Table 3", parameters=parameters)
+        for row, (value, parameters) in values.CONVOLUTION.items()
+        for run in runs(*row)
+    )
 
 
 def _as_the_authors(data: str, model: str, structure: str, rank: int | None, **fields: object) -> Run:
@@ -123,82 +123,54 @@ def _as_the_authors(data: str, model: str, structure: str, rank: int | None, **f
     return paper_run(data, model, structure, rank, **fields)
 
 
-def _lstm_starts() -> Iterator[Cell]:
-    """Which start suits which class: three epochs each, judged by their validation."""
-    protocol = LanguageProtocol(epochs=3)
-    for structure, ranks in values.LSTM_RANKS.items():
-        for std, gain in LSTM_STARTS:
-            for budget in LSTM_START_BUDGETS:
-                run = paper_run(
-                    "wikitext2",
-                    "lstm",
-                    structure,
-                    ranks[budget],
-                    init="linear",
-                    init_std=std,
-                    gain=gain,
-                    protocol=protocol,
-                )
-                yield Cell(run, None, "Table 2", metric="perplexity")
-
-
-def _convolution(square: bool) -> Iterator[Cell]:
-    """The hidden layer of the structured rows is native, or cut out of a square one as in the paper.
+def _native(model: str, structure: str, rank: int | None, cut: str = "") -> Iterator[Run]:
+    """The rows with a hidden layer of their own shape.
 
     Dense layers start as torch's own, as the authors' do; their Toeplitz-like class has no corners, and what
     they add to the loss of channels helps it (LDR-SD does without). Wide ones need a small gain.
     """
-    for (model, structure, rank), (value, parameters) in values.CONVOLUTION.items():
-        if structure == "dense" and square:
-            continue
-        fields: dict[str, object] = {"init": "linear"} if structure == "dense" else {}
-        if (model, structure) == ("channels", "toeplitz_like"):
-            fields["l1"] = CHANNELS_L1
-        if model == "wide":
-            fields["gain"] = WIDE_GAIN[structure]
-        name = f"{model}_square" if square else model
-        run = _as_the_authors("cifar10", name, structure, rank, **fields)
-        yield Cell(run, value, "Table 3", parameters=parameters)
+    fields: dict[str, object] = {"init": "linear"} if structure == "dense" else {}
+    if (model, structure) == ("channels", "toeplitz_like"):
+        fields["l1"] = CHANNELS_L1
+    if model == "wide":
+        fields["gain"] = WIDE_GAIN[structure]
+    yield _as_the_authors("cifar10", model + cut, structure, rank, **fields)
 
 
-def _convolution_authors() -> Iterator[Cell]:
+def _square(model: str, structure: str, rank: int | None) -> Iterator[Run]:
+    """The structured rows with a hidden layer that is cut out of a square one, as in the paper."""
+    if structure != "dense":
+        yield from _native(model, structure, rank, cut="_square")
+
+
+def _blocks(model: str, structure: str, rank: int | None) -> Iterator[Run]:
     """The structured rows as in the authors' code: a hidden layer of blocks, their start and L1 term."""
-    for (model, structure, rank), (value, parameters) in values.CONVOLUTION.items():
-        if structure != "dense":
-            run = _as_the_authors(
-                "cifar10", f"{model}_blocks", structure, rank, init_std=AUTHORS_STD, l1=CHANNELS_L1
-            )
-            yield Cell(run, value, "Table 3", parameters=parameters)
+    if structure != "dense":
+        start = {"init_std": AUTHORS_STD, "l1": CHANNELS_L1}
+        yield _as_the_authors("cifar10", f"{model}_blocks", structure, rank, **start)
 
 
-def _convolution_trials() -> Iterator[Cell]:
+def _trials(model: str, structure: str, rank: int | None) -> Iterator[Run]:
     """The wide rows of these by start, and LDR-SD with a gain: two rates, one trial."""
     slow, fast = (Protocol(lrs=lrs, trials=1) for lrs in ((0.0002, 0.0005), (0.001, 0.002)))
-    for (model, structure, rank), (value, parameters) in values.CONVOLUTION.items():
-        starts: list[dict[str, object]] = []
-        if model == "wide":
-            starts = [{"init_std": s, "l1": CHANNELS_L1, "protocol": slow} for s in (AUTHORS_STD, None)]
-        if (model, structure) == ("wide", "ldr_sd"):
-            starts.append({"init_std": AUTHORS_STD, "gain": TRIED_GAIN, "protocol": fast})
-        for fields in starts:
-            run = _as_the_authors("cifar10", f"{model}_blocks", structure, rank, **fields)
-            yield Cell(run, value, "Table 3", parameters=parameters)
+    starts: list[dict[str, object]] = []
+    if model == "wide":
+        starts = [{"init_std": s, "l1": CHANNELS_L1, "protocol": slow} for s in (AUTHORS_STD, None)]
+    if (model, structure) == ("wide", "ldr_sd"):
+        starts.append({"init_std": AUTHORS_STD, "gain": TRIED_GAIN, "protocol": fast})
+    for fields in starts:
+        yield _as_the_authors("cifar10", f"{model}_blocks", structure, rank, **fields)
 
 
-def _convolution_gain() -> Iterator[Cell]:
+def _gains(model: str, structure: str, rank: int | None) -> Iterator[Run]:
     """The wide rows without and with a gain, which makes the first layer's steps smaller than the others'."""
-    for (model, structure, rank), (value, parameters) in values.CONVOLUTION.items():
-        for gain in (None, *WIDE_GAINS[structure]) if model == "wide" else ():
-            run = _as_the_authors("cifar10", model, structure, rank, gain=gain)
-            yield Cell(run, value, "Table 3", parameters=parameters)
+    for gain in (None, *WIDE_GAINS[structure]) if model == "wide" else ():
+        yield _as_the_authors("cifar10", model, structure, rank, gain=gain)
 
 
-def _convolution_starts() -> Iterator[Cell]:
+def _by_start(model: str, structure: str, rank: int | None) -> Iterator[Run]:
     """Dense and Toeplitz-like rows by start, the latter in the library's own form, with corners."""
-    for (model, structure, rank), (value, parameters) in values.CONVOLUTION.items():
-        for init in ("paper", "linear") if structure != "ldr_sd" else ():
-            run = paper_run("cifar10", model, structure, rank, init=init)
-            yield Cell(run, value, "Table 3", parameters=parameters)
-        if structure == "dense":  # with the biases of the authors' code
-            run = paper_run("cifar10", model, structure, rank, init="linear", bias=True)
-            yield Cell(run, value, "Table 3", parameters=parameters)
+    for init in ("paper", "linear") if structure != "ldr_sd" else ():
+        yield paper_run("cifar10", model, structure, rank, init=init)
+    if structure == "dense":  # with the biases of the authors' code
+        yield paper_run("cifar10", model, structure, rank, init="linear", bias=True)

@@ -141,29 +141,24 @@ class _Flight(NamedTuple):
     tries: int
 
 
+@dataclass
 class _Sweep:
-    """A sweep under way; `sweep` says what the arguments are."""
+    """A sweep under way; `sweep` says what the first fields are."""
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        library: Library,
-        backend: Backend,
-        work: Work,
-        task: Callable[[Run], Task],
-        force: bool,
-        save_weights: bool,
-        deadline: float,
-        retries: int,
-        progress: Progress,
-    ) -> None:
-        self.ledger, self.library, self.backend, self.work = ledger, library, backend, work
-        self.task, self.force, self.save_weights, self.deadline = task, force, save_weights, deadline
-        self.retries, self.progress = retries, progress
-        self.report = Report()
-        self._flying: dict[Future[Done], _Flight] = {}
-        self._arrived: queue.SimpleQueue[Future[Done]] = queue.SimpleQueue()
-        self._before: dict[str, Record | None] = {}  # what the ledger had when this sweep came to a run
+    ledger: Ledger
+    library: Library
+    backend: Backend
+    work: Work
+    task: Callable[[Run], Task]
+    force: bool
+    save_weights: bool
+    deadline: float
+    retries: int
+    progress: Progress
+    report: Report = field(default_factory=Report)
+    _flying: dict[Future[Done], _Flight] = field(default_factory=dict)
+    _arrived: queue.SimpleQueue[Future[Done]] = field(default_factory=queue.SimpleQueue)
+    _before: dict[str, Record | None] = field(default_factory=dict)  # what the ledger had before this sweep
 
     def go(self, runs: Sequence[Run], *, wait: bool) -> None:
         """Bring the runs into the ledger, as many at a time as the backend takes."""

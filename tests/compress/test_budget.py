@@ -264,3 +264,10 @@ def test_of_large_weights_two_of_a_shape_decide_for_the_others(monkeypatch, near
     else:
         assert {row.structure for row in report.layers} == {"low_rank"}
         assert len(tried) <= 2
+
+
+def test_a_class_whose_projections_take_long_still_serves_where_it_is_the_only_one(monkeypatch):
+    monkeypatch.setattr(torchldr.LDRSubdiagonal, "projection_work", 1e9)
+    model = nn.Sequential(nn.Linear(32, 32))
+    report = torchldr.compress_(model, 0.5, structures=["ldr_sd"], progress=False)
+    assert [(row.structure, row.rank) for row in report.layers] == [("ldr_sd", 1)]

@@ -136,6 +136,9 @@ class _Look:
         others: list[list[Structure]] = []
         for weight in self.weights:
             structures = [s for name in self.names for s in search.structures(name, weight)]
+            if not structures:  # all of them would take long: the smallest then, rather than none
+                least = Search(self.names, usual=(1,), work=None)
+                structures = [s for name in self.names for s in least.structures(name, weight)]
             self.low.append([s for s in structures if s.name in quick])
             others.append([s for s in structures if s.name not in quick])
         stages = [f"{CHOOSING} {weight.name}" for weight in self.weights]

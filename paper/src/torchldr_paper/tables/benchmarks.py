@@ -2,7 +2,7 @@
 
     python -m torchldr_paper.tables.benchmarks [--root FOLDER] [--check]
 
-In docs/performance.md, docs/tridiagonal.md and README.md of a checkout everything between
+In docs/compress.md, docs/performance.md, docs/tridiagonal.md and README.md of a checkout everything between
 `<!-- table: NAME -->` and `<!-- end -->` is replaced by the table of that name, rendered from
 results/bench/*.json and results/tridiagonal_learning.jsonl; README's `<!-- speed table -->` stands for one
 called "speed". --check changes nothing and exits with 1 where a page differs from its results.
@@ -27,7 +27,7 @@ Row = Mapping[str, Any]
 Rows = Sequence[Row]
 Results = Mapping[str, Rows]  # rows by section
 
-PAGES = ("docs/performance.md", "docs/tridiagonal.md", "README.md")
+PAGES = ("docs/compress.md", "docs/performance.md", "docs/tridiagonal.md", "README.md")
 _README = re.compile(r"<!-- speed table -->(?!\n<!-- table)")
 
 
@@ -126,6 +126,44 @@ _PEERS = _crossed(
     "rows", {"what": "what", "peer": "beside", "batch": "rows"}, lambda row: row["n"], _sized,
     lambda row: _times_more(row["ratio"]), ordered=True,
 )  # fmt: skip
+
+
+def _recovered(model: str, measure: str) -> Callable[[Results], str]:
+    """A model compressed by every method: quality before and after training, and rounded to int8."""
+
+    def table(results: Results) -> str:
+        rows = [row for row in results["rows"] if row["model"] == model]
+        best = min if measure == "perplexity" else max
+        order = sorted(rows, key=lambda row: -row["budget"])
+        body = []
+        for budget in dict.fromkeys(row["budget"] for row in order):
+            some = [row for row in order if row["budget"] == budget]
+            trained = [row["after"][measure] for row in some if "after" in row]
+            top = best(trained)
+            for row in sorted(some, key=lambda row: _trained(row, measure), reverse=best is max):
+                cells = [_quality(row.get(key), measure) for key in ("before", "after", "int8")]
+                cells[1] = f"**{cells[1]}**" if row.get("after", {}).get(measure) == top else cells[1]
+                sizes = [f"{row[key] / 1e6:.1f}" if key in row else "-" for key in ("bytes", "int8_bytes")]
+                name = row["method"] if row["method"] in _METHODS else f"`{row['method']}`"
+                body.append([f"{budget:.0%}", name, *cells, *sizes])
+        header = ["parameters", "method", "as projected", "after training", "then int8", "MB", "MB in int8"]
+        return markdown(header, body, left=2)
+
+    return table
+
+
+_METHODS = "dense", "SVD", "whitened SVD", "pruning"
+
+
+def _trained(row: Row, measure: str) -> float:
+    return float(row.get("after", row["before"])[measure])
+
+
+def _quality(found: Row | None, measure: str) -> str:
+    if found is None:
+        return "-"
+    value = found[measure]
+    return f"{value:.2f}" if measure == "spearman" else f"{value:.1f}" if value < 1e3 else f"{value:.0e}"
 
 
 def _learning(results: Results) -> str:
@@ -240,6 +278,8 @@ TABLES: dict[str, tuple[str, Callable[[Results], str]]] = {
         lambda row: row["n"], _sized,
         lambda row: f"{row['eager']:.2g} / " + (f"{row['captured']:.2g}" if "captured" in row else "-"),
         where=lambda row: row["batch"] in (1, 64, 4096), ordered=True)),
+    "recovery_minilm": ("recovery", _recovered("minilm", "spearman")),
+    "recovery_smollm2": ("recovery", _recovered("smollm2", "perplexity")),
     "peers": ("peers_cpu", _PEERS),
     "gpu_peers": ("peers_cuda", _PEERS),
     "gpu_stencil": ("gpu_speed", _listed("rows", {

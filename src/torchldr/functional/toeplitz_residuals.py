@@ -62,21 +62,20 @@ class Compiled:
     """The same on a CPU, in float64."""
 
     def __init__(self, column: Tensor, row: Tensor) -> None:
-        c, r = column.numpy(), row.numpy()
-        weights = 1 - np.arange(len(c)) / len(c)
-        self.half = max(16, 1 << (len(c) - 1).bit_length())
-        self.spectrum = self._spectrum(c, r)
-        self.smooth = self._spectrum(weights * c, weights * r)
-
-    def _spectrum(self, c: np.ndarray, r: np.ndarray) -> np.ndarray:
-        """Of T as a part of a skew-circulant matrix: what wraps around changes its sign. Complex, (N,)."""
         from ..kernels.cpu import fft  # imports numba
 
-        entries = np.zeros(2 * self.half)
-        entries[: len(c)] = c
-        entries[len(entries) - len(r) + 1 :] = -r[:0:-1]
-        re, im = np.split(fft.spectra(entries, self.half, "float64"), 2)
-        return re + 1j * im
+        c, r = column.numpy(), row.numpy()
+        n = len(c)
+        self.half = max(fft.SMALLEST, 1 << (n - 1).bit_length())
+        # As a part of a skew-circulant matrix: what wraps around changes its sign.
+        entries = np.zeros((2, 2 * self.half))
+        entries[0, :n] = c
+        entries[0, 2 * self.half - n + 1 :] = -r[:0:-1]
+        weights = 1 - np.arange(n) / n
+        entries[1, :n] = weights * c
+        entries[1, 2 * self.half - n + 1 :] = entries[0, 2 * self.half - n + 1 :] * weights[:0:-1]
+        spectra = fft.spectra(entries, self.half, "float64")
+        self.spectrum, self.smooth = spectra[:, : self.half] + 1j * spectra[:, self.half :]
 
     def solve(self, b: Tensor, target: Tensor, most: int, *, transposed: bool) -> Tensor | None:
         from ..kernels.cpu import fft, residuals
@@ -84,10 +83,9 @@ class Compiled:
         sizes = np.abs(self.smooth)
         if not sizes.min() * RANGE > sizes.max():
             return None
-        pair = self.spectrum / self.half, 1 / self.smooth / self.half
-        spectra = [np.concatenate((s.real, s.imag if transposed else -s.imag)) for s in pair]
-        x = torch.empty(b.shape, dtype=b.dtype)
-        tables = fft.tables(self.half, "float64")
+        pair = np.stack((self.spectrum, 1 / self.smooth)) / self.half
+        spectra = np.concatenate((pair.real, pair.imag if transposed else -pair.imag), -1)
+        x, tables = torch.empty(b.shape, dtype=b.dtype), fft.tables(self.half, "float64")
         given, wanted, found = (as_array(t.contiguous()) for t in (b, target, x))
         return x if residuals.conjugate_residuals(given, wanted, found, *spectra, *tables, most) else None
 

@@ -322,7 +322,7 @@ def test_classical_matrices(n):
         for S, A in ((M, D), (M.T, D.mT)):
             assert any("gko" in method for method in torchldr.linalg.solvers(S))
             for method in torchldr.linalg.solvers(S):
-                if method != "gmres":
+                if method not in ("gmres", "conjugate residuals"):  # which may not come to an end
                     assert backward_error(A, torchldr.solve(S, b, method=method), b) <= 1e-13, (M, method)
 
 

@@ -3,6 +3,7 @@
     class                      by
     circulant, ACDC, ..        a formula of its inverse
     LDR-SD, r = 1              its two Krylov factors: triangular where the operator is nilpotent
+    Toeplitz, Hankel           conjugate residuals, where they converge
     Toeplitz- .. Cauchy-like   GKO; LDR-SD too, while its scales stay within a range
     compositions, inverses     their parts
     what has Z-like operators  GKO, by the generators that the closure rules give

@@ -8,6 +8,7 @@ worth anything.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -54,32 +55,35 @@ def certified(
     p, n = b.shape
     random = random_rows(PROBES, n, b)
     rhs = torch.cat((b, random)) if solver.exact else b
-    size = torch.linalg.vector_norm(rhs, dim=-1)
+    size = lengths(rhs)
     if solver.exact:
         x = solver.solve_with(b, random, transposed=transposed)
     else:
         x = solver.solve(b, transposed=transposed)
-    if not bool(torch.isfinite(torch.view_as_real(x) if x.is_complex() else x).all()):
+    length = lengths(x)
+    if not all(map(math.isfinite, length)):
         return Certified(x[:p], torch.inf, torch.inf, _unknown(solver))
     y = product(torch.cat((x, random[:1])))
     left = rhs - y[:-1]
-    if solver.exact and not bool((torch.linalg.vector_norm(left[p:], dim=-1) < LOST).all()):
+    lost = lengths(left)
+    if solver.exact and not all(each < LOST for each in lost[p:]):
         return Certified(x[:p], torch.inf, torch.inf, _unknown(solver))
-    norm = max(_gain(random[:1], y[-1:]), _gain(y[-1:], adjoint(y[-1:])))
-    length = torch.linalg.vector_norm(x, dim=-1)
-    inverse = length[p:] if solver.exact else length / torch.where(size == 0, 1, size)
-    condition = norm * float(inverse.square().mean().sqrt() if solver.exact else inverse.max())
-    x, left, rhs, size = x[:p], left[:p], rhs[:p], size[:p]
+    norm = _norm(random[:1], y[-1:], adjoint)
+    if solver.exact:
+        condition = norm * math.hypot(*length[p:]) / PROBES**0.5
+    else:
+        condition = norm * _largest([length[i] / (size[i] or 1.0) for i in range(p)])
+    x, left, rhs = x[:p], left[:p], rhs[:p]
     if condition > solver.trusted:
         return Certified(x, torch.inf, torch.inf, torch.nan)
     floor = FLOOR * torch.finfo(torch.float64).eps
-    error, backward = _errors(left, x, size, norm)
+    error, backward = _errors(lost[:p], length, size, norm)
     for _ in range(REFINEMENTS):
         if not p or error <= tol or backward <= floor:
             break
         trial = x + solver.solve(left, transposed=transposed)
         after = rhs - product(trial)
-        errors = _errors(after, trial, size, norm)
+        errors = _errors(lengths(after), lengths(trial), size, norm)
         if not errors[1] < 0.5 * backward:
             break
         x, left, (error, backward) = trial, after, errors
@@ -91,20 +95,30 @@ def _unknown(solver: Solver) -> float:
     return torch.inf if solver.trusted == torch.inf else torch.nan
 
 
-def _errors(left: Tensor, x: Tensor, size: Tensor, norm: float) -> tuple[float, float]:
-    """The largest |left| / |b| and |left| / (|M| |x| + |b|) of the rows."""
-    if not left.shape[0]:
-        return 0.0, 0.0
-    lost = torch.linalg.vector_norm(left, dim=-1)
-    scale = norm * torch.linalg.vector_norm(x, dim=-1) + size
-    whole = torch.where(size == 0, 1, size)
-    return float((lost / whole).max()), float((lost / torch.where(scale == 0, 1, scale)).max())
+def lengths(rows: Tensor) -> list[float]:
+    """The 2-norms of rows."""
+    found: list[float] = torch.linalg.vector_norm(rows, dim=-1).tolist()
+    return found
 
 
-def _gain(before: Tensor, after: Tensor) -> float:
-    """|after| / |before|: from M and its adjoint a bound of |M| from below."""
-    length = float(torch.linalg.vector_norm(before))
-    return float(torch.linalg.vector_norm(after)) / length if length else 0.0
+def _errors(lost: list[float], length: list[float], size: list[float], norm: float) -> tuple[float, float]:
+    """The largest |b - M x| / |b| and |b - M x| / (|M| |x| + |b|) of the rows of `lost`."""
+    rows = range(len(lost))
+    return (
+        _largest([lost[i] / (size[i] or 1.0) for i in rows]),
+        _largest([lost[i] / (norm * length[i] + size[i] or 1.0) for i in rows]),
+    )
+
+
+def _largest(values: list[float]) -> float:
+    """nan where there is one, 0 where there is none."""
+    return math.nan if any(map(math.isnan, values)) else max(values, default=0.0)
+
+
+def _norm(before: Tensor, after: Tensor, adjoint: Product) -> float:
+    """A bound of |M| from below, given a vector and its product."""
+    first, second, third = (*lengths(torch.cat((before, after))), *lengths(adjoint(after)))
+    return max(second / first if first else 0.0, third / second if second else 0.0)
 
 
 def random_rows(count: int, n: int, like: Tensor) -> Tensor:

@@ -44,8 +44,9 @@ def solve(M: LinearMap, b: Tensor, *, tol: float | None = None, method: str | No
 
     Computed in float64 or complex128. The residual |b - M x| is at most 1e-10 (|M| |x| + |b|), usually some
     rounding units of it, for condition numbers up to 1e8 and mostly beyond. Cost: O(n log n) for circulant
-    matrices and their kin, O(n^2 r) operations and O(n r) memory for Toeplitz-, Hankel-, Vandermonde- and
-    Cauchy-like ones; others go by GMRES or as dense matrices.
+    matrices and their kin, and a step for well-conditioned `Toeplitz` and `Hankel`; O(n^2 r) operations and
+    O(n r) memory for these and for Toeplitz-, Hankel-, Vandermonde- and Cauchy-like ones; others go by GMRES
+    or as dense matrices.
 
     Warns:
         IllConditionedWarning: where the condition number is estimated above 1e8.

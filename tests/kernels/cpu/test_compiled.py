@@ -19,7 +19,7 @@ from torch._subclasses import FakeTensorMode
 import torchldr
 from torchldr import testing
 from torchldr.core.routes import Call
-from torchldr.functional import stencil, triangular
+from torchldr.functional import stencil, toeplitz_residuals, triangular
 from torchldr.functional.gko import elimination as gko
 from torchldr.functional.port import product as port
 from torchldr.functional.reference import krylov_of_ring_reference, krylov_reference, shift_reference
@@ -121,6 +121,15 @@ def substitutes() -> None:
     close(triangular.lower_toeplitz_solve(w, b) @ T.mT, b)
 
 
+def iterates() -> None:
+    column, row, b = 40.0 * (torch.arange(20) == 0) + normal(20), normal(20), normal(2, 20)
+    T = torchldr.Toeplitz(column, row)
+    target = torch.full((2,), 1e-12, dtype=torch.float64)
+    x = toeplitz_residuals.form(column, T.row).solve(b, target, 40, transposed=False)
+    assert x is not None
+    close(T.matmul(x), b)
+
+
 # Every loop that Python calls, or one of several that are called together: the module, the name, which
 # argument it writes to, and who needs it.
 CALLED = [
@@ -138,6 +147,7 @@ CALLED = [
     ("gko", "forward", 5, eliminates),
     ("gko", "backward", 6, eliminates),
     ("gko", "substitute", 1, substitutes),
+    ("residuals", "conjugate_residuals", 2, iterates),
 ]
 every_loop = pytest.mark.parametrize(
     ("module", "name", "place", "use"), CALLED, ids=[f"{module}.{name}" for module, name, *_ in CALLED]
@@ -198,7 +208,7 @@ def test_all_loops_serve_here():
     names = [family.name for family in compiled._families]
     assert len(set(names)) == len(names)
     for family in compiled._families:
-        solves = family in (*gko.LOOPS.values(), triangular.SUBSTITUTION)
+        solves = family in (*gko.LOOPS.values(), triangular.SUBSTITUTION, toeplitz_residuals.LOOPS)
         dtypes = (torch.float64,) if solves or family.name.startswith("projection") else compiled._DTYPES
         for dtype in (*dtypes, torch.complex128) if family in gko.LOOPS.values() else dtypes:
             assert family.why_not(dtype) is None, family.name

@@ -87,15 +87,17 @@ class ClassicalMatrix(LinearMap):
         check_size(who, x, size, what)
         if x.device != self.device:
             raise ValueError(f"{who}: the input is on {x.device}, the matrix on {self.device}; move one.")
-        dtype = torch.promote_types(x.dtype, self.dtype)
-        wide = torch.promote_types(dtype, torch.float32)  # FFTs know no narrower one
-        rows = x.reshape(math.prod(x.shape[:-1]), size).to(wide)
+        dtype = x.dtype if x.dtype is self.dtype else torch.promote_types(x.dtype, self.dtype)
+        rows = x if x.ndim == 2 else x.reshape(math.prod(x.shape[:-1]), size)
+        if dtype.itemsize < 4 or x.dtype is not dtype:
+            rows = rows.to(torch.promote_types(dtype, torch.float32))  # FFTs know no narrower one
         result = sum(self.shape) - size
         if 0 in (*rows.shape, result):  # nothing to add up, or no results: FFTs take no empty input
             y = rows.sum(-1, keepdim=True) * rows.new_zeros(result)
         else:
             y = product(rows)
-        return y.reshape(*x.shape[:-1], result).to(dtype)
+        y = y if x.ndim == 2 else y.reshape(*x.shape[:-1], result)
+        return y if y.dtype is dtype else y.to(dtype)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.out_features}, {self.in_features}, dtype={self.dtype})"

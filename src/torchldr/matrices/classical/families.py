@@ -237,9 +237,10 @@ def _windows(entries: Tensor, x: Tensor, m: int) -> Tensor:
     """
     n = x.shape[-1]
     length = fast_length(m + n - 1)
-    dtype = torch.promote_types(entries.dtype, x.dtype)
-    entries, x = entries.to(dtype), x.to(dtype)
-    if dtype.is_complex:
+    if entries.dtype is not x.dtype:
+        dtype = torch.promote_types(entries.dtype, x.dtype)
+        entries, x = entries.to(dtype), x.to(dtype)
+    if x.is_complex():
         y = torch.fft.ifft(torch.fft.fft(entries, length) * torch.fft.fft(x, length))
     else:
         y = torch.fft.irfft(torch.fft.rfft(entries, length) * torch.fft.rfft(x, length), length)

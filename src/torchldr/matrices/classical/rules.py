@@ -11,7 +11,7 @@ from ...core.linear_map import LinearMap, Number
 from ...core.rules import rule
 from ...linalg.candidates import by_generators, real, rows_reversed, toeplitz_candidates
 from ...linalg.cauchy_forms import CauchyForm, gko, vandermonde_form
-from ...linalg.circulant_iteration import FROM, circulant_iteration
+from ...linalg.residual_iteration import residual_iteration
 from ...linalg.solvers import Candidate, formula
 from .families import Cauchy, Diagonals, Hankel, Toeplitz, Vandermonde
 from .transforms import DCT2, DFT, Chebyshev
@@ -86,10 +86,7 @@ def _toeplitz_solvers(
 ) -> list[Candidate]:
     """Of M, given a Toeplitz matrix T and what makes solvers of M from those of T."""
     eliminations = toeplitz_candidates(lambda: _toeplitz_displacement(T))
-    known = by_generators(M, 4, become(eliminations))
-    if M.in_features < FROM:
-        return known
-    return [*become([circulant_iteration(T.column, T.row)]), *known]
+    return [*become(residual_iteration(T.column, T.row)), *by_generators(M, 4, become(eliminations))]
 
 
 @rule("solvers", Vandermonde)

@@ -5,19 +5,22 @@ from __future__ import annotations
 import importlib
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import torchldr
+from torchldr.functional import toeplitz_residuals
 from torchldr.functional.gcr import gcr
-from torchldr.linalg import circulant_iteration
-from torchldr.linalg.circulant_iteration import FROM, STEPS, CirculantIteration
+from torchldr.kernels.cpu import compiled as gate
+from torchldr.linalg import residual_iteration
+from torchldr.linalg.residual_iteration import STEPS, ResidualIteration
 
 solving = importlib.import_module("torchldr.linalg.solve")  # torchldr.linalg.solve is the function
-NAME = "circulant iteration"
-N = FROM
+NAME = "conjugate residuals"
+N = 256
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -54,10 +57,6 @@ ILL = {
     ),
     "slow decay": lambda n: torchldr.Toeplitz(powers(n, 0.9999)),
     "random": lambda n: torchldr.Toeplitz(normal(n), normal(n, seed=1)),
-    "skew": lambda n: torchldr.Toeplitz(
-        torch.tensor([0.0, 1.0] + [0.0] * (n - 2), dtype=torch.float64),
-        torch.tensor([0.0, -1.0] + [0.0] * (n - 2), dtype=torch.float64),
-    ),
 }
 
 
@@ -96,7 +95,7 @@ def test_well_conditioned_systems_are_solved_by_it(name, transposed, taken):
     D, b = M.to_dense(), normal(N, 2)
     assert torchldr.linalg.solvers(M)[:2] == [NAME, "gko"]
     x, direct = M.solve(b), torchldr.solve(M, b, method="gko")
-    assert taken[0] in ("CirculantIteration", "Swapped", "Formula")
+    assert taken[0] in ("ResidualIteration", "Swapped", "Formula")
     eps = torch.finfo(torch.float64).eps
     assert backward_error(D, x, b) <= 64 * eps
     assert backward_error(D, x, b) <= max(backward_error(D, direct, b), 16 * eps)
@@ -120,11 +119,13 @@ def test_what_does_not_converge_is_left_to_elimination(name, taken):
 
 
 @pytest.mark.parametrize("transposed", [False, True], ids=["plain", "transposed"])
-def test_in_between_the_better_one_is_taken(transposed, taken):
-    """A first difference, with a condition number near n: the iteration may come to the end or not."""
+@pytest.mark.parametrize("skew", [False, True])
+def test_in_between_the_better_one_is_taken(transposed, skew, taken):
+    """Differences to one and to both sides, with condition numbers near n: the iteration may do or not."""
     unit = (torch.arange(N) == 0).double()
-    M, b = torchldr.Toeplitz(unit - unit.roll(1), unit), normal(N, 2)
-    M = M.T if transposed else M
+    M = torchldr.Toeplitz(unit - unit.roll(1), unit)
+    M = torchldr.Toeplitz(unit.roll(1), -unit.roll(1)) if skew else M
+    M, b = M.T if transposed else M, normal(N, 2)
     x = M.solve(b)
     bound = 64 * torch.finfo(torch.float64).eps if taken[0] != "CauchySolver" else 1e-10
     assert backward_error(M.to_dense(), x, b) <= bound
@@ -147,7 +148,7 @@ def test_warnings_and_singular_matrices_are_those_of_elimination():
 
 
 def test_a_condition_number_above_what_is_trusted_is_left_to_elimination(taken, monkeypatch):
-    monkeypatch.setattr(CirculantIteration, "trusted", 1.5)
+    monkeypatch.setattr(ResidualIteration, "trusted", 1.5)
     M, b = WELL["positive definite"](N), normal(N, 1)
     assert torch.equal(M.solve(b), torchldr.solve(M, b, method="gko"))
     assert taken[0] == "CauchySolver"
@@ -156,13 +157,14 @@ def test_a_condition_number_above_what_is_trusted_is_left_to_elimination(taken, 
 @pytest.mark.parametrize("size", [1e-9, 1e-3, 1.0])
 def test_wrong_products_inside_are_noticed(size, taken, monkeypatch):
     """What the iteration believes to be T is another matrix: its solutions are measured and refused."""
-    inner = CirculantIteration.__init__
+    inner = toeplitz_residuals.form
 
-    def wrong(self, column, row):
-        inner(self, column, row)
-        self.spectrum = self.spectrum * (1 + size * torch.rand_like(self.spectrum.real))
+    def wrong(column, row):
+        form = inner(column, row)
+        form.spectrum = form.spectrum * (1 + size * np.random.default_rng(0).random(len(form.spectrum)))
+        return form
 
-    monkeypatch.setattr(CirculantIteration, "__init__", wrong)
+    monkeypatch.setattr(toeplitz_residuals, "form", wrong)
     M, b = WELL["nonsymmetric"](N), normal(N, 1)
     x = M.solve(b)
     assert backward_error(M.to_dense(), x, b) <= 1e-12
@@ -175,28 +177,53 @@ def test_named_it_says_that_it_gave_up():
         quietly(ILL["random"](N), normal(N), method=NAME)
 
 
+@pytest.mark.parametrize("form", ["Plain", "Compiled"])
 @given(
-    n=st.integers(2, 40),
-    columns=st.integers(1, 4),
+    n=st.integers(1, 80),
+    rows=st.integers(1, 4),
     seed=st.integers(0, 2**20),
     transposed=st.booleans(),
     spread=st.sampled_from([0.1, 0.5, 1.0]),
 )
 @settings(max_examples=60)
-def test_the_solver_itself_on_small_systems(n, columns, seed, transposed, spread):
+def test_both_forms_on_small_systems(form, n, rows, seed, transposed, spread):
     column, row = spread * normal(2, n, seed=seed) / n**0.5
     column[0] = row[0] = 2.0
     D = torchldr.Toeplitz(column, row).to_dense()
-    b = normal(columns, n, seed=seed + 1)
-    b[0] = 0
-    x = CirculantIteration(column, row).solve(b, transposed=transposed)
     D = D.mT if transposed else D
-    if bool(torch.isnan(x).any()):
-        assert bool(torch.isnan(x).all())
+    b = normal(rows, n, seed=seed + 1)
+    b[0] = 0
+    solver = getattr(toeplitz_residuals, form)(column, row)
+    x = solver.solve(b, 1e-15 * b.norm(dim=-1), STEPS, transposed=transposed)
+    if x is None:
         assert torch.linalg.cond(D) > 2
         return
     assert backward_error(D, x.mT, b.mT) <= 1e-13
     assert not x[0].any()
+
+
+@pytest.mark.parametrize("n", [256, 300, 1021])
+def test_both_forms_take_the_same_steps(n):
+    T = WELL["nonsymmetric"](n)
+    b = normal(3, n)
+    target = torch.tensor([1e-12, 1.0, 1e-4], dtype=b.dtype)
+    found = [
+        form(T.column, T.row).solve(b, target, STEPS, transposed=False)
+        for form in (toeplitz_residuals.Plain, toeplitz_residuals.Compiled)
+    ]
+    for x in found:
+        assert bool(((b - T.matmul(x)).norm(dim=-1) <= 1.01 * target).all())
+
+
+def test_without_numba_the_plain_form_serves(monkeypatch, taken):
+    M, b = WELL["nonsymmetric"](1024), normal(1024, 1)
+    compiled = M.solve(b)
+    monkeypatch.setattr(gate, "why_not", lambda: "switched off")
+    assert NAME not in torchldr.linalg.solvers(WELL["nonsymmetric"](N))  # elimination is as fast
+    assert torchldr.linalg.solvers(M)[0] == NAME
+    plain = M.solve(b)
+    assert taken == ["ResidualIteration"] * 2
+    assert (compiled - plain).norm() <= 1e-13 * plain.norm()
 
 
 def test_float32_systems_lose_their_last_rounding_alone(taken):
@@ -204,7 +231,7 @@ def test_float32_systems_lose_their_last_rounding_alone(taken):
     b = normal(N).float()
     x = M.solve(b)
     assert x.dtype == torch.float32
-    assert taken == ["CirculantIteration"]
+    assert taken == ["ResidualIteration"]
     right = torch.linalg.solve(torchldr.Toeplitz(powers(N, 0.7).float().double()).to_dense(), b.double())
     assert (x.double() - right).norm() <= torch.finfo(torch.float32).eps * right.norm()
 
@@ -214,14 +241,14 @@ def test_leading_axes_and_complex_right_hand_sides(taken):
     b = torch.complex(normal(2, N, 3), normal(2, N, 3, seed=1))
     x = M.solve(b)
     assert x.shape == b.shape
-    assert taken == ["CirculantIteration"]
+    assert taken == ["ResidualIteration"]
     torch.testing.assert_close(M.to_dense().to(b.dtype) @ x, b)
 
 
 def test_many_right_hand_sides_are_left_to_elimination(taken, monkeypatch):
-    monkeypatch.setattr(circulant_iteration, "LARGEST", 2 * N)
+    monkeypatch.setattr(residual_iteration, "LARGEST", 2 * N)
     M = WELL["positive definite"](N)
-    for columns, solver in ((2, "CirculantIteration"), (3, "CauchySolver")):
+    for columns, solver in ((2, "ResidualIteration"), (3, "CauchySolver")):
         M.solve(normal(N, columns))
         assert taken.pop() == solver
 
@@ -231,7 +258,7 @@ def test_gradients_by_the_same_iteration(taken):
     b, direction = normal(N).requires_grad_(), normal(N, seed=2)
     x = torchldr.Toeplitz(column, row).solve(b)
     found = torch.autograd.grad(x, (column, row, b), direction)
-    assert taken == ["CirculantIteration"]
+    assert taken == ["ResidualIteration"]
     right = torch.linalg.solve(torchldr.Toeplitz(column, row).to_dense(), b)
     for got, want in zip(found, torch.autograd.grad(right, (column, row, b), direction), strict=True):
         assert (got - want).norm() <= 1e-12 * want.norm()
@@ -241,7 +268,7 @@ def test_a_backward_pass_that_does_not_converge_is_left_to_elimination(monkeypat
     column = powers(N, 0.7).requires_grad_()
     b = normal(N)
     x = torchldr.Toeplitz(column).solve(b)
-    monkeypatch.setattr(circulant_iteration, "STEPS", 1)
+    monkeypatch.setattr(residual_iteration, "STEPS", 1)
     (found,) = torch.autograd.grad(x, column, torch.ones_like(x))
     right = torch.linalg.solve(torchldr.Toeplitz(column).to_dense(), b)
     (want,) = torch.autograd.grad(right, column, torch.ones_like(x))

@@ -9,7 +9,7 @@ from torchldr import testing
 from torchldr.export import forms
 from torchldr.functional.exported import grown, krylov, transforms
 from torchldr.functional.exported.convolution import numbers
-from torchldr.functional.exported.dense import DenseProduct
+from torchldr.functional.exported.dense import DenseWeight
 
 CLASSES = list(torchldr.structures().values())
 every_class = pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.name)
@@ -124,7 +124,7 @@ def test_constants_are_fewer_than_the_dense_weight(cls, kind):
     M = cls.random(512, 512, 1 if cls.ranked else None)
     product = forms.product_module(M, kind)
     if cls.name == "dense":
-        assert isinstance(product, DenseProduct)
+        assert isinstance(product, DenseWeight)
     else:
         assert numbers(product) < 512 * 512 / 4
         assert "dense" not in product.form
@@ -134,7 +134,7 @@ def test_constants_are_fewer_than_the_dense_weight(cls, kind):
 def test_small_matrices_are_dense_by_themselves(cls):
     M = cls.random(24, 30, 1 if cls.ranked else None)
     product = forms.product_module(M, "fft")
-    assert isinstance(product, DenseProduct)
+    assert isinstance(product, DenseWeight)
     assert torch.allclose(product.weight, M.to_dense(), atol=1e-5)
 
 

@@ -22,7 +22,7 @@ class Formula(nn.Module):
         return self.function(x, **self._buffers)
 
 
-class DenseProduct(nn.Module):
+class DenseWeight(nn.Module):
     """x W^T."""
 
     form = "dense"

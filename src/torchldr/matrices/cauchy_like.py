@@ -18,7 +18,7 @@ from ..core.routes import Call
 from ..core.rules import rule
 from ..core.storage import FLOAT, Storage
 from ..functional.cauchy import TILE, cauchy_matmul, cauchy_reference
-from ..functional.exported.dense import Formula
+from ..functional.exported.dense import FormulaProduct
 from ..linalg.candidates import by_generators
 from ..linalg.cauchy_forms import CauchyForm, gko
 from ..linalg.solvers import Candidate
@@ -211,7 +211,7 @@ def project(problem: Problem, rank: int) -> Tensors:
 @rule("onnx", CauchyLike)
 def product(mode: str, M: CauchyLike) -> nn.Module:
     """x M^T with M = (G^T H) / (s_i - t_j), made in the graph."""
-    return Formula(
+    return FormulaProduct(
         "made from its parameters when loaded",
         lambda x, G, H, s, t: x @ ((H.mT @ G) / (s - t.unsqueeze(-1))),
         G=M.G,

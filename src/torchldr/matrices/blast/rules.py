@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 
 from ...algebra.members import like, scales_columns, scales_rows
 from ...core.rules import rule
-from ...functional.exported.dense import Formula
+from ...functional.exported.dense import FormulaProduct
 from ...linalg.solvers import Candidate, formula
 from . import Blast
 
@@ -61,7 +61,7 @@ def product(mode: str, M: Blast) -> nn.Module:
         return y.permute(1, 0, 2).reshape(-1, u * p)[:, :m]
 
     G, H = M.bases()  # (u, r, p) and (v, r, q)
-    return Formula("three batched matrix products", multiply, G=G, S=M.S, H=H.mT)
+    return FormulaProduct("three batched matrix products", multiply, G=G, S=M.S, H=H.mT)
 
 
 # In C: inner products of the blocks, coupled, a rank after the other.

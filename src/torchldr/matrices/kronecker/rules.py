@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 
 from ...algebra.members import linear_in_generators
 from ...core.rules import rule
-from ...functional.exported.dense import Formula
+from ...functional.exported.dense import FormulaProduct
 from ...linalg.solvers import Candidate, formula
 from . import Kronecker
 
@@ -74,7 +74,7 @@ def product(mode: str, M: Kronecker) -> nn.Module:
         return (second @ z).reshape(-1, a * b)[:, :m]
 
     first, second = M.B.flatten(0, 1).mT, M.A.transpose(0, 1).flatten(1)  # (d, r b) and (a, r c)
-    return Formula("two matrix products", multiply, first=first, second=second)
+    return FormulaProduct("two matrix products", multiply, first=first, second=second)
 
 
 # In C: a block of columns at a time.

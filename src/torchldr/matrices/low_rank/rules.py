@@ -15,7 +15,7 @@ from ...algebra.structure import DisplacementStructure, Form, Generators
 from ...core.linear_map import LinearMap
 from ...core.matrix import StructuredMatrix
 from ...core.rules import rule
-from ...functional.exported.dense import Formula
+from ...functional.exported.dense import FormulaProduct
 from ...linalg.solvers import Candidate, dense, formula
 from ...operators import Diagonal, Operator
 from ..ldr_td import LDRTridiagonal
@@ -138,7 +138,7 @@ def _(M: LowRank) -> list[Candidate]:
 @rule("onnx", LowRank)
 @rule("onnx_at_load", LowRank)
 def product(mode: str, M: LowRank) -> nn.Module:
-    return Formula("two matrix products", lambda x, G, H: (x @ H.mT) @ G, G=M.G, H=M.H)
+    return FormulaProduct("two matrix products", lambda x, G, H: (x @ H.mT) @ G, G=M.G, H=M.H)
 
 
 # In C: two products a rank.

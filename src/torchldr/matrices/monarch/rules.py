@@ -9,7 +9,7 @@ from torch.nn.functional import pad
 
 from ...algebra.members import like, linear_in_generators
 from ...core.rules import rule
-from ...functional.exported.dense import Formula
+from ...functional.exported.dense import FormulaProduct
 from ...operators import Diagonal
 from . import Monarch
 
@@ -52,7 +52,7 @@ def product(mode: str, M: Monarch) -> nn.Module:
         return y.permute(1, 0, 2).reshape(-1, u * p)[:, :m]
 
     first, second = M.stages()  # (v, q, r u) and (u, v r, p)
-    return Formula("two batched matrix products", multiply, first=first, second=second)
+    return FormulaProduct("two batched matrix products", multiply, first=first, second=second)
 
 
 # In C: block by block, a product with a row of H and one with a row of G a rank.

@@ -1,5 +1,8 @@
 """The products that exporters are shown, in torch, against the dense oracle in float64."""
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -163,3 +166,11 @@ def test_a_form_is_inherited_with_the_product_alone():
     tensors = torchldr.LowRank.random(64, 64, 1).tensors
     assert forms.product_module(Same.unchecked(64, 64, tensors, {}), "fft").form == "two matrix products"
     assert forms.product_module(Other.unchecked(64, 64, tensors, {}), "matmul").form == "dense"
+
+
+@every_class
+def test_products_are_pickled_and_copied(cls):
+    M, x = cls.random(70, 90, 1 if cls.ranked else None), torch.randn(2, 90)
+    product = forms.product_module(M, "fft", "fast")
+    for other in (pickle.loads(pickle.dumps(product)), copy.deepcopy(product)):
+        assert torch.equal(other(x), product(x))

@@ -1,5 +1,8 @@
 """The products that exporters are shown, in torch, against the dense oracle in float64."""
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +12,7 @@ from torchldr import testing
 from torchldr.export import forms
 from torchldr.functional.exported import grown, krylov, transforms
 from torchldr.functional.exported.convolution import numbers
-from torchldr.functional.exported.dense import DenseProduct
+from torchldr.functional.exported.dense import DenseWeight
 
 CLASSES = list(torchldr.structures().values())
 every_class = pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.name)
@@ -124,7 +127,7 @@ def test_constants_are_fewer_than_the_dense_weight(cls, kind):
     M = cls.random(512, 512, 1 if cls.ranked else None)
     product = forms.product_module(M, kind)
     if cls.name == "dense":
-        assert isinstance(product, DenseProduct)
+        assert isinstance(product, DenseWeight)
     else:
         assert numbers(product) < 512 * 512 / 4
         assert "dense" not in product.form
@@ -134,7 +137,7 @@ def test_constants_are_fewer_than_the_dense_weight(cls, kind):
 def test_small_matrices_are_dense_by_themselves(cls):
     M = cls.random(24, 30, 1 if cls.ranked else None)
     product = forms.product_module(M, "fft")
-    assert isinstance(product, DenseProduct)
+    assert isinstance(product, DenseWeight)
     assert torch.allclose(product.weight, M.to_dense(), atol=1e-5)
 
 
@@ -163,3 +166,11 @@ def test_a_form_is_inherited_with_the_product_alone():
     tensors = torchldr.LowRank.random(64, 64, 1).tensors
     assert forms.product_module(Same.unchecked(64, 64, tensors, {}), "fft").form == "two matrix products"
     assert forms.product_module(Other.unchecked(64, 64, tensors, {}), "matmul").form == "dense"
+
+
+@every_class
+def test_products_are_pickled_and_copied(cls):
+    M, x = cls.random(70, 90, 1 if cls.ranked else None), torch.randn(2, 90)
+    product = forms.product_module(M, "fft", "fast")
+    for other in (pickle.loads(pickle.dumps(product)), copy.deepcopy(product)):
+        assert torch.equal(other(x), product(x))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ..core import rules
 from ..core.matrix import StructuredMatrix
 from ..functional.exported.convolution import numbers
-from ..functional.exported.dense import DenseProduct, MadeAtLoad
+from ..functional.exported.dense import DenseWeight, MadeAtLoad
 
 MODES = ("fft", "matmul", "dense")
 """What an exported layer computes with: FFTs, their matrices, or the dense matrix."""
@@ -45,18 +45,18 @@ def product_module(
     """
     make = rules.of_product("onnx", type(matrix))
     if mode == "dense" or make is None:
-        return DenseProduct(_dense(matrix))
+        return DenseWeight(_dense(matrix))
     m, n = matrix.shape
     made = make(mode, matrix)
-    if isinstance(made, DenseProduct):
+    if isinstance(made, DenseWeight):
         return made
     if plan != "fast" and numbers(made) + GRAPH_NUMBERS >= m * n:
-        return DenseProduct(_dense(matrix), "dense, which is smaller")
+        return DenseWeight(_dense(matrix), "dense, which is smaller")
     if plan == "load" and not str(made.form).startswith("made"):
         at_load = rules.of_product("onnx_at_load", type(matrix))
         made = at_load(mode, matrix) if at_load else MadeAtLoad(made, matrix.in_features, matrix.dtype)
     if not grow and str(made.form).startswith("made"):
-        return DenseProduct(_dense(matrix))
+        return DenseWeight(_dense(matrix))
     return made
 
 

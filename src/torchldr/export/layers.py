@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..compress.layers import keep_state
 from ..core.stacks import unbound
 from ..functional.exported.convolution import numbers
-from ..functional.exported.dense import DenseProduct
+from ..functional.exported.dense import DenseWeight
 from ..matrices import StructuredMatrix
 from ..nn import StructuredChannels, StructuredLinear
 from ..nn.recurrent.base import StructuredRecurrent
@@ -130,7 +130,7 @@ class _Maker:
 
     def shown(self, product: nn.Module, matrix: StructuredMatrix) -> nn.Module:
         """What the exporter is shown of a product: itself, or a placeholder for it."""
-        if self.held is None or isinstance(product, DenseProduct):
+        if self.held is None or isinstance(product, DenseWeight):
             return product
         return self.held.add(product, matrix)
 
@@ -145,7 +145,7 @@ class _Maker:
         matrix = layer.matrix()
         product = self.product(matrix)
         self.note(name, layer.structure, matrix.shape, [product])
-        if not isinstance(product, DenseProduct):
+        if not isinstance(product, DenseWeight):
             return FlatLinear(self.shown(product, matrix), layer.bias, layer.out_features)
         made = nn.utils.skip_init(nn.Linear, layer.in_features, layer.out_features, bias=False)
         made.weight = nn.Parameter(product.weight, requires_grad=False)
@@ -158,8 +158,8 @@ class _Maker:
         matrices = unbound(grid.matrix())
         products = [self.product(matrix) for matrix in matrices]
         self.note(name, grid.structure, matrices[0].shape, products)
-        if all(isinstance(product, DenseProduct) for product in products):
-            return ChannelProducts(layer, [[DenseProduct(layer.weight)]])
+        if all(isinstance(product, DenseWeight) for product in products):
+            return ChannelProducts(layer, [[DenseWeight(layer.weight)]])
         shown, n = list(map(self.shown, products, matrices)), layer.in_channels
         return ChannelProducts(layer, [shown[i : i + n] for i in range(0, len(shown), n)])
 
@@ -169,9 +169,9 @@ class _Maker:
             matrices = list(stack.matrix())
             products = [self.product(matrix) for matrix in matrices]
             self.note(f"{name}.{part}".lstrip("."), stack.structure, matrices[0].shape, products)
-            dense = [product.weight for product in products if isinstance(product, DenseProduct)]
+            dense = [product.weight for product in products if isinstance(product, DenseWeight)]
             layer._modules[part] = (
-                DenseProduct(torch.cat(dense))
+                DenseWeight(torch.cat(dense))
                 if len(dense) == len(products)
                 else StackedProduct(list(map(self.shown, products, matrices)))
             )

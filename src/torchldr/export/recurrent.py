@@ -20,7 +20,7 @@ from torch.nn.functional import linear
 from torch.nn.utils import parametrize
 from torch.nn.utils.rnn import PackedSequence
 
-from ..functional.exported.dense import DenseProduct
+from ..functional.exported.dense import DenseWeight
 from ..nn.recurrent.base import StructuredRecurrent
 from ..nn.recurrent.cells import Product, State
 from ..nn.recurrent.inputs import Given
@@ -71,7 +71,7 @@ def _refuse_packed(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
 
 def _dense(layer: StructuredRecurrent, name: str) -> Tensor | None:
     weight = getattr(layer, name)
-    if isinstance(weight, DenseProduct):
+    if isinstance(weight, DenseWeight):
         return weight.weight
     return weight if isinstance(weight, Tensor) else None
 

@@ -18,7 +18,7 @@ from ..core.routes import Call
 from ..core.rules import rule
 from ..core.storage import FLOAT, Storage
 from ..functional.cauchy import TILE, cauchy_matmul, cauchy_reference
-from ..functional.exported.dense import Formula
+from ..functional.exported.dense import FormulaProduct
 from ..linalg.candidates import by_generators
 from ..linalg.cauchy_forms import CauchyForm, gko
 from ..linalg.solvers import Candidate
@@ -210,15 +210,13 @@ def project(problem: Problem, rank: int) -> Tensors:
 
 @rule("onnx", CauchyLike)
 def product(mode: str, M: CauchyLike) -> nn.Module:
+    nodes = {"s": M.s.to(M.dtype), "t": M.t.to(M.dtype)}
+    return FormulaProduct("made from its parameters when loaded", _from_nodes, G=M.G, H=M.H, **nodes)
+
+
+def _from_nodes(x: Tensor, G: Tensor, H: Tensor, s: Tensor, t: Tensor) -> Tensor:
     """x M^T with M = (G^T H) / (s_i - t_j), made in the graph."""
-    return Formula(
-        "made from its parameters when loaded",
-        lambda x, G, H, s, t: x @ ((H.mT @ G) / (s - t.unsqueeze(-1))),
-        G=M.G,
-        H=M.H,
-        s=M.s.to(M.dtype),
-        t=M.t.to(M.dtype),
-    )
+    return x @ ((H.mT @ G) / (s - t.unsqueeze(-1)))
 
 
 # In C: entry by entry, from the nodes.

@@ -14,7 +14,7 @@ from ..core.dense_route import DenseProduct, multiply_by_dense
 from ..core.matrix import StructuredMatrix
 from ..core.routes import Call, Route
 from ..core.rules import rule
-from ..functional.exported.dense import DenseProduct as ExportedProduct
+from ..functional.exported.dense import DenseWeight
 from ..linalg.solvers import Candidate, dense
 from ..operators import Diagonal
 from ..project.problem import Problem, Tensors
@@ -143,7 +143,7 @@ def project(problem: Problem, rank: int) -> Tensors:
 
 @rule("onnx", Dense)
 def product(mode: str, M: Dense) -> nn.Module:
-    return ExportedProduct(M.weight)
+    return DenseWeight(M.weight)
 
 
 # In C: a product of each row.

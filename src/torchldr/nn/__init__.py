@@ -1,9 +1,10 @@
 """Layers."""
 
 from ..core.storage import Storage, rounded, stored_bytes, straight_through
+from ..matrices.classical.convolution import ConvolutionMatrix
 from .channels.layer import StructuredChannels
 from .channels.stack import MatrixStack
-from .convolution import ConvolutionMatrix, conv_to_matrix
+from .convolution import conv_to_matrix
 from .linear import StructuredLinear
 from .quantize import quantize_
 from .recurrent.layers import StructuredGRU, StructuredLSTM

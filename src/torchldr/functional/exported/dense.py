@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 
-class Formula(nn.Module):
+class FormulaProduct(nn.Module):
     """function(x, **constants), in the words of `form`."""
 
     def __init__(self, form: str, function: Callable[..., Tensor], **constants: Tensor) -> None:
@@ -22,7 +22,7 @@ class Formula(nn.Module):
         return self.function(x, **self._buffers)
 
 
-class DenseProduct(nn.Module):
+class DenseWeight(nn.Module):
     """x W^T."""
 
     form = "dense"

@@ -105,7 +105,7 @@ class ConvolvedPair(nn.Module):
         return t[:, : self.m] + pad(t[:, self.m :], (0, self.m - self.k + 1))
 
 
-class CirculantPair(nn.Module):
+class SquarePair(nn.Module):
     """The product of a square matrix in the ring of X^n + 1: (b, n) to (b, n).
 
     `circulant_pair.generators` writes M between its scalings with the shifts Z_{-1} and Z_{-1/2}; the second
@@ -138,7 +138,7 @@ class CirculantPair(nn.Module):
         return y.squeeze(1) * self.after
 
 
-def convolved(kind: str, A: Side, C: Side, dtype: torch.dtype) -> ConvolvedPair | CirculantPair | None:
+def convolved(kind: str, A: Side, C: Side, dtype: torch.dtype) -> ConvolvedPair | SquarePair | None:
     """The product for (subdiagonal, corner, start vectors) of A and C; None where it takes many blocks."""
     m, n = A[2].shape[-1], C[2].shape[-1]
     blocks = [len(first_indices(side[0].detach().double().cpu().numpy())) for side in (A, C)]
@@ -147,7 +147,7 @@ def convolved(kind: str, A: Side, C: Side, dtype: torch.dtype) -> ConvolvedPair 
     made = ConvolvedPair(kind, A, C, dtype)
     if m != n or max(blocks) > 1 or not transforms.is_exact(kind, n):
         return made
-    pair = CirculantPair(kind, A, C, dtype)
+    pair = SquarePair(kind, A, C, dtype)
     return pair if numbers(pair) <= numbers(made) else made
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch.nn.functional import pad
 
 from ...algebra.members import like, scales_columns, scales_rows
 from ...core.rules import rule
-from ...functional.exported.dense import Formula
+from ...functional.exported.dense import FormulaProduct
 from ...linalg.solvers import Candidate, formula
 from . import Blast
 
@@ -52,16 +53,17 @@ def _(M: Blast) -> list[Candidate] | None:
 
 @rule("onnx", Blast)
 def product(mode: str, M: Blast) -> nn.Module:
-    ((u, p), (v, q)), m, n = M.grid, M.out_features, M.in_features
+    (G, H), multiply = M.bases(), partial(_three_stages, m=M.out_features)
+    return FormulaProduct("three batched matrix products", multiply, G=G, S=M.S, H=H.mT)
 
-    def multiply(x: Tensor, G: Tensor, S: Tensor, H: Tensor) -> Tensor:
-        x = pad(x, (0, v * q - n)).reshape(-1, v, q)
-        z = (x.permute(1, 0, 2) @ H).permute(2, 0, 1)  # (r, v, b)
-        y = (S @ z).permute(1, 2, 0) @ G  # (u, b, p)
-        return y.permute(1, 0, 2).reshape(-1, u * p)[:, :m]
 
-    G, H = M.bases()  # (u, r, p) and (v, r, q)
-    return Formula("three batched matrix products", multiply, G=G, S=M.S, H=H.mT)
+def _three_stages(x: Tensor, G: Tensor, S: Tensor, H: Tensor, *, m: int) -> Tensor:
+    """By G (u, r, p), S (r, u, v) and H (v, q, r)."""
+    (u, _, p), (v, q, _) = G.shape, H.shape
+    x = pad(x, (0, v * q - x.shape[-1])).reshape(-1, v, q)
+    z = (x.permute(1, 0, 2) @ H).permute(2, 0, 1)  # (r, v, b)
+    y = (S @ z).permute(1, 2, 0) @ G  # (u, b, p)
+    return y.permute(1, 0, 2).reshape(-1, u * p)[:, :m]
 
 
 # In C: inner products of the blocks, coupled, a rank after the other.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,9 +11,9 @@ from torch.nn.functional import pad
 
 from ...algebra.members import linear_in_generators
 from ...core.rules import rule
-from ...functional.exported.dense import Formula
+from ...functional.exported.dense import FormulaProduct
 from ...linalg.solvers import Candidate, formula
-from . import Kronecker
+from . import Kronecker, Sizes
 
 # Closure: sums, transposes, and products factor by factor.
 
@@ -66,15 +67,17 @@ def _solved(A: Tensor, y: Tensor) -> Tensor:
 
 @rule("onnx", Kronecker)
 def product(mode: str, M: Kronecker) -> nn.Module:
-    (a, b, c, d), r, m, n = M.sizes, M.G.shape[0], M.out_features, M.in_features
+    first, second = M.B.flatten(0, 1).mT, M.A.transpose(0, 1).flatten(1)
+    multiply = partial(_two_factors, sizes=M.sizes, m=M.out_features)
+    return FormulaProduct("two matrix products", multiply, first=first, second=second)
 
-    def multiply(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
-        z = pad(x, (0, c * d - n)).reshape(-1, c, d) @ first
-        z = z.reshape(-1, c, r, b).permute(0, 2, 1, 3).reshape(-1, r * c, b)
-        return (second @ z).reshape(-1, a * b)[:, :m]
 
-    first, second = M.B.flatten(0, 1).mT, M.A.transpose(0, 1).flatten(1)  # (d, r b) and (a, r c)
-    return Formula("two matrix products", multiply, first=first, second=second)
+def _two_factors(x: Tensor, first: Tensor, second: Tensor, *, sizes: Sizes, m: int) -> Tensor:
+    """By B (d, r b) and A (a, r c)."""
+    (a, b, c, d), r = sizes, first.shape[1] // sizes.b
+    z = pad(x, (0, c * d - x.shape[-1])).reshape(-1, c, d) @ first
+    z = z.reshape(-1, c, r, b).permute(0, 2, 1, 3).reshape(-1, r * c, b)
+    return (second @ z).reshape(-1, a * b)[:, :m]
 
 
 # In C: a block of columns at a time.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ...algebra.convert import convert
 from ...algebra.known import KnownDisplacement, Operators
@@ -15,7 +15,7 @@ from ...algebra.structure import DisplacementStructure, Form, Generators
 from ...core.linear_map import LinearMap
 from ...core.matrix import StructuredMatrix
 from ...core.rules import rule
-from ...functional.exported.dense import Formula
+from ...functional.exported.dense import FormulaProduct
 from ...linalg.solvers import Candidate, dense, formula
 from ...operators import Diagonal, Operator
 from ..ldr_td import LDRTridiagonal
@@ -138,7 +138,11 @@ def _(M: LowRank) -> list[Candidate]:
 @rule("onnx", LowRank)
 @rule("onnx_at_load", LowRank)
 def product(mode: str, M: LowRank) -> nn.Module:
-    return Formula("two matrix products", lambda x, G, H: (x @ H.mT) @ G, G=M.G, H=M.H)
+    return FormulaProduct("two matrix products", _two_products, G=M.G, H=M.H)
+
+
+def _two_products(x: Tensor, G: Tensor, H: Tensor) -> Tensor:
+    return (x @ H.mT) @ G
 
 
 # In C: two products a rank.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -9,7 +10,7 @@ from torch.nn.functional import pad
 
 from ...algebra.members import like, linear_in_generators
 from ...core.rules import rule
-from ...functional.exported.dense import Formula
+from ...functional.exported.dense import FormulaProduct
 from ...operators import Diagonal
 from . import Monarch
 
@@ -42,17 +43,18 @@ def _(M: Monarch, D: Diagonal) -> Monarch | None:
 
 @rule("onnx", Monarch)
 def product(mode: str, M: Monarch) -> nn.Module:
-    (u, p), (v, q) = M.grid
-    m, n, inner = M.out_features, M.in_features, v * M.G.shape[0]
+    first, second = M.stages()
+    form, multiply = "two batched matrix products", partial(_two_stages, m=M.out_features)
+    return FormulaProduct(form, multiply, first=first, second=second)
 
-    def multiply(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
-        x = pad(x, (0, v * q - n)).reshape(-1, v, q)
-        z = (x.permute(1, 0, 2) @ first).reshape(v, -1, inner // v, u)
-        y = z.permute(3, 1, 0, 2).reshape(u, -1, inner) @ second
-        return y.permute(1, 0, 2).reshape(-1, u * p)[:, :m]
 
-    first, second = M.stages()  # (v, q, r u) and (u, v r, p)
-    return Formula("two batched matrix products", multiply, first=first, second=second)
+def _two_stages(x: Tensor, first: Tensor, second: Tensor, *, m: int) -> Tensor:
+    """By weights (v, q, r u) and (u, v r, p)."""
+    (v, q, _), (u, inner, p) = first.shape, second.shape
+    x = pad(x, (0, v * q - x.shape[-1])).reshape(-1, v, q)
+    z = (x.permute(1, 0, 2) @ first).reshape(v, -1, inner // v, u)
+    y = z.permute(3, 1, 0, 2).reshape(u, -1, inner) @ second
+    return y.permute(1, 0, 2).reshape(-1, u * p)[:, :m]
 
 
 # In C: block by block, a product with a row of H and one with a row of G a rank.

@@ -27,9 +27,9 @@ def test_vmap_over_an_ensemble_without_the_guard():
 @pytest.mark.parametrize("name", ["ldr_sd", "toeplitz_like"])
 def test_compiles_with_inductor(name):
     torch._dynamo.reset()
-    layer = testing.layer_of(torchldr.get_structure(name), 1024, 1024, rank=1, dtype=torch.float32)
+    layer = testing.layer_of(torchldr.get_structure(name), 16, 16, rank=1, dtype=torch.float32)
     compiled = torch.compile(layer, fullgraph=True)
-    x = torch.randn(3, 1024)
+    x = torch.randn(3, 16)
     y = compiled(x)
     y.sum().backward()
     assert torch.allclose(y, layer(x), atol=1e-4)

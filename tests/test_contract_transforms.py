@@ -24,12 +24,17 @@ def test_vmap_over_an_ensemble_without_the_guard():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["ldr_sd", "toeplitz_like"])
-def test_compiles_with_inductor(name):
+def test_compiles_with_inductor():
+    """By doubling and by FFTs, in one program: to start the compilers takes longer than all else."""
     torch._dynamo.reset()
-    layer = testing.layer_of(torchldr.get_structure(name), 1024, 1024, rank=1, dtype=torch.float32)
-    compiled = torch.compile(layer, fullgraph=True)
-    x = torch.randn(3, 1024)
-    y = compiled(x)
-    y.sum().backward()
-    assert torch.allclose(y, layer(x), atol=1e-4)
+    classes = [torchldr.get_structure(name) for name in ("ldr_sd", "toeplitz_like")]
+    layers = [testing.layer_of(cls, 16, 16, rank=1, dtype=torch.float32) for cls in classes]
+    parameters = [p for layer in layers for p in layer.parameters()]
+    both = lambda x: [layer(x) for layer in layers]
+    x = torch.randn(3, 16)
+    found, wanted = torch.compile(both, fullgraph=True)(x), both(x)
+    for y, right in zip(found, wanted, strict=True):
+        assert torch.allclose(y, right, atol=1e-4)
+    gradients = [torch.autograd.grad(sum(y.sum() for y in ys), parameters) for ys in (found, wanted)]
+    for y, right in zip(*gradients, strict=True):
+        assert torch.allclose(y, right, atol=1e-4)

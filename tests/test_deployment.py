@@ -229,7 +229,8 @@ def deployed(tmp_path_factory: pytest.TempPathFactory, wheels: list[Path]) -> di
         with environment(folder, wheels[0]) as (scripts, packages):
             script = str(scripts / "torchldr")
             cases = {
-                "smoke": Case(SMOKE),
+                "smoke": Case(WITHOUT + SMOKE, ["numba"]),  # its loops take longer to compile than all else
+                "product": Case(PRODUCT),
                 "version": Case(SCRIPT, (script, "--version")),
                 "no paper": Case(SCRIPT, (script, "paper", "list")),
                 "alone": Case(WITHOUT + ALONE, OPTIONAL),
@@ -267,6 +268,9 @@ def lines(deployed: dict[str, Ran], name: str) -> str:
 def test_a_wheel_works_in_a_clean_environment(deployed: dict[str, Ran]):
     assert lines(deployed, "smoke").strip() == str(len(torchldr.structures()))
     assert deployed["version"] == (0, f"torchldr {torchldr.__version__}\n", "")
+    paths = loads(lines(deployed, "product"))
+    assert paths[LOOPS]["on"], paths[LOOPS]
+    assert paths[DISK]["on"], paths[DISK]
     assert lines(deployed, "cache")  # Numba's folder is the one that it was told
 
 

@@ -26,12 +26,26 @@ print(*set(sys.modules) - before)
 """
 QUIET = "import warnings; warnings.simplefilter('error'); import torchldr"
 ATTRIBUTES = "import torchldr; torchldr.compress.Bytes, torchldr.export.to_onnx, torchldr.testing.contract"
+MODES = """
+import torch
+with torch.autocast("cpu", torch.bfloat16), torch.inference_mode():
+    import torchldr
+layer, x = torchldr.StructuredLinear(96, 90).eval(), torch.randn(3, 96)
+with torch.no_grad():
+    torch.testing.assert_close(torch.compile(layer, backend="eager")(x), layer(x))
+layer.train()
+torch.compile(layer, backend="eager")(x).sum().backward()
+found = layer.G.grad.clone()
+layer.zero_grad()
+layer(x).sum().backward()
+torch.testing.assert_close(found, layer.G.grad)
+"""
 
 
 def test_import():
-    """Of three interpreters: what is loaded, that nothing warns, that modules are found as attributes."""
-    ran = in_forks_of([sys.executable], [Case(code) for code in (LOADED, QUIET, ATTRIBUTES)])
-    assert [each.code for each in ran] == [0, 0, 0], [each.err for each in ran]
+    """Of four interpreters: what is loaded; nothing warns; modules are attributes; modes do not matter."""
+    ran = in_forks_of([sys.executable], [Case(code) for code in (LOADED, QUIET, ATTRIBUTES, MODES)])
+    assert [each.code for each in ran] == [0, 0, 0, 0], [each.err for each in ran]
     loaded = set(ran[0].out.split())
     packages = {name.partition(".")[0] for name in loaded}
     assert packages - sys.stdlib_module_names == {"torch", "torchldr"}

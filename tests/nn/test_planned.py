@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import operator
 import pickle
-import sys
 
 import pytest
 import torch
@@ -14,8 +13,6 @@ from torch.nn.utils import prune
 from torch.utils._pytree import tree_leaves
 
 from torchldr import StructuredChannels, StructuredGRU, StructuredLinear, StructuredLSTM
-
-from ..processes import Case, in_forks_of
 
 
 @pytest.fixture(scope="module")
@@ -132,27 +129,6 @@ def test_the_first_call_conjugates_and_maps(plans, monkeypatch):
 
     monkeypatch.setattr(StructuredLinear, "_infer", infer)
     assert_close(compiled(layer)(x), infer(layer, x)[0])
-
-
-IMPORTED = """
-import torch
-with torch.autocast("cpu", torch.bfloat16), torch.inference_mode():
-    import torchldr
-layer, x = torchldr.StructuredLinear(96, 90).eval(), torch.randn(3, 96)
-with torch.no_grad():
-    torch.testing.assert_close(torch.compile(layer, backend="eager")(x), layer(x))
-layer.train()
-torch.compile(layer, backend="eager")(x).sum().backward()
-found = layer.G.grad.clone()
-layer.zero_grad()
-layer(x).sum().backward()
-torch.testing.assert_close(found, layer.G.grad)
-"""
-
-
-def test_it_does_not_matter_under_what_the_package_was_imported():
-    (ran,) = in_forks_of([sys.executable], [Case(IMPORTED)])
-    assert ran.code == 0, ran.err
 
 
 def assert_close(found, wanted):

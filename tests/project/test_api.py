@@ -85,7 +85,7 @@ def test_members_of_ldr_sd_are_found(shape: tuple[int, int], spread: float, rank
 
 def test_members_of_ldr_td_are_approached():
     W = member("ldr_td", 16, 16, 1, seed=1)
-    found, simpler = (from_dense(W, name, 1).residual for name in ("ldr_td", "ldr_sd"))
+    found, simpler = (from_dense(W, name, 1, effort=0.25).residual for name in ("ldr_td", "ldr_sd"))
     assert found < 1e-2
     assert found < 0.2 * simpler
 
@@ -177,9 +177,10 @@ def test_no_class_is_worse_than_those_it_contains(shape: tuple[int, int], weight
     contained = {"ldr_sd": ["toeplitz_like", "low_rank"], "ldr_td": ["ldr_sd", "hankel_like"]}
     contained["monarch"] = contained["blast"] = ["low_rank"]
     contained["ldr_td"] += ["vandermonde_like"] if n <= m else []
+    names = {*contained, *itertools.chain(*contained.values())}
+    found = {name: best_of(W, name, 2, X) for name in names}
     for name, smaller in contained.items():
-        ours = best_of(W, name, 2, X)
-        assert ours <= (1 + 1e-9) * min(best_of(W, other, 2, X) for other in smaller)
+        assert found[name] <= (1 + 1e-9) * min(found[other] for other in smaller)
 
 
 CONTAINED = [("ldr_sd", "toeplitz_like"), ("ldr_sd", "low_rank"), ("ldr_td", "hankel_like")]

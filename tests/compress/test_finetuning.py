@@ -346,7 +346,7 @@ def test_early_stop_puts_the_best_back():
 SCRIPT = """
 import sys
 sys.path.insert(0, here)
-from test_finetune import long_run, small
+from test_finetuning import long_run, small
 def pace(stage, done, total):
     pipe.send(done)
     pipe.recv()

@@ -136,7 +136,7 @@ def full_disk():
 def small_leaves():
     """Port products with leaves of 32 indices, so that small operators have several levels."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(series, "LONG_LEAF", series.LEAF)
+        patch.setattr(series, "LEAF", 32)
         yield
 
 

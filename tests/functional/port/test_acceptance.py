@@ -105,7 +105,8 @@ def excess(A: Operator, C: Operator) -> float | None:
         assert verdict.reason
         return None
     m, n = A[3].shape[-1], C[3].shape[-1]
-    assert verdict.bound <= tolerance(max(m, n))
+    assert verdict.bound <= acceptance.CERTAIN * tolerance(max(m, n))
+    assert verdict.found <= tolerance(max(m, n))
     k = min(m, n)
     factors = [
         (krylov_of_ring_reference(*A[:3], g, k), krylov_of_ring_reference(*C[:3], h, k).mT)

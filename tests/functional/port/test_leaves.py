@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from torchldr.functional.port import acceptance
-from torchldr.functional.port import series as port_series
 from torchldr.functional.port import sweep as port_sweep
 from torchldr.functional.port.product import PortPlan, port_matmul, port_rmatmul
 from torchldr.functional.reference import krylov_of_ring_reference
@@ -24,12 +23,6 @@ def near_shift(n: int, seed: int = 0, corners: float = 0.0) -> tuple[list[Tensor
     V = torch.randn(1, n, generator=generator, dtype=torch.float64)
     rate = math.exp(acceptance.growth_rate((ring[0], ring[1], ring[2], V), n))
     return [x / rate for x in ring], V
-
-
-def test_leaves_are_long_where_that_lowers_the_oversampling() -> None:
-    cpu, cuda = torch.device("cpu"), torch.device("cuda")
-    sizes = [port_series.leaf_size(c, device) for device in (cpu, cuda) for c in (2, 4, 8)]
-    assert sizes == [128, 32, 32, 128, 128, 128]
 
 
 @pytest.mark.parametrize("compiled", [True, False])

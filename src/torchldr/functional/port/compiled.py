@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.cpu.threads import in_parts
-from .series import dealt, leaf_size
+from . import series
 
 Array = np.ndarray[Any, Any]
 Run = Callable[..., None]
@@ -35,10 +35,9 @@ class Ring:
         self.ring = ring.numpy()
         self.transposed = torch.stack((ring[2].roll(1), ring[1], ring[0].roll(-1))).numpy()
         self.r, self.n = self.V.shape
-        leaf = leaf_size(oversampling, V.device)
-        starts = dealt(self.n, leaf)
+        starts = series.dealt(self.n, series.LEAF)
         self.starts = np.array([*starts, self.n])
-        self.N = oversampling * leaf
+        self.N = oversampling * series.LEAF
         self.depth = len(starts).bit_length() - 1
         dtype = str(self.V.dtype)
         self.constants = spectra.constants(self.N << self.depth, dtype)

@@ -65,14 +65,18 @@ class PreparedPorts:
         self.oversampling = oversampling
         self.left = PortPlan(*left, k, oversampling=oversampling)
         self.right = PortPlan(*right, k, oversampling=oversampling)
-        self._sizes, self._seen, self._weights = scaling.sizes, scaling.seen, scaling.weights(k)
+        self._sizes, self._seen, self.weights = scaling.sizes, scaling.seen, scaling.weights(k)
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.of_scaled(torch.where(self._seen, x.double() * self._sizes, 0)).to(x.dtype)
 
     def of_scaled(self, x: Tensor) -> Tensor:
         """For D x, in float64."""
-        return self.left.matmul(self.right.rmatmul(x) * self._weights)
+        return self.left.matmul(self.right.rmatmul(x) * self.weights)
+
+    def transposed_to_scaled(self, y: Tensor) -> Tensor:
+        """The transpose of `of_scaled`, (b, m) to (b, n)."""
+        return self.right.matmul(self.left.rmatmul(y) * self.weights)
 
 
 class Costs(NamedTuple):

@@ -1,173 +1,205 @@
 """A bound on the rounding of the port product while it runs, for every input.
 
 Products of a plan are FFTs, pointwise products with kept spectra, and sums. An FFT of length N changes a
-vector by at most 4 u (log2 N + 2) of its norm, u = 2^-53. So its rounding is a small change of rows of
+vector by at most eta = 4 u (log2 N + 2) of its norm, u = 2^-53. So its rounding is a small change of rows of
 `levels`, and what becomes of that is known: it passes through the rest of the product as the rows
-themselves do. With
+themselves do. Let x = sum_j x_j e_j be the input, |x|_1 = sum_j |x_j|, and of the rows of block B
 
-    sigma   the norm of the map from the input to the rows of one block at one port,
-    tau     the norm of the map from these rows to the result of the layer,
+    sigma_B     the largest norm that a unit vector e_j gives them, so that they are at most sigma_B |x|_1
+    T_i         the map from the rows of all blocks of a level, those of B times sigma_B, to entry i of the
+                result
 
-roundings at this place change the result by at most eta sigma tau |x|, and blocks of a level, which see
-different parts of x, add by squares. The product of two norms is all that is lost: nothing is multiplied
-along the tree. A product and its transpose have the same bound, as a map and its transpose have one norm.
+Then roundings at this level change entry i by at most eta |T_i|_2 |x|_1: no block has more than its part of
+|x|_1. Nothing is multiplied along the tree, and a level costs the product of two norms of rows of matrices,
+not of matrices. A product and its transpose have the same bound: for roundings in the second half of a
+layer's product exchange inputs and results.
 
-Norms of linear maps are found by `PROBES` random inputs: for a matrix T and independent standard normal
-w_1 .. w_q, |T|_2 <= alpha sqrt(2 / pi) max_i |T w_i|_2, but with probability alpha^-q, whatever T is (Halko,
-Martinsson and Tropp 2011, Lemma 4.1). Here alpha^-q = 2^-48.
+Both norms are found by noise. With w_1 .. w_q independent standard normal vectors and t a row of a matrix,
+|t|_2 <= alpha sqrt(2 / pi) max_i |t w_i|, but with probability alpha^-q (t w_i is normal with deviation
+|t|_2, and a standard normal number is below s with a probability of at most s sqrt(2 / pi)). One product
+with noise bounds all rows of a matrix at once. Here q = `PROBES`, alpha^-q = 2^-48.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.fft import irfft, rfft
+from torch.fft import irfft
 
 from ..tridiagonal import Operator
 from . import levels
-from .series import lengthened
+from .series import leaf_blocks, lengthened
 from .sweep import Closing, TorchSweep
 
-PROBES, ALPHA = 48, 2.0
+PROBES, ALPHA = 24, 4.0
 FACTOR = ALPHA * math.sqrt(2 / math.pi)
 UNIT = 2.0**-53
+APART = 10.0  # weight of the pointwise products' noise, which is small, beside that of the FFTs
 
-Ring = tuple[Tensor, Tensor, Tensor]
+
+def rounding_bound(first: HalfWithNoise, weights: Tensor, second: Callable[[Tensor], Tensor]) -> float:
+    """What roundings in first(x), (b, r, k), change second(weights first(x)) by, at most, over |x|_1.
+
+    By transposition also that of what they change the transpose of this map by.
+    """
+    beyond = lambda z: FACTOR * second(z * weights).abs().amax()
+    heard = first.noise(first.r, first.k)
+    total = beyond(first.from_leaves()) + beyond(heard) * first.heard_roundings()
+    sizes = first.sizes(0)
+    came = torch.zeros_like(sizes)
+    for level in range(first.depth):
+        total = total + beyond(first.from_level(level, sizes, came))
+        joined = first.sizes(level + 1)
+        came, sizes = _eta(first.length(level + 1)) * (joined + sizes.view(-1, 2).amax(1)), joined
+    if first.closing is not None:
+        total = total + beyond(first.from_top(came)) + beyond(first.from_closing())
+        total = total + first.closing_roundings() * beyond(heard / first.closing.weights)
+    return float(total)
 
 
-class ObservedHalf(TorchSweep):
-    """The products of one operator, in float64, which note the norms of all that is rounded on the way."""
+class HalfWithNoise(TorchSweep):
+    """The products of one operator, in float64, and what noise at any place of them becomes."""
 
-    def __init__(self, operator: Operator, k: int, oversampling: int) -> None:
+    @torch.no_grad()
+    def __init__(self, operator: Operator, k: int, oversampling: int, generator: torch.Generator) -> None:
         lower, diagonal, upper, V = operator
         super().__init__(lower, diagonal, upper, V, oversampling, keep=False)
-        self._operator, self._k = operator, k
+        self._operator, self.k, self._generator = operator, k, generator
+        self.depth = len(self._levels)
         corners = bool(lower[0] != 0) or bool(upper[-1] != 0)
-        self._closing = Closing(self.top, lower[0], upper[-1], k) if corners else None
+        self.closing = Closing(self.top, lower[0], upper[-1], k) if corners else None
 
-    @torch.no_grad()
-    def up(self, U: Tensor) -> Tensor:
-        """K_k(A, v_i)^T u, (b, r, k)."""
-        k, N = self._k, self._N
-        rows = (self._dealt(U) @ self._K).view(-1, len(U), 2 + self.r, N)
-        u, z = rows[:, :, :2].permute(2, 1, 0, 3), lengthened(rows[:, :, 2:].sum(0), k)
-        self._sigma, self._heard_closing = [_largest(u)], list[Tensor]()
-        self._heard = [_largest(rows[:, :, 2:].flatten(2).transpose(0, 1)).norm() * len(rows) * UNIT]
-        for B, _, _ in self._levels:
-            N, at_cut = 2 * N, levels.rows_at_cut(u)
-            part = lengthened(irfft(levels.heard(at_cut, B), n=N), k)
-            terms = [_largest(at_cut[s] * x, N) for s in (0, 1) for x in B[s, 2:]]
-            summed = UNIT * (4 + 2 * at_cut.shape[2]) * torch.stack(terms).norm()
-            self._heard.append(_eta(N) * _largest(part.flatten(1)) + summed)
-            z, u = z + part, levels.rows_up(u, at_cut, B)
-            self._sigma.append(_largest(u))
-        if self._closing is not None:
-            at_ports, weights = u[:, :, 0], self._closing.weights
-            self._sigma_closing = _largest((lengthened(at_ports, k) * weights).unsqueeze(-2))
-            for one in torch.eye(2, dtype=u.dtype, device=u.device):
-                part = self._closing.add(at_ports * one.view(2, 1, 1))
-                self._heard_closing.append(_largest((part * weights).flatten(1)))
-                z = z + part
-        return z
+    def noise(self, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+        """(q, *shape), in float64."""
+        return torch.randn(PROBES, *shape, generator=self._generator, dtype=dtype).to(self._K)
 
-    @torch.no_grad()
-    def down(self, w: Tensor) -> Tensor:
-        """K_k(A, v_i) w, (b, n)."""
-        N = self._N << len(self._levels)
-        du = w.new_zeros(2, len(w), 1, N)
-        if self._closing is not None:
-            du = self._closing.transpose(w).unsqueeze(2)
-            self._tau_closing = _largest(self._closing.down(w), self._closing.roots).sum(-1)
-        self._tau, self._tau_at_cut = [_largest(du)], list[Tensor]()
-        for B, _, _ in reversed(self._levels):
-            sources = torch.cat(
-                (rfft(du), self._spectra(w, N).transpose(0, 1).expand(-1, -1, B.shape[2], -1))
-            )
-            sizes = []
-            for conjugate in B.conj():
-                terms = sources * conjugate.unsqueeze(1)
-                sizes.append(_eta(N) * _largest(terms.sum(0), N) + 4 * UNIT * _largest(terms, N).sum(0))
-            self._tau_at_cut.insert(0, torch.stack(sizes))
-            du, N = levels.rows_down(du, self._spectra(w, N), B), N // 2
-            self._tau.insert(0, _largest(du))
-        silent = w.new_zeros(len(w), self.n)
-        self._onward = self._states(self._apart(), silent, du, lengthened(w, self._N))
-        return self._from_leaves(w, du)
+    def length(self, level: int) -> int:
+        """Of the series of a level."""
+        return self._N << level
 
-    def rounding(self, beyond: Tensor, probes: Tensor) -> Tensor:
-        """What rounding changes the result of the layer by, as a share of |x|; after `up` and `down`.
+    # What inputs amount to: how large rows and sums are for unit vectors, by noise that is taken down.
+
+    def sizes(self, level: int) -> Tensor:
+        """sigma of the blocks of a level, (J,)."""
+        return self._largest(level, self._rows_noise(level))
+
+    def state_sizes(self) -> Tensor:
+        """The root of the sum of |state|^2 over N steps of the stencil in each leaf, (J,).
+
+        For a unit vector it is on the diagonal of sum_t A^t (A^t)^T.
+        """
+        power = leaf_blocks(*self._operator[:3], self._layout).A
+        total, steps = torch.eye(power.shape[-1], dtype=power.dtype, device=power.device), 1
+        while steps < self._N:
+            total = total + power @ total @ power.mT
+            power, steps = power @ power, 2 * steps
+        return total.diagonal(dim1=-2, dim2=-1).amax(-1).sqrt()
+
+    def heard_roundings(self) -> float:
+        """What is heard, level by level, times its roundings: of an FFT and of the sum over cuts."""
+        heard = self.noise(self.r, self.k)
+        of_leaves = self._from_leaves(heard, heard.new_zeros(2, PROBES, len(self._K), self._N))
+        total = FACTOR * of_leaves.abs().amax() * UNIT * len(self._K)
+        for level, (B, _, _) in enumerate(self._levels):
+            N, cuts = self.length(level + 1), B.shape[2]
+            silent = heard.new_zeros(2, PROBES, cuts, N)
+            du = levels.rows_down(silent, self._spectra(heard, N), B)
+            total = total + self._largest(level, du).amax() * (_eta(N) + UNIT * (4 + 2 * cuts))
+        return float(total)
+
+    def closing_roundings(self) -> float:
+        """What the corners add, at the radius, times its rounding."""
+        assert self.closing is not None
+        du = self.closing.transpose(self.noise(self.r, self.k) * self.closing.weights)
+        return float(self._largest(self.depth, du.unsqueeze(2)).amax()) * _eta(self.closing.roots)
+
+    def _largest(self, level: int, du: Tensor) -> Tensor:
+        """The largest row, for each block of a level, of a matrix whose products with noise are given.
+
+        du: cotangents of the rows of the level, (2, q, J, N).
+        """
+        N = self.length(level)
+        silent = du.new_zeros(PROBES, self.r, N)
+        for B, _, _ in reversed(self._levels[:level]):
+            du, N = levels.rows_down(du, self._spectra(silent, N), B), N // 2
+        entries = self._dealt(self._from_leaves(silent, du)).abs()
+        return FACTOR * entries.reshape(len(self._K) >> level, -1).amax(1)
+
+    # What is heard, (q, r, k), of noise as large as roundings can be.
+
+    def from_leaves(self) -> Tensor:
+        """Of the states of all leaves, which each step changes by at most 4 u |A| |state|."""
+        lower, diagonal, upper = self._operator[:3]
+        a, b, c = lower.abs(), diagonal.abs(), upper.abs()
+        norm = ((a + b + c).amax() * (a.roll(-1) + b + c.roll(1)).amax()).sqrt()
+        scale = (4 * UNIT * norm * self.state_sizes()).unsqueeze(-1).expand(-1, self._K.shape[1])
+        scale = scale.reshape(-1)[self._layout.places]
+        first, last = self._layout.first, self._layout.ends - 1
+        to_right, to_left = upper.clone(), lower.clone()  # of the transpose, within leaves
+        to_right[last], to_left[first] = 0, 0
+        x = self.noise(self.n) * scale
+        u, heard = x.new_empty(2, PROBES, len(first), self._N), x.new_empty(PROBES, self.r, self._N)
+        for t in range(self._N):
+            u[0, ..., t], u[1, ..., t] = x[:, first], x[:, last]
+            heard[..., t] = x @ self._operator[3].mT
+            following = torch.addcmul(diagonal * x, self.noise(self.n, dtype=torch.float32), scale)
+            following[:, 1:] += (to_right * x)[:, :-1]
+            following[:, :-1] += (to_left * x)[:, 1:]
+            x = following
+        return self._heard_from(0, u, heard)
+
+    def from_level(self, level: int, sizes: Tensor, came: Tensor) -> Tensor:
+        """Of the rows of a level, which go to FFTs and pointwise products.
 
         Args:
-            beyond: (q, r, k). Their largest norm bounds that of the map from K_k(A, v_i)^T u, (r, k), to the
-                result, and so with weights for each t.
-            probes: standard normal vectors (q, n), for the states of the leaves.
+            sizes: of the rows, (J,).
+            came: the roundings that they came with, (J,).
         """
-        after = beyond.flatten(1).norm(dim=-1).amax()
-        total = self._in_leaves(probes) + self._heard[0] * after
-        N = self._N
-        for level, heard in enumerate(self._heard[1:]):
-            N *= 2
-            left, right = self._sigma[level]
-            meeting, own = torch.stack((right[0::2], left[1::2])), torch.stack((left[0::2], right[1::2]))
-            joined = ((self._sigma[level + 1] + own) * self._tau[level + 1]).sum(0)
-            total = total + (meeting * self._tau_at_cut[level]).norm() + _eta(N) * joined.norm()
-            total = total + heard * after
-        if self._closing is None:
-            return total
-        weighted = (beyond / self._closing.weights).flatten(1).norm(dim=-1).amax()
-        closed = (self._sigma_closing[:, 0] * self._tau_closing).sum() + sum(self._heard_closing) * weighted
-        return total + _eta(self._closing.roots) * closed
+        B, N = self._levels[level][0], self.length(level)
+        u = self._rows_noise(level) * (came + _eta(2 * N) * sizes).unsqueeze(-1)
+        common, apart = levels.rows_at_cut(u), math.sqrt(APART) * 4 * UNIT * sizes.unsqueeze(-1)
+        own = lambda: common + levels.rows_at_cut(self._rows_noise(level) * apart)
+        targets = [_arrived(own(), B[:, i]) for i in range(2 + self.r)]
+        joined = irfft(torch.stack(targets[:2]), n=2 * N)
+        joined[0, :, :, :N] += u[0, :, 0::2]
+        joined[1, :, :, :N] += u[1, :, 1::2]
+        heard = irfft(torch.stack([x.sum(1) for x in targets[2:]], 1), n=2 * N)
+        return math.sqrt(1 + (2 + self.r) / APART) * self._heard_from(level + 1, joined, heard)
 
-    def _in_leaves(self, probes: Tensor) -> Tensor:
-        """Of N steps of the stencil in every leaf.
+    def from_top(self, came: Tensor) -> Tensor:
+        """Of the rows of the whole, where there are corners."""
+        u = self._rows_noise(self.depth) * came.unsqueeze(-1)
+        return self._heard_from(self.depth, u, u.new_zeros(PROBES, self.r, 0))
 
-        A step changes the state of a leaf by at most 4 u |A| |state|. So what becomes of that is bounded by
-        the norms of the map from the entries of a leaf to all its states and of that from them to the result.
-        """
-        size = [x.abs() for x in self._operator[:3]]
-        rows = (size[0] + size[1] + size[2]).amax()
-        columns = (size[0].roll(-1) + size[1] + size[2].roll(1)).amax()
-        lower, diagonal, upper = self._apart()
-        states = self._states((upper.roll(1), diagonal, lower.roll(-1)), probes)
-        return 4 * UNIT * (rows * columns).sqrt() * (states * self._onward).norm()
+    def from_closing(self) -> Tensor:
+        """Of the rows of the whole at the closing radius."""
+        assert self.closing is not None
+        cut = lengthened(self._rows_noise(self.depth), self.k)
+        sizes = self._largest(self.depth, lengthened(cut * self.closing.weights, self.length(self.depth)))
+        at_radius = cut[:, :, 0] * (sizes * _eta(self.closing.roots)) / self.closing.weights
+        return self.closing.add(at_radius)
 
-    def _apart(self) -> Ring:
-        """The operator without what leaves hear of each other."""
-        lower, upper = (t.clone() for t in (self._operator[0], self._operator[2]))
-        lower[self._layout.first], upper[self._layout.first - 1] = 0, 0
-        return lower, self._operator[1], upper
+    def _heard_from(self, level: int, u: Tensor, heard: Tensor) -> Tensor:
+        """K_k(A, v_i)^T u for rows of a level, and what was heard already, (b, r, some)."""
+        z, N = lengthened(heard, self.k), self.length(level)
+        for B, _, _ in self._levels[level:]:
+            N, at_cut = 2 * N, levels.rows_at_cut(u)
+            z = z + lengthened(irfft(levels.heard(at_cut, B), n=N), self.k)
+            if self.length(self.depth) > N or self.closing is not None:
+                u = levels.rows_up(u, at_cut, B)
+        return z if self.closing is None else z + self.closing.add(u[:, :, 0])
 
-    def _states(self, ring: Ring, x: Tensor, du: Tensor | None = None, w: Tensor | None = None) -> Tensor:
-        """The norm of the map to the N states of a leaf from x, or from what is added at each step, (J,).
-
-        du, w: cotangents (2, b, J, N) of rows and (b, r, N) of what is heard, added from last to first.
-        """
-        lower, diagonal, upper = ring
-        first, last = self._layout.first, self._layout.ends - 1
-        squares = torch.zeros_like(x)
-        for t in reversed(range(self._N)):
-            if du is not None and w is not None:
-                x[:, first] += du[0, ..., t]
-                x[:, last] += du[1, ..., t]
-                x.addmm_(w[..., t], self._operator[3])
-            squares.addcmul_(x, x)
-            following = diagonal * x
-            following[:, 1:].addcmul_(lower[1:], x[:, :-1])
-            following[:, :-1].addcmul_(upper[:-1], x[:, 1:])
-            x = following
-        return FACTOR * self._dealt(squares).sum(-1).amax(-1).sqrt()
+    def _rows_noise(self, level: int) -> Tensor:
+        """(2, q, J, N)."""
+        return self.noise(2, len(self._K) >> level, self.length(level)).transpose(0, 1)
 
 
-def _largest(x: Tensor, N: int | None = None) -> Tensor:
-    """Norms of maps from their values for all probes, (.., b, J, numbers) to (.., J), or (b, numbers) to ().
-
-    N: the length, of spectra as rfft gives them.
-    """
-    if N is not None:
-        x = torch.view_as_real(x).flatten(-2) * math.sqrt(2 / N)
-    return FACTOR * x.norm(dim=-1).amax(-2 if x.dim() > 2 else -1)
+def _arrived(at_cut: Tensor, B: Tensor) -> Tensor:
+    """Of rows at the cuts (2, b, .) with the spectra of one target (2, .)."""
+    return torch.addcmul(at_cut[0] * B[0], at_cut[1], B[1])
 
 
 def _eta(N: int) -> float:

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-LEAF, LONG_LEAF = 32, 128  # see `leaf_size`
+LEAF = 128  # indices that a leaf has at most
 
 
 class Series(NamedTuple):
@@ -45,8 +45,7 @@ def plain_rmatmul(
 ) -> Tensor:
     """`port_rmatmul` in operations of torch."""
     check(lower, diagonal, upper, V, U, k, oversampling)
-    leaf = leaf_size(oversampling, V.device)
-    layout, N = laid_out(V.shape[-1], leaf, V.device), oversampling * leaf
+    layout, N = laid_out(V.shape[-1], LEAF, V.device), oversampling * LEAF
     every = roots(N << len(layout.cuts), V)
     blocks, result = leaves(lower, diagonal, upper, V, U, layout, N)
     result = lengthened(result, k)
@@ -128,16 +127,6 @@ def _loop(g: Tensor) -> Tensor:
 
 
 # The two ends of the tree.
-
-
-def leaf_size(oversampling: int, device: torch.device) -> int:
-    """How many indices a leaf has at most.
-
-    What rings on does so in small blocks: with long leaves c = 2 is enough for near shifts, where short ones
-    ask for c = 4 and twice the work at every level. From c = 4 on that gains nothing, and on a CPU a leaf
-    costs c times its length for each index; on a GPU its matrix products cost less than two more levels.
-    """
-    return LONG_LEAF if oversampling == 2 or device.type == "cuda" else LEAF
 
 
 def dealt(n: int, leaf: int) -> list[int]:

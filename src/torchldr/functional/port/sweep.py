@@ -17,7 +17,7 @@ from ...kernels.cpu import compiled
 from ...kernels.cpu.compiled import numbers, wide
 from ...kernels.cuda import port as port_cuda
 from ..reference import krylov_of_ring_reference
-from . import levels
+from . import levels, series
 from .compiled import CompiledSweep
 from .series import (
     Series,
@@ -27,7 +27,6 @@ from .series import (
     laid_out,
     leaf_blocks,
     leaf_columns,
-    leaf_size,
     lengthened,
     roots,
 )
@@ -88,8 +87,7 @@ class TorchSweep:
     ) -> None:
         self._operands, self._keep = (lower, diagonal, upper, V) if keep else (), keep
         self.r, self.n = V.shape
-        leaf = leaf_size(oversampling, V.device)
-        self._layout, N = laid_out(self.n, leaf, V.device), oversampling * leaf
+        self._layout, N = laid_out(self.n, series.LEAF, V.device), oversampling * series.LEAF
         self._N = N
         first, ends = self._layout.first, self._layout.ends
         self._right = torch.arange(len(first), device=V.device), ends - first - 1  # the right ports
@@ -193,7 +191,7 @@ class Closing:
     """What the corners add to the products of a line, for the columns of the whole (2, 2 + r, N)."""
 
     def __init__(self, top: Tensor, a: Tensor, b: Tensor, k: int) -> None:
-        self._k, self._length = k, top.shape[-1]
+        self._k, self.length = k, top.shape[-1]
         self.roots, radius = closing_roots(k, top.dtype)
         self.weights = radius ** torch.arange(k, dtype=torch.float64, device=top.device)
         hats = torch.fft.rfft(lengthened(top, k).double() * self.weights, n=self.roots)
@@ -212,7 +210,7 @@ class Closing:
     def transpose(self, w: Tensor) -> Tensor:
         """The transpose of `add`: (b, r, k) to (2, b, N)."""
         down = torch.fft.irfft(self.down(w).sum(2), n=self.roots)[..., : self._k] * self.weights
-        return lengthened(down.to(w.dtype), self._length)
+        return lengthened(down.to(w.dtype), self.length)
 
     def down(self, w: Tensor) -> Tensor:
         """Spectra of the cotangents of rows at the radius, for each start vector, (2, b, r, roots)."""

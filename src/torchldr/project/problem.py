@@ -17,7 +17,7 @@ Report = Callable[[str, int, int], None]
 _LARGE = 256 * 256
 
 
-def _silent(stage: str, done: int, total: int) -> None:
+def silent(stage: str, done: int, total: int) -> None:
     pass
 
 
@@ -37,7 +37,7 @@ class Problem:
     seed: int = 0
     effort: float = 1.0
     exact: float = 1e-10  # a relative residual below which nothing is left to gain
-    report: Report = _silent
+    report: Report = silent
     known: dict[Any, Any] = field(default_factory=dict)  # results of classes and ranks, found once
 
     def __post_init__(self) -> None:

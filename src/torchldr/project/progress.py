@@ -6,7 +6,7 @@ import contextlib
 import sys
 from collections.abc import Iterator
 
-from .problem import Report, _silent
+from .problem import Report, silent
 
 
 @contextlib.contextmanager
@@ -15,7 +15,7 @@ def reporting(choice: bool | Report | None) -> Iterator[Report]:
     if callable(choice):
         yield choice
     elif not choice:
-        yield _silent
+        yield silent
     else:
         try:
             from rich import progress as bars

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import gc
 import importlib.util
 import multiprocessing
 import os
@@ -10,6 +11,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
+from functools import cache
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import ModuleType
@@ -32,9 +34,22 @@ FORKS = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() 
 collect_ignore = [] if importlib.util.find_spec("transformers") else ["src/torchldr/hf.py"]
 
 
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays: looking through it for garbage takes a third of a second.
+
+    The rest is looked through less often than by default: together a twentieth of the time.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 10, 10)
+
+
 @pytest.fixture(autouse=True)
 def seeded():
-    torch.manual_seed(0)
+    """As `torch.manual_seed`, which keeps a stack trace for each device that was not used yet."""
+    torch.default_generator.manual_seed(0)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(0)
 
 
 @pytest.fixture
@@ -113,6 +128,19 @@ def mutations():
             yield bytes(changed)
 
     return damaged
+
+
+@pytest.fixture(scope="session")
+def torchlib_once() -> Iterator[None]:
+    """torch reads its table of ONNX operators for every file that it writes, a second each: here once."""
+    if importlib.util.find_spec("onnxscript") is None:
+        yield
+        return
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(cache(ONNXRegistry.from_torchlib)))
+        yield
 
 
 @pytest.fixture

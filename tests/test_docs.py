@@ -35,6 +35,7 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if BLOCK.search(page.read_text())], ids=named)
+@pytest.mark.usefixtures("torchlib_once")
 def test_code_blocks_run(page: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """Blocks of a page run one after the other in one namespace, with what the page says to install alone."""
     monkeypatch.chdir(tmp_path)

@@ -18,6 +18,7 @@ from torchldr.export.inputs import take_inputs
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")
 pytest.importorskip("onnxruntime")
+pytestmark = pytest.mark.usefixtures("torchlib_once")
 
 SHAPES = {"square": (64, 64), "tall": (40, 21), "wide": (21, 40)}
 PLAIN = {

@@ -8,6 +8,8 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from torchldr import StructuredGRU, StructuredLSTM, quantize_
 from torchldr.export import ExportError, check, to_onnx, to_program
 
+pytestmark = pytest.mark.usefixtures("torchlib_once")
+
 SIZES = (1, 1), (1, 3), (2, 1), (9, 5)  # steps, batch
 
 

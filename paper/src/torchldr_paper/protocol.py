@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 from torchldr.matrices import get_structure
 
-from .names import unknown
+from .messages import unknown
 
 CONVOLUTIONS = ("conv3", "conv3_pool", "conv4_pool")
 REPLACEMENTS = ("channels", "wide", "channels_square", "wide_square", "channels_blocks", "wide_blocks")

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from torchldr.pictures import FORMATS, NothingToDrawError, Picture
 
 from ..ledger.ledger import Ledger
-from ..names import unknown
+from ..messages import unknown
 from .accuracy import accuracy_against_parameters, accuracy_against_rank
 from .channels import learned_channels
 from .datasets import DataDir, examples

@@ -4,10 +4,9 @@
 
 A vocabulary of 33,278 words makes this nearly all of a step's work and memory traffic. So the softmax is
 the only array of tokens x words besides the logits, and it becomes the logits' gradient in place; on a GPU
-`cuda_decoder` does without the logits too. The bias
-is a column of W beside a constant input of 1, so that the products add it and give its gradient. Words
-are filled up to a multiple of 64, which matrix units like, by words of bias -10,000: their probability
-and all their gradients are exactly 0.
+`cuda.decoder` does without the logits too. The bias is a column of W beside a constant input of 1, so that
+the products add it and give its gradient. Words are filled up to a multiple of 64, which matrix units like,
+by words of bias -10,000: their probability and all their gradients are exactly 0.
 """
 
 from __future__ import annotations

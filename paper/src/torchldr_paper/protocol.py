@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 from torchldr.matrices import get_structure
 
-from .names import unknown
+from .messages import unknown
 
 CONVOLUTIONS = ("conv3", "conv3_pool", "conv4_pool")
 REPLACEMENTS = ("channels", "wide", "channels_square", "wide_square", "channels_blocks", "wide_blocks")
@@ -164,40 +164,46 @@ class Run:
             raise ValueError(f"Run: the structure {self.structure!r} has no rank, got rank={self.rank}.")
         for name, least in (("rank", 1), ("hidden", 1), ("keep", 1), ("seed", 0)):
             check_whole("Run", name, getattr(self, name), least)
-        if self.keep is not None and self.structure != "dense":
-            raise ValueError(f"Run: keep prunes a dense layer, got structure={self.structure!r}.")
-        if self.weights is not None and (self.weights != "int8" or self.model not in ("shl", "cnn")):
-            raise ValueError(
-                f"Run: weights is 'int8' or None and for the models shl and cnn, got {self.weights!r} for "
-                f"{self.model!r}."
-            )
         if not 0 < self.train_fraction <= 1:
             raise ValueError(f"Run: train_fraction must lie in (0, 1], got {self.train_fraction}.")
         for name in ("init_std", "output_std", "gain", "l1"):
             if (value := getattr(self, name)) is not None and value <= 0:
                 raise ValueError(f"Run: {name} must be positive, got {value}.")
         gained = ("shl", "lstm", *REPLACEMENTS)
-        if self.gain is not None and (self.model not in gained or self.keep is not None):
-            raise ValueError(
-                f"Run: gain is for the models {', '.join(gained)} without keep, got model={self.model!r}, "
-                f"keep={self.keep}."
-            )
-        if self.fixed is not None and (self.fixed is not True or self.structure != "ldr_sd"):
-            raise ValueError(
-                f"Run: fixed is True or None and for 'ldr_sd', got {self.fixed!r} for {self.structure!r}."
-            )
         biased = tuple(m for m in (*CONVOLUTIONS, *REPLACEMENTS) if not m.endswith("_square"))
-        if self.bias is not None and (self.bias is not True or self.model not in biased):
-            raise ValueError(
-                f"Run: bias is True or None and for the models {', '.join(biased)}, got {self.bias!r} for "
-                f"{self.model!r}."
-            )
-        if self.l1 is not None and (self.model not in REPLACEMENTS or not structure.ranked):
-            known = ", ".join(REPLACEMENTS)
-            raise ValueError(
-                f"Run: l1 is for the models {known} and classes with a rank, got model={self.model!r}, "
-                f"structure={self.structure!r}."
-            )
+        for name, fits, what in (
+            ("keep", self.structure == "dense", "prunes a dense layer"),
+            (
+                "weights",
+                self.weights == "int8" and self.model in ("shl", "cnn"),
+                "is 'int8' or None and for the models shl and cnn",
+            ),
+            (
+                "gain",
+                self.model in gained and self.keep is None,
+                f"is for the models {', '.join(gained)} without keep",
+            ),
+            (
+                "fixed",
+                self.fixed is True and self.structure == "ldr_sd",
+                "is True or None and for the structure 'ldr_sd'",
+            ),
+            (
+                "bias",
+                self.bias is True and self.model in biased,
+                f"is True or None and for the models {', '.join(biased)}",
+            ),
+            (
+                "l1",
+                self.model in REPLACEMENTS and structure.ranked,
+                f"is for the models {', '.join(REPLACEMENTS)} and classes with a rank",
+            ),
+        ):
+            if (value := getattr(self, name)) is not None and not fits:
+                raise ValueError(
+                    f"Run: {name} {what}, got {value!r} with model={self.model!r}, "
+                    f"structure={self.structure!r}, keep={self.keep}."
+                )
 
     @property
     def method(self) -> str:

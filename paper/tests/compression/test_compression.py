@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import torchldr
-from torchldr_paper.compression import command, images, language, pages
+from torchldr_paper.compression import __main__ as command
+from torchldr_paper.compression import images, language, pages
 from torchldr_paper.compression.fleet import Distilled, Examples, Fleet, Member, joined
 from torchldr_paper.compression.loop import run_table
 from torchldr_paper.compression.methods import (

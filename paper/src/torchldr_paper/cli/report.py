@@ -12,7 +12,7 @@ import typer
 
 from torchldr.cli import Many, say, steps
 
-from ..names import unknown
+from ..messages import unknown
 from .options import PANEL, DataDir, Results
 
 

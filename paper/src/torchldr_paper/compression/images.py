@@ -106,8 +106,8 @@ class ImageRun(TableRun):
         train, validation = split.train.to(device), split.validation.to(device)
 
         def train_dense() -> Trained:
-            plan = table.dense_rates, table.dense_epochs, table.dense_batch, table.seed
-            return train_image_model(model.to(device), images, train, validation, *plan)
+            settings = table.dense_rates, table.dense_epochs, table.dense_batch, table.seed
+            return train_image_model(model.to(device), images, train, validation, *settings)
 
         known = load_or_train(self.path, train_dense)
         model.load_state_dict(known["tensors"])

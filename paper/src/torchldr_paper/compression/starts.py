@@ -81,11 +81,7 @@ class Stack:
 def fresh_start(method: Method, W: Tensor, seed: int, device: torch.device | None = None) -> Stack:
     """The class as it starts by itself, drawn anew; pruning keeps its mask and draws the weights.
 
-    Args:
-        method: the class and the factor.
-        W: the dense weights (S, m, n), on the CPU.
-        seed: of the draw.
-        device: where to; by default the CPU.
+    For the dense weights W (S, m, n), on the CPU; the start is made there and goes to the device.
     """
     stack = _drawn(method, W, generator(seed, "start", method.key)).to(device or W.device)
     if method.name not in (PRUNED, "dense"):

@@ -61,11 +61,7 @@ def read(path: Path, key: str) -> tuple[Splits, str] | None:
 
 
 def write(paths: list[Path], key: str, splits: Splits, fingerprint: str) -> Path | None:
-    """Keep a parsed dataset in the first place that can be written to.
-
-    Returns:
-        The place, or None where there is none; then the data is parsed again the next time.
-    """
+    """Keep a parsed dataset in the first place that can be written to, which is returned."""
     for path in paths:
         try:
             _write(path, key, splits, fingerprint)
@@ -83,12 +79,7 @@ def _write(path: Path, key: str, splits: Splits, fingerprint: str) -> None:
     partial = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         with partial.open("xb") as stream:
-            np.savez(
-                stream,
-                key=np.array(key),
-                fingerprint=np.array(fingerprint),
-                **splits._asdict(),
-            )
+            np.savez(stream, key=np.array(key), fingerprint=np.array(fingerprint), **splits._asdict())
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(partial, path)

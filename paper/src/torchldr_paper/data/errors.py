@@ -1,4 +1,4 @@
-"""The two ways in which a dataset can fail: its files are wrong, or they are not there."""
+"""How a dataset can fail: its files are wrong, are not there, or cannot be downloaded."""
 
 from __future__ import annotations
 

@@ -20,11 +20,7 @@ _SLACK = 1e-3  # how far a pixel that was printed as text may lie outside [0, 1]
 
 
 def find(spec: Spec, places: Sequence[Path]) -> tuple[Located | None, list[Located]]:
-    """Look for a dataset's files in each place.
-
-    Returns:
-        The first place that has them all (or None), and those that have some of them.
-    """
+    """The first place that has all of a dataset's files (or None), and those before it that have some."""
     incomplete: list[Located] = []
     for root in places:
         located = locate(spec, root)
@@ -36,12 +32,7 @@ def find(spec: Spec, places: Sequence[Path]) -> tuple[Located | None, list[Locat
 
 
 def load_official(spec: Spec, located: Located, *, verify: bool = True) -> Dataset:
-    """Read a dataset whose files are all there: from the cache, else parsed and then kept.
-
-    Args:
-        spec: the registry's entry.
-        located: its files, none missing.
-        verify: hold the files against the published checksums when they are parsed.
+    """Read a dataset whose files are all there: from the cache, else parsed, verified and then kept.
 
     Raises:
         DataFileError: when a file is damaged or not what it should be; no cache is left of it.

@@ -71,23 +71,10 @@ def read_photographs(files: Sequence[Path]) -> list[Array]:
 
 
 def draw_patches(
-    photographs: Sequence[Array],
-    count: int,
-    side: int,
-    texture: float,
-    rng: np.random.Generator,
+    photographs: Sequence[Array], count: int, side: int, texture: float, rng: np.random.Generator
 ) -> Array:
-    """Draw square patches: a photograph and a position, again while there is too little texture.
-
-    Args:
-        photographs: grey bytes, each of shape (height, width).
-        count: number of patches.
-        side: height and width of a patch.
-        texture: the least standard deviation of a patch, of pixels in [0, 1].
-        rng: the source of randomness.
-
-    Returns:
-        Patches of shape (count, side, side), bytes.
+    """Draw square patches, (count, side, side): a photograph and a position, again while there is too little
+    texture: a standard deviation, of pixels in [0, 1], below `texture`.
 
     Raises:
         ValueError: when no photograph has a patch of that texture.
@@ -116,14 +103,8 @@ def draw_patches(
 def patch_deviation(photograph: Array, side: int) -> Array:
     """The standard deviation of every `side` x `side` patch, of pixels in [0, 1].
 
-    Sums over patches are differences of cumulative sums, in integers and so exact.
-
-    Args:
-        photograph: grey bytes, shape (height, width).
-        side: height and width of a patch.
-
-    Returns:
-        Shape (height - side + 1, width - side + 1), by the patch's upper left corner.
+    Sums over patches are differences of cumulative sums, in integers and so exact. From (height, width) to
+    (height - side + 1, width - side + 1), by the patch's upper left corner.
     """
     pixels = photograph.astype(np.int64)
     total, squares = _window_sums(pixels, side), _window_sums(pixels**2, side)

@@ -9,6 +9,10 @@ float64 and rounded to bytes, so that another machine's last bits do not change 
                 ours are `(1 - w) I + w K` with w = 0, .2, .4, .6, .8, 1 for levels 1 to 6
     bg_rot      rotated digits blended into patches of photographs; the owner's photographs, texture
                 threshold, interpolation and way of combining are not published
+
+Each function takes the numbers of training and test images and a seed, any integer from 0, and returns images
+of shape (n, 1, 28, 28) in bytes with labels in int64. Digits are drawn from MNIST's training and test images
+together, no digit for two images.
 """
 
 from __future__ import annotations
@@ -30,14 +34,6 @@ def rectangles(train: int, test: int, seed: int) -> Splits:
 
     Height and width are uniform on {4 .. 28}^2 subject to |height - width| >= 3, the position is
     uniform over all that fit, and the label is 1 exactly when height > width.
-
-    Args:
-        train: number of training images.
-        test: number of test images.
-        seed: the seed; any non-negative integer.
-
-    Returns:
-        Images of shape (n, 1, 28, 28) in bytes (0 and 255), labels int64.
     """
     rng = np.random.default_rng([seed, 1])
     sides = np.arange(4, SIDE + 1)
@@ -64,16 +60,6 @@ def mnist_noise(mnist: Splits, level: int, train: int, test: int, seed: int) -> 
     over pixel positions, sigma = 6; the noise is Phi(s), Phi the normal distribution function.
     Level 1 is white noise, level 6 smooth. One seed gives the same digits at every level, under
     noise made from the same normal numbers.
-
-    Args:
-        mnist: MNIST; the digits are drawn from its training and test images together.
-        level: 1 to 6.
-        train: number of training images.
-        test: number of test images, other digits than the training images'.
-        seed: the seed.
-
-    Returns:
-        Images of shape (n, 1, 28, 28) in bytes, labels int64.
     """
     rng = np.random.default_rng([seed, 2])
     digits, y = _draw_digits(mnist, train + test, rng)
@@ -96,17 +82,8 @@ def mnist_bg_rot(mnist: Splits, photographs: list[Array], train: int, test: int,
 
     Each digit is turned by an angle uniform on [0, 2 pi) (bilinear interpolation) and is the
     opacity of white over a 28 x 28 patch: pixel = digit + (1 - digit) patch. Patches are drawn
-    uniformly, and drawn anew while their standard deviation is below 20 of 255.
-
-    Args:
-        mnist: MNIST; the digits are drawn from its training and test images together.
-        photographs: grey pictures, bytes of shape (height, width), at least 28 x 28 each.
-        train: number of training images.
-        test: number of test images, other digits than the training images'.
-        seed: the seed.
-
-    Returns:
-        Images of shape (n, 1, 28, 28) in bytes, labels int64.
+    uniformly, and drawn anew while their standard deviation is below 20 of 255. Photographs are grey bytes of
+    shape (height, width), at least 28 x 28 each.
     """
     rng = np.random.default_rng([seed, 3])
     digits, y = _draw_digits(mnist, train + test, rng)
@@ -123,14 +100,8 @@ def mnist_bg_rot(mnist: Splits, photographs: list[Array], train: int, test: int,
 def rotate(images: Array, angles: Array) -> Array:
     """Rotate square images about their centres, by bilinear interpolation.
 
-    The value at a pixel is taken from where the pixel came from; beyond the image lies 0.
-
-    Args:
-        images: shape (n, size, size).
-        angles: counter-clockwise, in radians, shape (n,).
-
-    Returns:
-        Shape (n, size, size), float64.
+    The value at a pixel is taken from where the pixel came from; beyond the image lies 0. Images (n, size,
+    size) and angles (n,), counter-clockwise in radians, to (n, size, size) in float64.
     """
     count, size, _ = images.shape
     # A border of zeros: a coordinate outside the image is clipped into it and reads 0.

@@ -16,7 +16,7 @@ from torchldr_paper.data import assemble, formats
 from torchldr_paper.data.checksums import CHECKSUMS
 from torchldr_paper.data.dataset import Array, Splits
 from torchldr_paper.data.formats import Reader, Shape
-from torchldr_paper.names import unknown
+from torchldr_paper.messages import unknown
 
 Recipe = Literal["rectangles", "noise", "bg_rot"]
 

@@ -7,7 +7,8 @@
     picture.save(Path("out/figures"))               # accuracy_rank.png, accuracy_rank.svg
     save_figures(Ledger(), Path("out/figures"))     # all that can be drawn
 
-On the command line: `torchldr figures`. Figures need matplotlib: `pip install matplotlib`.
+On the command line: `torchldr figures`. Figures need matplotlib: `pip install matplotlib`. A figure raises
+`NothingToDrawError` where what it shows was not run.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import NamedTuple
 from torchldr.pictures import FORMATS, NothingToDrawError, Picture
 
 from ..ledger.ledger import Ledger
-from ..names import unknown
+from ..messages import unknown
 from .accuracy import accuracy_against_parameters, accuracy_against_rank
 from .channels import learned_channels
 from .datasets import DataDir, examples

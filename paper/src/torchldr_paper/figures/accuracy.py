@@ -29,11 +29,7 @@ ORDER = (
 
 @styled
 def accuracy_against_rank(ledger: Ledger) -> Picture:
-    """The paper's figure: mean test accuracy of the trials by rank, with bands of two deviations.
-
-    Raises:
-        NothingToDrawError: where the ledger has no such run.
-    """
+    """The paper's figure: mean test accuracy of the trials by rank, with bands of two deviations."""
     found, quick = points(get_table("rank"), ledger)
     panels = by(found, "dataset")
     figure, axes = _panels(len(panels))
@@ -61,15 +57,7 @@ def accuracy_against_rank(ledger: Ledger) -> Picture:
 
 @styled
 def accuracy_against_parameters(ledger: Ledger, model: str = "shl") -> Picture:
-    """Test accuracy by number of parameters, every method, a panel a dataset.
-
-    Args:
-        ledger: the runs.
-        model: "shl" or "cnn".
-
-    Raises:
-        NothingToDrawError: where the ledger has no such run.
-    """
+    """Test accuracy by number of parameters, every method, a panel a dataset; `model` is "shl" or "cnn"."""
     found, quick = points(_all_budgets(model), ledger)
     panels = by(found, "dataset")
     figure, axes = _panels(len(panels))

@@ -16,11 +16,7 @@ Row = dict[str, Any]
 
 @styled
 def accuracy_against_flash(ledger: Ledger) -> Picture:
-    """Test accuracy with int8 weights by kilobytes of flash, a panel for every dataset and network.
-
-    Raises:
-        NothingToDrawError: where the ledger has no such run.
-    """
+    """Test accuracy with int8 weights by kilobytes of flash, a panel for every dataset and network."""
     rows = [row for row in flash_rows(get_table("flash"), ledger) if row["test"] is not None]
     if not rows:
         raise NothingToDrawError("no run of the table flash is in the ledger: torchldr paper flash")

@@ -21,11 +21,7 @@ DASHED = (0, (5, 3))
 
 @styled
 def perplexity_against_parameters(ledger: Ledger) -> Picture:
-    """Test perplexity by parameters of the four input matrices, the paper's values beside ours.
-
-    Raises:
-        NothingToDrawError: where the ledger has no such run.
-    """
+    """Test perplexity by parameters of the four input matrices, the paper's values beside ours."""
     found, quick = points(get_table("lstm"), ledger)
     figure, axes = new_figure(6.0, 4.0, 1, 1)
     ax: Axes = axes[0][0]
@@ -61,11 +57,7 @@ def perplexity_against_parameters(ledger: Ledger) -> Picture:
 
 @styled
 def validation_curves(ledger: Ledger) -> Picture:
-    """Validation perplexity by epoch, a panel a class, a line a rank.
-
-    Raises:
-        NothingToDrawError: where the ledger has no such run.
-    """
+    """Validation perplexity by epoch, a panel a class, a line a rank."""
     from matplotlib.ticker import LogLocator, NullLocator
 
     found, quick = points(get_table("lstm"), ledger)

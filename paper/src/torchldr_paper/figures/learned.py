@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 CLASSES = ("toeplitz_like", "ldr_sd")
 LAYER = "hidden."
 
-M = TypeVar("M", bound=nn.Module)
+Part = TypeVar("Part", bound=nn.Module)
 
 
 @styled
@@ -101,7 +101,7 @@ def load_layer(record: Record, path: Path) -> StructuredLinear:
     return load_part(record, path, LAYER, made)
 
 
-def load_part(record: Record, path: Path, prefix: str, make: Callable[[Mapping[str, Tensor]], M]) -> M:
+def load_part(record: Record, path: Path, prefix: str, make: Callable[[Mapping[str, Tensor]], Part]) -> Part:
     """A layer of a run from its weights, in float64: what `make` builds for the tensors behind a prefix.
 
     Raises:

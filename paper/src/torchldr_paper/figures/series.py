@@ -12,6 +12,7 @@ from ..ledger.ledger import Ledger
 from ..ledger.records import Record
 from ..tables.cells import Table
 from ..tables.rows import Row, table_rows
+from .names import source_title
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,5 @@ def by(found: Sequence[Point], key: str) -> dict[str, list[Point]]:
 
 def about(group: Sequence[Point], quick: bool) -> str:
     """Where a panel's numbers come from, for its title: the data's source, and the protocol if quick."""
-    from .names import source_title
-
     sources = ", ".join(dict.fromkeys(source_title(point.row["data"]) for point in group))
     return f"{sources}, quick" if quick else sources

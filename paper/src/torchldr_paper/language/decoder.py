@@ -4,21 +4,17 @@
 
 A vocabulary of 33,278 words makes this nearly all of a step's work and memory traffic. So the softmax is
 the only array of tokens x words besides the logits, and it becomes the logits' gradient in place; on a GPU
-`cuda_decoder` does without the logits too. The bias
-is a column of W beside a constant input of 1, so that the products add it and give its gradient. Words
-are filled up to a multiple of 64, which matrix units like, by words of bias -10,000: their probability
-and all their gradients are exactly 0.
+`cuda.decoder` does without the logits too. The bias is a column of W beside a constant input of 1, so that
+the products add it and give its gradient. Words are filled up to a multiple of 64, which matrix units like,
+by words of bias -10,000: their probability and all their gradients are exactly 0.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
-from ..trainer.precision import tf32
+from ..trainer.precision import tf32, wide_sums
 from .cuda import decoder as cuda_decoder
 
 ALIGNED = 64  # words
@@ -79,7 +75,7 @@ def loss_and_gradients(h: Tensor, narrow: Tensor, targets: Tensor) -> tuple[Tens
         decoder, shaped like it, in the dtype of the products (a division there would round once more).
     """
     H, inputs = h.shape[-1], with_ones(h, narrow.dtype)
-    with _wide_sums(h.device):
+    with wide_sums(h.device):
         logits = _product(inputs, narrow.mT)
         loss, d = _softmax_gradient(logits, targets, h.dtype)
         dh = _product(d, narrow[..., :H]).to(h.dtype) / len(targets)
@@ -119,18 +115,3 @@ def update(decoder: Tensor, narrow: Tensor, d: Tensor, scale: Tensor) -> None:
 def _pick(p: Tensor, targets: Tensor) -> Tensor:
     """The targets' probabilities, (R, N, words) to (R, N)."""
     return p.gather(-1, targets.expand(len(p), -1).unsqueeze(-1)).squeeze(-1)
-
-
-@contextlib.contextmanager
-def _wide_sums(device: torch.device) -> Iterator[None]:
-    """Keep parts of a sum that is split over a GPU in float32, where torch would round them."""
-    if device.type != "cuda":
-        yield
-        return
-    flags = torch.backends.cuda.matmul
-    before = flags.allow_bf16_reduced_precision_reduction
-    flags.allow_bf16_reduced_precision_reduction = False
-    try:
-        yield
-    finally:
-        flags.allow_bf16_reduced_precision_reduction = before

@@ -10,7 +10,7 @@ before is done for all steps at once: the input products, and in the backward pa
     dc = dh o (1 - tanh^2 c') + dc'' f''
     da = (dh tanh(c') o(1-o), dc g i(1-i), dc c f(1-f), dc i (1-g^2)),
 
-which leaves seven kernels a step forward and five backward; on a GPU `cuda_recurrence` makes them one for all
+which leaves seven kernels a step forward and five backward; on a GPU `cuda.recurrence` makes them one for all
 steps. Gradients stop at the state that the batch begins with.
 """
 

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from torchldr.matrices import get_structure
 
+from ..messages import unknown
 from ..models.images import is_operator
-from ..names import unknown
 
 Tensors = Mapping[str, Tensor]
 

@@ -27,12 +27,7 @@ def _path(results: Path, key: str) -> Path:
 
 
 class Claim:
-    """The claim of one run.
-
-    Args:
-        results: the folder of the ledger.
-        key: what the run is called: its hash.
-    """
+    """The claim of one run, by the folder of the ledger and the run's hash."""
 
     def __init__(self, results: Path, key: str) -> None:
         self._path = _path(results, key)

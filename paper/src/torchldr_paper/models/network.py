@@ -13,10 +13,11 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn.functional import relu
+from torch.nn.functional import conv2d, relu
+
+from torchldr.nn import StructuredChannels
 
 from .images import BlockedLinear, ConvNet, PrunedLinear, ReplacedConvolution, SingleHiddenLayer, is_operator
-from .stacked.front import Front
 from .stacked.layer import StackedLayer, Tensors
 from .stacked.stage import stage
 
@@ -90,7 +91,11 @@ class StackedNetwork:
             for name, buffer in model.named_buffers()
         }
         self.gain = model.gain
-        self._front = Front(model) if isinstance(model, ReplacedConvolution) else None
+        self._replaced = isinstance(model, ReplacedConvolution)
+        if isinstance(model, ReplacedConvolution):
+            self._pool, self._front_gain = model.pool, model.front_gain
+            structured = isinstance(model.front, StructuredChannels)
+            self._channels = StackedLayer(model.front, "front") if structured else None
         hidden, name = model.hidden, "hidden"
         if isinstance(hidden, BlockedLinear):
             hidden, name = hidden.blocks, "hidden.blocks"
@@ -106,14 +111,27 @@ class StackedNetwork:
 
     def _features(self, parts: Tensors, x: Tensor) -> Tensor:
         """What the hidden layer sees: rows (b, n) common to all replicas, or (R, b, n)."""
-        if self._front is not None:
-            return self._front({**parts, **self.buffers}, x)
+        if self._replaced:
+            return self._first_layer(parts, x)
         if not self.convolutional:
             return x
         x = x.unsqueeze(0)
         for name in ("conv1", "conv2"):
             x = stage(x, parts[f"{name}.weight"], parts[f"{name}.bias"])
         return x.flatten(2)
+
+    def _first_layer(self, parts: Tensors, x: Tensor) -> Tensor:
+        """Convolutions or what replaces them: images (b, c, h, w) to (R, b, n)."""
+        if self._channels is not None:
+            y = self._channels({**parts, **self.buffers}, x.flatten(1))
+            y = y if self._front_gain == 1 else self._front_gain * y
+            return relu(y + parts["front_bias"].unsqueeze(1) if "front_bias" in parts else y)
+        weight, bias = parts["front.weight"], parts.get("front.bias")
+        if self._pool:
+            bias = weight.new_zeros(weight.shape[:2]) if bias is None else bias
+            return stage(x.unsqueeze(0), weight, bias).flatten(2)
+        y = conv2d(x, weight.flatten(0, 1), None if bias is None else bias.flatten(), padding=2)
+        return relu(y).unflatten(1, weight.shape[:2]).flatten(2).transpose(0, 1)
 
     def _hidden(self, parts: Tensors, x: Tensor) -> Tensor:
         if self._layer is None:
@@ -155,7 +173,7 @@ class StackedNetwork:
 
     def _chunk(self, x: Tensor) -> int:
         """Images at a time: on a GPU some gigabyte of activations, on a CPU what a cache holds."""
-        several = self.convolutional or self._front is not None
+        several = self.convolutional or self._replaced
         per_image = math.prod(x.shape[1:]) * (8 if several else 1) * self.replicas
         budget = 1 << (28 if self.device.type == "cuda" else 22)
         return max(1, budget // per_image)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..names import unknown
+from ..messages import unknown
 from ..trainer.operators import accuracies, movements
 from .markdown import fill_pages, filled, markdown
 

@@ -8,7 +8,6 @@ and its mean test accuracy stands in the table, all with rounded weights.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,7 +16,7 @@ from ..ledger.records import Record
 from ..models.images import hidden_input
 from ..protocol import Protocol, Run
 from ..trainer.rounding import flash_bytes
-from ..trainer.selection import Mean
+from ..trainer.selection import Mean, select_mean
 from .cells import LOW_RANK_START, Cell, Table, paper_run
 from .markdown import markdown
 
@@ -120,17 +119,8 @@ def select_rounded(record: Record) -> Mean | None:
     notes = (record.result.get("notes") or {}).get("int8")
     if notes is None:
         return None
-    found = []
-    replicas = record.run.protocol.replicas
-    for lr in record.run.protocol.lrs:
-        own = [i for i, replica in enumerate(replicas) if replica.lr == lr]
-        kept = [i for i in own if notes["validation"][i] is not None]
-        if not kept:
-            continue
-        validation, test = ([notes[part][i] for i in kept] for part in ("validation", "test"))
-        deviation = statistics.stdev(test) if len(test) > 1 else 0.0
-        found.append(Mean(lr, len(kept), statistics.fmean(validation), statistics.fmean(test), deviation))
-    return max(found, key=lambda mean: mean.validation, default=None)
+    rounded = {name: [notes[name]] for name in ("validation", "test")}
+    return select_mean(rounded, record.run.protocol.replicas)
 
 
 def flash_rows(table: Table, ledger: Ledger) -> list[dict[str, Any]]:

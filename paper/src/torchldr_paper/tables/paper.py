@@ -1,7 +1,7 @@
 """The paper's tables and figures as lists of runs, each with the paper's value beside it.
 
 `TABLES` has them by the names that `torchldr paper` takes. A table is data: which runs, which number of
-a run is compared (`metric`), and where in the paper the value stands. `tables` fills it in from a ledger.
+a run is compared (`metric`), and where in the paper the value stands. `rows` fills it in from a ledger.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from itertools import product
 from types import MappingProxyType
 
-from ..names import unknown
+from ..messages import unknown
 from ..protocol import Protocol
 from . import values
 from .cells import LOW_RANK_START, Cell, Quoted, Table, paper_run

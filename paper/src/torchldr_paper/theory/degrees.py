@@ -69,22 +69,19 @@ def _cauchy(m: int, n: int, options: Mapping[str, Any]) -> Degree:
     return sylvester_degree(m, n) if options.get("learn_nodes") else Degree(2)
 
 
-def _constant(degree: int) -> Callable[[int, int, Mapping[str, Any]], Degree]:
-    return lambda m, n, options: Degree(degree)
-
-
-_DEGREES: dict[str, Callable[[int, int, Mapping[str, Any]], Degree]] = {
-    "dense": _constant(1),
-    "circulant": _constant(1),
-    "block_circulant": _constant(1),
-    "low_rank": _constant(2),
-    "toeplitz_like": _constant(2),
-    "hankel_like": _constant(2),
-    "acdc": _constant(2),
-    "monarch": _constant(2),
-    "kronecker": _constant(2),
-    "fastfood": _constant(3),
-    "blast": _constant(3),
+# A number, or a function of (m, n, options).
+_DEGREES: dict[str, int | Callable[[int, int, Mapping[str, Any]], Degree]] = {
+    "dense": 1,
+    "circulant": 1,
+    "block_circulant": 1,
+    "low_rank": 2,
+    "toeplitz_like": 2,
+    "hankel_like": 2,
+    "acdc": 2,
+    "monarch": 2,
+    "kronecker": 2,
+    "fastfood": 3,
+    "blast": 3,
     "vandermonde_like": _vandermonde,
     "cauchy_like": _cauchy,
     "ldr_sd": _krylov,
@@ -114,4 +111,5 @@ def entry_degree(
             f"entry_degree: the degree of the structure {cls.name!r} is not known here; give the layer's "
             f"own `degree=Degree(...)`. Known: {', '.join(_DEGREES)}."
         )
-    return _DEGREES[cls.name](out_features, in_features, cls.check_options(options))
+    chosen, known = cls.check_options(options), _DEGREES[cls.name]
+    return Degree(known) if isinstance(known, int) else known(out_features, in_features, chosen)

@@ -11,7 +11,7 @@ from torch import nn
 from torchldr.matrices import StructuredMatrix, get_structure
 from torchldr.nn import StructuredLinear
 
-from ..names import unknown
+from ..messages import unknown
 from .degrees import Degree, entry_degree
 
 LINEAR = Degree(1)  # the entries of M are parameters themselves

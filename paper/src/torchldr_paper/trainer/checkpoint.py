@@ -31,13 +31,7 @@ class Checkpoint:
 
 
 class CheckpointFile:
-    """The checkpoint of one run.
-
-    Args:
-        results: the folder of the ledger; the file lies in `.checkpoints` there.
-        key: what the run is called: its hash.
-        fingerprint: of the data that it is trained on.
-    """
+    """The checkpoint of one run, by the folder of the ledger, the run's hash and the data's fingerprint."""
 
     def __init__(self, results: Path, key: str, fingerprint: str) -> None:
         self.path = results / FOLDER / f"{key}.safetensors"

@@ -39,7 +39,7 @@ class Outcome:
         parameters: as the paper counts them.
         seconds: wall time, over all sessions that it took.
         weights: state_dict of the best network, on the CPU.
-        notes: what was chosen on the way: the form of the product.
+        notes: what else is worth knowing, such as scores with rounded weights.
     """
 
     metrics: dict[str, list[list[float | None]]]

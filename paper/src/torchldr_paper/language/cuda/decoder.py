@@ -1,4 +1,4 @@
-"""What surrounds the decoder's products in bfloat16 as CUDA kernels, compiled as in `functional.cuda`.
+"""What surrounds the decoder's products in bfloat16 as CUDA kernels.
 
     softmax_gradient    a row of logits is read once, kept in registers and written once, as its gradient
     update              the decoder's step of descent, and its copy in bfloat16 with it

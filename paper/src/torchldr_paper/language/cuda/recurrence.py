@@ -1,4 +1,4 @@
-"""The recurrence of many small LSTMs as one CUDA kernel each way, compiled as in `functional.cuda`.
+"""The recurrence of many small LSTMs as one CUDA kernel each way.
 
 A step of a small LSTM takes as long as it has kernels, and a batch has 35 steps. Here a block of 4H threads
 keeps one replica's U, half of it in registers and half in shared memory, and takes four columns of the batch

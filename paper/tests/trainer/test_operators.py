@@ -16,9 +16,10 @@ from torchldr_paper.trainer.operators import operator_report
 SCRIPT = Path(__file__).resolve().parents[3] / "benchmarks" / "tridiagonal_learning.py"
 
 
+@pytest.mark.usefixtures("small_leaves")
 def test_a_report_of_known_operators() -> None:
     """A is a shift; C sends half of everything back, without loss."""
-    n = 200
+    n = 300
     M = torchldr.LDRTridiagonal.random(
         n, n, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
     )

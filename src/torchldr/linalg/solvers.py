@@ -1,4 +1,4 @@
-"""Ways to solve a square system: what the rules in `solver_rules` choose from.
+"""Ways to solve a square system: what the rules "solvers" of the classes choose from.
 
 A solver takes right-hand sides as rows (p, n) in float64 or complex128 and gives approximate solutions;
 `certificate` measures how good they are. Nothing here is differentiable: `solve` is.

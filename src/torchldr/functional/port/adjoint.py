@@ -3,7 +3,7 @@
 Both products are one bilinear form, phi(u, w) = <w, K_k(A, v_i)^T u>: port_rmatmul is its gradient in w and
 port_matmul its gradient in u. So the gradients of either in the operator and in V are those of phi, for the
 vectors that came and the cotangents that come back: rows up for u, then cotangents of rows and columns down
-(`port_levels.columns_down`). Spectra of each level are kept from the forward, 10 + 4r + 2b rows of c n
+(`levels.columns_down`). Spectra of each level are kept from the forward, 10 + 4r + 2b rows of c n
 numbers a level, and 2b more where K w was found on the way; where the operator needs no gradient nothing is.
 
 Derivatives of derivatives, forward mode and stacked operators take the plain form of `series`.

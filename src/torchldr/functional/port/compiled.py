@@ -298,7 +298,7 @@ def _cuts_down(
 
 
 class CompiledSweep:
-    """A `port_sweep.Sweep` by these loops, in float32 or float64."""
+    """A `sweep.Sweep` by these loops, in float32 or float64."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """One pass of the port product over the tree of blocks: columns once, then rows up, rows down, gradients.
 
 A sweep is made for an operator and its start vectors, and is run by torch (`TorchSweep`, any device) or by
-compiled loops (`port_compiled.CompiledSweep`, CPU memory); `sweep` chooses. Sweeps know the line of blocks
+compiled loops (`compiled.CompiledSweep`, CPU memory); `sweep` chooses. Sweeps know the line of blocks
 only. What the corners add passes through the series at the two ports of the whole: `Closing`.
 """
 

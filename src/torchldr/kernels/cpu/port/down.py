@@ -59,7 +59,7 @@ def meet(X, Y, B, z, s, p, V, W, hats, dX, batch, width, N, low, high):
     """Cotangents dX of what meets at the cuts, at places low .. high, and of the couplings, (cuts, 2).
 
     V and W: spectra of the cotangents of the joined columns (cuts, 2, 2 + r, R) and rows (cuts, 2, b, R).
-    The formulas are those of `port_levels.columns_down`.
+    The formulas are those of `levels.columns_down`.
     """
     R, rows, r = 2 * N + EXTRA, 2 * width + 2, width - 2
     couplings = np.zeros((s.shape[0], 2), X.dtype)

@@ -22,6 +22,7 @@ from torchldr.core.routes import Call
 from torchldr.functional import stencil, toeplitz_residuals, triangular
 from torchldr.functional.gko import elimination as gko
 from torchldr.functional.port import product as port
+from torchldr.functional.port import series
 from torchldr.functional.reference import krylov_of_ring_reference, krylov_reference, shift_reference
 from torchldr.info import info
 from torchldr.kernels.cpu import compiled
@@ -94,11 +95,12 @@ def has_gradients(M: torchldr.StructuredMatrix) -> None:
 
 
 def goes_by_ports() -> None:
-    a, b, c, V, U = operands = [*normal(3, 100) / 8, normal(2, 100), normal(3, 100)]
+    n = 2 * series.LEAF + 10  # four leaves
+    a, b, c, V, U = operands = [*normal(3, n) / 8, normal(2, n), normal(3, n)]
     for t in operands:
         t.requires_grad_()
-    K = torch.stack([krylov_of_ring_reference(a, b, c, v, 100) for v in V])
-    products = port.port_rmatmul(a, b, c, V, U, 100), torch.einsum("bm,imk->bik", U, K)
+    K = torch.stack([krylov_of_ring_reference(a, b, c, v, n) for v in V])
+    products = port.port_rmatmul(a, b, c, V, U, n), torch.einsum("bm,imk->bik", U, K)
     close(*products)
     gradients = (torch.autograd.grad(y.square().sum(), operands) for y in products)
     for got, right in zip(*gradients, strict=True):

@@ -253,7 +253,7 @@ def closing_gradients(
     return pull(w.double())
 
 
-_SIZE = 100  # of a check: four leaves
+_SIZE = 2 * series.LEAF + 8  # four leaves, two levels of joins
 
 
 def _forward(made: Sweep) -> Iterator[Tensor]:

@@ -40,14 +40,16 @@ from torchldr.timing import machine
 Row = dict[str, Any]
 
 
-def as_it_comes(kind: str, corners: float, n: int, seed: int, device: str) -> tuple[Operator, Operator]:
-    """The operators of a layer, in float32."""
+def as_it_comes(
+    kind: str, corners: float, n: int, seed: int, device: str, spread: float = 1.0
+) -> tuple[Operator, Operator]:
+    """The operators of a layer, in float32; `spread` times the usual one."""
     generator = torch.Generator().manual_seed(seed)
 
     def z(*shape: int) -> Tensor:
         if kind == "normal":
-            return torch.randn(*shape, generator=generator)
-        return 2 * torch.rand(*shape, generator=generator) - 1
+            return spread * torch.randn(*shape, generator=generator)
+        return spread * (2 * torch.rand(*shape, generator=generator) - 1)
 
     found = []
     for _ in range(2):
@@ -142,14 +144,15 @@ def main() -> None:
         write(out, rows)
 
 
-def write(out: Path, rows: list[Row]) -> None:
-    """Put rows into a file, in place of those of the same case."""
-    case = lambda row: (row["n"], row["kind"] == "normal", row["corners"])
+def write(out: Path, rows: list[Row]) -> list[Row]:
+    """Put rows into a file, in place of those of the same case; all that it has then."""
+    case = lambda row: (row["n"], row["kind"] == "normal", row["corners"], row.get("spread", 1.0))
     before = json.loads(out.read_text())["rows"] if out.exists() else []
     merged = {case(row): row for row in [*before, *rows]}
     out.parent.mkdir(parents=True, exist_ok=True)
     found = {"machine": machine(), "clock": "wall", "rows": [merged[key] for key in sorted(merged)]}
     out.write_text(json.dumps(found, indent=1) + "\n")
+    return found["rows"]
 
 
 if __name__ == "__main__":

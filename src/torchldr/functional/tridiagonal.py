@@ -211,7 +211,7 @@ class _StencilProduct(torch.autograd.Function):
         inputs, outputs = saved[:9], saved[9:]
         if torch.is_grad_enabled() or not stencil.is_plain(u):
             return plain_backward(_plain_product, inputs, u)
-        return _adjoint(*_parted(inputs), u.contiguous(), *outputs)
+        return _adjoint(*_parted(inputs), u.contiguous(), *outputs, wanted=ctx.needs_input_grad[8])
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -264,9 +264,9 @@ def _plain_product(*inputs: Tensor) -> Tensor:
 
 
 def _adjoint(
-    A: Operator, C: Operator, x: Tensor, u: Tensor, z: Tensor, left: Tensor, right: Tensor
-) -> tuple[Tensor, ...]:
-    """Gradients of u^T M x in both operators, their start vectors and x.
+    A: Operator, C: Operator, x: Tensor, u: Tensor, z: Tensor, left: Tensor, right: Tensor, *, wanted: bool
+) -> tuple[Tensor | None, ...]:
+    """Gradients of u^T M x in both operators, their start vectors and, where it is `wanted`, x.
 
     Tile by tile from the last: the columns are run again from the states before them, their gradients
     z_i u and dz_i x are matrix products, and the adjoint stencil lambda_{j-1} = A^T lambda_j + dK_{j-1}
@@ -274,7 +274,7 @@ def _adjoint(
     """
     if not stencil.ADJOINT.serves(u):
         return plain_backward(_plain_product, (*A, *C, x), u)
-    across, dx = u.mT.contiguous(), torch.zeros_like(x)
+    across, dx = u.mT.contiguous(), torch.zeros_like(x if wanted else x[:0])
     room = _width(A, C)
     stencils = stencil.Stencil(*A, room), stencil.Stencil(*C, room)
     for columns, *states in reversed(list(zip(_tiles(A, C), left, right, strict=True))):
@@ -285,9 +285,10 @@ def _adjoint(
             torch.mm(part, u, out=dK_A[i])
             dz = torch.mm(K_A[i], across, out=torch.empty_like(part))  # autocast changes no dtype of these
             torch.mm(dz, x, out=dK_C[i])
-            dx.addmm_(dz.mT, K_C[i])
+            if wanted:
+                dx.addmm_(dz.mT, K_C[i])
         both(2 * K_A.numel(), partial(stencils[0].adjoint, width), partial(stencils[1].adjoint, width))
-    return *stencils[0].gradients, *stencils[1].gradients, dx
+    return *stencils[0].gradients, *stencils[1].gradients, dx if wanted else None
 
 
 # On a GPU: the Krylov matrices themselves, by a kernel, and one matrix product.

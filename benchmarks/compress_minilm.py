@@ -15,6 +15,7 @@ import copy
 import json
 import platform
 import time
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=plain)
     parser.add_argument("model", type=Path)
     parser.add_argument("tokens", type=Path)
+    parser.add_argument("--texts", nargs="+", default=["sts-b, 3000", "wikitext-2, 256"])
     parser.add_argument("--budgets", type=float, nargs="+", default=[0.5, 0.3])
     parser.add_argument("--effort", type=float, help="minutes; the default of compress_ where not given")
     parser.add_argument("--alone", nargs="*", default=["low_rank", "block_circulant"], help="single classes")
@@ -76,28 +78,31 @@ def main() -> None:
     options = parser.parse_args()
     original, tokens = load_encoder(options.model), load_tokens(options.tokens)
     judge = SentenceJudge(tokens, original)
-    rows: list[dict[str, Any]] = [{"method": "dense", "budget": 1.0, **judge(original)}]
-    print(rows[-1], flush=True)
-    for text, loader in calibrations(tokens).items():
-        for budget in options.budgets:
-            for name in (None, *options.alone):
-                model, wall, work = copy.deepcopy(original), time.perf_counter(), time.process_time()
-                given = {} if name is None else {"structures": [name]}
-                report = torchldr.compress_(model, budget, loader=loader, effort=options.effort, **given)
-                wall, work = time.perf_counter() - wall, time.process_time() - work
-                seconds = {"seconds": round(wall, 1), "cpu": round(work, 1)}
-                share = round(report.parameters_after / report.parameters_before, 4)
-                more = {"share": share, "distance": report.distance, "notes": list(report.notes), **seconds}
-                method = "compress_" if name is None else f"compress_, {name} alone"
-                rows.append({"method": method, "text": text, "budget": budget, **judge(model), **more})
-                print(rows[-1], flush=True)
-            model = copy.deepcopy(original)
-            whitened(model, budget, loader)
-            rows.append({"method": "uniform whitened SVD", "text": text, "budget": budget, **judge(model)})
-            print(rows[-1], flush=True)
+    rows: list[dict[str, Any]] = []
     machine = {"machine": platform.machine(), "torch": torch.__version__, "threads": torch.get_num_threads()}
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps({**machine, "effort": options.effort, "rows": rows}, indent=2) + "\n")
+
+    def add(model: nn.Module, method: str, budget: float, **more: Any) -> None:
+        rows.append({"method": method, "budget": budget, **judge(model), **more})
+        print(rows[-1], flush=True)
+        found = {**machine, "effort": options.effort, "rows": rows}
+        options.out.write_text(json.dumps(found, indent=2) + "\n")
+
+    add(original, "dense", 1.0)
+    for text, budget in product(options.texts, options.budgets):
+        loader = calibrations(tokens)[text]
+        for name in (None, *options.alone):
+            model, wall, work = copy.deepcopy(original), time.perf_counter(), time.process_time()
+            given = {} if name is None else {"structures": [name]}
+            report = torchldr.compress_(model, budget, loader=loader, effort=options.effort, **given)
+            wall, work = time.perf_counter() - wall, time.process_time() - work
+            share = round(report.parameters_after / report.parameters_before, 4)
+            more = {"share": share, "distance": report.distance, "notes": list(report.notes)}
+            more |= {"seconds": round(wall, 1), "cpu": round(work, 1)}
+            add(model, "compress_" if name is None else f"compress_, {name} alone", budget, text=text, **more)
+        model = copy.deepcopy(original)
+        whitened(model, budget, loader)
+        add(model, "uniform whitened SVD", budget, text=text)
 
 
 if __name__ == "__main__":

@@ -101,6 +101,29 @@ def test_the_compiled_product_serves_gradients_of_the_input(structure):
     torch.testing.assert_close(found.double(), right, rtol=1e-4, atol=1e-4)
 
 
+@every_structure
+def test_edits_between_forward_and_backward_do_not_reach_the_gradient(structure):
+    """A backward by M^T that is prepared there would read the new numbers: the old ones, or torch's error."""
+    x, u = torch.randn(1, N, requires_grad=True), torch.randn(1, N)
+    served = [row.route for row in made(structure).routes(x) if row.why_not is None]
+    assert served
+    for route in served:
+        layer = made(structure)
+        layer.route = route
+        right = u.double() @ layer.matrix().double().to_dense()
+        y = layer(x)
+        with torch.no_grad():
+            for p in layer.parameters():
+                p.mul_(2)
+        try:
+            (found,) = torch.autograd.grad(y, x, u)
+        except RuntimeError as error:
+            if "modified by an inplace operation" not in str(error):
+                raise
+            continue
+        torch.testing.assert_close(found.double(), right, rtol=1e-4, atol=1e-4)
+
+
 def test_a_route_without_gradients_says_so():
     layer = StructuredLinear(N, N, structure="ldr_td", product="port").eval().requires_grad_(False)
     x = torch.randn(2, N, requires_grad=True)

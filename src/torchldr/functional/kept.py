@@ -1,7 +1,8 @@
 """Products with a constant matrix by compiled code, differentiable in the vectors.
 
 The gradient of M x in x is M^T, which the same code multiplies by: what a class prepares for M it can prepare
-for M^T. That is done when a gradient is first asked for. Any number of derivatives.
+for M^T. That is done in the first product that will be asked for a gradient and not in its backward: by then
+the tensors of M may have been edited. Any number of derivatives.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ class KeptProduct:
         self._products: dict[bool, Product] = {False: prepare(False)}
 
     def run(self, x: Tensor, transposed: bool) -> Tensor:
-        if transposed not in self._products:
-            self._products[transposed] = self._prepare(transposed)
         return self._products[transposed](x)
 
     def __call__(self, x: Tensor) -> Tensor:
         if x.requires_grad and torch.is_grad_enabled():
+            if True not in self._products:
+                self._products[True] = self._prepare(True)
             return _Linear.apply(x, self, False)
         return self._products[False](x)
 

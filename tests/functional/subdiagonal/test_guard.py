@@ -39,13 +39,14 @@ def profiles(n):
     g = torch.Generator().manual_seed(0)
     normal = torch.randn(n - 1, dtype=torch.float64, generator=g)
     for size in (2e-2, 0.2, 0.8):
-        yield f"step {size}", torch.where(t < n / 2, 1 + size, 1 / (1 + size))
+        factor = (1 + size / 2) ** 2
+        yield f"step {size}", torch.where(t < n / 2, factor, 1 / factor)
         yield f"sine {size}", torch.exp(size * torch.sin(2 * torch.pi * t / n))
         yield f"fast sine {size}", torch.exp(size * torch.sin(40 * torch.pi * t / n))
         yield f"walk {size}", torch.exp(size * normal)
         yield f"alternating {size}", torch.exp(size * (-1) ** t)
-        yield f"growing {size}", torch.full_like(t, 1 + size)
-        yield f"signs {size}", (1 + size) * normal.sign()
+        yield f"growing {size}", torch.full_like(t, factor)
+        yield f"signs {size}", factor * normal.sign()
     for size in (1e2, 1e4, 1e8):
         yield f"spike {size}", torch.where(t == n // 2, size, 1.0)
 

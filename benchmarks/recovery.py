@@ -164,13 +164,7 @@ def size(model: nn.Module, task: Task) -> tuple[int, int]:
     """Parameters and bytes of the layers that were compressed, biases not counted."""
     parameters = stored = 0
     for name in layers(task.model):
-        layer = model.get_submodule(name)
-        bias = layer.bias if isinstance(getattr(layer, "bias", None), Tensor) else None
-        kept = {
-            k: t
-            for k, t in layer.state_dict().items()
-            if t.data_ptr() != (bias is not None and bias.data_ptr())
-        }
+        kept = {key: t for key, t in model.get_submodule(name).state_dict().items() if key != "bias"}
         if "weight_mask" in kept:
             parameters += int(kept["weight_mask"].sum())
             stored += 4 * int(kept["weight_mask"].sum()) + kept["weight_mask"].numel() // 8

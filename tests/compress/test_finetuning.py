@@ -144,13 +144,37 @@ def test_even_rates_move_every_class_as_far(name: str):
         assert 0.6 < sum(moved) / 8 / dense < 1.6, key
 
 
+@pytest.mark.parametrize("name", torchldr.structures())
+def test_even_steps_of_gradient_descent_are_those_of_a_dense_matrix(name: str):
+    """On average over the directions that a tensor has: trace(J J^T) times its rate is its size."""
+    torch.manual_seed(3)
+    cls = torchldr.get_structure(name)
+    layer = torchldr.StructuredLinear(24, 20, structure=name, rank=2 if cls.ranked else None).double()
+    groups = {group["name"]: group for group in parameter_groups(layer, 1.0, even="sgd")}
+    M = layer.matrix()
+    assert set(groups) == {*layer._learned, "others"}
+    for key in layer._learned:
+
+        def dense(t: torch.Tensor, key: str = key) -> torch.Tensor:
+            return cls.unchecked(20, 24, {**M.tensors, key: t}, M.options).to_dense()
+
+        squares = torch.autograd.functional.jacobian(dense, M.tensors[key]).square().sum()
+        rate = groups[key]["lr"] / (0.1 if key in operator_names(cls) else 1.0)
+        assert 0.5 < rate * squares / M.tensors[key].numel() < 2, key
+
+
+def test_a_wrong_kind_of_steps_is_refused():
+    with pytest.raises(ValueError, match="even must be True, False or one of"):
+        parameter_groups(small(), 1.0, even="lion")
+
+
 def test_even_groups_hold_every_parameter_once():
     model = nn.Sequential(small("toeplitz_like"), nn.LayerNorm(4))
     ids = [id(p) for group in parameter_groups(model, 1.0, weight_decay=0.1) for p in group["params"]]
     assert sorted(ids) == sorted({id(p) for p in model.parameters()})
     groups = {group["name"]: group for group in parameter_groups(model, 1.0, weight_decay=0.1)}
     assert groups["0.0.G"]["weight_decay"] == 0.1
-    assert groups["0.0.G"]["lr"] == even_factors(model[0][0])["G"]
+    assert groups["0.0.G"]["lr"] == even_factors(model[0][0].matrix())["G"]
     assert groups["weights"]["lr"] == 1
 
 

@@ -113,6 +113,9 @@ class Run:
             and language models with init="linear", start with parameters that make up for it, so that a
             smaller gain makes the steps of the matrices smaller at the same rate. For language models
             `init_std` stays as it is.
+        even: True gives each tensor of a language model's input matrices a rate of its own, at which a
+            step moves the matrix as far as it would move a dense one (`torchldr.compress.even_factors`), and
+            operators a tenth of that.
         l1: where given, so many times the absolute values of G and H of the layer that replaces convolutions
             are added to the loss.
         fixed: True leaves the operators of LDR-SD what they are at the start, shifts without a corner. That
@@ -137,6 +140,7 @@ class Run:
     init_std: float | None = None
     output_std: float | None = None
     gain: float | None = None
+    even: bool | None = None
     l1: float | None = None
     fixed: bool | None = None
     bias: bool | None = None
@@ -184,6 +188,11 @@ class Run:
                 f"is for the models {', '.join(gained)} without keep",
             ),
             (
+                "even",
+                self.even is True and self.model == "lstm" and self.gain is None,
+                "is True or None and for the model lstm without gain",
+            ),
+            (
                 "fixed",
                 self.fixed is True and self.structure == "ldr_sd",
                 "is True or None and for the structure 'ldr_sd'",
@@ -229,7 +238,13 @@ class Run:
         """What was chosen about its start and training: "std=0.01", "open", ..."""
         numbers = {"std": self.init_std, "output_std": self.output_std, "gain": self.gain, "l1": self.l1}
         precise = getattr(self.protocol, "precision", None) == "full" and not self.protocol.is_quick
-        flags = {"open": self.fixed, "bias": self.bias, "full precision": precise, "int8": self.weights}
+        flags = {
+            "even steps": self.even,
+            "open": self.fixed,
+            "bias": self.bias,
+            "full precision": precise,
+            "int8": self.weights,
+        }
         chosen = [f"{name}={value:g}" for name, value in numbers.items() if value is not None]
         return chosen + [name for name, flag in flags.items() if flag]
 

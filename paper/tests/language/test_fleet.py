@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.func import functional_call
 
+import torchldr
+from torchldr.compress import parameter_groups
 from torchldr.functional.doubling import shifted_sum
 from torchldr.functional.reference import subdiagonal_reference
 from torchldr.matrices import get_structure
@@ -169,6 +171,34 @@ def test_the_authors_start_with_fixed_operators() -> None:
     for side in "AC":
         assert (fleet.structured[f"subdiagonal_{side}"] == 1).all()
         assert not fleet.structured[f"corner_{side}"].any()
+
+
+@pytest.mark.parametrize(("structure", "ranks"), [("toeplitz_like", (1, 3)), ("ldr_sd", (2,))])
+def test_even_steps_are_the_rates_of_parameter_groups(structure: str, ranks: tuple[int, ...]) -> None:
+    """A step from the same start, with one rate and with even ones: of other parameters it is the same."""
+    text = Text.of(corpus(), SMALL)
+    changes = []
+    for even in (None, True):
+        some = [dataclasses.replace(run, even=even) for run in runs(structure, ranks)]
+        fleet = LanguageFleet(some, text, Masks(text, SMALL, seed=0))
+        before = {name: t.detach().clone() for name, t in fleet.parameters().items()}
+        fleet.masks.draw(0)
+        fleet.begin_training()
+        fleet.advance(SMALL.bptt, training=True)
+        changes.append({name: t.detach() - before[name] for name, t in fleet.parameters().items()})
+    for index, rank in enumerate(ranks):
+        layer = torchldr.StructuredLinear(6, 6, structure=structure, rank=rank, dtype=torch.float64)
+        with torch.no_grad():
+            for name in fleet.structured:
+                own = before[f"structured.{name}"][index, 0]
+                layer.get_parameter(name).copy_(own[:rank] if name in "GH" else own)
+        rates = {group["name"]: group["lr"] for group in parameter_groups(layer, 1.0, even="sgd")}
+        for name, change in changes[1].items():
+            factor = rates.get(name.removeprefix("structured."), 1.0)
+            bound = before[name][index].abs().max() == SMALL.bound  # brought back after the step
+            if not bound:
+                torch.testing.assert_close(change[index], factor * changes[0][name][index])
+    assert structure == "ldr_sd" or not torch.equal(changes[0]["structured.G"], changes[1]["structured.G"])
 
 
 @pytest.mark.parametrize(

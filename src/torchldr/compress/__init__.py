@@ -7,7 +7,7 @@ from .budget.amounts import Bytes, Latency, parse_budget
 from .checkpoint.compress import compress_weights
 from .checkpoint.plan import read_plan, write_plan
 from .checkpoint.storage import load_weights, save_weights
-from .finetuning.groups import parameter_groups
+from .finetuning.groups import even_factors, parameter_groups
 from .finetuning.model import FinetuneResult, finetune
 from .finetuning.teacher import Distillation
 from .report import CompressionReport, LayerReport
@@ -29,6 +29,7 @@ __all__ = [
     "analyze",
     "compress_",
     "compress_weights",
+    "even_factors",
     "finetune",
     "load_compressed",
     "load_weights",

@@ -20,7 +20,7 @@ from ..trainer.graphs import StepGraphs
 from . import decoder, recurrence
 from .protocol import LanguageProtocol
 from .text import Masks, Text
-from .weights import GATES, build, initial_tensors
+from .weights import GATES, build, even_rates, initial_tensors
 
 SPREAD = 0.1  # the words' vectors and the decoder start uniform in +- this
 _TINY = 1e-6  # beside the norm, as in torch.nn.utils.clip_grad_norm_
@@ -69,6 +69,8 @@ class LanguageFleet:
             name: t.to(device, dtype).requires_grad_(name not in self._fixed) for name, t in drawn.items()
         }
         self._bring_back()
+        factors = even_rates(first.structure, self.structured, ranks) if first.even else {}
+        self._factors = {f"structured.{name}": f.to(device, dtype) for name, f in factors.items()}
         self._structure, self._gain = first.structure, gain
         self.rates = torch.full((R,), protocol.lrs[0], dtype=dtype, device=device)
         self._losses = torch.zeros(R, dtype=torch.float64, device=device)
@@ -157,7 +159,8 @@ class LanguageFleet:
         scale = -self.rates * (protocol.clip / (squares.sqrt() + _TINY)).clamp(max=1)
         parameters = self.parameters()
         for name, d in gradients.items():
-            parameters[name].addcmul_(d, scale.view(R, *[1] * (d.ndim - 1)))
+            own = scale * self._factors[name] if name in self._factors else scale
+            parameters[name].addcmul_(d, own.view(R, *[1] * (d.ndim - 1)))
         self._bring_back()
         wide = scale.view(R, 1, 1)
         with self._patiently():

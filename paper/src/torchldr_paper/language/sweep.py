@@ -136,7 +136,7 @@ def _train(
         raise TypeError(f"sweep_language: expected a LanguageProtocol, got {type(protocol).__name__}.")
     classes: dict[object, list[Run]] = {}
     for run in runs:
-        alike = run.structure, run.init, run.init_std, run.gain, run.fixed
+        alike = run.structure, run.init, run.init_std, run.gain, run.even, run.fixed
         classes.setdefault(alike, []).append(run)
     text = Text.of(corpus, protocol, device)
     masks = Masks(text, protocol, runs[0].seed)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchldr.compress import even_factors
 from torchldr.matrices import get_structure
 
 from ..messages import unknown
@@ -23,6 +24,7 @@ from ..models.images import is_operator
 Tensors = Mapping[str, Tensor]
 
 GATES = ("o", "i", "f", "g")  # the order in which gates lie in memory, see `recurrence`
+OPERATOR_RATE = 0.1  # of the learning rate, as `torchldr.compress.parameter_groups` has it
 STRUCTURES = ("dense", "low_rank", "toeplitz_like", "ldr_sd")
 
 
@@ -83,6 +85,19 @@ def initial_tensors(
         for name, parts in gates.items():
             stacked.setdefault(name, []).append(torch.stack(parts))
     return {name: torch.stack(parts) for name, parts in stacked.items()}
+
+
+def even_rates(structure: str, tensors: Tensors, ranks: Sequence[int | None]) -> dict[str, Tensor]:
+    """What to multiply the rates of these parameters by (`Run.even`): name -> (R,)."""
+    kind, found = get_structure(structure), []
+    for place, rank in enumerate(ranks):
+        own = {name: t[place, 0] for name, t in tensors.items()}
+        own |= {name: own[name][: rank or 1] for name in ("G", "H") if name in own}
+        size = own[kind.scaled[0]].shape[-1]
+        factors = even_factors(kind.unchecked(size, size, own, kind.default_options()), "sgd")
+        tenth = {name for name in own if is_operator(name)}
+        found.append({k: f * (OPERATOR_RATE if k in tenth else 1) for k, f in factors.items()})
+    return {name: torch.tensor([one[name] for one in found]) for name in tensors}
 
 
 def count_parameters(structure: str, size: int, rank: int | None, *, fixed: bool = False) -> int:

@@ -34,6 +34,7 @@ def language_tables() -> tuple[Table, ...]:
     return (
         Table("lstm", f"{perplexity}, one LSTM layer", _of_each_class(_lstm)),
         Table("lstm_gain", f"{perplexity} with a gain of {LSTM_GAIN}", _of_each_class(_with_gain)),
+        Table("lstm_even", f"{perplexity} with even steps", _of_each_class(_even)),
         Table("lstm_dense", f"{perplexity}, the unstructured layer by start, gain and precision", _dense()),
         Table("lstm_authors", f"{perplexity} from the authors' start", _of_each_class(_authors)),
         Table("lstm_starts", f"{perplexity} after three epochs, by start", _starts()),
@@ -76,6 +77,11 @@ def _lstm(structure: str, rank: int | None) -> Run:
 def _with_gain(structure: str, rank: int | None) -> Run:
     """A tenth of what the parameters make: a step moves the matrices less, at the same rate."""
     return _wikitext(structure, rank, init="linear", gain=LSTM_GAIN)
+
+
+def _even(structure: str, rank: int | None) -> Run:
+    """Every tensor at the rate that `parameter_groups` gives it; the unstructured layer is as it was."""
+    return _wikitext(structure, rank, init="linear", even=None if structure == "dense" else True)
 
 
 def _authors(structure: str, rank: int | None) -> Run:

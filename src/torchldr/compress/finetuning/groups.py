@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -14,7 +14,8 @@ from ...matrices import StructuredMatrix
 from ...nn import MatrixStack, StructuredLinear
 
 OPERATOR_RATE = 0.1  # of the learning rate, where no other is asked for
-_PROBE, _VECTORS, _MOST = 1e-3, 16, 100.0
+STEPS = ("adam", "sgd")
+_PROBE, _VECTORS, _DRAWS, _MOST = 1e-3, 4, 8, 100.0
 _LARGE = 1 << 20  # a size that has room for any option; the names do not depend on it
 
 
@@ -39,37 +40,53 @@ def operator_names(structure: type[StructuredMatrix], **options: Any) -> frozens
 
 
 @torch.no_grad()
-def even_factors(layer: StructuredLinear | MatrixStack) -> dict[str, float]:
-    """What to multiply a learning rate by, for each parameter of a structured matrix but operators.
+def even_factors(
+    M: StructuredMatrix, steps: str = "adam", names: Iterable[str] | None = None
+) -> dict[str, float]:
+    """What to multiply a learning rate by, for each learned tensor of a matrix.
 
-    Steps of Adam are as large as the rate, whatever the tensor. But the step that moves a matrix of low rank
-    by a hundredth of its norm may move a Toeplitz-like one many times as far, where more entries add up, and
-    cancel. So the effect of a small step with random signs is measured on random vectors: at these rates it
-    moves the matrix as far as it would move a dense matrix of the same norm.
+    One rate suits dense matrices and structured ones if a step moves both as far. How far a tensor t moves
+    the matrix is |J|, the Frobenius norm of the matrix's derivative by t, measured by small steps with
+    random signs on random vectors. A dense m x n matrix has |J|^2 = mn.
 
-    >>> layer = StructuredLinear(64, 64, structure="dense")
-    >>> abs(even_factors(layer)["weight"] - 1) < 0.05
-    True
+        "adam"    sqrt(mn) / |J|   all steps are as large as the rate, whatever the tensor; they add up in the
+                                   entries of a Toeplitz-like matrix, and less so in one of low rank
+        "sgd"     size(t) / |J|^2  a step J J^T g with the gradient g by the matrix: in the directions that
+                                   t has it is the step g of a dense matrix on average
+
+    Args:
+        M: without leading axes.
+        steps: of which kind an optimizer's are.
+        names: of the tensors; by default all that are learned.
+
+    Examples:
+        >>> M = StructuredLinear(64, 64, structure="circulant").matrix()
+        >>> 0.7 < even_factors(M, "sgd")["column"] * 64 < 1.4  # an entry of the column moves 64 of the matrix
+        True
     """
-    M = layer.matrix()[(0,) * len(layer.leading)] if layer.leading else layer.matrix()
     M = M.double()
     m, n = M.shape
     source = torch.Generator().manual_seed(0)
-    x = torch.randn(_VECTORS, n, dtype=M.dtype, generator=source).to(M.device)
+    x = torch.randn(_DRAWS, _VECTORS, n, dtype=M.dtype, generator=source).to(M.device)
     y = M.matmul(x)
-    norm = y.norm()
-    skipped = operator_names(layer.structure, **layer.options)
     factors = {}
-    for name in M.parameter_shapes(m, n, M.rank or 1, **M.options):
-        if name in skipped:
-            continue
+    learned = M.parameter_shapes(m, n, M.rank or 1, **M.options)
+    for name in learned if names is None else names:
         t = M.tensors[name]
-        signs = torch.randint(0, 2, t.shape, generator=source).to(t).mul(2).sub(1)
-        step = _PROBE * t.square().mean().sqrt()
-        moved = type(M).unchecked(m, n, {**M.tensors, name: t + step * signs}, M.options).matmul(x) - y
-        share, entry = moved.norm() / norm, norm / (_VECTORS * m * n) ** 0.5
-        factor = float(step / (share * entry))
-        factors[name] = min(max(factor, 1 / _MOST), _MOST) if math.isfinite(factor) else 1.0
+        step = _PROBE * (t.square().mean().sqrt() or 1.0)
+        squares = 0.0
+        for vectors, before in zip(x, y, strict=True):
+            signs = torch.randint(0, 2, t.shape, generator=source).to(t).mul(2).sub(1)
+            near = type(M).unchecked(m, n, {**M.tensors, name: t + step * signs}, M.options)
+            moved = (near.matmul(vectors) - before) / step
+            squares += float(moved.square().mean()) / n  # of an entry of the matrix
+        adam = (_DRAWS / squares) ** 0.5 if squares > 0 else math.inf
+        if not math.isfinite(adam):
+            factors[name] = 1.0
+        elif steps == "adam":
+            factors[name] = min(max(adam, 1 / _MOST), _MOST)
+        else:
+            factors[name] = adam**2 * t.numel() / (m * n)
     return factors
 
 
@@ -88,7 +105,7 @@ def parameter_groups(
     *,
     operator_lr: float | None = None,
     weight_decay: float = 0.0,
-    even: bool = True,
+    even: bool | str = True,
 ) -> list[dict[str, Any]]:
     """The learned parameters of a model in groups for any optimizer of torch.optim.
 
@@ -99,14 +116,14 @@ def parameter_groups(
             default a tenth of `lr`.
         weight_decay: of weights: dense ones, and the tensors that carry the scale of a structured matrix.
             Operators, biases and the scales of norms do not decay.
-        even: give each tensor of a structured matrix the rate at which a step of Adam's moves the matrix as
-            far as `lr` moves a dense one (`even_factors`, measured once). False takes `lr` for all, which
-            suits optimizers whose steps are not of one size, such as SGD.
+        even: give each tensor of a structured matrix the rate at which a step moves the matrix as far as `lr`
+            moves a dense one (`even_factors`, measured once): "adam" or True for Adam and others whose steps
+            are of one size, "sgd" for gradient descent. False takes `lr` for all.
 
     Returns:
         Groups "weights", "others" and "operators", and with `even` one for each tensor of a structured
-        matrix, by its name in the model; empty ones are left out. Every parameter that requires a gradient is
-        in exactly one, tied ones once.
+        matrix (for Adam but operators), by its name in the model; empty ones are left out. Every parameter
+        that requires a gradient is in exactly one, tied ones once.
 
     Examples:
         >>> model = nn.Sequential(StructuredLinear(64, 64, structure="ldr_sd", rank=4), nn.Linear(64, 10))
@@ -119,6 +136,8 @@ def parameter_groups(
     for key, value in (("lr", lr), ("operator_lr", operator_lr), ("weight_decay", weight_decay)):
         if value is not None and not (isinstance(value, float | int) and value >= 0):
             raise ValueError(f"parameter_groups: {key} must be a number of at least 0, got {value!r}.")
+    if even not in (True, False, *STEPS):
+        raise ValueError(f"parameter_groups: even must be True, False or one of {STEPS}, got {even!r}.")
     groups: dict[str, dict[str, Any]] = {}
     for name in ("weights", "others", "operators"):
         rate = (OPERATOR_RATE * lr if operator_lr is None else operator_lr) if name == "operators" else lr
@@ -129,7 +148,13 @@ def parameter_groups(
         structured = isinstance(module, StructuredLinear | MatrixStack)
         operators = operator_names(module.structure, **module.options) if structured else frozenset()
         scaled = module.structure.scaled if structured else ()
-        factors = even_factors(module) if structured and even else {}
+        factors = {}
+        if structured and even:
+            shared_rate = operator_lr is not None or even != "sgd"
+            names = [name for name in module._learned if not (shared_rate and name in operators)]
+            M = module.matrix()
+            one = M[(0,) * len(module.leading)] if module.leading else M
+            factors = even_factors(one, "adam" if even is True else str(even), names)
         for name, p in _own_parameters(module):
             if p is None or not p.requires_grad or id(p) in seen:
                 continue
@@ -138,7 +163,8 @@ def parameter_groups(
             kind = "operators" if name in operators else "weights" if decays else "others"
             if name in factors:
                 own = f"{path}.{name}".lstrip(".")
-                groups[own] = {**groups[kind], "name": own, "lr": lr * factors[name], "params": [p]}
+                shared = groups[kind]
+                groups[own] = {**shared, "name": own, "lr": factors[name] * shared["lr"], "params": [p]}
             else:
                 groups[kind]["params"].append(p)
     return [group for group in groups.values() if group["params"]]

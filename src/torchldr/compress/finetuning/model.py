@@ -54,7 +54,7 @@ def finetune(
     lr: float = 1e-3,
     operator_lr: float | None = None,
     weight_decay: float = 0.0,
-    even: bool = True,
+    even: bool | str = True,
     clip: float | None = 1.0,
     schedule: str = "cosine",
     warmup: float = 0.05,

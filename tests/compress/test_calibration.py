@@ -175,7 +175,7 @@ def test_the_uniform_share_is_taken_where_it_is_measured_to_be_better(monkeypatc
     assert max(shares) <= 0.4
 
 
-@pytest.mark.parametrize("stage", ["calibrating", "looking at", "projecting", "checking"])
+@pytest.mark.parametrize("stage", ["calibrating", "looking at", "projecting", "checking", "fitting"])
 @pytest.mark.parametrize("frozen", [False, True])
 def test_an_interrupt_leaves_the_model_as_it_was(stage, frozen):
     model = nn.ModuleDict({"net": network(), "attention": nn.MultiheadAttention(32, 4)}).train()

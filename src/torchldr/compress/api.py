@@ -25,6 +25,7 @@ from .manifest import declare
 from .metric import Metric
 from .pieces import Pieces, opened
 from .progress import CHECKING, PROJECTING, Clock, Report, check_effort, shown
+from .refit import Refit
 from .report import CompressionReport, describe
 from .selection import Choices, Spec, check_count, check_spec, chosen
 from .structure import Structure
@@ -130,12 +131,21 @@ def compress_(
             "compress_", model, units, activations, loader, batches, output, seed, clock, report, pieces
         )
         found = chosen("compress_", spec, units, left, structures, metrics, seed, workers, clock, report)
+        begun = clock.spent
         made = _project(units, found.structures, metrics, seed, workers, clock, report)
+        projecting = clock.spent - begun
         distance, notes = None, list(found.notes)
-        if data is not None and units:
+        if data is not None and loader is not None and units:
             found, made, distance = _compared(
                 model, units, found, made, data, metrics, seed, workers, clock, report
             )
+            fit = Refit(model, units, found.structures, data, loader, seed, pieces, clock, report)
+            better = fit.fitted(made, projecting)
+            if better is not None:
+                weights = dense_parameters(list(zip(units, better, strict=True)), pieces)
+                if (other := data.distance(model, weights)) < distance:
+                    made, distance = better, other
+                    notes.append("weights were fitted again in the order in which they run")
             if found.structures in found.uniform:
                 notes.append("every weight has the same share: outputs were nearer so on batches held out")
     done = list(zip(units, found.structures, made, strict=True))
@@ -167,9 +177,7 @@ def _project(
     ]
     keys = [f"{unit.name} as {structure}" for unit, structure in zip(units, structures, strict=True)]
     made = project_all(workers, [f"{PROJECTING} {unit.name}" for unit in units], arguments, report, keys)
-    if workers.here:
-        return made
-    return [
+    return [  # files and processes give them back on the CPU
         [p._replace(matrix=p.matrix.to(unit.matrices[0].device)) for p in some]
         for unit, some in zip(units, made, strict=True)
     ]
@@ -189,8 +197,8 @@ def _compared(
 ) -> tuple[Choices, list[list[Projection]], float]:
     """The plan or, where that is measured to be better, one class for all; and the outputs' distance.
 
-    The same share for all weights is tried for every class whose projections are found at once and whose
-    errors are known (others lost to one of these before), the best by these errors first.
+    One class is tried, shared out by error and with the same share for all weights, where its projections are
+    found at once and its errors are known (others lost to one of these before), the best by errors first.
     """
 
     def off(some: Sequence[list[Projection]], step: int) -> float:
@@ -198,7 +206,8 @@ def _compared(
         weights = dense_parameters(list(zip(units, some, strict=True)), workers.pieces)
         return data.distance(model, weights)
 
-    rivals = [plan for plan in found.uniform if plan != found.structures and all(exact(s.name) for s in plan)]
+    plans = [plan for plan in (*found.alone, *found.uniform) if plan != found.structures]
+    rivals = [plan for plan in plans if all(exact(s.name) for s in plan)]
     distance = off(made, 0)
     for i, plan in enumerate(rivals):
         if i and clock.past(_DEADLINE):

@@ -24,6 +24,7 @@ from .targets import RECURRENT, Site, Unit
 SHARE = 0.45  # of the time, at most
 HELD, EVERY = 4, 4  # one batch in four is held out to compare plans on, four at most
 _ENOUGH = 8  # rows for each entry of a vector that are all taken; after that, as many as a product costs
+_WEIGHTED = 64  # batches whose rows' weights are kept
 _INPUTS = {"q_proj": 0, "k_proj": 1, "v_proj": 2}
 _ARGUMENTS = ("query", "key", "value")
 _KEY = "calibration"
@@ -60,18 +61,27 @@ class Held(NamedTuple):
 
 @dataclass
 class Calibration:
-    """What errors of the units count by, by their names, and batches that were held out."""
+    """What the data say.
+
+    Attributes:
+        metrics: what errors of the units count by, by their names.
+        held: batches that were held out.
+        batches: how many there were in all.
+        weights: by a batch's place and a number of rows, how much each row counts, summed over the units that
+            have so many: 0 for padding, say. Of the first batches, where gradients are known.
+    """
 
     metrics: dict[str, Metric] = field(default_factory=dict)
     held: list[Held] = field(default_factory=list)
     batches: int = 0
+    weights: dict[tuple[int, int], Tensor] = field(default_factory=dict)
 
     def distance(self, model: nn.Module, weights: Mapping[str, Tensor]) -> float:
         """The distance of the outputs on the held batches, with these parameters in place of its own."""
         over = size = 0.0
-        with _evaluating(model), torch.no_grad():
+        with evaluating(model), torch.no_grad():
             for _, batch, name, theirs in self.held:
-                output = _called(model, weights, batch)
+                output = called(model, weights, batch)
                 one, scale = distance(name, kept(batch, main_output(output, name)[1]), theirs)
                 over, size = over + one, size + scale
         ratio = over / size if size > 0 else 0.0
@@ -106,13 +116,14 @@ def calibrate(
     total = _total(loader, batches)
     report(CALIBRATING, 0, total)
     watch = _Watch(units, torch.Generator().manual_seed(seed), pieces)
-    with _evaluating(model), _gradients(units), watch.hooked(units):
+    with evaluating(model), _gradients(units), watch.hooked(units):
         last: Any = None
         for i, batch in enumerate(islice(loader, batches)):
             last = batch
             if i % EVERY == EVERY - 1 and len(found.held) < HELD:
                 found.held.append(_hold(i, model, batch, output, pieces))
             else:
+                watch.place = i
                 watch.see(model, batch, output)
             found.batches += 1
             report(CALIBRATING, i + 1, total)
@@ -126,6 +137,7 @@ def calibrate(
         if any(not t.isfinite().all() for t in (seen.inputs, seen.outputs) if t is not None):
             raise ValueError(f"compress_: the inputs of {name} on the loader's batches are not all finite.")
     found.metrics = {unit.name: watch.metric(unit) for unit in units}
+    found.weights = watch.weights
     _keep(pieces, units, found)
     return found
 
@@ -156,7 +168,9 @@ def _keep(pieces: Pieces, units: Sequence[Unit], found: Calibration) -> None:
         if entry[what] is not None
     ]
     files += [f"held-{one.place}" for one in found.held]
-    pieces.put(_KEY, {"metrics": metrics, "held": held, "batches": found.batches}, written=files)
+    weights = {f"{place} {rows}": weight for (place, rows), weight in found.weights.items()}
+    value = {"metrics": metrics, "held": held, "batches": found.batches}
+    pieces.put(_KEY, value, weights, written=files)
 
 
 def _recalled(pieces: Pieces, units: Sequence[Unit], loader: Iterable[Any]) -> Calibration | None:
@@ -179,7 +193,9 @@ def _recalled(pieces: Pieces, units: Sequence[Unit], loader: Iterable[Any]) -> C
             kind = _WIDE if entry["wide"] else _WIDE.float()
             output = pieces.zeros(f"held-{i}", entry["shape"], kind, again=True)
             held.append(Held(i, batch, entry["name"], output))
-    return Calibration(metrics, held, piece.value["batches"])
+    places_of = {name: name.split() for name in piece.tensors}
+    weights = {(int(a), int(b)): piece.tensors[name] for name, (a, b) in places_of.items()}
+    return Calibration(metrics, held, piece.value["batches"], weights)
 
 
 def _length(moments: Tensor | None) -> int | None:
@@ -210,6 +226,8 @@ class _Watch:
         self.sensitive = False  # whether gradients were seen
         self.differentiable: bool | None = None  # None: not tried yet
         self.seeing = False  # not while a held batch runs
+        self.place = 0  # of the batch
+        self.weights: dict[tuple[int, int], Tensor] = {}
         self.probes: list[Tensor] = []
         self.parameters: dict[str, list[tuple[nn.Parameter, int | None]]] = {}
 
@@ -294,10 +312,7 @@ class _Watch:
             x = args[0] if args else next(iter(kwargs.values()), None)
             if not (self.seeing and isinstance(x, Tensor) and isinstance(y, Tensor)):
                 return None
-            X = x.detach()
-            if isinstance(module, nn.Conv2d):
-                X = X[..., :: module.stride[0], :: module.stride[1]].movedim(-3, -1)
-            X = X.reshape(-1, X.shape[-1])
+            X = input_rows(module, x.detach())
             if not torch.is_grad_enabled():
                 self._add_inputs(name, X, None, y.shape[-1])
                 return None
@@ -326,6 +341,9 @@ class _Watch:
         part = g[rows] if rows is not None else g
         seen.outputs = self._added(name, "outputs", seen.outputs, part.mT @ part)
         seen.total += float(weight.double().sum())
+        if self.place < _WEIGHTED and weight.any():
+            mean, key = weight / weight.mean(), (self.place, len(weight))
+            self.weights[key] = self.weights[key] + mean if key in self.weights else mean
         self._add_inputs(name, X, weight, m)
 
     @torch.no_grad()
@@ -392,7 +410,14 @@ def ridged_(gram: Tensor | None, rows: int | None, least: float = 1e-6) -> Tenso
     return gram
 
 
-def _called(model: nn.Module, weights: Mapping[str, Tensor], batch: Any) -> Any:
+def input_rows(module: nn.Module, x: Tensor) -> Tensor:
+    """The vectors that a layer multiplies, (rows, in_features)."""
+    if isinstance(module, nn.Conv2d):
+        x = x[..., :: module.stride[0], :: module.stride[1]].movedim(-3, -1)
+    return x.reshape(-1, x.shape[-1])
+
+
+def called(model: nn.Module, weights: Mapping[str, Tensor], batch: Any) -> Any:
     """The output with other parameters; the model itself is never changed."""
     if isinstance(batch, Mapping):
         return functional_call(model, dict(weights), (), dict(batch))
@@ -400,7 +425,7 @@ def _called(model: nn.Module, weights: Mapping[str, Tensor], batch: Any) -> Any:
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

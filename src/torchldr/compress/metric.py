@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ..core.contract import RankFit
-from ..matrices import Projection
+from ..matrices import Projection, StructuredMatrix
 from ..project import from_dense
 from .structure import Structure
 
@@ -114,8 +114,13 @@ def project(
             return from_dense(W, structure.name, structure.rank, effort=QUICK * effort, **settings)
     tensors, (m, n) = fit.tensors(structure.rank or 1), W.shape
     M = structure.cls.unchecked(m, n, tensors, structure.cls.check_options(structure.options)).to(W.dtype)
+    return measured(W, M, metric)
+
+
+def measured(W: Tensor, M: StructuredMatrix, metric: Metric) -> Projection:
+    """A matrix as what stands for W, with its errors."""
     wide = W.detach().to("cpu", torch.float64)
-    rest, inputs = wide - M.to(torch.float64).to_dense(), Metric(metric.inputs)
+    rest, inputs = wide - M.to("cpu", torch.float64).to_dense(), Metric(metric.inputs)
     weighted = (
         (inputs.error(rest) / max(inputs.error(wide), 1e-300)) ** 0.5 if metric.inputs is not None else None
     )

@@ -10,7 +10,14 @@ from contextlib import contextmanager
 Report = Callable[[str, int, int], None]
 # How the time is shared between the stages that a loader's compression goes through, roughly.
 CALIBRATING, CHOOSING, PROJECTING, CHECKING = "calibrating", "looking at", "projecting", "checking"
-_ENDS = {CALIBRATING: (0.0, 0.5), CHOOSING: (0.5, 0.7), PROJECTING: (0.7, 0.85), CHECKING: (0.85, 1.0)}
+FITTING = "fitting in order"
+_ENDS = {
+    CALIBRATING: (0.0, 0.45),
+    CHOOSING: (0.45, 0.65),
+    PROJECTING: (0.65, 0.75),
+    CHECKING: (0.75, 0.85),
+    FITTING: (0.85, 1.0),
+}
 _EVERY = 0.2  # seconds between two writings of the line
 
 

@@ -32,13 +32,15 @@ class Choices:
         structures: one for each weight.
         latencies: measured milliseconds (dense, then so), or none.
         stays: why weights stay dense, by name.
-        uniform: plans of one class with the same share for all, which may do better than they promise.
+        alone: the best plan of one class and dense weights, shared out by error, if any, and
+        uniform: plans of one class with the same share for all. Both may do better than they promise.
         notes: what was not looked at, and why.
     """
 
     structures: list[Structure]
     latencies: list[tuple[float | None, float | None]]
     stays: dict[str, str] = field(default_factory=dict)
+    alone: list[list[Structure]] = field(default_factory=list)
     uniform: list[list[Structure]] = field(default_factory=list)
     notes: tuple[str, ...] = ()
 
@@ -96,8 +98,8 @@ def chosen(
     if unit == "ms":
         dense = [costs(weight, [DENSE])[0] for weight in weights]
         latencies = [(before, candidate.cost) for before, candidate in zip(dense, taken, strict=True)]
-    uniform = [] if unit == "ms" else uniform_shares(rows, limit)
-    return Choices([c.structure for c in taken], latencies, {}, uniform, tuple(look.notes))
+    alone, uniform = ([], []) if unit == "ms" else (alone_plans(rows, limit)[:1], uniform_shares(rows, limit))
+    return Choices([c.structure for c in taken], latencies, {}, alone, uniform, tuple(look.notes))
 
 
 class _Look:
@@ -285,12 +287,28 @@ def _price(rows: Sequence[Sequence[Candidate]], limit: float) -> float:
     return high
 
 
+def alone_plans(rows: Sequence[Sequence[Candidate]], limit: float) -> list[list[Structure]]:
+    """What `share_out` makes of one class and dense weights: for every class that can, by growing error."""
+    found: list[tuple[float, list[Structure]]] = []
+    for name in _classes(rows):
+        some = [[c for c in row if c.structure.is_dense or c.structure.name == name] for row in rows]
+        if sum(row[0].cost for row in some) <= limit:
+            taken = share_out(some, limit)
+            found.append((sum(c.error for c in taken), [c.structure for c in taken]))
+    return [plan for _, plan in sorted(found, key=lambda pair: pair[0])]
+
+
+def _classes(rows: Sequence[Sequence[Candidate]]) -> list[str]:
+    """The names of the classes among the candidates."""
+    return list(dict.fromkeys(c.structure.name for row in rows for c in row if not c.structure.is_dense))
+
+
 def uniform_shares(rows: Sequence[Sequence[Candidate]], limit: float) -> list[list[Structure]]:
     """The same share for every weight, all of one class: for every class that can, by growing error."""
     dense = [next(c for c in row if c.structure.is_dense) for row in rows]
     share = limit / (sum(c.cost for c in dense) or 1.0)
     found: list[tuple[float, list[Structure]]] = []
-    for name in dict.fromkeys(c.structure.name for row in rows for c in row if not c.structure.is_dense):
+    for name in _classes(rows):
         taken = []
         for row, whole in zip(rows, dense, strict=True):
             fits = [c for c in row if c.structure.name == name and c.cost <= share * whole.cost]

@@ -1,0 +1,225 @@
+"""Weights fitted once more in the order in which they run, to the inputs that compressed ones give them.
+
+A plan takes errors one weight at a time. In the compressed model a weight W sees x' where it saw x before,
+and what stands in its place had better be M with the least
+
+    E |W ((1 - b) x' + b x) - M x'|^2,
+
+in the metric S of its outputs. That is the projection of W ((1 - b) I + b D C^-1) by the metric of C, with
+C = E[x' x'^T] and D = E[x x'^T]. With b = 0 it takes its inputs as they have become, with b = 1 it also makes
+up for all that went wrong before it, as far as its inputs tell; between the two the outputs are nearest to
+the original's on batches that were held out.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..matrices import Projection
+from .calibration import Calibration, called, evaluating, input_rows, ridged_
+from .candidates import exact
+from .metric import Metric, measured, project
+from .pieces import Piece, Pieces
+from .progress import FITTING, Clock, Report
+from .structure import Structure
+from .targets import Unit, dense_parameters
+from .workers import PROJECTIONS
+
+SHARE = 0.5  # b
+BATCHES = 32  # at most
+_LEAST = 4  # batches, for one more stage; fewer say too little of the inputs
+_DEADLINE = 0.95  # of the time
+_KINDS = ("linear", "conv1d", "conv2d")  # whose inputs are seen
+_WIDE = torch.zeros((), dtype=torch.float64)
+
+Made = list[list[Projection]]
+
+
+class Refit:
+    """The fit of a whole model.
+
+    Args:
+        model: as it was.
+        units: its weights, with
+        structures: what they become.
+        data: what calibration found.
+        loader: the batches once more.
+        seed: of the projections.
+        pieces: where moments and dense weights lie.
+        clock, report: as in `compress_`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        units: Sequence[Unit],
+        structures: Sequence[Structure],
+        data: Calibration,
+        loader: Iterable[Any],
+        seed: int,
+        pieces: Pieces,
+        clock: Clock,
+        report: Report,
+    ) -> None:
+        self.model, self.units, self.structures, self.data = model, units, structures, data
+        self.seed, self.pieces, self.clock, self.report = seed, pieces, clock, report
+        self.loader = loader
+
+    def fitted(self, made: Made, projecting: float) -> Made | None:
+        """Other projections of the same structures, or None where there is no time or nothing to fit.
+
+        Args:
+            made: the projections as they are.
+            projecting: seconds that these took.
+        """
+        wanted = {
+            i
+            for i, unit in enumerate(self.units)
+            if made[i] and unit.kind in _KINDS and exact(self.structures[i].name)
+        }
+        if not wanted or iter(self.loader) is self.loader:  # batches that are gone
+            return None
+        plan = self.pieces.get(FITTING)
+        if plan is None:
+            order, seconds = self._order(wanted)
+            plan = self.pieces.put(FITTING, [order, *self._affordable(len(order), seconds, projecting)])
+        order, batches, stages = plan.value
+        for stage in range(stages):
+            key = f"{FITTING}: {stage + 1} of {stages}"
+            piece = self.pieces.get(key)
+            if piece is None:
+                self.report(FITTING, stage, stages)
+                part = order[len(order) * stage // stages : len(order) * (stage + 1) // stages]
+                new = dict(self._stage([i for group in part for i in group], made, batches))
+                packed = PROJECTIONS.pack([*new.values()])
+                assert packed is not None
+                piece = self.pieces.put(key, [[*new], packed.value], packed.tensors)
+            places, value = piece.value
+            found = PROJECTIONS.unpack(Piece(value, piece.tensors))
+            made = list(made)
+            for i, projection in zip(places, found, strict=True):
+                matrix = projection.matrix.to(self.units[i].matrices[0].device)  # files give back the CPU's
+                made[i] = [projection._replace(matrix=matrix)]
+        return made if stages else None
+
+    def _order(self, wanted: set[int]) -> tuple[list[list[int]], float]:
+        """The weights in the order in which they run, those of the same inputs together.
+
+        And the seconds that a batch takes in both models.
+        """
+        _, batch = next(self._batches(1))
+        order: list[tuple[int, Tensor]] = []
+        begun = time.perf_counter()
+        self._run({}, batch, wanted, lambda i, module, x: order.append((i, x)))
+        seconds = time.perf_counter() - begun
+        groups: list[list[int]] = []
+        last = None
+        for i, x in order:
+            if any(i in group for group in groups):
+                continue  # runs more than once
+            if x is last:
+                groups[-1].append(i)
+            else:
+                groups.append([i])
+            last = x
+        return groups, 2 * seconds
+
+    def _affordable(self, groups: int, seconds: float, projecting: float) -> tuple[int, int]:
+        """How many batches to take, and in how many stages, if a batch takes so many seconds in both models.
+
+        On average a stage runs half of either model.
+        """
+        most = min(max(self.data.batches - len(self.data.held), 1), BATCHES)
+        if self.clock.seconds is None:
+            return most, groups
+        rest = _DEADLINE * self.clock.seconds - self.clock.spent - 1.5 * projecting
+        runs = int(rest / (seconds / 2))  # batches times stages
+        batches = min(most, max(_LEAST, round(runs**0.5))) if runs > 0 else most
+        return batches, min(groups, max(runs, 0) // batches)
+
+    def _batches(self, count: int) -> Iterator[tuple[int, Any]]:
+        """Batches that are not held out, with their places in the loader."""
+        held = {one.place for one in self.data.held} if self.data.batches > len(self.data.held) else set()
+        return islice(((i, batch) for i, batch in enumerate(self.loader) if i not in held), count)
+
+    def _stage(self, part: Sequence[int], made: Made, batches: int) -> Iterator[tuple[int, Projection]]:
+        """New projections of some weights, by the inputs that all before them give as they are now."""
+        weights = dense_parameters(list(zip(self.units, made, strict=True)), self.pieces)
+        moments: dict[int, tuple[Tensor, Tensor]] = {}
+        rows = dict.fromkeys(part, 0)
+        for place, batch in self._batches(batches):
+            inputs: dict[int, list[Tensor]] = {i: [] for i in part}
+
+            def keep(i: int, module: nn.Module, x: Tensor) -> None:
+                inputs[i].append(input_rows(module, x).clone())  # noqa: B023  (used in this pass)
+
+            def add(i: int, module: nn.Module, x: Tensor) -> None:
+                X = input_rows(module, x)
+                Y = inputs[i].pop(0) if inputs[i] else None  # noqa: B023
+                if Y is None or X.shape != Y.shape:
+                    return
+                weight, n = self.data.weights.get((place, len(Y))), Y.shape[1]  # noqa: B023
+                weighted = Y if weight is None else Y * weight.to(Y).unsqueeze(-1)
+                if i not in moments:
+                    C, D = (self.pieces.zeros(f"refit-{i}-{k}", (n, n), _WIDE) for k in "CD")
+                    moments[i] = C, D
+                C, D = moments[i]
+                C += (Y.mT @ weighted).to(C)
+                D += (X.mT @ weighted).to(D)
+                rows[i] += len(Y)
+
+            self._run(weights, batch, set(part), keep)
+            self._run({}, batch, set(part), add)
+        for i, (C, D) in moments.items():
+            projection = self._projected(i, C, D, rows[i])
+            if projection is not None:
+                yield i, projection
+
+    def _run(
+        self, weights: Mapping[str, Tensor], batch: Any, wanted: set[int], look: Callable[..., None]
+    ) -> None:
+        """Run the model, with other weights, until all units that are wanted had their inputs looked at."""
+        left = set(wanted)
+
+        def hook(i: int) -> Callable[..., None]:
+            def see(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+                x = args[0] if args else next(iter(kwargs.values()), None)
+                if isinstance(x, Tensor):
+                    look(i, module, x)
+                    left.discard(i)
+                if not left:
+                    raise _EnoughError
+
+            return see
+
+        sites = [(i, site) for i in wanted for site, _ in self.units[i].places]
+        handles = [site.module.register_forward_pre_hook(hook(i), with_kwargs=True) for i, site in sites]
+        try:
+            with evaluating(self.model), torch.no_grad(), suppress(_EnoughError):
+                called(self.model, weights, batch)
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _projected(self, i: int, C: Tensor, D: Tensor, rows: int) -> Projection | None:
+        (W,), old = self.units[i].matrices, self.data.metrics[self.units[i].name]
+        mean, first = float(C.diagonal().mean()), float(C[0, 0])
+        if not (D.isfinite().all() and C.isfinite().all()) or (lifted := ridged_(C, rows)) is None:
+            return None
+        D.div_(mean).diagonal().add_(float(lifted[0, 0]) - first / mean)  # lifted as C is
+        T = torch.linalg.solve(lifted, D.mT).mT.mul_(SHARE)
+        T.diagonal().add_(1 - SHARE)
+        target = W.detach().to(_WIDE) @ T
+        M = project(target, self.structures[i], Metric(lifted, old.outputs), self.seed).matrix
+        return measured(W, M.to(W.dtype), old)
+
+
+class _EnoughError(Exception):
+    """All inputs that are wanted were seen."""

@@ -1,0 +1,177 @@
+"""Weights fitted again in the order in which they run."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import torchldr
+from torchldr.compress.calibration import Calibration, calibrate
+from torchldr.compress.metric import Metric
+from torchldr.compress.pieces import Pieces
+from torchldr.compress.progress import Clock
+from torchldr.compress.refit import SHARE, Refit
+from torchldr.compress.structure import Structure
+from torchldr.compress.targets import find_units
+
+
+def deep(depth: int = 5, size: int = 32) -> nn.Sequential:
+    torch.manual_seed(4)
+    layers = [part for _ in range(depth) for part in (nn.Linear(size, size), nn.Tanh())]
+    with torch.no_grad():
+        for layer in layers[::2]:
+            layer.weight.mul_(1.5)
+    return nn.Sequential(*layers[:-1]).double()
+
+
+def batches(count: int = 8, rows: int = 300) -> list[Tensor]:
+    torch.manual_seed(9)
+    return [
+        torch.randn(rows, 32, dtype=torch.float64) @ torch.logspace(0, -1, 32).diag().double()
+        for _ in range(count)
+    ]
+
+
+def fit(model: nn.Module, structure: Structure, loader: list[Tensor]) -> Refit:
+    units, _ = find_units(model, None, 8)
+    data = calibrate(model, units, loader, None, None, 0, Clock(None), lambda *step: None, Pieces())
+    structures = [structure] * len(units)
+    return Refit(model, units, structures, data, loader, 0, Pieces(), Clock(None), lambda *step: None)
+
+
+def off(model: nn.Module, dense: nn.Module) -> float:
+    X = torch.cat(batches(12)[8:])
+    with torch.no_grad():
+        return float((model(X) - dense(X)).norm() / dense(X).norm())
+
+
+@pytest.mark.parametrize("budget", [0.3, 0.5])
+def test_outputs_come_nearer(budget: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    dense = deep(6)
+    found = {}
+    for fitted in (True, False):
+        if not fitted:
+            monkeypatch.setattr(Refit, "fitted", lambda *given: None)
+        model = copy.deepcopy(dense)
+        report = torchldr.compress_(model, budget, structures=["low_rank"], loader=batches())
+        found[fitted] = off(model, dense), report.distance
+        assert any("in the order" in note for note in report.notes) == fitted
+        assert report.parameters_after <= budget * report.parameters_before
+    assert found[True][0] < 0.95 * found[False][0]
+    assert found[True][1] < found[False][1]
+
+
+def test_it_is_the_least_squares_of_the_formula() -> None:
+    """Without a limit of the rank: no other matrix gives outputs nearer to those of the mixed inputs."""
+    torch.manual_seed(1)
+    X, Y = torch.randn(500, 32, dtype=torch.float64), torch.randn(500, 32, dtype=torch.float64)
+    Y = X + 0.3 * Y
+    refit = fit(deep(1), Structure("low_rank", rank=32), batches())
+    (W,) = refit.units[0].matrices
+    name = refit.units[0].name
+    refit.data.metrics[name] = Metric(None, refit.data.metrics[name].outputs)
+    made = refit._projected(0, Y.mT @ Y, X.mT @ Y, 10**12)
+    assert made is not None
+    wanted = ((1 - SHARE) * Y + SHARE * X) @ W.mT
+    best = torch.linalg.lstsq(Y, wanted).solution.mT
+    assert torch.dist(made.matrix.to_dense(), best) < 1e-3 * best.norm()
+    assert made.residual == pytest.approx(float(torch.dist(best, W) / W.norm()), rel=1e-2)
+
+
+def test_the_first_weight_stays_where_its_inputs_are_as_they_were() -> None:
+    """x' = x for it: the projection of W itself, by these inputs."""
+    refit = fit(deep(2), Structure("low_rank", rank=4), batches())
+    plain = [[m] for m in [_alone(refit, i) for i in range(2)]]
+    made = refit.fitted(plain, 0.0)
+    assert made is not None
+    X = torch.cat([batch for i, batch in enumerate(batches()) if i % 4 != 3])
+    (W,) = refit.units[0].matrices
+    rows = torch.cat([refit.data.weights[place, 300] for place in range(8) if place % 4 != 3])
+    C = (X * rows.unsqueeze(-1)).mT @ X
+    old = refit.data.metrics[refit.units[0].name]
+    expected = refit._projected(0, C, C.clone(), len(X))
+    assert expected is not None
+    assert torch.dist(made[0][0].matrix.to_dense(), expected.matrix.to_dense()) < 1e-8 * W.norm()
+    assert made[0][0].weighted_residual == pytest.approx(
+        (Metric(old.inputs).error(W - made[0][0].matrix.to_dense()) / Metric(old.inputs).error(W)) ** 0.5
+    )
+
+
+def _alone(refit: Refit, i: int) -> torchldr.compress.metric.Projection:
+    from torchldr.compress.metric import project
+
+    unit = refit.units[i]
+    return project(unit.matrices[0], refit.structures[i], refit.data.metrics[unit.name], 0)
+
+
+def test_weights_of_the_same_inputs_are_one_group_and_run_in_order() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last, self.b, self.a = (nn.Linear(16, 16) for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(torch.tanh(self.a(x)) * self.b(x))
+
+    model, loader = Model(), [torch.randn(20, 16) for _ in range(6)]
+    refit = fit(model, Structure("low_rank", rank=2), loader)
+    names = [unit.name for unit in refit.units]
+    groups, seconds = refit._order({0, 1, 2})
+    assert [[names[i] for i in group] for group in groups] == [["a", "b"], ["last"]]
+    assert seconds > 0
+
+
+def test_batches_that_come_once_are_not_asked_for_again() -> None:
+    def once() -> Iterator[Tensor]:
+        yield from batches()
+
+    dense = deep(3)
+    model = copy.deepcopy(dense)
+    report = torchldr.compress_(model, 0.5, structures=["low_rank"], loader=once())
+    assert not any("in the order" in note for note in report.notes)
+    assert off(model, dense) < 0.9
+
+
+def test_padding_does_not_count() -> None:
+    """Rows that the output does not depend on: the same weights whatever stands there."""
+
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = deep(3)
+
+        def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+            return (self.net(ids) * mask.unsqueeze(-1)).sum(1)
+
+    found = []
+    for noise in (1.0, 50.0):
+        torch.manual_seed(3)
+        loader = []
+        for batch in batches(8, 600):
+            mask = (torch.arange(6) < torch.randint(2, 7, (100, 1))).double()
+            ids = batch.reshape(100, 6, 32)
+            pad = torch.randn(100, 6, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+            loader.append({"ids": torch.where(mask.bool().unsqueeze(-1), ids, noise * pad), "mask": mask})
+        model = Masked()
+        report = torchldr.compress_(model, 0.5, structures=["low_rank"], loader=loader)
+        assert any("in the order" in note for note in report.notes)
+        found.append([p.detach().clone() for p in model.parameters()])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-8)
+
+
+def test_time_decides_how_many_stages() -> None:
+    refit = fit(deep(3), Structure("low_rank", rank=4), batches(40))
+    assert refit._affordable(20, 1.0, 0.0) == (32, 20)
+    refit.clock = Clock(1.0)
+    refit.data = Calibration(refit.data.metrics, refit.data.held, 40)
+    few, stages = refit._affordable(20, 1.0, 5.0)
+    assert 4 <= few <= 32
+    assert stages >= 1
+    assert few * stages * 0.5 <= 0.95 * 60
+    assert refit._affordable(20, 1.0, 60.0)[1] == 0
+    assert refit.fitted([[_alone(refit, i)] for i in range(3)], 60.0) is None

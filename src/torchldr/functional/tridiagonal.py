@@ -291,22 +291,50 @@ def _adjoint(
     return *stencils[0].gradients, *stencils[1].gradients, dx if wanted else None
 
 
-# On a GPU: the Krylov matrices themselves, by a kernel, and one matrix product.
+# The Krylov matrices themselves: by a kernel on a GPU, by the compiled stencil on a CPU.
 
 
 def krylov_matrices(lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, k: int) -> Tensor:
-    """The Krylov matrices K_k(A, v_i), transposed, (r, k, m), where `cuda.serves`."""
+    """The Krylov matrices K_k(A, v_i), transposed, (r, k, m)."""
+    if stencil.serves(lower, diagonal, upper, V):
+        return _StencilKrylov.apply(lower, diagonal, upper, V, k)
+    if not cuda.serves(V.shape[-1], lower, diagonal, upper, V):
+        return _krylov_of_ring(lower, diagonal, upper, V, k)
     stacked = (t.unsqueeze(0) for t in (lower, diagonal, upper, V))
     return _CudaKrylov.apply(*stacked, k).squeeze(0)
 
 
+class _StencilKrylov(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, k: int) -> Tensor:
+        ctx.save_for_backward(lower, diagonal, upper, V)
+        ctx.k = k
+        made = stencil.Stencil(lower, diagonal, upper, V, k)
+        made.run(V, k)
+        return made.columns(k)
+
+    @staticmethod
+    def backward(ctx: Any, dK: Tensor) -> tuple[Tensor | None, ...]:
+        (lower, diagonal, upper, V), k = ctx.saved_tensors, ctx.k
+        if torch.is_grad_enabled() or not stencil.ADJOINT.serves(dK):
+            return *plain_backward(partial(_krylov_of_ring, k=k), (lower, diagonal, upper, V), dK), None
+        made = stencil.Stencil(lower, diagonal, upper, V, k)
+        made.run(V, k)
+        made.gradient(k).copy_(dK)
+        made.adjoint(k)
+        return *made.gradients, None
+
+
+def _krylov_of_ring(lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, k: int) -> Tensor:
+    """`krylov_matrices` in plain torch."""
+    blocks = [X for _, X in _column_blocks(lower, diagonal, upper, V, k)]
+    return torch.cat(blocks, 1).permute(2, 1, 0)
+
+
 def _plain_krylov(lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, k: int) -> Tensor:
     """`_CudaKrylov` in plain torch: (s, m) thrice and (s, r, m) to (s, r, k, m)."""
-    stacked = []
-    for ring in zip(lower, diagonal, upper, V, strict=True):
-        columns = torch.cat([X for _, X in _column_blocks(*ring, k)], 1)  # (m, k, r)
-        stacked.append(columns.permute(2, 1, 0))
-    return torch.stack(stacked)
+    rings = zip(lower, diagonal, upper, V, strict=True)
+    return torch.stack([_krylov_of_ring(*ring, k) for ring in rings])
 
 
 class _CudaKrylov(torch.autograd.Function):

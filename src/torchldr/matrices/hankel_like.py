@@ -20,16 +20,13 @@ from ..operators import Operator, same
 from ..project.methods import solve, start_for
 from ..project.problem import Problem, Tensors
 from .classical.families import Hankel
-from .ldr_sd.rules import subdiagonal_product
 from .ldr_td import LDRTridiagonal
-from .ldr_td.exact import shift as shift_tensors
-from .ldr_td.exact import tridiagonal
 from .ldr_td.project import from_rings, ring
+from .ldr_td.rules import shift_parts, tridiagonal
 from .toeplitz_like import ToeplitzLike, corner_sign
-from .toeplitz_like.closure import displacement_generators
-from .toeplitz_like.exact import reversed_hankel
-from .toeplitz_like.onnx import product as toeplitz_product
 from .toeplitz_like.project import project_matrix
+from .toeplitz_like.rules import displacement_generators, product_in_c, reversed_hankel
+from .toeplitz_like.rules import product as toeplitz_product
 
 
 class HankelLike(ToeplitzLike, name="hankel_like"):
@@ -127,10 +124,10 @@ def _reversed(T: StructuredMatrix) -> HankelLike:
 @rule("to_ldr_td", HankelLike)
 def _(M: HankelLike, tol: float | None) -> LDRTridiagonal:
     a = float(corner_sign(*M.shape))
-    up = shift_tensors(M.G, a)
+    up = shift_parts(M.G, a)
     up["superdiagonal"], up["subdiagonal"] = up["subdiagonal"], up["superdiagonal"]
     up["corners"] = up["corners"].flip(0)
-    return tridiagonal(M.G.flip(-1), M.H, up, shift_tensors(M.H, -a))
+    return tridiagonal(M.G.flip(-1), M.H, up, shift_parts(M.H, -a))
 
 
 # Solving: as Toeplitz-like ones, with their rows reversed.
@@ -192,8 +189,7 @@ static void reverse(float *y, int n)
 
 @rule("c", HankelLike)
 def _(M: HankelLike, c: Any) -> str:
-    c.use("coefficients")
-    form = subdiagonal_product(M, c, M._sides(), dict.fromkeys("AC", "{0, 0.0f, 1.0f}"))
+    form = product_in_c(M, c)
     c.define("reverse", _TEXT)
     c.call(f"reverse(y, {M.out_features});")
     return form

@@ -139,10 +139,13 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
 
     def _materialize(self) -> Tensor:
         A, C = self.both_operators()
-        if not cuda.serves(max(self.shape), *A, *C):
-            return super()._materialize()
-        K_A, K_C = (tridiagonal.krylov_matrices(*operator, min(self.shape)) for operator in (A, C))
-        return K_A.flatten(0, 1).mT @ K_C.flatten(0, 1)
+        return self.by_krylov_matrices() if cuda.serves(max(self.shape), *A, *C) else super()._materialize()
+
+    def by_krylov_matrices(self) -> Tensor:
+        """The dense matrix by one matrix product, 2 r k m n operations."""
+        k = min(self.shape)
+        K_A, K_C = (tridiagonal.krylov_matrices(*of, k).flatten(0, 1) for of in self.both_operators())
+        return K_A.mT @ K_C
 
     def _matmul(self, x: Tensor) -> Tensor:
         return tridiagonal.product(*self.both_operators(), x)

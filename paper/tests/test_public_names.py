@@ -23,7 +23,6 @@ KERNELS = "the GPU kernels of fleets are compiled and launched as the library's 
 INTERNAL = {
     "torchldr.kernels.cuda.nvrtc": KERNELS,
     "torchldr.kernels.cuda.unavailable": KERNELS,
-    "torchldr.functional.port.acceptance": "the report on learned operators says what ports make of them",
 }
 
 

@@ -14,6 +14,7 @@ from ...functional import tridiagonal
 from ...functional.reference import krylov_of_ring_reference, tridiagonal_reference
 from ...kernels import cuda
 from ..ldr_sd import shift_mean_square
+from .operators import operator_report
 from .routes import PRODUCTS, ROUTES
 
 Ring = tuple[Tensor, Tensor, Tensor]
@@ -136,6 +137,8 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
     def both_operators(self) -> tuple[tridiagonal.Operator, tridiagonal.Operator]:
         """Lower, diagonal, upper and start vectors of A and of C."""
         return (*self._ring("A"), self.G), (*self._ring("C"), self.H)
+
+    operator_report = operator_report
 
     def _materialize(self) -> Tensor:
         A, C = self.both_operators()

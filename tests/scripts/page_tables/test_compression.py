@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from torchldr_paper.compression import pages
+import pytest
+
 from torchldr_paper.compression.rows import Row
 
 PAGE = Path(__file__).parents[3] / "docs" / "compress.md"
+
+
+@pytest.fixture
+def pages(fill_pages: ModuleType) -> ModuleType:
+    return fill_pages.compression
 
 
 def row(table: str, method: str, factor: int | None, after: float | None, **more: Any) -> Row:
@@ -50,7 +57,7 @@ TEXT = [
 ]
 
 
-def test_findings_count_and_compare() -> None:
+def test_findings_count_and_compare(pages: ModuleType) -> None:
     text = pages.findings({"shl_cifar": IMAGES, "cnn_mnist": [], "gpt": TEXT})
     lines = text.splitlines()
     image, language = pages.TITLES["shl_cifar"], pages.TITLES["gpt"]
@@ -66,7 +73,7 @@ def test_findings_count_and_compare() -> None:
     assert pages.findings({"gpt": []}) == "Not measured yet.\n"
 
 
-def test_a_table_says_what_is_compressed_what_validation_kept_and_what_was_not_run() -> None:
+def test_a_table_says_what_is_compressed_what_validation_kept_and_what_was_not_run(pages: ModuleType) -> None:
     image, language = pages.render(IMAGES), pages.render(TEXT)
     assert image.startswith("Dense: 50.00 %; trained anew in the same way 50.50. The weights")
     assert "Dense: 100.0 perplexity; trained further in the same way no better" in language
@@ -80,5 +87,5 @@ def test_a_table_says_what_is_compressed_what_validation_kept_and_what_was_not_r
     assert "`circulant`" not in absent[1]
 
 
-def test_the_page_has_every_table_and_the_findings() -> None:
+def test_the_page_has_every_table_and_the_findings(pages: ModuleType) -> None:
     assert set(re.findall(r"<!-- compression: (\w+) -->", PAGE.read_text())) == {*pages.TITLES, "findings"}

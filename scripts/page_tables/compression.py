@@ -1,20 +1,18 @@
-"""The tables of docs/compress.md.
+"""The tables of the study of compression, from results/compression.jsonl.
 
-    python -m torchldr_paper.compression.pages [--root FOLDER] [--check]
-
-Everything between `<!-- compression: NAME -->` and `<!-- end -->` is replaced by the rows of that table in
-`results/compression.jsonl`, and behind the name `findings` by what all tables say together. --check changes
-nothing and exits with 1 where the page differs.
+`<!-- compression: NAME -->` asks for the table NAME, and `<!-- compression: findings -->` for what all
+tables say together.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-from ..tables.markdown import fill_pages, filled, markdown
-from .methods import FACTORS, FIXED, PRUNED, methods
-from .rows import Row, Rows
+from torchldr_paper.compression.methods import FACTORS, FIXED, PRUNED, methods
+from torchldr_paper.compression.rows import Row, Rows
+
+from .markdown import filled, markdown
 
 _NAMES = {"low_rank": "`low_rank` (truncated SVD)", PRUNED: "magnitude pruning"}
 BASELINES = ("dense", "low_rank", PRUNED)
@@ -179,8 +177,9 @@ def _pruned_wins(tables: Mapping[str, Sequence[Row]], metric: str) -> str:
     return f"{sum(top['method'] == PRUNED for top in tops)} of {len(tops)} columns"
 
 
-def fill(text: str, rows: Rows) -> str:
-    """A page with its tables as the rows have them."""
+def fill(text: str, root: Path) -> str:
+    """A page with its tables as the rows of a checkout have them."""
+    rows = Rows(root / "results")
 
     def block(name: str, keys: Mapping[str, str]) -> str:
         if name == "findings":
@@ -188,13 +187,3 @@ def fill(text: str, rows: Rows) -> str:
         return render(rows.of(name))
 
     return filled(text, block, kind="compression")
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    return fill_pages(
-        __doc__, ["docs/compress.md"], lambda text, root: fill(text, Rows(root / "results")), arguments
-    )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,26 +1,23 @@
-"""The tables of the pages on experiments, from the published ledger: `python -m torchldr_paper.tables.pages`.
+"""The paper's tables, from the published ledger.
 
-    python -m torchldr_paper.tables.pages [--root FOLDER] [--check]
-
-Everything between `<!-- table: NAME key=value .. -->` and `<!-- end -->` is replaced by the rows of the
-paper's table NAME for which the keys have these values. `across=rank` (or `fraction`) makes one line of the
-rows of a dataset, model and structure, and `<!-- table: list -->` is what every table took. --check changes
-nothing and exits with 1 where a page differs from the ledger.
+`<!-- table: NAME key=value .. -->` asks for the rows of the table NAME for which the keys have these values.
+`across=rank` (or `fraction`) makes one line of the rows of a dataset, model and structure, and
+`<!-- table: list -->` is what every table took.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from ..ledger.ledger import Ledger
-from .flash import flash_rows, render_flash
-from .markdown import fill_pages, filled, markdown
-from .paper import get_table
-from .rows import Row, heading, overview, table_rows, tells
+from torchldr_paper.ledger.ledger import Ledger
+from torchldr_paper.tables.flash import BUDGETS, flash_rows
+from torchldr_paper.tables.paper import get_table
+from torchldr_paper.tables.rows import Row, heading, overview, table_rows, tells
 
-PAGES = tuple(f"docs/{name}.md" for name in ("experiments", "language", "microcontroller", "scales"))
+from .markdown import filled, markdown
+
 _COLUMNS = (
     "dataset", "model", "structure", "rank", "fraction", "init", "parameters", "test", "deviation", "paper",
     "lr", "seconds",
@@ -92,8 +89,44 @@ def _cell(key: str, row: Row) -> str:
     return f"{value:.0f}" if key == "seconds" else str(value)
 
 
-def fill(text: str, ledger: Ledger) -> str:
-    """A page with its tables as the ledger has them."""
+def render_flash(rows: list[dict[str, Any]]) -> str:
+    """The table as Markdown: a line for each dataset, network and method, a column for each budget.
+
+    The best of a column is bold; `-` is what does not fit or was not run.
+    """
+    groups: dict[tuple[str, str], dict[str, dict[int, dict[str, Any]]]] = {}
+    done = {(row["dataset"], row["model"], row["structure"]) for row in rows if row["test"] is not None}
+    if not done:
+        return "Not run yet.\n"
+    for row in (row for row in rows if (row["dataset"], row["model"], row["structure"]) in done):
+        lines = groups.setdefault((row["dataset"], row["model"]), {})
+        lines.setdefault(row["structure"], {})[row["kilobytes"]] = row
+    columns = [budget >> 10 for budget in BUDGETS]
+    body = []
+    for (data, model), lines in groups.items():
+        tests = {k: [r[k]["test"] for r in lines.values() if r[k]["test"] is not None] for k in columns}
+        for method, own in lines.items():
+            cells = [_flash_result(own[k], max(tests[k], default=None)) for k in columns]
+            body.append([data, model, f"`{method}`", *cells])
+    head = ["dataset", "network", "method", *(f"{kilobytes} kB" for kilobytes in columns)]
+    return markdown(head, body, left=3)
+
+
+def _flash_result(row: dict[str, Any], best: float | None) -> str:
+    if row["test"] is None:
+        return "-"
+    text = f"{row['test']:.2f} ± {row['deviation']:.2f}"
+    return f"**{text}**" if row["test"] == best else text
+
+
+def fill(text: str, root: Path) -> str:
+    """A page with its tables as the published ledger has them."""
+    # An empty folder of one's own: pages show what is published and nothing else.
+    return fill_from(text, Ledger("no-results-of-ones-own"))
+
+
+def fill_from(text: str, ledger: Ledger) -> str:
+    """A page with its tables as a ledger has them."""
 
     def table(name: str, keys: Mapping[str, str]) -> str:
         if name == "list":
@@ -109,13 +142,3 @@ def fill(text: str, ledger: Ledger) -> str:
 
 def _matches(row: Row, wanted: Mapping[str, str]) -> bool:
     return all(str(row[key]) in value.split(",") for key, value in wanted.items())
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    # An empty folder of one's own: pages show what is published and nothing else.
-    ledger = Ledger("no-results-of-ones-own")
-    return fill_pages(__doc__, PAGES, lambda text, root: fill(text, ledger), arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

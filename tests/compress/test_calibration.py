@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from dataclasses import dataclass
 
 import pytest
@@ -217,12 +218,14 @@ def test_efforts_that_are_no_minutes(effort):
         torchldr.compress_(network(), 0.5, effort=effort)
 
 
-def test_progress_is_one_line_with_the_time_left(capsys):
+def test_progress_is_one_line_with_the_time_left(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     torchldr.compress_(network(), 0.5, loader=[spread(20)] * 5, structures=["low_rank"], progress=True)
     out, err = capsys.readouterr()
     assert out == ""
     assert "\n" not in err
     assert err.split("\r")[1].startswith("calibrating 0/5, 0:00, about 2:00 left") or "1:59" in err
+    monkeypatch.undo()
     torchldr.compress_(network(), 0.5, loader=[spread(20)] * 5, structures=["low_rank"])
     assert capsys.readouterr().err == ""  # no terminal, no progress
 

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from ..progress import Line, minutes
+
 
 def say(message: str) -> None:
     """A message to the user: stderr, so that stdout holds results alone."""
@@ -19,46 +21,23 @@ def say(message: str) -> None:
 def steps(total: int) -> Iterator[Callable[[str], None]]:
     """Progress of a long command on stderr: a function to call with a line when a step is done.
 
-    On a terminal the lines stand above a bar with the time left; elsewhere each line has its number and the
-    time left, and no control character is written.
+    Each line has its number. On a terminal the time left stands below; elsewhere in the lines.
 
     Args:
         total: how many steps there are.
     """
-    from rich import progress as bars
-    from rich.console import Console
+    start, done = time.monotonic(), 0
+    with Line() as last:
 
-    console = Console(stderr=True, markup=False, highlight=False)
-    if not console.is_terminal:
-        yield _numbered(total)
-        return
-    columns = (
-        bars.BarColumn(bar_width=40),
-        bars.MofNCompleteColumn(),
-        bars.TimeElapsedColumn(),
-        bars.TextColumn("left"),
-        bars.TimeRemainingColumn(elapsed_when_finished=True),
-    )
-    with bars.Progress(*columns, console=console, transient=True) as shown:
-        task = shown.add_task("", total=total)
-
-        def step(line: str) -> None:
-            console.print(line)
-            shown.advance(task)
+        def step(text: str) -> None:
+            nonlocal done
+            done += 1
+            spent = time.monotonic() - start
+            left = f"about {minutes(spent / done * (total - done))} left"
+            last.say(f"[{done}/{total}] {text}" + (f", {left}" if done < total and not last.terminal else ""))
+            last.show(f"{done}/{total}, {minutes(spent)}, {left}")
 
         yield step
-
-
-def _numbered(total: int) -> Callable[[str], None]:
-    start, done = time.monotonic(), 0
-
-    def step(line: str) -> None:
-        nonlocal done
-        done += 1
-        left = round((time.monotonic() - start) / done * (total - done))
-        say(f"[{done}/{total}] {line}" + (f", about {left // 60}:{left % 60:02d} left" if left else ""))
-
-    return step
 
 
 def show(

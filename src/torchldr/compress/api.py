@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..matrices import Projection, StructuredMatrix
+from ..progress import Report
 from .attention import StructuredAttention, split_attention
 from .budget.amounts import Budget, Latency
 from .budget.latency import VECTORS, measured
@@ -24,7 +25,7 @@ from .layers import StructuredPointwise, keep_state, linear_from, recurrent_from
 from .manifest import declare
 from .metric import Metric
 from .pieces import Pieces, opened
-from .progress import CHECKING, PROJECTING, Clock, Report, check_effort, shown
+from .progress import CHECKING, PROJECTING, Clock, check_effort, shown
 from .report import CompressionReport, describe
 from .selection import Choices, Spec, check_count, check_spec, chosen
 from .structure import Structure

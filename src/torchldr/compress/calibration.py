@@ -15,10 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from ..progress import Report
 from .metric import Metric
 from .outputs import LOGITS, call, counted, distance, kept, main_output
 from .pieces import Pieces
-from .progress import CALIBRATING, Clock, Report
+from .progress import CALIBRATING, Clock
 from .targets import RECURRENT, Site, Unit
 
 SHARE = 0.45  # of the time, at most

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..matrices import get_structure
+from ..progress import Report
 from .budget.amounts import Budget, Bytes, Costs, Latency, allowance, check_budget
 from .candidates import SCREEN_EFFORT, Candidate, Search, Weight, at_once, charged, priced
 from .metric import Metric
-from .progress import CHOOSING, Clock, Report
+from .progress import CHOOSING, Clock
 from .structure import DENSE, Structure, check_plan, matching
 from .workers import FIRST_LOOK, LOOKS, Parcel, Workers, first_look, looks_of
 

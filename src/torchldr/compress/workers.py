@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from ..matrices import Projection, get_structure
+from ..progress import Report
 from .candidates import SCREEN_EFFORT, Weight, bound, exact, looks, plain_curve
 from .checkpoint.files import TensorFile, TensorFolder, TensorWeight
 from .metric import PLAIN, Metric, project
 from .pieces import Piece, Pieces
-from .progress import Report
 from .structure import Structure
 
 T = TypeVar("T")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,15 +10,11 @@ import torch
 from torch import Tensor
 
 from ..core.matrix import StructuredMatrix
+from ..progress import Report, silent
 
 Tensors = dict[str, Tensor]
-Report = Callable[[str, int, int], None]
 
 _LARGE = 256 * 256
-
-
-def silent(stage: str, done: int, total: int) -> None:
-    pass
 
 
 @dataclass

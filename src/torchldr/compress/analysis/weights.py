@@ -14,13 +14,14 @@ from torch import nn
 
 from ...matrices import get_structure
 from ...matrices import structures as known_structures
+from ...progress import Report
 from ..api import find_metrics
 from ..budget.amounts import Budget, check_budget
 from ..candidates import SCREEN_EFFORT, WORK, Candidate, Search, Weight, exact, priced
 from ..checkpoint.files import Source, check_finite, find_tensors, open_tensors
 from ..metric import Metric
 from ..pieces import Pieces
-from ..progress import CHOOSING, Clock, Report, check_effort, shown
+from ..progress import CHOOSING, Clock, check_effort, shown
 from ..selection import check_count
 from ..structure import Structure
 from ..targets import FilterFn, Unit, describe_site, find_units

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from ...matrices import StructuredMatrix
+from ...progress import Report
 from ..budget.amounts import Latency
 from ..budget.latency import VECTORS, measured
 from ..candidates import CANDIDATES
-from ..progress import PROJECTING, Clock, Report, check_effort, shown
+from ..progress import PROJECTING, Clock, check_effort, shown
 from ..report import CompressionReport, describe
 from ..selection import Spec, check_count, check_spec, chosen
 from ..structure import Structure

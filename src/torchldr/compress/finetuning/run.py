@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from ...project.problem import Report
+from ...progress import Report
 from .state import StateFile, copied, random_state, set_random_state
 from .teacher import Teacher
 

@@ -20,7 +20,7 @@ from torchldr.compress.outputs import main_output
 from torchldr.compress.pieces import Pieces
 from torchldr.compress.progress import Clock
 from torchldr.compress.targets import find_units
-from torchldr.matrices.low_rank.fit import LowRankFit
+from torchldr.matrices.low_rank import LowRankFit
 
 LOW = torchldr.Structure("low_rank", rank=3)
 

@@ -89,18 +89,7 @@ class Problem:
         m, n = self.shape
         options = cls.check_options(options)
         fixed = cls.constants(m, n, 1, dtype=torch.float64, generator=self.generator(), **options)
-        return Problem(
-            self.W,
-            self.root,
-            cls,
-            options,
-            fixed,
-            self.seed,
-            self.effort,
-            self.exact,
-            self.report,
-            self.known,
-        )
+        return replace(self, cls=cls, options=options, constants=fixed)
 
     def without_activations(self) -> Problem:
         """The same problem where all errors count alike, with results of its own."""

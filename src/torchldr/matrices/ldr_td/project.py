@@ -7,10 +7,10 @@ from torch import Tensor
 
 from ...core.rules import rule
 from ...project.climbing import State, climb
-from ...project.leading import halves, leading
 from ...project.methods import starts
 from ...project.problem import Problem, Tensors
 from ...project.refining import refine
+from ...project.solving import halves, leading
 from ...project.stein import displacement, fit_operators
 from . import LDRTridiagonal
 

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from ...core.rules import rule
 from ...project.climbing import State, climb
-from ...project.leading import halves, leading
 from ...project.methods import solve, start_for
 from ...project.pointwise import Pointwise, with_one_more
 from ...project.problem import Problem, Tensors
+from ...project.solving import halves, leading
 from ..ldr_sd import LDRSubdiagonal
 from ..ldr_sd import project as ldr_sd
 from . import ToeplitzLike, corner_sign

@@ -2,32 +2,31 @@
 
     python scripts/fill_pages.py [--root FOLDER] [--check]
 
-Everything between `<!-- table: NAME key=value .. -->` or `<!-- compression: NAME -->` and `<!-- end -->` on
-the pages below is replaced by the table of that name. --check changes nothing, and exits with 1 where a page
-differs from its results. --root names another checkout.
+Everything between `<!-- table: NAME key=value .. -->` and `<!-- end -->` in README.md and docs is replaced by
+the table of that name: one of `page_tables.benchmarks`, "compression" (`of` says which), or one of the paper.
+--check changes nothing, and exits with 1 where a page differs from its results. --root: another checkout.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from page_tables import benchmarks, compression, ledger
+from page_tables.marked import filled
 
 ROOT = Path(__file__).resolve().parents[1]
-FILL: dict[str, Sequence[Callable[[str, Path], str]]] = {
-    "README.md": [benchmarks.fill],
-    "docs/compress.md": [benchmarks.fill, compression.fill],
-    "docs/experiments.md": [ledger.fill],
-    "docs/export.md": [benchmarks.fill],
-    "docs/language.md": [ledger.fill],
-    "docs/microcontroller.md": [ledger.fill],
-    "docs/performance.md": [benchmarks.fill],
-    "docs/scales.md": [ledger.fill],
-    "docs/tridiagonal.md": [benchmarks.fill],
-}
+
+
+def table(name: str, keys: Mapping[str, str], root: Path) -> str:
+    """A table from the results of a checkout."""
+    if name in benchmarks.TABLES:
+        return f"\n{benchmarks.table(name, root / 'results' / 'bench')}\n"
+    if name == "compression":
+        return compression.table(keys["of"], root / "results")
+    return ledger.table(name, keys)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -35,20 +34,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--root", type=Path, default=ROOT)
     parser.add_argument("--check", action="store_true")
     options = parser.parse_args(arguments)
-    stale = False
-    for page, fillers in FILL.items():
-        path = options.root / page
-        if not path.exists():
-            continue
-        text = before = path.read_text("utf-8")
-        for fill in fillers:
-            text = fill(text, options.root)
+    root, stale = options.root, False
+    for path in (root / "README.md", *sorted((root / "docs").rglob("*.md"))):
+        before = path.read_text("utf-8") if path.exists() else ""
+        text = filled(before, lambda name, keys: table(name, keys, root))
         if text == before:
             continue
         stale = True
         if not options.check:
             path.write_text(text, "utf-8")
-        print(f"{page}: {'differs from its results' if options.check else 'filled'}", file=sys.stderr)
+        said = "differs from its results" if options.check else "filled"
+        print(f"{path.relative_to(root)}: {said}", file=sys.stderr)
     return int(options.check and stale)
 
 

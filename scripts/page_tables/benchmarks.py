@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torchldr_paper.messages import unknown
+from torchldr_paper.tables.markdown import markdown
 
 from .learning import learned, movements
-from .markdown import filled, markdown
 
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
@@ -173,6 +173,53 @@ def _exported(n: int) -> Callable[[Results], str]:
     return table
 
 
+_PAPER = ("ldr_sd", "toeplitz_like", "low_rank")  # the classes that the paper compares
+
+
+def _ratios(results: Results, **wanted: Any) -> dict[str, str]:
+    """Ratios by class, of the rows that have these values."""
+    rows = [row for row in results["rows"] if all(row[key] == value for key, value in wanted.items())]
+    return {row["structure"]: f"{row['ratio']:.2f}" for row in rows}
+
+
+def _recurrent(results: Results) -> str:
+    """Training steps of recurrent layers of 128 units over those of torch's, by class."""
+    of = partial(_ratios, results, input_size=128, plan="auto")
+    columns = {
+        "LSTM, rank 1": of(cell="lstm", rank=1, which="input"),
+        "LSTM, rank 16": of(cell="lstm", rank=16, which="input"),
+        'LSTM, rank 1, `which="both"`': of(cell="lstm", rank=1, which="both"),
+        "GRU, rank 1": of(cell="gru", rank=1, which="input"),
+    }
+    names = dict.fromkeys((*_PAPER, *columns["LSTM, rank 1"]))
+    body = [[f"`{name}`", *(column.get(name, "") for column in columns.values())] for name in names]
+    return markdown(["structure", *columns], body)
+
+
+def _recurrent_plans(results: Results) -> str:
+    """The same for larger inputs, with dense weights and with fast products."""
+    pairs = [(name, plan) for name in _PAPER for plan in ("dense", "fast")]
+    body = []
+    for inputs in (256, 1024, 2048):
+        found = {plan: _ratios(results, input_size=inputs, plan=plan) for plan in ("dense", "fast")}
+        body.append([str(inputs), *(found[plan][name] for name, plan in pairs)])
+    return markdown(["inputs", *(f"`{name}` {plan}" for name, plan in pairs)], body)
+
+
+def _instructions(results: Results) -> str:
+    """What a layer costs on a microcontroller, by class."""
+    rows = sorted(results["rows"], key=lambda row: row["instructions"])
+    (dense,) = (row["instructions"] for row in rows if row["structure"] == "dense")
+    body = []
+    for row in rows:
+        operators = row["operators"] if row["structure"].startswith("ldr") else ""
+        sizes = [f"{row[key]:,}" for key in ("weights_bytes", "arena_bytes", "instructions")]
+        ratio = f"{row['instructions'] / dense:.2f}"
+        body.append([f"`{row['structure']}`", str(row["rank"] or ""), operators, row["form"], *sizes, ratio])
+    head = ["class", "rank", "operators", "how", "weights, bytes", "arena, bytes", "instructions", "of dense"]
+    return markdown(head, body, left=4)
+
+
 def _text(value: Any) -> str:
     if value == "tf32":
         return "TF32"
@@ -260,35 +307,38 @@ TABLES: dict[str, tuple[str, Callable[[Results], str]]] = {
         "error": "error", "stencil_error": "of the stencil"})),
     "export_1024": ("export", _exported(1024)),
     "export_4096": ("export", _exported(4096)),
+    "recurrent": ("recurrent_speed", _recurrent),
+    "recurrent_plans": ("recurrent_speed", _recurrent_plans),
+    "instructions": ("microcontroller", _instructions),
     "td_learning": ("tridiagonal_learning", lambda results: learned(results["rows"])),
     "td_operators": ("tridiagonal_learning", lambda results: movements(results["rows"])),
 }  # fmt: skip
 
 
-def render(name: str, folder: Path) -> str:
+def table(name: str, folder: Path) -> str:
     """The table of this name from the results in a folder, or a line that says how to make them."""
-    if name not in TABLES:
-        raise ValueError(unknown("table", name, TABLES))
     file, make = TABLES[name]
     missing = f"Not measured yet: `python benchmarks/{file}.py`.\n"
     content = _content(file, folder)
     if content is None:
         return missing
-    sections = content.get("sections") or {"rows": content.get("rows", [])}
-    machine = content["machine"]
-    where = (
-        f"{machine['machine']}, {machine['threads']} threads"
-        if machine["device"] == "cpu" or file == "cpu_speed"
-        else machine["device"]
-    )
-    by = f"torch {machine['torch']}"
-    if "onnxruntime" in machine:
-        where, by = f"{machine['machine']}, one thread", f"onnxruntime {machine['onnxruntime']}"
     try:
-        table = make(sections)
+        made = make(content.get("sections") or {"rows": content.get("rows", [])})
     except KeyError:
         return missing
-    return f"{table}\nMeasured on {where}, {by}.\n"
+    return f"{made}\nMeasured on {_where(content['machine'], file)}.\n"
+
+
+def _where(machine: Any, file: str) -> str:
+    """A machine in words."""
+    if isinstance(machine, str):
+        return machine
+    if "onnxruntime" in machine:
+        return f"{machine['machine']}, one thread, onnxruntime {machine['onnxruntime']}"
+    threads = "one thread" if machine["threads"] == 1 else f"{machine['threads']} threads"
+    here = machine["device"] == "cpu" or file == "cpu_speed"
+    device = f"{machine['machine']}, {threads}" if here else machine["device"]
+    return f"{device}, torch {machine['torch']}"
 
 
 def _content(file: str, folder: Path) -> dict[str, Any] | None:
@@ -298,9 +348,3 @@ def _content(file: str, folder: Path) -> dict[str, Any] | None:
         return dict(json.loads(path.read_text()))
     rows = [json.loads(line) for line in lines.read_text().splitlines()] if lines.exists() else []
     return {"machine": rows[0]["machine"], "rows": rows} if rows else None
-
-
-def fill(text: str, root: Path) -> str:
-    """A page with every marked table rendered anew from the results of a checkout."""
-    folder = root / "results" / "bench"
-    return filled(text, lambda name, keys: f"\n{render(name, folder)}\n")

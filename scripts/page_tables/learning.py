@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from .markdown import markdown
+from torchldr_paper.tables.markdown import markdown
 
 Runs = Sequence[Mapping[str, Any]]
 

@@ -1,22 +1,15 @@
-"""The paper's tables, from the published ledger.
-
-`<!-- table: NAME key=value .. -->` asks for the rows of the table NAME for which the keys have these values.
-`across=rank` (or `fraction`) makes one line of the rows of a dataset, model and structure, and
-`<!-- table: list -->` is what every table took.
-"""
+"""The paper's tables, from the published ledger."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from torchldr_paper.ledger.ledger import Ledger
 from torchldr_paper.tables.flash import BUDGETS, flash_rows
+from torchldr_paper.tables.markdown import markdown
 from torchldr_paper.tables.paper import get_table
 from torchldr_paper.tables.rows import Row, heading, overview, table_rows, tells
-
-from .markdown import filled, markdown
 
 _COLUMNS = (
     "dataset", "model", "structure", "rank", "fraction", "init", "parameters", "test", "deviation", "paper",
@@ -119,25 +112,25 @@ def _flash_result(row: dict[str, Any], best: float | None) -> str:
     return f"**{text}**" if row["test"] == best else text
 
 
-def fill(text: str, root: Path) -> str:
-    """A page with its tables as the published ledger has them."""
+def table(name: str, keys: Mapping[str, str], ledger: Ledger | None = None) -> str:
+    """Rows of the paper's table of this name, those for which the keys have these values.
+
+    Args:
+        name: of the table; "list" is what every table took.
+        keys: values by column, commas between several; `across` is "rank" or "fraction" where these make
+            one line of the rows of a dataset, model and structure.
+        ledger: the published one by default.
+    """
     # An empty folder of one's own: pages show what is published and nothing else.
-    return fill_from(text, Ledger("no-results-of-ones-own"))
-
-
-def fill_from(text: str, ledger: Ledger) -> str:
-    """A page with its tables as a ledger has them."""
-
-    def table(name: str, keys: Mapping[str, str]) -> str:
-        if name == "list":
-            return render_overview(overview(ledger))
-        wanted = {key: value for key, value in keys.items() if key != "across"}
-        if name == "flash":
-            return render_flash([row for row in flash_rows(get_table(name), ledger) if _matches(row, wanted)])
-        rows = [row for row in table_rows(get_table(name), ledger) if _matches(row, wanted)]
-        return render_across(rows, keys["across"]) if "across" in keys else render(rows)
-
-    return filled(text, table)
+    ledger = ledger or Ledger("no-results-of-ones-own")
+    if name == "list":
+        return render_overview(overview(ledger))
+    wanted = {key: value for key, value in keys.items() if key != "across"}
+    find = flash_rows if name == "flash" else table_rows
+    rows = [row for row in find(get_table(name), ledger) if _matches(row, wanted)]
+    if name == "flash":
+        return render_flash(rows)
+    return render_across(rows, keys["across"]) if "across" in keys else render(rows)
 
 
 def _matches(row: Row, wanted: Mapping[str, str]) -> bool:

@@ -13,12 +13,12 @@ LEDGER = ["docs/experiments.md", "docs/language.md"]
 
 def test_the_pages_show_the_published_results(fill_pages: ModuleType) -> None:
     assert fill_pages.main(["--check"]) == 0, "run python scripts/fill_pages.py"
-    marked = {
-        path.relative_to(ROOT).as_posix()
-        for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"))
-        if "<!-- table: " in path.read_text("utf-8") or "<!-- compression: " in path.read_text("utf-8")
-    }
-    assert marked == set(fill_pages.FILL)
+
+
+def test_an_unknown_table_is_an_error(fill_pages: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("<!-- table: speeds -->\n<!-- end -->")
+    with pytest.raises(ValueError, match="unknown table 'speeds'"):
+        fill_pages.main(["--root", str(tmp_path)])
 
 
 def test_differences_are_reported_and_mended(

@@ -15,7 +15,11 @@ Fill = Callable[[str, Ledger], str]
 
 @pytest.fixture
 def fill(fill_pages: ModuleType) -> Fill:
-    return fill_pages.ledger.fill_from
+    def fill(text: str, ledger: Ledger) -> str:
+        table = fill_pages.ledger.table
+        return fill_pages.filled(text, lambda name, keys: table(name, keys, ledger))
+
+    return fill
 
 
 def test_rows_are_chosen_by_their_values(fill: Fill, tmp_path: Path) -> None:

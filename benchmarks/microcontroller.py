@@ -3,7 +3,7 @@
     python benchmarks/microcontroller.py
 
 Writes results/bench/microcontroller.json. Needs gcc-arm-none-eabi, libnewlib-arm-none-eabi and
-qemu-system-arm. Instructions are counted by the emulator (-icount shift=0): they do not depend on the machine.
+qemu-system-arm. Instructions are counted by the emulator (-icount shift=0), whatever the machine.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ one and the same tensors, or equal ones that no gradient is asked of: the lazy s
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
@@ -114,6 +115,25 @@ def scales_columns(cls: type[StructuredMatrix], name: str) -> None:
     @rule("matmul", cls, Diagonal)
     def _(M: StructuredMatrix, D: Diagonal) -> StructuredMatrix | None:
         return None if D.d.is_complex() else like(M, **{name: M.tensors[name] * D.d.to(M.dtype)})
+
+
+def scales_operators(cls: type[Member], scaled: Callable[[Member, Tensor, str], dict[str, Tensor]]) -> None:
+    """Diagonals go into the operators: D K(A, g) = K(D A D^-1, D g), where D A D^-1 is of the kind of A.
+
+    Args:
+        cls: a class with tensors `G`, `H` and `.._A`, `.._C`, of which subdiagonals are some.
+        scaled: (M, d, side) to the other tensors of the operator on a side between diag(d) and its inverse.
+    """
+
+    def with_diagonal(M: Member, D: Diagonal, side: str) -> Member | None:
+        if D.d.is_complex() or M.options.get("normalize") or bool((D.d == 0).any()):
+            return None
+        d, name, below = D.d.to(M.dtype), "G" if side == "A" else "H", f"subdiagonal_{side}"
+        own = {name: d * M.tensors[name], below: d[1:] / d[:-1] * M.tensors[below]}
+        return like(M, **own, **scaled(M, d, side))
+
+    rule("matmul", Diagonal, cls)(lambda D, M: with_diagonal(M, D, "A"))
+    rule("matmul", cls, Diagonal)(lambda M, D: with_diagonal(M, D, "C"))
 
 
 def sides_exchanged(M: Member) -> Member:

@@ -47,6 +47,8 @@ def show(
     title: str | None = None,
     columns: Sequence[str] | None = None,
     right: Sequence[str] = (),
+    headings: Mapping[str, str] | None = None,
+    cell: Callable[[str, Any], str | None] = lambda name, value: None,
 ) -> None:
     """Print a result to stdout: as JSON, or rows (a list of mappings) as a table.
 
@@ -56,6 +58,8 @@ def show(
         title: of the table.
         columns: the keys to show and their order; all by default.
         right: columns that stand to the right, besides those of numbers.
+        headings: of columns that are not called as their keys are.
+        cell: from a key and a value to what is printed, or None to print it as usual.
     """
     if as_json:
         print(json.dumps(result, indent=2, default=str))
@@ -67,14 +71,18 @@ def show(
     names = list(columns or (rows[0] if rows else ()))
     table = Table(title=title, title_justify="left", show_edge=False, pad_edge=False)
     for name in names:
-        numbers = name in right or all(
-            isinstance(row[name], int | float) and not isinstance(row[name], bool) for row in rows
-        )
-        table.add_column(name.replace("_", " "), justify="right" if numbers else "left", no_wrap=numbers)
+        numbers = name in right or all(_is_number(row[name]) for row in rows)
+        heading = (headings or {}).get(name, name.replace("_", " "))
+        table.add_column(heading, justify="right" if numbers else "left", no_wrap=numbers)
     for row in rows:
-        table.add_row(*(_cell(row[name]) for name in names))
+        table.add_row(*(cell(name, row[name]) or _cell(row[name]) for name in names))
     # A pipe has no width of its own: leave the cutting to what reads it.
-    Console(width=None if sys.stdout.isatty() else 160, markup=False, highlight=False).print(table)
+    Console(width=None if sys.stdout.isatty() else 200, markup=False, highlight=False).print(table)
+
+
+def _is_number(value: Any) -> bool:
+    """Or nothing, which a column of numbers may hold too."""
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
 def _cell(value: Any) -> str:

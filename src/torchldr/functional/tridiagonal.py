@@ -29,7 +29,7 @@ from torch.nn.functional import pad
 from ..kernels import cuda
 from ..kernels.cpu.threads import both
 from . import stencil
-from ._twin import plain_backward, plain_jvp
+from ._twin import plain_backward, plain_jvp, product_vmap
 
 Operator = tuple[Tensor, Tensor, Tensor, Tensor]  # lower, diagonal, upper (m,) and start vectors (r, m)
 
@@ -219,14 +219,8 @@ class _StencilProduct(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Tensor) -> Any:
-        """Inputs mapped alone join the batch; stacked operators take the plain form."""
-        none, dims = [inputs[8].new_zeros(0)] * 3, (0, None, None, None)
-        *fixed, dim = in_dims
-        if dim is None or any(d is not None for d in fixed):
-            return (torch.vmap(_plain_product, in_dims=in_dims)(*inputs), *none), dims
-        x = inputs[8].movedim(dim, 0)
-        y = _StencilProduct.apply(*inputs[:8], x.flatten(0, 1))[0]
-        return (y.unflatten(0, x.shape[:2]), *none), dims
+        y = product_vmap(_plain_product, lambda *given: _StencilProduct.apply(*given)[0], in_dims, inputs)
+        return (y, *[y.new_zeros(0)] * 3), (0, None, None, None)
 
 
 def _columns(A: Operator, C: Operator) -> int:

@@ -38,18 +38,16 @@ def operator_report(matrix: Any, *, spectrum: bool = True) -> list[dict[str, Any
     rows = []
     for side, operator in zip("AC", both, strict=True):
         lower, diagonal, upper, _ = operator
-        corners = torch.stack((lower[0], upper[-1]))
-        radius = None
+        A, radius = Tridiagonal.from_ring(lower, diagonal, upper), None
         if spectrum and len(diagonal) <= EIGENVALUES_UP_TO:
-            dense = Tridiagonal(lower[1:], diagonal, upper[:-1], corners).to_dense().cpu()
-            radius = float(torch.linalg.eigvals(dense).abs().max())
+            radius = float(torch.linalg.eigvals(A.to_dense().cpu()).abs().max())
         rows.append(
             {
                 "side": side,
-                "subdiagonal": _range(lower[1:]),
-                "diagonal": _range(diagonal),
-                "superdiagonal": _range(upper[:-1]),
-                "corners": corners.tolist(),
+                "subdiagonal": _range(A.sub),
+                "diagonal": _range(A.diag),
+                "superdiagonal": _range(A.super),
+                "corners": A.corners.tolist(),
                 "row_sum": float((lower.abs() + diagonal.abs() + upper.abs()).max()),
                 "growth": math.exp(acceptance.growth_rate(operator, min(M.shape))),
                 "spectral_radius": radius,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ...algebra.convert import convert
-from ...algebra.members import like, linear_in_generators, sides_exchanged, telescoped
+from ...algebra.members import linear_in_generators, scales_operators, sides_exchanged, telescoped
 from ...algebra.structure import DisplacementStructure
 from ...core.matrix import StructuredMatrix
 from ...core.rules import rule
@@ -16,11 +16,10 @@ from ...functional.exported.grown import GrownMatrix
 from ...functional.tridiagonal import row_sum_scale
 from ...linalg.candidates import candidates
 from ...linalg.solvers import Candidate
-from ...operators import Diagonal, Operator, Tridiagonal
+from ...operators import Tridiagonal
 from ..classical.convolution import Convolution2d
 from ..classical.families import Hankel, Toeplitz
 from ..ldr_sd import LDRSubdiagonal
-from ..ldr_sd.rules import scaled_operator
 from ..toeplitz_like import ToeplitzLike, corner_sign
 from ..toeplitz_like.rules import check_real, cross, reversed_hankel
 from . import LDRTridiagonal
@@ -31,36 +30,20 @@ linear_in_generators(LDRTridiagonal)
 rule("transpose", LDRTridiagonal)(sides_exchanged)
 
 
-@rule("matmul", Diagonal, LDRTridiagonal)
-def _(D: Diagonal, M: LDRTridiagonal) -> LDRTridiagonal | None:
-    return _scaled_side(M, D, "A")
-
-
-@rule("matmul", LDRTridiagonal, Diagonal)
-def _(M: LDRTridiagonal, D: Diagonal) -> LDRTridiagonal | None:
-    return _scaled_side(M, D, "C")
-
-
-def _scaled_side(M: LDRTridiagonal, D: Diagonal, side: str) -> LDRTridiagonal | None:
-    """The generators of one side times D, and its operator between D and D^-1, which is tridiagonal too."""
-    tensors = scaled_operator(M, D, side)
-    if tensors is None:
-        return None
-    d = D.d.to(M.dtype)
+def _scaled(M: LDRTridiagonal, d: Tensor, side: str) -> dict[str, Tensor]:
+    """The superdiagonal and the corners of an operator between diag(d) and its inverse."""
+    above, corners = f"superdiagonal_{side}", f"corners_{side}"
     around = torch.stack((d[0] / d[-1], d[-1] / d[0]))
-    tensors[f"superdiagonal_{side}"] = M.tensors[f"superdiagonal_{side}"] * d[:-1] / d[1:]
-    tensors[f"corners_{side}"] = around * M.tensors[f"corners_{side}"]
-    return like(M, **tensors)
+    return {above: M.tensors[above] * d[:-1] / d[1:], corners: around * M.tensors[corners]}
+
+
+scales_operators(LDRTridiagonal, _scaled)
 
 
 @rule("displacement_structure", LDRTridiagonal)
 def _(M: LDRTridiagonal) -> DisplacementStructure:
     """By A and C^T, of rank 2r."""
-
-    def operator(lower: Tensor, diagonal: Tensor, upper: Tensor) -> Operator:
-        return Tridiagonal(lower[1:], diagonal, upper[:-1], torch.stack((lower[0], upper[-1])))
-
-    A, C, k = operator(*M._ring("A")), operator(*M._ring("C")), min(M.shape)
+    A, C, k = Tridiagonal.from_ring(*M._ring("A")), Tridiagonal.from_ring(*M._ring("C")), min(M.shape)
     return DisplacementStructure(A, C.T, "stein", 2 * M.G.shape[0], lambda: telescoped(A, C, M.G, M.H, k))
 
 

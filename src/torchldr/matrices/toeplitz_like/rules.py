@@ -15,7 +15,7 @@ from ...functional.exported.grown import of_sides
 from ...functional.exported.krylov import convolved
 from ...linalg.candidates import by_generators, toeplitz_candidates
 from ...linalg.solvers import Candidate
-from ...operators import Diagonal, Operator, same
+from ...operators import Diagonal, Operator, Shift, same
 from ..classical.families import Hankel, Toeplitz
 from ..ldr_sd import LDRSubdiagonal
 from ..ldr_sd.rules import subdiagonal_product
@@ -160,28 +160,10 @@ def krylov_form(G: Tensor, H: Tensor) -> tuple[Tensor, Tensor]:
     """The generators of the Toeplitz-like matrix whose displacement is G^T H."""
     m, n = G.shape[-1], H.shape[-1]
     a = corner_sign(m, n)
-    if n <= m:  # Z_{-a}^n = -a: (1 + a Z_a^n) R
-        return _solve_power(G, a, n, a), H
-    return G, _solve_power(H, -a, m, -a)  # Z_a^m = a: R (1 - a Z_{-a}^m)^T
-
-
-def _solve_power(v: Tensor, f: int, p: int, c: int) -> Tensor:
-    """(1 + c Z_f^p)^{-1} v along the last axis, f = 1 or -1, by the eigenvectors of Z_f.
-
-    They are the Fourier vectors, times exp(i pi j / n) for f = -1; the eigenvalues are mu^n = f.
-    """
-    n = v.shape[-1]
-    if p % n == 0:
-        return v / (1 + c * f ** (p // n))
-    j, half = torch.arange(n, device=v.device), int(f < 0)
-
-    def root(turns: Tensor) -> Tensor:
-        angle = (turns % (2 * n)).double() * (torch.pi / n)  # reduced as integers: exact for every n
-        return torch.polar(torch.ones_like(angle), angle)
-
-    twist, mu_p = root(half * j), root((2 * j + half) * p)
-    spectrum = torch.fft.ifft(v * twist) / (1 + c * mu_p)
-    return (torch.fft.fft(spectrum) * twist.conj()).real.to(v.dtype)
+    Z = [Shift(size, f, dtype=torch.float64, device=G.device) for size, f in ((m, a), (n, -a))]
+    found = krylov_generators(G.double(), H.double(), *Z)
+    assert found is not None  # with this sign every matrix is determined by its displacement
+    return found[0].to(G.dtype), found[1].to(H.dtype)
 
 
 def reversed_hankel(M: Hankel) -> Toeplitz:

@@ -7,7 +7,7 @@ one and the same tensors, or equal ones that no gradient is asked of: the lazy s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 from ..core.linear_map import LinearMap, Number
 from ..core.matrix import StructuredMatrix
 from ..core.rules import rule
-from ..operators import Diagonal, Operator, Shift, Subdiagonal
+from ..operators import Diagonal, Operator, Shift, Subdiagonal, conjugated
 from .multiply import real_dtype
 from .structure import Generators, reduce
 
@@ -117,23 +117,28 @@ def scales_columns(cls: type[StructuredMatrix], name: str) -> None:
         return None if D.d.is_complex() else like(M, **{name: M.tensors[name] * D.d.to(M.dtype)})
 
 
-def scales_operators(cls: type[Member], scaled: Callable[[Member, Tensor, str], dict[str, Tensor]]) -> None:
-    """Diagonals go into the operators: D K(A, g) = K(D A D^-1, D g), where D A D^-1 is of the kind of A.
+def scales_operators(cls: type[Member], kind: Callable[..., Operator], parts: Mapping[str, str]) -> None:
+    """Diagonals go into the operators of a class: D K(A, g) = K(D A D^-1, D g).
 
     Args:
-        cls: a class with tensors `G`, `H` and `.._A`, `.._C`, of which subdiagonals are some.
-        scaled: (M, d, side) to the other tensors of the operator on a side between diag(d) and its inverse.
+        cls: a class with tensors `G`, `H`, and the parts of its operators with `_A` and `_C` behind them.
+        kind: its operators, made of these parts in their order.
+        parts: their names as the class has them, to those that the operator has for them.
     """
 
-    def with_diagonal(M: Member, D: Diagonal, side: str) -> Member | None:
-        if D.d.is_complex() or M.options.get("normalize") or bool((D.d == 0).any()):
+    def with_diagonal(M: Member, D: Diagonal, side: str, generator: str) -> Member | None:
+        if D.d.is_complex() or M.options.get("normalize"):
             return None
-        d, name, below = D.d.to(M.dtype), "G" if side == "A" else "H", f"subdiagonal_{side}"
-        own = {name: d * M.tensors[name], below: d[1:] / d[:-1] * M.tensors[below]}
-        return like(M, **own, **scaled(M, d, side))
+        D = Diagonal(D.d.to(M.dtype))
+        old = {part: M.tensors[f"{part}_{side}"] for part in parts}
+        new = conjugated(kind(*old.values()), D)
+        if new is None:
+            return None
+        tensors = {f"{part}_{side}": getattr(new, parts[part]).reshape(t.shape) for part, t in old.items()}
+        return like(M, **tensors, **{generator: D.d * M.tensors[generator]})
 
-    rule("matmul", Diagonal, cls)(lambda D, M: with_diagonal(M, D, "A"))
-    rule("matmul", cls, Diagonal)(lambda M, D: with_diagonal(M, D, "C"))
+    rule("matmul", Diagonal, cls)(lambda D, M: with_diagonal(M, D, "A", "G"))
+    rule("matmul", cls, Diagonal)(lambda M, D: with_diagonal(M, D, "C", "H"))
 
 
 def sides_exchanged(M: Member) -> Member:

@@ -32,10 +32,7 @@ from .routes import sides
 
 linear_in_generators(LDRSubdiagonal)
 rule("transpose", LDRSubdiagonal)(sides_exchanged)
-scales_operators(
-    LDRSubdiagonal,
-    lambda M, d, side: {f"corner_{side}": M.tensors[f"corner_{side}"] * d[0] / d[-1]},
-)
+scales_operators(LDRSubdiagonal, Subdiagonal, {"subdiagonal": "s", "corner": "corner"})
 
 
 @rule("displacement_structure", LDRSubdiagonal)

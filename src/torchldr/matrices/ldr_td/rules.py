@@ -28,16 +28,11 @@ from . import LDRTridiagonal
 
 linear_in_generators(LDRTridiagonal)
 rule("transpose", LDRTridiagonal)(sides_exchanged)
-
-
-def _scaled(M: LDRTridiagonal, d: Tensor, side: str) -> dict[str, Tensor]:
-    """The superdiagonal and the corners of an operator between diag(d) and its inverse."""
-    above, corners = f"superdiagonal_{side}", f"corners_{side}"
-    around = torch.stack((d[0] / d[-1], d[-1] / d[0]))
-    return {above: M.tensors[above] * d[:-1] / d[1:], corners: around * M.tensors[corners]}
-
-
-scales_operators(LDRTridiagonal, _scaled)
+scales_operators(
+    LDRTridiagonal,
+    Tridiagonal,
+    {"subdiagonal": "sub", "diagonal": "diag", "superdiagonal": "super", "corners": "corners"},
+)
 
 
 @rule("displacement_structure", LDRTridiagonal)

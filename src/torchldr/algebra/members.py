@@ -159,6 +159,16 @@ def as_subdiagonal(A: Operator) -> Subdiagonal | None:
     return A if isinstance(A, Subdiagonal) else None
 
 
+def krylov_displacement(G: Tensor, H: Tensor, left: Operator, right: Operator) -> Generators:
+    """Of M - A M C^T for M = sum_i K(A, g_i) K(C, h_i)^T, the inverse of `krylov_generators`."""
+    A, C = as_subdiagonal(left), as_subdiagonal(right)
+    assert A is not None
+    assert C is not None
+    if A.n <= C.n:
+        return G, H - A.corner * A.s.prod() * (right**A.n).matmul(H)
+    return G - C.corner * C.s.prod() * (left**C.n).matmul(G), H
+
+
 def krylov_generators(G: Tensor, H: Tensor, left: Operator, right: Operator) -> Generators | None:
     """G and H of sum_i K(A, g_i) K(C, h_i)^T, from those of its displacement by A and C^T.
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..algebra.convert import convert
-from ..algebra.members import krylov_generators, linear_in_generators, member, shift
+from ..algebra.members import krylov_displacement, krylov_generators, linear_in_generators, member
 from ..algebra.structure import DisplacementStructure, Generators
 from ..core.linear_map import LinearMap
 from ..core.matrix import StructuredMatrix
@@ -24,9 +24,8 @@ from .ldr_td import LDRTridiagonal
 from .ldr_td.project import from_rings, ring
 from .ldr_td.rules import shift_parts, tridiagonal
 from .toeplitz_like import ToeplitzLike, corner_sign
+from .toeplitz_like import rules as toeplitz
 from .toeplitz_like.project import project_matrix
-from .toeplitz_like.rules import displacement_generators, product_in_c, reversed_hankel
-from .toeplitz_like.rules import product as toeplitz_product
 
 
 class HankelLike(ToeplitzLike, name="hankel_like"):
@@ -74,19 +73,19 @@ linear_in_generators(HankelLike)
 @rule("displacement_structure", HankelLike)
 def _(M: HankelLike) -> DisplacementStructure:
     """By Z_a^T and Z_{-a}^T, of rank r."""
+    A, B = _operators(M)
 
     def make() -> Generators:
-        G, H = displacement_generators(M)
+        G, H = krylov_displacement(M.G, M.H, A.T, B.T)
         return G.flip(-1), H
 
-    return DisplacementStructure(*_operators(M), "stein", M.G.shape[0], make)
+    return DisplacementStructure(A, B, "stein", M.G.shape[0], make)
 
 
 @rule("fixed_operators", HankelLike)
 def _operators(M: LinearMap) -> tuple[Operator, Operator]:
-    m, n = M.shape
-    a = corner_sign(m, n)
-    return shift(m, a, M).T, shift(n, -a, M).T
+    A, B = toeplitz.operators(M)
+    return A.T, B
 
 
 @rule("member", HankelLike)
@@ -104,7 +103,7 @@ def _(M: LinearMap, known: DisplacementStructure) -> HankelLike | None:
 
 @rule("to_hankel_like", Hankel)
 def _(M: Hankel, tol: float | None) -> HankelLike:
-    return _reversed(convert(reversed_hankel(M), ToeplitzLike))
+    return _reversed(convert(toeplitz.reversed_hankel(M), ToeplitzLike))
 
 
 @rule("to_hankel_like", LinearMap)
@@ -170,7 +169,7 @@ class Reversed(nn.Module):
 
 @rule("onnx", HankelLike)
 def product(mode: str, M: HankelLike) -> nn.Module:
-    return Reversed(toeplitz_product(mode, M))
+    return Reversed(toeplitz.product(mode, M))
 
 
 # In C: the Toeplitz-like product, reversed.
@@ -189,7 +188,7 @@ static void reverse(float *y, int n)
 
 @rule("c", HankelLike)
 def _(M: HankelLike, c: Any) -> str:
-    form = product_in_c(M, c)
+    form = toeplitz.product_in_c(M, c)
     c.define("reverse", _TEXT)
     c.call(f"reverse(y, {M.out_features});")
     return form

@@ -9,13 +9,14 @@ from torch import Tensor, nn
 
 from ...algebra.members import (
     as_subdiagonal,
+    krylov_displacement,
     krylov_generators,
     linear_in_generators,
     member,
     scales_operators,
     sides_exchanged,
 )
-from ...algebra.structure import DisplacementStructure, Generators
+from ...algebra.structure import DisplacementStructure
 from ...core.linear_map import LinearMap
 from ...core.rules import rule
 from ...functional.exported.grown import of_sides
@@ -38,17 +39,8 @@ scales_operators(LDRSubdiagonal, Subdiagonal, {"subdiagonal": "s", "corner": "co
 @rule("displacement_structure", LDRSubdiagonal)
 def _(M: LDRSubdiagonal) -> DisplacementStructure:
     """By A and C^T, of rank r: the power of the shorter operator is a multiple of the identity."""
-    m, n = M.shape
     A, C = Subdiagonal(M.subdiagonal_A, M.corner_A), Subdiagonal(M.subdiagonal_C, M.corner_C)
-
-    def make() -> Generators:
-        if m <= n:
-            around = A.corner * M.subdiagonal_A.prod()
-            return M.G, M.H - around * (C**m).matmul(M.H)
-        around = C.corner * M.subdiagonal_C.prod()
-        return M.G - around * (A**n).matmul(M.G), M.H
-
-    return DisplacementStructure(A, C.T, "stein", M.G.shape[0], make)
+    return DisplacementStructure(A, C.T, "stein", M.G.shape[0], lambda: krylov_displacement(M.G, M.H, A, C))
 
 
 @rule("member", LDRSubdiagonal)

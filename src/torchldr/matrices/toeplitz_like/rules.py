@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...algebra.members import krylov_generators, linear_in_generators, member, shift
-from ...algebra.structure import DisplacementStructure, Generators
+from ...algebra.members import krylov_displacement, krylov_generators, linear_in_generators, member, shift
+from ...algebra.structure import DisplacementStructure
 from ...core.linear_map import LinearMap
 from ...core.rules import rule
 from ...functional.exported.grown import of_sides
@@ -56,23 +56,15 @@ def _in_ldr_sd(M: ToeplitzLike) -> LDRSubdiagonal:
     return LDRSubdiagonal.unchecked(M.out_features, M.in_features, tensors, options)
 
 
-def displacement_generators(M: ToeplitzLike) -> Generators:
-    """Of M - Z_a M Z_{-a}^T, for the Toeplitz-like matrix with these G and H."""
-    m, n = M.shape
-    a = corner_sign(m, n)
-    if m <= n:  # Z_a^m = a
-        return M.G, M.H - a * (shift(n, -a, M) ** m).matmul(M.H)
-    return M.G + a * (shift(m, a, M) ** n).matmul(M.G), M.H
-
-
 @rule("displacement_structure", ToeplitzLike)
 def _(M: ToeplitzLike) -> DisplacementStructure:
     """By Z_a and Z_{-a}^T, of rank r."""
-    return DisplacementStructure(*_operators(M), "stein", M.G.shape[0], lambda: displacement_generators(M))
+    A, B = operators(M)
+    return DisplacementStructure(A, B, "stein", M.G.shape[0], lambda: krylov_displacement(M.G, M.H, A, B.T))
 
 
 @rule("fixed_operators", ToeplitzLike)
-def _operators(M: LinearMap) -> tuple[Operator, Operator]:
+def operators(M: LinearMap) -> tuple[Operator, Operator]:
     m, n = M.shape
     a = corner_sign(m, n)
     return shift(m, a, M), shift(n, -a, M).T
@@ -80,7 +72,7 @@ def _operators(M: LinearMap) -> tuple[Operator, Operator]:
 
 @rule("member", ToeplitzLike)
 def _(M: LinearMap, known: DisplacementStructure) -> ToeplitzLike | None:
-    A, B = _operators(M)
+    A, B = operators(M)
     if known.form != "stein" or not (same(known.A, A) and same(known.B, B)):
         return None
     found = krylov_generators(*known.generators(), A, B.T)

@@ -17,9 +17,9 @@ from torchldr.compress.calibration import calibrate
 from torchldr.compress.candidates import bound
 from torchldr.compress.metric import Metric
 from torchldr.compress.outputs import main_output
-from torchldr.compress.pieces import Pieces
 from torchldr.compress.progress import Clock
 from torchldr.compress.targets import find_units
+from torchldr.compress.workers import Workers
 from torchldr.matrices.low_rank import LowRankFit
 
 LOW = torchldr.Structure("low_rank", rank=3)
@@ -91,7 +91,7 @@ def test_sensitivities_are_those_of_the_jacobian():
     model = nn.Sequential(nn.Linear(9, 10), nn.Tanh(), nn.Linear(10, 8)).double()
     x = torch.randn(1, 9, dtype=torch.float64)
     units, _ = find_units(model, None, 8)
-    found = calibrate(model, units, [x] * 1500, None, None, 0, Clock(None), lambda *step: None, Pieces())
+    found = calibrate(model, units, [x] * 1500, None, None, Workers(1))
     J = model[2].weight.detach() @ torch.diag(1 - model[1](model[0](x)).square().detach().flatten())
     S = found.metrics["0"].outputs
     S, expected = S / S.trace(), J.mT @ J / (J.mT @ J).trace()

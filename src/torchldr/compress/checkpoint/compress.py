@@ -76,15 +76,18 @@ def compress_weights(
     check_finite(_WHO, weights)
     planned = isinstance(spec, Structure | Mapping)
     clock = Clock((None if planned else EFFORT) if effort is None else check_effort(_WHO, effort))
-    with shown(progress, clock) as report, Workers(jobs) as workers:
-        found = chosen(_WHO, spec, weights, left, structures, {}, seed, workers, clock, report)
+    with (
+        shown(progress, clock) as report,
+        Workers(jobs, clock=clock, report=report, seed=seed) as workers,
+    ):
+        found = chosen(_WHO, spec, weights, left, structures, {}, workers)
         deadline = clock.deadline(0.9)
         arguments = [
             (workers.parcel(weight), structure, seed, deadline)
             for weight, structure in zip(weights, found.structures, strict=True)
         ]
         stages = [f"{PROJECTING} {weight.name}" for weight in weights]
-        made = project_all(workers, stages, arguments, report)
+        made = project_all(workers, stages, arguments)
     replaced: dict[str, StructuredMatrix] = {}
     rows = []
     vectors, latencies = spec.batch if isinstance(spec, Latency) else VECTORS, found.latencies

@@ -136,8 +136,9 @@ def finetune(
     file = None if checkpoint is None else StateFile(checkpoint, settings)
     factor = _factor(schedule, total, math.ceil(warmup * total))
     run = FinetuneRun(
-        model, loader, groups, lr, loss, clip, learn, amp, validate, patience, file, every, where, seed
-    )
+        model=model, loader=loader, groups=groups, lr=lr, loss=loss, clip=clip, learn=learn, amp=amp,
+        validate=validate, patience=patience, file=file, every=every, device=where, seed=seed,
+    )  # fmt: skip
     with _kept_random_numbers(where), reporting(progress or False) as report:
         run.resume()
         run.judge_start()

@@ -22,38 +22,9 @@ from typing import Any
 import torch
 from real_models import SentenceJudge, Sentences, load_encoder, load_tokens
 from torch import Tensor, nn
+from whitened_svd import whiten_
 
 import torchldr
-
-
-@torch.no_grad()
-def whitened(model: nn.Module, share: float, loader: Sentences) -> None:
-    """The same share for every layer: SVD of W C^(1/2), with C the covariance of all real tokens' inputs."""
-    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear)}
-    moments: dict[str, Tensor] = {}
-    mask = torch.ones(0)
-
-    def hook(name: str) -> Any:
-        def add(module: nn.Module, args: tuple[Tensor, ...]) -> None:
-            X = args[0][mask]
-            moments[name] = moments.get(name, 0) + (X.mT @ X).double()
-
-        return add
-
-    handles = [layer.register_forward_pre_hook(hook(name)) for name, layer in layers.items()]
-    for batch in loader:
-        mask = batch["mask"]
-        model(**batch)
-    for handle in handles:
-        handle.remove()
-    for name, layer in layers.items():
-        W, (m, n) = layer.weight.double(), layer.weight.shape
-        C = moments[name] / moments[name].diagonal().mean()
-        root = torch.linalg.cholesky(C + 1e-6 * torch.eye(n))
-        U, s, V = torch.linalg.svd(W @ root, full_matrices=False)
-        r = int(share * m * n / (m + n))
-        low = (U[:, :r] * s[:r]) @ V[:r]
-        layer.weight.copy_(torch.linalg.solve_triangular(root, low, upper=False, left=False))
 
 
 def calibrations(tokens: dict[str, Tensor]) -> dict[str, Sentences]:
@@ -101,7 +72,7 @@ def main() -> None:
             more |= {"seconds": round(wall, 1), "cpu": round(work, 1)}
             add(model, "compress_" if name is None else f"compress_, {name} alone", budget, text=text, **more)
         model = copy.deepcopy(original)
-        whitened(model, budget, loader)
+        whiten_(model, budget, loader)
         add(model, "uniform whitened SVD", budget, text=text)
 
 

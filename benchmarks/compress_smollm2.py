@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from whitened_svd import whiten_
 
 import torchldr
 
@@ -45,34 +46,6 @@ def perplexity(model: nn.Module, ids: Tensor) -> float:
             nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten(), reduction="sum")
         )
     return float(torch.tensor(total / ids[:, 1:].numel()).exp())
-
-
-@torch.no_grad()
-def whitened(model: nn.Module, share: float, loader: list[dict[str, Tensor]], left: set[str]) -> None:
-    """The same share for every layer: SVD of W C^(1/2), with C the covariance of the inputs."""
-    named = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear) and name not in left}
-    moments: dict[str, Tensor] = {}
-
-    def hook(name: str) -> Any:
-        def add(module: nn.Module, args: tuple[Tensor, ...]) -> None:
-            X = args[0].flatten(0, -2)
-            moments[name] = moments.get(name, 0) + (X.mT @ X)
-
-        return add
-
-    handles = [layer.register_forward_pre_hook(hook(name)) for name, layer in named.items()]
-    for batch in loader:
-        model(**batch)
-    for handle in handles:
-        handle.remove()
-    for name, layer in named.items():
-        W, (m, n) = layer.weight.double(), layer.weight.shape
-        C = moments.pop(name).double()
-        root = torch.linalg.cholesky(C / C.diagonal().mean() + 1e-6 * torch.eye(n))
-        U, s, V = torch.linalg.svd(W @ root, full_matrices=False)
-        r = int(share * m * n / (m + n))
-        low = (U[:, :r] * s[:r]) @ V[:r]
-        layer.weight.copy_(torch.linalg.solve_triangular(root, low, upper=False, left=False))
 
 
 def main() -> None:
@@ -115,7 +88,7 @@ def main() -> None:
         )
         print(rows[-1], flush=True)
         model = copy.deepcopy(original)
-        whitened(model, budget, loader, set(report.left))
+        whiten_(model, budget, loader, report.left)
         rows.append(
             {"method": "uniform whitened SVD", "budget": budget, "perplexity": perplexity(model, test)}
         )

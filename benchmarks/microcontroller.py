@@ -1,15 +1,13 @@
 """Flash, RAM and instructions of a 784 x 784 layer on an emulated Cortex-M4, every class, int8.
 
-    python benchmarks/microcontroller.py          measure: results/bench/microcontroller.json, and the page
-    python benchmarks/microcontroller.py --page   write the table of docs/microcontroller.md from the results
+    python benchmarks/microcontroller.py
 
-Needs gcc-arm-none-eabi, libnewlib-arm-none-eabi and qemu-system-arm. Instructions are counted by the emulator
-(-icount shift=0), so they do not depend on the machine.
+Writes results/bench/microcontroller.json. Needs gcc-arm-none-eabi, libnewlib-arm-none-eabi and
+qemu-system-arm. Instructions are counted by the emulator (-icount shift=0), whatever the machine.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import subprocess
@@ -25,8 +23,7 @@ from torchldr.export import to_c
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLE = ROOT / "examples" / "microcontroller"
-RESULTS, PAGE = ROOT / "results" / "bench" / "microcontroller.json", ROOT / "docs" / "microcontroller.md"
-MARKED = re.compile(r"(<!-- instructions -->\n).*?(<!-- end -->)", re.DOTALL)
+RESULTS = ROOT / "results" / "bench" / "microcontroller.json"
 N, IMAGES = 784, 2
 
 
@@ -70,34 +67,13 @@ def measure(name: str, rank: int | None, drawn: bool) -> dict[str, Any]:
     }
 
 
-def render(rows: list[dict[str, Any]]) -> str:
-    """The table of the page."""
-    head = ("class", "rank", "operators", "how", "weights, bytes", "arena, bytes", "instructions", "of dense")
-    (dense,) = (row["instructions"] for row in rows if row["structure"] == "dense")
-    lines = [head, ("---",) * 4 + ("---:",) * 4]
-    for row in sorted(rows, key=lambda row: row["instructions"]):
-        operators = row["operators"] if row["structure"].startswith("ldr") else ""
-        sizes = [f"{row[key]:,}" for key in ("weights_bytes", "arena_bytes", "instructions")]
-        ratio = f"{row['instructions'] / dense:.2f}"
-        lines.append((f"`{row['structure']}`", str(row["rank"] or ""), operators, row["form"], *sizes, ratio))
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
-def filled(page: str, rows: list[dict[str, Any]]) -> str:
-    return MARKED.sub(lambda found: f"{found[1]}{render(rows)}{found[2]}", page)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--page", action="store_true", help="measure nothing")
-    if not parser.parse_args().page:
-        rows = []
-        for case in cases():
-            rows.append(measure(*case))
-            print(rows[-1], file=sys.stderr, flush=True)
-        machine = "qemu-system-arm -M mps2-an386, Cortex-M4"
-        RESULTS.write_text(json.dumps({"machine": machine, "n": N, "rows": rows}, indent=1) + "\n")
-    PAGE.write_text(filled(PAGE.read_text(), json.loads(RESULTS.read_text())["rows"]))
+    rows = []
+    for case in cases():
+        rows.append(measure(*case))
+        print(rows[-1], file=sys.stderr, flush=True)
+    machine = "qemu-system-arm -M mps2-an386, Cortex-M4"
+    RESULTS.write_text(json.dumps({"machine": machine, "n": N, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -38,6 +38,7 @@ import torch
 from real_models import SentenceJudge, Sentences, WindowJudge, load_encoder, load_llama, load_tokens
 from torch import Tensor, nn
 from torch.nn.utils import prune
+from whitened_svd import Parts, decomposed, input_moments, linear_layers, low_rank, rank_of
 
 import torchldr
 from torchldr.compress import Distillation
@@ -78,44 +79,15 @@ class Task:
 
     @cache  # noqa: B019  (one a process)
     def moments(self) -> dict[str, Tensor]:
-        """The second moments of the layers' inputs, over all real tokens."""
-        found: dict[str, Tensor] = {}
-        mask: Tensor | None = None
-
-        def hook(name: str) -> Any:
-            def add(module: nn.Module, args: tuple[Tensor, ...]) -> None:
-                X = args[0].flatten(0, -2) if mask is None else args[0][mask]
-                found[name] = found.get(name, 0) + (X.mT @ X).double()
-
-            return add
-
-        handles = [layer.register_forward_pre_hook(hook(name)) for name, layer in layers(self.model).items()]
-        with torch.no_grad():
-            for batch in self.calibration:
-                mask = batch.get("mask")
-                self.model(**batch)
-        for handle in handles:
-            handle.remove()
-        return found
+        return input_moments(self.model, self.calibration)
 
     @cache  # noqa: B019
-    def whitened(self, name: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The SVD of a weight times the root of its inputs' moments, and that root."""
-        W, C = layers(self.model)[name].weight.detach().double(), self.moments()[name]
-        eye = torch.eye(len(C), dtype=C.dtype, device=C.device)
-        root = torch.linalg.cholesky(C / C.diagonal().mean() + 1e-6 * eye)
-        return *torch.linalg.svd(W @ root, full_matrices=False), root
+    def decomposed(self, name: str) -> Parts:
+        return decomposed(linear_layers(self.model)[name].weight, self.moments()[name])
 
     def low_rank(self, name: str, rank: int) -> Tensor:
         """The whitened approximation of a weight."""
-        U, s, V, root = self.whitened(name)
-        return torch.linalg.solve_triangular(
-            root, (U[:, :rank] * s[:rank]) @ V[:rank], upper=False, left=False
-        )
-
-
-def layers(model: nn.Module) -> dict[str, nn.Linear]:
-    return {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear)}
+        return low_rank(self.decomposed(name), rank)
 
 
 @torch.no_grad()
@@ -126,9 +98,8 @@ def compressed(task: Task, method: str, budget: float) -> nn.Module:
         with torch.enable_grad():
             torchldr.compress_(model, budget, loader=task.calibration, progress=False, **some)
         return model
-    for name, layer in layers(model).items():
-        W, (m, n) = layer.weight, layer.weight.shape
-        rank = int(budget * m * n / (m + n))
+    for name, layer in linear_layers(model).items():
+        W, rank = layer.weight, rank_of(budget, layer)
         if method == "pruning":
             smallest = W.abs().flatten().kthvalue(W.numel() - int(budget * W.numel())).values
             prune.custom_from_mask(layer, "weight", (W.abs() > smallest).to(W.dtype))
@@ -163,7 +134,7 @@ def _started(task: Task, name: str, method: str, factor: int, layer: nn.Linear) 
 def size(model: nn.Module, task: Task) -> tuple[int, int]:
     """Parameters and bytes of the layers that were compressed, biases not counted."""
     parameters = stored = 0
-    for name in layers(task.model):
+    for name in linear_layers(task.model):
         kept = {key: t for key, t in model.get_submodule(name).state_dict().items() if key != "bias"}
         if "weight_mask" in kept:
             parameters += int(kept["weight_mask"].sum())
@@ -184,7 +155,7 @@ def case(
     begun = time.perf_counter()
     model = compressed(task, method, budget)
     seconds, before, (parameters, stored) = time.perf_counter() - begun, task.judge(model), size(model, task)
-    whole = sum(layer.weight.numel() for layer in layers(task.model).values())
+    whole = sum(layer.weight.numel() for layer in linear_layers(task.model).values())
     row: dict[str, Any] = {"model": name, "method": method, "budget": budget, "before": before}
     row |= {"share": round(parameters / whole, 4), "bytes": stored, "seconds": round(seconds, 1)}
     if method in UNTRAINED:

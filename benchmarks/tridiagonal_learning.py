@@ -11,9 +11,9 @@ Networks with one hidden layer, n -> n (structured, no bias) -> ReLU -> classes,
 On the first two, LDR-TD of rank 1, LDR-SD of rank 3 and low rank 4 have the same number of parameters in the
 hidden layer, 8n, as does a dense layer of 8 hidden units ("fewer units"); the dense n x n layer stands beside
 them. A line of JSON a run (--out): accuracy by epoch, seconds, and for LDR-TD what `operator_report` says of
-A and C before training and after each epoch, with the spectral radius after the last. Prints a table of means
-over seeds. CIFAR-10 is looked for in the data folder ($TORCHLDR_DATA); without it `warped` and `cifar10_grey`
-are left out.
+A and C before training and after each epoch, with the spectral radius after the last. The tables of all runs
+are in docs/tridiagonal.md (`scripts/fill_pages.py`). CIFAR-10 is looked for in $TORCHLDR_DATA;
+without it `warped` and `cifar10_grey` are left out.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import argparse
 import itertools
 import json
 import math
-import statistics
 import time
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -33,7 +32,6 @@ from torch import Tensor, nn
 import torchldr
 from torchldr.timing import machine
 from torchldr_paper import data
-from torchldr_paper.trainer.operators import accuracies, movements, operator_report
 
 RANKS = {"ldr_td": 1, "ldr_sd": 3, "low_rank": 4}
 COMPARED = ("dense", "fewer units", "low_rank", "ldr_sd", "ldr_td")
@@ -167,7 +165,7 @@ def operators(model: nn.Sequential, spectrum: bool) -> list[dict[str, Any]] | No
     hidden = model[0]
     if not isinstance(hidden, torchldr.StructuredLinear) or hidden.structure.name != "ldr_td":
         return None
-    return operator_report(cast(torchldr.LDRTridiagonal, hidden.matrix()), spectrum=spectrum)
+    return cast(torchldr.LDRTridiagonal, hidden.matrix()).operator_report(spectrum=spectrum)
 
 
 def train(
@@ -206,25 +204,6 @@ def train(
     }
 
 
-def summary(rows: list[dict[str, Any]]) -> str:
-    """Test accuracies at the rate that is best in validation, mean and range over seeds; then operators."""
-    lines = [
-        f"{'task':<14}{'layer':<14}{'parameters':>11}{'rate':>9}{'test %':>8}{'range':>14}{'ms/step':>9}"
-    ]
-    for found in accuracies(rows):
-        tests = found.tests[found.rate]
-        spread = f"{min(tests):.1f}..{max(tests):.1f}"
-        lines.append(
-            f"{found.task:<14}{found.kind:<14}{found.parameters:>11}{found.rate:>9g}"
-            f"{statistics.mean(tests):>8.1f}{spread:>14}{found.ms:>9.1f}"
-        )
-    lines.append(f"\n{'task':<14}{'epoch':>6}{'growth':>16}{'row sum':>9}")
-    for moved in movements(rows):
-        growth = f"{moved.growth[0]:.4f}..{moved.growth[1]:.4f}"
-        lines.append(f"{moved.task:<14}{moved.epoch:>6}{growth:>16}{moved.row_sum:>9.3f}")
-    return "\n".join(lines)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="small sizes, one epoch: a test of this script")
@@ -246,7 +225,7 @@ def main() -> None:
     began = time.perf_counter()
     options.out.parent.mkdir(parents=True, exist_ok=True)
     where = machine() if options.device == "cpu" else {**machine(), "gpu": torch.cuda.get_device_name()}
-    tasks, rows = {}, []
+    tasks = {}
     for name in options.tasks:
         try:
             tasks[name] = task(name, options)
@@ -260,12 +239,13 @@ def main() -> None:
                     continue
                 run = train(kind, tasks[name], options.epochs, options.batch, rate, seed, options.device)
                 config = {"task": name, "kind": kind, "rate": rate, "seed": seed, "batch": options.batch}
-                rows.append({**config, "examples": options.examples, **run})
-                out.write(json.dumps({**rows[-1], "machine": where}) + "\n")
+                row = {**config, "examples": options.examples, **run, "machine": where}
+                out.write(json.dumps(row) + "\n")
                 out.flush()
-                test, clock = 100 * run["epochs"][-1]["test"], time.perf_counter() - began
-                print(f"{clock:4.0f} s  {name} {kind} {rate:g} seed {seed}: test {test:.1f} %", flush=True)
-    print(summary(rows))
+                last, clock = run["epochs"][-1], time.perf_counter() - began
+                growth = ", ".join(f"growth {row['growth']:.4f}" for row in last["operators"] or ())
+                said = f"{name} {kind} {rate:g} seed {seed}: test {100 * last['test']:.1f} % {growth}"
+                print(f"{clock:4.0f} s  {said}", flush=True)
 
 
 if __name__ == "__main__":

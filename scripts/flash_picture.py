@@ -10,10 +10,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+import fill_pages
+from page_tables.ledger import render_flash
+
 from torchldr_paper.figures import NothingToDrawError, draw
 from torchldr_paper.ledger.ledger import Ledger
-from torchldr_paper.tables import pages
-from torchldr_paper.tables.flash import flash_rows, render_flash
+from torchldr_paper.tables.flash import flash_rows
 from torchldr_paper.tables.paper import get_table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -33,7 +35,7 @@ def main() -> None:
     for path in picture.save(ROOT / "docs" / "microcontroller" if results is None else results, ("png",)):
         print(path)
     if results is None:
-        pages.main(["--root", str(ROOT)])
+        fill_pages.main([])
 
 
 if __name__ == "__main__":

@@ -111,6 +111,13 @@ def names_of(path: Path) -> list[str]:
     return []
 
 
+def test_every_class_is_on_the_page_about_exporting():
+    lines = (ROOT / "docs" / "export.md").read_text().splitlines()
+    first = [line.split("|")[1] for line in lines if line.startswith("| `")]
+    for name in torchldr.structures():
+        assert any(f"`{name}`" in cell for cell in first), name
+
+
 @pytest.mark.parametrize("page", ["docs/notation.md"])
 def test_parameter_counts_are_those_of_the_classes(page: str):
     counts = {row["name"]: row["parameters"] for row in describe_structures(784, 784)}

@@ -98,5 +98,5 @@ def test_what_has_not_begun_is_cancelled_at_an_error() -> None:
             raise ValueError("no")
 
         with pytest.raises(ValueError, match="no"):
-            some.run(["x"] * 50, work, [(i,) for i in range(50)], lambda *_: None)
+            some.run(["x"] * 50, work, [(i,) for i in range(50)])
     assert len(began) < 50

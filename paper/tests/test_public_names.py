@@ -18,14 +18,6 @@ FOLDER = Path(torchldr_paper.__file__).parent
 PAGES = (Path(__file__).resolve().parents[2] / "docs" / "api").glob("*.md")
 DESCRIBED = {name for page in PAGES for name in re.findall(r"^::: (\S+)", page.read_text(), re.MULTILINE)}
 
-# What is used although it is not public, and why. Nothing shall be added; what is no longer used must go.
-KERNELS = "the GPU kernels of fleets are compiled and launched as the library's own"
-INTERNAL = {
-    "torchldr.kernels.cuda.nvrtc": KERNELS,
-    "torchldr.kernels.cuda.unavailable": KERNELS,
-    "torchldr.functional.port.acceptance": "the report on learned operators says what ports make of them",
-}
-
 
 class Used(NamedTuple):
     """A name of torchldr that a line imports."""
@@ -77,16 +69,9 @@ def test_there_is_something_to_look_at():
 
 @pytest.mark.parametrize("used", USED, ids=lambda used: f"{used.where}:{used.name}")
 def test_it_is_public(used: Used):
-    assert is_public(used) or used.full in INTERNAL, (
+    assert is_public(used), (
         f"{used.where} imports {used.full}, which is not public: not in __all__ or not on a page of docs/api"
     )
-
-
-@pytest.mark.parametrize("name", INTERNAL)
-def test_an_exception_is_still_needed(name: str):
-    found = [used for used in USED if used.full == name]
-    assert found, f"{name} is no longer used: remove it from INTERNAL"
-    assert not any(map(is_public, found)), f"{name} is public by now: remove it from INTERNAL"
 
 
 def test_the_library_imports_nothing_of_this_package():

@@ -146,9 +146,9 @@ def _exit(*_: object) -> None:
 def test_processes_share_the_cores_and_one_that_dies_is_an_error_not_a_wait(monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 6)
     with Workers(2) as workers:
-        assert workers.run(["x"], torch.get_num_threads, [()], lambda *_: None) == [3]
+        assert workers.run(["x"], torch.get_num_threads, [()]) == [3]
         with pytest.raises(ChildProcessError, match="ended without a result"):
-            workers.run(["x"], _exit, [("x",)], lambda *_: None)
+            workers.run(["x"], _exit, [("x",)])
 
 
 def test_modules_are_analysed_as_compress_sees_them():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from dataclasses import dataclass
 
 import pytest
@@ -16,10 +17,10 @@ from torchldr.compress.calibration import calibrate
 from torchldr.compress.candidates import bound
 from torchldr.compress.metric import Metric
 from torchldr.compress.outputs import main_output
-from torchldr.compress.pieces import Pieces
 from torchldr.compress.progress import Clock
 from torchldr.compress.targets import find_units
-from torchldr.matrices.low_rank.fit import LowRankFit
+from torchldr.compress.workers import Workers
+from torchldr.matrices.low_rank import LowRankFit
 
 LOW = torchldr.Structure("low_rank", rank=3)
 
@@ -90,7 +91,7 @@ def test_sensitivities_are_those_of_the_jacobian():
     model = nn.Sequential(nn.Linear(9, 10), nn.Tanh(), nn.Linear(10, 8)).double()
     x = torch.randn(1, 9, dtype=torch.float64)
     units, _ = find_units(model, None, 8)
-    found = calibrate(model, units, [x] * 1500, None, None, 0, Clock(None), lambda *step: None, Pieces())
+    found = calibrate(model, units, [x] * 1500, None, None, Workers(1))
     J = model[2].weight.detach() @ torch.diag(1 - model[1](model[0](x)).square().detach().flatten())
     S = found.metrics["0"].outputs
     S, expected = S / S.trace(), J.mT @ J / (J.mT @ J).trace()
@@ -217,12 +218,14 @@ def test_efforts_that_are_no_minutes(effort):
         torchldr.compress_(network(), 0.5, effort=effort)
 
 
-def test_progress_is_one_line_with_the_time_left(capsys):
+def test_progress_is_one_line_with_the_time_left(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     torchldr.compress_(network(), 0.5, loader=[spread(20)] * 5, structures=["low_rank"], progress=True)
     out, err = capsys.readouterr()
     assert out == ""
     assert "\n" not in err
     assert err.split("\r")[1].startswith("calibrating 0/5, 0:00, about 2:00 left") or "1:59" in err
+    monkeypatch.undo()
     torchldr.compress_(network(), 0.5, loader=[spread(20)] * 5, structures=["low_rank"])
     assert capsys.readouterr().err == ""  # no terminal, no progress
 

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 import torchldr
 from torchldr.compress.calibration import Calibration, calibrate
 from torchldr.compress.metric import Metric
-from torchldr.compress.pieces import Pieces
 from torchldr.compress.progress import Clock
 from torchldr.compress.refit import SHARE, Refit
 from torchldr.compress.structure import Structure
 from torchldr.compress.targets import find_units
+from torchldr.compress.workers import Workers
 
 
 def deep(depth: int = 5, size: int = 32) -> nn.Sequential:
@@ -38,9 +38,9 @@ def batches(count: int = 8, rows: int = 300) -> list[Tensor]:
 
 def fit(model: nn.Module, structure: Structure, loader: list[Tensor]) -> Refit:
     units, _ = find_units(model, None, 8)
-    data = calibrate(model, units, loader, None, None, 0, Clock(None), lambda *step: None, Pieces())
-    structures = [structure] * len(units)
-    return Refit(model, units, structures, data, loader, 0, Pieces(), Clock(None), lambda *step: None)
+    workers = Workers(1)
+    data = calibrate(model, units, loader, None, None, workers)
+    return Refit(model, units, [structure] * len(units), data, loader, workers)
 
 
 def off(model: nn.Module, dense: nn.Module) -> float:

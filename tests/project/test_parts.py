@@ -14,14 +14,12 @@ import torchldr
 from torchldr.kernels.cpu import compiled
 from torchldr.matrices.ldr_sd.project import evaluate, from_edges
 from torchldr.matrices.ldr_sd.recursion import ring_power, subdiagonal_dense
-from torchldr.matrices.ldr_td.columns import tridiagonal_dense
 from torchldr.matrices.vandermonde_like.project import columns, columns_transposed
 from torchldr.project.descent import lbfgs
-from torchldr.project.leading import halves, leading
 from torchldr.project.pointwise import Pointwise
 from torchldr.project.problem import Problem
 from torchldr.project.refining import refine
-from torchldr.project.solving import conjugate_gradients
+from torchldr.project.solving import conjugate_gradients, halves, leading
 from torchldr.project.stein import displacement, fit_operators
 
 EPS = torch.finfo(torch.float64).eps
@@ -62,10 +60,11 @@ def test_recursion_is_the_class(shape: tuple[int, int], loops: str):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_krylov_product_is_the_class(shape: tuple[int, int], loops: str):
     M = torchldr.LDRTridiagonal.random(*shape, min(2, *shape), dtype=torch.float64, generator=drawn(2))
-    inputs = [t.clone().requires_grad_() for t in (*M._ring("A"), *M._ring("C"), M.G, M.H)]
+    inputs = [t.clone().requires_grad_() for t in M.tensors.values()]
 
-    def dense(*t: Tensor) -> Tensor:
-        return tridiagonal_dense(t[:3], t[3:6], t[6], t[7])
+    def dense(*tensors: Tensor) -> Tensor:
+        named = dict(zip(M.tensors, tensors, strict=True))
+        return torchldr.LDRTridiagonal.unchecked(*shape, named, M.options).by_krylov_matrices()
 
     assert ((dense(*inputs) - M.to_dense()).abs() <= 16 * sum(shape) * EPS * M.magnitude()).all()
     assert torch.autograd.gradcheck(dense, inputs)

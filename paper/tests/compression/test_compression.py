@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 import torchldr
 from torchldr_paper.compression import __main__ as command
-from torchldr_paper.compression import images, language, pages
+from torchldr_paper.compression import images, language
 from torchldr_paper.compression.fleet import Distilled, Examples, Fleet, Member, joined
 from torchldr_paper.compression.loop import run_table
 from torchldr_paper.compression.methods import (
@@ -31,6 +30,7 @@ from torchldr_paper.compression.methods import (
 )
 from torchldr_paper.compression.rows import FILE, Rows
 from torchldr_paper.compression.starts import descend, fresh_start, projected_start, residuals
+from torchldr_paper.compression.tables import render
 from torchldr_paper.compression.texts import GPTModel, LSTMModel
 from torchldr_paper.compression.training import Adam, Trainer
 
@@ -267,7 +267,7 @@ def test_an_image_table_runs_resumes_and_is_shown(own_file: Path, tmp_path: Path
     last = json.loads((tmp_path / FILE).read_text().splitlines()[-1])
     lost = json.loads(lines.splitlines()[-1])
     assert (last["method"], last["before"]) == (lost["method"], pytest.approx(lost["before"]))
-    text = pages.render(Rows(tmp_path).of("tiny"))
+    text = render(Rows(tmp_path).of("tiny"))
     assert "| class | 2 times | 10 times |" in text
     assert "`ldr_sd`" in text
     assert text.count("**") == 4
@@ -377,31 +377,3 @@ def test_the_gpts_linear_layers_are_compressed_and_its_head_is_not():
     assert before == pytest.approx(torch.log(torch.tensor(64.0)).item(), abs=0.2)
     changed = {**tensors, "embedding.weight": 3 * tensors["embedding.weight"]}
     assert model.loss(changed, text) != pytest.approx(before, abs=1e-3)  # the tied head follows
-
-
-# The page.
-
-
-def test_the_page_shows_the_committed_rows():
-    pages.main(["--root", str(ROOT), "--check"])
-
-
-def test_a_page_that_differs_is_reported_and_mended(tmp_path: Path):
-    row = {"table": "gpt", "method": "ldr_sd", "factor": 10, "parameters": 5, "weights": 50, "settings": "s"}
-    row |= {"quick": False, "metric": "perplexity", "dense": 100.0, "before": None, "after": 110.0}
-    (tmp_path / "results").mkdir()
-    worse = {**row, "method": "pruned", "after": 120.0, "before": 3e7}
-    (tmp_path / "results" / FILE).write_text(f"{json.dumps(worse)}\n{json.dumps(row)}\n")
-    (tmp_path / "docs").mkdir()
-    page = tmp_path / "docs" / "compress.md"
-    page.write_text("<!-- compression: gpt -->\nold\n<!-- end -->\n")
-    assert pages.main(["--root", str(tmp_path), "--check"]) == 1
-    assert pages.main(["--root", str(tmp_path)]) == 0
-    text = page.read_text()
-    assert "| `ldr_sd` | **110.0** (diverged) |" in text
-    assert "| magnitude pruning | 120.0 (3e+07) |" in text
-    rows = Rows(tmp_path / "results").of("gpt")
-    assert pages.best(rows, 10, structured=True)["method"] == "ldr_sd"
-    shutil.rmtree(tmp_path / "results")
-    pages.main(["--root", str(tmp_path)])
-    assert "Not measured yet." in page.read_text()

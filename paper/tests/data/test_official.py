@@ -183,7 +183,7 @@ def test_an_interrupted_write_leaves_nothing(small, maker, put, tmp_path, monkey
     def interrupted(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cache.os, "replace", interrupted)
+    monkeypatch.setattr(os, "replace", interrupted)
     with pytest.raises(KeyboardInterrupt):
         data.load("mnist", tmp_path)
     assert list((tmp_path / cache.FOLDER).iterdir()) == []

@@ -7,6 +7,7 @@ one and the same tensors, or equal ones that no gradient is asked of: the lazy s
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 from ..core.linear_map import LinearMap, Number
 from ..core.matrix import StructuredMatrix
 from ..core.rules import rule
-from ..operators import Diagonal, Operator, Shift, Subdiagonal
+from ..operators import Diagonal, Operator, Shift, Subdiagonal, conjugated
 from .multiply import real_dtype
 from .structure import Generators, reduce
 
@@ -116,6 +117,30 @@ def scales_columns(cls: type[StructuredMatrix], name: str) -> None:
         return None if D.d.is_complex() else like(M, **{name: M.tensors[name] * D.d.to(M.dtype)})
 
 
+def scales_operators(cls: type[Member], kind: Callable[..., Operator], parts: Mapping[str, str]) -> None:
+    """Diagonals go into the operators of a class: D K(A, g) = K(D A D^-1, D g).
+
+    Args:
+        cls: a class with tensors `G`, `H`, and the parts of its operators with `_A` and `_C` behind them.
+        kind: its operators, made of these parts in their order.
+        parts: their names as the class has them, to those that the operator has for them.
+    """
+
+    def with_diagonal(M: Member, D: Diagonal, side: str, generator: str) -> Member | None:
+        if D.d.is_complex() or M.options.get("normalize"):
+            return None
+        D = Diagonal(D.d.to(M.dtype))
+        old = {part: M.tensors[f"{part}_{side}"] for part in parts}
+        new = conjugated(kind(*old.values()), D)
+        if new is None:
+            return None
+        tensors = {f"{part}_{side}": getattr(new, parts[part]).reshape(t.shape) for part, t in old.items()}
+        return like(M, **tensors, **{generator: D.d * M.tensors[generator]})
+
+    rule("matmul", Diagonal, cls)(lambda D, M: with_diagonal(M, D, "A", "G"))
+    rule("matmul", cls, Diagonal)(lambda M, D: with_diagonal(M, D, "C", "H"))
+
+
 def sides_exchanged(M: Member) -> Member:
     """The transpose of a class with tensors `G`, `H` and `.._A`, `.._C`."""
 
@@ -132,6 +157,16 @@ def as_subdiagonal(A: Operator) -> Subdiagonal | None:
     if isinstance(A, Shift):
         return Subdiagonal(torch.ones(A.n - 1, dtype=A.dtype, device=A.device), A.corner)
     return A if isinstance(A, Subdiagonal) else None
+
+
+def krylov_displacement(G: Tensor, H: Tensor, left: Operator, right: Operator) -> Generators:
+    """Of M - A M C^T for M = sum_i K(A, g_i) K(C, h_i)^T, the inverse of `krylov_generators`."""
+    A, C = as_subdiagonal(left), as_subdiagonal(right)
+    assert A is not None
+    assert C is not None
+    if A.n <= C.n:
+        return G, H - A.corner * A.s.prod() * (right**A.n).matmul(H)
+    return G - C.corner * C.s.prod() * (left**C.n).matmul(G), H
 
 
 def krylov_generators(G: Tensor, H: Tensor, left: Operator, right: Operator) -> Generators | None:

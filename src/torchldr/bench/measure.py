@@ -22,7 +22,7 @@ from ..core import rules
 from ..core.dense_route import LARGEST
 from ..matrices import get_structure
 from ..nn.linear import StructuredLinear
-from ..timing import captured, minimum_seconds
+from ..timing import minimum_seconds, replay_seconds
 from .grid import INFERENCE, TRAINING, Case
 from .paper_values import acceleration
 
@@ -156,20 +156,5 @@ def available_bytes(device: str) -> float:
 def time_calls(calls: dict[str, Call], setting: Setting) -> dict[str, float]:
     """The shortest time of each, in seconds a call."""
     if setting.device == "cuda":
-        return {name: _cuda_seconds(call, setting.repeats) for name, call in calls.items()}
+        return {name: replay_seconds(call, setting.repeats) for name, call in calls.items()}
     return minimum_seconds(calls, setting.repeats, setting.seconds)
-
-
-def _cuda_seconds(call: Call, repeats: int) -> float:
-    """The shortest replay of a captured graph, by CUDA events, with nothing left in the L2 cache."""
-    graph = captured(call)
-    flush, best = torch.empty(1 << 26, device="cuda"), float("inf")
-    for _ in range(repeats):
-        flush.zero_()
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        best = min(best, start.elapsed_time(end) / 1e3)
-    return best

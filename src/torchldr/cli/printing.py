@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from ..progress import Line, minutes
+
 
 def say(message: str) -> None:
     """A message to the user: stderr, so that stdout holds results alone."""
@@ -19,46 +21,23 @@ def say(message: str) -> None:
 def steps(total: int) -> Iterator[Callable[[str], None]]:
     """Progress of a long command on stderr: a function to call with a line when a step is done.
 
-    On a terminal the lines stand above a bar with the time left; elsewhere each line has its number and the
-    time left, and no control character is written.
+    Each line has its number. On a terminal the time left stands below; elsewhere in the lines.
 
     Args:
         total: how many steps there are.
     """
-    from rich import progress as bars
-    from rich.console import Console
+    start, done = time.monotonic(), 0
+    with Line() as last:
 
-    console = Console(stderr=True, markup=False, highlight=False)
-    if not console.is_terminal:
-        yield _numbered(total)
-        return
-    columns = (
-        bars.BarColumn(bar_width=40),
-        bars.MofNCompleteColumn(),
-        bars.TimeElapsedColumn(),
-        bars.TextColumn("left"),
-        bars.TimeRemainingColumn(elapsed_when_finished=True),
-    )
-    with bars.Progress(*columns, console=console, transient=True) as shown:
-        task = shown.add_task("", total=total)
-
-        def step(line: str) -> None:
-            console.print(line)
-            shown.advance(task)
+        def step(text: str) -> None:
+            nonlocal done
+            done += 1
+            spent = time.monotonic() - start
+            left = f"about {minutes(spent / done * (total - done))} left"
+            last.say(f"[{done}/{total}] {text}" + (f", {left}" if done < total and not last.terminal else ""))
+            last.show(f"{done}/{total}, {minutes(spent)}, {left}")
 
         yield step
-
-
-def _numbered(total: int) -> Callable[[str], None]:
-    start, done = time.monotonic(), 0
-
-    def step(line: str) -> None:
-        nonlocal done
-        done += 1
-        left = round((time.monotonic() - start) / done * (total - done))
-        say(f"[{done}/{total}] {line}" + (f", about {left // 60}:{left % 60:02d} left" if left else ""))
-
-    return step
 
 
 def show(
@@ -68,6 +47,8 @@ def show(
     title: str | None = None,
     columns: Sequence[str] | None = None,
     right: Sequence[str] = (),
+    headings: Mapping[str, str] | None = None,
+    cell: Callable[[str, Any], str | None] = lambda name, value: None,
 ) -> None:
     """Print a result to stdout: as JSON, or rows (a list of mappings) as a table.
 
@@ -77,6 +58,8 @@ def show(
         title: of the table.
         columns: the keys to show and their order; all by default.
         right: columns that stand to the right, besides those of numbers.
+        headings: of columns that are not called as their keys are.
+        cell: from a key and a value to what is printed, or None to print it as usual.
     """
     if as_json:
         print(json.dumps(result, indent=2, default=str))
@@ -88,14 +71,18 @@ def show(
     names = list(columns or (rows[0] if rows else ()))
     table = Table(title=title, title_justify="left", show_edge=False, pad_edge=False)
     for name in names:
-        numbers = name in right or all(
-            isinstance(row[name], int | float) and not isinstance(row[name], bool) for row in rows
-        )
-        table.add_column(name.replace("_", " "), justify="right" if numbers else "left", no_wrap=numbers)
+        numbers = name in right or all(_is_number(row[name]) for row in rows)
+        heading = (headings or {}).get(name, name.replace("_", " "))
+        table.add_column(heading, justify="right" if numbers else "left", no_wrap=numbers)
     for row in rows:
-        table.add_row(*(_cell(row[name]) for name in names))
+        table.add_row(*(cell(name, row[name]) or _cell(row[name]) for name in names))
     # A pipe has no width of its own: leave the cutting to what reads it.
-    Console(width=None if sys.stdout.isatty() else 160, markup=False, highlight=False).print(table)
+    Console(width=None if sys.stdout.isatty() else 200, markup=False, highlight=False).print(table)
+
+
+def _is_number(value: Any) -> bool:
+    """Or nothing, which a column of numbers may hold too."""
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
 def _cell(value: Any) -> str:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..matrices import Projection, StructuredMatrix
+from ..progress import Report
 from .attention import StructuredAttention, split_attention
 from .budget.amounts import Budget, Latency
 from .budget.latency import VECTORS, measured
@@ -24,7 +25,7 @@ from .layers import StructuredPointwise, keep_state, linear_from, recurrent_from
 from .manifest import declare
 from .metric import Metric
 from .pieces import Pieces, opened
-from .progress import CHECKING, PROJECTING, Clock, Report, check_effort, shown
+from .progress import CHECKING, PROJECTING, Clock, check_effort, shown
 from .refit import Refit
 from .report import CompressionReport, describe
 from .selection import Choices, Spec, check_count, check_spec, chosen
@@ -125,22 +126,17 @@ def compress_(
     with (
         opened("compress_", checkpoint, arguments, content) as pieces,
         shown(progress, clock) as report,
-        Workers(1, executor, pieces) as workers,
+        Workers(1, executor, pieces, clock=clock, report=report, seed=seed) as workers,
     ):
-        metrics, data = find_metrics(
-            "compress_", model, units, activations, loader, batches, output, seed, clock, report, pieces
-        )
-        found = chosen("compress_", spec, units, left, structures, metrics, seed, workers, clock, report)
+        metrics, data = find_metrics("compress_", model, units, activations, loader, batches, output, workers)
+        found = chosen("compress_", spec, units, left, structures, metrics, workers)
         begun = clock.spent
-        made = _project(units, found.structures, metrics, seed, workers, clock, report)
+        made = _project(units, found.structures, metrics, workers)
         projecting = clock.spent - begun
         distance, notes = None, list(found.notes)
         if data is not None and loader is not None and units:
-            found, made, distance = _compared(
-                model, units, found, made, data, metrics, seed, workers, clock, report
-            )
-            fit = Refit(model, units, found.structures, data, loader, seed, pieces, clock, report)
-            better = fit.fitted(made, projecting)
+            found, made, distance = _compared(model, units, found, made, data, metrics, workers)
+            better = Refit(model, units, found.structures, data, loader, workers).fitted(made, projecting)
             if better is not None:
                 weights = dense_parameters(list(zip(units, better, strict=True)), pieces)
                 if (other := data.distance(model, weights)) < distance:
@@ -165,18 +161,15 @@ def _project(
     units: Sequence[Unit],
     structures: Sequence[Structure],
     metrics: Mapping[str, Metric],
-    seed: int,
     workers: Workers,
-    clock: Clock,
-    report: Report,
 ) -> list[list[Projection]]:
-    deadline = clock.deadline(_DEADLINE)
+    deadline = workers.clock.deadline(_DEADLINE)
     arguments = [
-        (workers.parcel(unit, metrics.get(unit.name)), structure, seed, deadline)
+        (workers.parcel(unit, metrics.get(unit.name)), structure, workers.seed, deadline)
         for unit, structure in zip(units, structures, strict=True)
     ]
     keys = [f"{unit.name} as {structure}" for unit, structure in zip(units, structures, strict=True)]
-    made = project_all(workers, [f"{PROJECTING} {unit.name}" for unit in units], arguments, report, keys)
+    made = project_all(workers, [f"{PROJECTING} {unit.name}" for unit in units], arguments, keys)
     return [  # files and processes give them back on the CPU
         [p._replace(matrix=p.matrix.to(unit.matrices[0].device)) for p in some]
         for unit, some in zip(units, made, strict=True)
@@ -190,10 +183,7 @@ def _compared(
     made: list[list[Projection]],
     data: Calibration,
     metrics: Mapping[str, Metric],
-    seed: int,
     workers: Workers,
-    clock: Clock,
-    report: Report,
 ) -> tuple[Choices, list[list[Projection]], float]:
     """The plan or, where that is measured to be better, one class for all; and the outputs' distance.
 
@@ -202,7 +192,7 @@ def _compared(
     """
 
     def off(some: Sequence[list[Projection]], step: int) -> float:
-        report(CHECKING, step, 1 + len(rivals))
+        workers.report(CHECKING, step, 1 + len(rivals))
         weights = dense_parameters(list(zip(units, some, strict=True)), workers.pieces)
         return data.distance(model, weights)
 
@@ -210,11 +200,11 @@ def _compared(
     rivals = [plan for plan in plans if all(exact(s.name) for s in plan)]
     distance = off(made, 0)
     for i, plan in enumerate(rivals):
-        if i and clock.past(_DEADLINE):
+        if i and workers.clock.past(_DEADLINE):
             left = ", ".join(rival[0].name for rival in rivals[i:])
             found = replace(found, notes=(*found.notes, f"for want of time not compared as a whole: {left}"))
             break
-        rival = _project(units, plan, metrics, seed, workers, clock, report)
+        rival = _project(units, plan, metrics, workers)
         other = off(rival, i + 1)
         if other < distance:
             found, made, distance = replace(found, structures=plan), rival, other
@@ -264,15 +254,12 @@ def find_metrics(
     loader: Iterable[Any] | None,
     batches: int | None,
     output: str | None,
-    seed: int,
-    clock: Clock,
-    report: Report,
-    pieces: Pieces,
+    workers: Workers,
 ) -> tuple[dict[str, Metric], Calibration | None]:
     """What errors of the weights count by, by their names, from a loader or activations as given."""
     data = None
     if loader is not None:
-        data = calibrate(model, units, loader, batches, output, seed, clock, report, pieces)
+        data = calibrate(model, units, loader, batches, output, workers)
     metrics = {} if data is None else dict(data.metrics)
     for name, X in (activations or {}).items():
         unit = next((unit for unit in units if name in unit.names), None)

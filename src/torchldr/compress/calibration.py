@@ -18,8 +18,9 @@ from torch.func import functional_call
 from .metric import Metric
 from .outputs import LOGITS, call, counted, distance, kept, main_output
 from .pieces import Pieces
-from .progress import CALIBRATING, Clock, Report
+from .progress import CALIBRATING
 from .targets import RECURRENT, Site, Unit
+from .workers import Workers
 
 SHARE = 0.45  # of the time, at most
 HELD, EVERY = 4, 4  # one batch in four is held out to compare plans on, four at most
@@ -94,10 +95,7 @@ def calibrate(
     loader: Iterable[Any],
     batches: int | None,
     output: str | None,
-    seed: int,
-    clock: Clock,
-    report: Report,
-    pieces: Pieces,
+    workers: Workers,
 ) -> Calibration:
     """See a model at work on some batches, in `eval()`; modes and `requires_grad` are put back.
 
@@ -107,15 +105,16 @@ def calibrate(
     Args:
         batches: at most so many; None for as many as `SHARE` of the time allows.
         output: the name of the entry of the output that counts, see `main_output`.
-        pieces: where it is kept, and may be found.
+        workers: know the time, the seed, and where it is kept and may be found.
     """
+    pieces, report = workers.pieces, workers.report
     known = _recalled(pieces, units, loader)
     if known is not None:
         return known
     found = Calibration()
     total = _total(loader, batches)
     report(CALIBRATING, 0, total)
-    watch = _Watch(units, torch.Generator().manual_seed(seed), pieces)
+    watch = _Watch(units, torch.Generator().manual_seed(workers.seed), pieces)
     with evaluating(model), _gradients(units), watch.hooked(units):
         last: Any = None
         for i, batch in enumerate(islice(loader, batches)):
@@ -127,7 +126,7 @@ def calibrate(
                 watch.see(model, batch, output)
             found.batches += 1
             report(CALIBRATING, i + 1, total)
-            if batches is None and clock.past(SHARE):
+            if batches is None and workers.clock.past(SHARE):
                 break
         if not found.batches:
             raise ValueError("compress_: the loader gave no batch (a generator gives its batches once).")

@@ -1,13 +1,12 @@
-"""How far a compression is and how long it may still take: one line on stderr, and the limit of its time."""
+"""How far a compression is, how long it may still take, and the limit of its time."""
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
-Report = Callable[[str, int, int], None]
+from ..progress import Report, reporting
+
 # How the time is shared between the stages that a loader's compression goes through, roughly.
 CALIBRATING, CHOOSING, PROJECTING, CHECKING = "calibrating", "looking at", "projecting", "checking"
 FITTING = "fitting in order"
@@ -18,7 +17,6 @@ _ENDS = {
     CHECKING: (0.75, 0.85),
     FITTING: (0.85, 1.0),
 }
-_EVERY = 0.2  # seconds between two writings of the line
 
 
 class Clock:
@@ -60,62 +58,15 @@ def check_effort(who: str, effort: object) -> float:
     return float(effort)
 
 
-@contextmanager
-def shown(choice: bool | Report | None, clock: Clock) -> Iterator[Report]:
-    """The callback for a choice of progress.
+def shown(choice: bool | Report | None, clock: Clock) -> AbstractContextManager[Report]:
+    """The callback for a choice of progress, as `reporting` has it; the time left is that of all stages."""
+    first: float | None = None  # where the first stage begins: not all of them are there
 
-    Args:
-        choice: a function is itself; True writes a line on stderr; None does where stderr is a terminal;
-            False is quiet.
-        clock: for the time that is left.
-    """
-    if callable(choice):
-        yield choice
-    elif choice is False or (choice is None and not sys.stderr.isatty()):
-        yield lambda stage, done, total: None
-    else:
-        line = _Line(clock)
-        try:
-            yield line
-        finally:
-            line.close()
+    def left(stage: str, done: int, total: int | None) -> float | None:
+        nonlocal first
+        begin, end = next((ends for kind, ends in _ENDS.items() if stage.startswith(kind)), (0.0, 1.0))
+        first = begin if first is None else first
+        behind = begin + (end - begin) * done / total if total else begin
+        return clock.left((behind - first) / (1 - first))
 
-
-class _Line:
-    """One line on stderr that is written over: the stage, its steps, the time so far and the time left."""
-
-    def __init__(self, clock: Clock) -> None:
-        self.clock, self.written, self.width, self.stage = clock, float("-inf"), 0, ""
-        self.first: float | None = None  # where the first stage begins: not all of them are there
-
-    def __call__(self, stage: str, done: int, total: int) -> None:
-        now = time.monotonic()
-        kind = next((kind for kind in _ENDS if stage.startswith(kind)), "")
-        if now - self.written < _EVERY and kind == self.stage:
-            return
-        self.written, self.stage = now, kind
-        first, last = _ENDS.get(kind, (0.0, 1.0))
-        self.first = first if self.first is None else self.first
-        behind = first + (last - first) * done / total if total else first
-        left = self.clock.left((behind - self.first) / (1 - self.first))
-        count = f" {done}/{total}" if total else f" {done}" if done else ""
-        ending = "" if left is None else f", about {_time(left)} left"
-        self._write(f"{stage}{count}, {_time(self.clock.spent)}{ending}")
-
-    def _write(self, text: str) -> None:
-        sys.stderr.write("\r" + text.ljust(self.width) + ("" if text else "\r"))
-        sys.stderr.flush()
-        self.width = len(text)
-
-    def close(self) -> None:
-        if self.width:
-            self._write("")
-
-
-def _time(seconds: float) -> str:
-    """Minutes and seconds.
-
-    >>> _time(75.2)
-    '1:15'
-    """
-    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+    return reporting(choice, left=left)

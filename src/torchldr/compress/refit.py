@@ -26,11 +26,11 @@ from ..matrices import Projection
 from .calibration import Calibration, called, evaluating, input_rows, ridged_
 from .candidates import exact
 from .metric import Metric, measured, project
-from .pieces import Piece, Pieces
-from .progress import FITTING, Clock, Report
+from .pieces import Piece
+from .progress import FITTING
 from .structure import Structure
 from .targets import Unit, dense_parameters
-from .workers import PROJECTIONS
+from .workers import PROJECTIONS, Workers
 
 SHARE = 0.5  # b
 BATCHES = 32  # at most
@@ -51,9 +51,7 @@ class Refit:
         structures: what they become.
         data: what calibration found.
         loader: the batches once more.
-        seed: of the projections.
-        pieces: where moments and dense weights lie.
-        clock, report: as in `compress_`.
+        workers: know the time, the seed, whom to report to, and where moments and dense weights lie.
     """
 
     def __init__(
@@ -63,14 +61,10 @@ class Refit:
         structures: Sequence[Structure],
         data: Calibration,
         loader: Iterable[Any],
-        seed: int,
-        pieces: Pieces,
-        clock: Clock,
-        report: Report,
+        workers: Workers,
     ) -> None:
         self.model, self.units, self.structures, self.data = model, units, structures, data
-        self.seed, self.pieces, self.clock, self.report = seed, pieces, clock, report
-        self.loader = loader
+        self.loader, self.workers, self.pieces, self.clock = loader, workers, workers.pieces, workers.clock
 
     def fitted(self, made: Made, projecting: float) -> Made | None:
         """Other projections of the same structures, or None where there is no time or nothing to fit.
@@ -95,7 +89,7 @@ class Refit:
             key = f"{FITTING}: {stage + 1} of {stages}"
             piece = self.pieces.get(key)
             if piece is None:
-                self.report(FITTING, stage, stages)
+                self.workers.report(FITTING, stage, stages)
                 part = order[len(order) * stage // stages : len(order) * (stage + 1) // stages]
                 new = dict(self._stage([i for group in part for i in group], made, batches))
                 packed = PROJECTIONS.pack([*new.values()])
@@ -217,7 +211,7 @@ class Refit:
         T = torch.linalg.solve(lifted, D.mT).mT.mul_(SHARE)
         T.diagonal().add_(1 - SHARE)
         target = W.detach().to(_WIDE) @ T
-        M = project(target, self.structures[i], Metric(lifted, old.outputs), self.seed).matrix
+        M = project(target, self.structures[i], Metric(lifted, old.outputs), self.workers.seed).matrix
         return measured(W, M.to(W.dtype), old)
 
 

@@ -11,7 +11,7 @@ from ..matrices import get_structure
 from .budget.amounts import Budget, Bytes, Costs, Latency, allowance, check_budget
 from .candidates import SCREEN_EFFORT, Candidate, Search, Weight, at_once, charged, priced
 from .metric import Metric
-from .progress import CHOOSING, Clock, Report
+from .progress import CHOOSING
 from .structure import DENSE, Structure, check_plan, matching
 from .workers import FIRST_LOOK, LOOKS, Parcel, Workers, first_look, looks_of
 
@@ -72,10 +72,7 @@ def chosen(
     left: Mapping[str, str],
     names: Sequence[str],
     metrics: Mapping[str, Metric],
-    seed: int,
     workers: Workers,
-    clock: Clock,
-    report: Report,
 ) -> Choices:
     """The structure of every weight."""
     none: list[tuple[float | None, float | None]] = [(None, None)] * len(weights)
@@ -91,7 +88,7 @@ def chosen(
     if not weights:
         return Choices([], [])
     limit, unit, costs = allowance(spec, weights)
-    look = _Look(list(dict.fromkeys(names)), weights, metrics, costs, limit, seed, workers, clock, report)
+    look = _Look(list(dict.fromkeys(names)), weights, metrics, costs, limit, workers)
     rows = look.rows()
     taken = share_out(rows, limit, unit, who)
     latencies = none
@@ -118,13 +115,10 @@ class _Look:
         metrics: Mapping[str, Metric],
         costs: Costs,
         limit: float,
-        seed: int,
         workers: Workers,
-        clock: Clock,
-        report: Report,
     ) -> None:
         self.names, self.weights, self.costs, self.limit = names, weights, costs, limit
-        self.seed, self.workers, self.clock, self.report = seed, workers, clock, report
+        self.workers, self.clock = workers, workers.clock
         self.parcels: list[Parcel] = [workers.parcel(weight, metrics.get(weight.name)) for weight in weights]
         self.notes: list[str] = []
         self.low: list[list[Structure]] = []
@@ -145,9 +139,9 @@ class _Look:
             others.append([s for s in structures if s.name not in quick])
         stages = [f"{CHOOSING} {weight.name}" for weight in self.weights]
         bounded = [some if place in self._bounded() else [] for place, some in enumerate(others)]
-        tasks = list(zip(self.parcels, self.low, bounded, [self.seed] * len(stages), strict=True))
+        tasks = list(zip(self.parcels, self.low, bounded, [self.workers.seed] * len(stages), strict=True))
         keys = [f"first look at {weight.name}" for weight in self.weights]
-        found = self.workers.run(stages, first_look, tasks, self.report, keys, FIRST_LOOK)
+        found = self.workers.run(stages, first_look, tasks, keys, FIRST_LOOK)
         self.errors = [
             dict(zip(low, looked.errors, strict=True)) for low, looked in zip(self.low, found, strict=True)
         ]
@@ -253,11 +247,11 @@ class _Look:
         into, parcels = (self.plain, self.plain_parcels) if plain else (self.errors, self.parcels)
         stages = [f"{CHOOSING} {self.weights[i].name}" for i, _ in tasks]
         until = self.clock.deadline(SHARE) if hurry else None
-        arguments = [(parcels[i], [s], self.seed, SCREEN_EFFORT, until) for i, s in tasks]
+        arguments = [(parcels[i], [s], self.workers.seed, SCREEN_EFFORT, until) for i, s in tasks]
         look = "plain look" if plain else "look"
         keys = [f"{look} at {self.weights[i].name} as {s}" for i, s in tasks]
         over = lambda: hurry and self.clock.past(SHARE)
-        found = self.workers.some(stages, looks_of, arguments, self.report, over, keys=keys, form=LOOKS)
+        found = self.workers.some(stages, looks_of, arguments, over, keys=keys, form=LOOKS)
         known = 0
         for place, errors in found.items():
             i, structure = tasks[place]

@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..nn.tensors import add_axes
+from ..whole_file import whole_file
 from .layers import keep_state, replace_modules
 from .manifest import build, record, records
 
@@ -64,7 +65,8 @@ def save_compressed(model: nn.Module, folder: str | os.PathLike[str]) -> None:
     }
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
-    _write(path / file, content)
+    with whole_file(path / file) as stream:
+        stream.write(content)
     write_manifest(path, manifest)
     for old in path.glob("model-*.safetensors"):
         if old.name != file:
@@ -144,25 +146,11 @@ def _misfit(what: str, who: str = _WHO) -> ValueError:
     return ValueError(f"{who}: {what}.")
 
 
-def _write(path: Path, content: bytes) -> None:
-    """All of it or nothing, and on the disk before it has its name."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with partial.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except OSError as error:  # a full disk alone does not say which file
-        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
-    finally:
-        partial.unlink(missing_ok=True)
-
-
 def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
     """Write a manifest, with the checksum of what it says."""
     signed = {**manifest, _CHECKSUM: _checksum(manifest)}
-    _write(folder / MANIFEST, (json.dumps(signed, indent=2, sort_keys=True) + "\n").encode())
+    with whole_file(folder / MANIFEST) as stream:
+        stream.write((json.dumps(signed, indent=2, sort_keys=True) + "\n").encode())
 
 
 def _checksum(manifest: dict[str, Any]) -> str:

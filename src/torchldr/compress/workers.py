@@ -18,11 +18,12 @@ import torch
 from torch import Tensor
 
 from ..matrices import Projection, get_structure
+from ..progress import Report, silent
 from .candidates import SCREEN_EFFORT, Weight, bound, exact, looks, plain_curve
 from .checkpoint.files import TensorFile, TensorFolder, TensorWeight
 from .metric import PLAIN, Metric, project
 from .pieces import Piece, Pieces
-from .progress import Report
+from .progress import Clock
 from .structure import Structure
 
 T = TypeVar("T")
@@ -76,7 +77,7 @@ class Parcel:
 
 
 class Workers:
-    """A context in which functions run on weights.
+    """A context in which functions run on weights: where, for how long, and whom they report to.
 
     One job runs here. More are processes, each with its share of the cores; they end with the context,
     however it ends: on an interrupt too, and when this process is killed.
@@ -85,9 +86,21 @@ class Workers:
         jobs: how many, at least 1.
         executor: where functions run instead, which stays open.
         pieces: where results with a key are kept, and are found again.
+        clock: the time that the work may take.
+        report: called with (stage, done, total).
+        seed: of what is drawn.
     """
 
-    def __init__(self, jobs: int, executor: Executor | None = None, pieces: Pieces | None = None) -> None:
+    def __init__(
+        self,
+        jobs: int,
+        executor: Executor | None = None,
+        pieces: Pieces | None = None,
+        *,
+        clock: Clock | None = None,
+        report: Report = silent,
+        seed: int = 0,
+    ) -> None:
         if executor is not None and not isinstance(executor, Executor):
             raise TypeError(
                 f"executor must be a concurrent.futures.Executor or None, got {type(executor).__name__}."
@@ -95,6 +108,7 @@ class Workers:
         if not isinstance(jobs, int) or isinstance(jobs, bool) or jobs < 1:
             raise ValueError(f"jobs must be an int of at least 1, got {jobs!r}.")
         self.jobs, self.interrupted, self.pieces = jobs, False, Pieces() if pieces is None else pieces
+        self.clock, self.report, self.seed = clock or Clock(None), report, seed
         self._given = self._pool = executor
 
     @property
@@ -134,12 +148,11 @@ class Workers:
         stages: Sequence[str],
         function: Callable[..., T],
         arguments: Sequence[Sequence[Any]],
-        report: Report,
         keys: Sequence[str] = (),
         form: Form[T] | None = None,
     ) -> list[T]:
         """function(*a) for each of the arguments, in their order; see `some`."""
-        found = self.some(stages, function, arguments, report, keys=keys, form=form)
+        found = self.some(stages, function, arguments, keys=keys, form=form)
         return [found[i] for i in range(len(arguments))]
 
     def some(
@@ -147,7 +160,6 @@ class Workers:
         stages: Sequence[str],
         function: Callable[..., T],
         arguments: Sequence[Sequence[Any]],
-        report: Report,
         stop: Callable[[], bool] = lambda: False,
         partial: bool = False,
         keys: Sequence[str] = (),
@@ -159,7 +171,6 @@ class Workers:
             stages: what each is called in the progress.
             function: of a module's top level.
             arguments: whatever can be pickled.
-            report: called with (stage, done, total).
             stop: asked before each; once it says so, no other is begun.
             partial: whether an interrupt does the same, where there are results already.
             keys: of the results, under which they are kept; none to keep nothing.
@@ -183,13 +194,13 @@ class Workers:
                 for i in todo:
                     if self.interrupted or stop():
                         break
-                    report(stages[i], len(results), len(arguments))
+                    self.report(stages[i], len(results), len(arguments))
                     finished(i, function(*arguments[i]))
             elif not self.interrupted:
                 with closing(_as_done(self._pool, function, {i: arguments[i] for i in todo}, stop)) as done:
                     for i, result in done:
                         finished(i, result)
-                        report(stages[i], len(results), len(arguments))
+                        self.report(stages[i], len(results), len(arguments))
         except KeyboardInterrupt:
             if not (partial and results):
                 raise
@@ -317,16 +328,12 @@ PROJECTIONS = Form(_pack_projections, _unpack_projections)
 
 
 def project_all(
-    workers: Workers,
-    stages: Sequence[str],
-    arguments: Sequence[Sequence[Any]],
-    report: Report,
-    keys: Sequence[str] = (),
+    workers: Workers, stages: Sequence[str], arguments: Sequence[Sequence[Any]], keys: Sequence[str] = ()
 ) -> list[list[Projection]]:
     """`projections` of each of the arguments, wherever the workers are."""
     if workers.here:
-        return workers.run(stages, projections, arguments, report, keys, PROJECTIONS)
-    found = workers.run(stages, project_packed, arguments, report)
+        return workers.run(stages, projections, arguments, keys, PROJECTIONS)
+    found = workers.run(stages, project_packed, arguments)
     tensors = [{name: packed.tensor() for name, packed in some.items()} for _, some in found]
     return [_unpack_projections(Piece(value, t)) for (value, _), t in zip(found, tensors, strict=True)]
 

@@ -29,3 +29,17 @@ def plain_jvp(plain: Plain, inputs: Sequence[Tensor], tangents: Sequence[Tensor 
     filled = tuple(torch.zeros_like(x) if t is None else t for x, t in zip(inputs, tangents, strict=True))
     pushforward = torch.func.vjp(pullback, torch.zeros_like(output))[1]
     return pushforward(filled)[0]
+
+
+def product_vmap(
+    plain: Plain, product: Plain, in_dims: Sequence[int | None], inputs: Sequence[Tensor]
+) -> Tensor:
+    """vmap of a product, whose vectors (b, n) are the last input: these, mapped alone, join the batch.
+
+    Stacked operators take the plain twin.
+    """
+    *fixed, dim = in_dims
+    if dim is None or any(d is not None for d in fixed):
+        return torch.vmap(plain, in_dims=tuple(in_dims))(*inputs)
+    x = inputs[-1].movedim(dim, 0)
+    return product(*inputs[:-1], x.flatten(0, 1)).unflatten(0, x.shape[:2])

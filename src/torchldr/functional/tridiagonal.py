@@ -29,7 +29,7 @@ from torch.nn.functional import pad
 from ..kernels import cuda
 from ..kernels.cpu.threads import both
 from . import stencil
-from ._twin import plain_backward, plain_jvp
+from ._twin import plain_backward, plain_jvp, product_vmap
 
 Operator = tuple[Tensor, Tensor, Tensor, Tensor]  # lower, diagonal, upper (m,) and start vectors (r, m)
 
@@ -219,14 +219,8 @@ class _StencilProduct(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Tensor) -> Any:
-        """Inputs mapped alone join the batch; stacked operators take the plain form."""
-        none, dims = [inputs[8].new_zeros(0)] * 3, (0, None, None, None)
-        *fixed, dim = in_dims
-        if dim is None or any(d is not None for d in fixed):
-            return (torch.vmap(_plain_product, in_dims=in_dims)(*inputs), *none), dims
-        x = inputs[8].movedim(dim, 0)
-        y = _StencilProduct.apply(*inputs[:8], x.flatten(0, 1))[0]
-        return (y.unflatten(0, x.shape[:2]), *none), dims
+        y = product_vmap(_plain_product, lambda *given: _StencilProduct.apply(*given)[0], in_dims, inputs)
+        return (y, *[y.new_zeros(0)] * 3), (0, None, None, None)
 
 
 def _columns(A: Operator, C: Operator) -> int:
@@ -291,22 +285,50 @@ def _adjoint(
     return *stencils[0].gradients, *stencils[1].gradients, dx if wanted else None
 
 
-# On a GPU: the Krylov matrices themselves, by a kernel, and one matrix product.
+# The Krylov matrices themselves: by a kernel on a GPU, by the compiled stencil on a CPU.
 
 
 def krylov_matrices(lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, k: int) -> Tensor:
-    """The Krylov matrices K_k(A, v_i), transposed, (r, k, m), where `cuda.serves`."""
+    """The Krylov matrices K_k(A, v_i), transposed, (r, k, m)."""
+    if stencil.serves(lower, diagonal, upper, V):
+        return _StencilKrylov.apply(lower, diagonal, upper, V, k)
+    if not cuda.serves(V.shape[-1], lower, diagonal, upper, V):
+        return _krylov_of_ring(lower, diagonal, upper, V, k)
     stacked = (t.unsqueeze(0) for t in (lower, diagonal, upper, V))
     return _CudaKrylov.apply(*stacked, k).squeeze(0)
 
 
+class _StencilKrylov(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, k: int) -> Tensor:
+        ctx.save_for_backward(lower, diagonal, upper, V)
+        ctx.k = k
+        made = stencil.Stencil(lower, diagonal, upper, V, k)
+        made.run(V, k)
+        return made.columns(k)
+
+    @staticmethod
+    def backward(ctx: Any, dK: Tensor) -> tuple[Tensor | None, ...]:
+        (lower, diagonal, upper, V), k = ctx.saved_tensors, ctx.k
+        if torch.is_grad_enabled() or not stencil.ADJOINT.serves(dK):
+            return *plain_backward(partial(_krylov_of_ring, k=k), (lower, diagonal, upper, V), dK), None
+        made = stencil.Stencil(lower, diagonal, upper, V, k)
+        made.run(V, k)
+        made.gradient(k).copy_(dK)
+        made.adjoint(k)
+        return *made.gradients, None
+
+
+def _krylov_of_ring(lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, k: int) -> Tensor:
+    """`krylov_matrices` in plain torch."""
+    blocks = [X for _, X in _column_blocks(lower, diagonal, upper, V, k)]
+    return torch.cat(blocks, 1).permute(2, 1, 0)
+
+
 def _plain_krylov(lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, k: int) -> Tensor:
     """`_CudaKrylov` in plain torch: (s, m) thrice and (s, r, m) to (s, r, k, m)."""
-    stacked = []
-    for ring in zip(lower, diagonal, upper, V, strict=True):
-        columns = torch.cat([X for _, X in _column_blocks(*ring, k)], 1)  # (m, k, r)
-        stacked.append(columns.permute(2, 1, 0))
-    return torch.stack(stacked)
+    rings = zip(lower, diagonal, upper, V, strict=True)
+    return torch.stack([_krylov_of_ring(*ring, k) for ring in rings])
 
 
 class _CudaKrylov(torch.autograd.Function):

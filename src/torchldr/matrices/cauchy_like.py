@@ -24,10 +24,10 @@ from ..linalg.cauchy_forms import CauchyForm, gko
 from ..linalg.solvers import Candidate
 from ..operators import Diagonal
 from ..project.climbing import State, climb
-from ..project.leading import halves, leading
-from ..project.nodes import learn_nodes
+from ..project.methods import learn_nodes
 from ..project.pointwise import Pointwise, with_one_more
 from ..project.problem import Problem, Tensors
+from ..project.solving import halves, leading
 
 
 def interleaved_nodes(

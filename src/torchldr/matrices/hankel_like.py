@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..algebra.convert import convert
-from ..algebra.members import krylov_generators, linear_in_generators, member, shift
+from ..algebra.members import krylov_displacement, krylov_generators, linear_in_generators, member
 from ..algebra.structure import DisplacementStructure, Generators
 from ..core.linear_map import LinearMap
 from ..core.matrix import StructuredMatrix
@@ -20,15 +20,11 @@ from ..operators import Operator, same
 from ..project.methods import solve, start_for
 from ..project.problem import Problem, Tensors
 from .classical.families import Hankel
-from .ldr_sd.rules import subdiagonal_product
 from .ldr_td import LDRTridiagonal
-from .ldr_td.exact import shift as shift_tensors
-from .ldr_td.exact import tridiagonal
 from .ldr_td.project import from_rings, ring
+from .ldr_td.rules import shift_parts, tridiagonal
 from .toeplitz_like import ToeplitzLike, corner_sign
-from .toeplitz_like.closure import displacement_generators
-from .toeplitz_like.exact import reversed_hankel
-from .toeplitz_like.onnx import product as toeplitz_product
+from .toeplitz_like import rules as toeplitz
 from .toeplitz_like.project import project_matrix
 
 
@@ -77,19 +73,19 @@ linear_in_generators(HankelLike)
 @rule("displacement_structure", HankelLike)
 def _(M: HankelLike) -> DisplacementStructure:
     """By Z_a^T and Z_{-a}^T, of rank r."""
+    A, B = _operators(M)
 
     def make() -> Generators:
-        G, H = displacement_generators(M)
+        G, H = krylov_displacement(M.G, M.H, A.T, B.T)
         return G.flip(-1), H
 
-    return DisplacementStructure(*_operators(M), "stein", M.G.shape[0], make)
+    return DisplacementStructure(A, B, "stein", M.G.shape[0], make)
 
 
 @rule("fixed_operators", HankelLike)
 def _operators(M: LinearMap) -> tuple[Operator, Operator]:
-    m, n = M.shape
-    a = corner_sign(m, n)
-    return shift(m, a, M).T, shift(n, -a, M).T
+    A, B = toeplitz.operators(M)
+    return A.T, B
 
 
 @rule("member", HankelLike)
@@ -107,7 +103,7 @@ def _(M: LinearMap, known: DisplacementStructure) -> HankelLike | None:
 
 @rule("to_hankel_like", Hankel)
 def _(M: Hankel, tol: float | None) -> HankelLike:
-    return _reversed(convert(reversed_hankel(M), ToeplitzLike))
+    return _reversed(convert(toeplitz.reversed_hankel(M), ToeplitzLike))
 
 
 @rule("to_hankel_like", LinearMap)
@@ -127,10 +123,10 @@ def _reversed(T: StructuredMatrix) -> HankelLike:
 @rule("to_ldr_td", HankelLike)
 def _(M: HankelLike, tol: float | None) -> LDRTridiagonal:
     a = float(corner_sign(*M.shape))
-    up = shift_tensors(M.G, a)
+    up = shift_parts(M.G, a)
     up["superdiagonal"], up["subdiagonal"] = up["subdiagonal"], up["superdiagonal"]
     up["corners"] = up["corners"].flip(0)
-    return tridiagonal(M.G.flip(-1), M.H, up, shift_tensors(M.H, -a))
+    return tridiagonal(M.G.flip(-1), M.H, up, shift_parts(M.H, -a))
 
 
 # Solving: as Toeplitz-like ones, with their rows reversed.
@@ -173,7 +169,7 @@ class Reversed(nn.Module):
 
 @rule("onnx", HankelLike)
 def product(mode: str, M: HankelLike) -> nn.Module:
-    return Reversed(toeplitz_product(mode, M))
+    return Reversed(toeplitz.product(mode, M))
 
 
 # In C: the Toeplitz-like product, reversed.
@@ -192,8 +188,7 @@ static void reverse(float *y, int n)
 
 @rule("c", HankelLike)
 def _(M: HankelLike, c: Any) -> str:
-    c.use("coefficients")
-    form = subdiagonal_product(M, c, M._sides(), dict.fromkeys("AC", "{0, 0.0f, 1.0f}"))
+    form = toeplitz.product_in_c(M, c)
     c.define("reverse", _TEXT)
     c.call(f"reverse(y, {M.out_features});")
     return form

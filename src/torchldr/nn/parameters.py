@@ -19,17 +19,9 @@ from .tensors import add_axes, count_edits_, lack_values, named_tensors
 class StructuredParameters(nn.Module):
     """The parameters and constants of a structured matrix, or of a stack of them, by the names of its class.
 
-    Args:
-        leading: axes in front of every parameter, such as (4,); () for one matrix.
-        in_features, out_features: shape of each matrix.
-        structure: name of a structured class, or the class.
-        rank: rank of the class's generators; None means 1, or nothing for a class without a rank.
-        options: the structure's own options.
-        device, dtype: of the parameters.
-        layer: whose arguments these are, for errors.
-
-    Constants that are computed, such as nodes, are held once and are not part of the state_dict; those that
-    are drawn, such as the permutation of Fastfood, are drawn for each matrix and are.
+    The arguments are those of `MatrixStack`; `leading` is () for one matrix. Constants that are computed,
+    such as nodes, are held once and are not part of the state_dict; those that are drawn, such as the
+    permutation of Fastfood, are drawn for each matrix and are.
     """
 
     def __init__(
@@ -38,18 +30,19 @@ class StructuredParameters(nn.Module):
         in_features: int,
         out_features: int,
         *,
-        structure: str | type[StructuredMatrix],
-        rank: int | None,
-        options: Mapping[str, Any],
-        device: torch.device | str | None,
-        dtype: torch.dtype | None,
-        layer: type[nn.Module],
+        structure: str | type[StructuredMatrix] = "ldr_sd",
+        rank: int | None = None,
+        options: Mapping[str, Any] | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        layer: type[nn.Module] | None = None,
     ) -> None:
         super().__init__()
+        layer = layer or type(self)
         who = layer.__name__
         self.leading, self.in_features, self.out_features = tuple(leading), in_features, out_features
         self.structure = get_structure(structure)
-        self.options = self.structure.check_options(options, layer)
+        self.options = self.structure.check_options(options or {}, layer)
         shapes = self.structure.check_shapes(out_features, in_features, rank, self.options, who)
         self.rank = (rank or 1) if self.structure.ranked else None
         dtype = dtype or torch.get_default_dtype()

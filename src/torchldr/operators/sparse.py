@@ -238,6 +238,11 @@ class Tridiagonal(Operator):
     def T(self) -> Operator:
         return Tridiagonal(self.super, self.diag, self.sub, self.corners.flip(0))
 
+    @classmethod
+    def from_ring(cls, lower: Tensor, diagonal: Tensor, upper: Tensor) -> Tridiagonal:
+        """The operator of which these are the `ring`."""
+        return cls(lower[1:], diagonal, upper[:-1], torch.stack((lower[0], upper[-1])))
+
     def ring(self) -> tuple[Tensor, Tensor, Tensor]:
         """Three vectors (n,) with (Av)_i = lower_i v_{i-1} + diagonal_i v_i + upper_i v_{i+1}, i modulo n."""
         lower = torch.cat((self.corners[:1], self.sub))

@@ -13,9 +13,9 @@ from ..core.registry import near
 from ..core.rules import rule
 from ..core.stacks import reshaped, stack
 from ..core.structures import get_structure
+from ..progress import Report, reporting
 from .methods import solve
-from .problem import Problem, Report, Tensors
-from .progress import reporting
+from .problem import Problem, Tensors
 from .solving import balanced
 
 
@@ -47,7 +47,7 @@ def from_dense(
         activations: inputs of the layer, shape (..., n): errors count by how much they change its outputs.
         seed: of the starts that are drawn (and of Fastfood's permutation).
         effort: multiplies the number of refinement steps; 0.2 is a quick look.
-        progress: True for a bar on stderr, or a function that is called with (stage, done, total).
+        progress: True for a line on stderr, or a function that is called with (stage, done, total).
         **options: the class's options, and its constants by name (a `permutation`, `nodes`, ..).
 
     Returns:
@@ -72,7 +72,7 @@ def from_dense(
     if not (isinstance(effort, int | float) and math.isfinite(effort) and effort > 0):
         raise ValueError(f"{who}: effort must be a positive number, got {effort!r}.")
     root = _root(who, activations, n)
-    with torch.no_grad(), torch.device("cpu"), reporting(progress) as report:
+    with torch.no_grad(), torch.device("cpu"), reporting(progress or False) as report:
         wide = W.detach().to("cpu", torch.float64)
         constants = _constants(cls, who, W, rank or 1, given, seed, chosen)
         # W is known to its own rounding errors, and they grow a little in a displacement.

@@ -15,6 +15,11 @@ class State(NamedTuple):
     loss: float
 
 
+def measured(problem: Problem, tensors: Tensors) -> State:
+    """Parameters with their loss, by the class's own product."""
+    return State(tensors, problem.loss(problem.dense(tensors)).item())
+
+
 def climb(
     problem: Problem,
     rank: int,
@@ -51,27 +56,32 @@ def climb(
 
 
 def repeated(
-    problem: Problem, best: State, sweep: Callable[..., Tensors], sweeps: int, tolerance: float
+    problem: Problem,
+    best: State,
+    sweep: Callable[[Tensors], State],
+    sweeps: int,
+    tolerance: float,
+    stage: str | None = None,
 ) -> State:
-    """Sweeps of an alternation, from tensors (by name) to others, until one gains little.
+    """Sweeps of an alternation until one gains little.
 
     Args:
-        problem: measures them, and says how many are worth it.
+        problem: knows when nothing is left to gain.
         best: where they begin.
-        sweep: the tensors after one.
-        sweeps, tolerance: how many at most, and the part of the loss that one must gain, at an effort of 1.
+        sweep: from the tensors before to the state after.
+        sweeps, tolerance: how many at most, and the part of the loss that one must gain.
+        stage: what is reported, by default the rank.
     """
-    tensors, most = best.tensors, problem.steps(sweeps)
-    for done in range(most):
+    stage = stage or f"rank {len(best.tensors['G'])}"
+    for done in range(sweeps):
         if problem.done(best.loss):
             break
-        problem.report(f"{problem.cls.name}: rank {len(tensors['G'])}", done, most)
-        tensors = sweep(**tensors)
-        loss = problem.loss(problem.dense(tensors)).item()
-        if not loss < best.loss:
+        problem.report(f"{problem.cls.name}: {stage}", done, sweeps)
+        found = sweep(best.tensors)
+        if not found.loss < best.loss:
             break
-        gain, best = 1 - loss / best.loss, State(tensors, loss)
-        if gain < tolerance / problem.effort:
+        gain, best = 1 - found.loss / best.loss, found
+        if gain < tolerance:
             break
     return best
 
@@ -93,7 +103,7 @@ def ascend(
     """
 
     def best(q: int, before: State | None) -> State:
-        states = [State(t, problem.loss(problem.dense(t)).item()) for t in starts(q, before)]
+        states = [measured(problem, tensors) for tensors in starts(q, before)]
         return min(states, key=lambda state: state.loss)
 
     state = best(rank, None)

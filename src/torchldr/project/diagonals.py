@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .climbing import State
+from .climbing import State, repeated
 from .problem import Problem, Tensors
 from .solving import ridged
 
@@ -46,21 +46,16 @@ class Diagonals:
 
     def descend(self, S: Tensor, B: Tensor, sweeps: int, stage: str) -> State:
         """Solve for D, B and S in turn; every solve is exact, so the loss never rises."""
-        best = State({}, float("inf"))
-        for sweep in range(sweeps):
-            self.problem.report(f"{self.problem.cls.name}: {stage}", sweep, sweeps)
+
+        def sweep(tensors: Tensors) -> State:
+            S, B = tensors["S"], tensors["B"]
             D = self.best_D(S, B)
             B = self.best_B(S, D) if self.learn_B else B
-            S = self.best_S(D, B)
-            S, D, B = _balanced(S, D, B)
-            loss = self.problem.loss(self.dense(S, D, B)).item()
-            if not loss < best.loss:
-                break
-            gain = 1 - loss / best.loss
-            best = State({"S": S, "D": D, "B": B}, loss)
-            if gain < _TOLERANCE or self.problem.done(loss):
-                break
-        return best
+            S, D, B = _balanced(self.best_S(D, B), D, B)
+            return State({"S": S, "D": D, "B": B}, self.problem.loss(self.dense(S, D, B)).item())
+
+        start = State({"S": S, "B": B}, float("inf"))
+        return repeated(self.problem, start, sweep, sweeps, _TOLERANCE, stage)
 
     def inverse_start(self, B: Tensor) -> Tensor:
         """S from the smallest eigenvector: diag(1/S) W should lie in the span of the L_l R_l^T B.

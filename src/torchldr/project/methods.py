@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
+
 from ..core import rules
 from ..core.matrix import StructuredMatrix
-from .generic import project_generic
+from .climbing import State, climb
+from .pointwise import with_one_more
 from .problem import Problem, Tensors
+from .refining import refine
 
 Project = Callable[[Problem, int], Tensors]
 STARTS: dict[tuple[type[StructuredMatrix], type[StructuredMatrix]], tuple[int, Project]] = {}
@@ -17,7 +21,7 @@ def solve(problem: Problem, rank: int) -> Tensors:
     """The parameters for this class and rank, found once: classes that contain others ask for theirs."""
     key = problem.key(rank)
     if key not in problem.known:
-        project = rules.of_class("project", problem.cls) or project_generic
+        project = rules.of_class("project", problem.cls) or by_descent
         problem.known[key] = project(problem, rank)
     return dict(problem.known[key])
 
@@ -42,3 +46,65 @@ def starts(cls: type[StructuredMatrix]) -> dict[str, Project]:
     """The starts from classes that this one contains, by their names."""
     found = [(place, of.name, project) for (larger, of), (place, project) in STARTS.items() if larger is cls]
     return {name: project for _, name, project in sorted(found, key=lambda entry: entry[:2])}
+
+
+# Classes without a projection of their own.
+
+_STARTS, _SHORT, _STEPS = 4, 30, 200
+
+
+def by_descent(problem: Problem, rank: int) -> Tensors:
+    """L-BFGS through the class's own product, from several draws; the rank before padded by zeros."""
+    cls, (m, n) = problem.cls, problem.shape
+
+    def drawn(q: int, start: int) -> Tensors:
+        shapes = cls.check_shapes(m, n, q if cls.ranked else None, problem.options)
+        tensors = {name: torch.empty(shape, dtype=torch.float64) for name, shape in shapes.items()}
+        generator = problem.generator(q, start)
+        cls.init_({**problem.constants, **tensors}, m, n, generator, **problem.options)
+        return tensors
+
+    def fresh(q: int) -> State:
+        short = [refine(problem, drawn(q, i), problem.steps(_SHORT)) for i in range(_STARTS)]
+        best = min(short, key=lambda state: state.loss)
+        return refine(problem, best.tensors, problem.steps(_STEPS), stage=f"rank {q}")
+
+    def grown(state: State) -> State:
+        """G grows by nothing and H by something new; a class without them starts anew."""
+        q = len(state.tensors["G"]) + 1
+        if "H" not in state.tensors:
+            return fresh(q)
+        more = drawn(q, _STARTS)
+        tensors = dict(state.tensors)
+        tensors["G"] = torch.cat((tensors["G"], torch.zeros_like(more["G"][:1])))
+        tensors["H"] = torch.cat((tensors["H"], more["H"][:1]))
+        return refine(problem, tensors, problem.steps(_STEPS), stage=f"rank {q} from {q - 1}")
+
+    if not cls.ranked:
+        return fresh(1).tensors
+    return climb(problem, rank, fresh, grown).tensors
+
+
+# Classes whose nodes may be learned: first as they start, then everything together.
+
+_NODE_STEPS = 100
+
+
+def learn_nodes(problem: Problem, rank: int, names: tuple[str, ...]) -> Tensors:
+    """Descend from the projection with fixed nodes, and from the rank before with one more."""
+    steps = problem.steps(_NODE_STEPS)
+    fixed = problem.for_class(problem.cls, learn_nodes=False)
+
+    def fresh(q: int) -> State:
+        start = {**solve(fixed, q), **{name: fixed.constants[name].clone() for name in names}}
+        return refine(problem, start, steps, stage=f"rank {q}")
+
+    def grown(state: State) -> State:
+        G, H = state.tensors["G"], state.tensors["H"]
+        q = len(G) + 1
+        more = torch.randn(1, H.shape[1], dtype=H.dtype, generator=problem.generator(q))
+        more *= H.norm() / len(H) ** 0.5 / H.shape[1] ** 0.5
+        start = dict(zip("GH", with_one_more(G, H, more), strict=True))
+        return refine(problem, {**state.tensors, **start}, steps, stage=f"rank {q} from {q - 1}")
+
+    return climb(problem, rank, fresh, grown).tensors

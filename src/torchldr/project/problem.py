@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,15 +10,11 @@ import torch
 from torch import Tensor
 
 from ..core.matrix import StructuredMatrix
+from ..progress import Report, silent
 
 Tensors = dict[str, Tensor]
-Report = Callable[[str, int, int], None]
 
 _LARGE = 256 * 256
-
-
-def silent(stage: str, done: int, total: int) -> None:
-    pass
 
 
 @dataclass
@@ -93,18 +89,7 @@ class Problem:
         m, n = self.shape
         options = cls.check_options(options)
         fixed = cls.constants(m, n, 1, dtype=torch.float64, generator=self.generator(), **options)
-        return Problem(
-            self.W,
-            self.root,
-            cls,
-            options,
-            fixed,
-            self.seed,
-            self.effort,
-            self.exact,
-            self.report,
-            self.known,
-        )
+        return replace(self, cls=cls, options=options, constants=fixed)
 
     def without_activations(self) -> Problem:
         """The same problem where all errors count alike, with results of its own."""

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .leading import leading
+from .solving import leading
 
 
 class Operators(NamedTuple):

@@ -27,7 +27,6 @@ from torchldr.functional.reference import krylov_of_ring_reference, krylov_refer
 from torchldr.info import info
 from torchldr.kernels.cpu import compiled
 from torchldr.matrices.ldr_sd import recursion
-from torchldr.matrices.ldr_td import columns as krylov
 from torchldr.matrices.vandermonde_like import project as vandermonde
 
 needs_numba = pytest.mark.skipif(bool(compiled.why_not()), reason=str(compiled.why_not()))
@@ -217,9 +216,7 @@ def test_all_loops_serve_here():
 
 
 @needs_numba
-@pytest.mark.parametrize(
-    "loop", [krylov._FORWARD, krylov._BACKWARD, recursion._FORWARD, recursion._BACKWARD, vandermonde._FORWARD]
-)
+@pytest.mark.parametrize("loop", [recursion._FORWARD, recursion._BACKWARD, vandermonde._FORWARD])
 def test_a_faulty_loop_of_the_projection_is_not_used(fresh, monkeypatch, loop):
     monkeypatch.setattr(loop, "_compiled", lambda *arrays: None)  # changes nothing
     given = [normal(*shape) for shape in loop._shapes]

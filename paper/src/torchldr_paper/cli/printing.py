@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
+
+from torchldr.cli import show
 
 if TYPE_CHECKING:
     from ..tables.rows import Row
@@ -43,34 +43,15 @@ def show_rows(
     rows: Sequence[Row], as_json: bool, *, title: str | None = None, columns: Sequence[str] | None = None
 ) -> None:
     """Print rows to stdout."""
-    if as_json:
-        print(json.dumps(list(rows), indent=2))
-        return
-    from rich.console import Console
-    from rich.table import Table
-
     from ..tables.rows import heading
 
-    names = list(columns or (rows[0] if rows else ()))
-    table = Table(title=title, title_justify="left", show_edge=False, pad_edge=False)
-    for name in names:
-        numeric = all(row[name] is None or isinstance(row[name], int | float) for row in rows)
-        shown = heading(rows) if name == "test" else name
-        table.add_column(shown, justify="right" if numeric else "left", no_wrap=numeric)
-    for row in rows:
-        table.add_row(*(_cell(name, row[name]) for name in names))
-    # A pipe has no width of its own: leave the cutting to what reads it.
-    Console(width=None if sys.stdout.isatty() else 200, markup=False, highlight=False).print(table)
+    named = list(columns or (rows[0] if rows else ()))
+    headings = {name: heading(rows) if name == "test" else name for name in named}
+    show(list(rows), as_json, title=title, columns=named, headings=headings, cell=_cell)
 
 
-def _cell(name: str, value: Any) -> str:
+def _cell(name: str, value: Any) -> str | None:
     match value:
-        case None:
-            return "-"
-        case bool():
-            return "yes" if value else "no"
-        case int():
-            return f"{value:,}"
         case float() if name == "fraction":
             return f"{value:.0%}"
         case float() if name == "seconds":
@@ -81,4 +62,4 @@ def _cell(name: str, value: Any) -> str:
             return f"{value:.2f}"
         case list():
             return ", ".join("-" if item is None else f"{item:g}" for item in value) or "-"
-    return str(value)
+    return None

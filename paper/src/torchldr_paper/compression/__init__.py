@@ -9,7 +9,7 @@
     language, texts  an LSTM and a GPT on WikiText-2, one method after the other
     dense            the models that are compressed
     __main__, loop   tables one after the other, and in each what has no row yet
-    rows, pages      the results, a line of JSON each, and the tables of the documentation
+    rows, tables     the results, a line of JSON each, and how they are shown
 
 Rows that are done are not run again.
 """

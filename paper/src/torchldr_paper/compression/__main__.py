@@ -19,8 +19,8 @@ from ..ledger.ledger import default_results
 from .images import IMAGE_TABLES, ImageTable
 from .language import LANGUAGE_TABLES, LanguageTable
 from .loop import run_table
-from .pages import best, render
 from .rows import Rows
+from .tables import best, render
 
 HERE = "here"  # what --ray alone means
 TABLES: Mapping[str, ImageTable | LanguageTable] = {**IMAGE_TABLES, **LANGUAGE_TABLES}

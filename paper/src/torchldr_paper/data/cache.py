@@ -9,13 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import time
-import uuid
 from pathlib import Path
 
 import numpy as np
 
+from torchldr.whole_file import whole_file
 from torchldr_paper.data.containers import Located
 from torchldr_paper.data.dataset import Splits
 from torchldr_paper.data.npz import NpzArchive
@@ -74,17 +73,9 @@ def write(paths: list[Path], key: str, splits: Splits, fingerprint: str) -> Path
 
 
 def _write(path: Path, key: str, splits: Splits, fingerprint: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     _remove_stale(path)
-    partial = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
-    try:
-        with partial.open("xb") as stream:
-            np.savez(stream, key=np.array(key), fingerprint=np.array(fingerprint), **splits._asdict())
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with whole_file(path) as stream:
+        np.savez(stream, key=np.array(key), fingerprint=np.array(fingerprint), **splits._asdict())
 
 
 def _remove_stale(path: Path) -> None:

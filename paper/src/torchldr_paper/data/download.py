@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from torchldr.progress import Report, reporting, silent
 from torchldr_paper.data.checksums import algorithm, file_digest
 from torchldr_paper.data.errors import DataFileError, DownloadError
 from torchldr_paper.data.places import download_place
-from torchldr_paper.data.progress import Progress, progress_bar, silent
 from torchldr_paper.data.registry import largest_download, lookup
 
 _log = logging.getLogger("torchldr_paper.data")
@@ -32,7 +32,7 @@ def fetch(
     data_dir: str | os.PathLike[str] | None = None,
     url: str | None = None,
     *,
-    progress: bool | Progress = True,
+    progress: bool | Report = True,
     force: bool = False,
     retries: int = 4,
     timeout: float = 30.0,
@@ -48,7 +48,7 @@ def fetch(
         data_dir: the data folder to download into, made if need be; else `$TORCHLDR_DATA`, else the
             user's cache folder. Files go into the dataset's own folder in it.
         url: another address than the owner's, of a folder with the same files or of one of them.
-        progress: True for a bar on stderr, False for none, or a function of (file name, bytes here,
+        progress: True for a line on stderr, False for none, or a function of (file name, bytes here,
             bytes in all or None).
         force: download again what is there.
         retries: attempts in a row that bring nothing, or next to nothing, before giving up.
@@ -71,7 +71,7 @@ def fetch(
             raise ValueError(f"url must begin with http:// or https://, got {address!r}.")
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
-    with progress_bar(progress) as report:
+    with reporting(progress, count=_share) as report:
         for file in spec.downloads:
             path, digest = folder / file, spec.checksums.get(file)
             if force or not _is_whole(path, digest):
@@ -79,6 +79,10 @@ def fetch(
                 Download(path, digest, largest_download(file), report, retries, timeout).from_any(sources)
             paths.append(path)
     return paths
+
+
+def _share(done: int, total: int | None) -> str:
+    return f": {100 * done // total} % of {total / 1e6:.1f} MB" if total else f": {done / 1e6:.1f} MB"
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,7 @@ class Download:
     path: Path
     digest: str | None = None
     limit: int | None = None
-    progress: Progress = silent
+    progress: Report = silent
     retries: int = 4
     timeout: float = 30.0
 

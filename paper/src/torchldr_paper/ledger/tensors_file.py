@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .whole_file import write_whole
+from torchldr.whole_file import whole_file
 
 CHECKSUM = "sha256"
 
@@ -44,7 +44,8 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str,
     packed = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     texts = {name: json.dumps(value) for name, value in about.items()}
     checksum = _checksum(packed, texts)
-    write_whole(path, save(packed, {**texts, CHECKSUM: checksum}))
+    with whole_file(path) as stream:
+        stream.write(save(packed, {**texts, CHECKSUM: checksum}))
     return checksum
 
 

@@ -12,12 +12,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined  # torch requires
 from markupsafe import Markup
 
 from torchldr import __version__
+from torchldr.whole_file import whole_file
 
 from ..figures import Gallery, Picture, draw_all
 from ..figures.datasets import DataDir
 from ..figures.names import dataset_title, model_title
 from ..ledger.ledger import Ledger
-from ..ledger.whole_file import write_whole
 from .runs import packed_runs
 from .sections import facts, headline, sections
 
@@ -51,7 +51,8 @@ def report(
     if path.is_dir():
         path /= "report.html"
     page = render(ledger, _gallery(ledger, data_dir, progress) if figures else Gallery([], {}))
-    write_whole(path, page.encode())
+    with whole_file(path) as stream:
+        stream.write(page.encode())
     return path
 
 

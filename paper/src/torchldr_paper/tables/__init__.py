@@ -1,1 +1,1 @@
-"""The paper's tables: their cells and values, our rows beside them, and the pages that show them."""
+"""The paper's tables: their cells and values, and our rows beside them."""

@@ -18,7 +18,6 @@ from ..protocol import Protocol, Run
 from ..trainer.rounding import flash_bytes
 from ..trainer.selection import Mean, select_mean
 from .cells import LOW_RANK_START, Cell, Table, paper_run
-from .markdown import markdown
 
 BUDGETS = tuple(kilobytes << 10 for kilobytes in (16, 32, 64, 128, 256))
 SHAPES = {
@@ -164,33 +163,3 @@ def _best(known: list[tuple[Record, Mean]], sizes: int) -> dict[str, Any]:
         "source": record.source,
         "state": state,
     }
-
-
-def render_flash(rows: list[dict[str, Any]]) -> str:
-    """The table as Markdown: a line for each dataset, network and method, a column for each budget.
-
-    The best of a column is bold; `-` is what does not fit or was not run.
-    """
-    groups: dict[tuple[str, str], dict[str, dict[int, dict[str, Any]]]] = {}
-    done = {(row["dataset"], row["model"], row["structure"]) for row in rows if row["test"] is not None}
-    if not done:
-        return "Not run yet.\n"
-    for row in (row for row in rows if (row["dataset"], row["model"], row["structure"]) in done):
-        lines = groups.setdefault((row["dataset"], row["model"]), {})
-        lines.setdefault(row["structure"], {})[row["kilobytes"]] = row
-    columns = [budget >> 10 for budget in BUDGETS]
-    body = []
-    for (data, model), lines in groups.items():
-        tests = {k: [r[k]["test"] for r in lines.values() if r[k]["test"] is not None] for k in columns}
-        for method, own in lines.items():
-            cells = [_result(own[k], max(tests[k], default=None)) for k in columns]
-            body.append([data, model, f"`{method}`", *cells])
-    head = ["dataset", "network", "method", *(f"{kilobytes} kB" for kilobytes in columns)]
-    return markdown(head, body, left=3)
-
-
-def _result(row: dict[str, Any], best: float | None) -> str:
-    if row["test"] is None:
-        return "-"
-    text = f"{row['test']:.2f} ± {row['deviation']:.2f}"
-    return f"**{text}**" if row["test"] == best else text

@@ -1,17 +1,15 @@
-"""Progress on stderr, one display for all runs with the time left: rich's bars, else plain lines."""
+"""Progress of many runs on stderr: what is done, what is at work, and the time left."""
 
 from __future__ import annotations
 
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from rich import progress as bars
-from rich.console import Console
+from torchldr.progress import Line
 
-from torchldr.cli import say
-
+Say = Callable[[str], None]
 Tell = Callable[[int, int, str], None]
 """Called with the epochs that a run has done, of how many, and a note: first where it begins."""
 
@@ -62,29 +60,34 @@ class Progress:
 
 
 class Lines(Progress):
-    """A line for each run that is done, and now and then one for those at work.
+    """A line for each run that is done, and one about those at work.
 
     Args:
         runs: how many there are.
-        say: takes a line.
-        pause: seconds between two lines about what is at work.
+        say: takes a line that stays.
+        show: takes a line that is written over; without it, one about what is at work is said now and then.
+        pause: seconds between two of those.
     """
 
-    def __init__(self, runs: int, say: Callable[[str], None], pause: float = 30.0) -> None:
+    def __init__(self, runs: int, say: Say, show: Say | None = None, pause: float = 30.0) -> None:
         super().__init__(runs)
-        self._say, self._pause, self._said = say, pause, time.monotonic()
+        self._say, self._show, self._pause, self._said = say, show, pause, time.monotonic()
 
     def update(self, key: str, event: Event) -> None:
         super().update(key, event)
         now = time.monotonic()
-        if now - self._said < self._pause:
-            return
-        self._said = now
+        if self._show is not None:
+            self._show(f"[{self.shares:.2f}/{self.runs}] {self._at_work()}")
+        elif now - self._said >= self._pause:
+            self._said = now
+            self._say(f"    {self._at_work()}")
+
+    def _at_work(self) -> str:
         nodes = {event.node for event in self.at_work.values()}
         least = min(self.at_work.values(), key=lambda event: event.epoch / event.total)
         left = self.seconds_left
-        self._say(
-            f"    {len(self.at_work)} at work on {', '.join(sorted(nodes)[:4])}"
+        return (
+            f"{len(self.at_work)} at work on {', '.join(sorted(nodes)[:4])}"
             f"{' ..' if len(nodes) > 4 else ''}; {least.label} at epoch {least.epoch} of {least.total}"
             + ("" if left is None else f"; about {left:.0f} s left")
         )
@@ -95,51 +98,8 @@ class Lines(Progress):
         self._say(f"[{self.done}/{self.runs}] {message}{'' if event is None else f', {event.node}'}")
 
 
-class Bars(Progress):
-    """Rich's bars: one for all runs, and one for each of the first at work."""
-
-    SHOWN = 12
-
-    def __init__(self, runs: int, bars: Any) -> None:
-        super().__init__(runs)
-        self._bars, self._rows = bars, dict[str, Any]()
-        self._all = bars.add_task("all runs", total=runs, note="")
-
-    def update(self, key: str, event: Event) -> None:
-        super().update(key, event)
-        if key not in self._rows and len(self._rows) < self.SHOWN:
-            self._rows[key] = self._bars.add_task(event.label, total=event.total, note="")
-        if key in self._rows:
-            note = f"{event.note} {event.node}".strip()
-            self._bars.update(self._rows[key], completed=event.epoch, note=note)
-        self._refresh()
-
-    def finish(self, key: str, message: str) -> None:
-        super().finish(key, message)
-        if key in self._rows:
-            self._bars.remove_task(self._rows.pop(key))
-        self._refresh()
-
-    def _refresh(self) -> None:
-        # Runs in fractions, so that the time left moves with epochs.
-        self._bars.update(self._all, completed=round(self.shares, 2), note=f"{len(self.at_work)} at work")
-
-
 @contextlib.contextmanager
 def progress_on_stderr(runs: int) -> Iterator[Progress]:
-    """Bars on a terminal, else lines."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield Lines(runs, say)
-        return
-    columns = (
-        bars.TextColumn("{task.description}"),
-        bars.BarColumn(bar_width=24),
-        bars.MofNCompleteColumn(),
-        bars.TimeElapsedColumn(),
-        bars.TextColumn("left"),
-        bars.TimeRemainingColumn(),
-        bars.TextColumn("{task.fields[note]}"),
-    )
-    with bars.Progress(*columns, console=console) as shown:
-        yield Bars(runs, shown)
+    """What is at work in a line that is written over on a terminal, else in one now and then."""
+    with Line() as line:
+        yield Lines(runs, line.say, line.show if line.terminal else None)

@@ -85,7 +85,7 @@ def kernels(compile_kernels: Compile, monkeypatch: pytest.MonkeyPatch) -> None:
         getattr(library, f"run_{name}")(*grid[:2], threads, *values)
         assert np.isnan(block[shared // 8 :]).all()
 
-    monkeypatch.setattr(stacked_stage.nvrtc, "launch", launch)
+    monkeypatch.setattr(stacked_stage, "launch", launch)
     monkeypatch.setattr(stacked_stage, "_MOST_THREADS", 40)  # so that a thread has several squares
 
 

@@ -14,13 +14,13 @@ from torch import nn
 
 from ...matrices import get_structure
 from ...matrices import structures as known_structures
+from ...progress import Report
 from ..api import find_metrics
 from ..budget.amounts import Budget, check_budget
 from ..candidates import SCREEN_EFFORT, WORK, Candidate, Search, Weight, exact, priced
 from ..checkpoint.files import Source, check_finite, find_tensors, open_tensors
 from ..metric import Metric
-from ..pieces import Pieces
-from ..progress import CHOOSING, Clock, Report, check_effort, shown
+from ..progress import CHOOSING, Clock, check_effort, shown
 from ..selection import check_count
 from ..structure import Structure
 from ..targets import FilterFn, Unit, describe_site, find_units
@@ -98,11 +98,14 @@ def analyze(
     if not weights:
         raise ValueError(f"analyze: no weight with two axes of {min_features} or more was found.")
     check_finite("analyze", weights)
-    with shown(progress, clock) as report, Workers(jobs, executor) as workers:
-        metrics = _metrics(source, weights, loader, batches, seed, clock, report)
-        rows = _screen(search, weights, metrics, seed, workers, clock, report)
+    with (
+        shown(progress, clock) as report,
+        Workers(jobs, executor, clock=clock, report=report, seed=seed) as workers,
+    ):
+        metrics = _metrics(source, weights, loader, batches, workers)
+        rows = _screen(search, weights, metrics, workers)
         shares = [Share(budget, weights, rows) for budget in budgets]
-        refined = _refine(shares, weights, rows, metrics, seed, workers, clock, report)
+        refined = _refine(shares, weights, rows, metrics, workers)
     rows = [
         [replace(c, error=refined.get((w, c.structure), c.error)) for c in row] for w, row in enumerate(rows)
     ]
@@ -125,16 +128,14 @@ def _screen(
     search: Search,
     weights: Sequence[Weight],
     metrics: Mapping[str, Metric],
-    seed: int,
     workers: Workers,
-    clock: Clock,
-    report: Report,
 ) -> list[list[Candidate]]:
     """What each weight may become, with errors by quick projections; a piece of work for every class.
 
     Classes whose members are found at once come first, so that there is something to show at any time.
     """
     stages, arguments, owners = [], [], []
+    seed, clock = workers.seed, workers.clock
     parcels = [workers.parcel(weight, metrics[weight.name]) for weight in weights]
     for name in sorted(dict.fromkeys(search.names), key=lambda name: not exact(name)):
         for i, weight in enumerate(weights):
@@ -142,7 +143,7 @@ def _screen(
                 stages.append(f"{CHOOSING} {weight.name}")
                 arguments.append((parcels[i], structures, seed, SCREEN_EFFORT, clock.deadline(_SCREENING)))
                 owners.append(i)
-    found = workers.some(stages, looks_of, arguments, report, lambda: clock.past(_SCREENING), partial=True)
+    found = workers.some(stages, looks_of, arguments, lambda: clock.past(_SCREENING), partial=True)
     known: list[dict[Structure, float]] = [{} for _ in weights]
     for place, values in found.items():
         pairs = zip(arguments[place][1], values, strict=True)
@@ -155,12 +156,10 @@ def _refine(
     weights: Sequence[Weight],
     rows: Rows,
     metrics: Mapping[str, Metric],
-    seed: int,
     workers: Workers,
-    clock: Clock,
-    report: Report,
 ) -> dict[tuple[int, Structure], float]:
     """The errors of the best candidates by full projections, by the weight's place and the structure."""
+    seed, clock = workers.seed, workers.clock
     leaders = [
         (w, s) for w, row in enumerate(rows) for share in shares for s in share.leaders(w, row, REFINED)
     ]
@@ -170,7 +169,7 @@ def _refine(
         for w, structure in tasks
     ]
     stages = [f"refining {weights[w].name}" for w, _ in tasks]
-    found = workers.some(stages, looks_of, arguments, report, lambda: clock.past(1.0), partial=True)
+    found = workers.some(stages, looks_of, arguments, lambda: clock.past(1.0), partial=True)
     return {tasks[place]: error for place, (error,) in found.items() if math.isfinite(error)}
 
 
@@ -244,16 +243,12 @@ def _metrics(
     weights: Sequence[Weight],
     loader: Iterable[Any] | None,
     batches: int | None,
-    seed: int,
-    clock: Clock,
-    report: Report,
+    workers: Workers,
 ) -> dict[str, Metric]:
     """Squares of relative residuals, by the inputs of a module's layers where there is a loader."""
     found: dict[str, Metric] = {}
     if loader is not None and isinstance(source, nn.Module):
         units = [weight for weight in weights if isinstance(weight, Unit)]
-        found, _ = find_metrics(
-            "analyze", source, units, None, loader, batches, None, seed, clock, report, Pieces()
-        )
+        found, _ = find_metrics("analyze", source, units, None, loader, batches, None, workers)
     return {w.name: Metric(found[w.name].inputs if w.name in found else None).relative(1, w.matrices)
             for w in weights}  # fmt: skip

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from ...matrices import StructuredMatrix
+from ...progress import Report
 from ..budget.amounts import Latency
 from ..budget.latency import VECTORS, measured
 from ..candidates import CANDIDATES
-from ..progress import PROJECTING, Clock, Report, check_effort, shown
+from ..progress import PROJECTING, Clock, check_effort, shown
 from ..report import CompressionReport, describe
 from ..selection import Spec, check_count, check_spec, chosen
 from ..structure import Structure
@@ -75,15 +76,18 @@ def compress_weights(
     check_finite(_WHO, weights)
     planned = isinstance(spec, Structure | Mapping)
     clock = Clock((None if planned else EFFORT) if effort is None else check_effort(_WHO, effort))
-    with shown(progress, clock) as report, Workers(jobs) as workers:
-        found = chosen(_WHO, spec, weights, left, structures, {}, seed, workers, clock, report)
+    with (
+        shown(progress, clock) as report,
+        Workers(jobs, clock=clock, report=report, seed=seed) as workers,
+    ):
+        found = chosen(_WHO, spec, weights, left, structures, {}, workers)
         deadline = clock.deadline(0.9)
         arguments = [
             (workers.parcel(weight), structure, seed, deadline)
             for weight, structure in zip(weights, found.structures, strict=True)
         ]
         stages = [f"{PROJECTING} {weight.name}" for weight in weights]
-        made = project_all(workers, stages, arguments, report)
+        made = project_all(workers, stages, arguments)
     replaced: dict[str, StructuredMatrix] = {}
     rows = []
     vectors, latencies = spec.batch if isinstance(spec, Latency) else VECTORS, found.latencies

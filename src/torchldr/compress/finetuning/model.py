@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...project.problem import Report
-from ...project.progress import reporting
+from ...progress import Report, reporting
 from .groups import parameter_groups
 from .run import FinetuneRun, Loss
 from .state import StateFile, shapes
@@ -93,7 +92,7 @@ def finetune(
             each; larger is better. The best model is kept and put back at the end; where that is the model
             as it came, a warning says so.
         patience: passes without a better validation after which to stop.
-        progress: True for a bar on stderr, or a function called with (stage, done, total).
+        progress: True for a line on stderr, or a function called with (stage, done, total).
         device: where to train; by default where the model is. Batches are moved there.
         seed: torch's random numbers are seeded from it anew for each pass, and put back at the end. Other
             generators (numpy's, Python's) are not: a loader that draws from them repeats nothing.
@@ -137,9 +136,10 @@ def finetune(
     file = None if checkpoint is None else StateFile(checkpoint, settings)
     factor = _factor(schedule, total, math.ceil(warmup * total))
     run = FinetuneRun(
-        model, loader, groups, lr, loss, clip, learn, amp, validate, patience, file, every, where, seed
-    )
-    with _kept_random_numbers(where), reporting(progress) as report:
+        model=model, loader=loader, groups=groups, lr=lr, loss=loss, clip=clip, learn=learn, amp=amp,
+        validate=validate, patience=patience, file=file, every=every, device=where, seed=seed,
+    )  # fmt: skip
+    with _kept_random_numbers(where), reporting(progress or False) as report:
         run.resume()
         run.judge_start()
         watching = contextlib.nullcontext() if learn is None else learn.watching()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from ...project.problem import Report
+from ...progress import Report
 from .state import StateFile, copied, random_state, set_random_state
 from .teacher import Teacher
 
@@ -20,39 +21,36 @@ Loss = Callable[[Any, Any], Tensor]
 _PROGRESS = ("step", "epoch", "within", "waited", "history", "best", "finished", "stopped", "seconds")
 
 
+@dataclass(kw_only=True)
 class FinetuneRun:
-    """A model, its optimizer and its history; `finetune` says what the arguments are."""
+    """A model, its optimizer and its history; `finetune` says what the fields are."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        loader: Iterable[Any],
-        groups: list[dict[str, Any]],
-        lr: float,
-        loss: Loss | None,
-        clip: float | None,
-        learn: Teacher | None,
-        amp: str | None,
-        validate: Callable[[nn.Module], float] | None,
-        patience: int | None,
-        file: StateFile | None,
-        every: int | None,
-        device: torch.device,
-        seed: int,
-    ) -> None:
-        self.model, self.loader, self.loss, self.clip = model, loader, loss, clip
-        self.learn, self.amp, self.validate, self.patience = learn, amp, validate, patience
-        self.file, self.every, self.device, self.seed = file, every, device, seed
-        self.lr, self.rates = lr, [group["lr"] for group in groups]
-        self.optimizer = torch.optim.AdamW(groups)
-        self.learned = [p for group in groups for p in group["params"]]
+    model: nn.Module
+    loader: Iterable[Any]
+    groups: list[dict[str, Any]]
+    lr: float
+    loss: Loss | None
+    clip: float | None
+    learn: Teacher | None
+    amp: str | None
+    validate: Callable[[nn.Module], float] | None
+    patience: int | None
+    file: StateFile | None
+    every: int | None
+    device: torch.device
+    seed: int
+
+    def __post_init__(self) -> None:
+        self.rates = [group["lr"] for group in self.groups]
+        self.optimizer = torch.optim.AdamW(self.groups)
+        self.learned = [p for group in self.groups for p in group["params"]]
         self.step = self.epoch = self.within = self.waited = 0  # `within`: batches done of this pass
         self.history: list[dict[str, Any]] = []
         self.best: list[Any] | None = None  # validation, entry of the history or -1 for the start
         self.best_state: dict[str, Any] | None = None
         self.finished = self.stopped = False
         self.seconds = 0.0
-        self.total_loss = torch.zeros((), dtype=torch.float64, device=device)
+        self.total_loss = torch.zeros((), dtype=torch.float64, device=self.device)
         self._random: dict[str, Any] | None = None
 
     def judge_start(self) -> None:

@@ -14,6 +14,8 @@ from typing import IO, Any
 import torch
 from torch import nn
 
+from ...whole_file import whole_file
+
 VERSION = 1
 FILE = "finetune.pt"
 _MARK = b"\nsha256 "
@@ -63,20 +65,13 @@ class StateFile:
         Raises:
             OSError: where it cannot be written, naming the file.
         """
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        partial = self.path.with_suffix(f".{os.getpid()}.tmp")
         try:
-            with partial.open("w+b") as stream:
+            with whole_file(self.path) as stream:
                 torch.save({**state, "settings": self.settings}, stream)
                 stream.write(_MARK + _digest(stream, stream.tell()))
-                stream.flush()
-                os.fsync(stream.fileno())
-            os.replace(partial, self.path)
         except (OSError, RuntimeError) as error:  # torch hides what the system says behind its own
             why = error.__context__ if isinstance(error.__context__, OSError) else error
             raise OSError(f"finetune: {self.path} cannot be written ({why}).") from error
-        finally:
-            partial.unlink(missing_ok=True)
 
 
 def _verify(stream: IO[bytes]) -> None:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from .. import stencil
-from .._twin import plain_backward, plain_jvp
+from .._twin import plain_backward, plain_jvp, product_vmap
 from . import series
 from .sweep import Sweep, closing, closing_gradients, sweep
 
@@ -129,14 +129,9 @@ class PortRMatmul(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Tensor, int]:
-        """Vectors mapped alone join the batch; stacked operators take the plain form."""
         *operands, k, oversampling, _ = inputs
-        if in_dims[4] is None or any(d is not None for d in in_dims[:4]):
-            plain = partial(plain_rmatmul, k=k, oversampling=oversampling)
-            return torch.vmap(plain, in_dims=in_dims[:5])(*operands), 0
-        U = operands[4].movedim(in_dims[4], 0)
-        found = rmatmul(*operands[:4], U.flatten(0, 1), k=k, oversampling=oversampling)
-        return found.unflatten(0, U.shape[:2]), 0
+        plain, fast = (partial(of, k=k, oversampling=oversampling) for of in (plain_rmatmul, rmatmul))
+        return product_vmap(plain, fast, in_dims[:5], operands), 0
 
 
 class PortMatmul(torch.autograd.Function):
@@ -177,9 +172,5 @@ class PortMatmul(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Tensor, int]:
         *operands, oversampling, _ = inputs
-        if in_dims[4] is None or any(d is not None for d in in_dims[:4]):
-            plain = partial(plain_matmul, oversampling=oversampling)
-            return torch.vmap(plain, in_dims=in_dims[:5])(*operands), 0
-        w = operands[4].movedim(in_dims[4], 0)
-        found = matmul(*operands[:4], w.flatten(0, 1), oversampling=oversampling)
-        return found.unflatten(0, w.shape[:2]), 0
+        plain, fast = (partial(of, oversampling=oversampling) for of in (plain_matmul, matmul))
+        return product_vmap(plain, fast, in_dims[:5], operands), 0

@@ -22,7 +22,7 @@ from ...kernels.cpu.arrays import as_array
 from ...kernels.cpu.compiled import Loops, numbers, wide
 from ...kernels.cpu.threads import in_parts
 from .. import stencil
-from .._twin import plain_backward, plain_jvp
+from .._twin import plain_backward, plain_jvp, product_vmap
 from ..doubling import shifted_sum
 from ..reference import krylov_of_side_reference
 from .guard import Scales, Side, sample_side, scales
@@ -131,13 +131,9 @@ class _Joint(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Tensor) -> Any:
-        none, dims = [inputs[6].new_zeros(0)] * 4, (0, *[None] * 4)
-        *fixed, dim, _, _ = in_dims
-        if dim is None or any(d is not None for d in fixed):  # stacked operators
-            return (torch.vmap(_plain, in_dims=in_dims[:7])(*inputs[:7]), *none), dims
-        x = inputs[6].movedim(dim, 0)
-        y = _Joint.apply(*inputs[:6], x.flatten(0, 1), *inputs[7:])[0]
-        return (y.unflatten(0, x.shape[:2]), *none), dims
+        product = lambda *given: _Joint.apply(*given, *inputs[7:])[0]
+        y = product_vmap(_plain, product, in_dims[:7], inputs[:7])
+        return (y, *[y.new_zeros(0)] * 4), (0, *[None] * 4)
 
 
 def _gradients(inputs: Sequence[Tensor], outputs: Sequence[Tensor], u: Tensor) -> tuple[Tensor, ...]:

@@ -9,13 +9,12 @@ tests.
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 from torch import Tensor
 
 from . import nvrtc
 from .krylov import LARGEST, krylov_adjoint, krylov_columns
+from .nvrtc import unavailable
 
 __all__ = ["contract", "contracts", "krylov_adjoint", "krylov_columns", "serves", "unavailable"]
 
@@ -35,20 +34,6 @@ extern "C" __global__ void contract(const C* a, const C* g, C* out, int r, int f
     out[(long long)blockIdx.y * f + i] = C{x, y};
 }
 """
-
-
-@cache
-def unavailable() -> str | None:
-    """Why the kernels cannot be used on this machine, or None where they can."""
-    if not torch.cuda.is_available():
-        return "torch sees no CUDA device"
-    if not hasattr(torch.cuda, "_compile_kernel"):
-        return "this torch cannot compile CUDA kernels at run time"
-    try:
-        nvrtc.compiled(_CONTRACT, "contract", torch.cuda.current_device())
-    except RuntimeError as error:
-        return f"NVRTC failed: {error}"
-    return None
 
 
 def serves(m: int, *tensors: Tensor) -> bool:

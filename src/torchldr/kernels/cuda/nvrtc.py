@@ -1,4 +1,7 @@
-"""CUDA kernels compiled at run time by NVRTC, which comes with torch: once for each source and device."""
+"""CUDA kernels compiled at run time by NVRTC, which comes with torch: once for each source and device.
+
+The library's own kernels are launched by this, and those of a class of your own can be.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
+__all__ = ["launch", "unavailable"]
+
 Grid = tuple[int, int, int]
 
 _PLAIN_SHARED = 48 << 10  # bytes; a kernel has to ask for more
 _thread = threading.local()
+
+
+@cache
+def unavailable() -> str | None:
+    """Why kernels cannot be used on this machine, or None where they can."""
+    if not torch.cuda.is_available():
+        return "torch sees no CUDA device"
+    if not hasattr(torch.cuda, "_compile_kernel"):
+        return "this torch cannot compile CUDA kernels at run time"
+    try:
+        compiled('extern "C" __global__ void nothing() {}', "nothing", torch.cuda.current_device())
+    except RuntimeError as error:
+        return f"NVRTC failed: {error}"
+    return None
 
 
 def launch(

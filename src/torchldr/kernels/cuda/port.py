@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 from torch.fft import irfft, rfft
 
-from .. import cuda
 from . import nvrtc
 
 SOURCE = r"""
@@ -101,7 +100,7 @@ def serves(B: list[Tensor], batch: int) -> bool:
     """Whether the kernels take products with these levels."""
     if not B or B[0].dtype != torch.complex64 or not B[0].is_cuda or torch.compiler.is_compiling():
         return False
-    return 2 * batch <= _MOST and 2 * B[0].shape[2] <= _MOST and cuda.unavailable() is None
+    return 2 * batch <= _MOST and 2 * B[0].shape[2] <= _MOST and nvrtc.unavailable() is None
 
 
 def _launch(name: str, length: int, y: int, z: int, arguments: list[Any]) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...core.rules import rule
 from ...functional.grid import cut, joined
-from ...project.climbing import State, ascend, repeated
+from ...project.climbing import State, ascend, measured, repeated
 from ...project.methods import solve, starts
 from ...project.problem import Problem, Tensors
 from ...project.solving import inverse_root, ridged
@@ -71,7 +71,14 @@ class Bases:
 
     def descend(self, best: State) -> State:
         """Sweeps until they gain little."""
-        return repeated(self.problem, best, self.sweep, _SWEEPS, _TOLERANCE)
+        problem = self.problem
+        return repeated(
+            problem,
+            best,
+            lambda tensors: measured(problem, self.sweep(**tensors)),
+            problem.steps(_SWEEPS),
+            _TOLERANCE / problem.effort,
+        )
 
     def sweep(self, G: Tensor, S: Tensor, H: Tensor) -> Tensors:
         """Couplings and bases of every column of blocks, then the bases of all rows."""

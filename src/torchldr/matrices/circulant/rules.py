@@ -23,10 +23,9 @@ from ...linalg.solvers import Candidate, formula
 from ...operators import Shift, same
 from ..classical.families import Toeplitz
 from ..ldr_td import LDRTridiagonal
-from ..ldr_td.exact import shift as shift_tensors
-from ..ldr_td.exact import tridiagonal
+from ..ldr_td.rules import shift_parts, tridiagonal
 from ..toeplitz_like import ToeplitzLike
-from ..toeplitz_like.exact import of_displacement
+from ..toeplitz_like.rules import of_displacement
 from . import Circulant
 
 # Closure.
@@ -109,9 +108,9 @@ def _(M: Circulant, tol: float | None) -> LDRTridiagonal:
     one = torch.zeros(1, min(m, n), dtype=column.dtype, device=column.device)
     one[0, 0] = 1
     if m >= n:  # K_n(Z_1, column) is the matrix itself, K_n(Z_0, e_0) the identity
-        return tridiagonal(column.unsqueeze(0), one, shift_tensors(column, 1.0), shift_tensors(one))
+        return tridiagonal(column.unsqueeze(0), one, shift_parts(column, 1.0), shift_parts(one))
     row = torch.cat((column[:1], column[1:].flip(0))).unsqueeze(0)
-    return tridiagonal(one, row, shift_tensors(one), shift_tensors(row, 1.0))
+    return tridiagonal(one, row, shift_parts(one), shift_parts(row, 1.0))
 
 
 @rule("to_toeplitz_like", Circulant)
@@ -123,7 +122,7 @@ def _(M: Circulant, tol: float | None) -> StructuredMatrix:
         return convert(Toeplitz(column[:m], row[:n]), ToeplitzLike)
     one = torch.zeros_like(column)
     one[0] = 1
-    return of_displacement(m, n, 2 * column.unsqueeze(0), one.unsqueeze(0))
+    return of_displacement(2 * column.unsqueeze(0), one.unsqueeze(0))
 
 
 # Solving: two FFTs.

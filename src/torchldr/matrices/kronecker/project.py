@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ...core.rules import rule
-from ...project.climbing import State, ascend, repeated
+from ...project.climbing import State, ascend, measured, repeated
 from ...project.methods import solve
 from ...project.problem import Problem, Tensors
 from ...project.solving import balanced, ridged
@@ -78,15 +78,17 @@ class Factors:
 
     def descend(self, best: State) -> State:
         """Both factors in turn until a sweep gains little."""
+        problem = self.problem
 
-        def sweep(G: Tensor, H: Tensor) -> Tensors:
+        def sweep(tensors: Tensors) -> State:
+            G = tensors["G"]
             A = G.view(len(G), self.a, self.c)
             H = _solved(A, self.moments, G @ self.right, self.known).flatten(1)
             B = H.view(len(H), self.b, self.d)
             G = _solved(B, self.moments.mT, H @ self.right.mT, self.known.mT).flatten(1)
-            return dict(zip("GH", balanced(G, H), strict=True))
+            return measured(problem, dict(zip("GH", balanced(G, H), strict=True)))
 
-        return repeated(self.problem, best, sweep, _SWEEPS, _TOLERANCE)
+        return repeated(problem, best, sweep, problem.steps(_SWEEPS), _TOLERANCE / problem.effort)
 
 
 def _solved(F: Tensor, moments: Tensor, right: Tensor, known: Tensor) -> Tensor:

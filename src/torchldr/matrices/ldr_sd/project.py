@@ -9,10 +9,10 @@ from torch import Tensor
 
 from ...core.rules import rule
 from ...project.climbing import State, climb
-from ...project.leading import halves, leading
 from ...project.methods import solve, start_for, starts
 from ...project.problem import Problem, Tensors
 from ...project.refining import refine
+from ...project.solving import halves, leading
 from ...project.stein import Operators, displacement, fit_operators
 from ..ldr_td import LDRTridiagonal
 from ..ldr_td.project import from_rings, ring

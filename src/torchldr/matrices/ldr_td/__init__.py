@@ -14,6 +14,7 @@ from ...functional import tridiagonal
 from ...functional.reference import krylov_of_ring_reference, tridiagonal_reference
 from ...kernels import cuda
 from ..ldr_sd import shift_mean_square
+from .operators import operator_report
 from .routes import PRODUCTS, ROUTES
 
 Ring = tuple[Tensor, Tensor, Tensor]
@@ -137,12 +138,17 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
         """Lower, diagonal, upper and start vectors of A and of C."""
         return (*self._ring("A"), self.G), (*self._ring("C"), self.H)
 
+    operator_report = operator_report
+
     def _materialize(self) -> Tensor:
         A, C = self.both_operators()
-        if not cuda.serves(max(self.shape), *A, *C):
-            return super()._materialize()
-        K_A, K_C = (tridiagonal.krylov_matrices(*operator, min(self.shape)) for operator in (A, C))
-        return K_A.flatten(0, 1).mT @ K_C.flatten(0, 1)
+        return self.by_krylov_matrices() if cuda.serves(max(self.shape), *A, *C) else super()._materialize()
+
+    def by_krylov_matrices(self) -> Tensor:
+        """The dense matrix by one matrix product, 2 r k m n operations."""
+        k = min(self.shape)
+        K_A, K_C = (tridiagonal.krylov_matrices(*of, k).flatten(0, 1) for of in self.both_operators())
+        return K_A.mT @ K_C
 
     def _matmul(self, x: Tensor) -> Tensor:
         return tridiagonal.product(*self.both_operators(), x)

@@ -7,13 +7,12 @@ from torch import Tensor
 
 from ...core.rules import rule
 from ...project.climbing import State, climb
-from ...project.leading import halves, leading
 from ...project.methods import starts
 from ...project.problem import Problem, Tensors
 from ...project.refining import refine
+from ...project.solving import halves, leading
 from ...project.stein import displacement, fit_operators
 from . import LDRTridiagonal
-from .columns import tridiagonal_dense
 
 OFFSETS = (-1, 0, 1)
 
@@ -45,8 +44,7 @@ def project(problem: Problem, rank: int) -> Tensors:
     effort, (m, n) = Effort(problem), problem.shape
 
     def evaluate(tensors: Tensors) -> Tensor:
-        M = LDRTridiagonal.unchecked(m, n, tensors, problem.options)
-        return tridiagonal_dense(M._ring("A"), M._ring("C"), M.G, M.H)
+        return LDRTridiagonal.unchecked(m, n, tensors, problem.options).by_krylov_matrices()
 
     def descend(tensors: Tensors, steps: int, stage: str) -> State:
         return refine(problem, tensors, steps, evaluate=evaluate, stage=stage)

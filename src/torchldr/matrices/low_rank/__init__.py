@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ...core import costs
 from ...core.dense_route import dense_route, factors_route
 from ...core.matrix import StructuredMatrix
 from ...core.routes import Call
-from .fit import LowRankFit
+from ...project.solving import balanced
 
 
 def _seconds(M: Any, call: Call) -> float:
@@ -21,6 +22,50 @@ def _seconds(M: Any, call: Call) -> float:
 
 def _product_seconds(M: Any, call: Call) -> float:
     return costs.backward(call, costs.gemm(call, M.rank, *M.shape))
+
+
+class LowRankFit:
+    """The nearest matrices of low rank where |L (W - M) R^T|_F counts.
+
+    An eigenvalue problem of size min(m, n).
+
+    Args:
+        W: the matrix (m, n), in float64.
+        left: L (m, m), upper triangular, or None for the identity.
+        root: R (n, n), upper triangular, or None.
+    """
+
+    def __init__(self, W: Tensor, left: Tensor | None = None, root: Tensor | None = None) -> None:
+        self.W, self.left, self.root = W, left, root
+        T = W if left is None else left @ W
+        T = T if root is None else T @ root.mT
+        self.wide = T.shape[0] <= T.shape[1]
+        if left is None and root is None:
+            # Without a metric residuals may be as small as rounding errors, and squares would hide them.
+            U, s, V = torch.linalg.svd(T, full_matrices=False)
+            squares, self.vectors = s.square(), U if self.wide else V.mT
+        else:
+            values, vectors = torch.linalg.eigh(T @ T.mT if self.wide else T.mT @ T)
+            squares, self.vectors = values.clamp(min=0).flip(0), vectors.flip(1)
+        tails = squares.flip(0).cumsum(0).flip(0)
+        self.tails = torch.cat([tails, tails.new_zeros(1)])
+
+    def error(self, rank: int) -> float:
+        """The square of the distance; `error(0)` is that of zero."""
+        return float(self.tails[min(rank, len(self.tails) - 1)])
+
+    def tensors(self, rank: int) -> dict[str, Tensor]:
+        """G (r, m) and H (r, n) with M = G^T H the nearest matrix of this rank."""
+        V, left, root = self.vectors[:, :rank], self.left, self.root
+        if self.wide:  # M = L^-1 U U^T L W
+            seen = self.W if left is None else left @ self.W
+            G, H = V if left is None else torch.linalg.solve_triangular(left, V, upper=True), V.mT @ seen
+        else:  # M = W R^T V V^T R^-T
+            seen = self.W if root is None else self.W @ root.mT
+            G, H = seen @ V, V.mT
+            H = H if root is None else torch.linalg.solve_triangular(root.mT, H, upper=False, left=False)
+        G, H = balanced(G.mT, H)
+        return {"G": G, "H": H}
 
 
 class LowRank(StructuredMatrix, name="low_rank"):

@@ -19,9 +19,9 @@ from ...functional.exported.dense import FormulaProduct
 from ...linalg.solvers import Candidate, dense, formula
 from ...operators import Diagonal, Operator
 from ..ldr_td import LDRTridiagonal
-from ..ldr_td.exact import diagonal, tridiagonal
+from ..ldr_td.rules import diagonal_parts, tridiagonal
 from ..toeplitz_like import ToeplitzLike, corner_sign
-from ..toeplitz_like.exact import down, of_displacement
+from ..toeplitz_like.rules import down, of_displacement
 from . import LowRank
 
 # Closure: they stay of low rank in every product.
@@ -109,7 +109,7 @@ def _(M: LowRank) -> KnownDisplacement:
 @rule("to_ldr_td", LowRank)
 def _(M: LowRank, tol: float | None) -> LDRTridiagonal:
     m, n = M.shape
-    return tridiagonal(M.G, M.H, diagonal(M.G.new_zeros(m)), diagonal(M.H.new_zeros(n)))
+    return tridiagonal(M.G, M.H, diagonal_parts(M.G.new_zeros(m)), diagonal_parts(M.H.new_zeros(n)))
 
 
 @rule("to_toeplitz_like", LowRank)
@@ -118,7 +118,7 @@ def _(M: LowRank, tol: float | None) -> StructuredMatrix:
     if 2 * M.G.shape[0] > min(m, n):
         return convert(M.to_dense(), ToeplitzLike, tol=tol)
     a = corner_sign(m, n)
-    return of_displacement(m, n, torch.cat((M.G, -down(M.G, a))), torch.cat((M.H, down(M.H, -a))))
+    return of_displacement(torch.cat((M.G, -down(M.G, a))), torch.cat((M.H, down(M.H, -a))))
 
 
 # Solving: singular, but for r = n.

@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 
 from ...core.rules import rule
 from ...functional.grid import cut, joined
-from ...project.climbing import State, ascend
+from ...project.climbing import State, ascend, repeated
 from ...project.methods import starts
 from ...project.problem import Problem, Tensors
 from ...project.solving import inverse_root
@@ -70,21 +70,16 @@ class Columns:
         problem, Sigma = self.problem, self.problem.moments
         assert Sigma is not None
         M, rank, pairs = problem.dense(best.tensors), len(best.tensors["G"]), None
-        rest, sweeps = (problem.W - M) @ Sigma, problem.steps(_SWEEPS)
-        for sweep in range(sweeps):
-            if problem.done(best.loss):
-                break
-            problem.report(f"{problem.cls.name}: rank {rank}", sweep, sweeps)
+        rest = (problem.W - M) @ Sigma
+
+        def sweep(_: Tensors) -> State:
+            nonlocal pairs
             pairs = self.sweep(M, rest, Sigma, rank, pairs)
-            loss = ((problem.W - M) * rest).sum().item() / problem.norm_squared
-            if not loss < best.loss:
-                break
             right = [C @ P.mT for (_, C), P in zip(pairs, self.roots, strict=True)]
-            tensors = self.tensors([U for U, _ in pairs], right)
-            gain, best = 1 - loss / best.loss, State(tensors, loss)
-            if gain < _TOLERANCE / problem.effort:
-                break
-        return best
+            loss = ((problem.W - M) * rest).sum().item() / problem.norm_squared
+            return State(self.tensors([U for U, _ in pairs], right), loss)
+
+        return repeated(problem, best, sweep, problem.steps(_SWEEPS), _TOLERANCE / problem.effort)
 
     def sweep(self, M: Tensor, rest: Tensor, Sigma: Tensor, rank: int, pairs: Pairs | None) -> Pairs:
         """Every column of blocks anew, given the others; M and rest = (W - M) Sigma change in place.

@@ -9,13 +9,14 @@ from torch import Tensor
 
 from ...core.rules import rule
 from ...project.climbing import State, climb
-from ...project.leading import halves, leading
 from ...project.methods import solve, start_for
 from ...project.pointwise import Pointwise, with_one_more
 from ...project.problem import Problem, Tensors
+from ...project.solving import halves, leading
 from ..ldr_sd import LDRSubdiagonal
 from ..ldr_sd import project as ldr_sd
 from . import ToeplitzLike, corner_sign
+from .rules import krylov_form, shift_displacement
 
 _SWEEPS, _TOLERANCE = 60, 1e-5
 
@@ -47,14 +48,13 @@ def project_matrix(problem: Problem, W: Tensor, rank: int) -> Tensors:
         G, H = state.tensors["G"], state.tensors["H"]
         g, h = transform(G, H)
         M = (U.mH @ (c * (g.mT @ h)) @ V.conj()).real
-        _, more = _generators(W - M, a, 1, problem.seed)
+        _, more = krylov_form(*halves(*leading(shift_displacement(W - M), 1, seed=problem.seed)))
         return refined(*with_one_more(G, H, more))
 
-    D = _shift_displacement(W, a)
-    U_D, S_D, V_D = torch.linalg.svd(D, full_matrices=False)
+    U_D, S_D, V_D = torch.linalg.svd(shift_displacement(W), full_matrices=False)
 
     def fresh(q: int) -> State:
-        return refined(*from_displacement(m, n, a, *halves(U_D[:, :q], S_D[:q], V_D[:q])))
+        return refined(*krylov_form(*halves(U_D[:, :q], S_D[:q], V_D[:q])))
 
     return climb(problem, rank, fresh, grown).tensors
 
@@ -80,35 +80,3 @@ def _root_powers(m: int, k: int, a: int) -> Tensor:
     turns = (2 * i + (a < 0)) * p % (2 * m)
     angle = turns.to(torch.float64) * (math.pi / m)
     return torch.polar(torch.ones_like(angle), angle)
-
-
-def _shift_displacement(W: Tensor, a: int) -> Tensor:
-    """W - Z_a W Z_{-a}^T."""
-    moved = W.roll((1, 1), (0, 1))
-    moved[0] *= a
-    moved[:, 0] *= -a
-    return W - moved
-
-
-def from_displacement(m: int, n: int, a: int, G: Tensor, H: Tensor) -> tuple[Tensor, Tensor]:
-    """The generators of the matrix whose displacement is G^T H.
-
-    That of K(Z_a, g) K(Z_{-a}, h)^T is g h^T - Z_a^k g (Z_{-a}^k h)^T, and the power on the shorter side
-    is a multiple of the identity: a for m <= n, else -a.
-    """
-    if m <= n:
-        return G, _undo(H, m, -a, a)
-    return _undo(G, n, a, -a), H
-
-
-def _undo(H: Tensor, k: int, corner: int, factor: int) -> Tensor:
-    """Solve (I - factor Z_corner^k) x = h for every row h of H, in the basis of the shift."""
-    n = H.shape[1]
-    roots = _root_powers(n, n, corner)
-    values = 1 - factor * _root_powers(n, k + 1, corner)[:, -1]
-    return ((H.to(roots.dtype) @ roots.mT / values) @ roots.conj()).real / n
-
-
-def _generators(W: Tensor, a: int, rank: int, seed: int) -> tuple[Tensor, Tensor]:
-    m, n = W.shape
-    return from_displacement(m, n, a, *halves(*leading(_shift_displacement(W, a), rank, seed=seed)))

@@ -13,13 +13,11 @@ from torch import Tensor
 
 from ...core.rules import rule
 from ...kernels.cpu.loop import Loop
-from ...project.climbing import State, climb
-from ...project.leading import halves, leading
-from ...project.methods import solve, start_for
-from ...project.nodes import learn_nodes
+from ...project.climbing import State, climb, repeated
+from ...project.methods import learn_nodes, solve, start_for
 from ...project.pointwise import with_one_more
 from ...project.problem import Problem, Tensors
-from ...project.solving import conjugate_gradients, ridged
+from ...project.solving import conjugate_gradients, halves, leading, ridged
 from ..ldr_td import LDRTridiagonal
 from ..ldr_td.project import from_rings, ring
 from . import VandermondeLike
@@ -64,20 +62,15 @@ def project(problem: Problem, rank: int) -> Tensors:
     sweeps = problem.steps(_SWEEPS_LARGE if problem.large else _SWEEPS)
     triplets = torch.linalg.svd(_displacement(W, nodes), full_matrices=False)
 
+    def state_of(G: Tensor, H: Tensor) -> State:
+        return State({"G": G, "H": H}, problem.loss(columns(nodes, G.mT @ H)).item())
+
+    def sweep(tensors: Tensors) -> State:
+        G = _best_rows(problem, nodes, tensors["H"])
+        return state_of(G, _better_columns(problem, nodes, G, tensors["H"]))
+
     def refined(G: Tensor, H: Tensor) -> State:
-        state = State({"G": G, "H": H}, problem.loss(columns(nodes, G.mT @ H)).item())
-        for _ in range(sweeps):
-            if problem.done(state.loss):
-                break
-            G = _best_rows(problem, nodes, H)
-            H = _better_columns(problem, nodes, G, H)
-            loss = problem.loss(columns(nodes, G.mT @ H)).item()
-            if not loss < state.loss:
-                break
-            gain, state = 1 - loss / state.loss, State({"G": G, "H": H}, loss)
-            if gain < _TOLERANCE:
-                break
-        return state
+        return repeated(problem, state_of(G, H), sweep, sweeps, _TOLERANCE)
 
     def fresh(q: int) -> State:
         U, S, V = triplets

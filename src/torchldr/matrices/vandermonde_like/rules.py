@@ -22,8 +22,8 @@ from ...linalg.solvers import Candidate
 from ...operators import Diagonal, Shift, same
 from ..classical.families import Vandermonde
 from ..ldr_td import LDRTridiagonal
-from ..ldr_td.exact import check_real, diagonal, tridiagonal, with_zero_operators
-from ..ldr_td.exact import shift as shift_tensors
+from ..ldr_td.rules import diagonal_parts, shift_parts, tridiagonal, with_zero_operators
+from ..toeplitz_like.rules import check_real
 from . import VandermondeLike
 
 # Closure.
@@ -75,7 +75,7 @@ def _(M: VandermondeLike, tol: float | None) -> LDRTridiagonal:
         return with_zero_operators(M.to_dense())
     G = torch.cat([M.G * M.nodes.to(M.dtype) ** (t * m) for t in range(turns)])
     H = torch.cat([pad(M.H, (t * m, 0))[:, :n] for t in range(turns)])  # Z_0^{t m} h
-    return tridiagonal(G, H, diagonal(M.nodes.to(M.dtype)), shift_tensors(H))
+    return tridiagonal(G, H, diagonal_parts(M.nodes.to(M.dtype)), shift_parts(H))
 
 
 # Solving: elimination on generators of a Cauchy form.

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...core.routes import Call, is_captured, is_traced, takes_dense
 from ...matrices import StructuredMatrix
@@ -39,31 +37,6 @@ class MatrixStack(StructuredParameters):
     Attributes:
         G, H, ...: the structure's parameters by the names of its class, shape (*leading, ...).
     """
-
-    def __init__(
-        self,
-        leading: tuple[int, ...],
-        in_features: int,
-        out_features: int,
-        *,
-        structure: str | type[StructuredMatrix] = "ldr_sd",
-        rank: int | None = None,
-        options: Mapping[str, Any] | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        layer: type[nn.Module] | None = None,
-    ) -> None:
-        super().__init__(
-            leading,
-            in_features,
-            out_features,
-            structure=structure,
-            rank=rank,
-            options=options or {},
-            device=device,
-            dtype=dtype,
-            layer=layer or MatrixStack,
-        )
 
     def matrix(self) -> StructuredMatrix:
         """The stack as a matrix with leading axes, sharing this module's parameters."""

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchldr.kernels.cuda import nvrtc, unavailable
+from torchldr.kernels.cuda.nvrtc import launch, unavailable
 
 THREADS = 512
 MOST_VECTORS = 12  # of eight words, that a thread keeps
@@ -58,4 +58,4 @@ def _launch(name: str, row: int, grid: tuple[int, int], arguments: list[Any]) ->
     if not all(tensor.is_contiguous() for tensor in tensors):
         raise ValueError(f"{name}: expected contiguous tensors.")
     shared = THREADS // 32 * 4
-    nvrtc.launch(head(row) + SOURCE, name, tensors[0].device, (*grid, 1), THREADS, arguments, shared)
+    launch(head(row) + SOURCE, name, tensors[0].device, (*grid, 1), THREADS, arguments, shared)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchldr.kernels.cuda import nvrtc, unavailable
+from torchldr.kernels.cuda.nvrtc import launch, unavailable
 
 GATES = COLUMNS = 4  # a block's threads are gates x units, and columns x units
 MOST_THREADS, MOST_BYTES_KEPT = 1024, 256  # of a block, and of a thread's registers
@@ -66,4 +66,4 @@ def _launch(name: str, gates: Tensor, tensors: list[Any]) -> None:
         raise ValueError(f"{name}: expected contiguous tensors.")
     shared = _shared_bytes(gates)
     grid, source = (-(-B // COLUMNS), R, 1), head(gates.dtype, H) + SOURCE
-    nvrtc.launch(source, name, gates.device, grid, GATES * H, [*tensors, T, B], shared)
+    launch(source, name, gates.device, grid, GATES * H, [*tensors, T, B], shared)

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import conv2d, max_pool2d, relu
 
-from torchldr.kernels.cuda import nvrtc, unavailable
+from torchldr.kernels.cuda.nvrtc import launch, unavailable
 
 _MOST_THREADS = 512
 _SPLIT_THREADS = 192  # for the filters' gradient
@@ -172,4 +172,4 @@ def _source(sizes: Sizes, dtype: torch.dtype) -> str:
 def _launch(name: str, sizes: Sizes, like: Tensor, arguments: list[Any]) -> None:
     grid = like.shape[1], like.shape[0], 1
     shared = sizes.shared[name] * like.element_size()
-    nvrtc.launch(_source(sizes, like.dtype), name, like.device, grid, sizes.threads[name], arguments, shared)
+    launch(_source(sizes, like.dtype), name, like.device, grid, sizes.threads[name], arguments, shared)

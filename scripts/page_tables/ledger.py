@@ -1,26 +1,16 @@
-"""The tables of the pages on experiments, from the published ledger: `python -m torchldr_paper.tables.pages`.
-
-    python -m torchldr_paper.tables.pages [--root FOLDER] [--check]
-
-Everything between `<!-- table: NAME key=value .. -->` and `<!-- end -->` is replaced by the rows of the
-paper's table NAME for which the keys have these values. `across=rank` (or `fraction`) makes one line of the
-rows of a dataset, model and structure, and `<!-- table: list -->` is what every table took. --check changes
-nothing and exits with 1 where a page differs from the ledger.
-"""
+"""The paper's tables, from the published ledger."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..ledger.ledger import Ledger
-from .flash import flash_rows, render_flash
-from .markdown import fill_pages, filled, markdown
-from .paper import get_table
-from .rows import Row, heading, overview, table_rows, tells
+from torchldr_paper.ledger.ledger import Ledger
+from torchldr_paper.tables.flash import BUDGETS, flash_rows
+from torchldr_paper.tables.markdown import markdown
+from torchldr_paper.tables.paper import get_table
+from torchldr_paper.tables.rows import Row, heading, overview, table_rows, tells
 
-PAGES = tuple(f"docs/{name}.md" for name in ("experiments", "language", "microcontroller", "scales"))
 _COLUMNS = (
     "dataset", "model", "structure", "rank", "fraction", "init", "parameters", "test", "deviation", "paper",
     "lr", "seconds",
@@ -92,30 +82,56 @@ def _cell(key: str, row: Row) -> str:
     return f"{value:.0f}" if key == "seconds" else str(value)
 
 
-def fill(text: str, ledger: Ledger) -> str:
-    """A page with its tables as the ledger has them."""
+def render_flash(rows: list[dict[str, Any]]) -> str:
+    """The table as Markdown: a line for each dataset, network and method, a column for each budget.
 
-    def table(name: str, keys: Mapping[str, str]) -> str:
-        if name == "list":
-            return render_overview(overview(ledger))
-        wanted = {key: value for key, value in keys.items() if key != "across"}
-        if name == "flash":
-            return render_flash([row for row in flash_rows(get_table(name), ledger) if _matches(row, wanted)])
-        rows = [row for row in table_rows(get_table(name), ledger) if _matches(row, wanted)]
-        return render_across(rows, keys["across"]) if "across" in keys else render(rows)
+    The best of a column is bold; `-` is what does not fit or was not run.
+    """
+    groups: dict[tuple[str, str], dict[str, dict[int, dict[str, Any]]]] = {}
+    done = {(row["dataset"], row["model"], row["structure"]) for row in rows if row["test"] is not None}
+    if not done:
+        return "Not run yet.\n"
+    for row in (row for row in rows if (row["dataset"], row["model"], row["structure"]) in done):
+        lines = groups.setdefault((row["dataset"], row["model"]), {})
+        lines.setdefault(row["structure"], {})[row["kilobytes"]] = row
+    columns = [budget >> 10 for budget in BUDGETS]
+    body = []
+    for (data, model), lines in groups.items():
+        tests = {k: [r[k]["test"] for r in lines.values() if r[k]["test"] is not None] for k in columns}
+        for method, own in lines.items():
+            cells = [_flash_result(own[k], max(tests[k], default=None)) for k in columns]
+            body.append([data, model, f"`{method}`", *cells])
+    head = ["dataset", "network", "method", *(f"{kilobytes} kB" for kilobytes in columns)]
+    return markdown(head, body, left=3)
 
-    return filled(text, table)
+
+def _flash_result(row: dict[str, Any], best: float | None) -> str:
+    if row["test"] is None:
+        return "-"
+    text = f"{row['test']:.2f} ± {row['deviation']:.2f}"
+    return f"**{text}**" if row["test"] == best else text
+
+
+def table(name: str, keys: Mapping[str, str], ledger: Ledger | None = None) -> str:
+    """Rows of the paper's table of this name, those for which the keys have these values.
+
+    Args:
+        name: of the table; "list" is what every table took.
+        keys: values by column, commas between several; `across` is "rank" or "fraction" where these make
+            one line of the rows of a dataset, model and structure.
+        ledger: the published one by default.
+    """
+    # An empty folder of one's own: pages show what is published and nothing else.
+    ledger = ledger or Ledger("no-results-of-ones-own")
+    if name == "list":
+        return render_overview(overview(ledger))
+    wanted = {key: value for key, value in keys.items() if key != "across"}
+    find = flash_rows if name == "flash" else table_rows
+    rows = [row for row in find(get_table(name), ledger) if _matches(row, wanted)]
+    if name == "flash":
+        return render_flash(rows)
+    return render_across(rows, keys["across"]) if "across" in keys else render(rows)
 
 
 def _matches(row: Row, wanted: Mapping[str, str]) -> bool:
     return all(str(row[key]) in value.split(",") for key, value in wanted.items())
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    # An empty folder of one's own: pages show what is published and nothing else.
-    ledger = Ledger("no-results-of-ones-own")
-    return fill_pages(__doc__, PAGES, lambda text, root: fill(text, ledger), arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

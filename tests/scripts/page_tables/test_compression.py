@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from torchldr_paper.compression import pages
-from torchldr_paper.compression.rows import Row
+import pytest
+
+from torchldr_paper.compression.rows import FILE, Row, Rows
+from torchldr_paper.compression.tables import best, render
 
 PAGE = Path(__file__).parents[3] / "docs" / "compress.md"
+
+
+@pytest.fixture
+def pages(fill_pages: ModuleType) -> ModuleType:
+    return fill_pages.compression
 
 
 def row(table: str, method: str, factor: int | None, after: float | None, **more: Any) -> Row:
@@ -50,7 +60,7 @@ TEXT = [
 ]
 
 
-def test_findings_count_and_compare() -> None:
+def test_findings_count_and_compare(pages: ModuleType) -> None:
     text = pages.findings({"shl_cifar": IMAGES, "cnn_mnist": [], "gpt": TEXT})
     lines = text.splitlines()
     image, language = pages.TITLES["shl_cifar"], pages.TITLES["gpt"]
@@ -67,7 +77,7 @@ def test_findings_count_and_compare() -> None:
 
 
 def test_a_table_says_what_is_compressed_what_validation_kept_and_what_was_not_run() -> None:
-    image, language = pages.render(IMAGES), pages.render(TEXT)
+    image, language = render(IMAGES), render(TEXT)
     assert image.startswith("Dense: 50.00 %; trained anew in the same way 50.50. The weights")
     assert "Dense: 100.0 perplexity; trained further in the same way no better" in language
     assert "have 1,000 of the model's 1,250 parameters." in image
@@ -80,5 +90,27 @@ def test_a_table_says_what_is_compressed_what_validation_kept_and_what_was_not_r
     assert "`circulant`" not in absent[1]
 
 
-def test_the_page_has_every_table_and_the_findings() -> None:
-    assert set(re.findall(r"<!-- compression: (\w+) -->", PAGE.read_text())) == {*pages.TITLES, "findings"}
+def test_the_page_has_every_table_and_the_findings(pages: ModuleType) -> None:
+    asked = re.findall(r"<!-- table: compression of=(\w+) -->", PAGE.read_text())
+    assert set(asked) == {*pages.TITLES, "findings"}
+
+
+def test_a_page_that_differs_is_reported_and_mended(fill_pages: ModuleType, tmp_path: Path) -> None:
+    row = {"table": "gpt", "method": "ldr_sd", "factor": 10, "parameters": 5, "weights": 50, "settings": "s"}
+    row |= {"quick": False, "metric": "perplexity", "dense": 100.0, "before": None, "after": 110.0}
+    (tmp_path / "results").mkdir()
+    worse = {**row, "method": "pruned", "after": 120.0, "before": 3e7}
+    (tmp_path / "results" / FILE).write_text(f"{json.dumps(worse)}\n{json.dumps(row)}\n")
+    (tmp_path / "docs").mkdir()
+    page = tmp_path / "docs" / "compress.md"
+    page.write_text("<!-- table: compression of=gpt -->\nold\n<!-- end -->\n")
+    assert fill_pages.main(["--root", str(tmp_path), "--check"]) == 1
+    assert fill_pages.main(["--root", str(tmp_path)]) == 0
+    text = page.read_text()
+    assert "| `ldr_sd` | **110.0** (diverged) |" in text
+    assert "| magnitude pruning | 120.0 (3e+07) |" in text
+    rows = Rows(tmp_path / "results").of("gpt")
+    assert best(rows, 10, structured=True)["method"] == "ldr_sd"
+    shutil.rmtree(tmp_path / "results")
+    fill_pages.main(["--root", str(tmp_path)])
+    assert "Not measured yet." in page.read_text()

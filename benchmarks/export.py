@@ -1,22 +1,20 @@
 """ONNX files of every class in every mode: size, and latency in onnxruntime against the dense model's file.
 
-    python benchmarks/export_table.py [--sizes 1024 4096] [--structures NAME ..] [--out FILE]
-    python benchmarks/export_table.py --fill docs/export.md
+    python benchmarks/export.py [--sizes 1024 4096] [--structures NAME ..] [--out FILE]
 
 Square layers with a bias, operators drawn away from where training starts, float32, one thread, CPU.
 "load" is mode "fft" with plan="load". Times are the least over the repeats, all files in turn; ratios are to
-the mode "dense" in the same run. --fill measures nothing: it renders the tables of a page from the results.
+the mode "dense" in the same run.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,13 +25,11 @@ import torchldr
 from torchldr.export import to_onnx
 from torchldr.export.check import session
 from torchldr.timing import machine, minimum_seconds
-from torchldr_paper.tables.benchmarks import markdown, number
 
 RESULTS = Path(__file__).parents[1] / "results" / "bench" / "export.json"
 BATCHES = (1, 32)
 FILES = ("fft", "matmul", "load", "dense")
 LOAD_SIZE = 1024  # above, the fast products win, and the matrix takes seconds to make
-MARKED = re.compile(r"(<!-- table: export_(\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def cases(sizes: Sequence[int], names: Sequence[str]) -> Iterator[tuple[str, int, int | None]]:
@@ -85,37 +81,6 @@ def measure(name: str, n: int, rank: int | None, folder: Path, seconds: float) -
     return rows
 
 
-def table(rows: Sequence[Mapping[str, Any]], n: int) -> str:
-    """A line for each class: size, time to load, and speed against dense."""
-    grouped: dict[tuple[str, int | None], dict[str, Mapping[str, Any]]] = {}
-    for row in rows:
-        if row["n"] == n:
-            grouped.setdefault((row["structure"], row["rank"]), {})[row["file"]] = row
-    known = [file for file in FILES if any(file in files for files in grouped.values())]
-    header = ["class", "rank", *(f"{file} KB" for file in known)]
-    header += [f"{file} x{batch}" for batch in BATCHES for file in known[:-1]]
-    header += ["load ms"] if "load" in known else []
-    body = []
-    for (name, rank), files in grouped.items():
-        line = [f"`{name}`", "-" if rank is None else str(rank)]
-        line += [number(files[file]["bytes"] / 1e3) for file in known]
-        line += [number(files[file][f"faster_batch_{batch}"]) for batch in BATCHES for file in known[:-1]]
-        line += [number(files["load"]["load_ms"])] if "load" in known else []
-        body.append(line)
-    return markdown(header, body)
-
-
-def filled(text: str, content: Mapping[str, Any]) -> str:
-    """A page with every marked table rendered anew."""
-    where = content["machine"]
-    note = f"Measured on {where['machine']}, one thread, onnxruntime {where['onnxruntime']}."
-
-    def made(found: re.Match[str]) -> str:
-        return f"{found[1]}\n{table(content['rows'], int(found[2]))}\n{note}\n\n{found[3]}"
-
-    return MARKED.sub(made, text)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--sizes", type=int, nargs="+", default=[1024, 4096])
@@ -123,11 +88,7 @@ def main() -> None:
     parser.add_argument("--structures", nargs="+", choices=every, default=every)
     parser.add_argument("--seconds", type=float, default=1.0, help="about how long each file is timed")
     parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--fill", type=Path, help="a page to fill from the results")
     options = parser.parse_args()
-    if options.fill is not None:
-        options.fill.write_text(filled(options.fill.read_text(), json.loads(options.out.read_text())))
-        return
     import onnxruntime
 
     torch.set_num_threads(1)

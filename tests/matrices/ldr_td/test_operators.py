@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import torchldr
-from torchldr_paper.trainer.operators import operator_report
 
 SCRIPT = Path(__file__).resolve().parents[3] / "benchmarks" / "tridiagonal_learning.py"
 
@@ -27,7 +26,7 @@ def test_a_report_of_known_operators() -> None:
         M.tensors[name].fill_(value)
     for name in ("diagonal_A", "superdiagonal_A", "corners_A", "diagonal_C", "corners_C"):
         M.tensors[name].zero_()
-    A, C = operator_report(M)
+    A, C = M.operator_report()
     assert (A["side"], C["side"]) == ("A", "C")
     assert A["subdiagonal"] == [1, 1]
     assert A["row_sum"] == 1

@@ -1,42 +1,24 @@
-"""The tables of the documentation that come from benchmarks: `python -m torchldr_paper.tables.benchmarks`.
-
-    python -m torchldr_paper.tables.benchmarks [--root FOLDER] [--check]
-
-In docs/compress.md, docs/performance.md, docs/tridiagonal.md and README.md of a checkout everything between
-`<!-- table: NAME -->` and `<!-- end -->` is replaced by the table of that name, rendered from
-results/bench/*.json and results/tridiagonal_learning.jsonl; README's `<!-- speed table -->` stands for one
-called "speed". --check changes nothing and exits with 1 where a page differs from its results.
-"""
+"""Tables from benchmarks: results/bench/*.json and results/tridiagonal_learning.jsonl."""
 
 from __future__ import annotations
 
 import json
-import re
-import statistics
-import sys
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..messages import unknown
-from ..trainer.operators import accuracies, movements
-from .markdown import fill_pages, filled, markdown
+from torchldr_paper.tables.markdown import markdown
+
+from .learning import learned, movements
 
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
 Results = Mapping[str, Rows]  # rows by section
 
-PAGES = ("docs/compress.md", "docs/performance.md", "docs/tridiagonal.md", "README.md")
-_README = re.compile(r"<!-- speed table -->(?!\n<!-- table)")
-
 
 def number(value: float | None) -> str:
-    """Three digits, without exponents.
-
-    >>> number(0.0256), number(46.13), number(17900.0), number(None)
-    ('0.0256', '46.1', '17,900', '-')
-    """
+    """Three digits, without exponents."""
     if value is None:
         return "-"
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
@@ -166,51 +148,76 @@ def _quality(found: Row | None, measure: str) -> str:
     return f"{value:.2f}" if measure == "spearman" else f"{value:.1f}" if value < 1e3 else f"{value:.0e}"
 
 
-def _learning(results: Results) -> str:
-    """Test accuracies by task, layer and rate, the rate that is best in validation in bold."""
-    runs = results["rows"]
-    rates = sorted({run["rate"] for run in runs}, reverse=True)
-    body = []
-    for found in accuracies(runs):
-        cells = []
-        for rate in rates:
-            tests = found.tests.get(rate)
-            mark = "**" if rate == found.rate else ""
-            cells.append("-" if tests is None else f"{mark}{statistics.mean(tests):.1f}{mark}")
-        body.append([found.task, _layer(found.kind), f"{found.parameters:,}", *cells, f"{found.ms:.1f}"])
-    header = ["task", "hidden layer", "its parameters", *(f"rate {rate:g}" for rate in rates), "ms a step"]
-    return f"{markdown(header, body)}\n{_protocol(runs)}\n"
+def _exported(n: int) -> Callable[[Results], str]:
+    """ONNX files of layers of this size, a line for each class: size, speed against dense, time to load."""
 
-
-def _layer(kind: str) -> str:
-    return kind if " " in kind else f"`{kind}`"
-
-
-def _protocol(runs: Rows) -> str:
-    """How many runs there are and how long they trained, as the runs themselves have it."""
-    seeds = Counter((run["task"], run["kind"], run["rate"]) for run in runs).values()
-    epochs, batches = {len(run["epochs"]) - 1 for run in runs}, {run["batch"] for run in runs}
-    parts = _counted(seeds, "seed"), _counted(epochs, "epoch"), _counted(batches, "example")
-    return f"{len(runs)} runs of {parts[0]} and {parts[1]}, {parts[2]} a step."
-
-
-def _counted(values: Collection[int], what: str) -> str:
-    least, most = min(values), max(values)
-    return f"{least if least == most else f'{least} to {most}'} {what}{'s' * (most > 1)}"
-
-
-def _movements(results: Results) -> str:
-    """The operators of LDR-TD by task and epoch."""
-    body = [
-        [
-            moved.task,
-            str(moved.epoch),
-            f"{moved.growth[0]:.4f} to {moved.growth[1]:.4f}",
-            f"{moved.row_sum:.3f}",
+    def table(results: Results) -> str:
+        grouped: dict[tuple[str, int | None], dict[str, Row]] = {}
+        for row in results["rows"]:
+            if row["n"] == n:
+                grouped.setdefault((row["structure"], row["rank"]), {})[row["file"]] = row
+        known = [
+            f for f in ("fft", "matmul", "load", "dense") if any(f in files for files in grouped.values())
         ]
-        for moved in movements(results["rows"])
-    ]
-    return markdown(["task", "epoch", "growth", "row sum"], body)
+        faster = [(file, batch) for batch in (1, 32) for file in known[:-1]]
+        loads = ["load"] if "load" in known else []
+        header = ["class", "rank", *(f"{file} KB" for file in known)]
+        header += [*(f"{file} x{batch}" for file, batch in faster), *(f"{file} ms" for file in loads)]
+        body = []
+        for (name, rank), files in grouped.items():
+            line = [f"`{name}`", _text(rank), *(number(files[file]["bytes"] / 1e3) for file in known)]
+            line += [number(files[file][f"faster_batch_{batch}"]) for file, batch in faster]
+            body.append(line + [number(files[file]["load_ms"]) for file in loads])
+        return markdown(header, body)
+
+    return table
+
+
+_PAPER = ("ldr_sd", "toeplitz_like", "low_rank")  # the classes that the paper compares
+
+
+def _ratios(results: Results, **wanted: Any) -> dict[str, str]:
+    """Ratios by class, of the rows that have these values."""
+    rows = [row for row in results["rows"] if all(row[key] == value for key, value in wanted.items())]
+    return {row["structure"]: f"{row['ratio']:.2f}" for row in rows}
+
+
+def _recurrent(results: Results) -> str:
+    """Training steps of recurrent layers of 128 units over those of torch's, by class."""
+    of = partial(_ratios, results, input_size=128, plan="auto")
+    columns = {
+        "LSTM, rank 1": of(cell="lstm", rank=1, which="input"),
+        "LSTM, rank 16": of(cell="lstm", rank=16, which="input"),
+        'LSTM, rank 1, `which="both"`': of(cell="lstm", rank=1, which="both"),
+        "GRU, rank 1": of(cell="gru", rank=1, which="input"),
+    }
+    names = dict.fromkeys((*_PAPER, *columns["LSTM, rank 1"]))
+    body = [[f"`{name}`", *(column.get(name, "") for column in columns.values())] for name in names]
+    return markdown(["structure", *columns], body)
+
+
+def _recurrent_plans(results: Results) -> str:
+    """The same for larger inputs, with dense weights and with fast products."""
+    pairs = [(name, plan) for name in _PAPER for plan in ("dense", "fast")]
+    body = []
+    for inputs in (256, 1024, 2048):
+        found = {plan: _ratios(results, input_size=inputs, plan=plan) for plan in ("dense", "fast")}
+        body.append([str(inputs), *(found[plan][name] for name, plan in pairs)])
+    return markdown(["inputs", *(f"`{name}` {plan}" for name, plan in pairs)], body)
+
+
+def _instructions(results: Results) -> str:
+    """What a layer costs on a microcontroller, by class."""
+    rows = sorted(results["rows"], key=lambda row: row["instructions"])
+    (dense,) = (row["instructions"] for row in rows if row["structure"] == "dense")
+    body = []
+    for row in rows:
+        operators = row["operators"] if row["structure"].startswith("ldr") else ""
+        sizes = [f"{row[key]:,}" for key in ("weights_bytes", "arena_bytes", "instructions")]
+        ratio = f"{row['instructions'] / dense:.2f}"
+        body.append([f"`{row['structure']}`", str(row["rank"] or ""), operators, row["form"], *sizes, ratio])
+    head = ["class", "rank", "operators", "how", "weights, bytes", "arena, bytes", "instructions", "of dense"]
+    return markdown(head, body, left=4)
 
 
 def _text(value: Any) -> str:
@@ -298,32 +305,40 @@ TABLES: dict[str, tuple[str, Callable[[Results], str]]] = {
         "n": "n", "kind": "entries", "corners": "corners", "seeds": "operators", "accepted": "accepted",
         "c": "c", "port_ms": "port ms", "over_stencil": "over stencil", "over_dense": "over dense",
         "error": "error", "stencil_error": "of the stencil"})),
-    "td_learning": ("tridiagonal_learning", _learning),
-    "td_operators": ("tridiagonal_learning", _movements),
+    "export_1024": ("export", _exported(1024)),
+    "export_4096": ("export", _exported(4096)),
+    "recurrent": ("recurrent_speed", _recurrent),
+    "recurrent_plans": ("recurrent_speed", _recurrent_plans),
+    "instructions": ("microcontroller", _instructions),
+    "td_learning": ("tridiagonal_learning", lambda results: learned(results["rows"])),
+    "td_operators": ("tridiagonal_learning", lambda results: movements(results["rows"])),
 }  # fmt: skip
 
 
-def render(name: str, folder: Path) -> str:
+def table(name: str, folder: Path) -> str:
     """The table of this name from the results in a folder, or a line that says how to make them."""
-    if name not in TABLES:
-        raise ValueError(unknown("table", name, TABLES))
     file, make = TABLES[name]
     missing = f"Not measured yet: `python benchmarks/{file}.py`.\n"
     content = _content(file, folder)
     if content is None:
         return missing
-    sections = content.get("sections") or {"rows": content.get("rows", [])}
-    machine = content["machine"]
-    where = (
-        f"{machine['machine']}, {machine['threads']} threads"
-        if machine["device"] == "cpu" or file == "cpu_speed"
-        else machine["device"]
-    )
     try:
-        table = make(sections)
+        made = make(content.get("sections") or {"rows": content.get("rows", [])})
     except KeyError:
         return missing
-    return f"{table}\nMeasured on {where}, torch {machine['torch']}.\n"
+    return f"{made}\nMeasured on {_where(content['machine'], file)}.\n"
+
+
+def _where(machine: Any, file: str) -> str:
+    """A machine in words."""
+    if isinstance(machine, str):
+        return machine
+    if "onnxruntime" in machine:
+        return f"{machine['machine']}, one thread, onnxruntime {machine['onnxruntime']}"
+    threads = "one thread" if machine["threads"] == 1 else f"{machine['threads']} threads"
+    here = machine["device"] == "cpu" or file == "cpu_speed"
+    device = f"{machine['machine']}, {threads}" if here else machine["device"]
+    return f"{device}, torch {machine['torch']}"
 
 
 def _content(file: str, folder: Path) -> dict[str, Any] | None:
@@ -333,17 +348,3 @@ def _content(file: str, folder: Path) -> dict[str, Any] | None:
         return dict(json.loads(path.read_text()))
     rows = [json.loads(line) for line in lines.read_text().splitlines()] if lines.exists() else []
     return {"machine": rows[0]["machine"], "rows": rows} if rows else None
-
-
-def fill(text: str, folder: Path) -> str:
-    """A page with every marked table rendered anew."""
-    text = _README.sub("<!-- speed table -->\n<!-- table: speed -->\n<!-- end -->", text)
-    return filled(text, lambda name, keys: f"\n{render(name, folder)}\n")
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    return fill_pages(__doc__, PAGES, lambda text, root: fill(text, root / "results" / "bench"), arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

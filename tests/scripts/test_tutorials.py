@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 NAMES = sorted(path.stem for path in (ROOT / "examples" / "tutorials").glob("*.py"))
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
 TIMED = ("latency:", "slower than dense here:", "note:")  # lines that depend on the machine

@@ -9,7 +9,7 @@ import pytest
 
 import torchldr
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 WITHOUT_OPERATORS = ["dense", "fastfood", "monarch", "kronecker", "blast"]
 ROW = re.compile(r"^\| \[(.+)\]\(#.+\) \| .+ \| (\d+|-) \| (\d+) \| (\d+|-) \|$", re.MULTILINE)
 

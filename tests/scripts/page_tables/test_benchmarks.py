@@ -5,14 +5,20 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+import torchldr
 from torchldr.bench.paper_values import RANKS, SIZES, acceleration
-from torchldr_paper.tables import benchmarks as tables
 
 ROOT = Path(__file__).resolve().parents[3]
 MACHINE = {"machine": "arm", "threads": 2, "torch": "2.0", "device": "cpu"}
+
+
+@pytest.fixture
+def tables(fill_pages) -> ModuleType:
+    return fill_pages.benchmarks
 
 
 def cells() -> list[dict[str, object]]:
@@ -24,7 +30,7 @@ def cells() -> list[dict[str, object]]:
     ]
 
 
-def test_tables_are_filled_in_and_checked(tmp_path, capsys):
+def test_tables_are_filled_in_and_checked(fill_pages, tmp_path):
     bench = tmp_path / "results" / "bench"
     bench.mkdir(parents=True)
     (tmp_path / "docs").mkdir()
@@ -32,21 +38,21 @@ def test_tables_are_filled_in_and_checked(tmp_path, capsys):
     page.write_text(
         "a\n\n<!-- table: ldr_sd -->\n<!-- end -->\n\nb\n<!-- table: gpu -->\nold\n<!-- end -->\nc\n"
     )
-    readme.write_text("x\n\n<!-- speed table -->\n\ny\n")
+    readme.write_text("x\n\n<!-- table: speed -->\n<!-- end -->\n\ny\n")
     result = {"machine": MACHINE, "sections": {"cells": cells()}}
     (bench / "cpu_speed.json").write_text(json.dumps(result))
     root = ["--root", str(tmp_path)]
-    assert tables.main([*root, "--check"]) == 1
-    assert tables.main(root) == 0
+    assert fill_pages.main([*root, "--check"]) == 1
+    assert fill_pages.main(root) == 0
     assert "| 4,096 | 2 (3.34) | 2 (2.57) |" in page.read_text()
     assert "Not measured yet: `python benchmarks/gpu_speed.py`." in page.read_text()
     assert "old" not in page.read_text()
     assert "| 32,768 | 2 (46.1) | 2 (16) | 2 (5.7) |" in readme.read_text()
     assert "Measured on arm, 2 threads, torch 2.0." in readme.read_text()
     filled = page.read_text(), readme.read_text()
-    assert tables.main(root) == 0
+    assert fill_pages.main(root) == 0
     assert (page.read_text(), readme.read_text()) == filled
-    assert tables.main([*root, "--check"]) == 0
+    assert fill_pages.main([*root, "--check"]) == 0
 
 
 def trained(
@@ -62,10 +68,10 @@ def trained(
     return {"task": task, "kind": kind, "rate": rate, "seed": seed, "machine": MACHINE, **facts}
 
 
-def shown(tmp_path: Path, name: str, runs: list[dict[str, object]]) -> list[str]:
+def shown(tables: ModuleType, tmp_path: Path, name: str, runs: list[dict[str, object]]) -> list[str]:
     """The lines of a table from these runs."""
     (tmp_path / "tridiagonal_learning.jsonl").write_text("".join(json.dumps(run) + "\n" for run in runs))
-    return tables.render(name, tmp_path / "bench").splitlines()
+    return tables.table(name, tmp_path / "bench").splitlines()
 
 
 RUNS = [
@@ -77,8 +83,8 @@ RUNS = [
 ]
 
 
-def test_what_was_learned_is_shown_by_rate_with_the_best_in_validation(tmp_path):
-    lines = shown(tmp_path, "td_learning", RUNS)
+def test_what_was_learned_is_shown_by_rate_with_the_best_in_validation(tables, tmp_path):
+    lines = shown(tables, tmp_path, "td_learning", RUNS)
     assert lines[0] == "| task | hidden layer | its parameters | rate 0.01 | rate 0.001 | ms a step |"
     assert lines[2:5] == [
         "| far | `ldr_td` | 4,096 | 40.0 | **25.0** | 2.0 |",
@@ -88,11 +94,13 @@ def test_what_was_learned_is_shown_by_rate_with_the_best_in_validation(tmp_path)
     assert lines[6] == "5 runs of 1 to 2 seeds and 1 epoch, 50 examples a step."
     assert lines[-1] == "Measured on arm, 2 threads, torch 2.0."
     again = [*RUNS, trained("far", "ldr_td", 0.01, 2, valid=0.99, test=0.7)]
-    assert "| far | `ldr_td` | 4,096 | **50.0** | 25.0 | 2.0 |" in shown(tmp_path, "td_learning", again)
+    assert "| far | `ldr_td` | 4,096 | **50.0** | 25.0 | 2.0 |" in shown(
+        tables, tmp_path, "td_learning", again
+    )
 
 
-def test_operators_are_shown_by_their_worst(tmp_path):
-    lines = shown(tmp_path, "td_operators", RUNS)
+def test_operators_are_shown_by_their_worst(tables, tmp_path):
+    lines = shown(tables, tmp_path, "td_operators", RUNS)
     assert lines[0] == "| task | epoch | growth | row sum |"
     assert lines[2:6] == [
         "| far | 0 | 1.0000 to 1.0000 | 1.000 |",
@@ -102,18 +110,46 @@ def test_operators_are_shown_by_their_worst(tmp_path):
     ]
     (tmp_path / "tridiagonal_learning.jsonl").write_text("")
     missing = "Not measured yet: `python benchmarks/tridiagonal_learning.py`.\n"
-    assert tables.render("td_operators", tmp_path / "bench") == missing
+    assert tables.table("td_operators", tmp_path / "bench") == missing
 
 
-def test_the_pages_show_the_committed_results():
-    assert tables.main(["--root", str(ROOT), "--check"]) == 0
+def test_numbers_have_three_digits_and_no_exponents(tables):
+    numbers = [tables.number(x) for x in (0.0256, 46.13, 17900.0, None)]
+    assert numbers == ["0.0256", "46.1", "17,900", "-"]
 
 
-def test_an_unknown_table_is_an_error(tmp_path):
-    with pytest.raises(ValueError, match="unknown table 'speeds'"):
-        tables.fill("<!-- table: speeds -->\n<!-- end -->", tmp_path)
+def test_the_pages_ask_for_every_table(tables):
+    pages = (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"))
+    asked = {name for page in pages for name in re.findall(r"<!-- table: (\w+) -->", page.read_text())}
+    assert set(tables.TABLES) <= asked
 
 
-def test_the_pages_ask_for_every_table():
-    pages = "".join((ROOT / page).read_text() for page in tables.PAGES)
-    assert set(re.findall(r"<!-- table: (\w+) -->", pages)) == set(tables.TABLES)
+def test_exported_files_of_every_class_are_measured_and_shown(tables, tmp_path):
+    content = json.loads((ROOT / "results" / "bench" / "export.json").read_text())
+    measured = {(row["structure"], row["file"]) for row in content["rows"]}
+    for name in torchldr.structures():
+        assert name == "dense" or {(name, "fft"), (name, "matmul"), (name, "dense")} <= measured
+    rows = []
+    for file, size, times in (("fft", 1000, 2.0), ("matmul", 2000, 4.0), ("dense", 4000, 8.0)):
+        row = {"structure": "circulant", "n": 1024, "rank": None, "file": file, "bytes": size}
+        rows.append({**row, "faster_batch_1": 8 / times, "faster_batch_32": 1.0})
+    content = {"rows": rows, "machine": {**MACHINE, "onnxruntime": "1"}}
+    (tmp_path / "export.json").write_text(json.dumps(content))
+    made = tables.table("export_1024", tmp_path)
+    assert "| `circulant` | - | 1 | 2 | 4 | 4 | 2 | 1 | 1 |" in made
+    assert made.endswith("\nMeasured on arm, one thread, onnxruntime 1.\n")
+
+
+def test_every_class_is_measured_on_a_microcontroller(load_script):
+    script = load_script("benchmarks/microcontroller.py")
+    rows = json.loads(script.RESULTS.read_text())["rows"]
+    assert {row["structure"] for row in rows} == {name for name, *_ in script.cases()}
+
+
+def test_recurrent_layers_hold_the_promise():
+    """At most 1.3 times torch's training time for 128 hidden units at rank 1."""
+    rows = json.loads((ROOT / "results" / "bench" / "recurrent_speed.json").read_text())["rows"]
+    wanted = {"cell": "lstm", "input_size": 128, "hidden_size": 128, "rank": 1, "which": "input"}
+    found = [row for row in rows if all(row[key] == value for key, value in wanted.items())]
+    ratios = {row["structure"]: row["ratio"] for row in found}
+    assert all(ratios[name] <= 1.3 for name in ("ldr_sd", "toeplitz_like", "low_rank"))

@@ -1,0 +1,63 @@
+"""How the operators of an LDR-TD matrix stand: entries, growth, and what the port product needs."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...functional.port import acceptance
+from ...operators import Tridiagonal
+
+EIGENVALUES_UP_TO = 1024  # rows of an operator whose eigenvalues are computed
+
+
+@torch.no_grad()
+def operator_report(matrix: Any, *, spectrum: bool = True) -> list[dict[str, Any]]:
+    """What the two operators are like: a row of plain numbers for A and one for C, for a table by epoch.
+
+    Args:
+        spectrum: whether to compute the spectral radius, of operators of up to 1024 rows.
+
+    Returns:
+        Rows for A and C of
+            subdiagonal, diagonal, superdiagonal, corners: least and largest entry,
+            row_sum: the largest absolute row sum,
+            growth: the mean factor of |A^t v| a step, over k = min(m, n) steps,
+            spectral_radius: where it was computed, else None,
+            oversampling: that of the layer's port product, or None where it takes the stencil,
+            bound, reason: of the layer's product (`acceptance.Verdict`).
+
+    Waits for the device.
+    """
+    M = matrix.double()
+    both = M.both_operators()
+    verdict = acceptance.judge(*both)
+    rows = []
+    for side, operator in zip("AC", both, strict=True):
+        lower, diagonal, upper, _ = operator
+        A, radius = Tridiagonal.from_ring(lower, diagonal, upper), None
+        if spectrum and len(diagonal) <= EIGENVALUES_UP_TO:
+            radius = float(torch.linalg.eigvals(A.to_dense().cpu()).abs().max())
+        rows.append(
+            {
+                "side": side,
+                "subdiagonal": _range(A.sub),
+                "diagonal": _range(A.diag),
+                "superdiagonal": _range(A.super),
+                "corners": A.corners.tolist(),
+                "row_sum": float((lower.abs() + diagonal.abs() + upper.abs()).max()),
+                "growth": math.exp(acceptance.growth_rate(operator, min(M.shape))),
+                "spectral_radius": radius,
+                "oversampling": verdict.ports.oversampling if verdict.ports else None,
+                "bound": verdict.bound if math.isfinite(verdict.bound) else None,
+                "reason": verdict.reason,
+            }
+        )
+    return rows
+
+
+def _range(x: Tensor) -> list[float]:
+    return [float(x.min()), float(x.max())]

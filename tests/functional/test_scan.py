@@ -188,7 +188,8 @@ def kernels(compiler: Callable[[str], ctypes.CDLL], monkeypatch: pytest.MonkeyPa
                 assert value.is_contiguous()
                 values.append(ctypes.c_void_p(value.data_ptr()))
             else:
-                values.append(ctypes.c_void_p(value) if place in POINTERS.get(name, ()) else value)
+                address = place in POINTERS.get(name, ()) or value >= 1 << 31
+                values.append(ctypes.c_void_p(value) if address else value)
         if name == "sums" and not isinstance(given[10], Tensor):
             values[10] = ctypes.c_void_p(0)
         getattr(compiler(source), f"run_{name}")(*grid, threads, *values)

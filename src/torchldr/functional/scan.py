@@ -140,11 +140,11 @@ def stein_scan_gradients(of: Operators, G: Tensor, H: Tensor, D: Tensor) -> Grad
     found = Gradients(G.new_empty(*leading, m), H.new_empty(*leading, n), torch.empty_like(D))
     for R, (*given, D_, da, dc, dE) in _in_parts(leading.numel(), [*_arguments(of, G, H), D, *found]):
         size = sizes(form, R, m, n)
-        state = states(form, D.device, size, given, D_)
-        rows = state.new_empty(R, size.blocks * size.parts, m)
-        columns = state.new_empty(R, size.segments, size.blocks, size.width)
+        lengths = R * size.blocks * size.parts * m, R * size.segments * size.blocks * size.width
+        memory, (state, rows, columns) = states(form, D.device, size, given, D_, *lengths)
         launch("gradients", form, D.device, size, [*given, D_, state, dE, rows, columns])
         launch("totals", form, D.device, size, [rows, columns, da, dc, size.blocks])
+        del memory  # until here: the kernels are queued
     return found
 
 
@@ -212,7 +212,9 @@ def _filled(
     whole = torch.empty(*leading, m, n, dtype=form.dense, device=device)
     for R, (*given, M) in _in_parts(leading.numel(), [*arguments, whole]):
         size = sizes(form, R, m, n)
-        launch("fill", form, device, size, [*given, states(form, device, size, given, 0), M])
+        memory, (state,) = states(form, device, size, given, 0)
+        launch("fill", form, device, size, [*given, state, M])
+        del memory  # until here: the kernels are queued
     return whole
 
 

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from ..kernels.cuda.scan import DTYPES
 from . import scan, stencil
-from ._twin import plain_backward, plain_jvp
+from ._twin import applied, plain_backward, plain_jvp
 from .doubling import shifted_sum
 from .scan import Operators, weights
 
@@ -50,7 +50,7 @@ def stein_matrix(A: Ring, C: Ring, G: Tensor, H: Tensor, dtype: torch.dtype | No
     dtype = dtype or G.dtype
     if G.shape[-1] > H.shape[-1]:
         return stein_matrix(C, A, H, G, dtype).mT
-    return _Stein.apply(G, H, *A, *C, dtype)
+    return applied(_Stein, G, H, *A, *C, dtype)
 
 
 def stein_sum(A: Ring, C: Ring, G: Tensor, H: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -113,6 +113,11 @@ def _in_front(info: Any, in_dims: Sequence[int | None], inputs: Sequence[Any]) -
     ]
 
 
+def _as(t: Tensor, dtype: torch.dtype) -> Tensor:
+    """`t.to(dtype)`, without asking torch where it has that dtype."""
+    return t if t.dtype is dtype else t.to(dtype)
+
+
 class _Stein(torch.autograd.Function):
     """Of G, H, the corner and subdiagonal of A, those of C, and the dtype of the result."""
 
@@ -143,11 +148,12 @@ class _Stein(torch.autograd.Function):
             dE = scan.stein_scan_adjoint(of, D, G.dtype)
         on = torch.is_autocast_enabled(D.device.type)
         with torch.autocast(D.device.type, enabled=False) if on else nullcontext():
-            dG = (dE @ H.to(D.dtype).mT).mT.to(G.dtype) if wanted[0] else None
-            dH = (G.to(D.dtype) @ dE).to(H.dtype) if wanted[1] else None
+            dG = _as(dE @ _as(H, D.dtype).mT, G.dtype).mT if wanted[0] else None
+            dH = _as(_as(G, D.dtype) @ dE, H.dtype) if wanted[1] else None
         if da is None or dc is None:
             return dG, dH, None, None, None, None, None
-        return dG, dH, da[..., :1], da[..., 1:], dc[..., :1], dc[..., 1:], None
+        parts = (torch.split_with_sizes(d, (1, d.shape[-1] - 1), -1) for d in (da, dc))
+        return dG, dH, *next(parts), *next(parts), None
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Tensor:

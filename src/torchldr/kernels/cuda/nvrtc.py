@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from contextlib import nullcontext
 from functools import cache
 from typing import Any
 
@@ -19,7 +18,26 @@ __all__ = ["launch", "unavailable"]
 Grid = tuple[int, int, int]
 
 _PLAIN_SHARED = 48 << 10  # bytes; a kernel has to ask for more
-_thread = threading.local()
+
+
+class _Thread(threading.local):
+    """What a thread has: the contexts of devices, and memory for arguments, which a launch copies."""
+
+    def __init__(self) -> None:
+        self.devices: set[int] = set()
+        self._words: dict[int, tuple[Any, Any]] = {}
+
+    def words(self, count: int) -> tuple[Any, Any]:
+        """So many words, and their addresses."""
+        if count not in self._words:
+            values = (ctypes.c_int64 * count)()
+            first = ctypes.addressof(values)
+            places = (ctypes.c_void_p * count)(*range(first, first + 8 * count, 8))
+            self._words[count] = values, places
+        return self._words[count]
+
+
+_thread = _Thread()
 
 
 @cache
@@ -58,22 +76,24 @@ def launch(
     """
     current = torch.cuda.current_device()
     index = current if device.index is None else device.index
-    with torch.cuda.device(index) if index != current else nullcontext():
+    if index == current:
+        _launch(source, name, index, grid, threads, arguments, shared)
+        return
+    with torch.cuda.device(index):
         _launch(source, name, index, grid, threads, arguments, shared)
 
 
 def _launch(
     source: str, name: str, index: int, grid: Grid, threads: int, arguments: list[Any], shared: int
 ) -> None:
-    _enter(index)  # a thread may be new to what another has compiled
+    if index not in _thread.devices:  # a thread may be new to what another has compiled
+        _enter(index)
     kernel = compiled(source, name, index)
     if shared >= _PLAIN_SHARED:
         kernel.set_shared_memory_config(shared)
     # As the kernel's own call, which takes several times as long to look at each argument.
-    words = [a.data_ptr() if isinstance(a, Tensor) else a for a in arguments]
-    values = (ctypes.c_int64 * len(words))(*words)
-    first = ctypes.addressof(values)
-    places = (ctypes.c_void_p * len(words))(*range(first, first + 8 * len(words), 8))
+    values, places = _thread.words(len(arguments))
+    values[:] = [a.data_ptr() if isinstance(a, Tensor) else a for a in arguments]
     stream = ctypes.c_void_p(torch._C._cuda_getCurrentRawStream(index))
     failed = _library().cuLaunchKernel(kernel.func, *grid, threads, 1, 1, shared, stream, places, None)
     if failed:
@@ -95,10 +115,9 @@ def _enter(device: int) -> None:
     Kernels are loaded and launched through the driver, which takes the thread's context, and autograd's own
     thread has none before its first call of the CUDA runtime: an event is one.
     """
-    entered: set[int] = _thread.__dict__.setdefault("devices", set())
-    if device not in entered:
+    if device not in _thread.devices:
         torch.cuda.current_stream().record_event()
-        entered.add(device)
+        _thread.devices.add(device)
 
 
 @cache

@@ -8,6 +8,7 @@ gradient D and that of E) may have fewer digits than the numbers that are comput
 from __future__ import annotations
 
 from functools import cache
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -459,12 +460,18 @@ def parts(matrices: int) -> list[slice]:
     return [slice(first, first + _MOST) for first in range(0, matrices, _MOST)]
 
 
-def states(form: Form, device: torch.device, of: Sizes, given: list[Any], D: Any) -> Tensor:
-    """What each segment takes over from the others."""
-    count = 4 if form.graded else 2
-    shape = of.matrices, of.segments, of.n
-    both = torch.empty(3 * count, *shape, dtype=form.dtype, device=device)
-    sums, states = both[:count], both[count:]
+def states(
+    form: Form, device: torch.device, of: Sizes, given: list[Any], D: Any, *more: int
+) -> tuple[Tensor, list[int]]:
+    """What each segment takes over from the others: memory, and addresses in it.
+
+    The first address is that of the states; others are of parts with so many numbers, to be written.
+    """
+    count, each = 4 if form.graded else 2, of.matrices * of.segments * of.n
+    lengths = (count * each, 2 * count * each, *more)
+    memory = torch.empty(sum(lengths), dtype=form.dtype, device=device)
+    first, size = memory.data_ptr(), form.dtype.itemsize
+    sums, states, *others = (first + size * before for before in accumulate((0, *lengths[:-1])))
     launch("sums", form, device, of, [*given, D, sums])
     launch("chain", form, device, of, [sums, states])
-    return states
+    return memory, [states, *others]

@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import gc
 import importlib.util
+import logging
 import multiprocessing
 import os
 import random
@@ -29,6 +30,12 @@ settings.load_profile("torchldr")
 # Processes of the tests are forks of one that has imported these, which takes seconds: see `started`.
 multiprocessing.set_forkserver_preload(["torch", "torch._dynamo", "torchldr"])
 FORKS = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+
+# pytest listens, three times in each test, to every logger that does not propagate. torch has forty of them,
+# and one that writes down all that torch.compile does as soon as anybody listens.
+for logger in logging.root.manager.loggerDict.values():
+    if isinstance(logger, logging.Logger) and not logger.propagate:
+        logger.propagate, logger.handlers = True, []
 
 # Modules that need an extra are not looked through for examples without it.
 collect_ignore = [] if importlib.util.find_spec("transformers") else ["src/torchldr/hf.py"]

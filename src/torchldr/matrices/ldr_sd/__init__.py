@@ -104,10 +104,8 @@ class LDRSubdiagonal(StructuredMatrix, name="ldr_sd"):
         return (2 * rank + 2) * costs.fft_multiply_adds(m + n) + 2 * rank * (m + n)
 
     def factors(self) -> list[tuple[Tensor, ...]]:
-        return [
-            (self._krylov_reference("A", g), self._krylov_reference("C", h).mT)
-            for g, h in zip(self.G, self.H, strict=True)
-        ]
+        left, right = self._krylov_reference("A", self.G), self._krylov_reference("C", self.H)
+        return list(zip(left, right.mT, strict=True))
 
     def operators(self) -> tuple[Tensor, Tensor]:
         return (

@@ -14,7 +14,7 @@ from ...core.matrix import StructuredMatrix, generators_
 from ...core.routes import Call
 from ...core.storage import AROUND_ONE, FLOAT, Storage
 from ...functional import stein_scan
-from ...functional.reference import krylov_of_ring_reference, subdiagonal_reference
+from ...functional.reference import krylov_of_cycle_reference, subdiagonal_reference
 from .routes import PRODUCTS, ROUTES, dense_matrix, unseen
 
 _STORED = {"subdiagonal": AROUND_ONE, "corner": FLOAT}
@@ -94,9 +94,7 @@ class LDRSubdiagonal(StructuredMatrix, name="ldr_sd"):
 
     def _krylov_reference(self, side: str, v: Tensor) -> Tensor:
         s, corner = self.tensors[f"subdiagonal_{side}"], self.tensors[f"corner_{side}"]
-        lower = torch.cat((corner.reshape(1), s))
-        zero = torch.zeros_like(lower)
-        return krylov_of_ring_reference(lower, zero, zero, v, min(self.shape))
+        return krylov_of_cycle_reference(torch.cat((corner.reshape(1), s)), v, min(self.shape))
 
     @classmethod
     def multiply_adds(cls, out_features: int, in_features: int, rank: int, **options: Any) -> float:

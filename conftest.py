@@ -31,12 +31,6 @@ settings.load_profile("torchldr")
 multiprocessing.set_forkserver_preload(["torch", "torch._dynamo", "torchldr"])
 FORKS = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 
-# pytest listens, three times in each test, to every logger that does not propagate. torch has forty of them,
-# and one that writes down all that torch.compile does as soon as anybody listens.
-for logger in logging.root.manager.loggerDict.values():
-    if isinstance(logger, logging.Logger) and not logger.propagate:
-        logger.propagate, logger.handlers = True, []
-
 # Modules that need an extra are not looked through for examples without it.
 collect_ignore = [] if importlib.util.find_spec("transformers") else ["src/torchldr/hf.py"]
 
@@ -49,6 +43,17 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 10, 10)
+
+
+def pytest_runtest_logstart() -> None:
+    """torch's loggers pass on to the root what they say, a few warnings, and have no ears of their own.
+
+    pytest listens to every logger that does not pass on, six times in each test. torch has forty of them, and
+    one writes down all that torch.compile does as soon as anybody listens.
+    """
+    for name, logger in logging.root.manager.loggerDict.items():
+        if f"{name}.".startswith("torch.") and isinstance(logger, logging.Logger) and not logger.propagate:
+            logger.propagate, logger.handlers = True, []
 
 
 @pytest.fixture(autouse=True)
@@ -139,14 +144,17 @@ def mutations():
 
 @pytest.fixture(scope="session")
 def torchlib_once() -> Iterator[None]:
-    """torch reads its table of ONNX operators for every file that it writes, a second each: here once."""
+    """torch reads its tables of operators for every ONNX file that it writes, a second each: here once."""
     if importlib.util.find_spec("onnxscript") is None:
         yield
         return
+    from torch._export import utils
     from torch.onnx._internal.exporter._registration import ONNXRegistry
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(cache(ONNXRegistry.from_torchlib)))
+        if hasattr(utils, "_materialize_cpp_cia_ops"):
+            patch.setattr(utils, "_materialize_cpp_cia_ops", cache(utils._materialize_cpp_cia_ops))
         yield
 
 

@@ -31,6 +31,11 @@ settings.load_profile("torchldr")
 multiprocessing.set_forkserver_preload(["torch", "torch._dynamo", "torchldr"])
 FORKS = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 
+# To seed a device that is not there keeps a stack trace, a millisecond in each torch.manual_seed.
+for devices in (torch.cuda, torch.xpu, torch.mtia):
+    if not devices.is_available():
+        devices.manual_seed_all = lambda seed: None
+
 # Modules that need an extra are not looked through for examples without it.
 collect_ignore = [] if importlib.util.find_spec("transformers") else ["src/torchldr/hf.py"]
 

@@ -5,6 +5,9 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
 STAMP := .venv/.stamp
+LIBRARY := .venv/.library
+LOOPS := src/torchldr/kernels/cpu/__pycache__/.loops
+INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt
 
 EXTRAS := cli,onnx,dev,docs
 # make test PAPER='paper[ray]' installs Ray too, and runs the tests that need a cluster.
@@ -15,27 +18,38 @@ unexport PYTHONDONTWRITEBYTECODE
 # The site's generator announces its successor at every call.
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: setup test demo docs lint wheel clean
+.PHONY: setup loops test demo docs lint wheel clean
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml paper/pyproject.toml constraints.txt
+# The library, which is all that its loops need to be compiled; then what development needs.
+$(LIBRARY): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer found; try make PYTHON=/path/to/python" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]' -e '$(PAPER)'
+	$(INSTALL) -e .
 	touch $@
+
+$(STAMP): $(LIBRARY) paper/pyproject.toml
+	$(INSTALL) -e '.[$(EXTRAS)]' -e '$(PAPER)'
+	touch $@
+
+# Machine code lies beside its sources, and so does what says that it was made.
+loops: $(LOOPS)
+
+$(LOOPS): $(LIBRARY) scripts/compile_loops.py $(shell find src/torchldr -name '*.py')
+	@PYTHONPATH=src nice $(BIN)/python scripts/compile_loops.py
+	@mkdir -p $(@D) && touch $@
 
 lint: setup
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check --quiet || { echo "run: $(BIN)/ruff format" >&2; exit 1; }
-	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/mkdocs build --strict --quiet
+	$(BIN)/mkdocs build --strict --quiet & site=$$!; $(BIN)/mypy || { kill $$site; exit 1; }; wait $$site
 
-# The loops are compiled while the linters run, once for both processes of the tests. Two processes of one thread
-# each are faster than one of two threads, and do not compete.
-test: setup
-	@$(BIN)/python scripts/compile_loops.py & loops=$$!; $(MAKE) --no-print-directory lint || { kill $$loops; exit 1; }; wait $$loops
+# The loops are compiled once for both processes of the tests, with what pip and the linters leave of two cores. Two
+# processes of one thread each are faster than one of two threads, and do not compete.
+test: $(LIBRARY)
+	@$(MAKE) --no-print-directory loops & loops=$$!; $(MAKE) --no-print-directory lint || { kill $$loops; exit 1; }; wait $$loops
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(PYTEST)
 
 # One thread: the networks are small, and two threads wait for each other more than they compute.

@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import gc
 import importlib.util
+import logging
 import multiprocessing
 import os
 import random
@@ -30,6 +31,11 @@ settings.load_profile("torchldr")
 multiprocessing.set_forkserver_preload(["torch", "torch._dynamo", "torchldr"])
 FORKS = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 
+# To seed a device that is not there keeps a stack trace, a millisecond in each torch.manual_seed.
+for devices in (torch.cuda, torch.xpu, torch.mtia):
+    if not devices.is_available():
+        devices.manual_seed_all = lambda seed: None
+
 # Modules that need an extra are not looked through for examples without it.
 collect_ignore = [] if importlib.util.find_spec("transformers") else ["src/torchldr/hf.py"]
 
@@ -42,6 +48,17 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 10, 10)
+
+
+def pytest_runtest_logstart() -> None:
+    """torch's loggers pass on to the root what they say, a few warnings, and have no ears of their own.
+
+    pytest listens to every logger that does not pass on, six times in each test. torch has forty of them, and
+    one writes down all that torch.compile does as soon as anybody listens.
+    """
+    for name, logger in logging.root.manager.loggerDict.items():
+        if f"{name}.".startswith("torch.") and isinstance(logger, logging.Logger) and not logger.propagate:
+            logger.propagate, logger.handlers = True, []
 
 
 @pytest.fixture(autouse=True)
@@ -132,14 +149,17 @@ def mutations():
 
 @pytest.fixture(scope="session")
 def torchlib_once() -> Iterator[None]:
-    """torch reads its table of ONNX operators for every file that it writes, a second each: here once."""
+    """torch reads its tables of operators for every ONNX file that it writes, a second each: here once."""
     if importlib.util.find_spec("onnxscript") is None:
         yield
         return
+    from torch._export import utils
     from torch.onnx._internal.exporter._registration import ONNXRegistry
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(cache(ONNXRegistry.from_torchlib)))
+        if hasattr(utils, "_materialize_cpp_cia_ops"):
+            patch.setattr(utils, "_materialize_cpp_cia_ops", cache(utils._materialize_cpp_cia_ops))
         yield
 
 

@@ -102,6 +102,16 @@ def test_members_of_fastfood_with_their_permutation_are_found(shape: tuple[int, 
 
 
 @pytest.mark.parametrize("name", CLASSES)
+def test_the_default_device_does_not_matter(name: str):
+    W = normal(6, 5, seed=0)
+    found = from_dense(W, name, rank_of(name, 1), effort=QUICK)
+    with torch.device("meta"):
+        other = from_dense(W, name, rank_of(name, 1), effort=QUICK)
+    assert other.residual == found.residual
+    assert torch.equal(other.matrix.to_dense(), found.matrix.to_dense())
+
+
+@pytest.mark.parametrize("name", CLASSES)
 def test_float32_stays_float32(name: str):
     """Computed in float64, rounded at the end; the residual is that of the rounded matrix."""
     W = member(name, 10, 12, 2, seed=5, dtype=torch.float32)

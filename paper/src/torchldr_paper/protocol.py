@@ -282,8 +282,13 @@ class Run:
         text = json.dumps(self.config(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:HASH_LENGTH]
 
+    @cached_property
+    def seedless(self) -> str:
+        """The hash of the run from seed 0: the same for all seeds."""
+        return self.with_seed(0).hash
+
     def with_seed(self, seed: int) -> Run:
-        return replace(self, seed=seed)
+        return self if seed == self.seed else replace(self, seed=seed)
 
 
 def _mapping(name: str, value: Any) -> Mapping[str, Any]:

@@ -99,14 +99,14 @@ def put(files: dict[str, bytes], folder: Path, form: str, stem: str = "") -> Non
     folder.mkdir(parents=True, exist_ok=True)
     if form in ("", ".gz"):
         for name, data in files.items():
-            (folder / (name + form)).write_bytes(gzip.compress(data) if form else data)
+            (folder / (name + form)).write_bytes(gzip.compress(data, 1) if form else data)
     elif form == ".zip":
-        with zipfile.ZipFile(folder / (stem + form), "w", zipfile.ZIP_DEFLATED) as archive:
+        with zipfile.ZipFile(folder / (stem + form), "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
             for name, data in files.items():
                 archive.writestr(f"inside/{name}", data)
     else:
-        mode = "w" if form == ".tar" else "w:gz"
-        with tarfile.open(folder / (stem + form), mode) as tar:
+        level = {} if form == ".tar" else {"compresslevel": 1}
+        with tarfile.open(folder / (stem + form), "w:gz" if level else "w", **level) as tar:
             for name, data in files.items():
                 info = tarfile.TarInfo(f"inside/{name}")
                 info.size = len(data)

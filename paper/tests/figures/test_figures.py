@@ -207,9 +207,7 @@ def test_accuracy_against_parameters(ledger: Ledger) -> None:
 
 
 def test_quick_runs_are_drawn_where_there_are_no_others(nothing: Ledger) -> None:
-    quick = series.quick_version(
-        keep_table(get_table("rank"), parse_filters(["dataset=cifar10_grey", "rank=1"]))
-    )
+    quick = keep_table(get_table("rank"), parse_filters(["dataset=cifar10_grey", "rank=1"])).quick
     fill(nothing, [quick])
     (ax,) = accuracy_against_rank(nothing).figure.axes
     assert ax.get_title() == "CIFAR-10, grey\n(official data, quick)"

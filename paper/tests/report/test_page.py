@@ -19,7 +19,6 @@ import typer
 from torchldr_paper import Ledger, Run, get_table
 from torchldr_paper.cli.options import keep_table, parse_filters
 from torchldr_paper.cli.report import register
-from torchldr_paper.figures.series import quick_version
 from torchldr_paper.report import report
 from torchldr_paper.report.sections import sections
 
@@ -39,7 +38,7 @@ def ledger(tmp_path_factory: pytest.TempPathFactory) -> Ledger:
     """Rectangles from two seeds and quick, part of the SHL and CNN tables, and a user's own data."""
     ledger = Ledger(tmp_path_factory.mktemp("report"), published=False)
     fill(ledger, [get_table("rectangles")], seeds=2)
-    fill(ledger, [quick_version(get_table("rectangles"))])
+    fill(ledger, [get_table("rectangles").quick])
     fill(ledger, [keep_table(get_table("shl"), parse_filters(["dataset=mnist_bg_rot"]))])
     fill(ledger, [keep_table(get_table("cnn"), parse_filters(["dataset=cifar10", "structure=ldr_sd"]))])
     ledger.append(made_up(Run(HOSTILE, structure="ldr_sd", rank=2), 70.0, "user"))

@@ -25,7 +25,8 @@ are mapped over the stack or called for one matrix after the other, but for thos
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any, ClassVar, Protocol, Self
 
 import torch
@@ -228,8 +229,8 @@ class Contract(LinearMap):
     @classmethod
     def default_options(cls) -> dict[str, Any]:
         """The class's options with their defaults: the keyword-only arguments of `parameter_shapes`."""
-        parameters = inspect.signature(cls.parameter_shapes).parameters.values()
-        return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+        shapes = cls.parameter_shapes
+        return dict(_keywords(getattr(shapes, "__func__", shapes)))
 
     @classmethod
     def check_options(cls, options: Mapping[str, Any], layer: type | None = None) -> dict[str, Any]:
@@ -266,6 +267,13 @@ class Contract(LinearMap):
             why = f"the smaller of out_features={out_features} and in_features={in_features}"
             check_int(who, "rank", rank, most=min(out_features, in_features), why=why)
         return cls.parameter_shapes(out_features, in_features, rank or 1, **options)
+
+
+@cache
+def _keywords(function: Callable[..., Any]) -> dict[str, Any]:
+    """Keyword-only arguments with their defaults; kept, as to read a signature takes long."""
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
 def _depth(cls: type, attribute: str) -> int:

@@ -62,21 +62,30 @@ def krylov_of_side_reference(side: Iterable[Tensor], k: int) -> Tensor:
 
 
 def krylov_of_ring_reference(lower: Tensor, diagonal: Tensor, upper: Tensor, v: Tensor, k: int) -> Tensor:
-    """`krylov_reference` for a cyclic tridiagonal operator, in O(m) a column.
+    """`krylov_reference` for a cyclic tridiagonal operator, in O(m) a column; v may have axes in front.
 
     (Av)_i = lower_i v_{i-1} + diagonal_i v_i + upper_i v_{i+1}, indices modulo m.
     """
     columns = [v]
     for _ in range(k - 1):
         x = columns[-1]
-        columns.append(lower * x.roll(1) + diagonal * x + upper * x.roll(-1))
+        columns.append(lower * x.roll(1, -1) + diagonal * x + upper * x.roll(-1, -1))
+    return torch.stack(columns, -1)
+
+
+def krylov_of_cycle_reference(lower: Tensor, v: Tensor, k: int) -> Tensor:
+    """The same where (Av)_i = lower_i v_{i-1}."""
+    columns = [v]
+    for _ in range(k - 1):
+        columns.append(lower * columns[-1].roll(1, -1))
     return torch.stack(columns, -1)
 
 
 def krylov_of_shift_reference(v: Tensor, f: float, k: int) -> Tensor:
-    """`krylov_reference` for Z_f, in O(m) a column: entries move down, the last one to the top times f."""
-    columns = [v]
-    for _ in range(k - 1):
-        x = columns[-1]
-        columns.append(torch.cat((f * x[-1:], x[:-1])))
-    return torch.stack(columns, -1)
+    """`krylov_reference` for Z_f, in O(m) a column: entries move down, the last one to the top times f.
+
+    v may have axes in front.
+    """
+    lower = v.new_ones(v.shape[-1])
+    lower[0] = f
+    return krylov_of_cycle_reference(lower, v, k)

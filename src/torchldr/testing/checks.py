@@ -163,13 +163,12 @@ def check_rows(M: StructuredMatrix, seed: int = 0) -> None:
     """Every route: a row's result depends on that row alone, whatever stands in the others."""
     g = torch.Generator().manual_seed(seed)
     rows = [torch.nan, torch.inf, 1e30, 1e-30, 1.0]
+    magnitude = M.double().magnitude()
     for what, product, transposed in _products(M, len(rows)):
         features = M.out_features if transposed else M.in_features
         x = torch.randn(len(rows), features, dtype=torch.float64, generator=g).to(M.device, M.dtype)
         together = product(x * torch.tensor(rows, dtype=M.dtype, device=M.device).unsqueeze(-1))
-        size = (
-            x.double().abs() @ (M.double().magnitude() if transposed else M.double().magnitude().mT)
-        ).max()
+        size = (x.double().abs() @ (magnitude if transposed else magnitude.mT)).max()
         alone = product(x)
         for i, factor in enumerate(rows[2:], start=2):
             error = (together[i].double() / factor - alone[i].double()).abs()
@@ -184,11 +183,13 @@ def _with_leaves(
 
 
 def _gradients(
-    product: Callable[[Tensor], Tensor], leaves: dict[str, Tensor], x: Tensor, y: Tensor
+    product: Callable[[Tensor], Tensor], leaves: dict[str, Tensor], x: Tensor, y: Tensor, again: bool = False
 ) -> dict[str, Tensor]:
+    """The gradients of <y, product(x)>; `again` where another product goes through the same matrix."""
     x = x.detach().clone().requires_grad_()
+    inputs = [*leaves.values(), x]
     found = torch.autograd.grad(
-        product(x), [*leaves.values(), x], y, allow_unused=True, materialize_grads=True
+        product(x), inputs, y, retain_graph=again, allow_unused=True, materialize_grads=True
     )
     return dict(zip([*leaves, "input"], found, strict=True))
 
@@ -201,15 +202,17 @@ def check_gradients(M: StructuredMatrix, batch: int = 3, seed: int = 0) -> None:
     """Gradients of every route in the input and every parameter, against those of `to_dense`."""
     g = torch.Generator().manual_seed(seed)
     names = M.parameter_shapes(M.out_features, M.in_features, M.rank or 1, **M.options)
+    D = M.double()
+    exact, exact_leaves = _with_leaves(D, {k: D.tensors[k] for k in names})
+    above, above_leaves = _with_leaves(D, {k: D.tensors[k].abs() for k in names})
+    W, magnitude = exact.to_dense(), above.magnitude()
     for what in ("matmul", "rmatmul"):
         sizes = (M.in_features, M.out_features) if what == "matmul" else (M.out_features, M.in_features)
         x, y = (torch.randn(batch, s, dtype=torch.float64, generator=g).to(M.device, M.dtype) for s in sizes)
-        D = M.double()
-        exact, leaves = _with_leaves(D, {k: D.tensors[k] for k in names})
-        want = _gradients(_dense_product(exact.to_dense(), what), leaves, x.double(), y.double())
-        above, leaves = _with_leaves(D, {k: D.tensors[k].abs() for k in names})
-        dense = _dense_product(above.magnitude(), what)
-        size = _gradients(dense, leaves, x.double().abs(), y.double().abs())
+        dense, again = _dense_product(W, what), what == "matmul"
+        want = _gradients(dense, exact_leaves, x.double(), y.double(), again)
+        dense = _dense_product(magnitude, what)
+        size = _gradients(dense, above_leaves, x.double().abs(), y.double().abs(), again)
         call = Call(batch, M.device.type, M.dtype, needs_grad=True, transposed=what == "rmatmul")
         for route in forced(M, call):
             ours, leaves = _with_leaves(M, {k: M.tensors[k] for k in names})
@@ -250,7 +253,8 @@ def check_displacement(M: StructuredMatrix) -> None:
     power = torch.linalg.matrix_power
     want = start - power(A, k) @ start @ power(C, k).mT
     got = D.displacement()
-    size = D.magnitude() + A.abs() @ D.magnitude() @ C.abs().mT + start.abs()
+    magnitude = D.magnitude()
+    size = magnitude + A.abs() @ magnitude @ C.abs().mT + start.abs()
     size = size + power(A.abs(), k) @ start.abs() @ power(C.abs(), k).mT
     _bounded((got - want).abs(), size, torch.float64, max(M.shape), f"displacement of {M!r}")
 
@@ -313,7 +317,8 @@ def cases(
     for i, (m, n) in enumerate(shapes):
         for rank in sorted({1, min(4, m, n)}) if cls.ranked else [None]:
             for regime in regimes:
+                wide = member(cls, m, n, rank, regime=regime, seed=i, **options)
                 for dtype in dtypes:
-                    M = member(cls, m, n, rank, regime=regime, dtype=dtype, seed=i, **options)
+                    M = wide.to(dtype)
                     if fits(M, dtype):
                         yield M

@@ -108,12 +108,8 @@ def excess(A: Operator, C: Operator) -> float | None:
     assert verdict.bound <= acceptance.CERTAIN * tolerance(max(m, n))
     assert verdict.found <= tolerance(max(m, n))
     k = min(m, n)
-    factors = [
-        (krylov_of_ring_reference(*A[:3], g, k), krylov_of_ring_reference(*C[:3], h, k).mT)
-        for g, h in zip(A[3], C[3], strict=True)
-    ]
-    M = sum(left @ right for left, right in factors)
-    S = sum(left.abs() @ right.abs() for left, right in factors)
+    left, right = krylov_of_ring_reference(*A, k), krylov_of_ring_reference(*C, k).mT
+    M, S = (left @ right).sum(0), (left.abs() @ right.abs()).sum(0)
     wide = lambda x: verdict.ports.of_scaled(torch.where(verdict.ports._seen, x * verdict.ports._sizes, 0))
     units = torch.eye(n, dtype=torch.float64)
     error = wide(units).mT - M

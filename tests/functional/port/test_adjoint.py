@@ -67,7 +67,7 @@ def references(
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     """K^T u, K w and the gradients of <w, K^T u> in everything, from the definition, in float64."""
     inputs = [x.detach().double().requires_grad_() for x in (*coefficients, V, U, w)]
-    K = torch.stack([krylov_of_ring_reference(*inputs[:3], v, w.shape[-1]) for v in inputs[3]])
+    K = krylov_of_ring_reference(*inputs[:4], w.shape[-1])
     up = torch.einsum("bn,rnk->brk", inputs[4], K)
     phi = (up * inputs[5]).sum()
     gradients = torch.autograd.grad(phi, inputs)

@@ -23,7 +23,7 @@ def forgetful_ring(n: int, generator: torch.Generator, dtype: torch.dtype = torc
 
 def krylov(ring: list[Tensor], V: Tensor, k: int) -> Tensor:
     """(r, n, k) in float64."""
-    return torch.stack([krylov_of_ring_reference(*(x.double() for x in ring), v.double(), k) for v in V])
+    return krylov_of_ring_reference(*(x.double() for x in ring), V.double(), k)
 
 
 def tolerance(K: Tensor, left: Tensor, dtype: torch.dtype) -> float:

@@ -98,7 +98,7 @@ def goes_by_ports() -> None:
     a, b, c, V, U = operands = [*normal(3, n) / 8, normal(2, n), normal(3, n)]
     for t in operands:
         t.requires_grad_()
-    K = torch.stack([krylov_of_ring_reference(a, b, c, v, n) for v in V])
+    K = krylov_of_ring_reference(a, b, c, V, n)
     products = port.port_rmatmul(a, b, c, V, U, n), torch.einsum("bm,imk->bik", U, K)
     close(*products)
     gradients = (torch.autograd.grad(y.square().sum(), operands) for y in products)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torchldr.pictures import NothingToDrawError
 
@@ -30,11 +30,6 @@ class Point:
     deviation: float
 
 
-def quick_version(table: Table) -> Table:
-    """The table by the quick protocol, whose runs are kept apart."""
-    return table.changed(lambda run: replace(run, protocol=run.protocol.quick()))
-
-
 def points(table: Table, ledger: Ledger) -> tuple[list[Point], bool]:
     """The finished cells of a table, and whether they are quick ones: those count where no others are.
 
@@ -43,7 +38,7 @@ def points(table: Table, ledger: Ledger) -> tuple[list[Point], bool]:
     """
     known = index(ledger)
     for quick in (False, True):
-        rows = table_rows(quick_version(table) if quick else table, ledger)
+        rows = table_rows(table.quick if quick else table, ledger)
         done = [row for row in rows if row["hashes"] and row["test"] is not None]
         if done:
             found = [Point(row, row["test"], spread(records_of(row, known))) for row in done]

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ..figures.names import dataset_title, model_title
-from ..figures.series import quick_version
 from ..ledger.ledger import Ledger
 from ..tables.cells import Table
 from ..tables.paper import TABLES
@@ -91,7 +90,7 @@ def _paper(ledger: Ledger) -> Iterator[Section]:
     for table in TABLES.values():
         command = f"torchldr paper {table.name}"
         yield Section(table.name, table.title, table_rows(table, ledger), _notes(table), command)
-        quick = table_rows(quick_version(table), ledger)
+        quick = table_rows(table.quick, ledger)
         if any(row["hashes"] for row in quick):
             rows = [row for row in quick if row["state"] != "quoted"]
             title, notes = f"{table.title}, quick", [QUICK, *_notes(table)]
@@ -101,12 +100,9 @@ def _paper(ledger: Ledger) -> Iterator[Section]:
 def _others(ledger: Ledger) -> Iterator[Section]:
     """Runs that belong to no table: a user's own."""
     of_tables = {
-        run.hash
-        for table in TABLES.values()
-        for version in (table, quick_version(table))
-        for run in version.runs()
+        run.hash for table in TABLES.values() for version in (table, table.quick) for run in version.runs()
     }
-    own = [record.run for record in ledger if record.run.with_seed(0).hash not in of_tables]
+    own = [record.run for record in ledger if record.run.seedless not in of_tables]
     if own:
         rows = run_rows(sorted(own, key=lambda run: (run.data, run.model)), ledger)
         yield Section("other-runs", "Other runs", rows, [])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from ..protocol import Run
 
@@ -56,6 +57,11 @@ class Table:
     def runs(self) -> tuple[Run, ...]:
         """Its runs without repetition, in order."""
         return tuple({cell.run.hash: cell.run for cell in self.cells}.values())
+
+    @cached_property
+    def quick(self) -> Table:
+        """The table by the quick protocol, whose runs are kept apart."""
+        return self.changed(lambda run: replace(run, protocol=run.protocol.quick()))
 
     def changed(self, change: Callable[[Run], Run]) -> Table:
         """The same table with other runs: another protocol, another start."""

@@ -37,13 +37,13 @@ def table_rows(table: Table, ledger: Ledger, seeds: int = 1) -> list[Row]:
         seeds: how many seeds a finished cell should have; all that are there are shown.
     """
     found = _by_cell(ledger)
-    rows = [_cell_row(table.name, cell, found.get(_key(cell.run), []), seeds) for cell in table.cells]
+    rows = [_cell_row(table.name, cell, found.get(cell.run.seedless, []), seeds) for cell in table.cells]
     return rows + [_quoted_row(table.name, quoted) for quoted in table.quoted]
 
 
 def run_rows(runs: Iterable[Run], ledger: Ledger) -> list[Row]:
     """Rows for runs of one's own, one for all seeds of the same run."""
-    cells = {_key(run): Cell(run, None, "") for run in runs}
+    cells = {run.seedless: Cell(run, None, "") for run in runs}
     found = _by_cell(ledger)
     return [_cell_row("train", cell, found.get(key, []), 1) for key, cell in cells.items()]
 
@@ -53,7 +53,7 @@ def overview(ledger: Ledger, tables: Mapping[str, Table] = TABLES) -> list[Row]:
     found = _by_cell(ledger)
     rows = []
     for table in tables.values():
-        records = [found.get(_key(run), []) for run in table.runs()]
+        records = [found.get(run.seedless, []) for run in table.runs()]
         done = sum(bool(group) for group in records)
         state = "done" if done == len(records) else "partial" if done else "missing"
         rows.append(
@@ -105,16 +105,11 @@ _HEADINGS = {
 }
 
 
-def _key(run: Run) -> str:
-    """The same for all seeds of a run."""
-    return run.with_seed(0).hash
-
-
 def _by_cell(ledger: Ledger) -> dict[str, list[Record]]:
     """Records by run, seeds together: one a seed, of the best data there is."""
     groups: dict[str, dict[str, dict[int, Record]]] = defaultdict(lambda: defaultdict(dict))
     for record in ledger:
-        groups[_key(record.run)][record.source][record.run.seed] = record
+        groups[record.run.seedless][record.source][record.run.seed] = record
     chosen = {}
     for key, sources in groups.items():
         source = "official" if "official" in sources else next(reversed(sources))

@@ -284,7 +284,7 @@ def _check_gradients(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
     made.rows_up(U, _SIZE, top=False)
     d_ring, dV, dU = made.gradients(U, w, None, None)
     a, b, c, V, vectors = copies = [wide(x).requires_grad_() for x in (*operands, U)]
-    K = torch.stack([krylov_of_ring_reference(a, b, c, v, _SIZE) for v in V])
+    K = krylov_of_ring_reference(a, b, c, V, _SIZE)
     right = torch.autograd.grad((wide(w) * torch.einsum("bm,imk->bik", vectors, K)).sum(), copies)
     for gradient in (right[0][:1], right[2][-1:]):
         gradient.zero_()  # of the corners, which a sweep knows nothing of

@@ -58,8 +58,22 @@ def _least_squares(problem: Problem, W: Tensor, b: int, blocks: int) -> Tensor:
     cross = pad(W @ moments, (0, size - n))
     moments = pad(moments, (0, size - n, 0, size - n))
     normal, right = W.new_zeros(size, size), W.new_zeros(W.shape[0], size)
+    whole = W.shape[1] == b
     for i in range(W.shape[1]):
         places = _places(i, b, blocks)
-        normal += moments[places][:, places]
         right += cross[:, i, places]
+        if not whole:
+            normal += moments[places][:, places]
+    if whole:
+        normal = _summed_moments(moments, b)
     return torch.linalg.solve(ridged(normal), right.mT).mT
+
+
+def _summed_moments(moments: Tensor, b: int) -> Tensor:
+    """The sum over all b rows: of a block, each diagonal that goes around, for all p and q that far apart."""
+    blocks = moments.shape[0] // b
+    at = torch.arange(b)
+    tiles = moments.view(blocks, b, blocks, b).transpose(1, 2)
+    along = (at.unsqueeze(1) + at) % b
+    sums = tiles.gather(-1, along.expand_as(tiles)).sum(2)
+    return sums[..., (at.unsqueeze(1) - at) % b].transpose(1, 2).reshape_as(moments)

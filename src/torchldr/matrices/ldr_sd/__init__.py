@@ -14,7 +14,7 @@ from ...core.matrix import StructuredMatrix, generators_
 from ...core.routes import Call
 from ...core.storage import AROUND_ONE, FLOAT, Storage
 from ...functional import stein_scan
-from ...functional.reference import krylov_of_ring_reference, subdiagonal_reference
+from ...functional.reference import krylov_of_cycle_reference, subdiagonal_reference
 from .routes import PRODUCTS, ROUTES, dense_matrix, unseen
 
 _STORED = {"subdiagonal": AROUND_ONE, "corner": FLOAT}
@@ -94,9 +94,7 @@ class LDRSubdiagonal(StructuredMatrix, name="ldr_sd"):
 
     def _krylov_reference(self, side: str, v: Tensor) -> Tensor:
         s, corner = self.tensors[f"subdiagonal_{side}"], self.tensors[f"corner_{side}"]
-        lower = torch.cat((corner.reshape(1), s))
-        zero = torch.zeros_like(lower)
-        return krylov_of_ring_reference(lower, zero, zero, v, min(self.shape))
+        return krylov_of_cycle_reference(torch.cat((corner.reshape(1), s)), v, min(self.shape))
 
     @classmethod
     def multiply_adds(cls, out_features: int, in_features: int, rank: int, **options: Any) -> float:
@@ -104,10 +102,8 @@ class LDRSubdiagonal(StructuredMatrix, name="ldr_sd"):
         return (2 * rank + 2) * costs.fft_multiply_adds(m + n) + 2 * rank * (m + n)
 
     def factors(self) -> list[tuple[Tensor, ...]]:
-        return [
-            (self._krylov_reference("A", g), self._krylov_reference("C", h).mT)
-            for g, h in zip(self.G, self.H, strict=True)
-        ]
+        left, right = self._krylov_reference("A", self.G), self._krylov_reference("C", self.H)
+        return list(zip(left, right.mT, strict=True))
 
     def operators(self) -> tuple[Tensor, Tensor]:
         return (

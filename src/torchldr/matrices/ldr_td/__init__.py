@@ -121,11 +121,10 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
         return rank * (m + n) * min(m, n)
 
     def factors(self) -> list[tuple[Tensor, ...]]:
-        k, A, C = min(self.shape), self._ring("A"), self._ring("C")
-        return [
-            (krylov_of_ring_reference(*A, g, k), krylov_of_ring_reference(*C, h, k).mT)
-            for g, h in zip(self.G, self.H, strict=True)
-        ]
+        k = min(self.shape)
+        left = krylov_of_ring_reference(*self._ring("A"), self.G, k)
+        right = krylov_of_ring_reference(*self._ring("C"), self.H, k)
+        return list(zip(left, right.mT, strict=True))
 
     def operators(self) -> tuple[Tensor, Tensor]:
         def dense(lower: Tensor, diagonal: Tensor, upper: Tensor) -> Tensor:

@@ -108,10 +108,8 @@ class ToeplitzLike(StructuredMatrix, name="toeplitz_like"):
 
     def factors(self) -> list[tuple[Tensor, ...]]:
         a, k = corner_sign(*self.shape), min(self.shape)
-        return [
-            (krylov_of_shift_reference(g, a, k), krylov_of_shift_reference(h, -a, k).mT)
-            for g, h in zip(self.G, self.H, strict=True)
-        ]
+        left, right = krylov_of_shift_reference(self.G, a, k), krylov_of_shift_reference(self.H, -a, k)
+        return list(zip(left, right.mT, strict=True))
 
     def operators(self) -> tuple[Tensor, Tensor]:
         m, n = self.shape

@@ -108,10 +108,8 @@ class VandermondeLike(StructuredMatrix, name="vandermonde_like"):
     def factors(self) -> list[tuple[Tensor, ...]]:
         n = self.in_features
         V = vandermonde_reference(self.nodes, n)
-        return [
-            (g.unsqueeze(-1) * V, krylov_of_shift_reference(h, 0.0, n).mT)
-            for g, h in zip(self.G, self.H, strict=True)
-        ]
+        right = krylov_of_shift_reference(self.H, 0.0, n).mT
+        return [(g.unsqueeze(-1) * V, K) for g, K in zip(self.G, right, strict=True)]
 
     def operators(self) -> tuple[Tensor, Tensor]:
         return torch.diag(self.nodes), shift_reference(self.in_features, 0.0, self.dtype).to(self.device)

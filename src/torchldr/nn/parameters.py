@@ -19,9 +19,9 @@ from .tensors import add_axes, count_edits_, lack_values, named_tensors
 class StructuredParameters(nn.Module):
     """The parameters and constants of a structured matrix, or of a stack of them, by the names of its class.
 
-    The arguments are those of `MatrixStack`; `leading` is () for one matrix. Constants that are computed, such
-    as nodes, are held once and are not part of the state_dict; those that are drawn, such as the permutation
-    of Fastfood, are drawn for each matrix and are.
+    The arguments are those of `MatrixStack`; `leading` is () for one matrix. Constants that are computed,
+    such as nodes, are held once and are not part of the state_dict; those that are drawn, such as the
+    permutation of Fastfood, are drawn for each matrix and are.
     """
 
     def __init__(

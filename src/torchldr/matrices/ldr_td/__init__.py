@@ -137,7 +137,24 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
         """Lower, diagonal, upper and start vectors of A and of C."""
         return (*self._ring("A"), self.G), (*self._ring("C"), self.H)
 
-    operator_report = operator_report
+    def operator_report(self, *, spectrum: bool = True) -> list[dict[str, Any]]:
+        """What the two operators are like: a row of plain numbers for A and one for C, for a table by epoch.
+
+        Args:
+            spectrum: whether to compute the spectral radius, of operators of up to 1024 rows.
+
+        Returns:
+            Rows for A and C of
+                subdiagonal, diagonal, superdiagonal, corners: least and largest entry,
+                row_sum: the largest absolute row sum,
+                growth: the mean factor of |A^t v| a step, over k = min(m, n) steps,
+                spectral_radius: where it was computed, else None,
+                oversampling: that of the layer's port product, or None where it takes the stencil,
+                bound, reason: of the layer's product (`acceptance.Verdict`).
+
+        Waits for the device.
+        """
+        return operator_report(self, spectrum=spectrum)
 
     def _materialize(self) -> Tensor:
         A, C = self.both_operators()

@@ -16,22 +16,7 @@ EIGENVALUES_UP_TO = 1024  # rows of an operator whose eigenvalues are computed
 
 @torch.no_grad()
 def operator_report(matrix: Any, *, spectrum: bool = True) -> list[dict[str, Any]]:
-    """What the two operators are like: a row of plain numbers for A and one for C, for a table by epoch.
-
-    Args:
-        spectrum: whether to compute the spectral radius, of operators of up to 1024 rows.
-
-    Returns:
-        Rows for A and C of
-            subdiagonal, diagonal, superdiagonal, corners: least and largest entry,
-            row_sum: the largest absolute row sum,
-            growth: the mean factor of |A^t v| a step, over k = min(m, n) steps,
-            spectral_radius: where it was computed, else None,
-            oversampling: that of the layer's port product, or None where it takes the stencil,
-            bound, reason: of the layer's product (`acceptance.Verdict`).
-
-    Waits for the device.
-    """
+    """See `LDRTridiagonal.operator_report`."""
     M = matrix.double()
     both = M.both_operators()
     verdict = acceptance.judge(*both)

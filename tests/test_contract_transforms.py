@@ -27,7 +27,7 @@ def test_vmap_over_an_ensemble_without_the_guard():
 def test_compiles_with_inductor():
     """By doubling and by FFTs, in one program: to start the compilers takes longer than all else.
 
-    6 = 110 in binary: doubled, a step more, doubled. The larger n, the longer Inductor simplifies what it reads.
+    6 = 110 in binary: doubled, a step more, doubled. The larger n, the longer Inductor takes to simplify.
     """
     torch._dynamo.reset()
     classes = [torchldr.get_structure(name) for name in ("ldr_sd", "toeplitz_like")]

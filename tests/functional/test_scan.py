@@ -154,7 +154,14 @@ extern "C" void run_totals(GRID, T* rows, T* columns, P* da, P* dc, int blocks, 
     RUN(totals, rows, columns, da, dc, blocks)
 }
 """
-POINTERS = {"sums": (0, 1, 2, 3, 6, 7, 8), "fill": (0, 1, 2, 3, 6, 7, 8), "gradients": (0, 1, 2, 3, 6, 7, 8)}
+GIVEN = (0, 1, 2, 3, 6, 7, 8)  # addresses among the arguments that most kernels get first
+POINTERS = {
+    "sums": (*GIVEN, 10, 11),
+    "chain": (0, 1),
+    "fill": (*GIVEN, 10, 11),
+    "gradients": (*GIVEN, 10, 11, 12, 13, 14),
+    "totals": (0, 1, 2, 3),
+}
 
 
 @pytest.fixture(scope="module")
@@ -188,10 +195,7 @@ def kernels(compiler: Callable[[str], ctypes.CDLL], monkeypatch: pytest.MonkeyPa
                 assert value.is_contiguous()
                 values.append(ctypes.c_void_p(value.data_ptr()))
             else:
-                address = place in POINTERS.get(name, ()) or value >= 1 << 31
-                values.append(ctypes.c_void_p(value) if address else value)
-        if name == "sums" and not isinstance(given[10], Tensor):
-            values[10] = ctypes.c_void_p(0)
+                values.append(ctypes.c_void_p(value) if place in POINTERS[name] else value)
         getattr(compiler(source), f"run_{name}")(*grid, threads, *values)
 
     monkeypatch.setattr(scan, "serves", lambda *tensors: True)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import torchldr
 from torchldr.compress.calibration import Calibration, calibrate
 from torchldr.compress.metric import Metric
+from torchldr.compress.pieces import Pieces
 from torchldr.compress.progress import Clock
 from torchldr.compress.refit import SHARE, Refit
 from torchldr.compress.structure import Structure
@@ -175,3 +176,20 @@ def test_time_decides_how_many_stages() -> None:
     assert few * stages * 0.5 <= 0.95 * 60
     assert refit._affordable(20, 1.0, 60.0)[1] == 0
     assert refit.fitted([[_alone(refit, i)] for i in range(3)], 60.0) is None
+
+
+def test_where_time_is_up_what_was_fitted_is_kept(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a second call with the same pieces goes no further."""
+    refit = fit(deep(4), Structure("low_rank", rank=4), batches())
+    refit.pieces = Pieces(tmp_path / "work")
+    refit.pieces.begin({})
+    made = [[_alone(refit, i)] for i in range(4)]
+    monkeypatch.setattr(Clock, "past", lambda self, share: True)
+    found = refit.fitted(made, 0.0)
+    monkeypatch.undo()
+    again = refit.fitted(made, 0.0)
+    assert found is not None
+    assert again is not None
+    for i in range(4):
+        assert (found[i][0] is made[i][0]) == (i > 0)
+        assert torch.equal(found[i][0].matrix.to_dense(), again[i][0].matrix.to_dense())

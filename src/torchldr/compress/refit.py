@@ -83,11 +83,15 @@ class Refit:
         plan = self.pieces.get(FITTING)
         if plan is None:
             order, seconds = self._order(wanted)
-            plan = self.pieces.put(FITTING, [order, *self._affordable(len(order), seconds, projecting)])
-        order, batches, stages = plan.value
-        for stage in range(stages):
+            batches, stages = self._affordable(len(order), seconds, projecting)
+            plan = self.pieces.put(FITTING, [order, batches, stages, stages])
+        order, batches, stages, last = plan.value
+        for stage in range(last):
             key = f"{FITTING}: {stage + 1} of {stages}"
             piece = self.pieces.get(key)
+            if piece is None and stage and self.clock.past(1.0):  # others were slower than the first
+                self.pieces.put(FITTING, [order, batches, stages, stage])
+                break
             if piece is None:
                 self.workers.report(FITTING, stage, stages)
                 part = order[len(order) * stage // stages : len(order) * (stage + 1) // stages]

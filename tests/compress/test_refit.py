@@ -193,3 +193,25 @@ def test_where_time_is_up_what_was_fitted_is_kept(tmp_path, monkeypatch: pytest.
     for i in range(4):
         assert (found[i][0] is made[i][0]) == (i > 0)
         assert torch.equal(found[i][0].matrix.to_dense(), again[i][0].matrix.to_dense())
+
+
+def test_weights_whose_rows_depend_on_values_stay() -> None:
+    """An expert gets the rows that a weight before it sends there: others once that is compressed."""
+
+    class Experts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.expert, self.last = (nn.Linear(32, 32).double() for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.first(x)
+            sent = h[:, 0] > 0.05
+            return self.last(h.index_put((sent,), torch.tanh(self.expert(h[sent]))))
+
+    torch.manual_seed(7)
+    refit = fit(Experts(), Structure("low_rank", rank=2), batches())
+    made = [[_alone(refit, i)] for i in range(3)]
+    found = refit.fitted(made, 0.0)
+    assert found is not None
+    names = [unit.name for unit in refit.units]
+    assert [name for i, name in enumerate(names) if found[i][0] is not made[i][0]] == ["first", "last"]

@@ -151,7 +151,7 @@ class Refit:
         """New projections of some weights, by the inputs that all before them give as they are now."""
         weights = dense_parameters(list(zip(self.units, made, strict=True)), self.pieces)
         moments: dict[int, tuple[Tensor, Tensor]] = {}
-        rows = dict.fromkeys(part, 0)
+        rows, unpaired = dict.fromkeys(part, 0), set[int]()
         for place, batch in self._batches(batches):
             inputs: dict[int, list[Tensor]] = {i: [] for i in part}
 
@@ -160,8 +160,9 @@ class Refit:
 
             def add(i: int, module: nn.Module, x: Tensor) -> None:
                 X = input_rows(module, x)
-                Y = inputs[i].pop(0) if inputs[i] else None  # noqa: B023
-                if Y is None or X.shape != Y.shape:
+                Y = inputs[i].pop(0) if inputs[i] else X[:0]  # noqa: B023
+                if X.shape != Y.shape:  # which rows come depends on values, as for experts
+                    unpaired.add(i)
                     return
                 weight, n = self.data.weights.get((place, len(Y))), Y.shape[1]  # noqa: B023
                 weighted = Y if weight is None else Y * weight.to(Y).unsqueeze(-1)
@@ -175,8 +176,9 @@ class Refit:
 
             self._run(weights, batch, set(part), keep)
             self._run({}, batch, set(part), add)
+            unpaired |= {i for i in part if inputs[i]}
         for i, (C, D) in moments.items():
-            projection = self._projected(i, C, D, rows[i])
+            projection = None if i in unpaired else self._projected(i, C, D, rows[i])
             if projection is not None:
                 yield i, projection
 

@@ -14,7 +14,7 @@ from torchldr.compress.calibration import Calibration, calibrate
 from torchldr.compress.metric import Metric
 from torchldr.compress.pieces import Pieces
 from torchldr.compress.progress import Clock
-from torchldr.compress.refit import SHARE, Refit
+from torchldr.compress.refit import SHARE, Moments, Refit
 from torchldr.compress.structure import Structure
 from torchldr.compress.targets import find_units
 from torchldr.compress.workers import Workers
@@ -75,7 +75,7 @@ def test_it_is_the_least_squares_of_the_formula() -> None:
     (W,) = refit.units[0].matrices
     name = refit.units[0].name
     refit.data.metrics[name] = Metric(None, refit.data.metrics[name].outputs)
-    made = refit._projected(0, Y.mT @ Y, X.mT @ Y, 10**12)
+    made = refit._projected(0, Moments(Y.mT @ Y, X.mT @ Y, 10**12))
     assert made is not None
     wanted = ((1 - SHARE) * Y + SHARE * X) @ W.mT
     best = torch.linalg.lstsq(Y, wanted).solution.mT
@@ -94,7 +94,7 @@ def test_the_first_weight_stays_where_its_inputs_are_as_they_were() -> None:
     rows = torch.cat([refit.data.weights[place, 300] for place in range(8) if place % 4 != 3])
     C = (X * rows.unsqueeze(-1)).mT @ X
     old = refit.data.metrics[refit.units[0].name]
-    expected = refit._projected(0, C, C.clone(), len(X))
+    expected = refit._projected(0, Moments(C, C.clone(), len(X)))
     assert expected is not None
     assert torch.dist(made[0][0].matrix.to_dense(), expected.matrix.to_dense()) < 1e-8 * W.norm()
     assert made[0][0].weighted_residual == pytest.approx(

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -150,35 +150,14 @@ class Refit:
     def _stage(self, part: Sequence[int], made: Made, batches: int) -> Iterator[tuple[int, Projection]]:
         """New projections of some weights, by the inputs that all before them give as they are now."""
         weights = dense_parameters(list(zip(self.units, made, strict=True)), self.pieces)
-        moments: dict[int, tuple[Tensor, Tensor]] = {}
-        rows, unpaired = dict.fromkeys(part, 0), set[int]()
+        pairs = _Pairs(self, part)
         for place, batch in self._batches(batches):
-            inputs: dict[int, list[Tensor]] = {i: [] for i in part}
-
-            def keep(i: int, module: nn.Module, x: Tensor) -> None:
-                inputs[i].append(input_rows(module, x).clone())  # noqa: B023  (used in this pass)
-
-            def add(i: int, module: nn.Module, x: Tensor) -> None:
-                X = input_rows(module, x)
-                Y = inputs[i].pop(0) if inputs[i] else X[:0]  # noqa: B023
-                if X.shape != Y.shape:  # which rows come depends on values, as for experts
-                    unpaired.add(i)
-                    return
-                weight, n = self.data.weights.get((place, len(Y))), Y.shape[1]  # noqa: B023
-                weighted = Y if weight is None else Y * weight.to(Y).unsqueeze(-1)
-                if i not in moments:
-                    C, D = (self.pieces.zeros(f"refit-{i}-{k}", (n, n), _WIDE) for k in "CD")
-                    moments[i] = C, D
-                C, D = moments[i]
-                C += (Y.mT @ weighted).to(C)
-                D += (X.mT @ weighted).to(D)
-                rows[i] += len(Y)
-
-            self._run(weights, batch, set(part), keep)
-            self._run({}, batch, set(part), add)
-            unpaired |= {i for i in part if inputs[i]}
-        for i, (C, D) in moments.items():
-            projection = None if i in unpaired else self._projected(i, C, D, rows[i])
+            pairs.begin(place)
+            self._run(weights, batch, set(part), pairs.keep)
+            self._run({}, batch, set(part), pairs.add)
+            pairs.end()
+        for i, moments in pairs.moments.items():
+            projection = None if i in pairs.unpaired else self._projected(i, moments)
             if projection is not None:
                 yield i, projection
 
@@ -208,8 +187,9 @@ class Refit:
             for handle in handles:
                 handle.remove()
 
-    def _projected(self, i: int, C: Tensor, D: Tensor, rows: int) -> Projection | None:
+    def _projected(self, i: int, moments: Moments) -> Projection | None:
         (W,), old = self.units[i].matrices, self.data.metrics[self.units[i].name]
+        C, D, rows = moments
         mean, first = float(C.diagonal().mean()), float(C[0, 0])
         if not (D.isfinite().all() and C.isfinite().all()) or (lifted := ridged_(C, rows)) is None:
             return None
@@ -219,6 +199,52 @@ class Refit:
         target = W.detach().to(_WIDE) @ T
         M = project(target, self.structures[i], Metric(lifted, old.outputs), self.workers.seed).matrix
         return measured(W, M.to(W.dtype), old)
+
+
+class Moments(NamedTuple):
+    """C and D of a weight, as sums over so many rows."""
+
+    C: Tensor
+    D: Tensor
+    rows: int
+
+
+class _Pairs:
+    """The inputs of some weights as they have become and as they were, in pairs, summed up."""
+
+    def __init__(self, fit: Refit, part: Sequence[int]) -> None:
+        self._fit, self._part, self._place = fit, part, 0
+        self._inputs: dict[int, list[Tensor]] = {}
+        self.moments: dict[int, Moments] = {}
+        self.unpaired: set[int] = set()  # rows that come depend on values, as for experts
+
+    def begin(self, place: int) -> None:
+        self._place, self._inputs = place, {i: [] for i in self._part}
+
+    def keep(self, i: int, module: nn.Module, x: Tensor) -> None:
+        """What the compressed model gives."""
+        self._inputs[i].append(input_rows(module, x).clone())
+
+    def add(self, i: int, module: nn.Module, x: Tensor) -> None:
+        """What the original gives, after that."""
+        X = input_rows(module, x)
+        Y = self._inputs[i].pop(0) if self._inputs[i] else X[:0]
+        if X.shape != Y.shape:
+            self.unpaired.add(i)
+            return
+        count, n = Y.shape
+        weight = self._fit.data.weights.get((self._place, count))
+        weighted = Y if weight is None else Y * weight.to(Y).unsqueeze(-1)
+        if i not in self.moments:
+            C, D = (self._fit.pieces.zeros(f"refit-{i}-{k}", (n, n), _WIDE) for k in "CD")
+            self.moments[i] = Moments(C, D, 0)
+        C, D, rows = self.moments[i]
+        self.moments[i] = Moments(
+            C.add_((Y.mT @ weighted).to(C)), D.add_((X.mT @ weighted).to(D)), rows + count
+        )
+
+    def end(self) -> None:
+        self.unpaired |= {i for i, left in self._inputs.items() if left}
 
 
 class _EnoughError(Exception):

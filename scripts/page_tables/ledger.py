@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from torchldr_paper.ledger.ledger import Ledger
@@ -112,6 +113,12 @@ def _flash_result(row: dict[str, Any], best: float | None) -> str:
     return f"**{text}**" if row["test"] == best else text
 
 
+@cache
+def _published() -> Ledger:
+    """An empty folder of one's own: pages show what is published and nothing else."""
+    return Ledger("no-results-of-ones-own")
+
+
 def table(name: str, keys: Mapping[str, str], ledger: Ledger | None = None) -> str:
     """Rows of the paper's table of this name, those for which the keys have these values.
 
@@ -121,8 +128,7 @@ def table(name: str, keys: Mapping[str, str], ledger: Ledger | None = None) -> s
             one line of the rows of a dataset, model and structure.
         ledger: the published one by default.
     """
-    # An empty folder of one's own: pages show what is published and nothing else.
-    ledger = ledger or Ledger("no-results-of-ones-own")
+    ledger = ledger or _published()
     if name == "list":
         return render_overview(overview(ledger))
     wanted = {key: value for key, value in keys.items() if key != "across"}

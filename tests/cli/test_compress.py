@@ -84,7 +84,8 @@ def test_analyze_as_json_with_a_picture_and_a_plan_that_compress_takes(run, file
 def test_compress_writes_a_folder_that_loads(run, file, tmp_path, monkeypatch):
     """Also the dense file beside it, for programs that know nothing of us."""
     begin, jobs = Workers.__init__, []
-    monkeypatch.setattr(Workers, "__init__", lambda self, n: jobs.append(n) or begin(self, 1))
+    patched = lambda self, n, **more: jobs.append(n) or begin(self, 1, **more)
+    monkeypatch.setattr(Workers, "__init__", patched)
     code, out, err = run(
         "compress", file, "--budget", "40%", "-o", tmp_path / "out", "--skip", "ta*",
         "--dense", tmp_path / "dense.safetensors", "--structures", "low_rank", "--jobs", 2,

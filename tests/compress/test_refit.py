@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 import torchldr
-from torchldr.compress.calibration import Calibration, calibrate
+from torchldr.compress.calibration import calibrate
 from torchldr.compress.metric import Metric
 from torchldr.compress.pieces import Pieces
 from torchldr.compress.progress import Clock
-from torchldr.compress.refit import SHARE, Moments, Refit
+from torchldr.compress.refit import SHARE, Cost, Moments, Refit
 from torchldr.compress.structure import Structure
 from torchldr.compress.targets import find_units
 from torchldr.compress.workers import Workers
@@ -121,9 +121,8 @@ def test_weights_of_the_same_inputs_are_one_group_and_run_in_order() -> None:
     model, loader = Model(), [torch.randn(20, 16) for _ in range(6)]
     refit = fit(model, Structure("low_rank", rank=2), loader)
     names = [unit.name for unit in refit.units]
-    groups, seconds = refit._order({0, 1, 2})
+    groups, _ = refit._order({0, 1, 2})
     assert [[names[i] for i in group] for group in groups] == [["a", "b"], ["last"]]
-    assert seconds > 0
 
 
 def test_batches_that_come_once_are_not_asked_for_again() -> None:
@@ -167,14 +166,19 @@ def test_padding_does_not_count() -> None:
 
 def test_time_decides_how_many_stages() -> None:
     refit = fit(deep(3), Structure("low_rank", rank=4), batches(40))
-    assert refit._affordable(20, 1.0, 0.0) == (32, 20)
+    _, cost = refit._order({0, 1, 2})
+    assert cost.rows == 300 / 32
+    assert cost.run > 0
+    assert cost.sums > 0
+    cost = Cost(run=1.0, sums=0.5, rows=0.5)  # 16 batches for 8 rows an entry
+    assert refit._affordable(20, cost, 0.0) == (32, 20)  # no limit
     refit.clock = Clock(1.0)
-    refit.data = Calibration(refit.data.metrics, refit.data.held, 40)
-    few, stages = refit._affordable(20, 1.0, 5.0)
-    assert 4 <= few <= 32
-    assert stages >= 1
-    assert few * stages * 0.5 <= 0.95 * 60
-    assert refit._affordable(20, 1.0, 60.0)[1] == 0
+    batches_, stages = refit._affordable(20, cost, 5.0)
+    assert stages == 4  # and as many batches as that leaves time for
+    assert batches_ * (4 * 0.5 + 0.5) <= 0.95 * 60 - 7.5 < (batches_ + 1) * (4 * 0.5 + 0.5)
+    assert refit._affordable(20, Cost(2.0, 0.5, 0.5), 5.0) == (16, 2)  # no fewer than are needed
+    assert refit._affordable(2, Cost(1e-3, 1e-3, 100.0), 0.0) == (32, 2)
+    assert refit._affordable(20, cost, 60.0)[1] == 0
     assert refit.fitted([[_alone(refit, i)] for i in range(3)], 60.0) is None
 
 

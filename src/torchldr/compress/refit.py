@@ -13,6 +13,7 @@ the original's on batches that were held out.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -34,7 +35,8 @@ from .workers import PROJECTIONS, Workers
 
 SHARE = 0.5  # b
 BATCHES = 32  # at most
-_LEAST = 4  # batches, for one more stage; fewer say too little of the inputs
+_STAGES = 4  # before more batches are taken than are needed:
+_ROWS = 8  # rows for each entry of the longest input; fewer say too little of it
 _DEADLINE = 0.95  # of the time
 _KINDS = ("linear", "conv1d", "conv2d")  # whose inputs are seen
 _WIDE = torch.zeros((), dtype=torch.float64)
@@ -82,8 +84,8 @@ class Refit:
             return None
         plan = self.pieces.get(FITTING)
         if plan is None:
-            order, seconds = self._order(wanted)
-            batches, stages = self._affordable(len(order), seconds, projecting)
+            order, cost = self._order(wanted)
+            batches, stages = self._affordable(len(order), cost, projecting)
             plan = self.pieces.put(FITTING, [order, batches, stages, stages])
         order, batches, stages, last = plan.value
         for stage in range(last):
@@ -107,16 +109,19 @@ class Refit:
                 made[i] = [projection._replace(matrix=matrix)]
         return made if stages else None
 
-    def _order(self, wanted: set[int]) -> tuple[list[list[int]], float]:
-        """The weights in the order in which they run, those of the same inputs together.
-
-        And the seconds that a batch takes in both models.
-        """
-        _, batch = next(self._batches(1))
+    def _order(self, wanted: set[int]) -> tuple[list[list[int]], Cost]:
+        """The weights in the order in which they run, those of the same inputs together; a batch's cost."""
+        place, batch = next(self._batches(1))
         order: list[tuple[int, Tensor]] = []
+        shapes: dict[int, torch.Size] = {}
+
+        def look(i: int, module: nn.Module, x: Tensor) -> None:
+            order.append((i, x))
+            shapes[i] = input_rows(module, x).shape
+
         begun = time.perf_counter()
-        self._run({}, batch, wanted, lambda i, module, x: order.append((i, x)))
-        seconds = time.perf_counter() - begun
+        self._run({}, batch, wanted, look)
+        run = 2 * (time.perf_counter() - begun)
         groups: list[list[int]] = []
         last = None
         for i, x in order:
@@ -127,20 +132,29 @@ class Refit:
             else:
                 groups.append([i])
             last = x
-        return groups, 2 * seconds
+        count, n = max(shapes.values(), key=lambda shape: shape[1])
+        weight = self.data.weights.get((place, count))
+        rows = count if weight is None else int(weight.count_nonzero())
+        some = torch.ones(rows, n)
+        begun = time.perf_counter()
+        some.mT @ some
+        products = rows * n * n
+        share = (time.perf_counter() - begun) / max(products, 1) * rows / max(count, 1)
+        sums = 2 * share * sum(shape[0] * shape[1] ** 2 for shape in shapes.values())
+        return groups, Cost(run, sums, rows / n)
 
-    def _affordable(self, groups: int, seconds: float, projecting: float) -> tuple[int, int]:
-        """How many batches to take, and in how many stages, if a batch takes so many seconds in both models.
-
-        On average a stage runs half of either model.
-        """
+    def _affordable(self, groups: int, cost: Cost, projecting: float) -> tuple[int, int]:
+        """How many batches to take, and in how many stages; on average a stage runs half of either model."""
         most = min(max(self.data.batches - len(self.data.held), 1), BATCHES)
         if self.clock.seconds is None:
             return most, groups
+        least = min(most, math.ceil(_ROWS / max(cost.rows, 1e-9)))
         rest = _DEADLINE * self.clock.seconds - self.clock.spent - 1.5 * projecting
-        runs = int(rest / (seconds / 2))  # batches times stages
-        batches = min(most, max(_LEAST, round(runs**0.5))) if runs > 0 else most
-        return batches, min(groups, max(runs, 0) // batches)
+        for batches in range(most, least - 1, -1):
+            stages = max(0, min(groups, int((rest / batches - cost.sums) / max(cost.run / 2, 1e-9))))
+            if stages >= min(groups, _STAGES):
+                break
+        return batches, stages
 
     def _batches(self, count: int) -> Iterator[tuple[int, Any]]:
         """Batches that are not held out, with their places in the loader."""
@@ -201,6 +215,17 @@ class Refit:
         return measured(W, M.to(W.dtype), old)
 
 
+class Cost(NamedTuple):
+    """Of a batch: seconds to run both models and to sum up the moments of all weights.
+
+    And its rows that count, for each entry of the longest input.
+    """
+
+    run: float
+    sums: float
+    rows: float
+
+
 class Moments(NamedTuple):
     """C and D of a weight, as sums over so many rows."""
 
@@ -232,9 +257,14 @@ class _Pairs:
         if X.shape != Y.shape:
             self.unpaired.add(i)
             return
+        weight, weighted = self._fit.data.weights.get((self._place, len(Y))), Y
+        if weight is not None:
+            weight = weight.to(Y)
+            if not weight.all():
+                counted = weight != 0
+                X, Y, weight = X[counted], Y[counted], weight[counted]
+            weighted = Y * weight.unsqueeze(-1)
         count, n = Y.shape
-        weight = self._fit.data.weights.get((self._place, count))
-        weighted = Y if weight is None else Y * weight.to(Y).unsqueeze(-1)
         if i not in self.moments:
             C, D = (self._fit.pieces.zeros(f"refit-{i}-{k}", (n, n), _WIDE) for k in "CD")
             self.moments[i] = Moments(C, D, 0)

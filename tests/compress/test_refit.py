@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -37,7 +38,7 @@ def batches(count: int = 8, rows: int = 300) -> list[Tensor]:
     ]
 
 
-def fit(model: nn.Module, structure: Structure, loader: list[Tensor]) -> Refit:
+def fit(model: nn.Module, structure: Structure, loader: Any) -> Refit:
     units, _ = find_units(model, None, 8)
     workers = Workers(1)
     data = calibrate(model, units, loader, None, None, workers)
@@ -219,3 +220,25 @@ def test_weights_whose_rows_depend_on_values_stay() -> None:
     assert found is not None
     names = [unit.name for unit in refit.units]
     assert [name for i, name in enumerate(names) if found[i][0] is not made[i][0]] == ["first", "last"]
+
+
+def test_a_loader_that_shuffles_is_not_asked_again() -> None:
+    """Its batches would stand for others: those held out, and other rows."""
+
+    class Shuffled:
+        def __iter__(self) -> Iterator[Tensor]:
+            some = batches()
+            return iter([some[i] for i in torch.randperm(8, generator=source).tolist()])
+
+    source = torch.Generator().manual_seed(3)
+    refit = fit(deep(3), Structure("low_rank", rank=4), Shuffled())
+    assert refit.fitted([[_alone(refit, i)] for i in range(3)], 0.0) is None
+
+
+def test_layers_that_are_not_called_as_such_stay() -> None:
+    """A model may use their weights, and in inference torch's transformers do."""
+    layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2)
+    loader = [torch.randn(8, 6, 32) for _ in range(6)]
+    report = torchldr.compress_(model, 0.5, structures=["low_rank"], loader=loader)
+    assert report.parameters_after < report.parameters_before

@@ -78,7 +78,7 @@ def compress_(
         activations: inputs (..., in_features) by the name of a weight; errors count by them.
         loader: batches of inputs: a mapping is passed as keywords, of a tuple or list the first entry,
             anything else as it is. One batch in four, four at most, is held out to compare plans on; weights
-            are fitted a second time where the loader gives its batches again.
+            are fitted a second time where the loader gives the same batches again (it must not shuffle).
         batches: how many of them, at most; by default as many as somewhat less than half of the time allows.
         output: the name of the entry of the model's output that counts; by default its logits, sentence
             embeddings or hidden states, else its first tensor.

@@ -128,7 +128,7 @@ class Refit:
 
         begun = time.perf_counter()
         self._run({}, batch, wanted, look)
-        if not order:  # torch's fast paths of transformers hide their layers
+        if not order:  # the model uses their weights without calling them
             return [], Cost(0.0, 0.0, 1.0)
         order[-1][1].flatten()[:1].tolist()  # waits for a GPU
         run = 2 * (time.perf_counter() - begun)

@@ -248,14 +248,14 @@ def test_functional_calls_with_the_same_numbers_take_the_plan(structure):
 def test_functional_calls_with_other_numbers_say_why_not(structure):
     model, x = Asking(made(structure)), torch.randn(ROWS, N)
     kept = model.layer._plan
-    others = {name: 2 * p for name, p in model.named_parameters()}
+    others = {name: 1.05 * p for name, p in model.named_parameters()}  # 2 ** 127 would be out of range
     y = functional_call(model, others, (x,))
     assert "was swapped for another tensor" in model.note
     assert model.layer._plan is kept
     right = made(structure)
     with torch.no_grad():
         for p in right.parameters():
-            p.mul_(2)
+            p.mul_(1.05)
     torch.testing.assert_close(y.double(), exact(right, x), rtol=1e-4, atol=1e-4)
     check(model.layer, x)
 
@@ -272,7 +272,9 @@ def test_replicas_of_data_parallel_make_no_plans(structure):
     assert "replica of DataParallel" in replica.routes(x).note
     torch.testing.assert_close(replica(x).double(), exact(layer, x), rtol=1e-4, atol=1e-4)
     assert layer._plan is kept is replica._plan
-    torch.testing.assert_close(nn.DataParallel(layer)(x).double(), exact(layer, x), rtol=1e-4, atol=1e-4)
+    right, device = exact(layer, x), "cuda" if torch.cuda.is_available() else "cpu"  # all of the GPUs, if any
+    y = nn.DataParallel(layer.to(device))(x.to(device))
+    torch.testing.assert_close(y.cpu().double(), right, rtol=1e-4, atol=1e-4)
 
 
 class Named(nn.Parameter):

@@ -161,14 +161,14 @@ def test_the_uniform_share_is_taken_where_it_is_measured_to_be_better(monkeypatc
     """A search that is misled (all errors in one layer) must not do worse than the same share for all."""
     torch.manual_seed(1)
     dense, loader = network(), [spread(100) for _ in range(6)]
-    real = torchldr.compress.calibration._Watch.metric
+    real = torchldr.compress.watch.Watch.metric
 
     def misled(self, unit):
         metric = real(self, unit)
         return Metric(metric.inputs, metric.outputs, metric.scale * (1e6 if unit.name == "0" else 1.0))
 
     honest = torchldr.compress_(copy.deepcopy(dense), 0.4, structures=["low_rank"], loader=loader)
-    monkeypatch.setattr("torchldr.compress.calibration._Watch.metric", misled)
+    monkeypatch.setattr("torchldr.compress.watch.Watch.metric", misled)
     report = torchldr.compress_(copy.deepcopy(dense), 0.4, structures=["low_rank"], loader=loader)
     assert any("same share" in note for note in report.notes)
     assert report.distance < 3 * honest.distance

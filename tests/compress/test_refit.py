@@ -42,7 +42,7 @@ def fit(model: nn.Module, structure: Structure, loader: Any) -> Refit:
     units, _ = find_units(model, None, 8)
     workers = Workers(1)
     data = calibrate(model, units, loader, None, None, workers)
-    return Refit(model, units, [structure] * len(units), data, loader, workers)
+    return Refit(model, units, [structure] * len(units), data, workers)
 
 
 def off(model: nn.Module, dense: nn.Module) -> float:
@@ -92,7 +92,7 @@ def test_the_first_weight_stays_where_its_inputs_are_as_they_were() -> None:
     assert made is not None
     X = torch.cat([batch for i, batch in enumerate(batches()) if i % 4 != 3])
     (W,) = refit.units[0].matrices
-    rows = torch.cat([refit.data.weights[place, 300] for place in range(8) if place % 4 != 3])
+    rows = torch.cat([seen.weights[300] for seen in refit.data.seen])
     C = (X * rows.unsqueeze(-1)).mT @ X
     old = refit.data.metrics[refit.units[0].name]
     expected = refit._projected(0, Moments(C, C.clone(), len(X)))
@@ -126,15 +126,66 @@ def test_weights_of_the_same_inputs_are_one_group_and_run_in_order() -> None:
     assert [[names[i] for i in group] for group in groups] == [["a", "b"], ["last"]]
 
 
-def test_batches_that_come_once_are_not_asked_for_again() -> None:
+def _found(loader: Any, **given: Any) -> tuple[list[Tensor], torchldr.CompressionReport]:
+    model = deep(3)
+    report = torchldr.compress_(model, 0.5, structures=["low_rank"], loader=loader, **given)
+    return [p.detach() for p in model.parameters()], report
+
+
+def _loaders() -> dict[str, Any]:
+    """The same batches, by loaders that give them once, in other orders the next time, or in one memory."""
+
     def once() -> Iterator[Tensor]:
         yield from batches()
 
-    dense = deep(3)
-    model = copy.deepcopy(dense)
-    report = torchldr.compress_(model, 0.5, structures=["low_rank"], loader=once())
-    assert not any("in the order" in note for note in report.notes)
-    assert off(model, dense) < 0.9
+    class Turning:
+        calls = 0
+
+        def __iter__(self) -> Iterator[Tensor]:
+            self.calls += 1
+            return iter(batches() if self.calls == 1 else batches()[::-1])
+
+    class OneMemory:
+        def __iter__(self) -> Iterator[Tensor]:
+            memory = torch.empty(300, 32, dtype=torch.float64)
+            return (memory.copy_(batch) for batch in batches())
+
+    return {"once": once(), "turning": Turning(), "one memory": OneMemory()}
+
+
+@pytest.mark.parametrize("name", ["once", "turning", "one memory"])
+def test_batches_are_kept_whatever_the_loader_gives_next(name: str) -> None:
+    right, report = _found(batches())
+    assert any("in the order" in note for note in report.notes)
+    found, other = _found(_loaders()[name])
+    assert other.distance == report.distance
+    assert all(map(torch.equal, found, right))
+
+
+def test_a_run_that_goes_on_has_the_batches_of_the_first(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the loader gives others then."""
+    right, _ = _found(batches())
+
+    def stop(*given: Any) -> None:
+        raise KeyboardInterrupt
+
+    loader, given = _loaders()["turning"], {"checkpoint": tmp_path / "work"}
+    with monkeypatch.context() as patch:
+        patch.setattr(Refit, "fitted", stop)
+        with pytest.raises(KeyboardInterrupt):
+            _found(loader, **given)
+    found, report = _found(loader, **given)
+    assert any("in the order" in note for note in report.notes)
+    assert all(map(torch.equal, found, right))
+
+
+def test_batches_that_take_too_much_memory_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torchldr.compress.calibration, "_BYTES", 3 * 300 * 32 * 8)
+    refit = fit(deep(3), Structure("low_rank", rank=4), batches())
+    assert [seen.place for seen in refit.data.seen] == [0, 1]  # and their rows' weights
+    monkeypatch.setattr(torchldr.compress.calibration, "_BYTES", 0)
+    refit = fit(deep(3), Structure("low_rank", rank=4), batches())
+    assert refit.fitted([[_alone(refit, i)] for i in range(3)], 0.0) is None
 
 
 def test_padding_does_not_count() -> None:
@@ -220,19 +271,6 @@ def test_weights_whose_rows_depend_on_values_stay() -> None:
     assert found is not None
     names = [unit.name for unit in refit.units]
     assert [name for i, name in enumerate(names) if found[i][0] is not made[i][0]] == ["first", "last"]
-
-
-def test_a_loader_that_shuffles_is_not_asked_again() -> None:
-    """Its batches would stand for others: those held out, and other rows."""
-
-    class Shuffled:
-        def __iter__(self) -> Iterator[Tensor]:
-            some = batches()
-            return iter([some[i] for i in torch.randperm(8, generator=source).tolist()])
-
-    source = torch.Generator().manual_seed(3)
-    refit = fit(deep(3), Structure("low_rank", rank=4), Shuffled())
-    assert refit.fitted([[_alone(refit, i)] for i in range(3)], 0.0) is None
 
 
 def test_layers_that_are_not_called_as_such_stay() -> None:

@@ -17,7 +17,7 @@ from ..progress import Report
 from .attention import StructuredAttention, split_attention
 from .budget.amounts import Budget, Latency
 from .budget.latency import VECTORS, measured
-from .calibration import Calibration, calibrate, ridged_
+from .calibration import Calibration, calibrate
 from .candidates import CANDIDATES, exact
 from .checkpoint.files import check_finite
 from .dense import dense_modules
@@ -31,6 +31,7 @@ from .report import CompressionReport, describe
 from .selection import Choices, Spec, check_count, check_spec, chosen
 from .structure import Structure
 from .targets import RECURRENT, FilterFn, Site, Unit, dense_parameters, find_units
+from .watch import ridged_
 from .workers import Workers, project_all
 from .wrapped import check_unwrapped
 
@@ -77,8 +78,8 @@ def compress_(
         structures: names of the classes that a budget may choose from.
         activations: inputs (..., in_features) by the name of a weight; errors count by them.
         loader: batches of inputs: a mapping is passed as keywords, of a tuple or list the first entry,
-            anything else as it is. One batch in four, four at most, is held out to compare plans on; weights
-            are fitted a second time where the loader gives the same batches again (it must not shuffle).
+            anything else as it is. One batch in four, four at most, is held out to compare plans on; the
+            first 32 of the others (256 MiB at most) are kept to fit weights a second time.
         batches: how many of them, at most; by default as many as somewhat less than half of the time allows.
         output: the name of the entry of the model's output that counts; by default its logits, sentence
             embeddings or hidden states, else its first tensor.
@@ -135,9 +136,9 @@ def compress_(
         made = _project(units, found.structures, metrics, workers)
         projecting = clock.spent - begun
         distance, notes = None, list(found.notes)
-        if data is not None and loader is not None and units:
+        if data is not None and units:
             found, made, distance = _compared(model, units, found, made, data, metrics, workers)
-            better = Refit(model, units, found.structures, data, loader, workers).fitted(made, projecting)
+            better = Refit(model, units, found.structures, data, workers).fitted(made, projecting)
             if better is not None:
                 weights = dense_parameters(list(zip(units, better, strict=True)), pieces)
                 if (other := data.distance(model, weights)) < distance:

@@ -15,31 +15,29 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ..matrices import Projection
-from .calibration import Calibration, called, evaluating, input_rows, ridged_
+from .calibration import Calibration, Seen, called, evaluating
 from .candidates import exact
 from .metric import Metric, measured, project
-from .pieces import Piece, checksum
+from .pieces import Piece, Pieces
 from .progress import FITTING
 from .structure import Structure
 from .targets import Unit, dense_parameters
+from .watch import WIDE, input_rows, ridged_
 from .workers import PROJECTIONS, Workers
 
 SHARE = 0.5  # b
-BATCHES = 32  # at most
 _STAGES = 4  # before more batches are taken than are needed:
 _ROWS = 8  # rows for each entry of the longest input; fewer say too little of it
 _DEADLINE = 0.95  # of the time
 _KINDS = ("linear", "conv1d", "conv2d")  # whose inputs are seen
-_WIDE = torch.zeros((), dtype=torch.float64)
 
 Made = list[list[Projection]]
 
@@ -52,7 +50,6 @@ class Refit:
         units: its weights, with
         structures: what they become.
         data: what calibration found.
-        loader: the batches once more.
         workers: know the time, the seed, whom to report to, and where moments and dense weights lie.
     """
 
@@ -62,11 +59,10 @@ class Refit:
         units: Sequence[Unit],
         structures: Sequence[Structure],
         data: Calibration,
-        loader: Iterable[Any],
         workers: Workers,
     ) -> None:
         self.model, self.units, self.structures, self.data = model, units, structures, data
-        self.loader, self.workers, self.pieces, self.clock = loader, workers, workers.pieces, workers.clock
+        self.workers, self.pieces, self.clock = workers, workers.pieces, workers.clock
 
     def fitted(self, made: Made, projecting: float) -> Made | None:
         """Other projections of the same structures, or None where there is no time or nothing to fit.
@@ -80,7 +76,7 @@ class Refit:
             for i, unit in enumerate(self.units)
             if made[i] and unit.kind in _KINDS and exact(self.structures[i].name)
         }
-        if not wanted or not self._come_again():
+        if not wanted or not self.data.seen:
             return None
         plan = self.pieces.get(FITTING)
         if plan is None:
@@ -109,16 +105,9 @@ class Refit:
                 made[i] = [projection._replace(matrix=matrix)]
         return made if stages else None
 
-    def _come_again(self) -> bool:
-        """Whether the loader gives the same batches once more: it may be a generator, or shuffle."""
-        if isinstance(self.loader, Iterator):
-            return False
-        place, batch, *_ = self.data.held[0]
-        return checksum(next(islice(self.loader, place, None), None)) == checksum(batch)
-
     def _order(self, wanted: set[int]) -> tuple[list[list[int]], Cost]:
         """The weights in the order in which they run, those of the same inputs together; a batch's cost."""
-        place, batch = next(self._batches(1))
+        seen = self.data.seen[0]
         order: list[tuple[int, Tensor]] = []
         shapes: dict[int, torch.Size] = {}
 
@@ -127,7 +116,7 @@ class Refit:
             shapes[i] = input_rows(module, x).shape
 
         begun = time.perf_counter()
-        self._run({}, batch, wanted, look)
+        self._run({}, seen.batch, wanted, look)
         if not order:  # the model uses their weights without calling them
             return [], Cost(0.0, 0.0, 1.0)
         order[-1][1].flatten()[:1].tolist()  # waits for a GPU
@@ -143,7 +132,7 @@ class Refit:
                 groups.append([i])
             last = x
         count, n = max(shapes.values(), key=lambda shape: shape[1])
-        weight = self.data.weights.get((place, count))
+        weight = seen.weights.get(count)
         rows = count if weight is None else int(weight.count_nonzero())
         some = torch.ones(rows, n)
         begun = time.perf_counter()
@@ -155,7 +144,7 @@ class Refit:
 
     def _affordable(self, groups: int, cost: Cost, projecting: float) -> tuple[int, int]:
         """How many batches to take, and in how many stages; on average a stage runs half of either model."""
-        most = min(max(self.data.batches - len(self.data.held), 1), BATCHES)
+        most = len(self.data.seen)
         if self.clock.seconds is None:
             return most, groups
         least = min(most, math.ceil(_ROWS / max(cost.rows, 1e-9)))
@@ -166,19 +155,14 @@ class Refit:
                 break
         return batches, stages
 
-    def _batches(self, count: int) -> Iterator[tuple[int, Any]]:
-        """Batches that are not held out, with their places in the loader."""
-        held = {one.place for one in self.data.held} if self.data.batches > len(self.data.held) else set()
-        return islice(((i, batch) for i, batch in enumerate(self.loader) if i not in held), count)
-
     def _stage(self, part: Sequence[int], made: Made, batches: int) -> Iterator[tuple[int, Projection]]:
         """New projections of some weights, by the inputs that all before them give as they are now."""
         weights = dense_parameters(list(zip(self.units, made, strict=True)), self.pieces)
-        pairs = _Pairs(self, part)
-        for place, batch in self._batches(batches):
-            pairs.begin(place)
-            self._run(weights, batch, set(part), pairs.keep)
-            self._run({}, batch, set(part), pairs.add)
+        pairs = _Pairs(self.pieces, part)
+        for seen in self.data.seen[:batches]:
+            pairs.begin(seen)
+            self._run(weights, seen.batch, set(part), pairs.keep)
+            self._run({}, seen.batch, set(part), pairs.add)
             pairs.end()
         for i, moments in pairs.moments.items():
             projection = None if i in pairs.unpaired else self._projected(i, moments)
@@ -220,7 +204,7 @@ class Refit:
         D.div_(mean).diagonal().add_(float(lifted[0, 0]) - first / mean)  # lifted as C is
         T = torch.linalg.solve(lifted, D.mT).mT.mul_(SHARE)
         T.diagonal().add_(1 - SHARE)
-        target = W.detach().to(_WIDE) @ T
+        target = W.detach().to(WIDE) @ T
         M = project(target, self.structures[i], Metric(lifted, old.outputs), self.workers.seed).matrix
         return measured(W, M.to(W.dtype), old)
 
@@ -247,14 +231,15 @@ class Moments(NamedTuple):
 class _Pairs:
     """The inputs of some weights as they have become and as they were, in pairs, summed up."""
 
-    def __init__(self, fit: Refit, part: Sequence[int]) -> None:
-        self._fit, self._part, self._place = fit, part, 0
+    def __init__(self, pieces: Pieces, part: Sequence[int]) -> None:
+        self._pieces, self._part = pieces, part
+        self._weights: dict[int, Tensor] = {}
         self._inputs: dict[int, list[Tensor]] = {}
         self.moments: dict[int, Moments] = {}
         self.unpaired: set[int] = set()  # rows that come depend on values, as for experts
 
-    def begin(self, place: int) -> None:
-        self._place, self._inputs = place, {i: [] for i in self._part}
+    def begin(self, seen: Seen) -> None:
+        self._weights, self._inputs = seen.weights, {i: [] for i in self._part}
 
     def keep(self, i: int, module: nn.Module, x: Tensor) -> None:
         """What the compressed model gives."""
@@ -267,7 +252,7 @@ class _Pairs:
         if X.shape != Y.shape:
             self.unpaired.add(i)
             return
-        weight, weighted = self._fit.data.weights.get((self._place, len(Y))), Y
+        weight, weighted = self._weights.get(len(Y)), Y
         if weight is not None:
             weight = weight.to(Y)
             if not weight.all():
@@ -276,7 +261,7 @@ class _Pairs:
             weighted = Y * weight.unsqueeze(-1)
         count, n = Y.shape
         if i not in self.moments:
-            C, D = (self._fit.pieces.zeros(f"refit-{i}-{k}", (n, n), _WIDE) for k in "CD")
+            C, D = (self._pieces.zeros(f"refit-{i}-{k}", (n, n), WIDE) for k in "CD")
             self.moments[i] = Moments(C, D, 0)
         C, D, rows = self.moments[i]
         self.moments[i] = Moments(

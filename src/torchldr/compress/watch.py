@@ -1,0 +1,244 @@
+"""What a model's layers see at work: second moments of inputs and of gradients, added up in hooks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .metric import Metric
+from .outputs import LOGITS, call, counted, main_output
+from .pieces import Pieces
+from .targets import RECURRENT, Site, Unit
+
+_ENOUGH = 8  # rows for each entry of a vector that are all taken; after that, as many as a product costs
+_INPUTS = {"q_proj": 0, "k_proj": 1, "v_proj": 2}
+_ARGUMENTS = ("query", "key", "value")
+WIDE = torch.zeros((), dtype=torch.float64)
+
+
+@dataclass
+class Moments:
+    """Sums over the rows that a weight has seen.
+
+    Attributes:
+        inputs: of w x x^T, with w = |g|^2 where gradients g are known and 1 elsewhere.
+        counted: of w, over the rows that `inputs` has.
+        outputs: of g g^T.
+        rows: how many there were.
+        total: of w over all rows; for weights whose outputs are not seen, of the squared weight gradient.
+    """
+
+    inputs: Tensor | None = None
+    counted: float = 0.0
+    outputs: Tensor | None = None
+    rows: int = 0
+    total: float = 0.0
+
+
+class Watch:
+    """The hooks that collect moments, and the runs of the model that they see."""
+
+    def __init__(self, units: Sequence[Unit], generator: torch.Generator, pieces: Pieces) -> None:
+        self.units, self.generator, self.pieces = units, generator, pieces
+        self.moments: dict[str, Moments] = {}
+        self.sensitive = False  # whether gradients were seen
+        self.differentiable: bool | None = None  # None: not tried yet
+        self.seeing = False  # not while a held batch runs
+        self.weights: dict[int, Tensor] = {}  # of the batch's rows
+        self.probes: list[Tensor] = []
+        self.parameters: dict[str, list[tuple[nn.Parameter, int | None]]] = {}
+
+    def see(self, model: nn.Module, batch: Any, output: str | None) -> dict[int, Tensor]:
+        """One batch; how much its rows count. Without derivatives a model is seen by its inputs alone."""
+        self.seeing, self.weights = True, {}
+        if self.differentiable is None:
+            self.sensitive = self.differentiable = self._differentiate(model, batch, output)
+            if not self.differentiable:
+                self.moments.clear()
+        elif self.differentiable:
+            self._differentiate(model, batch, output)
+        if not self.differentiable:
+            with torch.no_grad():
+                call(model, batch)
+        self.seeing = False
+        return self.weights
+
+    def _differentiate(self, model: nn.Module, batch: Any, output: str | None) -> bool:
+        self.probes = []
+        owned = [(key, p, third) for key, row in self.parameters.items() for p, third in row]
+        with torch.enable_grad():
+            name, y = main_output(call(model, batch), output)
+            if not y.requires_grad:
+                return False
+            wanted = [*self.probes, *(p for _, p, _ in owned)]
+            if not wanted:
+                return True
+            found = torch.autograd.grad(y, wanted, self._direction(name, y, batch), allow_unused=True)
+        for (key, _, third), g in zip(owned, found[len(self.probes) :], strict=True):
+            if g is not None:
+                g = g if third is None else g.chunk(3)[third]
+                self.moments.setdefault(key, Moments()).total += float(g.double().square().sum())
+        return True
+
+    @torch.no_grad()
+    def _direction(self, name: str, y: Tensor, batch: Any) -> Tensor:
+        """A random vector v: the second moments of J^T v are J^T J, with J of the output or its softmax."""
+        if name == LOGITS:
+            p = y.detach().float().softmax(-1)
+            drawn = torch.rand(p.shape[:-1], generator=self.generator).to(p.device).unsqueeze(-1)
+            label = (p.cumsum(-1) < drawn).sum(-1, keepdim=True).clamp(max=p.shape[-1] - 1)
+            v = p.scatter_add(-1, label, -torch.ones_like(p[..., :1]))
+        else:
+            v = torch.randn(y.shape, generator=self.generator).to(y.device)
+        mask = counted(batch, y)
+        if mask is not None:
+            v = v * mask.to(v).reshape(*mask.shape, *[1] * (v.ndim - 2))
+        return v.to(y.dtype)
+
+    @contextmanager
+    def hooked(self, units: Sequence[Unit]) -> Iterator[None]:
+        handles = []
+        try:
+            for unit in units:
+                for site, part in unit.places:
+                    if site.kind in ("linear", "conv1d", "conv2d"):
+                        handles.append(
+                            site.module.register_forward_hook(self._output(unit.name, site), with_kwargs=True)
+                        )
+                        continue
+                    self.parameters.setdefault(unit.name, []).extend(_owned(site, part))
+                    if part in _INPUTS:
+                        look = self._input(unit.name, part)
+                        handles.append(site.module.register_forward_pre_hook(look, with_kwargs=True))
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _input(self, name: str, part: str) -> Callable[..., None]:
+        place = _INPUTS[part]
+
+        def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            x = args[place] if len(args) > place else kwargs.get(_ARGUMENTS[place])
+            if self.seeing and isinstance(x, Tensor):
+                self._add_inputs(name, x.detach().reshape(-1, x.shape[-1]), None, x.shape[-1])
+
+        return look
+
+    def _output(self, name: str, site: Site) -> Callable[..., Any]:
+        def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], y: Any) -> Any:
+            x = args[0] if args else next(iter(kwargs.values()), None)
+            if not (self.seeing and isinstance(x, Tensor) and isinstance(y, Tensor)):
+                return None
+            X = input_rows(module, x.detach())
+            if not torch.is_grad_enabled():
+                self._add_inputs(name, X, None, y.shape[-1])
+                return None
+            version = x._version
+            probe = torch.zeros((), dtype=y.dtype, device=y.device, requires_grad=True)
+            made = y + probe
+
+            def back(g: Tensor) -> None:
+                if x._version == version:  # else the input was overwritten since
+                    g = g.movedim(-3, -1) if isinstance(module, nn.Conv2d) else g
+                    self._add(name, X, g.detach().reshape(-1, g.shape[-1]))
+
+            made.register_hook(back)
+            self.probes.append(probe)
+            return made
+
+        return look
+
+    @torch.no_grad()
+    def _add(self, name: str, X: Tensor, g: Tensor) -> None:
+        """Rows of inputs with their gradients."""
+        g = g.float() if g.dtype != torch.float64 else g
+        weight = g.square().sum(-1)
+        (m, n), seen = (g.shape[1], X.shape[1]), self.moments.setdefault(name, Moments())
+        rows = self._rows(len(g), seen.rows, m, n / m)
+        part = g[rows] if rows is not None else g
+        seen.outputs = self._added(name, "outputs", seen.outputs, part.mT @ part)
+        seen.total += float(weight.double().sum())
+        if weight.any():
+            self.weights[len(weight)] = self.weights.get(len(weight), 0) + weight / weight.mean()
+        self._add_inputs(name, X, weight, m)
+
+    @torch.no_grad()
+    def _add_inputs(self, name: str, X: Tensor, weight: Tensor | None, m: int) -> None:
+        n, seen = X.shape[1], self.moments.setdefault(name, Moments())
+        rows = self._rows(len(X), seen.rows, n, m / n)
+        seen.rows += len(X)
+        if rows is not None:
+            X, weight = X[rows], None if weight is None else weight[rows]
+        X = X.float() if X.dtype != torch.float64 else X
+        seen.counted += float(len(X) if weight is None else weight.double().sum())
+        gram = X.mT @ X if weight is None else (X * weight.to(X).unsqueeze(-1)).mT @ X
+        seen.inputs = self._added(name, "inputs", seen.inputs, gram)
+
+    def _added(self, name: str, what: str, moments: Tensor | None, gram: Tensor) -> Tensor:
+        if moments is None:
+            file = moments_file(self.units, name, what)
+            moments = self.pieces.zeros(file, gram.shape, WIDE.to(gram.device))
+        return moments.add_(gram.to(moments.device))
+
+    def metric(self, unit: Unit) -> Metric:
+        """What errors of a unit count by; its moments are used up."""
+        found, (m, n) = self.moments.pop(unit.name, Moments()), unit.matrices[0].shape
+        mean = 0.0 if found.inputs is None else float(found.inputs.diagonal().mean())
+        C = ridged_(found.inputs, found.rows)
+        if not self.sensitive:
+            return Metric(C).relative(unit.size, unit.matrices)
+        if found.outputs is None or found.inputs is None:
+            return Metric(C, None, found.total / (m * n))
+        # The sum over rows of |g|^2 |D x|^2, were g the same in all directions: C and S have means of 1.
+        scale = found.total * mean / max(found.counted, 1e-300) / m
+        return Metric(C, ridged_(found.outputs, found.rows, 1e-3), scale)
+
+    def _rows(self, rows: int, seen: int, length: int, ratio: float) -> Tensor | None:
+        """Which rows to take: all at first, then so many that a Gram matrix costs what a product does."""
+        if seen < _ENOUGH * length or ratio >= 1:
+            return None
+        return torch.randperm(rows, generator=self.generator)[: max(1, int(ratio * rows))]
+
+
+def _owned(site: Site, part: str) -> list[tuple[nn.Parameter, int | None]]:
+    """The parameters that hold a part whose outputs are not seen, and which third of a joint one it is."""
+    owned, joint = site.module._parameters, site.module._parameters.get("in_proj_weight")
+    found: list[tuple[nn.Parameter | None, int | None]]
+    if part == "out_proj":
+        found = [(site.owners[1]._parameters["weight"], None)]
+    elif site.kind in RECURRENT:
+        found = [(owned[part], None)]
+    else:
+        found = [(owned[f"{part}_weight"], None) if joint is None else (joint, _INPUTS[part])]
+    return [(p, third) for p, third in found if p is not None]
+
+
+def ridged_(gram: Tensor | None, rows: int | None, least: float = 1e-6) -> Tensor | None:
+    """Moments of mean diagonal 1, in place, lifted a little: more where few rows were seen (None: all)."""
+    if gram is None:
+        return None
+    gram = gram.to("cpu", torch.float64)
+    mean = float(gram.diagonal().mean())
+    if not mean > 0:
+        return None
+    lift = least + (0.0 if rows is None else 1e-2 * min(1.0, len(gram) / max(rows, 1)))
+    gram.div_(mean).diagonal().add_(lift)
+    return gram
+
+
+def input_rows(module: nn.Module, x: Tensor) -> Tensor:
+    """The vectors that a layer multiplies, (rows, in_features)."""
+    if isinstance(module, nn.Conv2d):
+        x = x[..., :: module.stride[0], :: module.stride[1]].movedim(-3, -1)
+    return x.reshape(-1, x.shape[-1])
+
+
+def moments_file(units: Sequence[Unit], name: str, what: str) -> str:
+    """The name of the file with a unit's moments; the unit's own may have any characters."""
+    return f"{what}-{[unit.name for unit in units].index(name)}"

@@ -34,7 +34,7 @@ def regrets(rows: list[dict[str, Any]], device: str, machine: costs.Machine) -> 
         dtype, training = getattr(torch, row["dtype"]), row["training"]
         call = Call(row["batch"], device, dtype, needs_grad=training, kept=not training).sized
         own = [route for route in cls.ROUTES if route.name in row["us"]]
-        chosen = min(own, key=lambda route: route.cost(sizes, call))
+        chosen = min(own, key=lambda route: route.seconds(sizes, call))
         found.append(row["us"][chosen.name] / min(row["us"].values()))
     return found
 

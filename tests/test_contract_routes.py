@@ -74,6 +74,16 @@ def test_costs_grow_with_the_batch(cls):
             assert costs == sorted(costs)
 
 
+@every_class
+def test_costs_are_those_of_the_dtype_in_which_a_route_multiplies(cls):
+    """Factors in bfloat16 are multiplied in float32 on a CPU, which may have no instructions for them."""
+    M = testing.member(cls, 64, 64, 2 if cls.ranked else None)
+    wide, narrow = (Call(8, dtype=dtype, kept=True) for dtype in (torch.float32, torch.bfloat16))
+    for route in cls.ROUTES:
+        if not route.holds_dense:
+            assert route.seconds(M, narrow) == route.seconds(M, wide)
+
+
 class Doubling:
     """A product written anew, by way of the one that it replaces: a mixin, or the body of a subclass."""
 

@@ -91,7 +91,7 @@ def by_columns(own: Route) -> Route:
     """The dense matrix by the class's own product with all unit vectors."""
 
     def seconds(M: Matrix, call: Call) -> float:
-        return own.cost(M, call._replace(batch=M.shape[1], kept=False))
+        return own.seconds(M, call._replace(batch=M.shape[1], kept=False))
 
     return dense_route(seconds)
 

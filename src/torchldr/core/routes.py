@@ -62,7 +62,7 @@ class Route(NamedTuple):
     Attributes:
         name: by which it is forced, listed and shown.
         why_not: None where the route serves, else the reason, in words for a user; ask by `why_not`.
-        cost: seconds by a simple model, from sizes alone.
+        cost: seconds by a simple model, from sizes alone; ask by `seconds`.
         apply: (M, x, transposed) to M x or M^T x for rows of x; differentiable. One of any dtype takes a bias
             as well. None for a route that serves matrices that are kept alone. vmap maps the first route of a
             class that does not hold the dense matrix.
@@ -84,6 +84,15 @@ class Route(NamedTuple):
     def in_own_dtype(self, call: Call) -> bool:
         """Whether it multiplies in the dtype of the call: factors in a narrow one are for a GPU."""
         return self.any_dtype and (self.holds_dense or call.device == "cuda" or call.dtype.itemsize >= 4)
+
+    def seconds(self, M: Any, call: Call) -> float:
+        """Its cost, in the dtype in which it multiplies."""
+        own = (
+            call
+            if self.in_own_dtype(call)
+            else call._replace(dtype=torch.promote_types(call.dtype, torch.float32))
+        )
+        return self.cost(M, own)
 
     def run(self, *arguments: Any) -> Tensor:
         """`apply`, of a route that serves calls without a plan."""
@@ -171,7 +180,7 @@ def _costs(
     """Costs depend on sizes alone, so they are computed once."""
     sizes = Sizes(torch.Size(shape), rank, dict(options), cls.ROUTES)
     call = call._replace(matrices=math.prod(leading))
-    costs = {route: route.cost(sizes, call) for route in (cls.STACK_ROUTES if leading else cls.ROUTES)}
+    costs = {route: route.seconds(sizes, call) for route in (cls.STACK_ROUTES if leading else cls.ROUTES)}
     return dict(sorted(costs.items(), key=lambda item: item[1]))
 
 

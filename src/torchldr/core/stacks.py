@@ -172,7 +172,7 @@ def _multiply(M: Matrix, x: Tensor, transposed: bool, route: str | None, dense: 
 
 def _cheapest(sizes: Sizes, call: Call, *, dense: bool | None) -> float:
     routes = [r for r in sizes.routes if r.apply is not None and dense in (None, r.holds_dense)]
-    return min((route.cost(sizes, call) for route in routes), default=math.inf)
+    return min((route.seconds(sizes, call) for route in routes), default=math.inf)
 
 
 def _dense_cost(sizes: Any, call: Call) -> float:
@@ -199,7 +199,7 @@ def _mapped_cost(sizes: Any, call: Call) -> float:
     inner = _inner(sizes.routes)
     if inner is None:
         return math.inf
-    return inner.cost(sizes, call._replace(kept=False, traced=True))
+    return inner.seconds(sizes, call._replace(kept=False, traced=True))
 
 
 def _mapped(M: Any, x: Tensor, transposed: bool) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..matrices import get_structure, structures
 from .finetuning.groups import operator_names
-from .metric import QUICK, Metric, TimeUpError, project
+from .metric import QUICK, Metric, TimeUpError, project, widened
 from .structure import DENSE, Structure
 
 CANDIDATES = tuple(name for name, cls in structures().items() if cls.compresses)
@@ -169,8 +169,8 @@ def looks(
             except TimeUpError:
                 found.append(math.inf)
                 continue
-            pairs = zip(matrices, (p.matrix.to("cpu", torch.float64).to_dense() for p in made), strict=True)
-            error = sum(metric.error(W.detach().to("cpu", torch.float64) - M) for W, M in pairs)
+            pairs = [(widened(W), p.matrix) for W, p in zip(matrices, made, strict=True)]
+            error = sum(metric.error(W - M.to(W.device, W.dtype).to_dense()) for W, M in pairs)
         # Weights are known to their rounding errors: nothing is gained below these.
         found.append(error if error > exact * whole else 0.0)
     return found
@@ -180,7 +180,7 @@ def plain_curve(matrices: Sequence[Tensor]) -> list[float]:
     """|W - M|^2 of the nearest matrices of rank 0, 1, .., summed over the matrices."""
     squares = []
     for W in matrices:
-        wide = W.detach().to("cpu", torch.float64)
+        wide = widened(W)
         gram = wide @ wide.mT if wide.shape[0] <= wide.shape[1] else wide.mT @ wide
         squares.append(torch.linalg.eigvalsh(gram).clamp(min=0))
     length = max(map(len, squares))

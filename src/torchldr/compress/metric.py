@@ -28,7 +28,7 @@ from .structure import Structure
 
 @dataclass
 class Metric:
-    """scale * trace(S D C D^T), in float64 on the CPU; None stands for the identity.
+    """scale * trace(S D C D^T), in float64; None stands for the identity.
 
     Attributes:
         inputs: C (n, n), positive definite.
@@ -52,19 +52,32 @@ class Metric:
 
     def fit(self, W: Tensor, structure: Structure) -> RankFit | None:
         """The nearest members of a class by rank in this metric (without its scale), where one has them."""
-        return structure.cls.all_ranks(W.detach().to("cpu", torch.float64), self.left, self.root)
+        W = widened(W)
+        here = self.on(W.device)
+        return structure.cls.all_ranks(W, here.left, here.root)
 
     def error(self, D: Tensor) -> float:
         """Of an error D (m, n)."""
-        D = D.detach().to("cpu", torch.float64)
-        right = D if self.inputs is None else D @ self.inputs
-        left = D if self.outputs is None else self.outputs @ D
+        D = widened(D)
+        here = self.on(D.device)
+        right = D if here.inputs is None else D @ here.inputs
+        left = D if here.outputs is None else here.outputs @ D
         return self.scale * float((left * right).sum())
+
+    def on(self, device: torch.device) -> Metric:
+        """The same on a device."""
+        C, S = (None if t is None else t.to(device) for t in (self.inputs, self.outputs))
+        return self if C is self.inputs and S is self.outputs else Metric(C, S, self.scale)
 
     def relative(self, size: int, matrices: Sequence[Tensor]) -> Metric:
         """The same with a scale under which the weight itself counts by its number of entries."""
         whole = sum(Metric(self.inputs, self.outputs).error(W) for W in matrices)
         return Metric(self.inputs, self.outputs, size / whole if whole > 0 else 1.0)
+
+
+def widened(W: Tensor) -> Tensor:
+    """In float64: on a GPU of CUDA where it lies there, else on the CPU, as other devices do not have it."""
+    return W.detach().to(W.device if W.is_cuda else "cpu", torch.float64)
 
 
 PLAIN = Metric()
@@ -119,8 +132,8 @@ def project(
 
 def measured(W: Tensor, M: StructuredMatrix, metric: Metric) -> Projection:
     """A matrix as what stands for W, with its errors."""
-    wide = W.detach().to("cpu", torch.float64)
-    rest, inputs = wide - M.to("cpu", torch.float64).to_dense(), Metric(metric.inputs)
+    wide = widened(W)
+    rest, inputs = wide - M.to(wide.device, wide.dtype).to_dense(), Metric(metric.on(wide.device).inputs)
     weighted = (
         (inputs.error(rest) / max(inputs.error(wide), 1e-300)) ** 0.5 if metric.inputs is not None else None
     )

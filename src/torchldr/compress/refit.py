@@ -25,12 +25,12 @@ from torch import Tensor, nn
 from ..matrices import Projection
 from .calibration import Calibration, Seen, called, evaluating
 from .candidates import exact
-from .metric import Metric, measured, project
+from .metric import Metric, measured, project, widened
 from .pieces import Piece, Pieces
 from .progress import FITTING
 from .structure import Structure
 from .targets import Unit, dense_parameters
-from .watch import WIDE, input_rows, ridged_
+from .watch import input_rows, ridged_
 from .workers import PROJECTIONS, Workers
 
 SHARE = 0.5  # b
@@ -119,24 +119,25 @@ class Refit:
         self._run({}, seen.batch, wanted, look)
         if not order:  # the model uses their weights without calling them
             return [], Cost(0.0, 0.0, 1.0)
-        order[-1][1].flatten()[:1].tolist()  # waits for a GPU
+        last = order[-1][1]
+        _wait_for(last)
         run = 2 * (time.perf_counter() - begun)
         groups: list[list[int]] = []
-        last = None
+        before = None
         for i, x in order:
             if any(i in group for group in groups):
                 continue  # runs more than once
-            if x is last:
+            if x is before:
                 groups[-1].append(i)
             else:
                 groups.append([i])
-            last = x
+            before = x
         count, n = max(shapes.values(), key=lambda shape: shape[1])
         weight = seen.weights.get(count)
         rows = count if weight is None else int(weight.count_nonzero())
-        some = torch.ones(rows, n)
+        some = torch.ones(rows, n, device=last.device)
         begun = time.perf_counter()
-        some.mT @ some
+        _wait_for(some.mT @ some)
         products = rows * n * n
         share = (time.perf_counter() - begun) / max(products, 1) * rows / max(count, 1)
         sums = 2 * share * sum(shape[0] * shape[1] ** 2 for shape in shapes.values())
@@ -204,9 +205,14 @@ class Refit:
         D.div_(mean).diagonal().add_(float(lifted[0, 0]) - first / mean)  # lifted as C is
         T = torch.linalg.solve(lifted, D.mT).mT.mul_(SHARE)
         T.diagonal().add_(1 - SHARE)
-        target = W.detach().to(WIDE) @ T
+        target = widened(W).to(T.device) @ T
         M = project(target, self.structures[i], Metric(lifted, old.outputs), self.workers.seed).matrix
         return measured(W, M.to(W.dtype), old)
+
+
+def _wait_for(x: Tensor) -> None:
+    """Until a GPU has it."""
+    x.flatten()[:1].tolist()
 
 
 class Cost(NamedTuple):
@@ -261,7 +267,7 @@ class _Pairs:
             weighted = Y * weight.unsqueeze(-1)
         count, n = Y.shape
         if i not in self.moments:
-            C, D = (self._pieces.zeros(f"refit-{i}-{k}", (n, n), WIDE) for k in "CD")
+            C, D = (self._pieces.zeros(f"refit-{i}-{k}", (n, n), widened(Y[:0])) for k in "CD")
             self.moments[i] = Moments(C, D, 0)
         C, D, rows = self.moments[i]
         self.moments[i] = Moments(

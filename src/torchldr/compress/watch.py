@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .metric import Metric
+from .metric import Metric, widened
 from .outputs import LOGITS, call, counted, main_output
 from .pieces import Pieces
 from .targets import RECURRENT, Site, Unit
@@ -183,21 +183,22 @@ class Watch:
     def _added(self, name: str, what: str, moments: Tensor | None, gram: Tensor) -> Tensor:
         if moments is None:
             file = moments_file(self.units, name, what)
-            moments = self.pieces.zeros(file, gram.shape, WIDE.to(gram.device))
+            moments = self.pieces.zeros(file, gram.shape, widened(gram.new_empty(())))
         return moments.add_(gram.to(moments.device))
 
     def metric(self, unit: Unit) -> Metric:
         """What errors of a unit count by; its moments are used up."""
         found, (m, n) = self.moments.pop(unit.name, Moments()), unit.matrices[0].shape
         mean = 0.0 if found.inputs is None else float(found.inputs.diagonal().mean())
-        C = ridged_(found.inputs, found.rows)
+        C, S = ridged_(found.inputs, found.rows), ridged_(found.outputs, found.rows, 1e-3)
+        C, S = (None if t is None else t.cpu() for t in (C, S))  # together they are larger than the model
         if not self.sensitive:
             return Metric(C).relative(unit.size, unit.matrices)
         if found.outputs is None or found.inputs is None:
             return Metric(C, None, found.total / (m * n))
         # The sum over rows of |g|^2 |D x|^2, were g the same in all directions: C and S have means of 1.
         scale = found.total * mean / max(found.counted, 1e-300) / m
-        return Metric(C, ridged_(found.outputs, found.rows, 1e-3), scale)
+        return Metric(C, S, scale)
 
     def _rows(self, rows: int, seen: int, length: int, ratio: float) -> Tensor | None:
         """Which rows to take: all at first, then so many that a Gram matrix costs what a product does."""
@@ -223,7 +224,7 @@ def ridged_(gram: Tensor | None, rows: int | None, least: float = 1e-6) -> Tenso
     """Moments of mean diagonal 1, in place, lifted a little: more where few rows were seen (None: all)."""
     if gram is None:
         return None
-    gram = gram.to("cpu", torch.float64)
+    gram = widened(gram)
     mean = float(gram.diagonal().mean())
     if not mean > 0:
         return None

@@ -22,6 +22,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, gelu, normalize, scaled_dot_product_attention, silu
+from torch.utils.checkpoint import checkpoint
 
 WINDOW = 128
 
@@ -208,8 +209,14 @@ class Llama(nn.Module):
         x = self.words(ids)
         speeds = self.base ** -(torch.arange(self.half, device=ids.device) / self.half)
         angles = torch.arange(ids.shape[1], device=ids.device)[:, None] * speeds
+        turns = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
         for block in self.blocks:
-            x = block(x, (angles.cos().to(x.dtype), angles.sin().to(x.dtype)))
+            if (
+                self.training and torch.is_grad_enabled()
+            ):  # Krylov matrices of all layers are more than a GPU has
+                x = checkpoint(block, x, turns, use_reentrant=False)
+            else:
+                x = block(x, turns)
         return {"logits": self.norm(x) @ self.words.weight.mT}
 
 

@@ -7,6 +7,7 @@ import torch
 
 import torchldr
 from torchldr import StructuredLinear, testing
+from torchldr.compress import refit
 from torchldr.core.routes import Call
 from torchldr.functional import scan, tridiagonal
 from torchldr.functional.reference import krylov_of_ring_reference
@@ -301,3 +302,27 @@ def test_layers_from_inference_mode_count_edits(way):
             assert (layer(x) - exact).abs().max() <= 1e-4 * exact.abs().max()
             assert "each call waits for the device, to compare G" in layer.routes(x).note
             layer.G.add_(0.5)
+
+
+@pytest.mark.parametrize("structure", ["low_rank", "block_circulant"])
+def test_compression_on_a_gpu_is_that_on_a_cpu_and_goes_on(structure, tmp_path, monkeypatch):
+    """Fits are computed where the model is; numbers that lie in files come back there."""
+    torch.manual_seed(0)
+    parts = [torch.nn.Linear(32, 48), torch.nn.Tanh(), torch.nn.Linear(48, 32), torch.nn.Tanh()]
+    dense = torch.nn.Sequential(*parts, torch.nn.Linear(32, 32)).double()
+    batches = [torch.randn(200, 32, dtype=torch.float64) for _ in range(8)]
+    found = {}
+    for device, folder in (("cpu", None), ("cuda", None), ("cuda", tmp_path / "work")):
+        model, given = copy.deepcopy(dense).to(device), {"loader": [x.to(device) for x in batches]}
+        if folder is not None:
+            with monkeypatch.context() as patch:
+                patch.setattr(refit.Refit, "fitted", lambda *given: 1 / 0)
+                with pytest.raises(ZeroDivisionError):
+                    torchldr.compress_(model, 0.5, structures=[structure], checkpoint=folder, **given)
+        report = torchldr.compress_(model, 0.5, structures=[structure], checkpoint=folder, **given)
+        assert {p.device.type for p in model.parameters()} == {device}
+        found[device, folder] = model.cpu()(batches[0]).detach(), report.distance
+    right, distance = found.pop(("cpu", None))
+    for y, other in found.values():
+        torch.testing.assert_close(y, right, rtol=1e-6, atol=1e-6)
+        assert abs(other - distance) < 1e-6

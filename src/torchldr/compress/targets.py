@@ -256,16 +256,15 @@ def _drop_shared(
 def dense_parameters(done: Sequence[tuple[Unit, Sequence[Any]]], pieces: Pieces) -> dict[str, Tensor]:
     """The parameters of a model with the dense matrices of projections in place of its weights, by name.
 
-    They are as large as the model: they lie in the files of `pieces`, where it has some.
+    They are as large as the model: on a CPU they lie in the files of `pieces`, where it has some.
     """
     parts: dict[int, tuple[Site, dict[str, list[Tensor]]]] = {}
     for i, (unit, found) in enumerate(done):
         matrices = []
         for j, projection in enumerate(found):
             M = projection.matrix.to_dense()
-            matrices.append(
-                M if pieces.folder is None else pieces.zeros(f"dense-{i}-{j}", M.shape, M).copy_(M)
-            )
+            filed = pieces.folder is not None and M.device.type == "cpu"
+            matrices.append(pieces.zeros(f"dense-{i}-{j}", M.shape, M).copy_(M) if filed else M)
         for site, part in unit.places if found else []:
             parts.setdefault(id(site.module), (site, dict(site.weights)))[1][part] = matrices
     values: dict[str, Tensor] = {}

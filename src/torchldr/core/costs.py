@@ -46,11 +46,12 @@ def _bfloat16_multiply() -> float:
         return 40e-12
 
 
-# Fitted by `benchmarks/fit_costs.py` to two cores of an x86-64 server and to an H200.
+_HALF = _bfloat16_multiply()
+# Fitted by `benchmarks/fit_costs.py` to two cores of an x86-64 server, one of an ARM server, and an H200.
+_X86 = Machine(6e-6, 6e-6, 0.6e-9, 150e-12, 8, 9e-12, 9e-12, _HALF, 96e-12, 170e-12, 1e-6, 0.6e-9)
+_ARM = Machine(10e-6, 10e-6, 2.5e-9, 380e-12, 8, 60e-12, 60e-12, _HALF, 240e-12, 390e-12, 1e-6, 0.6e-9)
 MACHINES = {
-    "cpu": Machine(
-        6e-6, 6e-6, 0.6e-9, 150e-12, 8, 9e-12, 9e-12, _bfloat16_multiply(), 96e-12, 170e-12, 1e-6, 0.6e-9
-    ),
+    "cpu": _ARM if platform.machine() == "aarch64" else _X86,
     "cuda": Machine(
         15e-6, 2e-6, 1e-12, 0.2e-12, 64, 0.06e-12, 0.0065e-12, 0.003e-12, 1.1e-12, 1.0, 200e-6, 1e-12
     ),

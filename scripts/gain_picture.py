@@ -47,12 +47,11 @@ def panels() -> dict[str, dict[str, Cells]]:
     )
     found: dict[str, dict[str, Cells]] = {}
     for name in CLASSES:
-        rank = {"rank": RANKS.get(name)}
         for heading, ratios in {
             "CPU, inference": cells(cpu, "batch", structure=name, training=False),
             "CPU, training": cells(cpu, "batch", structure=name, training=True),
             "GPU, inference": cells(inference, "batch", "eager", structure=name, mode="tf32"),
-            "GPU, training": cells(training, "rows", structure=name, mode="tf32", **rank),
+            "GPU, training": cells(training, "rows", structure=name, mode="tf32", rank=RANKS.get(name)),
         }.items():
             found.setdefault(heading, {})[name] = ratios
     return found

@@ -151,10 +151,7 @@ def test_second_derivatives(form: str) -> None:
 
 def test_vmap_and_jvp(form: str) -> None:
     coefficients, V, U, w = operands("near shift", 40, 50, 2, 3, torch.float64)
-    both = (
-        (lambda *x: port_rmatmul(*x, 50), (*coefficients, V, U)),
-        (port_matmul, (*coefficients, V, w)),
-    )
+    both = ((lambda *x: port_rmatmul(*x, 50), (*coefficients, V, U)), (port_matmul, (*coefficients, V, w)))
     for product, inputs in both:
         *fixed, x = inputs
         stack = torch.stack((x, 2 * x, x.flip(-1)))

@@ -301,14 +301,7 @@ class CompiledSweep:
     """A `sweep.Sweep` by these loops, in float32 or float64."""
 
     def __init__(
-        self,
-        lower: Tensor,
-        diagonal: Tensor,
-        upper: Tensor,
-        V: Tensor,
-        oversampling: int,
-        *,
-        keep: bool,
+        self, lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, oversampling: int, *, keep: bool
     ) -> None:
         self._ring, self._keep = Ring(lower, diagonal, upper, V, oversampling), keep
         self._levels, top = columns(self._ring, keep)

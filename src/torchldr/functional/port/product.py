@@ -48,11 +48,7 @@ from . import adjoint
 from .plan import PortPlan
 from .series import check, plain_rmatmul
 
-__all__ = [
-    "PortPlan",
-    "port_matmul",
-    "port_rmatmul",
-]
+__all__ = ["PortPlan", "port_matmul", "port_rmatmul"]
 
 
 def port_rmatmul(

@@ -35,13 +35,7 @@ class Series(NamedTuple):
 
 
 def plain_rmatmul(
-    lower: Tensor,
-    diagonal: Tensor,
-    upper: Tensor,
-    V: Tensor,
-    U: Tensor,
-    k: int,
-    oversampling: int,
+    lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, U: Tensor, k: int, oversampling: int
 ) -> Tensor:
     """`port_rmatmul` in operations of torch."""
     check(lower, diagonal, upper, V, U, k, oversampling)
@@ -82,12 +76,7 @@ def join(blocks: Series, s: Tensor, p: Tensor) -> tuple[Series, list[tuple[Tenso
     D = _loop(back * forth)
     into_1, into_0 = s * D, p * D
     through, returned = RL0 * into_1, LR1 * into_0
-    ports = (
-        LL0 + LR0 * p * LL1 * through,
-        LR0 * returned,
-        RL1 * through,
-        RR1 + RL1 * s * RR0 * returned,
-    )
+    ports = (LL0 + LR0 * p * LL1 * through, LR0 * returned, RL1 * through, RR1 + RL1 * s * RR0 * returned)
     x = into_1 * (vR0 + forth * vL1)
     y = into_0 * (vL1 + back * vR0)
     v = (vL0 + LR0 * y, vR1 + RL1 * x)
@@ -197,13 +186,7 @@ def leaf_blocks(lower: Tensor, diagonal: Tensor, upper: Tensor, layout: Layout) 
 
 
 def leaves(
-    lower: Tensor,
-    diagonal: Tensor,
-    upper: Tensor,
-    V: Tensor,
-    U: Tensor,
-    layout: Layout,
-    N: int,
+    lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, U: Tensor, layout: Layout, N: int
 ) -> tuple[Series, Tensor]:
     """The first N coefficients of all leaves' series, and of the sum of their u^T R v, (b, r, N).
 

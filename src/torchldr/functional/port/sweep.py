@@ -55,13 +55,7 @@ class Sweep(Protocol):
 
 
 def sweep(
-    lower: Tensor,
-    diagonal: Tensor,
-    upper: Tensor,
-    V: Tensor,
-    oversampling: int,
-    *,
-    keep: bool,
+    lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, oversampling: int, *, keep: bool
 ) -> Sweep:
     """A sweep that runs where the tensors are; `keep` what `gradients` needs."""
     lower, diagonal, upper, V = (x.detach() for x in (lower, diagonal, upper, V))
@@ -76,14 +70,7 @@ class TorchSweep:
 
     @torch.no_grad()
     def __init__(
-        self,
-        lower: Tensor,
-        diagonal: Tensor,
-        upper: Tensor,
-        V: Tensor,
-        oversampling: int,
-        *,
-        keep: bool,
+        self, lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, oversampling: int, *, keep: bool
     ) -> None:
         self._operands, self._keep = (lower, diagonal, upper, V) if keep else (), keep
         self.r, self.n = V.shape

@@ -1,8 +1,7 @@
 """The series of the port product, in torch operations: leaves, joins, closing.
 
-`port` says what is computed and why. This is the form that autograd and its transformations can
-differentiate any number of times, and that serves every device; the products that are run otherwise
-(`adjoint`, `plan`) compute the same series and are held to it.
+`product` says what is computed and why. This is the form that autograd and its transformations can
+differentiate any number of times, and that serves every device; a `plan` computes the same series.
 
 A join turns on what crosses the cut between blocks 0 and 1. With q = (what enters block 0 at its right port,
 what enters block 1 at its left port), S = zs and P = zp,
@@ -32,28 +31,6 @@ class Series(NamedTuple):
     ports: Tensor  # LL, LR, RL, RR, (4, .)
     v: Tensor  # vL, vR, (2, r, .)
     u: Tensor  # uL, uR, (2, b, .)
-
-
-def plain_rmatmul(
-    lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, U: Tensor, k: int, oversampling: int
-) -> Tensor:
-    """`port_rmatmul` in operations of torch."""
-    check(lower, diagonal, upper, V, U, k, oversampling)
-    layout, N = laid_out(V.shape[-1], LEAF, V.device), oversampling * LEAF
-    every = roots(N << len(layout.cuts), V)
-    blocks, result = leaves(lower, diagonal, upper, V, U, layout, N)
-    result = lengthened(result, k)
-    for cuts in layout.cuts:
-        N *= 2
-        s, p = lower[cuts].unsqueeze(-1), upper[cuts - 1].unsqueeze(-1)
-        z = every[:: len(cuts)]
-        spectra = Series(*(torch.fft.rfft(series, n=N) for series in blocks))
-        joined, heard = join(spectra, s * z, p * z)
-        level = torch.fft.irfft(_summed(heard), n=N)
-        result = result + lengthened(level, k)
-        blocks = Series(*(torch.fft.irfft(series, n=N) for series in joined))
-    top = Series(*(series[..., 0, :] for series in blocks))
-    return result + closed(top, lower[0], upper[-1], k).to(result.dtype)
 
 
 # The algebra.
@@ -101,7 +78,7 @@ def close(block: Series, a: Tensor, b: Tensor) -> list[tuple[Tensor, Tensor]]:
     return [(uL, a * D_R * D * (vR + forth * vL)), (uR, b * D_L * D * (vL + back * vR))]
 
 
-def _summed(heard: list[tuple[Tensor, Tensor]]) -> Tensor:
+def summed(heard: list[tuple[Tensor, Tensor]]) -> Tensor:
     """Products (b, .) times (r, .), summed over pairs and blocks, (b, r, roots); b blocks are held at a time.
 
     Not an einsum, which makes a matrix product of each root.

@@ -112,6 +112,20 @@ def spawned_as_forks(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(where, get_context)
 
 
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]):
+    """Run a command of `torchldr`: (exit code, stdout, stderr)."""
+    from torchldr import cli
+
+    def run(*arguments: object) -> tuple[int | str | None, str, str]:
+        with pytest.raises(SystemExit) as exit:
+            cli.main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return exit.value.code, captured.out, captured.err
+
+    return run
+
+
 @pytest.fixture(scope="session")
 def mutations():
     """A function of a file's bytes and a number: so many damaged versions of it, the same ones each time.

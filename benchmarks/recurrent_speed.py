@@ -66,10 +66,7 @@ def compare(
     rounds: int,
 ) -> list[dict[str, object]]:
     """Rows of results: each structure against torch's layer of the same size."""
-    ours, theirs = {
-        "lstm": (torchldr.StructuredLSTM, nn.LSTM),
-        "gru": (torchldr.StructuredGRU, nn.GRU),
-    }[cell]
+    ours, theirs = {"lstm": (torchldr.StructuredLSTM, nn.LSTM), "gru": (torchldr.StructuredGRU, nn.GRU)}[cell]
     x = torch.randn(STEPS, BATCH, inputs, requires_grad=True)
     candidates, uses = {"torch": training_step(theirs(inputs, hidden), x)}, {}
     for name, plan in itertools.product(structures, plans):

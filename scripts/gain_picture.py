@@ -14,15 +14,19 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.colors import LogNorm
 
+from torchldr import get_structure
+
 ROOT = Path(__file__).resolve().parent.parent
-NAMES = {
-    "ldr_sd": "LDR-SD, rank 1",
-    "ldr_td": "LDR-TD, rank 1",
-    "toeplitz_like": "Toeplitz-like, rank {}",
-    "low_rank": "low rank 16",
-    "circulant": "circulant",
-    "block_circulant": "block-circulant, 16",
+AT = 4096  # features for which sizes are told
+CLASSES: dict[str, tuple[str, dict[str, Any]]] = {  # what is measured, but for `RANKS` in training on a GPU
+    "ldr_sd": ("LDR-SD, rank 1", {"rank": 1}),
+    "ldr_td": ("LDR-TD, rank 1", {"rank": 1}),
+    "toeplitz_like": ("Toeplitz-like, rank 4", {"rank": 4}),
+    "low_rank": ("low rank, 16", {"rank": 16}),
+    "circulant": ("circulant", {}),
+    "block_circulant": ("block-circulant, 16", {"block_size": 16}),
 }
+RANKS = {"ldr_sd": 1, "ldr_td": 1, "toeplitz_like": 16}
 Cells = dict[tuple[int, int], float]
 
 
@@ -37,61 +41,76 @@ def cells(rows: list[dict[str, Any]], batch: str, ratio: str = "ratio", **wanted
 
 def panels() -> dict[str, dict[str, Cells]]:
     """By heading and class."""
-    bench = ROOT / "results" / "bench"
-    cpu = json.loads((bench / "gain_cpu.json").read_text())["rows"]
-    gpu = json.loads((bench / "gpu_training.json").read_text())["rows"]
-    eager = json.loads((bench / "gpu_inference.json").read_text())["rows"]
-    ranks = {"ldr_sd": 1, "ldr_td": 1, "toeplitz_like": 16}
-    found: dict[str, dict[str, Cells]] = {
-        "CPU, inference": {},
-        "CPU, training": {},
-        "GPU, inference in TF32": {},
-        "GPU, training in TF32": {},
-    }
-    for name in NAMES:
-        found["CPU, inference"][name] = cells(cpu, "batch", structure=name, training=False)
-        found["CPU, training"][name] = cells(cpu, "batch", structure=name, training=True)
-        found["GPU, inference in TF32"][name] = cells(eager, "batch", "eager", structure=name, mode="tf32")
-        wanted: dict[str, Any] = {"structure": name, "rank": ranks.get(name), "mode": "tf32"}
-        found["GPU, training in TF32"][name] = cells(gpu, "rows", **wanted)
+    cpu, inference, training = (
+        json.loads((ROOT / "results" / "bench" / f"{name}.json").read_text())["rows"]
+        for name in ("gain_cpu", "gpu_inference", "gpu_training")
+    )
+    found: dict[str, dict[str, Cells]] = {}
+    for name in CLASSES:
+        for heading, ratios in {
+            "CPU, inference": cells(cpu, "batch", structure=name, training=False),
+            "CPU, training": cells(cpu, "batch", structure=name, training=True),
+            "GPU, inference": cells(inference, "batch", "eager", structure=name, mode="tf32"),
+            "GPU, training": cells(training, "rows", structure=name, mode="tf32", rank=RANKS.get(name)),
+        }.items():
+            found.setdefault(heading, {})[name] = ratios
     return found
 
 
-def draw(axis: Any, ratios: Cells, norm: LogNorm) -> None:
-    sizes, batches = (sorted({key[i] for key in ratios}) for i in (0, 1))
+def smaller(name: str, rank: int = 1, **options: Any) -> float:
+    """How many times fewer numbers than n^2 a matrix of `AT` features has."""
+    shapes = get_structure(name).parameter_shapes(AT, AT, rank, **options)
+    return AT**2 / sum(int(np.prod(shape)) for shape in shapes.values())
+
+
+def written(value: float) -> str:
+    if value >= 9.5 or value == 0:
+        return f"{value:.0f}"
+    return f"{value:.1f}" if value >= 0.95 else f"{value:.2f}" if value >= 0.095 else f"{value:.1g}"
+
+
+def draw(axis: Any, ratios: Cells, sizes: list[int], batches: list[int], norm: LogNorm) -> Any:
     grid = np.array([[ratios.get((n, batch), np.nan) for n in sizes] for batch in batches])
-    axis.imshow(grid, cmap="RdBu", norm=norm, aspect="auto", origin="lower")
-    axis.set_xticks(range(len(sizes)), [f"{n:,}" for n in sizes], fontsize=7)
-    axis.set_yticks(range(len(batches)), [f"{batch:,}" for batch in batches], fontsize=7)
+    axis.set_facecolor("#e8e8e8")
+    image = axis.imshow(grid, cmap="RdBu", norm=norm, aspect="auto", origin="lower")
+    axis.set_xticks(range(len(sizes)), [f"{n / 1024:.2g}k" if n >= 1024 else str(n) for n in sizes])
+    axis.set_yticks(range(len(batches)), [f"{b // 1024}k" if b >= 1024 else str(b) for b in batches])
+    axis.tick_params(length=0, labelsize=7)
+    axis.spines[:].set_visible(False)
     for (row, column), value in np.ndenumerate(grid):
         if np.isfinite(value):
-            strong = abs(np.log(value)) > np.log(8)
-            text = f"{value:.0f}" if value >= 9.95 else f"{value:.2g}"
-            axis.text(
-                column, row, text, ha="center", va="center", fontsize=7, color="white" if strong else "black"
-            )
+            colour = "white" if abs(np.log(value)) > np.log(8) else "black"
+            axis.text(column, row, written(value), ha="center", va="center", fontsize=7, color=colour)
+    return image
 
 
 def main(folder: Path = ROOT / "docs" / "performance") -> Path:
     found, norm = panels(), LogNorm(1 / 32, 32)
-    figure, axes = plt.subplots(len(NAMES), len(found), figsize=(12.5, 10.5), layout="constrained")
+    figure, axes = plt.subplots(len(CLASSES), len(found), figsize=(9.5, 9.5), layout="constrained")
     for column, (heading, classes) in enumerate(found.items()):
-        for row, (name, label) in enumerate(NAMES.items()):
+        axes[0, column].set_title(heading, fontsize=10, fontweight="bold", pad=14)
+        sizes, batches = (sorted({key[i] for ratios in classes.values() for key in ratios}) for i in (0, 1))
+        for row, (name, (label, options)) in enumerate(CLASSES.items()):
             axis = axes[row, column]
-            rank = 16 if heading.startswith("GPU, training") else 4
-            if not classes[name]:
+            if classes[name]:
+                image = draw(axis, classes[name], sizes, batches, norm)
+            else:
                 axis.axis("off")
                 axis.text(0.5, 0.5, "not measured", ha="center", va="center", fontsize=8, color="grey")
-            else:
-                draw(axis, classes[name], norm)
-            axis.set_title((f"{heading}\n" if row == 0 else "") + label.format(rank), fontsize=8)
             if column == 0:
-                axis.set_ylabel("rows", fontsize=8)
-            if row == len(NAMES) - 1:
+                size = f"{smaller(name, **options):,.0f}x smaller\nat n = {AT:,}"
+                axis.set_ylabel(f"{label}\n{size}\n\nrows", fontsize=8)
+            if row == len(CLASSES) - 1:
                 axis.set_xlabel("features n", fontsize=8)
+    bar = figure.colorbar(image, ax=axes, location="bottom", shrink=0.5, aspect=40, pad=0.02)
+    bar.set_ticks(
+        [1 / 32, 1 / 4, 1, 4, 32], labels=["32x slower", "4x slower", "as nn.Linear", "4x faster", "32x"]
+    )
+    bar.ax.tick_params(which="both", length=0, labelsize=8)
+    bar.outline.set_visible(False)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "gain.png"
-    figure.savefig(path, dpi=110, metadata={"Software": None})
+    figure.savefig(path, dpi=150, metadata={"Software": None})
     return path
 
 

@@ -105,11 +105,7 @@ def test_diagonals(m, n, rank, dtype):
     G, H, D = (torch.randn(3, *shape, dtype=torch.float64, generator=g) for shape in shapes)
     exact = [t.to(dtype).double() for t in (a, c, G, H, D)]
     results = []
-    for a, c, G, H, D in (
-        [t.to("cuda", dtype) for t in exact],
-        exact,
-        [t.abs() for t in exact],
-    ):
+    for a, c, G, H, D in ([t.to("cuda", dtype) for t in exact], exact, [t.abs() for t in exact]):
         of = scan.Operators(a[:, :1], a[:, 1:], c[:, :1], c[:, 1:])
         assert scan.serves(G, H) == G.is_cuda
         found = scan.stein_scan_gradients(of, G, H, D)

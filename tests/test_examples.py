@@ -12,10 +12,7 @@ from .optional import left_out
 from .processes import Case, in_forks
 
 FOLDER = Path(__file__).resolve().parents[1] / "examples"
-ARGUMENTS = {
-    "swap_linear.py": ["--epochs", "1"],
-    "gpt.py": ["--quick"],
-}  # what makes an example quick
+ARGUMENTS = {"swap_linear.py": ["--epochs", "1"], "gpt.py": ["--quick"]}  # what makes an example quick
 SAYS = {
     "gpt.py": "98,304 -> 9,216 of the linear layers' parameters",
     "displacement.py": "by its own operators   2",

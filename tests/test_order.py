@@ -1,4 +1,4 @@
-"""No modules import each other in a circle, counting imports inside functions and for types."""
+"""The order of files: imports run in no circle, also inside functions and for types; tests mirror sources."""
 
 from __future__ import annotations
 
@@ -46,3 +46,38 @@ def test_there_are_no_circles(package):
         TopologicalSorter(graph).prepare()
     except CycleError as error:
         raise AssertionError(f"a circle of imports: {' <- '.join(error.args[1])}") from None
+
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = {"tests": "src/torchldr", "tests/scripts": "scripts", "paper/tests": "paper/src/torchldr_paper"}
+
+
+def without_source(tests: Path, source: Path) -> list[str]:
+    """Tests in folders whose names do not begin with a module, as test_app_help.py does with app.py."""
+    found = []
+    for path in tests.glob("*/**/test_*.py"):
+        folder = source / path.relative_to(tests).parent
+        names = {part.stem for part in folder.glob("*") if part.suffix in ("", ".py")}
+        words = path.stem.split("_")[1:]
+        if names.isdisjoint("_".join(words[:count]) for count in range(1, len(words) + 1)):
+            found.append(path.relative_to(tests).as_posix())
+    return found
+
+
+@pytest.mark.parametrize("tests", FOLDERS)
+def test_tests_mirror_sources(tests):
+    """What is about a whole package lies at the top of its tests."""
+    others = [other for other in FOLDERS if other.startswith(f"{tests}/")]
+    found = without_source(ROOT / tests, ROOT / FOLDERS[tests])
+    assert not [path for path in found if not f"{tests}/{path}".startswith(tuple(others))]
+
+
+def test_tests_without_a_source_are_found(tmp_path):
+    for name in ("app.py", "parts/one.py"):
+        (tmp_path / "source" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "source" / name).touch()
+    for name in ("test_whole.py", "parts/test_one_more.py", "parts/test_ones.py", "other/test_app.py"):
+        (tmp_path / "tests" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "tests" / name).touch()
+    found = without_source(tmp_path / "tests", tmp_path / "source")
+    assert sorted(found) == ["other/test_app.py", "parts/test_ones.py"]

@@ -80,11 +80,6 @@ def _order(label: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple((value is not None, value) for value in label)
 
 
-def _named(what: str) -> Callable[[Any], str]:
-    """The heading of a column of numbers: what is counted, and the number."""
-    return lambda value: f"{what} {value}" if isinstance(value, int) else str(value)
-
-
 def _sized(n: int) -> str:
     return f"n = {n:,}"
 
@@ -230,17 +225,9 @@ def _text(value: Any) -> str:
     return number(value) if isinstance(value, float) or value is None else str(value)
 
 
-def _has(key: str) -> Callable[[Row], bool]:
-    return lambda row: key in row
-
-
 def _is(what: str) -> Callable[[Row], bool]:
     return lambda row: row.get("what") == what
 
-
-_TIMES = {"dense_ms": "dense ms", "ours_ms": "ours ms", "ratio": "ratio"}
-_CASE = {"structure": "structure", "n": "n", "rank": "rank", "batch": "batch"}
-_GPU = {"tf32_ms": "TF32 ms", "bf16_ms": "bf16 ms", "ours_ms": "ours ms", "ratio_tf32": "over TF32"}
 
 _CHANNELS = {
     "structure": "structure", "channels": "channels", "features": "n", "rank": "rank", "batch": "batch",
@@ -251,15 +238,6 @@ _CHANNELS = {
 TABLES: dict[str, tuple[str, Callable[[Results], str]]] = {
     "speed": ("cpu_speed", _speedups("ldr_sd", (1, 4, 16), least=2048)),
     "ldr_sd": ("cpu_speed", _speedups("ldr_sd")),
-    "toeplitz_like": ("cpu_speed", _speedups("toeplitz_like")),
-    "low_rank": ("cpu_speed", _speedups("low_rank")),
-    "hard": ("cpu_speed", _crossed(
-        "hard", {"regime": "regime"}, lambda row: row["n"], _named("n"), lambda row: number(row["slower"]))),
-    "training": ("cpu_speed", _listed("training", {**_CASE, **_TIMES, "path": "path"})),
-    "auto": ("cpu_speed", _crossed(
-        "auto", {"n": "n"}, lambda row: row["batch"], _named("batch"),
-        lambda row: number(row["ratio"]) + "*" * row["extrapolated"] + " d" * (row["path"] == "dense"),
-        where=lambda row: row["structure"] == "ldr_sd")),
     "growth": ("cpu_speed", _listed("growth", {
         "n": "n", "ours_ms": "ms", "ours_ms_growth": "times before",
         "peak_mb_batch_256": "peak MB at batch 256", "peak_mb_batch_256_growth": "times before"})),
@@ -267,15 +245,6 @@ TABLES: dict[str, tuple[str, Callable[[Results], str]]] = {
         "structure": "structure", "n": "n", "seconds": "s", "mb_above_import": "peak MB above the import"})),
     "million": ("cpu_speed", _listed("million", {
         "structure": "structure", "n": "n", "seconds": "s", "mb_above_import": "peak MB above the import"})),
-    "operations": ("cpu_speed", _crossed(
-        "operations", {"structure": "structure"}, lambda row: row["mode"], str,
-        lambda row: number(row["operations"]))),
-    "rates": ("cpu_speed", _listed("floor", {"what": "rate", "value": "measured"}, _has("value"))),
-    "floor": ("cpu_speed", _listed("floor", {
-        "n": "n", "ours_ms": "ours ms", "four_ffts_ms": "four single FFTs ms",
-        "four_batched_ffts_ms": "four of a batch ms", "dense_bytes_ms": "reading a dense matrix ms"},
-        _has("n"))),
-    "gpu": ("gpu_speed", _listed("rows", {**_CASE, **_GPU, "ratio_bf16": "over bf16"}, _is("inference"))),
     "gpu_training": ("gpu_training", _crossed(
         "rows", {"structure": "structure", "rank": "rank", "mode": "numbers"},
         lambda row: (row["n"], row["rows"]), lambda size: f"{size[0]:,}, {size[1]:,} rows",
@@ -289,9 +258,6 @@ TABLES: dict[str, tuple[str, Callable[[Results], str]]] = {
     "recovery_smollm2": ("recovery", _recovered("smollm2", "perplexity")),
     "peers": ("peers_cpu", _PEERS),
     "gpu_peers": ("peers_cuda", _PEERS),
-    "gpu_stencil": ("gpu_speed", _listed("rows", {
-        "n": "n", "vectors": "vectors", "forward_ms": "forward ms", "backward_ms": "backward ms"},
-        _is("stencil"))),
     "gpu_kernels": ("kernel_speed", _listed("rows", {
         "what": "what", "torch_ms": "torch ms", "cudnn_ms": "cuDNN ms", "ours_ms": "ours ms",
         "ratio": "ratio"})),
@@ -338,7 +304,8 @@ def _where(machine: Any, file: str) -> str:
     threads = "one thread" if machine["threads"] == 1 else f"{machine['threads']} threads"
     here = machine["device"] == "cpu" or file == "cpu_speed"
     device = f"{machine['machine']}, {threads}" if here else machine["device"]
-    return f"{device}, torch {machine['torch']}"
+    version = f", torchldr {machine['torchldr']}" if "torchldr" in machine else ""
+    return f"{device}, torch {machine['torch']}{version}"
 
 
 def _content(file: str, folder: Path) -> dict[str, Any] | None:

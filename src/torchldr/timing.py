@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+from .version import __version__
+
 
 def minimum_seconds(
     candidates: Mapping[str, Callable[[], object]], repeats: int = 20, seconds: float = 0.5
@@ -76,5 +78,6 @@ def machine() -> dict[str, object]:
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "torch": torch.__version__,
+        "torchldr": __version__,
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
     }

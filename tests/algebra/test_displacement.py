@@ -206,11 +206,7 @@ def test_float32_keeps_its_dtype():
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [
-        (
-            lambda: displacement(torch.ones(3, 3), Shift(4), Shift(3)),
-            ValueError,
-            "A must be 3 x 3",
-        ),
+        (lambda: displacement(torch.ones(3, 3), Shift(4), Shift(3)), ValueError, "A must be 3 x 3"),
         (lambda: displacement(torch.ones(3), Shift(3), Shift(3)), ValueError, "two axes"),
         (
             lambda: displacement(torch.ones(3, 3), Shift(3), Shift(3), "steen"),
@@ -219,11 +215,7 @@ def test_float32_keeps_its_dtype():
         ),
         (lambda: displacement([1], Shift(3), Shift(3)), TypeError, "tensor or a linear map, got list"),
         (lambda: displacement(torch.ones(3, 3), 3, Shift(3)), TypeError, "A must be an Operator"),
-        (
-            lambda: from_displacement(Shift(3), Shift(3), G13, torch.ones(2, 3)),
-            ValueError,
-            "rows",
-        ),
+        (lambda: from_displacement(Shift(3), Shift(3), G13, torch.ones(2, 3)), ValueError, "rows"),
         (lambda: from_displacement(Shift(3), Shift(3), torch.ones(3), torch.ones(3)), ValueError, "two axes"),
     ],
 )

@@ -138,18 +138,8 @@ def test_members_are_built_from_their_displacement(m, n, seed, kind):
     A, B, form, name = [
         (Diagonal(d), Z.T, "stein", "vandermonde_like"),
         (Diagonal(d), Diagonal(2 + torch.linspace(0, 1, n, dtype=torch.float64)), "sylvester", "cauchy_like"),
-        (
-            Subdiagonal(s, 0.5),
-            Shift(n, -0.7, dtype=torch.float64).T,
-            "stein",
-            "ldr_sd",
-        ),
-        (
-            Subdiagonal(s, 0.0),
-            Shift(n, 1.0, dtype=torch.float64).T,
-            "stein",
-            "ldr_sd",
-        ),
+        (Subdiagonal(s, 0.5), Shift(n, -0.7, dtype=torch.float64).T, "stein", "ldr_sd"),
+        (Subdiagonal(s, 0.0), Shift(n, 1.0, dtype=torch.float64).T, "stein", "ldr_sd"),
         (Diagonal(0 * d), Z.T, "stein", "low_rank"),
     ][kind]
     M = Given(A, B, G, H, form)

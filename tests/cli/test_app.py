@@ -18,19 +18,6 @@ def no_data_of_the_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]):
-    """Run a command: (exit code, stdout, stderr)."""
-
-    def run(*arguments: str) -> tuple[int | str | None, str, str]:
-        with pytest.raises(SystemExit) as exit:
-            cli.main(arguments)
-        captured = capsys.readouterr()
-        return exit.value.code, captured.out, captured.err
-
-    return run
-
-
 def test_version(run):
     assert run("--version") == (0, f"torchldr {torchldr.__version__}\n", "")
 

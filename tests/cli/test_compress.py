@@ -13,23 +13,9 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import torchldr
-from torchldr import cli
 from torchldr.compress.workers import Workers
 
 LOW = ("--structures", "low_rank", "--jobs", "1")
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]):
-    """Run a command: (exit code, stdout, stderr)."""
-
-    def run(*arguments: object) -> tuple[int | str | None, str, str]:
-        with pytest.raises(SystemExit) as exit:
-            cli.main([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        return exit.value.code, captured.out, captured.err
-
-    return run
 
 
 @pytest.fixture

@@ -225,11 +225,7 @@ WRONG = [
     (lambda: Latency(0), ValueError, "Latency: ms must be positive"),
     (lambda: Latency(float("nan")), ValueError, "Latency: ms must be positive"),
     (lambda: Latency("1"), TypeError, "Latency: ms must be a number"),
-    (
-        lambda: Latency(1, batch=0),
-        ValueError,
-        "Latency: batch must be an int of at least 1",
-    ),
+    (lambda: Latency(1, batch=0), ValueError, "Latency: batch must be an int of at least 1"),
     (lambda: torchldr.compress_(nn.Sequential(), budget="0.1"), TypeError, "spec must be a fraction"),
     (lambda: torchldr.analyze({}, budget="0.1"), TypeError, r"parse_budget\('0.1'\) reads text"),
 ]

@@ -48,11 +48,7 @@ def test_factors_solve_the_system_and_its_transpose(n, r, p, dtype):
     C = gko.cauchy_like_reference(s, t, G, H) + 0
     factors, x = gko.factor(s, t, G, H, b)
     bound = backward_bound(factors)
-    for solution, matrix in (
-        (x, C),
-        (factors.solve(b), C),
-        (factors.solve(b, transposed=True), C.mT),
-    ):
+    for solution, matrix in ((x, C), (factors.solve(b), C), (factors.solve(b, transposed=True), C.mT)):
         left = (b - solution @ matrix.mT).abs().amax(-1)
         assert bool((left <= bound * solution.abs().sum(-1)).all())
 

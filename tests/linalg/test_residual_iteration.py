@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import torchldr
 from torchldr.functional import toeplitz_residuals
-from torchldr.functional.gcr import gcr
+from torchldr.functional.toeplitz_residuals import gcr
 from torchldr.kernels.cpu import compiled as gate
 from torchldr.linalg import residual_iteration
 from torchldr.linalg.residual_iteration import STEPS, ResidualIteration

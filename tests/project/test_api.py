@@ -418,12 +418,7 @@ def infinite() -> Tensor:
         (ValueError, "Did you mean 'ldr_sd'", (torch.ones(3, 5), "ldr_sdd"), {}),
         (TypeError, "unknown keyword 'block'", (torch.ones(3, 5), "block_circulant"), {"block": 3}),
         (TypeError, "unknown tensor 'node'", (torch.ones(3, 5), "vandermonde_like"), {"node": torch.ones(3)}),
-        (
-            ValueError,
-            "nodes must have",
-            (torch.ones(3, 5), "vandermonde_like"),
-            {"nodes": torch.ones(5)},
-        ),
+        (ValueError, "nodes must have", (torch.ones(3, 5), "vandermonde_like"), {"nodes": torch.ones(5)}),
         (ValueError, "in_features=5", (torch.ones(3, 5), "low_rank"), {"activations": torch.ones(2, 3)}),
         (ValueError, "not all be zero", (torch.ones(3, 5), "low_rank"), {"activations": torch.zeros(2, 5)}),
         (ValueError, "activations must be finite", (torch.ones(4, 4), "dense"), {"activations": infinite()}),

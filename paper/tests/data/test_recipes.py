@@ -100,9 +100,7 @@ def test_a_stand_in_never_uses_a_digit_twice(digits):
     numbered = np.zeros_like(digits.train_x, shape=(900, 1, 28, 28))
     numbered[:, 0, 0, 0], numbered[:, 0, 0, 1] = np.arange(900) // 256, np.arange(900) % 256
     x, _ = recipes._draw_digits(
-        digits._replace(train_x=numbered[:700], test_x=numbered[700:]),
-        900,
-        np.random.default_rng(0),
+        digits._replace(train_x=numbered[:700], test_x=numbered[700:]), 900, np.random.default_rng(0)
     )
     assert len(np.unique(x[:, 0, 0].astype(int) * 256 + x[:, 0, 1])) == 900
     with pytest.raises(ValueError, match="901 digits are asked for, MNIST here has 900"):
@@ -160,10 +158,7 @@ def test_bg_rot_blends_white_over_patches(digits, pictures):
     assert (made.train_x != other.train_x).any()
     assert made.train_x.shape == (300, 1, 28, 28)
     # A blank digit leaves the patch, an opaque one leaves white.
-    for value, check in (
-        (0, lambda x: x.mean() < 150),
-        (255, lambda x: (x[13:15, 13:15] == 255).all()),
-    ):
+    for value, check in ((0, lambda x: x.mean() < 150), (255, lambda x: (x[13:15, 13:15] == 255).all())):
         x = np.full_like(digits.train_x, value)
         same = digits._replace(train_x=x, test_x=x[:200])
         assert all(check(image[0]) for image in recipes.mnist_bg_rot(same, pictures, 20, 0, 0).train_x)

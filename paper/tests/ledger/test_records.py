@@ -16,7 +16,7 @@ from torchldr_paper.report.page import report
 from torchldr_paper.report.runs import packed_runs, run_json
 from torchldr_paper.report.sections import facts
 
-from ..figures.test_figures import made_up
+from ..test_figures import made_up
 
 RUN = Run("mine.npz", structure="ldr_sd", protocol=Protocol(epochs=2, lrs=(0.001, 0.01), trials=1))
 STRANGE = [None, True, -1, 1.5, 10**12, 10**400, "x", "\ud800", [], [[]], {}, {"a": {}}]

@@ -22,7 +22,7 @@ from torchldr_paper.cli.report import register
 from torchldr_paper.report import report
 from torchldr_paper.report.sections import sections
 
-from ..figures.test_figures import fill, made_up
+from ..test_figures import fill, made_up
 
 HOSTILE = "</script><img src=x onerror=alert(1)> & 'mine'.npz"
 

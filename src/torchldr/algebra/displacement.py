@@ -38,11 +38,7 @@ def displacement(M: Matrix, A: Operator | Tensor, B: Operator | Tensor, form: Fo
 
 
 def displacement_rank(
-    M: Matrix,
-    A: Operator | Tensor,
-    B: Operator | Tensor,
-    tol: float | None = None,
-    form: Form = "stein",
+    M: Matrix, A: Operator | Tensor, B: Operator | Tensor, tol: float | None = None, form: Form = "stein"
 ) -> int:
     """The rank of `displacement(M, A, B, form)`.
 
@@ -56,11 +52,7 @@ def displacement_rank(
 
 
 def generators(
-    M: Matrix,
-    A: Operator | Tensor,
-    B: Operator | Tensor,
-    tol: float | None = None,
-    form: Form = "stein",
+    M: Matrix, A: Operator | Tensor, B: Operator | Tensor, tol: float | None = None, form: Form = "stein"
 ) -> Generators:
     """G (r, m) and H (r, n) with the fewest rows such that the displacement of M is G^T H.
 
@@ -88,11 +80,7 @@ def generators(
 
 
 def from_displacement(
-    A: Operator | Tensor,
-    B: Operator | Tensor,
-    G: Tensor,
-    H: Tensor,
-    form: Form = "stein",
+    A: Operator | Tensor, B: Operator | Tensor, G: Tensor, H: Tensor, form: Form = "stein"
 ) -> Tensor:
     """The matrix whose displacement is G^T H, dense: the inverse of `generators`.
 

@@ -182,12 +182,7 @@ def compress_command(
 
 
 def _compress_model(
-    folder: Path,
-    out: Path,
-    spec: Spec,
-    text: Path | None,
-    force: bool,
-    search: dict[str, Any],
+    folder: Path, out: Path, spec: Spec, text: Path | None, force: bool, search: dict[str, Any]
 ) -> CompressionReport:
     from ..hf import compress_folder
 

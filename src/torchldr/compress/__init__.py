@@ -7,7 +7,7 @@ from .budget.amounts import Bytes, Latency, parse_budget
 from .checkpoint.compress import compress_weights
 from .checkpoint.plan import read_plan, write_plan
 from .checkpoint.storage import load_weights, save_weights
-from .finetuning.groups import even_factors, parameter_groups
+from .finetuning.groups import OPERATOR_RATE, even_factors, parameter_groups
 from .finetuning.model import FinetuneResult, finetune
 from .finetuning.teacher import Distillation
 from .report import CompressionReport, LayerReport
@@ -15,6 +15,7 @@ from .storage import load_compressed, save_compressed
 from .structure import Structure
 
 __all__ = [
+    "OPERATOR_RATE",
     "Analysis",
     "Bytes",
     "CompressionReport",

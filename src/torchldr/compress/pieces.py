@@ -107,11 +107,7 @@ class Pieces:
         return Piece(line["value"], mapped(self.folder / line["tensors"]) if "tensors" in line else {})
 
     def put(
-        self,
-        key: str,
-        value: Any,
-        tensors: Mapping[str, Tensor] | None = None,
-        written: Iterable[str] = (),
+        self, key: str, value: Any, tensors: Mapping[str, Tensor] | None = None, written: Iterable[str] = ()
     ) -> Piece:
         """Keep a finished piece; its tensors come back read-only where there is a folder.
 

@@ -288,11 +288,7 @@ def _bounds(W: Tensor, some: Sequence[Structure], seed: int) -> list[float]:
 
 
 def looks_of(
-    parcel: Parcel,
-    structures: Sequence[Structure],
-    seed: int,
-    effort: float,
-    deadline: float | None = None,
+    parcel: Parcel, structures: Sequence[Structure], seed: int, effort: float, deadline: float | None = None
 ) -> list[float]:
     """`candidates.looks` of a parcel."""
     return looks(parcel.matrices, structures, parcel.metric(), seed, effort, deadline)

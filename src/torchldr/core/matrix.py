@@ -12,14 +12,7 @@ from torch import Tensor
 from . import operator, rules, stacks
 from .contract import Contract
 from .dense_route import weight_by_columns
-from .products import (
-    allows_tf32,
-    autocasts,
-    check_input,
-    is_jit_tracing,
-    run_product,
-    sum_of_products,
-)
+from .products import allows_tf32, autocasts, check_input, is_jit_tracing, run_product, sum_of_products
 from .routes import Call, Route, RouteTable, choose, is_captured, is_traced, known_at_once
 
 _NONE = torch.Size()

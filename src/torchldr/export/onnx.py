@@ -145,10 +145,7 @@ def _converted(
         del part.value_info[:]
         for node in part.node:
             node.name = ""
-    for given in (
-        *proto.graph.input,
-        *proto.graph.output,
-    ):  # torch names sizes that came out fixed
+    for given in (*proto.graph.input, *proto.graph.output):  # torch names sizes that came out fixed
         for size in given.type.tensor_type.shape.dim:
             if size.dim_param.isdigit():
                 size.dim_value = int(size.dim_param)

@@ -9,12 +9,7 @@ from torch import Tensor
 
 
 def gmres(
-    product: Callable[[Tensor], Tensor],
-    b: Tensor,
-    *,
-    tol: float = 1e-12,
-    restart: int = 64,
-    cycles: int = 20,
+    product: Callable[[Tensor], Tensor], b: Tensor, *, tol: float = 1e-12, restart: int = 64, cycles: int = 20
 ) -> tuple[Tensor, Tensor]:
     """Solve M x = b for every row of b, given only products with M.
 

@@ -27,17 +27,7 @@ from ..core.linear_map import LinearMap
 from ..core.rules import rule
 from ..operators import Shift
 from .cauchy_forms import complex_toeplitz_form, gko, real_toeplitz_form
-from .solvers import (
-    Candidate,
-    Formula,
-    RealSolver,
-    Solver,
-    Swapped,
-    dense,
-    formula,
-    general,
-    last_resort,
-)
+from .solvers import Candidate, Formula, RealSolver, Solver, Swapped, dense, formula, general, last_resort
 
 # Up to here Gaussian elimination on the dense matrix is as fast as on generators.
 GKO_FROM = 192

@@ -211,11 +211,7 @@ class Tridiagonal(Operator):
     made_of = "diag", "sub", "super", "corners"
 
     def __init__(
-        self,
-        sub: Tensor,
-        diag: Tensor,
-        super: Tensor,
-        corners: Tensor | tuple[Scalar, Scalar] = (0.0, 0.0),
+        self, sub: Tensor, diag: Tensor, super: Tensor, corners: Tensor | tuple[Scalar, Scalar] = (0.0, 0.0)
     ) -> None:
         self.diag = checked_vector(diag, "Tridiagonal", "diag", least=0)
         n = diag.shape[0]

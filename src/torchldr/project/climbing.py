@@ -21,10 +21,7 @@ def measured(problem: Problem, tensors: Tensors) -> State:
 
 
 def climb(
-    problem: Problem,
-    rank: int,
-    fresh: Callable[[int], State],
-    grown: Callable[[State], State],
+    problem: Problem, rank: int, fresh: Callable[[int], State], grown: Callable[[State], State]
 ) -> State:
     """The best of a fresh start and of the rank before with one more, at every rank from 1.
 

@@ -95,15 +95,10 @@ def has_gradients(M: torchldr.StructuredMatrix) -> None:
 
 def goes_by_ports() -> None:
     n = 2 * series.LEAF + 10  # four leaves
-    a, b, c, V, U = operands = [*normal(3, n) / 8, normal(2, n), normal(3, n)]
-    for t in operands:
-        t.requires_grad_()
-    K = krylov_of_ring_reference(a, b, c, V, n)
-    products = port.port_rmatmul(a, b, c, V, U, n), torch.einsum("bm,imk->bik", U, K)
-    close(*products)
-    gradients = (torch.autograd.grad(y.square().sum(), operands) for y in products)
-    for got, right in zip(*gradients, strict=True):
-        close(got, right)
+    (a, b, c), V, U, w = normal(3, n) / 8, normal(2, n), normal(3, n), normal(3, 2, n)
+    K, plan = krylov_of_ring_reference(a, b, c, V, n), port.PortPlan(a, b, c, V, n)
+    close(plan.rmatmul(U), torch.einsum("bm,imk->bik", U, K))
+    close(plan.matmul(w), torch.einsum("bik,imk->bm", w, K))
 
 
 def eliminates() -> None:
@@ -141,9 +136,9 @@ CALLED = [
     ("convolution", "layer_backward", 3, lambda: has_gradients(ldr_sd(20))),
     ("convolution", "side_gradients", 7, lambda: has_gradients(ldr_sd(20))),
     ("port.leaves", "leaf_columns", 5, goes_by_ports),
-    ("port.up", "hear", 2, goes_by_ports),
-    ("port.down", "columns_down", 2, goes_by_ports),
-    ("port.leaves", "leaf_gradients", 11, goes_by_ports),
+    ("port.levels", "hear", 2, goes_by_ports),
+    ("port.levels", "rows_down", 4, goes_by_ports),
+    ("port.leaves", "leaf_rows_down", 7, goes_by_ports),
     ("gko", "eliminate", 6, eliminates),
     ("gko", "forward", 5, eliminates),
     ("gko", "backward", 6, eliminates),

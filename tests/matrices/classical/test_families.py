@@ -19,12 +19,7 @@ from torchldr.algebra import convert
 from torchldr.algebra.known import known_displacement
 from torchldr.matrices.classical.base import ClassicalMatrix
 from torchldr.matrices.classical.convolution import BORDERS, MODES, Convolution2d, convolution1d
-from torchldr.matrices.classical.families import (
-    Cauchy,
-    Hankel,
-    Toeplitz,
-    Vandermonde,
-)
+from torchldr.matrices.classical.families import Cauchy, Hankel, Toeplitz, Vandermonde
 
 Draw = Callable[..., Tensor]
 

@@ -36,7 +36,7 @@ def test_tables_are_filled_in_and_checked(fill_pages, tmp_path):
     (tmp_path / "docs").mkdir()
     page, readme = tmp_path / "docs" / "performance.md", tmp_path / "README.md"
     page.write_text(
-        "a\n\n<!-- table: ldr_sd -->\n<!-- end -->\n\nb\n<!-- table: gpu -->\nold\n<!-- end -->\nc\n"
+        "a\n\n<!-- table: ldr_sd -->\n<!-- end -->\n\nb\n<!-- table: gpu_kernels -->\nold\n<!-- end -->\nc\n"
     )
     readme.write_text("x\n\n<!-- table: speed -->\n<!-- end -->\n\ny\n")
     result = {"machine": MACHINE, "sections": {"cells": cells()}}
@@ -45,7 +45,7 @@ def test_tables_are_filled_in_and_checked(fill_pages, tmp_path):
     assert fill_pages.main([*root, "--check"]) == 1
     assert fill_pages.main(root) == 0
     assert "| 4,096 | 2 (3.34) | 2 (2.57) |" in page.read_text()
-    assert "Not measured yet: `python benchmarks/gpu_speed.py`." in page.read_text()
+    assert "Not measured yet: `python benchmarks/kernel_speed.py`." in page.read_text()
     assert "old" not in page.read_text()
     assert "| 32,768 | 2 (46.1) | 2 (16) | 2 (5.7) |" in readme.read_text()
     assert "Measured on arm, 2 threads, torch 2.0." in readme.read_text()

@@ -21,10 +21,7 @@ from .printing import columns_of, show_rows, train_columns_of
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
     app.command(
-        "paper",
-        cls=Sweeping,
-        rich_help_panel=PANEL,
-        epilog="Example: torchldr paper rectangles --quick",
+        "paper", cls=Sweeping, rich_help_panel=PANEL, epilog="Example: torchldr paper rectangles --quick"
     )(paper_command)
     app.command(
         "train",

@@ -18,11 +18,9 @@ from .options import PANEL, DataDir, Results
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    app.command(
-        "report",
-        rich_help_panel=PANEL,
-        epilog="Example: torchldr report --out report.html",
-    )(report_command)
+    app.command("report", rich_help_panel=PANEL, epilog="Example: torchldr report --out report.html")(
+        report_command
+    )
     app.command(
         "figures",
         cls=Many,

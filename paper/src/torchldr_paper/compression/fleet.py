@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, pad
 
+from torchldr.compress import OPERATOR_RATE
 from torchldr.matrices import get_structure
 
 from ..models.network import logits_of, with_bias
@@ -19,7 +20,6 @@ from .starts import Stack
 from .training import Adam, Trainer
 
 _PROBE = 1e-3
-OPERATOR_RATE = 0.1  # of the learning rate, as `torchldr.compress.parameter_groups` has it
 RELATIVE = 20.0  # times the learning rate: what a step may change of a matrix
 
 

@@ -86,13 +86,7 @@ class LanguageFleet:
         self._graphs: tuple[StepGraphs, StepGraphs] | None = None
         if device.type == "cuda":
             self.stream, self._patient = torch.cuda.Stream(device, priority=-1), torch.cuda.Stream(device)
-            changed = [
-                *self.parameters().values(),
-                self._narrow,
-                self._losses,
-                self._position,
-                self._state,
-            ]
+            changed = [*self.parameters().values(), self._narrow, self._losses, self._position, self._state]
             scored = [self._totals, self._position, self._read]
             self._graphs = (
                 StepGraphs(self.step, changed, self.stream),

@@ -87,13 +87,7 @@ def backward(trace: Trace, U: Tensor, dh: Tensor) -> Tensor:
     squashed = cells[:, 1:].tanh()
     ends = o * (1 - squashed.square())
     factors = torch.stack(
-        (
-            squashed * o * (1 - o),
-            g * i * (1 - i),
-            cells[:, :-1] * f * (1 - f),
-            i * (1 - g.square()),
-        ),
-        -2,
+        (squashed * o * (1 - o), g * i * (1 - i), cells[:, :-1] * f * (1 - f), i * (1 - g.square())), -2
     )
     da = torch.empty_like(factors)
     dc = torch.zeros_like(cells[:, 0])

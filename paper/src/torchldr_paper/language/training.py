@@ -74,12 +74,7 @@ class FleetTraining:
         self.epoch += 1
 
     def save(self) -> None:
-        state = {
-            "epoch": self.epoch,
-            "seconds": self.seconds,
-            "history": self.history,
-            "best": self.best,
-        }
+        state = {"epoch": self.epoch, "seconds": self.seconds, "history": self.history, "best": self.best}
         self.file.save({**self.fleet.parameters(), "rates": self.fleet.rates}, state)
 
     @torch.no_grad()

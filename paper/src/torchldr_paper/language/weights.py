@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchldr.compress import even_factors
+from torchldr.compress import OPERATOR_RATE, even_factors
 from torchldr.matrices import get_structure
 
 from ..messages import unknown
@@ -24,7 +24,6 @@ from ..models.images import is_operator
 Tensors = Mapping[str, Tensor]
 
 GATES = ("o", "i", "f", "g")  # the order in which gates lie in memory, see `recurrence`
-OPERATOR_RATE = 0.1  # of the learning rate, as `torchldr.compress.parameter_groups` has it
 STRUCTURES = ("dense", "low_rank", "toeplitz_like", "ldr_sd")
 
 

@@ -54,11 +54,7 @@ class Ledger:
     """
 
     def __init__(
-        self,
-        results: str | os.PathLike[str] | None = None,
-        *,
-        published: bool = True,
-        curves: bool = True,
+        self, results: str | os.PathLike[str] | None = None, *, published: bool = True, curves: bool = True
     ) -> None:
         self._curves = curves
         self.results = default_results() if results is None else Path(results).expanduser()

@@ -125,10 +125,7 @@ def analyze(
 
 
 def _screen(
-    search: Search,
-    weights: Sequence[Weight],
-    metrics: Mapping[str, Metric],
-    workers: Workers,
+    search: Search, weights: Sequence[Weight], metrics: Mapping[str, Metric], workers: Workers
 ) -> list[list[Candidate]]:
     """What each weight may become, with errors by quick projections; a piece of work for every class.
 

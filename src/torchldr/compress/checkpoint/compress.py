@@ -76,10 +76,7 @@ def compress_weights(
     check_finite(_WHO, weights)
     planned = isinstance(spec, Structure | Mapping)
     clock = Clock((None if planned else EFFORT) if effort is None else check_effort(_WHO, effort))
-    with (
-        shown(progress, clock) as report,
-        Workers(jobs, clock=clock, report=report, seed=seed) as workers,
-    ):
+    with shown(progress, clock) as report, Workers(jobs, clock=clock, report=report, seed=seed) as workers:
         found = chosen(_WHO, spec, weights, left, structures, {}, workers)
         deadline = clock.deadline(0.9)
         arguments = [

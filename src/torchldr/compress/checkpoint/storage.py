@@ -189,9 +189,7 @@ def _matrix(
     return layer.requires_grad_(False).matrix(), list(keys.values())
 
 
-def _module_tree(
-    weights: Mapping[str, Tensor | StructuredMatrix],
-) -> tuple[nn.Module, dict[str, str]]:
+def _module_tree(weights: Mapping[str, Tensor | StructuredMatrix]) -> tuple[nn.Module, dict[str, str]]:
     """Modules that hold the weights, and the name of the weight that each structured layer came from."""
     root, origins, biases = nn.Module(), {}, set()
     for name, matrix in weights.items():

@@ -45,25 +45,14 @@ def cuts(Z: Tensor, s: Tensor, p: Tensor, z: Tensor) -> Cuts:
     return Cuts(right, left, LR0, RL1, s.unsqueeze(-1) * z, p.unsqueeze(-1) * z)
 
 
-def crossing(cut: Cuts) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """T, row by row."""
+def arriving(cut: Cuts) -> Tensor:
+    """B = T G, (2, 2 + r, cuts, roots)."""
     S, P, RR0, LL1 = cut.S, cut.P, cut.right[1], cut.left[0]
     back, forth = S * LL1, P * RR0
     D = 1 / (1 - back * forth)
-    return P * D * back, P * D, S * D, S * D * forth
-
-
-def arriving(cut: Cuts, T: tuple[Tensor, Tensor, Tensor, Tensor]) -> Tensor:
-    """B, (2, 2 + r, cuts, roots)."""
-    G0, G1 = _leaving(cut)
-    return torch.stack((T[0] * G0 + T[1] * G1, T[2] * G0 + T[3] * G1))
-
-
-def _leaving(cut: Cuts) -> tuple[Tensor, Tensor]:
-    """G: what leaves the two blocks if nothing crosses. Block 0 does not hear the source on the right."""
-    G0, G1 = cut.right.clone(), cut.left.clone()
-    G0[1], G1[0] = 0, 0
-    return G0, G1
+    # G: what leaves the two blocks if nothing crosses. Block 0 does not hear the source on the right.
+    G0, G1 = _without(cut.right, 1), _without(cut.left, 0)
+    return torch.stack((P * D * (back * G0 + G1), S * D * (G0 + forth * G1)))
 
 
 def columns_up(Z: Tensor, cut: Cuts, B: Tensor) -> Tensor:
@@ -120,50 +109,3 @@ def rows_down(du: Tensor, dw: Tensor, B: Tensor) -> Tensor:
     left = torch.stack((du[0, ..., :N], inner[1]), -2)
     right = torch.stack((inner[0], du[1, ..., :N]), -2)
     return torch.stack((left, right)).flatten(2, 3)
-
-
-class CutGradients(NamedTuple):
-    """What `columns_down` finds."""
-
-    Z: Tensor  # (2, 2 + r, J, N)
-    u: Tensor  # (2, b, J, N)
-    s: Tensor  # (J / 2,)
-    p: Tensor
-
-
-def columns_down(dZ: Tensor, du: Tensor, dw: Tensor, cut: Cuts, at_cut: Tensor, z: Tensor) -> CutGradients:
-    """Cotangents of everything that a level joins, from those of what it made.
-
-    With W the cotangent of H T G: those of G are M1 = T^H M0, M0 = H^H W; those of H are W B^H; those of RR0
-    and LL1 the diagonal of M1 B^H; those of the couplings entries of (M0 + Rho^H M1) (G + Rho B)^H, where
-    Rho = diag(RR0, LL1).
-    """
-    N = dZ.shape[-1] // 2
-    T = crossing(cut)
-    B, (G0, G1) = arriving(cut, T), _leaving(cut)
-    W, W_u = rfft(dZ), rfft(du)
-    M0 = [cut.LR0.conj() * W[0], cut.RL1.conj() * W[1]]
-    for M, row in zip(M0, at_cut.conj(), strict=True):
-        M[:2] += (row * W_u).sum(1)
-        for i, w in enumerate(dw.unbind(1)):
-            M[2 + i] += (row * w).sum(0)
-    M1 = [T[0].conj() * M0[0] + T[2].conj() * M0[1], T[1].conj() * M0[0] + T[3].conj() * M0[1]]
-    conjugate = B.conj()
-    d_right, d_left = M1[0].clone(), M1[1].clone()
-    d_right[1], d_left[0] = (M1[0] * conjugate[0]).sum(0), (M1[1] * conjugate[1]).sum(0)
-    d_outer = torch.stack([(W[i] * conjugate[i]).sum(0) for i in (0, 1)])
-    RR0, LL1 = cut.right[1], cut.left[0]
-    ds = ((M0[1] + LL1.conj() * M1[1]) * (G0 + RR0 * B[0]).conj()).sum(0)
-    dp = ((M0[0] + RR0.conj() * M1[0]) * (G1 + LL1 * B[1]).conj()).sum(0)
-    found = dZ.new_zeros(2, dZ.shape[1], dZ.shape[2], 2, N)
-    found[0, :, :, 0] = _without(dZ[0, ..., :N], 1)
-    found[1, :, :, 1] = _without(dZ[1, ..., :N], 0)
-    found[1, :, :, 0] += irfft(d_right, n=2 * N)[..., :N]
-    found[0, :, :, 1] += irfft(d_left, n=2 * N)[..., :N]
-    found[0, 1, :, 0] += irfft(d_outer[0], n=2 * N)[..., :N]
-    found[1, 0, :, 1] += irfft(d_outer[1], n=2 * N)[..., :N]
-    weights = torch.full_like(z, 1 / N)  # of a root and its conjugate among 2N
-    weights[::N] /= 2
-    weights *= z.conj()
-    couplings = [(d * weights).sum(-1).real for d in (ds, dp)]
-    return CutGradients(found.flatten(2, 3), rows_down(du, dw, B), *couplings)

@@ -43,7 +43,7 @@ class PortPlan:
         self.rank, self.n = V.shape
         self.k, self.oversampling = k, oversampling
         self._like = V.new_empty(0)
-        self._sweep = sweep(lower, diagonal, upper, V, oversampling, keep=False)
+        self._sweep = sweep(lower, diagonal, upper, V, oversampling)
         a, b = lower.detach()[0], upper.detach()[-1]
         corners = bool((a != 0) | (b != 0))
         self._closing = Closing(self._sweep.top, a, b, k) if corners else None

@@ -28,11 +28,10 @@ without loss, whose poles lie on the unit circle, is served too.
 In other modules:
 
     series              the algebra, leaves and closing in torch operations that autograd follows
-    levels              one level up and down, with the cotangents of everything
-    sweep               passes over all levels by torch; `compiled` by compiled loops on a CPU, with
-                        kernels from `kernels.cuda.port` on a GPU
-    adjoint             the differentiable products
-    plan                the product for a fixed operator
+    plan                the product for a fixed operator, without gradients: what inference keeps
+    sweep               its passes over all levels by torch, with kernels from `kernels.cuda.port` on a GPU;
+                        `compiled` by compiled loops on a CPU
+    levels              one level, up for rows and down for their transpose
     layer               the product of a layer, scaled
     acceptance          the bound on its error, with `rounding`
 
@@ -44,15 +43,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import adjoint
+from . import series
 from .plan import PortPlan
-from .series import check, plain_rmatmul
 
-__all__ = [
-    "PortPlan",
-    "port_matmul",
-    "port_rmatmul",
-]
+__all__ = ["PortPlan", "port_matmul", "port_rmatmul"]
 
 
 def port_rmatmul(
@@ -71,15 +65,27 @@ def port_rmatmul(
         Shape (b, r, k), in the common dtype (float32 or float64).
 
     O(c (b + r) n log^2 n + c b r n log n) work, O(c (b + r) n) memory a level. Right to rounding where blocks
-    forget within c times their length. On a CPU by compiled loops.
-    Differentiable in every tensor, any number of times, with O(c (b + r) n log n) memory; vmap and jvp hold.
+    forget within c times their length. Operations of torch: differentiable in every tensor, any number of
+    times, under vmap, jvp and a compiler. For a fixed operator a `PortPlan` takes a fifth of the time.
 
     The same, slowly: `krylov_of_ring_reference(lower, diagonal, upper, v, k).mT @ u`.
     """
-    check(lower, diagonal, upper, V, U, k, oversampling)
-    if torch.compiler.is_compiling():
-        return plain_rmatmul(lower, diagonal, upper, V, U, k, oversampling)
-    return adjoint.rmatmul(lower, diagonal, upper, V, U, k=k, oversampling=oversampling)
+    series.check(lower, diagonal, upper, V, U, k, oversampling)
+    layout, N = series.laid_out(V.shape[-1], series.LEAF, V.device), oversampling * series.LEAF
+    every = series.roots(N << len(layout.cuts), V)
+    blocks, result = series.leaves(lower, diagonal, upper, V, U, layout, N)
+    result = series.lengthened(result, k)
+    for cuts in layout.cuts:
+        N *= 2
+        s, p = lower[cuts].unsqueeze(-1), upper[cuts - 1].unsqueeze(-1)
+        z = every[:: len(cuts)]
+        spectra = series.Series(*(torch.fft.rfft(each, n=N) for each in blocks))
+        joined, heard = series.join(spectra, s * z, p * z)
+        level = torch.fft.irfft(series.summed(heard), n=N)
+        result = result + series.lengthened(level, k)
+        blocks = series.Series(*(torch.fft.irfft(each, n=N) for each in joined))
+    top = series.Series(*(each[..., 0, :] for each in blocks))
+    return result + series.closed(top, lower[0], upper[-1], k).to(result.dtype)
 
 
 def port_matmul(
@@ -101,7 +107,8 @@ def port_matmul(
             "port_matmul: w must be (b, r, k) with one row for each of the start vectors V (r, n), in their "
             f"dtype, got {tuple(w.shape)} in {w.dtype} and {tuple(V.shape)} in {V.dtype}."
         )
-    check(lower, diagonal, upper, V, V, w.shape[-1], oversampling)
-    if torch.compiler.is_compiling():
-        return adjoint.plain_matmul(lower, diagonal, upper, V, w, oversampling=oversampling)
-    return adjoint.matmul(lower, diagonal, upper, V, w, oversampling=oversampling)
+
+    def transposed(U: Tensor) -> Tensor:
+        return port_rmatmul(lower, diagonal, upper, V, U, w.shape[-1], oversampling=oversampling)
+
+    return torch.func.vjp(transposed, V.new_zeros(w.shape[0], V.shape[-1]))[1](w)[0]

@@ -66,9 +66,9 @@ class HalfWithNoise(TorchSweep):
     @torch.no_grad()
     def __init__(self, operator: Operator, k: int, oversampling: int, generator: torch.Generator) -> None:
         lower, diagonal, upper, V = operator
-        super().__init__(lower, diagonal, upper, V, oversampling, keep=False)
+        super().__init__(lower, diagonal, upper, V, oversampling)
         self._operator, self.k, self._generator = operator, k, generator
-        self.depth = len(self._levels)
+        self.depth = len(self._arriving)
         corners = bool(lower[0] != 0) or bool(upper[-1] != 0)
         self.closing = Closing(self.top, lower[0], upper[-1], k) if corners else None
 
@@ -103,7 +103,7 @@ class HalfWithNoise(TorchSweep):
         heard = self.noise(self.r, self.k)
         of_leaves = self._from_leaves(heard, heard.new_zeros(2, PROBES, len(self._K), self._N))
         total = FACTOR * of_leaves.abs().amax() * UNIT * len(self._K)
-        for level, (B, _, _) in enumerate(self._levels):
+        for level, B in enumerate(self._arriving):
             N, cuts = self.length(level + 1), B.shape[2]
             silent = heard.new_zeros(2, PROBES, cuts, N)
             du = levels.rows_down(silent, self._spectra(heard, N), B)
@@ -123,7 +123,7 @@ class HalfWithNoise(TorchSweep):
         """
         N = self.length(level)
         silent = du.new_zeros(PROBES, self.r, N)
-        for B, _, _ in reversed(self._levels[:level]):
+        for B in reversed(self._arriving[:level]):
             du, N = levels.rows_down(du, self._spectra(silent, N), B), N // 2
         entries = self._dealt(self._from_leaves(silent, du)).abs()
         return FACTOR * entries.reshape(len(self._K) >> level, -1).amax(1)
@@ -158,7 +158,7 @@ class HalfWithNoise(TorchSweep):
             sizes: of the rows, (J,).
             came: the roundings that they came with, (J,).
         """
-        B, N = self._levels[level][0], self.length(level)
+        B, N = self._arriving[level], self.length(level)
         u = self._rows_noise(level) * (came + _eta(2 * N) * sizes).unsqueeze(-1)
         common, apart = levels.rows_at_cut(u), math.sqrt(APART) * 4 * UNIT * sizes.unsqueeze(-1)
         own = lambda: common + levels.rows_at_cut(self._rows_noise(level) * apart)
@@ -185,7 +185,7 @@ class HalfWithNoise(TorchSweep):
     def _heard_from(self, level: int, u: Tensor, heard: Tensor) -> Tensor:
         """K_k(A, v_i)^T u for rows of a level, and what was heard already, (b, r, some)."""
         z, N = lengthened(heard, self.k), self.length(level)
-        for B, _, _ in self._levels[level:]:
+        for B in self._arriving[level:]:
             N, at_cut = 2 * N, levels.rows_at_cut(u)
             z = z + lengthened(irfft(levels.heard(at_cut, B), n=N), self.k)
             if self.length(self.depth) > N or self.closing is not None:

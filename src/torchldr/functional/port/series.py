@@ -1,8 +1,7 @@
 """The series of the port product, in torch operations: leaves, joins, closing.
 
-`port` says what is computed and why. This is the form that autograd and its transformations can
-differentiate any number of times, and that serves every device; the products that are run otherwise
-(`adjoint`, `plan`) compute the same series and are held to it.
+`product` says what is computed and why. This is the form that autograd and its transformations can
+differentiate any number of times, and that serves every device; a `plan` computes the same series.
 
 A join turns on what crosses the cut between blocks 0 and 1. With q = (what enters block 0 at its right port,
 what enters block 1 at its left port), S = zs and P = zp,
@@ -34,34 +33,6 @@ class Series(NamedTuple):
     u: Tensor  # uL, uR, (2, b, .)
 
 
-def plain_rmatmul(
-    lower: Tensor,
-    diagonal: Tensor,
-    upper: Tensor,
-    V: Tensor,
-    U: Tensor,
-    k: int,
-    oversampling: int,
-) -> Tensor:
-    """`port_rmatmul` in operations of torch."""
-    check(lower, diagonal, upper, V, U, k, oversampling)
-    layout, N = laid_out(V.shape[-1], LEAF, V.device), oversampling * LEAF
-    every = roots(N << len(layout.cuts), V)
-    blocks, result = leaves(lower, diagonal, upper, V, U, layout, N)
-    result = lengthened(result, k)
-    for cuts in layout.cuts:
-        N *= 2
-        s, p = lower[cuts].unsqueeze(-1), upper[cuts - 1].unsqueeze(-1)
-        z = every[:: len(cuts)]
-        spectra = Series(*(torch.fft.rfft(series, n=N) for series in blocks))
-        joined, heard = join(spectra, s * z, p * z)
-        level = torch.fft.irfft(_summed(heard), n=N)
-        result = result + lengthened(level, k)
-        blocks = Series(*(torch.fft.irfft(series, n=N) for series in joined))
-    top = Series(*(series[..., 0, :] for series in blocks))
-    return result + closed(top, lower[0], upper[-1], k).to(result.dtype)
-
-
 # The algebra.
 
 
@@ -82,12 +53,7 @@ def join(blocks: Series, s: Tensor, p: Tensor) -> tuple[Series, list[tuple[Tenso
     D = _loop(back * forth)
     into_1, into_0 = s * D, p * D
     through, returned = RL0 * into_1, LR1 * into_0
-    ports = (
-        LL0 + LR0 * p * LL1 * through,
-        LR0 * returned,
-        RL1 * through,
-        RR1 + RL1 * s * RR0 * returned,
-    )
+    ports = (LL0 + LR0 * p * LL1 * through, LR0 * returned, RL1 * through, RR1 + RL1 * s * RR0 * returned)
     x = into_1 * (vR0 + forth * vL1)
     y = into_0 * (vL1 + back * vR0)
     v = (vL0 + LR0 * y, vR1 + RL1 * x)
@@ -112,7 +78,7 @@ def close(block: Series, a: Tensor, b: Tensor) -> list[tuple[Tensor, Tensor]]:
     return [(uL, a * D_R * D * (vR + forth * vL)), (uR, b * D_L * D * (vL + back * vR))]
 
 
-def _summed(heard: list[tuple[Tensor, Tensor]]) -> Tensor:
+def summed(heard: list[tuple[Tensor, Tensor]]) -> Tensor:
     """Products (b, .) times (r, .), summed over pairs and blocks, (b, r, roots); b blocks are held at a time.
 
     Not an einsum, which makes a matrix product of each root.
@@ -197,13 +163,7 @@ def leaf_blocks(lower: Tensor, diagonal: Tensor, upper: Tensor, layout: Layout) 
 
 
 def leaves(
-    lower: Tensor,
-    diagonal: Tensor,
-    upper: Tensor,
-    V: Tensor,
-    U: Tensor,
-    layout: Layout,
-    N: int,
+    lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, U: Tensor, layout: Layout, N: int
 ) -> tuple[Series, Tensor]:
     """The first N coefficients of all leaves' series, and of the sum of their u^T R v, (b, r, N).
 

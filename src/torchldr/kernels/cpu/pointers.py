@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
@@ -90,17 +89,6 @@ def number(typingctx: Any, p: Any, value: Any) -> Any:
         return context.cast(builder, arguments[1], types.float64, signature.return_type)
 
     return p.dtype(p, types.float64), generate
-
-
-@intrinsic
-def total(typingctx: Any, lanes: Any) -> Any:
-    """The sum of four numbers."""
-
-    def generate(context, builder, signature, arguments):
-        parts = [builder.extract_element(arguments[0], ir.IntType(32)(i)) for i in range(LANES)]
-        return builder.fadd(builder.fadd(parts[0], parts[2]), builder.fadd(parts[1], parts[3]))
-
-    return lanes.dtype(lanes), generate
 
 
 # Complex lanes are pairs of lanes; in memory four real parts are followed by their imaginary parts.

@@ -1,7 +1,8 @@
 """Conjugate residuals on a Toeplitz matrix, one row after the other, over the compiled FFT; imports numba.
 
-The same steps as `torchldr.functional.gcr`. Products with T and with its preconditioner are products modulo
-X^{2N} + 1, of which the first n numbers are kept: four complex FFTs of length N a step.
+The same steps as `gcr` of `torchldr.functional.toeplitz_residuals`. Products with T and with its
+preconditioner are products modulo X^{2N} + 1, of which the first n numbers are kept: four complex FFTs of
+length N a step.
 """
 
 # mypy: ignore-errors

@@ -133,9 +133,7 @@ class OrthogonalPolynomials(ClassicalMatrix):
     def operators(self) -> Operators:
         s = self.scale
         A = Tridiagonal(
-            -self.c[1:] / self.a[1:] * s[1:] / s[:-1],
-            -self.b / self.a,
-            1 / self.a[:-1] * s[:-1] / s[1:],
+            -self.c[1:] / self.a[1:] * s[1:] / s[:-1], -self.b / self.a, 1 / self.a[:-1] * s[:-1] / s[1:]
         )
         return Operators(A, Diagonal(self.nodes))
 

@@ -18,12 +18,7 @@ from .operators import operator_report
 from .routes import PRODUCTS, ROUTES
 
 Ring = tuple[Tensor, Tensor, Tensor]
-_STORED = {
-    "subdiagonal": AROUND_ONE,
-    "diagonal": AROUND_ZERO,
-    "superdiagonal": AROUND_ZERO,
-    "corners": FLOAT,
-}
+_STORED = {"subdiagonal": AROUND_ONE, "diagonal": AROUND_ZERO, "superdiagonal": AROUND_ZERO, "corners": FLOAT}
 
 
 class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
@@ -62,13 +57,7 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
 
     @classmethod
     def parameter_shapes(
-        cls,
-        out_features: int,
-        in_features: int,
-        rank: int,
-        *,
-        normalize: bool = False,
-        product: str = "auto",
+        cls, out_features: int, in_features: int, rank: int, *, normalize: bool = False, product: str = "auto"
     ) -> dict[str, tuple[int, ...]]:
         if product not in PRODUCTS:
             known = ", ".join(PRODUCTS)

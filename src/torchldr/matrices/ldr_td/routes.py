@@ -18,10 +18,7 @@ from ...functional.port.layer import port_seconds, stencil_seconds
 from ...kernels.cpu import compiled
 
 PRODUCTS = "auto", "stencil", "port"
-FROM = {
-    "cpu": 8192,
-    "cuda": 16384,
-}  # min(m, n) from which "auto" judges ports, which takes a while
+FROM = {"cpu": 8192, "cuda": 16384}  # min(m, n) from which "auto" judges ports, which takes a while
 _LIKELY = 4  # the oversampling that most operators need
 
 
@@ -83,8 +80,4 @@ def _prepare_ports(M: Any) -> Product:
 
 
 STENCIL = Route("stencil", lambda M, call: None, _stencil_cost, _stencil, _prepare_stencil)
-ROUTES = (
-    STENCIL,
-    by_columns(STENCIL),
-    Route("ports", _ports_why_not, _ports_cost, None, _prepare_ports),
-)
+ROUTES = (STENCIL, by_columns(STENCIL), Route("ports", _ports_why_not, _ports_cost, None, _prepare_ports))

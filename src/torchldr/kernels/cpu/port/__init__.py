@@ -1,1 +1,1 @@
-"""The loops of the port product: leaves, joining (`up`) and parting (`down`) of blocks, their spectra."""
+"""The loops of the port product: leaves, `levels` of joined blocks, their spectra."""

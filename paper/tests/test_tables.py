@@ -10,7 +10,7 @@ from torchldr_paper.cli.options import keep_table, parse_filters
 from torchldr_paper.language.weights import count_parameters
 from torchldr_paper.tables import values
 
-from ..ledger.test_ledger import make
+from .ledger.test_ledger import make
 
 NEEDED = {"dataset", "model", "structure", "rank", "parameters", "test", "paper", "data", "seconds"}
 

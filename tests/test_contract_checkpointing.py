@@ -6,15 +6,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import torchldr
-from torchldr import StructuredChannels, StructuredGRU, StructuredLinear, StructuredLSTM
 
-LAYERS = {
-    "linear": lambda **more: StructuredLinear(12, 12, **more),
-    "lstm": lambda **more: StructuredLSTM(12, 12, **more),
-    "gru": lambda **more: StructuredGRU(12, 12, which="both", **more),
-    "grid": lambda **more: StructuredChannels(3, 3, 12, **more),
-    "wide": lambda **more: StructuredChannels(3, 3, 12, form="wide", **more),
-}
+from .test_contract_torch_tools import LAYERS
+
 CASES = [(kind, name, "fast") for kind in LAYERS for name in torchldr.structures()]
 CASES += [(kind, name, "dense") for kind in LAYERS for name in ("ldr_sd", "ldr_td")]
 

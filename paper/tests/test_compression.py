@@ -34,7 +34,7 @@ from torchldr_paper.compression.tables import render
 from torchldr_paper.compression.texts import GPTModel, LSTMModel
 from torchldr_paper.compression.training import Adam, Trainer
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 SHAPES = [(12, 12), (7, 20), (20, 7), (13, 13)]
 
 

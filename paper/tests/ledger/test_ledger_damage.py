@@ -14,17 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from torchldr import get_structure, structures
-from torchldr_paper import (
-    Images,
-    Ledger,
-    Library,
-    Protocol,
-    Run,
-    build_model,
-    load_network,
-    sweep,
-    train_run,
-)
+from torchldr_paper import Images, Ledger, Library, Protocol, Run, build_model, load_network, sweep, train_run
 from torchldr_paper.data import Dataset
 from torchldr_paper.ledger.weights import _least, weights_path
 from torchldr_paper.trainer.checkpoint import CheckpointFile

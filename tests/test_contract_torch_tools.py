@@ -6,13 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.func import functional_call, grad
-from torch.nn.utils import (
-    parameters_to_vector,
-    parametrizations,
-    parametrize,
-    prune,
-    vector_to_parameters,
-)
+from torch.nn.utils import parameters_to_vector, parametrizations, parametrize, prune, vector_to_parameters
 
 from torchldr import StructuredChannels, StructuredGRU, StructuredLinear, StructuredLSTM
 

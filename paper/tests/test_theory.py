@@ -269,7 +269,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str]):
 
 
 def test_the_table_of_the_documentation_is_what_is_computed():
-    page = (Path(__file__).resolve().parents[3] / "docs" / "theory.md").read_text()
+    page = (Path(__file__).resolve().parents[2] / "docs" / "theory.md").read_text()
     lines = [
         line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith(("| shl ", "| cnn "))
     ]

@@ -1,4 +1,4 @@
-"""The loops of the port product, level by level upwards, see `functional.port.compiled`; imports numba.
+"""The loops of the port product, level by level, see `functional.port.compiled`; imports numba.
 
 Series are those of `functional.port.levels` with blocks first, all in flat arrays:
 
@@ -9,14 +9,14 @@ Series are those of `functional.port.levels` with blocks first, all in flat arra
     B   (cuts, 2, 2 + r, R)         what arrives
 
 R = 2N + 8 numbers are a row of `spectra`; `width` stands for 2 + r. Functions take a range of rows
-or of places in all rows, as threads share them. `down` holds those for cotangents.
+or of places in all rows, as threads share them.
 """
 
 # mypy: ignore-errors
 from __future__ import annotations
 
 from ..fft import LANES, compiled, minus, plus, splat, times
-from ..pointers import add, get, get4, get8, mul, number, over, pointer, put, put4, put8, shifted
+from ..pointers import add, get, get4, get8, mul, mul_conj, number, over, pointer, put, put4, put8, shifted
 from .spectra import EXTRA, collect, spread, spread_padded
 
 STEP = 2 * LANES  # numbers of a row that four roots take
@@ -102,7 +102,7 @@ def add_series(hats, M, result, k, start, stop, scratch, constants):
 
 @compiled
 def crossing(X, at, k, R, width, s, p, z):
-    """T, row by row, and RR0 and LL1."""
+    """T, row by row."""
     RR0, LL1 = get8(X, at + R + k), get8(X, at + width * R + k)
     zr, zi = get8(z, k)
     S, P = (times(s, zr), times(s, zi)), (times(p, zr), times(p, zi))
@@ -113,7 +113,7 @@ def crossing(X, at, k, R, width, s, p, z):
     size = plus(times(re, re), times(im, im))
     D = over(re, size), over(im, size)
     PD, SD = mul(P, D), mul(S, D)
-    return mul(PD, back), PD, SD, mul(SD, forth), RR0, LL1
+    return mul(PD, back), PD, SD, mul(SD, forth)
 
 
 @compiled
@@ -125,7 +125,7 @@ def arrive(X, B, z, s, p, width, N, low, high):
         at, to = cut * rows * R, cut * 2 * width * R
         sv, pv = splat(s[cut]), splat(p[cut])
         for k in range(low, high, STEP):
-            T00, T01, T10, T11, _, _ = crossing(X, at, k, R, width, sv, pv, z)
+            T00, T01, T10, T11 = crossing(X, at, k, R, width, sv, pv, z)
             RL0, LR1 = get8(X, at + k), get8(X, at + (width + 1) * R + k)
             put8(B, to + k, mul(T00, RL0))
             put8(B, to + R + k, mul(T01, LR1))
@@ -178,6 +178,34 @@ def rows_up(u, Y, B, joined, batch, width, N, start, stop, scratch, constants):
             put4(a, j, plus(get4(a, j), get4(u, own + j)))
         for j in range(0, 2 * N, LANES):
             put4(joined, t * 2 * N + j, get4(a, j))
+
+
+@compiled
+def rows_down(du, W, hats, B, found, batch, width, N, start, stop, scratch, constants):
+    """Cotangents of rows (J, 2, b, N) from those of the joined rows, du (cuts, 2, b, 2N) with spectra W.
+
+    hats: spectra of the cotangents of what is heard, (b, r, R).
+    """
+    a, b, c, _, row = parted(scratch)
+    tables = pointers(constants)
+    du, W, hats, B, found = pointer(du), pointer(W), pointer(hats), pointer(B), pointer(found)
+    R, r = 2 * N + EXTRA, width - 2
+    for t in range(start, stop):
+        cut, side, which = t // (2 * batch), t // batch % 2, t % batch
+        first, second = (2 * cut * batch + which) * R, ((2 * cut + 1) * batch + which) * R
+        arrived = (2 * cut + side) * width * R
+        for k in range(0, R, STEP):
+            value = mul_conj(get8(W, first + k), get8(B, arrived + k))
+            value = add(value, mul_conj(get8(W, second + k), get8(B, arrived + R + k)))
+            for i in range(r):
+                w, v = get8(hats, (which * r + i) * R + k), get8(B, arrived + (2 + i) * R + k)
+                value = add(value, mul_conj(w, v))
+            put8(row, k, value)
+        collect(row, 0, a, b, c, 2 * N, tables)
+        inner, own = (4 * cut + 1 + side) * batch + which, (4 * cut + 3 * side) * batch + which
+        for j in range(0, N, LANES):
+            put4(found, inner * N + j, get4(a, j))
+            put4(found, own * N + j, get4(du, t * 2 * N + j))
 
 
 @compiled

@@ -10,7 +10,7 @@ from torchldr import Toeplitz
 from torchldr.core.routes import why_not
 from torchldr.matrices.classical import DCT2, DFT, Cauchy, Chebyshev, Hankel, Legendre, Vandermonde
 
-from ..processes import Case, in_forks
+from .processes import Case, in_forks
 
 CODE = """
 import re, sys, torch, torchldr

@@ -1,4 +1,4 @@
-"""The gradients and transformations of the port products, by compiled loops and by torch operations."""
+"""The gradients and transformations of the port products."""
 
 from __future__ import annotations
 
@@ -8,23 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from torchldr.functional.port import sweep as port_sweep
 from torchldr.functional.port.product import port_matmul, port_rmatmul
 from torchldr.functional.reference import krylov_of_ring_reference
 
 pytestmark = pytest.mark.usefixtures("small_leaves")
 
 Operands = tuple[list[Tensor], Tensor, Tensor, Tensor]  # lower, diagonal, upper; V, U, w
-
-
-@pytest.fixture(params=["compiled", "torch"])
-def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Both forms of a sweep."""
-    if request.param == "torch":
-        monkeypatch.setattr(port_sweep.compiled, "why_not", lambda: "switched off")
-    elif port_sweep.compiled.why_not():
-        pytest.skip("numba is not installed")
-    return str(request.param)
 
 
 def ring(regime: str, n: int, generator: torch.Generator) -> list[Tensor]:
@@ -101,18 +90,18 @@ def check_all(found: Operands, dtype: torch.dtype, oversampling: int = 4) -> Non
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("regime", REGIMES)
-def test_values_and_gradients(form: str, regime: str, size: tuple[int, int, int, int]) -> None:
+def test_values_and_gradients(regime: str, size: tuple[int, int, int, int]) -> None:
     for dtype in (torch.float64, torch.float32):
         check_all(operands(regime, *size, dtype), dtype)
 
 
-def test_gradients_of_a_long_line(form: str) -> None:
+def test_gradients_of_a_long_line() -> None:
     check_all(operands("near shift", 1000, 1000, 1, 2, torch.float64), torch.float64)
     check_all(operands("line", 1000, 300, 2, 1, torch.float64), torch.float64, oversampling=8)
 
 
 @pytest.mark.parametrize("n", [5, 67])
-def test_gradcheck(form: str, n: int) -> None:
+def test_gradcheck(n: int) -> None:
     coefficients, V, U, w = operands("near shift", n, 4, 1, 2, torch.float64)
     inputs = [x.requires_grad_() for x in (*coefficients, V, U)]
     product = lambda *x: port_rmatmul(*x, 4, oversampling=2)
@@ -121,7 +110,7 @@ def test_gradcheck(form: str, n: int) -> None:
     assert torch.autograd.gradcheck(lambda *x: port_matmul(*x, oversampling=2), inputs, fast_mode=n > 5)
 
 
-def test_gradients_of_what_is_asked(form: str) -> None:
+def test_gradients_of_what_is_asked() -> None:
     """A frozen operator, or a frozen input, changes no other gradient; a graph can be used twice."""
     coefficients, V, U, w = operands("near shift", 70, 70, 1, 2, torch.float64)
     _, down, gradients = references(coefficients, V, U, w)
@@ -140,7 +129,7 @@ def test_gradients_of_what_is_asked(form: str) -> None:
     assert not port_rmatmul(*coefficients, V.detach(), U.detach(), 70).requires_grad
 
 
-def test_second_derivatives(form: str) -> None:
+def test_second_derivatives() -> None:
     coefficients, V, U, w = operands("near shift", 3, 4, 1, 1, torch.float64)
     inputs = [x.requires_grad_() for x in (*coefficients, V, U)]
     product = lambda *x: port_rmatmul(*x, 4, oversampling=2)
@@ -149,12 +138,9 @@ def test_second_derivatives(form: str) -> None:
     assert torch.autograd.gradgradcheck(lambda *x: port_matmul(*x, oversampling=2), inputs, fast_mode=True)
 
 
-def test_vmap_and_jvp(form: str) -> None:
+def test_vmap_and_jvp() -> None:
     coefficients, V, U, w = operands("near shift", 40, 50, 2, 3, torch.float64)
-    both = (
-        (lambda *x: port_rmatmul(*x, 50), (*coefficients, V, U)),
-        (port_matmul, (*coefficients, V, w)),
-    )
+    both = ((lambda *x: port_rmatmul(*x, 50), (*coefficients, V, U)), (port_matmul, (*coefficients, V, w)))
     for product, inputs in both:
         *fixed, x = inputs
         stack = torch.stack((x, 2 * x, x.flip(-1)))
@@ -175,7 +161,7 @@ def test_vmap_and_jvp(form: str) -> None:
             torch.testing.assert_close(gradient, want)
 
 
-def test_compile(form: str) -> None:
+def test_compile() -> None:
     """Traced as one graph of torch operations."""
     coefficients, V, U, w = operands("near shift", 70, 70, 1, 2, torch.float64)
     whole = partial(torch.compile, backend="eager", fullgraph=True)
@@ -183,26 +169,6 @@ def test_compile(form: str) -> None:
     torch.testing.assert_close(got, port_rmatmul(*coefficients, V, U, 70))
     got = whole(lambda *x: port_matmul(*x))(*coefficients, V, w)
     torch.testing.assert_close(got, port_matmul(*coefficients, V, w))
-
-
-def test_the_two_forms_agree_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Long enough for threads to share rows, cuts and places."""
-    if port_sweep.compiled.why_not():
-        pytest.skip("numba is not installed")
-    coefficients, V, U, w = operands("near shift", 2000, 2000, 1, 2, torch.float64)
-    before = torch.get_num_threads()
-    found = []
-    for threads, compiled in ((1, True), (3, True), (1, False)):
-        torch.set_num_threads(threads)
-        if not compiled:
-            monkeypatch.setattr(port_sweep.compiled, "why_not", lambda: "switched off")
-        inputs = [x.clone().requires_grad_() for x in (*coefficients, V, U)]
-        got = port_rmatmul(*inputs, 2000)
-        found.append([got.detach(), *torch.autograd.grad((got * w).sum(), inputs)])
-    torch.set_num_threads(before)
-    for other in found[1:]:
-        for x, y in zip(found[0], other, strict=True):
-            assert_near(x, y, y, torch.float64)
 
 
 def test_what_is_refused() -> None:

@@ -92,13 +92,14 @@ def main() -> None:
     parser.add_argument("--structures", nargs="*")
     parser.add_argument("--largest", type=int, default=SIZES[-1], help="features")
     parser.add_argument("--most", type=int, default=1 << 24, help="entries of an input")
-    parser.add_argument("--seconds", type=float, help="stop then: cases come in random order, from a seed")
+    parser.add_argument("--seconds", type=float, help="stop then: cases come in random order")
+    parser.add_argument("--seed", type=int, default=0, help="of that order")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     rows, ordered, end = [], list(cases(arguments)), time.monotonic() + (arguments.seconds or math.inf)
     if arguments.seconds is not None:
-        random.Random(0).shuffle(ordered)
+        random.Random(arguments.seed).shuffle(ordered)
     for case in ordered:
         if time.monotonic() > end:
             break

@@ -49,7 +49,7 @@ def _bfloat16_multiply() -> float:
 _HALF = _bfloat16_multiply()
 # Fitted by `benchmarks/fit_costs.py` to two cores of an x86-64 server, one of an ARM server, and an H200.
 _X86 = Machine(6e-6, 6e-6, 0.6e-9, 150e-12, 8, 9e-12, 9e-12, _HALF, 96e-12, 170e-12, 1e-6, 0.6e-9)
-_ARM = Machine(10e-6, 10e-6, 2.5e-9, 380e-12, 8, 60e-12, 60e-12, _HALF, 240e-12, 390e-12, 1e-6, 0.6e-9)
+_ARM = Machine(10e-6, 10e-6, 1.5e-9, 380e-12, 8, 60e-12, 60e-12, _HALF, 240e-12, 390e-12, 1e-6, 0.6e-9)
 MACHINES = {
     "cpu": _ARM if platform.machine() == "aarch64" else _X86,
     "cuda": Machine(

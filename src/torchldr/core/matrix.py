@@ -348,10 +348,9 @@ class StructuredMatrix(Contract):
         device, dtype = x.device.type, self.dtype
         if dtype != torch.float64 and autocasts(device):
             dtype = torch.get_autocast_dtype(device)
-        batch, captured = x.numel() // x.shape[-1], is_captured(x)
+        batch, captured, tf32 = x.numel() // x.shape[-1], is_captured(x), allows_tf32(device, dtype)
         traced = captured or is_traced(*tensors)
-        tf32 = allows_tf32(device, dtype)
-        return Call(batch, device, dtype, needs_grad, kept, traced, transposed, captured=captured, tf32=tf32)
+        return Call(batch, device, dtype, needs_grad, kept, traced, transposed, 1, captured, tf32)
 
     def all_routes(self) -> tuple[Route, ...]:
         """The routes of the class, or those of a stack."""

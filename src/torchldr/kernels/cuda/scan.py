@@ -7,7 +7,7 @@ gradient D and that of E) may have fewer digits than the numbers that are comput
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -43,6 +43,9 @@ enum { X, W_, S_, V_, B_, R_, L_, T_ };
 #define OUT(type) type* __restrict__
 #define OPERATORS IN(P) ka, IN(P) a, IN(P) kc, IN(P) c, int fa, int fc
 #define SOURCES IN(P) G, IN(P) H, IN(O) e, int r
+// What every kernel gets: matrices that come (D) and go (M, or the gradient dE of E), and memory in between.
+#define ARGUMENTS OPERATORS, SOURCES, IN(O) D, OUT(O) M, OUT(P) weights, \
+    OUT(T) sum, OUT(T) state, OUT(T) rows, OUT(T) columns, int m, int n, int segments
 #define SLOT(diagonal) ((matrix * segments + segment) * n + (diagonal))
 #define BEFORE(s) (SQUARE || STRAIGHT ? (s) : ((s) + n - m % n) % n)
 #define AFTER(s) (SQUARE || STRAIGHT ? (s) : ((s) + m) % n)
@@ -161,7 +164,7 @@ __device__ void make(Tile& tile, i64 matrix, int first, int begin, int m, int n,
     }
 }
 
-extern "C" __global__ void sums(OPERATORS, SOURCES, IN(O) D, OUT(T) sum, int m, int n, int segments) {
+extern "C" __global__ void sums(ARGUMENTS) {
     __shared__ Tile tile;
     __shared__ Steps steps, steps_after;
     THREAD
@@ -218,12 +221,12 @@ __device__ void from_below(
     }
 }
 
-extern "C" __global__ void chain(IN(T) sum, OUT(T) state, int m, int n, int segments) {
+extern "C" __global__ void chain(ARGUMENTS) {
     int s = blockIdx.x * CHAIN_THREADS + threadIdx.x;
     if (s >= n) return;
     i64 matrix = blockIdx.z, all = (i64)gridDim.z * segments * n;
     if (blockIdx.y) { from_below(sum, state, s, matrix, all, m, n, segments); return; }
-    T x = 0, W = 1, B = 0, r = 0, W_after = 1, B_after = 0;
+    T x = 0, W = 1, B = 0, rest = 0, W_after = 1, B_after = 0;
     #pragma unroll 8
     for (int segment = 0; segment < segments; segment++) {
         i64 own = SLOT(s), after = SLOT(AFTER(s));
@@ -232,8 +235,8 @@ extern "C" __global__ void chain(IN(T) sum, OUT(T) state, int m, int n, int segm
         state[own + W_ * all] = W;
         if (GRADED) {
             state[own + B_ * all] = B;
-            state[own + R_ * all] = r;
-            r = p * r + B_after * y + W_after * sum[own + END_R * all];
+            state[own + R_ * all] = rest;
+            rest = p * rest + B_after * y + W_after * sum[own + END_R * all];
             B += W * sum[own + SUM_DW * all];
             B_after += W_after * sum[after + SUM_DW * all];
             W_after *= sum[after + PRODUCT_ * all];
@@ -243,7 +246,7 @@ extern "C" __global__ void chain(IN(T) sum, OUT(T) state, int m, int n, int segm
     }
 }
 
-extern "C" __global__ void fill(OPERATORS, SOURCES, IN(T) state, OUT(O) M, int m, int n, int segments) {
+extern "C" __global__ void fill(ARGUMENTS) {
     __shared__ Tile tile;
     __shared__ Steps steps, steps_before;
     THREAD
@@ -283,14 +286,12 @@ extern "C" __global__ void fill(OPERATORS, SOURCES, IN(T) state, OUT(O) M, int m
 }
 
 // The gradient of E, and sums of those of the weights over rows and columns of each parallelogram.
-extern "C" __global__ void gradients(
-    OPERATORS, SOURCES, IN(O) D, IN(T) state, OUT(O) dE, OUT(T) rows, OUT(T) columns,
-    int m, int n, int segments
-) {
+extern "C" __global__ void gradients(ARGUMENTS) {
     __shared__ Tile tile;
     __shared__ Steps steps, steps_before, steps_after;
     THREAD
-    D += matrix * size; dE += matrix * size;
+    D += matrix * size;
+    O* dE = M + matrix * size;
     steps.take(matrix, first, begin, m, n, ka, a, kc, c, fa, fc);
     if (!SQUARE) steps_before.take(matrix, BEFORE(first), begin, m, n, ka, a, kc, c, fa, fc);
     if (!SQUARE) steps_after.take(matrix, AFTER(first), begin, m, n, ka, a, kc, c, fa, fc);
@@ -341,43 +342,42 @@ extern "C" __global__ void gradients(
     }
     __syncthreads();
     int h = lane % SEGMENT, part = lane / SEGMENT;
-    T sum = 0;
-    for (int q = part; q < THREADS; q += PARTS) sum += tile.own(h, q) * steps.column[q + h];
-    if (begin + h < end) rows[((matrix * gridDim.x + blockIdx.x) * PARTS + part) * m + begin + h] = sum;
+    T total = 0;
+    for (int q = part; q < THREADS; q += PARTS) total += tile.own(h, q) * steps.column[q + h];
+    if (begin + h < end) rows[((matrix * gridDim.x + blockIdx.x) * PARTS + part) * m + begin + h] = total;
     columns += ((matrix * segments + segment) * gridDim.x + blockIdx.x) * WIDTH;
     for (int w = lane; w < WIDTH; w += THREADS) {
-        sum = 0;
+        total = 0;
         for (int h = 0; h < SEGMENT; h++)
-            if (w >= h && w - h < THREADS) sum += tile.at[h][w] * steps.row[h];
-        columns[w] = sum;
+            if (w >= h && w - h < THREADS) total += tile.at[h][w] * steps.row[h];
+        columns[w] = total;
     }
 }
 
-// Sums over all blocks: SHARES threads have one entry of da or dc.
-extern "C" __global__ void totals(
-    IN(T) rows, IN(T) columns, OUT(P) da, OUT(P) dc, int blocks, int m, int n, int segments
-) {
+// Sums over all blocks: SHARES threads have one weight of A or, after them, of C.
+extern "C" __global__ void totals(ARGUMENTS) {
     __shared__ T sums[SHARES][ENTRIES];
     int share = threadIdx.x / ENTRIES, i = blockIdx.x * ENTRIES + threadIdx.x % ENTRIES, j = i - m;
+    int blocks = (n + THREADS - 1) / THREADS;
     i64 matrix = blockIdx.z;
-    T sum = 0;
+    T total = 0;
     if (i < m)
         for (int q = share; q < blocks * PARTS; q += SHARES)
-            sum += rows[(matrix * blocks * PARTS + q) * m + i];
+            total += rows[(matrix * blocks * PARTS + q) * m + i];
     else if (j < n)
         for (int segment = share; segment < segments; segment += SHARES) {
             int place = j - segment * SEGMENT % n;
             for (int u = place < 0 ? place + n : place; u < blocks * THREADS + SEGMENT; u += n) {
                 int last = u / THREADS < blocks ? u / THREADS : blocks - 1;
                 for (int b = last; b >= 0 && u - b * THREADS < WIDTH; b--)
-                    sum += columns[((matrix * segments + segment) * blocks + b) * WIDTH + u - b * THREADS];
+                    total += columns[((matrix * segments + segment) * blocks + b) * WIDTH + u - b * THREADS];
             }
         }
-    sums[share][threadIdx.x % ENTRIES] = sum;
+    sums[share][threadIdx.x % ENTRIES] = total;
     __syncthreads();
     if (share || j >= n) return;
-    for (int q = 1; q < SHARES; q++) sum += sums[q][threadIdx.x];
-    write(i < m ? da + matrix * m + i : dc + matrix * n + j, sum);
+    for (int q = 1; q < SHARES; q++) total += sums[q][threadIdx.x];
+    write(weights + matrix * (m + n) + i, total);
 }
 """
 
@@ -410,68 +410,87 @@ THREADS = 128  # diagonals of a block
 CHAIN_THREADS = 32
 SHARES, ENTRIES = 8, 32  # threads of a block of `totals`
 _LARGEST = (1 << 31) - 1  # entries of a matrix
-_MOST = 65535  # matrices: the last axis of a grid
+MOST = 65535  # matrices: the last axis of a grid
 
 
-class Sizes(NamedTuple):
-    """Of stacked matrices and of what kernels make of them."""
-
-    matrices: int
-    m: int
-    n: int
-    segments: int  # of a diagonal
-    blocks: int  # of diagonals
-    width: int  # columns that a block's parallelogram spans, and one more
-    parts: int  # threads of a block that sum up one row
+def width(form: Form) -> int:
+    """Columns that a block's parallelogram spans, and one more."""
+    return THREADS + form.segment
 
 
-def sizes(form: Form, matrices: int, m: int, n: int) -> Sizes:
-    segment = form.segment
-    return Sizes(
-        matrices, m, n, -(-m // segment), -(-n // THREADS), THREADS + segment, max(THREADS // segment, 1)
-    )
+def shares_of_rows(form: Form) -> int:
+    """Threads of a block that sum up one row."""
+    return max(THREADS // form.segment, 1)
 
 
 @cache
 def source(form: Form) -> str:
     known: dict[str, object] = {"T": DTYPES[form.dtype], "P": DTYPES[form.given], "O": DTYPES[form.dense]}
     known |= {name.upper(): int(flag) for name, flag in form._asdict().items() if isinstance(flag, bool)}
-    of = sizes(form, 1, 1, 1)
-    known |= {"SEGMENT": form.segment, "THREADS": THREADS, "PARTS": of.parts, "WIDTH": of.width}
+    known |= {"SEGMENT": form.segment, "THREADS": THREADS}
+    known |= {"PARTS": shares_of_rows(form), "WIDTH": width(form)}
     known |= {"CHAIN_THREADS": CHAIN_THREADS, "SHARES": SHARES, "ENTRIES": ENTRIES}
     return "".join(f"#define {key} {value}\n" for key, value in known.items()) + SOURCE
 
 
-def launch(name: str, form: Form, device: torch.device, of: Sizes, arguments: list[Any]) -> None:
-    R, m, n = of[:3]
-    if m * n > _LARGEST or R > _MOST:
+class Passes(NamedTuple):
+    """The kernels for stacked matrices of one size, and the memory that they need in between."""
+
+    kernels: nvrtc.Kernels
+    dtype: torch.dtype
+    length: int  # numbers in that memory
+    offsets: tuple[int, ...]  # bytes at which `sum`, `state`, `rows` and `columns` begin there
+    m: int
+    n: int
+    segments: int  # of a diagonal
+
+
+@lru_cache(maxsize=1024)
+def passes(form: Form, matrices: int, m: int, n: int, *, sums_alone: bool = False) -> Passes:
+    """What `run` runs for this form, or the first kernel alone."""
+    R = matrices
+    if m * n > _LARGEST or R > MOST:
         raise ValueError(f"scan: {R} matrices of {m} x {n} are too many or too large for the kernels.")
-    if R:
-        threads, grid = THREADS, (of.blocks, of.segments, R)
-        if name == "chain":
-            threads, grid = CHAIN_THREADS, (-(-n // CHAIN_THREADS), 2, R)
-        elif name == "totals":
-            threads, grid = SHARES * ENTRIES, (-(-(m + n) // ENTRIES), 1, R)
-        nvrtc.launch(source(form), name, device, grid, threads, [*arguments, m, n, of.segments])
+    segments, blocks = -(-m // form.segment), -(-n // THREADS)
+    count, each = 4 if form.graded else 2, R * segments * n
+    lengths = [count * each] if sums_alone else [count * each, 2 * count * each]
+    if form.graded:
+        lengths += [R * blocks * shares_of_rows(form) * m, R * segments * blocks * width(form)]
+    *starts, length = accumulate(lengths, initial=0)
+    starts += [0] * (4 - len(starts))
+    grid = blocks, segments, R
+    launches = {
+        "sums": (grid, THREADS),
+        "chain": ((-(-n // CHAIN_THREADS), 2, R), CHAIN_THREADS),
+        "fill": (grid, THREADS),
+        "gradients": (grid, THREADS),
+        "totals": ((-(-(m + n) // ENTRIES), 1, R), SHARES * ENTRIES),
+    }
+    last = ("gradients", "totals") if form.graded else ("fill",)
+    wanted = [(name, *launches[name]) for name in (("sums",) if sums_alone else ("sums", "chain", *last))]
+    offsets = tuple(form.dtype.itemsize * start for start in starts)
+    return Passes(nvrtc.Kernels(source(form), wanted), form.dtype, length, offsets, m, n, segments)
+
+
+def run(of: Passes, device: torch.device, arguments: list[Any]) -> Tensor:
+    """Queue the kernels.
+
+    Args:
+        of: which, and for which sizes.
+        device: where.
+        arguments: the operators, G, H, E and the rank; the gradient D that comes; where the matrix is written
+            or the gradient of E; where those of the operators' weights are, (.., m + n). 0 for what is not.
+
+    Returns:
+        The memory that they have in between.
+    """
+    memory = torch.empty(of.length, dtype=of.dtype, device=device)
+    first = memory.data_ptr()
+    places = [first + offset for offset in of.offsets]
+    of.kernels.queue(device, [*arguments, *places, of.m, of.n, of.segments])
+    return memory
 
 
 def parts(matrices: int) -> list[slice]:
     """A stack in as many parts as it takes launches."""
-    return [slice(first, first + _MOST) for first in range(0, matrices, _MOST)]
-
-
-def states(
-    form: Form, device: torch.device, of: Sizes, given: list[Any], D: Any, *more: int
-) -> tuple[Tensor, list[int]]:
-    """What each segment takes over from the others: memory, and addresses in it.
-
-    The first address is that of the states; others are of parts with so many numbers, to be written.
-    """
-    count, each = 4 if form.graded else 2, of.matrices * of.segments * of.n
-    lengths = (count * each, 2 * count * each, *more)
-    memory = torch.empty(sum(lengths), dtype=form.dtype, device=device)
-    first, size = memory.data_ptr(), form.dtype.itemsize
-    sums, states, *others = (first + size * before for before in accumulate((0, *lengths[:-1])))
-    launch("sums", form, device, of, [*given, D, sums])
-    launch("chain", form, device, of, [sums, states])
-    return memory, [states, *others]
+    return [slice(first, first + MOST) for first in range(0, matrices, MOST)]

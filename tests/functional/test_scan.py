@@ -108,6 +108,7 @@ HEAD = """
 #define __global__
 #define __device__
 #define __align__(bytes)
+#define __launch_bounds__(threads, blocks)
 #define __shared__ static
 struct Three { int x, y, z; };
 static Three blockIdx, gridDim, threadIdx;

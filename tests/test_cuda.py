@@ -294,7 +294,7 @@ def test_layers_from_inference_mode_count_edits(way):
             exact = x.double() @ layer.matrix().double().to_dense().mT + layer.bias.double()
             assert (layer(x) - exact).abs().max() <= 1e-4 * exact.abs().max()
             assert layer.routes(x).note == ""
-            assert layer._plan.snapshot._states is not None
+            assert layer._plan.snapshot._counted
         layer.G = torch.nn.Parameter(layer.G.clone())  # one that has no count
         for _ in range(2):
             exact = x.double() @ layer.matrix().double().to_dense().mT + layer.bias.double()

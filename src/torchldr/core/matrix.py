@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import partial
+from operator import attrgetter
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -23,6 +24,7 @@ from .products import (
 from .routes import Call, Route, RouteTable, choose, is_captured, is_traced, known_at_once
 
 _NONE = torch.Size()
+_requires_grad = attrgetter("requires_grad")
 _EXACT_NORM = 1 << 20  # entries up to which the initial scale is measured instead of computed
 
 
@@ -344,7 +346,7 @@ class StructuredMatrix(Contract):
     def call(self, x: Tensor, *, transposed: bool = False, kept: bool = False) -> Call:
         """What a product with these vectors asks for; `kept` where this matrix is a constant."""
         tensors = (x,) if kept else (x, *self.tensors.values())
-        needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+        needs_grad = torch.is_grad_enabled() and any(map(_requires_grad, tensors))
         device, dtype = x.device.type, self.dtype
         if dtype != torch.float64 and autocasts(device):
             dtype = torch.get_autocast_dtype(device)

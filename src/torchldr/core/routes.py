@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from .products import Matrix, Product, is_jit_tracing
+from .products import Matrix, Product
 from .registry import near
 
 LARGEST_BATCH = 1 << 14  # batches above take as long a vector
@@ -214,7 +214,7 @@ def is_recorded(t: Tensor) -> bool:
 def _is_tracing() -> bool:
     if _count_of_modes() and any(torch._C._get_dispatch_mode(key) is not None for key in _TRACERS):
         return True
-    return is_jit_tracing()
+    return torch._C._get_tracing_state() is not None
 
 
 def is_captured(t: Tensor) -> bool:

@@ -167,7 +167,7 @@ class StructuredLinear(PlannedLayer, StructuredParameters):
         self.drop_plan()
 
     def forward(self, x: Tensor) -> Tensor:
-        if is_proxy(x):
+        if type(x) is not Tensor and is_proxy(x):
             return as_node(self, x)
         owned = self._parameters  # to ask the module takes longer
         bias = owned["bias"] if "bias" in owned else self.bias  # noqa: SIM401

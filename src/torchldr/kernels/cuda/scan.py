@@ -449,7 +449,7 @@ class Form(NamedTuple):
 
     @property
     def blocks(self) -> int:
-        """Blocks of `gradients` that a multiprocessor should have registers for: as many as spill none."""
+        """Blocks of `gradients` that a multiprocessor should have registers for: more would spill many."""
         return (20 if self.square else 16) // self.dtype.itemsize
 
 

@@ -55,8 +55,10 @@ def adjoint_scanned(a: Tensor, c: Tensor, D: Tensor) -> Tensor:
     return scan.stein_scan_adjoint(operators(a, c), D)
 
 
-def scan_gradients(a: Tensor, c: Tensor, e: Tensor, D: Tensor) -> scan.Gradients:
-    return scan.stein_scan_gradients(operators(a, c), *factors(e), D)
+def scan_gradients(a: Tensor, c: Tensor, e: Tensor, D: Tensor) -> tuple[Tensor, ...]:
+    """In a, c and e."""
+    of, dE = scan.stein_scan_gradients(operators(a, c), *factors(e), D)
+    return torch.cat(of[:2], -1), torch.cat(of[2:], -1), dE
 
 
 def matrix(a: Tensor, c: Tensor, G: Tensor, H: Tensor) -> Tensor:
@@ -106,6 +108,7 @@ HEAD = """
 #define __global__
 #define __device__
 #define __align__(bytes)
+#define __launch_bounds__(threads, blocks)
 #define __shared__ static
 struct Three { int x, y, z; };
 static Three blockIdx, gridDim, threadIdx;
@@ -139,29 +142,16 @@ template <class Kernel> static void run(int gx, int gy, int gz, int threads, Ker
         for (blockIdx.y = 0; blockIdx.y < gy; blockIdx.y++)
             for (blockIdx.x = 0; blockIdx.x < gx; blockIdx.x++) block(threads, kernel);
 }
-#define GRID int gx, int gy, int gz, int threads
-#define SIZES int m, int n, int segments
-#define RUN(name, ...) run(gx, gy, gz, threads, [=] { name(__VA_ARGS__, m, n, segments); });
-#define GIVEN P* ka, P* a, P* kc, P* c, int fa, int fc, P* G, P* H, O* e, int r
-#define ALL ka, a, kc, c, fa, fc, G, H, e, r
-extern "C" void run_sums(GRID, GIVEN, O* D, T* sum, SIZES) { RUN(sums, ALL, D, sum) }
-extern "C" void run_chain(GRID, T* sum, T* state, SIZES) { RUN(chain, sum, state) }
-extern "C" void run_fill(GRID, GIVEN, T* state, O* M, SIZES) { RUN(fill, ALL, state, M) }
-extern "C" void run_gradients(GRID, GIVEN, O* D, T* state, O* dE, T* rows, T* columns, SIZES) {
-    RUN(gradients, ALL, D, state, dE, rows, columns)
+#define RUN(name) extern "C" void run_##name( \\
+    int gx, int gy, int gz, int threads, P* ka, P* a, P* kc, P* c, int fa, int fc, P* G, P* H, O* e, int r, \\
+    O* D, O* M, P* weights, T* sum, T* state, T* rows, T* columns, int m, int n, int segments \\
+) { \\
+    run(gx, gy, gz, threads, [=] { name( \\
+        ka, a, kc, c, fa, fc, G, H, e, r, D, M, weights, sum, state, rows, columns, m, n, segments); }); \\
 }
-extern "C" void run_totals(GRID, T* rows, T* columns, P* da, P* dc, int blocks, SIZES) {
-    RUN(totals, rows, columns, da, dc, blocks)
-}
+RUN(sums) RUN(chain) RUN(fill) RUN(gradients) RUN(totals)
 """
-GIVEN = (0, 1, 2, 3, 6, 7, 8)  # addresses among the arguments that most kernels get first
-POINTERS = {
-    "sums": (*GIVEN, 10, 11),
-    "chain": (0, 1),
-    "fill": (*GIVEN, 10, 11),
-    "gradients": (*GIVEN, 10, 11, 12, 13, 14),
-    "totals": (0, 1, 2, 3),
-}
+NUMBERS = 4, 5, 9, 17, 18, 19  # among the arguments; the others are addresses
 
 
 @pytest.fixture(scope="module")
@@ -186,24 +176,24 @@ def compiler(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], ctypes
 def kernels(compiler: Callable[[str], ctypes.CDLL], monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything goes through the kernels, as plain C++, with blocks of a few threads."""
 
-    def launch(
-        source: str, name: str, device: object, grid: scan_kernels.nvrtc.Grid, threads: int, given: list
-    ) -> None:
-        values = []
-        for place, value in enumerate(given):
-            if isinstance(value, Tensor):
-                assert value.is_contiguous()
-                values.append(ctypes.c_void_p(value.data_ptr()))
-            else:
-                values.append(ctypes.c_void_p(value) if place in POINTERS[name] else value)
-        getattr(compiler(source), f"run_{name}")(*grid, threads, *values)
+    class Kernels(scan_kernels.nvrtc.Kernels):
+        def queue(self, device: object, arguments: list) -> None:
+            values = []
+            for place, value in enumerate(arguments):
+                if isinstance(value, Tensor):
+                    assert value.is_contiguous()
+                    value = value.data_ptr()
+                values.append(value if place in NUMBERS else ctypes.c_void_p(value))
+            for name, grid, threads in self._launches:
+                getattr(compiler(self._source), f"run_{name}")(*grid, threads, *values)
 
     monkeypatch.setattr(scan, "serves", lambda *tensors: True)
+    monkeypatch.setattr(scan, "passes", scan_kernels.passes.__wrapped__)
     monkeypatch.setattr(scan_kernels, "THREADS", 32)
     monkeypatch.setattr(scan_kernels, "CHAIN_THREADS", 8)
     monkeypatch.setattr(scan_kernels, "ENTRIES", 4)
     monkeypatch.setattr(scan_kernels, "source", scan_kernels.source.__wrapped__)
-    monkeypatch.setattr(scan_kernels.nvrtc, "launch", launch)
+    monkeypatch.setattr(scan_kernels.nvrtc, "Kernels", Kernels)
 
 
 def by_rows(monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any], *inputs: Any) -> Any:
@@ -296,7 +286,8 @@ def test_what_autograd_may_ask_of_the_kernels() -> None:
 def test_a_stack_beyond_a_grid_goes_in_parts(monkeypatch: pytest.MonkeyPatch, m: int, n: int) -> None:
     a, c, e, D = operands(m, n, 0, R=5)
     whole = scanned(a, c, e), *scan_gradients(a, c, e, D)
-    monkeypatch.setattr(scan_kernels, "_MOST", 2)
+    for module in (scan, scan_kernels):
+        monkeypatch.setattr(module, "MOST", 2)
     assert len(scan_kernels.parts(5)) == 3
     for ours, theirs in zip((scanned(a, c, e), *scan_gradients(a, c, e, D)), whole, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
@@ -304,10 +295,8 @@ def test_a_stack_beyond_a_grid_goes_in_parts(monkeypatch: pytest.MonkeyPatch, m:
 
 @pytest.mark.usefixtures("kernels")
 def test_what_is_too_large_is_said() -> None:
-    form = scan_kernels.Form()
-    of = scan_kernels.sizes(form, 65536, 1, 1)
     with pytest.raises(ValueError, match="65536 matrices of 1 x 1 are too many"):
-        scan_kernels.launch("sums", form, torch.device("cpu"), of, [])
+        scan_kernels.passes(scan_kernels.Form(), 65536, 1, 1)
 
 
 # As differentiable functions.

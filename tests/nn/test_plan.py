@@ -360,3 +360,34 @@ def test_the_same_memory_read_in_another_way_is_noticed(change):
     assert taken.matches([t])
     t.data = change(t.data)
     assert not taken.matches([t])
+
+
+def _step(t):
+    """Of any optimizer: a fused one writes without being counted."""
+    torch.optim.SGD([nn.Parameter(torch.zeros(1))]).step()
+
+
+EDITS = {
+    "in place": lambda t: t.add_(1),
+    "through a view": lambda t: t.view(-1)[0].mul_(2),
+    "other data": lambda t: setattr(t, "data", t.data.clone()),
+    "fewer rows": lambda t: setattr(t, "data", t.data[:2]),
+    "transposed": lambda t: setattr(t, "data", t.data.mT),
+    "another dtype": lambda t: setattr(t, "data", t.data.view(torch.int32)),
+    "a step": _step,
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_without_a_look_at_the_numbers_every_edit_that_is_counted_is_seen(name, monkeypatch):
+    """As on a GPU: tensors are compared only where their count, memory, shape or the optimizers tell."""
+    asked = []
+    monkeypatch.setattr("torchldr.nn.snapshot._equal", lambda t, copy: asked.append(t) or False)
+    tensors = [nn.Parameter(torch.randn(5)), nn.Parameter(torch.randn(3, 3), requires_grad=False)]
+    taken = Snapshot(tensors)
+    taken._in_memory = taken._small = False
+    assert taken.matches(tensors, same=True)
+    assert not asked
+    EDITS[name](tensors[1])
+    assert not taken.matches(tensors, same=True)
+    assert asked

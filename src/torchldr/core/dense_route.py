@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from . import costs
-from .products import Matrix, Product, autocasts, without_autocast
+from .products import Matrix, Product, autocasts
 from .routes import Call, Route
 
 LARGEST = 1 << 26  # entries of a dense matrix: 256 MiB in float32
@@ -103,11 +103,13 @@ def too_large(M: Matrix, call: Call) -> str | None:
 
 
 def multiply_by_dense(M: Matrix, x: Tensor, transposed: bool, bias: Tensor | None = None) -> Tensor:
-    device, dtype = x.device.type, x.dtype
+    device = x.device.type
     if autocasts(device):
         dtype = M.dtype if M.dtype == torch.float64 else torch.get_autocast_dtype(device)
-    with without_autocast(device):
-        W = M.dense_in(dtype)
+        with torch.autocast(device, enabled=False):
+            W = M.dense_in(dtype)
+    else:
+        W = M.dense_in(x.dtype)
     return DenseProduct(W.mT if transposed else W)(x, bias)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import partial
+from operator import attrgetter
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -16,6 +17,7 @@ from .products import allows_tf32, autocasts, check_input, is_jit_tracing, run_p
 from .routes import Call, Route, RouteTable, choose, is_captured, is_traced, known_at_once
 
 _NONE = torch.Size()
+_requires_grad = attrgetter("requires_grad")
 _EXACT_NORM = 1 << 20  # entries up to which the initial scale is measured instead of computed
 
 
@@ -337,14 +339,13 @@ class StructuredMatrix(Contract):
     def call(self, x: Tensor, *, transposed: bool = False, kept: bool = False) -> Call:
         """What a product with these vectors asks for; `kept` where this matrix is a constant."""
         tensors = (x,) if kept else (x, *self.tensors.values())
-        needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+        needs_grad = torch.is_grad_enabled() and any(map(_requires_grad, tensors))
         device, dtype = x.device.type, self.dtype
         if dtype != torch.float64 and autocasts(device):
             dtype = torch.get_autocast_dtype(device)
-        batch, captured = x.numel() // x.shape[-1], is_captured(x)
+        batch, captured, tf32 = x.numel() // x.shape[-1], is_captured(x), allows_tf32(device, dtype)
         traced = captured or is_traced(*tensors)
-        tf32 = allows_tf32(device, dtype)
-        return Call(batch, device, dtype, needs_grad, kept, traced, transposed, captured=captured, tf32=tf32)
+        return Call(batch, device, dtype, needs_grad, kept, traced, transposed, 1, captured, tf32)
 
     def all_routes(self) -> tuple[Route, ...]:
         """The routes of the class, or those of a stack."""

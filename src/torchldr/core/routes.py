@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from .products import Matrix, Product, is_jit_tracing
+from .products import Matrix, Product
 from .registry import near
 
 LARGEST_BATCH = 1 << 14  # batches above take as long a vector
@@ -132,11 +132,8 @@ def choose(M: Matrix, call: Call, *, only: str | None = None, dense: bool | None
 
 def known_at_once(M: Matrix, call: Call, *, dense: bool | None = None) -> Route | None:
     """The cheapest route, where sizes alone tell that it serves, and in the dtype of the call."""
-    routes = (route for route in costs_of(M, call) if route.apply is not None)
-    first = next((route for route in routes if dense in (None, route.holds_dense)), None)
-    if first is None or not first.in_own_dtype(call) or first.why_not(M, call) is not None:
-        return None
-    return first
+    first = _first(*_sizes(M), call, dense)
+    return first if first is not None and first.in_own_dtype(call) else None
 
 
 def takes_dense(M: Matrix, call: Call, *, gain: float = 0.0) -> bool:
@@ -163,9 +160,12 @@ def names(M: Matrix) -> list[str]:
 
 def costs_of(M: Matrix, call: Call) -> dict[Route, float]:
     """The routes with their costs, the cheapest first."""
-    shape = M.out_features, M.in_features
-    cls: Any = type(M)  # a class is hashable, which the types of lru_cache do not see
-    return _costs(cls, tuple(M.leading), shape, M.rank, tuple(M.options.items()), call.sized)
+    return _costs(*_sizes(M), call.sized)
+
+
+def _sizes(M: Matrix) -> tuple[Any, tuple[int, ...], tuple[int, int], int | None, tuple[Any, ...]]:
+    """What costs depend on besides the call; a class is hashable, which the types of lru_cache do not see."""
+    return type(M), tuple(M.leading), (M.out_features, M.in_features), M.rank, tuple(M.options.items())
 
 
 @lru_cache(maxsize=4096)
@@ -184,22 +184,46 @@ def _costs(
     return dict(sorted(costs.items(), key=lambda item: item[1]))
 
 
+@lru_cache(maxsize=4096)
+def _first(
+    cls: Any,
+    leading: tuple[int, ...],
+    shape: tuple[int, int],
+    rank: int | None,
+    options: tuple[Any, ...],
+    call: Call,
+    dense: bool | None,
+) -> Route | None:
+    """The cheapest route without a plan, if it looks at sizes alone and serves; asked once as well."""
+    routes = (r for r in _costs(cls, leading, shape, rank, options, call.sized) if r.apply is not None)
+    first = next((route for route in routes if dense in (None, route.holds_dense)), None)
+    if first is None or not first.any_dtype:
+        return None
+    sizes = Sizes(torch.Size(shape), rank, dict(options), cls.ROUTES)
+    return first if first.why_not(sizes, call) is None else None
+
+
 _KEYS, _count_of_modes = torch._C._TorchDispatchModeKey, torch._C._len_torch_dispatch_stack
 _TRACERS = _KEYS.PROXY, _KEYS.FAKE, _KEYS.FUNCTIONAL
 
 
+_PLAIN = Tensor, torch.nn.Parameter
+
+
 def is_traced(*tensors: Tensor) -> bool:
-    """Whether there are no values to look at: under a tracer, a transformation, or capture of a graph."""
-    return is_recorded(tensors[0]) or any(map(lacks_memory, tensors))
+    """Whether there are no values to look at: under a tracer or a transformation. Capture is not asked."""
+    return _is_tracing() or lacks_memory(*tensors)
 
 
 def is_recorded(t: Tensor) -> bool:
     """Whether operations are recorded now, for values that come later; on the device of this tensor."""
+    return _is_tracing() or is_captured(t)
+
+
+def _is_tracing() -> bool:
     if _count_of_modes() and any(torch._C._get_dispatch_mode(key) is not None for key in _TRACERS):
         return True
-    if is_jit_tracing():
-        return True
-    return is_captured(t)
+    return torch._C._get_tracing_state() is not None
 
 
 def is_captured(t: Tensor) -> bool:
@@ -207,17 +231,19 @@ def is_captured(t: Tensor) -> bool:
     return t.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
-def lacks_memory(t: Tensor) -> bool:
+def lacks_memory(*tensors: Tensor) -> bool:
     """Whether a tensor stands for others: under vmap, on the meta device, as a subclass, with a tangent."""
-    if type(t) is not Tensor and type(t) is not torch.nn.Parameter and not _is_plain_parameter(type(t)):
-        return True
+    dual = forward_ad._current_level >= 0
     try:
-        t.data_ptr()
+        for t in tensors:
+            if type(t) not in _PLAIN and not _is_plain_parameter(type(t)):
+                return True
+            t.data_ptr()
+            if t.is_meta or (dual and forward_ad.unpack_dual(t).tangent is not None):
+                return True
     except RuntimeError:  # of vmap and other transformations
         return True
-    if forward_ad._current_level >= 0 and forward_ad.unpack_dual(t).tangent is not None:
-        return True
-    return t.is_meta
+    return False
 
 
 def _is_plain_parameter(cls: type[Tensor]) -> bool:

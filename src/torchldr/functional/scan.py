@@ -32,14 +32,13 @@ by row; there it is the oracle of the kernels. The tests hold both to the defini
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..kernels.cuda import unavailable
-from ..kernels.cuda.scan import DTYPES, Form, launch, parts, sizes, states
+from ..kernels.cuda.scan import DTYPES, MOST, Form, parts, passes, run
 from .doubling import shift_weights
 
 
@@ -75,10 +74,9 @@ def weights(corner: Tensor | int, subdiagonal: Tensor | None, like: Tensor, size
 
 
 class Gradients(NamedTuple):
-    """Of `stein_scan`: in the operators' weights, corners first, and in E."""
+    """Of `stein_scan`: in the operators and in E."""
 
-    a: Tensor  # (..., m)
-    c: Tensor  # (..., n)
+    of: Operators
     e: Tensor  # (..., m, n)
 
 
@@ -87,7 +85,8 @@ def serves(*tensors: Tensor) -> bool:
     first = tensors[0]
     if not first.is_cuda or first.dtype not in DTYPES or unavailable():
         return False
-    return all(t.dtype == first.dtype and t.device == first.device for t in tensors)
+    dtype, device = first.dtype, first.device
+    return all(t.dtype is dtype and t.device == device for t in tensors)
 
 
 def stein_scan(of: Operators, G: Tensor, H: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -133,19 +132,14 @@ def stein_scan_gradients(of: Operators, G: Tensor, H: Tensor, D: Tensor) -> Grad
         a, c = of.weights(e, m, n)
         dw, dE = _plain_gradients(a, c, e.reshape(-1, m, n), _wide(D).reshape(-1, m, n))
         da, dc = (dw * c.unsqueeze(-2)).sum(-1), (dw * a.unsqueeze(-1)).sum(-2)
-        da, dc = da.reshape(*leading, m).to(G.dtype), dc.reshape(*leading, n).to(G.dtype)
-        return Gradients(da, dc, dE.reshape(D.shape).to(D.dtype))
-    form = Form(m == n, of.lower_a is None, product=True, graded=True, given=G.dtype, dense=D.dtype)
-    D = D.contiguous()
-    found = Gradients(G.new_empty(*leading, m), H.new_empty(*leading, n), torch.empty_like(D))
-    for R, (*given, D_, da, dc, dE) in _in_parts(leading.numel(), [*_arguments(of, G, H), D, *found]):
-        size = sizes(form, R, m, n)
-        lengths = R * size.blocks * size.parts * m, R * size.segments * size.blocks * size.width
-        memory, (state, rows, columns) = states(form, D.device, size, given, D_, *lengths)
-        launch("gradients", form, D.device, size, [*given, D_, state, dE, rows, columns])
-        launch("totals", form, D.device, size, [rows, columns, da, dc, size.blocks])
-        del memory  # until here: the kernels are queued
-    return found
+        weights = torch.cat((da, dc), -1).reshape(*leading, m + n).to(G.dtype)
+        dE = dE.reshape(D.shape).to(D.dtype)
+    else:
+        form = Form(m == n, of.lower_a is None, product=True, graded=True, given=G.dtype, dense=D.dtype)
+        D = D.contiguous()
+        weights, dE = G.new_empty(*leading, m + n), torch.empty_like(D)
+        _queue(form, leading.numel(), m, n, [*_arguments(of, G, H), D, dE, weights], D.device)
+    return Gradients(Operators(*weights.split_with_sizes((1, m - 1, 1, n - 1), -1)), dE)
 
 
 def column_scan(nodes: Tensor, e: Tensor) -> Tensor:
@@ -164,10 +158,8 @@ def diagonal_sums(D: Tensor) -> Tensor:
     form = Form(m == n, shifts=True, given=torch.promote_types(D.dtype, torch.float32), dense=D.dtype)
     found = []
     for R, given in _in_parts(leading.numel(), _arguments(Operators(1, None, 1, None), e=D)):
-        size = sizes(form, R, m, n)
-        sums = torch.empty(2, R, size.segments, n, dtype=form.dtype, device=D.device)
-        launch("sums", form, D.device, size, [*given, 0, sums])
-        found.append(sums[1].sum(1))
+        of = passes(form, R, m, n, sums_alone=True)
+        found.append(run(of, D.device, [*given, 0, 0, 0]).view(2, R, of.segments, n)[1].sum(1))
     return (found[0] if len(found) == 1 else torch.cat(found)).reshape(*leading, n)
 
 
@@ -190,31 +182,37 @@ def _arguments(
     of: Operators, G: Tensor | None = None, H: Tensor | None = None, e: Tensor | None = None
 ) -> list[Any]:
     """What all kernels get first: pointers, 0 where there is nothing, and numbers."""
-    pointers = [t.contiguous() if isinstance(t, Tensor) else 0 for t in (*of, G, H, e)]
-    corners = [0 if isinstance(t, Tensor) else t for t in (of.corner_a, of.corner_c)]
+    ka, a, kc, c = of
+    corners = (ka, kc) if a is None else (0, 0)  # numbers, where they are no tensors
+    tensors: tuple[Any, ...] = (None, a, None, c, G, H, e) if a is None else (ka, a, kc, c, G, H, e)
+    pointers = [0 if t is None else t.contiguous() for t in tensors]
     return [*pointers[:4], *corners, *pointers[4:], 0 if G is None else G.shape[-2]]
 
 
-def _in_parts(matrices: int, arguments: list[Any]) -> Iterator[tuple[int, list[Any]]]:
+def _in_parts(matrices: int, arguments: list[Any]) -> list[tuple[int, list[Any]]]:
     """The arguments of as many launches as it takes, with how many matrices each has."""
-    cuts = parts(matrices)
-    if len(cuts) == 1:
-        yield matrices, arguments
-        return
-    for cut in cuts:
-        part = [t.reshape(matrices, -1)[cut] if isinstance(t, Tensor) else t for t in arguments]
-        yield min(cut.stop, matrices) - cut.start, part
+    if 0 < matrices <= MOST:
+        return [(matrices, arguments)]
+    return [
+        (
+            min(cut.stop, matrices) - cut.start,
+            [t.reshape(matrices, -1)[cut] if isinstance(t, Tensor) else t for t in arguments],
+        )
+        for cut in parts(matrices)
+    ]
+
+
+def _queue(form: Form, matrices: int, m: int, n: int, arguments: list[Any], device: torch.device) -> None:
+    """Have the kernels do what the form asks for."""
+    for R, some in _in_parts(matrices, arguments):
+        run(passes(form, R, m, n), device, some)
 
 
 def _filled(
     form: Form, leading: torch.Size, m: int, n: int, arguments: list[Any], device: torch.device
 ) -> Tensor:
     whole = torch.empty(*leading, m, n, dtype=form.dense, device=device)
-    for R, (*given, M) in _in_parts(leading.numel(), [*arguments, whole]):
-        size = sizes(form, R, m, n)
-        memory, (state,) = states(form, device, size, given, 0)
-        launch("fill", form, device, size, [*given, state, M])
-        del memory  # until here: the kernels are queued
+    _queue(form, leading.numel(), m, n, [*arguments, 0, whole, 0], device)
     return whole
 
 

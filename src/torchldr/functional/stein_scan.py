@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from functools import partial
 from inspect import signature
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from ..kernels.cuda.scan import DTYPES
 from . import scan, stencil
@@ -28,7 +26,7 @@ Ring = tuple[Tensor | int, Tensor | None]
 
 def serves(*tensors: Tensor) -> bool:
     """Whether a GPU's kernels take these tensors. False under a tracer, whose tensors may have no memory."""
-    traced = torch.compiler.is_compiling() or _get_current_dispatch_mode() is not None
+    traced = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
     return not traced and scan.serves(*tensors)
 
 
@@ -55,11 +53,18 @@ def stein_matrix(A: Ring, C: Ring, G: Tensor, H: Tensor, dtype: torch.dtype | No
 
 def stein_sum(A: Ring, C: Ring, G: Tensor, H: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """`stein_matrix`, by kernels on a GPU and by doubling elsewhere."""
-    tensors = [t for t in (G, H, *A, *C) if isinstance(t, Tensor)]
-    if not serves(*tensors):
-        return _plain_stein(G, H, *A, *C, dtype or G.dtype)
-    if dtype not in (None, *DTYPES):
-        return stein_sum(A, C, G, H, torch.promote_types(G.dtype, torch.float32)).to(dtype)
+    dtype = dtype or G.dtype
+    found = stein_by_kernels(A, C, G, H, dtype)
+    return _plain_stein(G, H, *A, *C, dtype) if found is None else found
+
+
+def stein_by_kernels(A: Ring, C: Ring, G: Tensor, H: Tensor, dtype: torch.dtype) -> Tensor | None:
+    """`stein_matrix` where a GPU's kernels take these tensors, else None."""
+    operators = () if A[1] is None else (*A, *C)
+    if not serves(G, H, *operators):
+        return None
+    if dtype not in DTYPES:
+        return stein_matrix(A, C, G, H, torch.promote_types(G.dtype, torch.float32)).to(dtype)
     return stein_matrix(A, C, G, H, dtype)
 
 
@@ -127,39 +132,31 @@ class _Stein(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        tensors = [t for t in inputs if isinstance(t, Tensor)]
-        ctx.filled = partial(_filled, [None if isinstance(t, Tensor) else (t,) for t in inputs])
-        ctx.save_for_backward(*tensors)
-        ctx.save_for_forward(*tensors)
+        tensors = 2 if inputs[3] is None else 6  # the others are numbers, None and a dtype
+        ctx.others = inputs[tensors:]
+        ctx.save_for_backward(*inputs[:tensors])
+        ctx.save_for_forward(*inputs[:tensors])
 
     @staticmethod
     def backward(ctx: Any, D: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled() or not stencil.is_plain(D):
-            found, inputs = (
-                iter(plain_backward(_twin(ctx), ctx.saved_tensors, D)),
-                ctx.filled(ctx.saved_tensors),
-            )
-            return tuple(next(found) if isinstance(t, Tensor) else None for t in inputs)
-        G, H, *rest = ctx.filled(ctx.saved_tensors)
-        of, wanted, da, dc = Operators(*rest[:4]), ctx.needs_input_grad, None, None
+            return *plain_backward(_twin(ctx), ctx.saved_tensors, D), *[None for _ in ctx.others]
+        inputs: tuple[Any, ...] = *ctx.saved_tensors, *ctx.others
+        G, H, of, wanted = *inputs[:2], Operators(*inputs[2:6]), ctx.needs_input_grad
+        found: Sequence[Any] = (None,) * 4
         if any(wanted[2:6]):
-            da, dc, dE = scan.stein_scan_gradients(of, G, H, D)
+            found, dE = scan.stein_scan_gradients(of, G, H, D)
         else:
             dE = scan.stein_scan_adjoint(of, D, G.dtype)
-        on = torch.is_autocast_enabled(D.device.type)
-        with torch.autocast(D.device.type, enabled=False) if on else nullcontext():
-            dG = _as(dE @ _as(H, D.dtype).mT, G.dtype).mT if wanted[0] else None
-            dH = _as(_as(G, D.dtype) @ dE, H.dtype) if wanted[1] else None
-        if da is None or dc is None:
-            return dG, dH, None, None, None, None, None
-        parts = (torch.split_with_sizes(d, (1, d.shape[-1] - 1), -1) for d in (da, dc))
-        return dG, dH, *next(parts), *next(parts), None
+        device, dtype = D.device.type, D.dtype
+        with torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext():
+            dG = _as(_as(H, dtype) @ dE.mT, G.dtype) if wanted[0] else None
+            dH = _as(_as(G, dtype) @ dE, H.dtype) if wanted[1] else None
+        return dG, dH, *found, None
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Tensor:
-        inputs = ctx.filled(ctx.saved_tensors)
-        wanted = [tangent for t, tangent in zip(inputs, tangents, strict=True) if isinstance(t, Tensor)]
-        return plain_jvp(_twin(ctx), ctx.saved_tensors, wanted)
+        return plain_jvp(_twin(ctx), ctx.saved_tensors, tangents[: len(ctx.saved_tensors)])
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Tensor, int]:
@@ -169,16 +166,10 @@ class _Stein(torch.autograd.Function):
 vars(_Stein.forward)["__signature__"] = signature(_Stein.forward)  # torch asks for it at every call
 
 
-def _filled(others: Sequence[tuple[Any] | None], tensors: Sequence[Tensor]) -> list[Any]:
-    """All inputs: the tensors where there is no other."""
-    left = iter(tensors)
-    return [next(left) if other is None else other[0] for other in others]
-
-
 def _twin(ctx: Any) -> Callable[..., Tensor]:
     """The plain form, as a function of the tensors alone."""
-    filled = ctx.filled
-    return lambda *tensors: _plain_stein(*filled(tensors))
+    others = ctx.others
+    return lambda *tensors: _plain_stein(*tensors, *others)
 
 
 class _Columns(torch.autograd.Function):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -58,8 +59,9 @@ class HankelLike(ToeplitzLike, name="hankel_like"):
 
     _materialize, dense_in = ToeplitzLike._materialize, ToeplitzLike.dense_in  # by `_stein_sum`
 
-    def _stein_sum(self, dtype: torch.dtype) -> Tensor:
-        return super()._stein_sum(dtype).flip(-2)
+    def _stein_sum(self, how: Callable[..., Any], dtype: torch.dtype) -> Any:
+        found = super()._stein_sum(how, dtype)
+        return None if found is None else found.flip(-2)
 
     def _rmatmul(self, y: Tensor) -> Tensor:
         return super()._rmatmul(y.flip(-1))

@@ -167,17 +167,18 @@ class StructuredLinear(PlannedLayer, StructuredParameters):
         self.drop_plan()
 
     def forward(self, x: Tensor) -> Tensor:
-        if is_proxy(x):
+        if type(x) is not Tensor and is_proxy(x):
             return as_node(self, x)
+        owned = self._parameters  # to ask the module takes longer
+        bias = owned["bias"] if "bias" in owned else self.bias  # noqa: SIM401
         if isinstance(x, Tensor) and (plan := self._kept_plan()) is not None:
-            owned = self._parameters  # to ask the module takes longer
-            return plan(x, owned["bias"] if "bias" in owned else self.bias)  # noqa: SIM401
+            return plan(x, bias)
         matrix = self.matrix()
         check_input(matrix, x, self.in_features, "in_features", "StructuredLinear")
         if not self.structure.fuses and self._plans_compiled(x):
             (y,) = self._planned(x.reshape(-1, self.in_features))
             return y.reshape(*x.shape[:-1], self.out_features)
-        return matrix.multiply(x, route=self._route, dense=PLANS[self._plan_choice], bias=self.bias)
+        return matrix.multiply(x, route=self._route, dense=PLANS[self._plan_choice], bias=bias)
 
     def routes(self, x: Tensor | int = 1) -> RouteTable:
         """Every route for these vectors, or for so many, with its cost or the reason against it.

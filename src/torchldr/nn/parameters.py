@@ -13,7 +13,7 @@ from ..core.routes import is_recorded, lacks_memory
 from ..matrices import StructuredMatrix, get_structure
 from .plan import Plan
 from .snapshot import why_uncounted
-from .tensors import add_axes, count_edits_, lack_values, named_tensors
+from .tensors import add_axes, count_edits_, lack_values, named_tensors, own_tensors
 
 
 class StructuredParameters(nn.Module):
@@ -115,7 +115,11 @@ class StructuredParameters(nn.Module):
             own: Tensor | None = self._parameters.get(name)
             if own is not None and not isinstance(own, nn.Parameter):
                 tensors = [*matrix.tensors.values()]
-                if matrix.device.type == "cpu" and self._plan is not None and self._plan.holds(tensors):
+                if (
+                    matrix.device.type == "cpu"
+                    and self._plan is not None
+                    and self._plan.snapshot.matches(tensors)
+                ):
                     return None
                 return f"{name} was swapped for another tensor"
         return None
@@ -145,14 +149,14 @@ class StructuredParameters(nn.Module):
         """The plan for the numbers that the tensors have now; None where they are not constants."""
         if self.training or torch.compiler.is_compiling():
             return None
-        plan, learned, constants = self._plan, self._parameters, self._buffers
+        plan = self._plan
         if plan is not None:
-            tensors: list[Any] = [learned.get(name, constants.get(name)) for name in self._names]
-            if plan.is_of(tensors) and not is_recorded(tensors[0]):
+            tensors: list[Any] = [*map(own_tensors(self).get, self._names)]
+            if plan.snapshot.is_of(tensors) and not is_recorded(tensors[0]):
                 # The very tensors that it was made of. What they are was asked then, what they hold is now.
                 if torch.is_grad_enabled() and self._gradient_wanted(self._tensors()):
                     return None
-                if plan.holds(tensors, same=True):
+                if plan.snapshot.matches(tensors, same=True):
                     return plan
         matrix = self.matrix()
         return self._plan_for(matrix) if self._why_no_plan(matrix) is None else None
@@ -160,7 +164,7 @@ class StructuredParameters(nn.Module):
     def _plan_for(self, matrix: StructuredMatrix) -> Plan:
         """The plan that is kept, made anew where it does not hold for the numbers of this matrix."""
         plan = self._plan
-        if plan is None or not plan.holds([*matrix.tensors.values()]):
+        if plan is None or not plan.snapshot.matches([*matrix.tensors.values()]):
             plan = self._plan = self._make_plan(matrix)
         return plan
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -28,6 +28,9 @@ class Plan:
         only: the name of a route to take for every call, or None.
         tuned: the names of the routes that were found to be fastest, by batch.
 
+    Attributes:
+        snapshot: tells whether the matrix still has the numbers that the plan was made from.
+
     A route is prepared when it is first chosen and then kept, so that batches of different sizes may take
     turns.
     """
@@ -39,7 +42,7 @@ class Plan:
         only: str | None = None,
         tuned: dict[Call, str] | None = None,
     ) -> None:
-        self._snapshot = Snapshot([*matrix.tensors.values()], live=not (matrix.structured or matrix.leading))
+        self.snapshot = Snapshot([*matrix.tensors.values()], live=not (matrix.structured or matrix.leading))
         with torch.inference_mode(False), torch.no_grad():
             self._narrow = matrix.with_tensors({name: t.detach() for name, t in matrix.tensors.items()})
             self.matrix = self._narrow.promoted()
@@ -49,14 +52,6 @@ class Plan:
         self._routes: dict[Call, Route] = {}
         self._products: dict[str, Any] = {}
         self._taken: dict[tuple[Any, ...], _Taken] = {}
-
-    def is_of(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether the plan was made of these very tensors, or found to hold for them."""
-        return self._snapshot.is_of(tensors)
-
-    def holds(self, tensors: Sequence[Tensor], *, same: bool = False) -> bool:
-        """Whether the matrix still has the numbers that the plan was made from; `same` if `is_of` holds."""
-        return self._snapshot.matches(tensors, same=same)
 
     def computed(self, call: Call) -> Call:
         """The call in the dtype of the matrix, where autocast wants another and that is the faster one.

@@ -13,8 +13,13 @@ from torch.utils import swap_tensors
 
 def named_tensors(layer: nn.Module, names: tuple[str, ...]) -> dict[str, Tensor]:
     """Parameters and buffers by name; what pruning or a parametrization has put in their place too."""
-    found: dict[str, Any] = {**layer._parameters, **layer._buffers}
+    found = own_tensors(layer)
     return {name: found[name] if name in found else getattr(layer, name) for name in names}
+
+
+def own_tensors(layer: nn.Module) -> dict[str, Any]:
+    """The layer's parameters and buffers by name."""
+    return {**layer._parameters, **layer._buffers} if layer._buffers else layer._parameters
 
 
 def lack_values(tensors: dict[str, Tensor], learned: tuple[str, ...]) -> bool:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
-__all__ = ["launch", "unavailable"]
+__all__ = ["Kernels", "launch", "unavailable"]
 
 Grid = tuple[int, int, int]
 
@@ -54,50 +54,73 @@ def unavailable() -> str | None:
     return None
 
 
+class Kernels:
+    """Kernels of one source that run one after the other, all with the same arguments.
+
+    Args:
+        source: what they are compiled from.
+        launches: of each the name of the `extern "C" __global__` function, the blocks along each axis, and
+            the threads of a block.
+        shared: bytes of shared memory that the kernels do not declare themselves.
+    """
+
+    def __init__(self, source: str, launches: Sequence[tuple[str, Grid, int]], shared: int = 0) -> None:
+        self._source, self._launches, self._shared = source, launches, shared
+        self._ready: dict[int, list[Callable[..., int]]] = {}
+
+    def queue(self, device: torch.device, arguments: Sequence[Any]) -> None:
+        """Queue them on the current stream.
+
+        Args:
+            device: where; a compiled kernel belongs to one device.
+            arguments: tensors, contiguous and on the device, and whole numbers; 0 for a pointer to nothing.
+        """
+        current = torch._C._cuda_getDevice()
+        index = current if device.index is None else device.index
+        if index == current:
+            self._queue(index, arguments)
+            return
+        with torch.cuda.device(index):
+            self._queue(index, arguments)
+
+    def _queue(self, index: int, arguments: Sequence[Any]) -> None:
+        if index not in _thread.devices:  # a thread may be new to what another has compiled
+            _enter(index)
+        ready = self._ready.get(index)
+        if ready is None:
+            ready = self._ready[index] = [self._prepare(index, *launch) for launch in self._launches]
+        if self._shared >= _PLAIN_SHARED:
+            for name, *_ in self._launches:
+                compiled(self._source, name, index).set_shared_memory_config(self._shared)
+        # As a kernel's own call, which takes several times as long to look at each argument.
+        values, places = _thread.words(len(arguments))
+        values[:] = [a if isinstance(a, int) else a.data_ptr() for a in arguments]
+        stream = ctypes.c_void_p(torch._C._cuda_getCurrentRawStream(index))
+        for launch in ready:
+            if failed := launch(stream, places, None):
+                raise RuntimeError(f"CUDA refused to launch one of {self._launches}: {failed}.")
+
+    def _prepare(self, index: int, name: str, grid: Grid, threads: int) -> Callable[..., int]:
+        kernel = compiled(self._source, name, index)
+        return partial(_library().cuLaunchKernel, kernel.func, *grid, threads, 1, 1, self._shared)
+
+
+@lru_cache(maxsize=4096)
+def _kernel(source: str, name: str, grid: Grid, threads: int, shared: int) -> Kernels:
+    return Kernels(source, [(name, grid, threads)], shared)
+
+
 def launch(
     source: str,
     name: str,
     device: torch.device,
     grid: Grid,
     threads: int,
-    arguments: list[Any],
+    arguments: Sequence[Any],
     shared: int = 0,
 ) -> None:
-    """Queue a kernel.
-
-    Args:
-        source: what it is compiled from.
-        name: of the `extern "C" __global__` function.
-        device: where; a compiled kernel belongs to one device.
-        grid: blocks along each axis.
-        threads: of a block.
-        arguments: tensors, contiguous and on the device, and whole numbers; 0 for a pointer to nothing.
-        shared: bytes of shared memory that the kernel does not declare itself.
-    """
-    current = torch.cuda.current_device()
-    index = current if device.index is None else device.index
-    if index == current:
-        _launch(source, name, index, grid, threads, arguments, shared)
-        return
-    with torch.cuda.device(index):
-        _launch(source, name, index, grid, threads, arguments, shared)
-
-
-def _launch(
-    source: str, name: str, index: int, grid: Grid, threads: int, arguments: list[Any], shared: int
-) -> None:
-    if index not in _thread.devices:  # a thread may be new to what another has compiled
-        _enter(index)
-    kernel = compiled(source, name, index)
-    if shared >= _PLAIN_SHARED:
-        kernel.set_shared_memory_config(shared)
-    # As the kernel's own call, which takes several times as long to look at each argument.
-    values, places = _thread.words(len(arguments))
-    values[:] = [a.data_ptr() if isinstance(a, Tensor) else a for a in arguments]
-    stream = ctypes.c_void_p(torch._C._cuda_getCurrentRawStream(index))
-    failed = _library().cuLaunchKernel(kernel.func, *grid, threads, 1, 1, shared, stream, places, None)
-    if failed:
-        raise RuntimeError(f"CUDA refused to launch {name} with {grid} blocks of {threads}: {failed}.")
+    """Queue one kernel; the arguments are those of `Kernels`."""
+    _kernel(source, name, grid, threads, shared).queue(device, arguments)
 
 
 @cache

@@ -7,7 +7,7 @@ gradient D and that of E) may have fewer digits than the numbers that are comput
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -26,10 +26,14 @@ __device__ float read(const float* p) { return *p; }
 __device__ float read(const bf16* p) { Bits b; b.u = (unsigned)p->bits << 16; return b.f; }
 __device__ void write(double* p, T value) { *p = value; }
 __device__ void write(float* p, T value) { *p = value; }
+// to the nearest, ties to even
 __device__ void write(bf16* p, T value) {
+#if __CUDA_ARCH__ >= 800
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(p->bits) : "f"((float)value));
+#else
     Bits b; b.f = value;
-    // to the nearest, ties to even
     p->bits = value != value ? 0x7fff : (b.u + 0x7fff + (b.u >> 16 & 1)) >> 16;
+#endif
 }
 
 // Numbers of a segment, arrays of shape (.., matrices, segments, n). What `sums` finds: the product of its
@@ -43,6 +47,9 @@ enum { X, W_, S_, V_, B_, R_, L_, T_ };
 #define OUT(type) type* __restrict__
 #define OPERATORS IN(P) ka, IN(P) a, IN(P) kc, IN(P) c, int fa, int fc
 #define SOURCES IN(P) G, IN(P) H, IN(O) e, int r
+// What every kernel gets: matrices that come (D) and go (M, or the gradient dE of E), and memory in between.
+#define ARGUMENTS OPERATORS, SOURCES, IN(O) D, OUT(O) M, OUT(P) weights, \
+    OUT(T) sum, OUT(T) state, OUT(T) rows, OUT(T) columns, int m, int n, int segments
 #define SLOT(diagonal) ((matrix * segments + segment) * n + (diagonal))
 #define BEFORE(s) (SQUARE || STRAIGHT ? (s) : ((s) + n - m % n) % n)
 #define AFTER(s) (SQUARE || STRAIGHT ? (s) : ((s) + m) % n)
@@ -60,36 +67,48 @@ enum { X, W_, S_, V_, B_, R_, L_, T_ };
     i64 matrix = blockIdx.z, size = (i64)m * n, all = (i64)gridDim.z * segments * n; \
     int begin = segment * SEGMENT, end = begin + SEGMENT < m ? begin + SEGMENT : m;
 
-// A place on a diagonal. Where BACK, matrices are read and written from their other end.
-struct Walk {
-    int at, column, n;
-    __device__ Walk(int diagonal, int row, int m, int n) : n(n) {
-        column = STRAIGHT ? diagonal : (diagonal + row) % n;
-        at = row * n + column;
-        if (BACK) at = m * n - 1 - at;
+// Where row begin + h of a diagonal lies, whose column in row `begin` is `start`. Where BACK, matrices are
+// read and written from their other end.
+__device__ int place(int start, int begin, int h, int m, int n) {
+    int column = STRAIGHT ? start : start + h;
+    if (!STRAIGHT && column >= n) column -= n;
+    int at = (begin + h) * n + column;
+    return BACK ? m * n - 1 - at : at;
+}
+
+// column % n, where that is rarely more than one step back.
+__device__ int wrapped(int column, int n) {
+    if (column >= n) column -= n;
+    return column < n ? column : column % n;
+}
+
+__device__ int start_of(int diagonal, int begin, int n) {
+    return STRAIGHT ? diagonal : (diagonal + begin) % n;
+}
+
+// A segment of a diagonal of D: all reads are under way before the first is needed.
+__device__ void take(T* d, IN(O) D, int start, int begin, int end, int m, int n) {
+    int last = end - begin - 1;
+    #pragma unroll
+    for (int h = 0; h < SEGMENT; h++) {
+        T value = read(D + place(start, begin, h < last ? h : last, m, n));
+        d[h] = h <= last ? value : (T)0;
     }
-    __device__ void skip(int offset) { at += BACK ? -offset : offset; }
-    __device__ void down() {
-        skip(STRAIGHT ? n : n + 1);
-        if (!STRAIGHT && ++column == n) { column = 0; skip(-n); }
-    }
-    __device__ void up() {
-        skip(STRAIGHT ? -n : -n - 1);
-        if (!STRAIGHT && --column < 0) { column = n - 1; skip(n); }
-    }
-};
+}
 
 // The weights of steps into a block's entries: row h of the segment, and the columns that its diagonals meet.
 struct Steps {
     T row[SEGMENT], column[WIDTH];
     __device__ void take(i64 matrix, int first, int begin, int m, int n, OPERATORS) {
-        int start = STRAIGHT ? first : (first + begin) % n;
+        int start = start_of(first, begin, n);
         for (int h = threadIdx.x; h < SEGMENT; h += THREADS)
             row[h] = STRAIGHT || begin + h >= m ? (T)1 : A(begin + h);
-        for (int w = threadIdx.x; w < WIDTH; w += THREADS) column[w] = C((start + w) % n);
+        for (int w = threadIdx.x; w < WIDTH; w += THREADS) column[w] = C(wrapped(start + w, n));
     }
-    __device__ T into(int begin, int h, int lane) const {
-        return begin + h ? row[h] * column[STRAIGHT ? lane : lane + h] : (T)1;
+    // There is none into the first row. Rows behind the last change nothing: sources are 0 there.
+    __device__ T into(int begin, int end, int h, int lane) const {
+        T weight = row[h] * column[STRAIGHT ? lane : lane + h];
+        return (h || begin) && begin + h < end ? weight : (T)1;
     }
 };
 
@@ -135,10 +154,10 @@ template <int ROWS> __device__ void read_column(
 // A thread makes one column of the first THREADS, and a part of one of the others.
 __device__ void make(Tile& tile, i64 matrix, int first, int begin, int m, int n, SOURCES) {
     const int part = SEGMENT / PARTS < 4 ? 4 : SEGMENT / PARTS;
-    int start = STRAIGHT ? first : (first + begin) % n, lane = threadIdx.x;
+    int start = start_of(first, begin, n), lane = threadIdx.x;
     int other = THREADS + lane % SEGMENT, from = lane / SEGMENT * part;
     bool helps = !STRAIGHT && from < SEGMENT;
-    int column = (start + lane) % n, other_column = (start + other) % n;
+    int column = wrapped(start + lane, n), other_column = wrapped(start + other, n);
     if (!PRODUCT) {
         e += matrix * m * n;
         read_column<SEGMENT>(tile, lane, 0, begin, column, m, n, e);
@@ -161,31 +180,30 @@ __device__ void make(Tile& tile, i64 matrix, int first, int begin, int m, int n,
     }
 }
 
-extern "C" __global__ void sums(OPERATORS, SOURCES, IN(O) D, OUT(T) sum, int m, int n, int segments) {
+extern "C" __global__ void sums(ARGUMENTS) {
     __shared__ Tile tile;
     __shared__ Steps steps, steps_after;
     THREAD
+    T d[SEGMENT], d_after[SEGMENT];
+    if (GRADED) take(d, D + matrix * size, start_of(s, begin, n), begin, end, m, n);
+    if (GRADED && !SQUARE) take(d_after, D + matrix * size, start_of(AFTER(s), begin, n), begin, end, m, n);
     steps.take(matrix, first, begin, m, n, ka, a, kc, c, fa, fc);
     if (GRADED && !SQUARE) steps_after.take(matrix, AFTER(first), begin, m, n, ka, a, kc, c, fa, fc);
     make(tile, matrix, first, begin, m, n, G, H, e, r);
     if (!active) return;
-    Walk own(s, begin, m, n), after(AFTER(s), begin, m, n);
     T p = 1, x = 0, dw = 0, rest = 0, W = 1, B = 0;
-    #pragma unroll 8
-    for (int h = 0; h < end - begin; h++) {
-        T w = steps.into(begin, h, lane), source = tile.own(h, lane);
+    #pragma unroll
+    for (int h = 0; h < SEGMENT; h++) {
+        T w = steps.into(begin, end, h, lane), source = tile.own(h, lane);
         x = w * x + source;
         p *= w;
         if (GRADED) {
-            const O* d = D + matrix * size;
             rest = w * rest + source * (SQUARE ? dw : B);
-            dw += (T)read(d + own.at) * p;
+            dw += d[h] * p;
             if (!SQUARE) {
-                W *= steps_after.into(begin, h, lane);
-                B += (T)read(d + after.at) * W;
-                after.down();
+                W *= steps_after.into(begin, end, h, lane);
+                B += d_after[h] * W;
             }
-            own.down();
         }
     }
     sum += SLOT(s);
@@ -194,72 +212,104 @@ extern "C" __global__ void sums(OPERATORS, SOURCES, IN(O) D, OUT(T) sum, int m, 
     if (GRADED) { sum[SUM_DW * all] = dw; sum[END_R * all] = rest; }
 }
 
+// What a chain reads of GROUP segments, in its own order, all at once: they are far away.
+struct Group {
+    T product[GROUP], x[GROUP], dw[GROUP], r[GROUP];
+    __device__ void take(IN(T) sum, int s, int from, int step, i64 matrix, i64 all, int n, int segments) {
+        #pragma unroll
+        for (int q = 0; q < GROUP; q++) {
+            int segment = from + q * step;
+            if (segment < 0 || segment >= segments) continue;
+            i64 at = SLOT(s);
+            product[q] = sum[at + PRODUCT_ * all];
+            x[q] = sum[at + END_X * all];
+            if (GRADED) { dw[q] = sum[at + SUM_DW * all]; r[q] = sum[at + END_R * all]; }
+        }
+    }
+};
+
 __device__ void from_below(
     IN(T) sum, OUT(T) state, int s, i64 matrix, i64 all, int m, int n, int segments
 ) {
     T V = 1, S = 0, l = 0, t = 0, V_before = 1, S_before = 0;
-    #pragma unroll 8
-    for (int segment = segments - 1; segment >= 0; segment--) {
-        i64 own = SLOT(s), before = SLOT(BEFORE(s));
-        T p = sum[own + PRODUCT_ * all];
-        state[own + S_ * all] = S;
-        state[own + V_ * all] = V;
-        if (GRADED) {
-            state[own + L_ * all] = l;
-            state[own + T_ * all] = t;
-            T dw = sum[own + SUM_DW * all];
-            l = dw + p * l;
-            t = S_before * dw + V_before * sum[before + END_R * all] + p * t;
-            S_before += sum[before + END_X * all] * V_before;
-            V_before *= sum[before + PRODUCT_ * all];
+    for (int from = segments - 1; from >= 0; from -= GROUP) {
+        Group own, before;
+        own.take(sum, s, from, -1, matrix, all, n, segments);
+        if (GRADED && !SQUARE) before.take(sum, BEFORE(s), from, -1, matrix, all, n, segments);
+        const Group& other = SQUARE ? own : before;
+        #pragma unroll
+        for (int q = 0; q < GROUP; q++) {
+            int segment = from - q;
+            if (segment < 0) continue;
+            i64 at = SLOT(s);
+            T p = own.product[q];
+            state[at + S_ * all] = S;
+            state[at + V_ * all] = V;
+            if (GRADED) {
+                state[at + L_ * all] = l;
+                state[at + T_ * all] = t;
+                l = own.dw[q] + p * l;
+                t = S_before * own.dw[q] + V_before * other.r[q] + p * t;
+                S_before += other.x[q] * V_before;
+                V_before *= other.product[q];
+            }
+            S += own.x[q] * V;
+            V *= p;
         }
-        S += sum[own + END_X * all] * V;
-        V *= p;
     }
 }
 
-extern "C" __global__ void chain(IN(T) sum, OUT(T) state, int m, int n, int segments) {
+extern "C" __global__ void chain(ARGUMENTS) {
     int s = blockIdx.x * CHAIN_THREADS + threadIdx.x;
     if (s >= n) return;
     i64 matrix = blockIdx.z, all = (i64)gridDim.z * segments * n;
     if (blockIdx.y) { from_below(sum, state, s, matrix, all, m, n, segments); return; }
-    T x = 0, W = 1, B = 0, r = 0, W_after = 1, B_after = 0;
-    #pragma unroll 8
-    for (int segment = 0; segment < segments; segment++) {
-        i64 own = SLOT(s), after = SLOT(AFTER(s));
-        T p = sum[own + PRODUCT_ * all], y = sum[own + END_X * all];
-        state[own + X * all] = x;
-        state[own + W_ * all] = W;
-        if (GRADED) {
-            state[own + B_ * all] = B;
-            state[own + R_ * all] = r;
-            r = p * r + B_after * y + W_after * sum[own + END_R * all];
-            B += W * sum[own + SUM_DW * all];
-            B_after += W_after * sum[after + SUM_DW * all];
-            W_after *= sum[after + PRODUCT_ * all];
+    T x = 0, W = 1, B = 0, rest = 0, W_after = 1, B_after = 0;
+    for (int from = 0; from < segments; from += GROUP) {
+        Group own, after;
+        own.take(sum, s, from, 1, matrix, all, n, segments);
+        if (GRADED && !SQUARE) after.take(sum, AFTER(s), from, 1, matrix, all, n, segments);
+        const Group& other = SQUARE ? own : after;
+        #pragma unroll
+        for (int q = 0; q < GROUP; q++) {
+            int segment = from + q;
+            if (segment >= segments) continue;
+            i64 at = SLOT(s);
+            T p = own.product[q];
+            state[at + X * all] = x;
+            state[at + W_ * all] = W;
+            if (GRADED) {
+                state[at + B_ * all] = B;
+                state[at + R_ * all] = rest;
+                rest = p * rest + B_after * own.x[q] + W_after * own.r[q];
+                B += W * own.dw[q];
+                B_after += W_after * other.dw[q];
+                W_after *= other.product[q];
+            }
+            x = p * x + own.x[q];
+            W *= p;
         }
-        x = p * x + y;
-        W *= p;
     }
 }
 
-extern "C" __global__ void fill(OPERATORS, SOURCES, IN(T) state, OUT(O) M, int m, int n, int segments) {
+extern "C" __global__ void fill(ARGUMENTS) {
     __shared__ Tile tile;
     __shared__ Steps steps, steps_before;
     THREAD
     T through[SEGMENT];
+    i64 slot = SLOT(s), slot_before = SLOT(BEFORE(s));
+    T S = STRAIGHT ? 0 : state[slot_before + S_ * all], V = STRAIGHT ? 0 : state[slot_before + V_ * all];
+    T x = state[slot + X * all], W = state[slot + W_ * all];
     steps.take(matrix, first, begin, m, n, ka, a, kc, c, fa, fc);
     if (!STRAIGHT) {
         if (!SQUARE) steps_before.take(matrix, BEFORE(first), begin, m, n, ka, a, kc, c, fa, fc);
         make(tile, matrix, BEFORE(first), begin, m, n, G, H, e, r);
-        i64 slot = SLOT(BEFORE(s));
-        T corner = A(0) * C(s), S = state[slot + S_ * all], V = state[slot + V_ * all];
+        T corner = A(0) * C(s);
         #pragma unroll
         for (int h = SEGMENT - 1; h >= 0; h--) {
-            if (begin + h >= end) continue;
             through[h] = corner * S;
             S += tile.own(h, lane) * V;
-            V *= (SQUARE ? steps : steps_before).into(begin, h, lane);
+            V *= (SQUARE ? steps : steps_before).into(begin, end, h, lane);
         }
     }
     if (!SQUARE || STRAIGHT) {
@@ -267,46 +317,43 @@ extern "C" __global__ void fill(OPERATORS, SOURCES, IN(T) state, OUT(O) M, int m
         make(tile, matrix, first, begin, m, n, G, H, e, r);
     }
     if (!active) return;
-    i64 slot = SLOT(s);
-    T x = state[slot + X * all], W = state[slot + W_ * all];
-    Walk own(s, begin, m, n);
+    int start = start_of(s, begin, n);
     M += matrix * size;
     #pragma unroll
     for (int h = 0; h < SEGMENT; h++) {
-        if (begin + h >= end) continue;
-        T w = steps.into(begin, h, lane);
+        T w = steps.into(begin, end, h, lane);
         x = w * x + tile.own(h, lane);
         W *= w;
-        write(M + own.at, STRAIGHT ? x : x + W * through[h]);
-        own.down();
+        if (begin + h < end) write(M + place(start, begin, h, m, n), STRAIGHT ? x : x + W * through[h]);
     }
 }
 
 // The gradient of E, and sums of those of the weights over rows and columns of each parallelogram.
-extern "C" __global__ void gradients(
-    OPERATORS, SOURCES, IN(O) D, IN(T) state, OUT(O) dE, OUT(T) rows, OUT(T) columns,
-    int m, int n, int segments
-) {
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) gradients(ARGUMENTS) {
     __shared__ Tile tile;
     __shared__ Steps steps, steps_before, steps_after;
     THREAD
-    D += matrix * size; dE += matrix * size;
+    D += matrix * size;
+    O* dE = M + matrix * size;
+    int start = start_of(s, begin, n);
+    T d[SEGMENT];
+    take(d, D, start, begin, end, m, n);
+    i64 slot = SLOT(s), slot_before = SLOT(BEFORE(s)), slot_after = SLOT(AFTER(s));
+    T l = state[slot + L_ * all], t = state[slot + T_ * all], V = state[slot + V_ * all];
+    T S = state[slot_before + S_ * all], V_before = state[slot_before + V_ * all];
+    T x = state[slot + X * all], W = state[slot + W_ * all], rest = state[slot + R_ * all];
+    T W_after = state[slot_after + W_ * all], B = state[slot_after + B_ * all];
     steps.take(matrix, first, begin, m, n, ka, a, kc, c, fa, fc);
     if (!SQUARE) steps_before.take(matrix, BEFORE(first), begin, m, n, ka, a, kc, c, fa, fc);
     if (!SQUARE) steps_after.take(matrix, AFTER(first), begin, m, n, ka, a, kc, c, fa, fc);
-    i64 slot = SLOT(s), slot_before = SLOT(BEFORE(s)), slot_after = SLOT(AFTER(s));
     T corner = A(0) * C(s), corner_after = A(0) * C(AFTER(s));
-    T l = state[slot + L_ * all], t = state[slot + T_ * all], V = state[slot + V_ * all];
-    T S = state[slot_before + S_ * all], V_before = state[slot_before + V_ * all];
-    Walk own(s, end - 1, m, n);
     T ls[SEGMENT], ts[SEGMENT], Vs[SEGMENT];
     make(tile, matrix, BEFORE(first), begin, m, n, G, H, e, r);
     #pragma unroll
     for (int h = SEGMENT - 1; h >= 0; h--) {
-        if (begin + h >= end) continue;
-        T w = steps.into(begin, h, lane), d = read(D + own.at);
-        l += d;
-        t += d * S;
+        T w = steps.into(begin, end, h, lane);
+        l += d[h];
+        t += d[h] * S;
         ls[h] = l;
         ts[h] = t;
         Vs[h] = V * corner_after;
@@ -314,70 +361,66 @@ extern "C" __global__ void gradients(
         l *= w;
         t *= w;
         V *= w;
-        if (!SQUARE) V_before *= steps_before.into(begin, h, lane);
-        own.up();
+        if (!SQUARE) V_before *= steps_before.into(begin, end, h, lane);
     }
     if (!SQUARE) {
+        take(d, D, start_of(AFTER(s), begin, n), begin, end, m, n);
         __syncthreads();
         make(tile, matrix, first, begin, m, n, G, H, e, r);
     }
-    T x = state[slot + X * all], W = state[slot + W_ * all], rest = state[slot + R_ * all];
-    T W_after = state[slot_after + W_ * all], B = state[slot_after + B_ * all];
-    Walk after(AFTER(s), begin, m, n);
     #pragma unroll
     for (int h = 0; h < SEGMENT; h++) {
-        int i = begin + h;
-        if (i >= end || !active) { tile.own(h, lane) = 0; continue; }
-        own.down();
-        T w = steps.into(begin, h, lane), source = tile.own(h, lane), passing = Vs[h];
-        write(dE + own.at, ls[h] + passing * B);
-        tile.own(h, lane) = i ? ls[h] * x + W * corner * ts[h] + passing * rest : ts[h];
+        bool there = active && begin + h < end;
+        T w = steps.into(begin, end, h, lane), source = tile.own(h, lane), passing = Vs[h];
+        if (there) write(dE + place(start, begin, h, m, n), ls[h] + passing * B);
+        T dw = h || begin ? ls[h] * x + W * corner * ts[h] + passing * rest : ts[h];
+        tile.own(h, lane) = there ? dw : (T)0;
         x = w * x + source;
         rest = w * rest + source * B;
         W *= w;
-        if (!SQUARE) W_after *= steps_after.into(begin, h, lane);
-        B += (T)read(D + (SQUARE ? own.at : after.at)) * (SQUARE ? W : W_after);
-        if (!SQUARE) after.down();
+        if (!SQUARE) W_after *= steps_after.into(begin, end, h, lane);
+        B += d[h] * (SQUARE ? W : W_after);
     }
     __syncthreads();
     int h = lane % SEGMENT, part = lane / SEGMENT;
-    T sum = 0;
-    for (int q = part; q < THREADS; q += PARTS) sum += tile.own(h, q) * steps.column[q + h];
-    if (begin + h < end) rows[((matrix * gridDim.x + blockIdx.x) * PARTS + part) * m + begin + h] = sum;
+    T total = 0;
+    #pragma unroll 8
+    for (int q = part; q < THREADS; q += PARTS) total += tile.own(h, q) * steps.column[q + h];
+    if (begin + h < end) rows[((matrix * gridDim.x + blockIdx.x) * PARTS + part) * m + begin + h] = total;
     columns += ((matrix * segments + segment) * gridDim.x + blockIdx.x) * WIDTH;
     for (int w = lane; w < WIDTH; w += THREADS) {
-        sum = 0;
+        total = 0;
+        #pragma unroll
         for (int h = 0; h < SEGMENT; h++)
-            if (w >= h && w - h < THREADS) sum += tile.at[h][w] * steps.row[h];
-        columns[w] = sum;
+            if (w >= h && w - h < THREADS) total += tile.at[h][w] * steps.row[h];
+        columns[w] = total;
     }
 }
 
-// Sums over all blocks: SHARES threads have one entry of da or dc.
-extern "C" __global__ void totals(
-    IN(T) rows, IN(T) columns, OUT(P) da, OUT(P) dc, int blocks, int m, int n, int segments
-) {
+// Sums over all blocks: SHARES threads have one weight of A or, after them, of C.
+extern "C" __global__ void totals(ARGUMENTS) {
     __shared__ T sums[SHARES][ENTRIES];
     int share = threadIdx.x / ENTRIES, i = blockIdx.x * ENTRIES + threadIdx.x % ENTRIES, j = i - m;
+    int blocks = (n + THREADS - 1) / THREADS;
     i64 matrix = blockIdx.z;
-    T sum = 0;
+    T total = 0;
     if (i < m)
         for (int q = share; q < blocks * PARTS; q += SHARES)
-            sum += rows[(matrix * blocks * PARTS + q) * m + i];
+            total += rows[(matrix * blocks * PARTS + q) * m + i];
     else if (j < n)
         for (int segment = share; segment < segments; segment += SHARES) {
             int place = j - segment * SEGMENT % n;
             for (int u = place < 0 ? place + n : place; u < blocks * THREADS + SEGMENT; u += n) {
                 int last = u / THREADS < blocks ? u / THREADS : blocks - 1;
                 for (int b = last; b >= 0 && u - b * THREADS < WIDTH; b--)
-                    sum += columns[((matrix * segments + segment) * blocks + b) * WIDTH + u - b * THREADS];
+                    total += columns[((matrix * segments + segment) * blocks + b) * WIDTH + u - b * THREADS];
             }
         }
-    sums[share][threadIdx.x % ENTRIES] = sum;
+    sums[share][threadIdx.x % ENTRIES] = total;
     __syncthreads();
     if (share || j >= n) return;
-    for (int q = 1; q < SHARES; q++) sum += sums[q][threadIdx.x];
-    write(i < m ? da + matrix * m + i : dc + matrix * n + j, sum);
+    for (int q = 1; q < SHARES; q++) total += sums[q][threadIdx.x];
+    write(weights + matrix * (m + n) + i, total);
 }
 """
 
@@ -401,77 +444,101 @@ class Form(NamedTuple):
 
     @property
     def segment(self) -> int:
-        """Rows of a segment: a thread keeps three numbers of each."""
-        return 128 // self.dtype.itemsize
+        """Rows of a segment: a thread keeps a few numbers of each."""
+        return 64 // self.dtype.itemsize
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of `gradients` that a multiprocessor should have registers for: more would spill many."""
+        return (20 if self.square else 16) // self.dtype.itemsize
 
 
 DTYPES = {torch.float32: "float", torch.float64: "double", torch.bfloat16: "bf16"}
 THREADS = 128  # diagonals of a block
-CHAIN_THREADS = 32
+CHAIN_THREADS, GROUP = 32, 16  # diagonals of a block of `chain`, and segments that it reads at once
 SHARES, ENTRIES = 8, 32  # threads of a block of `totals`
 _LARGEST = (1 << 31) - 1  # entries of a matrix
-_MOST = 65535  # matrices: the last axis of a grid
+MOST = 65535  # matrices: the last axis of a grid
 
 
-class Sizes(NamedTuple):
-    """Of stacked matrices and of what kernels make of them."""
-
-    matrices: int
-    m: int
-    n: int
-    segments: int  # of a diagonal
-    blocks: int  # of diagonals
-    width: int  # columns that a block's parallelogram spans, and one more
-    parts: int  # threads of a block that sum up one row
+def width(form: Form) -> int:
+    """Columns that a block's parallelogram spans, and one more."""
+    return THREADS + form.segment
 
 
-def sizes(form: Form, matrices: int, m: int, n: int) -> Sizes:
-    segment = form.segment
-    return Sizes(
-        matrices, m, n, -(-m // segment), -(-n // THREADS), THREADS + segment, max(THREADS // segment, 1)
-    )
+def shares_of_rows(form: Form) -> int:
+    """Threads of a block that sum up one row."""
+    return max(THREADS // form.segment, 1)
 
 
 @cache
 def source(form: Form) -> str:
     known: dict[str, object] = {"T": DTYPES[form.dtype], "P": DTYPES[form.given], "O": DTYPES[form.dense]}
     known |= {name.upper(): int(flag) for name, flag in form._asdict().items() if isinstance(flag, bool)}
-    of = sizes(form, 1, 1, 1)
-    known |= {"SEGMENT": form.segment, "THREADS": THREADS, "PARTS": of.parts, "WIDTH": of.width}
-    known |= {"CHAIN_THREADS": CHAIN_THREADS, "SHARES": SHARES, "ENTRIES": ENTRIES}
+    known |= {"SEGMENT": form.segment, "THREADS": THREADS, "BLOCKS": form.blocks}
+    known |= {"PARTS": shares_of_rows(form), "WIDTH": width(form)}
+    known |= {"CHAIN_THREADS": CHAIN_THREADS, "GROUP": GROUP, "SHARES": SHARES, "ENTRIES": ENTRIES}
     return "".join(f"#define {key} {value}\n" for key, value in known.items()) + SOURCE
 
 
-def launch(name: str, form: Form, device: torch.device, of: Sizes, arguments: list[Any]) -> None:
-    R, m, n = of[:3]
-    if m * n > _LARGEST or R > _MOST:
+class Passes(NamedTuple):
+    """The kernels for stacked matrices of one size, and the memory that they need in between."""
+
+    kernels: nvrtc.Kernels
+    dtype: torch.dtype
+    length: int  # numbers in that memory
+    offsets: tuple[int, ...]  # bytes at which `sum`, `state`, `rows` and `columns` begin there
+    m: int
+    n: int
+    segments: int  # of a diagonal
+
+
+@lru_cache(maxsize=1024)
+def passes(form: Form, matrices: int, m: int, n: int, *, sums_alone: bool = False) -> Passes:
+    """What `run` runs for this form, or the first kernel alone."""
+    R = matrices
+    if m * n > _LARGEST or R > MOST:
         raise ValueError(f"scan: {R} matrices of {m} x {n} are too many or too large for the kernels.")
-    if R:
-        threads, grid = THREADS, (of.blocks, of.segments, R)
-        if name == "chain":
-            threads, grid = CHAIN_THREADS, (-(-n // CHAIN_THREADS), 2, R)
-        elif name == "totals":
-            threads, grid = SHARES * ENTRIES, (-(-(m + n) // ENTRIES), 1, R)
-        nvrtc.launch(source(form), name, device, grid, threads, [*arguments, m, n, of.segments])
+    segments, blocks = -(-m // form.segment), -(-n // THREADS)
+    count, each = 4 if form.graded else 2, R * segments * n
+    lengths = [count * each] if sums_alone else [count * each, 2 * count * each]
+    if form.graded:
+        lengths += [R * blocks * shares_of_rows(form) * m, R * segments * blocks * width(form)]
+    *starts, length = accumulate(lengths, initial=0)
+    starts += [0] * (4 - len(starts))
+    grid = blocks, segments, R
+    launches = {
+        "sums": (grid, THREADS),
+        "chain": ((-(-n // CHAIN_THREADS), 2, R), CHAIN_THREADS),
+        "fill": (grid, THREADS),
+        "gradients": (grid, THREADS),
+        "totals": ((-(-(m + n) // ENTRIES), 1, R), SHARES * ENTRIES),
+    }
+    last = ("gradients", "totals") if form.graded else ("fill",)
+    wanted = [(name, *launches[name]) for name in (("sums",) if sums_alone else ("sums", "chain", *last))]
+    offsets = tuple(form.dtype.itemsize * start for start in starts)
+    return Passes(nvrtc.Kernels(source(form), wanted), form.dtype, length, offsets, m, n, segments)
+
+
+def run(of: Passes, device: torch.device, arguments: list[Any]) -> Tensor:
+    """Queue the kernels.
+
+    Args:
+        of: which, and for which sizes.
+        device: where.
+        arguments: the operators, G, H, E and the rank; the gradient D that comes; where the matrix is written
+            or the gradient of E; where those of the operators' weights are, (.., m + n). 0 for what is not.
+
+    Returns:
+        The memory that they have in between.
+    """
+    memory = torch.empty(of.length, dtype=of.dtype, device=device)
+    first = memory.data_ptr()
+    places = [first + offset for offset in of.offsets]
+    of.kernels.queue(device, [*arguments, *places, of.m, of.n, of.segments])
+    return memory
 
 
 def parts(matrices: int) -> list[slice]:
     """A stack in as many parts as it takes launches."""
-    return [slice(first, first + _MOST) for first in range(0, matrices, _MOST)]
-
-
-def states(
-    form: Form, device: torch.device, of: Sizes, given: list[Any], D: Any, *more: int
-) -> tuple[Tensor, list[int]]:
-    """What each segment takes over from the others: memory, and addresses in it.
-
-    The first address is that of the states; others are of parts with so many numbers, to be written.
-    """
-    count, each = 4 if form.graded else 2, of.matrices * of.segments * of.n
-    lengths = (count * each, 2 * count * each, *more)
-    memory = torch.empty(sum(lengths), dtype=form.dtype, device=device)
-    first, size = memory.data_ptr(), form.dtype.itemsize
-    sums, states, *others = (first + size * before for before in accumulate((0, *lengths[:-1])))
-    launch("sums", form, device, of, [*given, D, sums])
-    launch("chain", form, device, of, [sums, states])
-    return memory, [states, *others]
+    return [slice(first, first + MOST) for first in range(0, matrices, MOST)]

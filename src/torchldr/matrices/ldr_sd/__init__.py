@@ -15,7 +15,7 @@ from ...core.routes import Call
 from ...core.storage import AROUND_ONE, FLOAT, Storage
 from ...functional import stein_scan
 from ...functional.reference import krylov_of_cycle_reference, subdiagonal_reference
-from .routes import PRODUCTS, ROUTES, dense_matrix, unseen
+from .routes import PRODUCTS, ROUTES, dense_matrix, rings, unseen
 
 _STORED = {"subdiagonal": AROUND_ONE, "corner": FLOAT}
 
@@ -129,5 +129,5 @@ class LDRSubdiagonal(StructuredMatrix, name="ldr_sd"):
         return dense_matrix(self, self.dtype)
 
     def dense_in(self, dtype: torch.dtype) -> Tensor:
-        by_kernels = stein_scan.serves(*self.tensors.values())
-        return dense_matrix(self, dtype) if by_kernels else super().dense_in(dtype)
+        found = stein_scan.stein_by_kernels(*rings(self), self.tensors["G"], self.tensors["H"], dtype)
+        return super().dense_in(dtype) if found is None else found

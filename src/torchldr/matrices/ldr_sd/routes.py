@@ -191,8 +191,13 @@ def _prepare_cuda_pair(M: Any) -> Product:
 
 def dense_matrix(M: Any, dtype: torch.dtype) -> Tensor:
     """The matrix itself, or those of a stack; differentiable, right for every operator, no value is read."""
-    A, C = ((M.tensors[f"corner_{side}"], M.tensors[f"subdiagonal_{side}"]) for side in "AC")
-    return stein_scan.stein_sum(A, C, M.G, M.H, dtype)
+    return stein_scan.stein_sum(*rings(M), M.G, M.H, dtype)
+
+
+def rings(M: Any) -> tuple[stein_scan.Ring, stein_scan.Ring]:
+    """Corner and subdiagonal of A and of C."""
+    t = M.tensors
+    return (t["corner_A"], t["subdiagonal_A"]), (t["corner_C"], t["subdiagonal_C"])
 
 
 def _dense_seconds(M: Any, call: Call) -> float:

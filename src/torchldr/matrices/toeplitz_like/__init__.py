@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -140,15 +140,17 @@ class ToeplitzLike(StructuredMatrix, name="toeplitz_like"):
         return compiled_pair.kept(*self._sides(), self.dtype)
 
     def _materialize(self) -> Tensor:
-        return self._stein_sum(self.dtype)
+        dense: Tensor = self._stein_sum(stein_scan.stein_sum, self.dtype)
+        return dense
 
     def dense_in(self, dtype: torch.dtype) -> Tensor:
-        by_kernels = stein_scan.serves(self.G, self.H)
-        return self._stein_sum(dtype) if by_kernels else super().dense_in(dtype)
+        found = self._stein_sum(stein_scan.stein_by_kernels, dtype)
+        return super().dense_in(dtype) if found is None else found
 
-    def _stein_sum(self, dtype: torch.dtype) -> Tensor:
-        f = corner_sign(self.out_features, self.in_features)
-        return stein_scan.stein_sum((f, None), (-f, None), self.G, self.H, dtype)
+    def _stein_sum(self, how: Callable[..., Any], dtype: torch.dtype) -> Any:
+        """The dense matrix by one of `stein_scan`'s functions, or None where it does not serve."""
+        f, tensors = corner_sign(self.out_features, self.in_features), self.tensors
+        return how((f, None), (-f, None), tensors["G"], tensors["H"], dtype)
 
     def _rmatmul(self, y: Tensor) -> Tensor:
         left, right = self._rings()

@@ -445,12 +445,12 @@ class Form(NamedTuple):
     @property
     def segment(self) -> int:
         """Rows of a segment: a thread keeps a few numbers of each."""
-        return 64 // self.dtype.itemsize
+        return 128 // self.dtype.itemsize
 
     @property
     def blocks(self) -> int:
         """Blocks of `gradients` that a multiprocessor should have registers for: more would spill many."""
-        return (20 if self.square else 16) // self.dtype.itemsize
+        return (12 if self.square else 8) // self.dtype.itemsize
 
 
 DTYPES = {torch.float32: "float", torch.float64: "double", torch.bfloat16: "bf16"}

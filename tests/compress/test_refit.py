@@ -240,7 +240,7 @@ def test_where_time_is_up_what_was_fitted_is_kept(tmp_path, monkeypatch: pytest.
     refit.pieces = Pieces(tmp_path / "work")
     refit.pieces.begin({})
     made = [[_alone(refit, i)] for i in range(4)]
-    monkeypatch.setattr(Clock, "past", lambda self, share: True)
+    monkeypatch.setattr(Clock, "lacks", lambda self, seconds: True)
     found = refit.fitted(made, 0.0)
     monkeypatch.undo()
     again = refit.fitted(made, 0.0)
@@ -249,6 +249,14 @@ def test_where_time_is_up_what_was_fitted_is_kept(tmp_path, monkeypatch: pytest.
     for i in range(4):
         assert (found[i][0] is made[i][0]) == (i > 0)
         assert torch.equal(found[i][0].matrix.to_dense(), again[i][0].matrix.to_dense())
+
+
+def test_a_stage_that_would_end_too_late_is_not_begun() -> None:
+    clock = Clock(1.0)
+    clock.start -= 40
+    assert not clock.lacks(19)
+    assert clock.lacks(21)
+    assert not Clock(None).lacks(1e9)
 
 
 def test_weights_whose_rows_depend_on_values_stay() -> None:

@@ -38,6 +38,10 @@ class Clock:
         """Whether this share of the time is over."""
         return self.seconds is not None and self.spent > share * self.seconds
 
+    def lacks(self, seconds: float) -> bool:
+        """Whether less than this is left."""
+        return self.seconds is not None and self.spent + seconds > self.seconds
+
     def deadline(self, share: float) -> float | None:
         """When this share of the time is over, by `time.time()`, which all processes share."""
         return None if self.seconds is None else time.time() + share * self.seconds - self.spent

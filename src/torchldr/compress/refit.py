@@ -84,19 +84,22 @@ class Refit:
             batches, stages = self._affordable(len(order), cost, projecting)
             plan = self.pieces.put(FITTING, [order, batches, stages, stages])
         order, batches, stages, last = plan.value
+        took = 0.0
         for stage in range(last):
             key = f"{FITTING}: {stage + 1} of {stages}"
             piece = self.pieces.get(key)
-            if piece is None and stage and self.clock.past(1.0):  # others were slower than the first
+            if piece is None and stage and self.clock.lacks(1.5 * took):  # each runs more of the model
                 self.pieces.put(FITTING, [order, batches, stages, stage])
                 break
             if piece is None:
                 self.workers.report(FITTING, stage, stages)
+                begun = self.clock.spent
                 part = order[len(order) * stage // stages : len(order) * (stage + 1) // stages]
                 new = dict(self._stage([i for group in part for i in group], made, batches))
                 packed = PROJECTIONS.pack([*new.values()])
                 assert packed is not None
                 piece = self.pieces.put(key, [[*new], packed.value], packed.tensors)
+                took = self.clock.spent - begun
             places, value = piece.value
             found = PROJECTIONS.unpack(Piece(value, piece.tensors))
             made = list(made)

@@ -188,6 +188,22 @@ def test_batches_that_take_too_much_memory_are_not_kept(monkeypatch: pytest.Monk
     assert refit.fitted([[_alone(refit, i)] for i in range(3)], 0.0) is None
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_moments_of_narrow_numbers_are_summed_in_wide_ones(dtype: torch.dtype) -> None:
+    """Else they are not positive: inputs that span six directions ended the fit with an error."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 64)).to(dtype)
+    span = torch.randn(6, 64)
+    loader = [(torch.randn(64, 6) @ span).to(dtype) for _ in range(8)]
+    found = []
+    for net, given in ((model, loader), (copy.deepcopy(model).double(), [x.double() for x in loader])):
+        refit = fit(net, Structure("low_rank", rank=4), given)
+        made = refit.fitted([[_alone(refit, i)] for i in range(2)], 0.0)
+        assert made is not None
+        found.append([projection.weighted_residual for (projection,) in made])
+    assert found[0] == pytest.approx(found[1], rel=0.02)
+
+
 def test_padding_does_not_count() -> None:
     """Rows that the output does not depend on: the same weights whatever stands there."""
 

@@ -179,6 +179,35 @@ def test_a_run_that_goes_on_has_the_batches_of_the_first(tmp_path, monkeypatch: 
     assert all(map(torch.equal, found, right))
 
 
+def test_a_model_may_work_in_the_memory_of_its_batches(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each run has the batch as the loader gave it; those of a checkpoint cannot be written at all."""
+
+    class Centred(nn.Module):
+        def __init__(self, *, in_place: bool) -> None:
+            super().__init__()
+            self.net, self.in_place = deep(3), in_place
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.net(x.sub_(0.3) if self.in_place else x - 0.3)
+
+    def found(*, in_place: bool, **given: Any) -> list[Tensor]:
+        model = Centred(in_place=in_place)
+        loader = (x for x in batches())
+        torchldr.compress_(model, Structure("low_rank", rank=6), loader=loader, batches=8, **given)
+        return [p.detach() for p in model.parameters()]
+
+    def stop(*given: Any) -> None:
+        raise KeyboardInterrupt
+
+    right = found(in_place=False)
+    assert all(map(torch.equal, found(in_place=True), right))
+    with monkeypatch.context() as patch:
+        patch.setattr(Refit, "fitted", stop)
+        with pytest.raises(KeyboardInterrupt):
+            found(in_place=True, checkpoint=tmp_path / "work")
+    assert all(map(torch.equal, found(in_place=True, checkpoint=tmp_path / "work"), right))
+
+
 def test_batches_that_take_too_much_memory_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torchldr.compress.calibration, "_BYTES", 3 * 300 * 32 * 8)
     refit = fit(deep(3), Structure("low_rank", rank=4), batches())

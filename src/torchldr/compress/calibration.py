@@ -17,7 +17,7 @@ from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
 from .metric import Metric
-from .outputs import LOGITS, call, distance, kept, main_output
+from .outputs import LOGITS, distance, kept, main_output
 from .pieces import Pieces
 from .progress import CALIBRATING
 from .targets import Unit
@@ -203,11 +203,12 @@ def _total(loader: Iterable[Any], batches: int | None) -> int:
 
 
 def _hold(place: int, batch: Any, model: nn.Module, output: str | None, pieces: Pieces) -> Held:
+    batch = _copied(batch)
     with torch.no_grad():
-        name, value = main_output(call(model, batch), output)
+        name, value = main_output(called(model, {}, batch), output)
         value = kept(batch, value)
         output_ = pieces.zeros(f"held-{place}", value.shape, value).copy_(value)
-    return Held(place, _copied(batch), name, output_)
+    return Held(place, batch, name, output_)
 
 
 def _copied(batch: Any) -> dict[str, Any] | tuple[Any]:
@@ -222,10 +223,10 @@ def _copied(batch: Any) -> dict[str, Any] | tuple[Any]:
 
 
 def called(model: nn.Module, weights: Mapping[str, Tensor], batch: Any) -> Any:
-    """The output with other parameters; the model itself is never changed."""
-    if isinstance(batch, Mapping):
-        return functional_call(model, dict(weights), (), dict(batch))
-    return functional_call(model, dict(weights), (batch[0] if isinstance(batch, tuple | list) else batch,))
+    """The output with other parameters; neither the model nor the batch is changed, if it works in place."""
+    given = _copied(batch)
+    args, kwargs = ((), given) if isinstance(given, dict) else (given, {})
+    return functional_call(model, dict(weights), args, kwargs)
 
 
 @contextmanager

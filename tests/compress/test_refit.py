@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 import torchldr
 from torchldr.compress.calibration import calibrate
@@ -206,6 +207,40 @@ def test_a_model_may_work_in_the_memory_of_its_batches(tmp_path, monkeypatch: py
         with pytest.raises(KeyboardInterrupt):
             found(in_place=True, checkpoint=tmp_path / "work")
     assert all(map(torch.equal, found(in_place=True, checkpoint=tmp_path / "work"), right))
+
+
+def test_batches_may_hold_what_files_cannot(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then calibration is done once more where a run goes on."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = deep(3)
+
+        def forward(self, x: Tensor, **others: Any) -> Tensor:
+            return self.net(x)
+
+    def stop(*given: Any) -> None:
+        raise KeyboardInterrupt
+
+    right, _ = _found(batches())
+    others = {
+        "complex": torch.ones(3, dtype=torch.complex64),
+        "sparse": torch.eye(3).to_sparse(),
+        "narrow": torch.ones(3).to(torch.float8_e4m3fn),
+        "nested": {"a": [torch.ones(3)]},
+        "plain": [torch.zeros(0, 2), True, 1.5, None, "text"],
+    }
+    for name, other in others.items():
+        loader: Any = DataLoader([{"x": x, f"{name} one": other} for x in batches()], batch_size=None)
+        given: dict[str, Any] = {"structures": ["low_rank"], "checkpoint": tmp_path / name}
+        with monkeypatch.context() as patch:
+            patch.setattr(Refit, "fitted", stop)
+            with pytest.raises(KeyboardInterrupt):
+                torchldr.compress_(Model(), 0.5, loader=loader, **given)
+        model = Model()
+        torchldr.compress_(model, 0.5, loader=loader, **given)
+        assert all(map(torch.equal, [p.detach() for p in model.parameters()], right)), name
 
 
 def test_batches_that_take_too_much_memory_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from .metric import Metric
 from .outputs import LOGITS, distance, kept, main_output
-from .pieces import Pieces
+from .pieces import DTYPES, Pieces
 from .progress import CALIBRATING
 from .targets import Unit
 from .watch import WIDE, Watch, moments_file
@@ -112,7 +112,7 @@ def calibrate(
                 found.held.append(_hold(i, batch, model, output, pieces))
             else:
                 one = Seen(i, _copied(batch), watch.see(model, batch, output))
-                room -= sum(t.nbytes for t in pytree.tree_leaves(one[1:]) if isinstance(t, Tensor))
+                room -= sum(t.nbytes for t in pytree.tree_leaves(one[1:]) if _is_strided(t))
                 if len(found.seen) < SEEN and room >= 0:
                     found.seen.append(one)
             report(CALIBRATING, i + 1, total)
@@ -151,8 +151,8 @@ def _keep(pieces: Pieces, units: Sequence[Unit], found: Calibration) -> None:
         named = one.batch if isinstance(one.batch, dict) else {"": one.batch[0]}
         others[one.place] = {key: x for key, x in named.items() if not isinstance(x, Tensor)}
         tensors |= {f"{one.place} of {key}": x for key, x in named.items() if isinstance(x, Tensor)}
-    values = [x for some in others.values() for x in some.values()]
-    if all(x is None or isinstance(x, bool | int | float | str) for x in values):  # else it is found anew
+    values = [*tensors.values(), *(x for some in others.values() for x in some.values())]
+    if all(map(_fits_files, values)):  # else it is found anew
         places = [one.place for one in found.seen]
         devices = {name: str(t.device) for name, t in tensors.items()}
         value = {
@@ -188,6 +188,17 @@ def _recalled(pieces: Pieces, units: Sequence[Unit]) -> Calibration | None:
         found.held.append(Held(place, batches[place], name, output))
     found.seen = [Seen(place, batches[place], weights[place]) for place in piece.value["seen"]]
     return found
+
+
+def _is_strided(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.layout == torch.strided
+
+
+def _fits_files(x: Any) -> bool:
+    """Whether a checkpoint can hold an entry of a batch."""
+    if isinstance(x, Tensor):
+        return _is_strided(x) and x.dtype in DTYPES
+    return x is None or isinstance(x, bool | int | float | str)
 
 
 def _length(moments: Tensor | None) -> int | None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import torchldr
-from torchldr.compress.calibration import calibrate
+from torchldr.compress.calibration import Calibration, calibrate
 from torchldr.compress.metric import Metric
 from torchldr.compress.pieces import Pieces
 from torchldr.compress.progress import Clock
@@ -241,6 +241,44 @@ def test_batches_may_hold_what_files_cannot(tmp_path, monkeypatch: pytest.Monkey
         model = Model()
         torchldr.compress_(model, 0.5, loader=loader, **given)
         assert all(map(torch.equal, [p.detach() for p in model.parameters()], right)), name
+
+
+def test_a_checkpoint_gives_batches_back(tmp_path) -> None:
+    """As they were, and where the model lies then."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = deep(2)
+
+        def forward(self, x: Tensor, **others: Any) -> Tensor:
+            return self.net(x)
+
+    def found(model: nn.Module) -> Calibration:
+        pieces = Pieces(tmp_path / "work")
+        pieces.begin({})
+        with Workers(1, None, pieces) as workers:
+            data = calibrate(model, find_units(model, None, 8)[0], loader, None, None, workers)
+        pieces.close()
+        return data
+
+    others = {
+        "ids": torch.arange(5), "of rows": torch.ones(2, 3).mT > 0, "none at all": torch.zeros(0, 2),
+        "one": torch.tensor(3, dtype=torch.int8), "flag": True, "f": 0.1, "n": None, "text": "a b",
+    }  # fmt: skip
+    loader: Any = [{"x": x, **others} for x in batches(5)]
+    first = found(Model())
+    loader = None  # not asked again
+    again, elsewhere = found(Model()), found(Model().to("meta"))
+    assert [one.place for one in again.seen] == [0, 1, 2, 4] and [one.place for one in again.held] == [3]
+    for one, other in zip([*first.seen, *first.held], [*again.seen, *again.held], strict=True):
+        assert one.batch.keys() == other.batch.keys()
+        for key, x in one.batch.items():
+            y = other.batch[key]
+            assert x.dtype == y.dtype and torch.equal(x, y) if isinstance(x, Tensor) else x == y, key
+    for one, other in zip(first.seen, again.seen, strict=True):
+        torch.testing.assert_close(one.weights, other.weights, rtol=0, atol=0)
+    assert {one.batch["x"].device.type for one in elsewhere.seen} == {"meta"}
 
 
 def test_batches_that_take_too_much_memory_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:

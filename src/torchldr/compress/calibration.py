@@ -154,7 +154,8 @@ def _keep(pieces: Pieces, units: Sequence[Unit], found: Calibration) -> None:
     values = [*tensors.values(), *(x for some in others.values() for x in some.values())]
     if all(map(_fits_files, values)):  # else it is found anew
         places = [one.place for one in found.seen]
-        devices = {name: str(t.device) for name, t in tensors.items()}
+        home = _home(units)
+        devices = {name: None if t.device == home else str(t.device) for name, t in tensors.items()}
         value = {
             "metrics": metrics, "held": held, "seen": places, "others": [*others.items()], "devices": devices,
         }  # fmt: skip
@@ -177,7 +178,7 @@ def _recalled(pieces: Pieces, units: Sequence[Unit]) -> Calibration | None:
     weights: dict[int, dict[int, Tensor]] = {place: {} for place in named}
     for name, t in piece.tensors.items():
         place, what, key = name.split(" ", 2)
-        t = t.to(piece.value["devices"][name])
+        t = t.to(piece.value["devices"][name] or _home(units))
         if what == "of":
             named[int(place)][key] = t
         else:
@@ -188,6 +189,11 @@ def _recalled(pieces: Pieces, units: Sequence[Unit]) -> Calibration | None:
         found.held.append(Held(place, batches[place], name, output))
     found.seen = [Seen(place, batches[place], weights[place]) for place in piece.value["seen"]]
     return found
+
+
+def _home(units: Sequence[Unit]) -> torch.device:
+    """Where the model lies; it may be elsewhere when a run goes on."""
+    return units[0].matrices[0].device if units else torch.device("cpu")
 
 
 def _is_strided(x: Any) -> bool:

@@ -27,7 +27,7 @@ from .workers import Workers
 SHARE = 0.45  # of the time, at most
 HELD, EVERY = 4, 4  # one batch in four is held out to compare plans on, four at most
 SEEN, _BYTES = 32, 1 << 28  # batches that are kept for a second fit, at most, and the memory that they take
-_KEY = "calibration"
+_KEY = "calibration with batches"  # without them its form was another
 
 
 class Held(NamedTuple):

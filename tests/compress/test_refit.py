@@ -270,7 +270,8 @@ def test_a_checkpoint_gives_batches_back(tmp_path) -> None:
     first = found(Model())
     loader = None  # not asked again
     again, elsewhere = found(Model()), found(Model().to("meta"))
-    assert [one.place for one in again.seen] == [0, 1, 2, 4] and [one.place for one in again.held] == [3]
+    assert [one.place for one in again.seen] == [0, 1, 2, 4]
+    assert [one.place for one in again.held] == [3]
     for one, other in zip([*first.seen, *first.held], [*again.seen, *again.held], strict=True):
         assert one.batch.keys() == other.batch.keys()
         for key, x in one.batch.items():

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 import torchldr
-from torchldr.compress.calibration import calibrate
+from torchldr.compress.calibration import Calibration, calibrate
 from torchldr.compress.metric import Metric
 from torchldr.compress.pieces import Pieces
 from torchldr.compress.progress import Clock
@@ -179,6 +180,108 @@ def test_a_run_that_goes_on_has_the_batches_of_the_first(tmp_path, monkeypatch: 
     assert all(map(torch.equal, found, right))
 
 
+def test_a_model_may_work_in_the_memory_of_its_batches(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each run has the batch as the loader gave it; those of a checkpoint cannot be written at all."""
+
+    class Centred(nn.Module):
+        def __init__(self, *, in_place: bool) -> None:
+            super().__init__()
+            self.net, self.in_place = deep(3), in_place
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.net(x.sub_(0.3) if self.in_place else x - 0.3)
+
+    def found(*, in_place: bool, **given: Any) -> list[Tensor]:
+        model = Centred(in_place=in_place)
+        loader = (x for x in batches())
+        torchldr.compress_(model, Structure("low_rank", rank=6), loader=loader, batches=8, **given)
+        return [p.detach() for p in model.parameters()]
+
+    def stop(*given: Any) -> None:
+        raise KeyboardInterrupt
+
+    right = found(in_place=False)
+    assert all(map(torch.equal, found(in_place=True), right))
+    with monkeypatch.context() as patch:
+        patch.setattr(Refit, "fitted", stop)
+        with pytest.raises(KeyboardInterrupt):
+            found(in_place=True, checkpoint=tmp_path / "work")
+    assert all(map(torch.equal, found(in_place=True, checkpoint=tmp_path / "work"), right))
+
+
+def test_batches_may_hold_what_files_cannot(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then calibration is done once more where a run goes on."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = deep(3)
+
+        def forward(self, x: Tensor, **others: Any) -> Tensor:
+            return self.net(x)
+
+    def stop(*given: Any) -> None:
+        raise KeyboardInterrupt
+
+    right, _ = _found(batches())
+    others = {
+        "complex": torch.ones(3, dtype=torch.complex64),
+        "sparse": torch.eye(3).to_sparse(),
+        "narrow": torch.ones(3).to(torch.float8_e4m3fn),
+        "nested": {"a": [torch.ones(3)]},
+        "plain": [torch.zeros(0, 2), True, 1.5, None, "text"],
+    }
+    for name, other in others.items():
+        loader: Any = DataLoader([{"x": x, f"{name} one": other} for x in batches()], batch_size=None)
+        given: dict[str, Any] = {"structures": ["low_rank"], "checkpoint": tmp_path / name}
+        with monkeypatch.context() as patch:
+            patch.setattr(Refit, "fitted", stop)
+            with pytest.raises(KeyboardInterrupt):
+                torchldr.compress_(Model(), 0.5, loader=loader, **given)
+        model = Model()
+        torchldr.compress_(model, 0.5, loader=loader, **given)
+        assert all(map(torch.equal, [p.detach() for p in model.parameters()], right)), name
+
+
+def test_a_checkpoint_gives_batches_back(tmp_path) -> None:
+    """As they were, and where the model lies then."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = deep(2)
+
+        def forward(self, x: Tensor, **others: Any) -> Tensor:
+            return self.net(x)
+
+    def found(model: nn.Module) -> Calibration:
+        pieces = Pieces(tmp_path / "work")
+        pieces.begin({})
+        with Workers(1, None, pieces) as workers:
+            data = calibrate(model, find_units(model, None, 8)[0], loader, None, None, workers)
+        pieces.close()
+        return data
+
+    others = {
+        "ids": torch.arange(5), "of rows": torch.ones(2, 3).mT > 0, "none at all": torch.zeros(0, 2),
+        "one": torch.tensor(3, dtype=torch.int8), "flag": True, "f": 0.1, "n": None, "text": "a b",
+    }  # fmt: skip
+    loader: Any = [{"x": x, **others} for x in batches(5)]
+    first = found(Model())
+    loader = None  # not asked again
+    again, elsewhere = found(Model()), found(Model().to("meta"))
+    assert [one.place for one in again.seen] == [0, 1, 2, 4]
+    assert [one.place for one in again.held] == [3]
+    for one, other in zip([*first.seen, *first.held], [*again.seen, *again.held], strict=True):
+        assert one.batch.keys() == other.batch.keys()
+        for key, x in one.batch.items():
+            y = other.batch[key]
+            assert x.dtype == y.dtype and torch.equal(x, y) if isinstance(x, Tensor) else x == y, key
+    for one, other in zip(first.seen, again.seen, strict=True):
+        torch.testing.assert_close(one.weights, other.weights, rtol=0, atol=0)
+    assert {one.batch["x"].device.type for one in elsewhere.seen} == {"meta"}
+
+
 def test_batches_that_take_too_much_memory_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torchldr.compress.calibration, "_BYTES", 3 * 300 * 32 * 8)
     refit = fit(deep(3), Structure("low_rank", rank=4), batches())
@@ -186,6 +289,22 @@ def test_batches_that_take_too_much_memory_are_not_kept(monkeypatch: pytest.Monk
     monkeypatch.setattr(torchldr.compress.calibration, "_BYTES", 0)
     refit = fit(deep(3), Structure("low_rank", rank=4), batches())
     assert refit.fitted([[_alone(refit, i)] for i in range(3)], 0.0) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_moments_of_narrow_numbers_are_summed_in_wide_ones(dtype: torch.dtype) -> None:
+    """Else they are not positive: inputs that span six directions ended the fit with an error."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 64)).to(dtype)
+    span = torch.randn(6, 64)
+    loader = [(torch.randn(64, 6) @ span).to(dtype) for _ in range(8)]
+    found = []
+    for net, given in ((model, loader), (copy.deepcopy(model).double(), [x.double() for x in loader])):
+        refit = fit(net, Structure("low_rank", rank=4), given)
+        made = refit.fitted([[_alone(refit, i)] for i in range(2)], 0.0)
+        assert made is not None
+        found.append([projection.weighted_residual for (projection,) in made])
+    assert found[0] == pytest.approx(found[1], rel=0.02)
 
 
 def test_padding_does_not_count() -> None:

@@ -17,8 +17,8 @@ from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
 from .metric import Metric
-from .outputs import LOGITS, call, distance, kept, main_output
-from .pieces import Pieces
+from .outputs import LOGITS, distance, kept, main_output
+from .pieces import DTYPES, Pieces
 from .progress import CALIBRATING
 from .targets import Unit
 from .watch import WIDE, Watch, moments_file
@@ -27,7 +27,7 @@ from .workers import Workers
 SHARE = 0.45  # of the time, at most
 HELD, EVERY = 4, 4  # one batch in four is held out to compare plans on, four at most
 SEEN, _BYTES = 32, 1 << 28  # batches that are kept for a second fit, at most, and the memory that they take
-_KEY = "calibration"
+_KEY = "calibration with batches"  # without them its form was another
 
 
 class Held(NamedTuple):
@@ -112,7 +112,7 @@ def calibrate(
                 found.held.append(_hold(i, batch, model, output, pieces))
             else:
                 one = Seen(i, _copied(batch), watch.see(model, batch, output))
-                room -= sum(t.nbytes for t in pytree.tree_leaves(one[1:]) if isinstance(t, Tensor))
+                room -= sum(t.nbytes for t in pytree.tree_leaves(one[1:]) if _is_strided(t))
                 if len(found.seen) < SEEN and room >= 0:
                     found.seen.append(one)
             report(CALIBRATING, i + 1, total)
@@ -151,10 +151,11 @@ def _keep(pieces: Pieces, units: Sequence[Unit], found: Calibration) -> None:
         named = one.batch if isinstance(one.batch, dict) else {"": one.batch[0]}
         others[one.place] = {key: x for key, x in named.items() if not isinstance(x, Tensor)}
         tensors |= {f"{one.place} of {key}": x for key, x in named.items() if isinstance(x, Tensor)}
-    values = [x for some in others.values() for x in some.values()]
-    if all(x is None or isinstance(x, bool | int | float | str) for x in values):  # else it is found anew
+    values = [*tensors.values(), *(x for some in others.values() for x in some.values())]
+    if all(map(_fits_files, values)):  # else it is found anew
         places = [one.place for one in found.seen]
-        devices = {name: str(t.device) for name, t in tensors.items()}
+        home = _home(units)
+        devices = {name: None if t.device == home else str(t.device) for name, t in tensors.items()}
         value = {
             "metrics": metrics, "held": held, "seen": places, "others": [*others.items()], "devices": devices,
         }  # fmt: skip
@@ -177,7 +178,7 @@ def _recalled(pieces: Pieces, units: Sequence[Unit]) -> Calibration | None:
     weights: dict[int, dict[int, Tensor]] = {place: {} for place in named}
     for name, t in piece.tensors.items():
         place, what, key = name.split(" ", 2)
-        t = t.to(piece.value["devices"][name])
+        t = t.to(piece.value["devices"][name] or _home(units))
         if what == "of":
             named[int(place)][key] = t
         else:
@@ -188,6 +189,22 @@ def _recalled(pieces: Pieces, units: Sequence[Unit]) -> Calibration | None:
         found.held.append(Held(place, batches[place], name, output))
     found.seen = [Seen(place, batches[place], weights[place]) for place in piece.value["seen"]]
     return found
+
+
+def _home(units: Sequence[Unit]) -> torch.device:
+    """Where the model lies; it may be elsewhere when a run goes on."""
+    return units[0].matrices[0].device if units else torch.device("cpu")
+
+
+def _is_strided(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.layout == torch.strided
+
+
+def _fits_files(x: Any) -> bool:
+    """Whether a checkpoint can hold an entry of a batch."""
+    if isinstance(x, Tensor):
+        return _is_strided(x) and x.dtype in DTYPES
+    return x is None or isinstance(x, bool | int | float | str)
 
 
 def _length(moments: Tensor | None) -> int | None:
@@ -203,11 +220,12 @@ def _total(loader: Iterable[Any], batches: int | None) -> int:
 
 
 def _hold(place: int, batch: Any, model: nn.Module, output: str | None, pieces: Pieces) -> Held:
+    batch = _copied(batch)
     with torch.no_grad():
-        name, value = main_output(call(model, batch), output)
+        name, value = main_output(called(model, {}, batch), output)
         value = kept(batch, value)
         output_ = pieces.zeros(f"held-{place}", value.shape, value).copy_(value)
-    return Held(place, _copied(batch), name, output_)
+    return Held(place, batch, name, output_)
 
 
 def _copied(batch: Any) -> dict[str, Any] | tuple[Any]:
@@ -222,10 +240,10 @@ def _copied(batch: Any) -> dict[str, Any] | tuple[Any]:
 
 
 def called(model: nn.Module, weights: Mapping[str, Tensor], batch: Any) -> Any:
-    """The output with other parameters; the model itself is never changed."""
-    if isinstance(batch, Mapping):
-        return functional_call(model, dict(weights), (), dict(batch))
-    return functional_call(model, dict(weights), (batch[0] if isinstance(batch, tuple | list) else batch,))
+    """The output with other parameters; neither the model nor the batch is changed, if it works in place."""
+    given = _copied(batch)
+    args, kwargs = ((), given) if isinstance(given, dict) else (given, {})
+    return functional_call(model, dict(weights), args, kwargs)
 
 
 @contextmanager

@@ -32,6 +32,7 @@ _DTYPES = {
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8,
     "BOOL": torch.bool,
 }  # fmt: skip
+DTYPES = frozenset(_DTYPES.values())  # that pieces can have
 
 
 class Piece(NamedTuple):

@@ -261,6 +261,7 @@ class _Pairs:
         if X.shape != Y.shape:
             self.unpaired.add(i)
             return
+        X, Y = (t if t.dtype == torch.float64 else t.float() for t in (X, Y))  # sums want the digits
         weight, weighted = self._weights.get(len(Y)), Y
         if weight is not None:
             weight = weight.to(Y)

@@ -95,6 +95,12 @@ def test_values_and_gradients(regime: str, size: tuple[int, int, int, int]) -> N
         check_all(operands(regime, *size, dtype), dtype)
 
 
+def test_autocast_rounds_nothing() -> None:
+    """Gradients are taken inside of it too."""
+    with torch.autocast("cpu", torch.bfloat16):
+        check_all(operands("near shift", 140, 150, 1, 2, torch.float32), torch.float32)
+
+
 def test_gradients_of_a_long_line() -> None:
     check_all(operands("near shift", 1000, 1000, 1, 2, torch.float64), torch.float64)
     check_all(operands("line", 1000, 300, 2, 1, torch.float64), torch.float64, oversampling=8)

@@ -66,7 +66,7 @@ def port_rmatmul(
 
     O(c (b + r) n log^2 n + c b r n log n) work, O(c (b + r) n) memory a level. Right to rounding where blocks
     forget within c times their length. Operations of torch: differentiable in every tensor, any number of
-    times, under vmap, jvp and a compiler. For a fixed operator a `PortPlan` takes a fifth of the time.
+    times, under vmap, jvp and a compiler. For a fixed operator a `PortPlan` takes a tenth of the time.
 
     The same, slowly: `krylov_of_ring_reference(lower, diagonal, upper, v, k).mT @ u`.
     """

@@ -169,7 +169,10 @@ def leaves(
 
     With N = g q, rows [e_L, e_R, U]^T A^{qi} for i < g and columns A^j [e_L, e_R, V] for j < q, which dense
     powers of A, each the square of the last, double until there are enough. Their products are the series.
+    They are products of matrices in float64, which neither autocast nor TF32 rounds.
     """
+    dtype = V.dtype
+    lower, diagonal, upper, V, U = (x.double() for x in (lower, diagonal, upper, V, U))
     blocks = leaf_blocks(lower, diagonal, upper, layout)
     power, E, size = blocks.A, blocks.E, blocks.A.shape[-1]
     columns = torch.cat((E, blocks(V)), 1).mT.unsqueeze(-1)  # (J, size, 2 + r, q)
@@ -186,7 +189,7 @@ def leaves(
     v = _products(rows[:, :2], columns[:, :, 2:])
     u = _products(rows[:, 2:], columns[:, :, :2]).transpose(0, 1)
     heard = torch.einsum("jbgi,jirq->brgq", rows[:, 2:], columns[:, :, 2:]).flatten(2)
-    return Series(ports, v, u), heard
+    return Series(*(x.to(dtype) for x in (ports, v, u))), heard.to(dtype)
 
 
 def _products(rows: Tensor, columns: Tensor) -> Tensor:

@@ -288,7 +288,21 @@ def test_batches_that_take_too_much_memory_are_not_kept(monkeypatch: pytest.Monk
     assert [seen.place for seen in refit.data.seen] == [0, 1]  # and their rows' weights
     monkeypatch.setattr(torchldr.compress.calibration, "_BYTES", 0)
     refit = fit(deep(3), Structure("low_rank", rank=4), batches())
-    assert refit.fitted([[_alone(refit, i)] for i in range(3)], 0.0) is None
+    assert [seen.place for seen in refit.data.seen] == [0]
+
+
+def test_moments_have_all_digits_under_autocast() -> None:
+    """Of inputs with few directions those of bfloat16 are not positive."""
+    right = deep(3).float()
+    loader = [torch.randn(200, 6) @ torch.randn(6, 32) for _ in range(8)]
+    models = [copy.deepcopy(right) for _ in range(2)]
+    for model, narrow in zip(models, (False, True), strict=True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=narrow):
+            torchldr.compress_(model, 0.5, structures=["low_rank"], loader=loader)
+    x = loader[0]
+    with torch.no_grad():
+        off = [float((model(x) - right(x)).norm() / right(x).norm()) for model in models]
+    assert off[1] < off[0] + 0.1
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -113,7 +113,7 @@ def calibrate(
             else:
                 one = Seen(i, _copied(batch), watch.see(model, batch, output))
                 room -= sum(t.nbytes for t in pytree.tree_leaves(one[1:]) if _is_strided(t))
-                if len(found.seen) < SEEN and room >= 0:
+                if not found.seen or (len(found.seen) < SEEN and room >= 0):
                     found.seen.append(one)
             report(CALIBRATING, i + 1, total)
             if batches is None and workers.clock.past(SHARE):

@@ -30,7 +30,7 @@ from .pieces import Piece, Pieces
 from .progress import FITTING
 from .structure import Structure
 from .targets import Unit, dense_parameters
-from .watch import input_rows, ridged_
+from .watch import input_rows, moments_of, ridged_
 from .workers import PROJECTIONS, Workers
 
 SHARE = 0.5  # b
@@ -274,9 +274,9 @@ class _Pairs:
             C, D = (self._pieces.zeros(f"refit-{i}-{k}", (n, n), widened(Y[:0])) for k in "CD")
             self.moments[i] = Moments(C, D, 0)
         C, D, rows = self.moments[i]
-        self.moments[i] = Moments(
-            C.add_((Y.mT @ weighted).to(C)), D.add_((X.mT @ weighted).to(D)), rows + count
-        )
+        C.add_(moments_of(Y, weighted).to(C))
+        D.add_(moments_of(X, weighted).to(D))
+        self.moments[i] = Moments(C, D, rows + count)
 
     def end(self) -> None:
         self.unpaired |= {i for i, left in self._inputs.items() if left}

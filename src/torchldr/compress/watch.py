@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..core.products import without_autocast
 from .metric import Metric, widened
 from .outputs import LOGITS, call, counted, main_output
 from .pieces import Pieces
@@ -162,10 +163,11 @@ class Watch:
         (m, n), seen = (g.shape[1], X.shape[1]), self.moments.setdefault(name, Moments())
         rows = self._rows(len(g), seen.rows, m, n / m)
         part = g[rows] if rows is not None else g
-        seen.outputs = self._added(name, "outputs", seen.outputs, part.mT @ part)
+        seen.outputs = self._added(name, "outputs", seen.outputs, moments_of(part, part))
         seen.total += float(weight.double().sum())
         if weight.any():
-            self.weights[len(weight)] = self.weights.get(len(weight), 0) + weight / weight.mean()
+            mean, before = weight / weight.mean(), self.weights.get(len(weight))
+            self.weights[len(weight)] = mean if before is None else before + mean.to(before.device)
         self._add_inputs(name, X, weight, m)
 
     @torch.no_grad()
@@ -177,8 +179,8 @@ class Watch:
             X, weight = X[rows], None if weight is None else weight[rows]
         X = X.float() if X.dtype != torch.float64 else X
         seen.counted += float(len(X) if weight is None else weight.double().sum())
-        gram = X.mT @ X if weight is None else (X * weight.to(X).unsqueeze(-1)).mT @ X
-        seen.inputs = self._added(name, "inputs", seen.inputs, gram)
+        weighted = X if weight is None else X * weight.to(X).unsqueeze(-1)
+        seen.inputs = self._added(name, "inputs", seen.inputs, moments_of(weighted, X))
 
     def _added(self, name: str, what: str, moments: Tensor | None, gram: Tensor) -> Tensor:
         if moments is None:
@@ -231,6 +233,12 @@ def ridged_(gram: Tensor | None, rows: int | None, least: float = 1e-6) -> Tenso
     lift = least + (0.0 if rows is None else 1e-2 * min(1.0, len(gram) / max(rows, 1)))
     gram.div_(mean).diagonal().add_(lift)
     return gram
+
+
+def moments_of(X: Tensor, Y: Tensor) -> Tensor:
+    """X^T Y, with all digits where the caller works under autocast."""
+    with without_autocast(X.device.type):
+        return X.mT @ Y
 
 
 def input_rows(module: nn.Module, x: Tensor) -> Tensor:

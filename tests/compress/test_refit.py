@@ -19,6 +19,7 @@ from torchldr.compress.progress import Clock
 from torchldr.compress.refit import SHARE, Cost, Moments, Refit
 from torchldr.compress.structure import Structure
 from torchldr.compress.targets import find_units
+from torchldr.compress.watch import moments_of
 from torchldr.compress.workers import Workers
 
 
@@ -292,17 +293,11 @@ def test_batches_that_take_too_much_memory_are_not_kept(monkeypatch: pytest.Monk
 
 
 def test_moments_have_all_digits_under_autocast() -> None:
-    """Of inputs with few directions those of bfloat16 are not positive."""
-    right = deep(3).float()
-    loader = [torch.randn(200, 6) @ torch.randn(6, 32) for _ in range(8)]
-    models = [copy.deepcopy(right) for _ in range(2)]
-    for model, narrow in zip(models, (False, True), strict=True):
-        with torch.autocast("cpu", torch.bfloat16, enabled=narrow):
-            torchldr.compress_(model, 0.5, structures=["low_rank"], loader=loader)
-    x = loader[0]
-    with torch.no_grad():
-        off = [float((model(x) - right(x)).norm() / right(x).norm()) for model in models]
-    assert off[1] < off[0] + 0.1
+    """Those of bfloat16 may not be positive."""
+    X = batches(1)[0].float()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = moments_of(X, X)
+    assert torch.equal(found, X.mT @ X)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -60,7 +60,7 @@ def test_what_was_compiled_is_kept_and_loaded(double, tmp_path: Path):
     assert Path(str(compiled_jit.kept_in())).is_relative_to(tmp_path / "kept")
 
 
-@pytest.mark.parametrize("changed", ["fft.py", "pointers.py", "port/up.py"])
+@pytest.mark.parametrize("changed", ["fft.py", "pointers.py", "port/levels.py"])
 def test_every_file_of_loops_counts_as_a_source(changed, tmp_path):
     folder = tmp_path / "cpu"
     shutil.copytree(Path(compiled_jit.__file__).parent, folder)

@@ -87,12 +87,9 @@ class Route(NamedTuple):
 
     def seconds(self, M: Any, call: Call) -> float:
         """Its cost, in the dtype in which it multiplies."""
-        own = (
-            call
-            if self.in_own_dtype(call)
-            else call._replace(dtype=torch.promote_types(call.dtype, torch.float32))
-        )
-        return self.cost(M, own)
+        if not self.in_own_dtype(call):
+            call = call._replace(dtype=torch.promote_types(call.dtype, torch.float32))
+        return self.cost(M, call)
 
     def run(self, *arguments: Any) -> Tensor:
         """`apply`, of a route that serves calls without a plan."""
@@ -132,7 +129,7 @@ def choose(M: Matrix, call: Call, *, only: str | None = None, dense: bool | None
 
 def known_at_once(M: Matrix, call: Call, *, dense: bool | None = None) -> Route | None:
     """The cheapest route, where sizes alone tell that it serves, and in the dtype of the call."""
-    first = _first(*_sizes(M), call, dense)
+    first = _first(_kind(M), call, dense)
     return first if first is not None and first.in_own_dtype(call) else None
 
 
@@ -160,53 +157,48 @@ def names(M: Matrix) -> list[str]:
 
 def costs_of(M: Matrix, call: Call) -> dict[Route, float]:
     """The routes with their costs, the cheapest first."""
-    return _costs(*_sizes(M), call.sized)
+    return _costs(_kind(M), call.sized)
 
 
-def _sizes(M: Matrix) -> tuple[Any, tuple[int, ...], tuple[int, int], int | None, tuple[Any, ...]]:
-    """What costs depend on besides the call; a class is hashable, which the types of lru_cache do not see."""
-    return type(M), tuple(M.leading), (M.out_features, M.in_features), M.rank, tuple(M.options.items())
+class _Kind(NamedTuple):
+    """What costs of a matrix depend on."""
+
+    cls: Any  # a class is hashable, which the types of lru_cache do not see
+    leading: tuple[int, ...]
+    shape: tuple[int, int]
+    rank: int | None
+    options: tuple[Any, ...]
+
+    @property
+    def sizes(self) -> Sizes:
+        return Sizes(torch.Size(self.shape), self.rank, dict(self.options), self.cls.ROUTES)
+
+
+def _kind(M: Matrix) -> _Kind:
+    return _Kind(type(M), tuple(M.leading), (M.out_features, M.in_features), M.rank, tuple(M.options.items()))
 
 
 @lru_cache(maxsize=4096)
-def _costs(
-    cls: Any,
-    leading: tuple[int, ...],
-    shape: tuple[int, int],
-    rank: int | None,
-    options: tuple[Any, ...],
-    call: Call,
-) -> dict[Route, float]:
+def _costs(kind: _Kind, call: Call) -> dict[Route, float]:
     """Costs depend on sizes alone, so they are computed once."""
-    sizes = Sizes(torch.Size(shape), rank, dict(options), cls.ROUTES)
-    call = call._replace(matrices=math.prod(leading))
-    costs = {route: route.seconds(sizes, call) for route in (cls.STACK_ROUTES if leading else cls.ROUTES)}
+    routes = kind.cls.STACK_ROUTES if kind.leading else kind.cls.ROUTES
+    call, sizes = call._replace(matrices=math.prod(kind.leading)), kind.sizes
+    costs = {route: route.seconds(sizes, call) for route in routes}
     return dict(sorted(costs.items(), key=lambda item: item[1]))
 
 
 @lru_cache(maxsize=4096)
-def _first(
-    cls: Any,
-    leading: tuple[int, ...],
-    shape: tuple[int, int],
-    rank: int | None,
-    options: tuple[Any, ...],
-    call: Call,
-    dense: bool | None,
-) -> Route | None:
+def _first(kind: _Kind, call: Call, dense: bool | None) -> Route | None:
     """The cheapest route without a plan, if it looks at sizes alone and serves; asked once as well."""
-    routes = (r for r in _costs(cls, leading, shape, rank, options, call.sized) if r.apply is not None)
+    routes = (route for route in _costs(kind, call.sized) if route.apply is not None)
     first = next((route for route in routes if dense in (None, route.holds_dense)), None)
-    if first is None or not first.any_dtype:
+    if first is None or not first.any_dtype or first.why_not(kind.sizes, call) is not None:
         return None
-    sizes = Sizes(torch.Size(shape), rank, dict(options), cls.ROUTES)
-    return first if first.why_not(sizes, call) is None else None
+    return first
 
 
 _KEYS, _count_of_modes = torch._C._TorchDispatchModeKey, torch._C._len_torch_dispatch_stack
 _TRACERS = _KEYS.PROXY, _KEYS.FAKE, _KEYS.FUNCTIONAL
-
-
 _PLAIN = Tensor, torch.nn.Parameter
 
 

@@ -356,7 +356,7 @@ def test_tune_keeps_what_it_found_on_the_layers(capsys):
 )
 def test_the_same_memory_read_in_another_way_is_noticed(change):
     t = torch.nn.Parameter(torch.randn(4, 4).bfloat16())
-    taken = Snapshot([t])
+    taken = Snapshot({"t": t})
     assert taken.matches([t])
     t.data = change(t.data)
     assert not taken.matches([t])
@@ -384,10 +384,14 @@ def test_without_a_look_at_the_numbers_every_edit_that_is_counted_is_seen(name, 
     asked = []
     monkeypatch.setattr("torchldr.nn.snapshot._equal", lambda t, copy: asked.append(t) or False)
     tensors = [nn.Parameter(torch.randn(5)), nn.Parameter(torch.randn(3, 3), requires_grad=False)]
-    taken = Snapshot(tensors)
-    taken._in_memory = taken._small = False
-    assert taken.matches(tensors, same=True)
+    own = {"a": tensors[0], "b": tensors[1]}
+    taken = Snapshot(own)
+    taken._in_memory = False
+    taken._look_at(tensors)
+    assert taken.holds(own)
+    assert taken.matches(tensors)
     assert not asked
     EDITS[name](tensors[1])
-    assert not taken.matches(tensors, same=True)
+    assert not taken.holds(own)
+    assert not taken.matches(tensors)
     assert asked

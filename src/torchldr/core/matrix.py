@@ -343,7 +343,7 @@ class StructuredMatrix(Contract):
         device, dtype = x.device.type, self.dtype
         if dtype != torch.float64 and autocasts(device):
             dtype = torch.get_autocast_dtype(device)
-        batch, captured, tf32 = x.numel() // x.shape[-1], is_captured(x), allows_tf32(device, dtype)
+        batch, captured, tf32 = x.numel() // x.shape[-1], is_captured(device), allows_tf32(device, dtype)
         traced = captured or is_traced(*tensors)
         return Call(batch, device, dtype, needs_grad, kept, traced, transposed, 1, captured, tf32)
 

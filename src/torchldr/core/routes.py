@@ -207,9 +207,9 @@ def is_traced(*tensors: Tensor) -> bool:
     return _is_tracing() or lacks_memory(*tensors)
 
 
-def is_recorded(t: Tensor) -> bool:
-    """Whether operations are recorded now, for values that come later; on the device of this tensor."""
-    return _is_tracing() or is_captured(t)
+def is_recorded(device: str) -> bool:
+    """Whether operations are recorded now, for values that come later; on this type of device."""
+    return _is_tracing() or is_captured(device)
 
 
 def _is_tracing() -> bool:
@@ -218,9 +218,9 @@ def _is_tracing() -> bool:
     return torch._C._get_tracing_state() is not None
 
 
-def is_captured(t: Tensor) -> bool:
-    """Whether a CUDA graph is captured now, on the device of this tensor."""
-    return t.is_cuda and torch.cuda.is_current_stream_capturing()
+def is_captured(device: str) -> bool:
+    """Whether a CUDA graph is captured now, on this type of device."""
+    return device == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def lacks_memory(*tensors: Tensor) -> bool:

@@ -100,7 +100,7 @@ class StructuredParameters(nn.Module):
             return f"the gradient of {wanted} is wanted"
         if getattr(self, "_is_replica", False):
             return "the layer is a replica of DataParallel, with parameters that are copied for each call"
-        if is_recorded(next(iter(matrix.tensors.values()))):
+        if is_recorded(matrix.device.type):
             return "operations are recorded, by a tracer or into a CUDA graph"
         for name, t in matrix.tensors.items():
             if lacks_memory(t):
@@ -151,13 +151,10 @@ class StructuredParameters(nn.Module):
             return None
         plan = self._plan
         if plan is not None:
-            tensors: list[Any] = [*map(own_tensors(self).get, self._names)]
-            if plan.snapshot.is_of(tensors) and not is_recorded(tensors[0]):
-                # The very tensors that it was made of. What they are was asked then, what they hold is now.
-                if torch.is_grad_enabled() and self._gradient_wanted(self._tensors()):
-                    return None
-                if plan.snapshot.matches(tensors, same=True):
-                    return plan
+            if torch.is_grad_enabled() and self._gradient_wanted(self._tensors()):
+                return None
+            if not is_recorded(plan.kind) and plan.snapshot.holds(own_tensors(self)):
+                return plan  # it was made of these very tensors
         matrix = self.matrix()
         return self._plan_for(matrix) if self._why_no_plan(matrix) is None else None
 

@@ -42,12 +42,12 @@ class Plan:
         only: str | None = None,
         tuned: dict[Call, str] | None = None,
     ) -> None:
-        self.snapshot = Snapshot([*matrix.tensors.values()], live=not (matrix.structured or matrix.leading))
+        self.snapshot = Snapshot(matrix.tensors, live=not (matrix.structured or matrix.leading))
         with torch.inference_mode(False), torch.no_grad():
             self._narrow = matrix.with_tensors({name: t.detach() for name, t in matrix.tensors.items()})
             self.matrix = self._narrow.promoted()
         self.dtype, self.device, self._features = matrix.dtype, matrix.device, matrix.in_features
-        self._kind = self.device.type
+        self.kind = self.device.type
         self._dense, self._only, self._tuned = PLANS[choice], only, tuned or {}
         self._routes: dict[Call, Route] = {}
         self._products: dict[str, Any] = {}
@@ -61,7 +61,7 @@ class Plan:
         """
         if call.dtype == self.dtype or self.dtype != torch.float32:
             return call
-        own = call._replace(dtype=self.dtype, tf32=allows_tf32(self._kind, self.dtype))
+        own = call._replace(dtype=self.dtype, tf32=allows_tf32(self.kind, self.dtype))
         seconds = [costs_of(self.matrix, c)[self.route(c)] for c in (call, own)]
         return own if seconds[1] < seconds[0] else call
 
@@ -96,8 +96,8 @@ class Plan:
         if route.name not in self._products:
             assert route.prepare is not None
             # What is made under inference mode or autocast may have to serve outside of them later.
-            with torch.inference_mode(False), torch.no_grad(), without_autocast(self._kind):
-                typed = route.in_own_dtype(Call(device=self._kind, dtype=self.dtype))
+            with torch.inference_mode(False), torch.no_grad(), without_autocast(self.kind):
+                typed = route.in_own_dtype(Call(device=self.kind, dtype=self.dtype))
                 product: Any = route.prepare(self._narrow if typed and not route.holds_dense else self.matrix)
                 if isinstance(product, DenseProduct):
                     product = DenseProduct(product.weight.to(self.dtype))
@@ -111,7 +111,7 @@ class Plan:
             TypeError, ValueError: for an input that cannot be multiplied.
         """
         # What a call can differ in. It is checked, and its product chosen, the first time.
-        kind = self._kind
+        kind = self.kind
         cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         asked = x.shape, x.dtype, x.device, x.requires_grad and torch.is_grad_enabled(), cast, lacks_memory(x)
         taken = self._taken.get(asked)
@@ -123,7 +123,7 @@ class Plan:
 
     def _take(self, x: Tensor, needs_grad: bool, traced: bool) -> _Taken:
         check_input(self, x, self._features, "in_features", "StructuredLinear")
-        kind, dtype = self._kind, self.dtype
+        kind, dtype = self.kind, self.dtype
         if dtype != torch.float64 and autocasts(kind):
             dtype = torch.get_autocast_dtype(kind)
         tf32 = allows_tf32(kind, dtype)

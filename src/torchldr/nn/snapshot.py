@@ -15,8 +15,7 @@ DLPack in another library.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
-from operator import attrgetter, is_
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -46,95 +45,89 @@ def _find_memcmp() -> Any:
 
 
 _memcmp = _find_memcmp()
-_bytes_of = attrgetter("raw")
-_SMALL = 1 << 16  # bytes of a tensor that are compared by way of a copy: a call less
+_SMALL = 1 << 16  # bytes of a tensor that are compared by way of a copy: faster than a call of memcmp
 
 
 class Snapshot:
     """Copies of tensors, to tell later whether the tensors in their place are the same.
 
     Args:
-        tensors: in the order in which they are compared.
+        tensors: by name.
         live: nothing was computed from the numbers, what is kept reads them where they are: any will do, as
             long as they lie there.
     """
 
-    def __init__(self, tensors: Sequence[Tensor], *, live: bool = False) -> None:
-        self._live = live
-        if live:
-            self._in_memory = False
-            self._look_at(tensors)
-            return
-        with torch.inference_mode(False), torch.no_grad():
-            copies = [t.detach().clone(memory_format=torch.contiguous_format) for t in tensors]
-        self._copies = copies
-        self._in_memory = all(c.device.type == "cpu" for c in copies)
-        self._small = self._in_memory and all(c.nbytes <= _SMALL for c in copies)
-        if self._small:
-            self._memory = [_memory(t, c.nbytes) for t, c in zip(tensors, copies, strict=True)]
-            self._bytes = [_memory(c, c.nbytes).raw for c in copies]
-            self._small = all(map(Tensor.is_contiguous, tensors))
-        self._look_at(tensors)
+    def __init__(self, tensors: Mapping[str, Tensor], *, live: bool = False) -> None:
+        self._live, self._names, self._copies = live, tuple(tensors), list[Tensor]()
+        if not live:
+            with torch.inference_mode(False), torch.no_grad():
+                copies = [t.detach().clone(memory_format=torch.contiguous_format) for t in tensors.values()]
+            self._copies = copies
+        self._in_memory = not live and all(c.device.type == "cpu" for c in self._copies)
+        self._look_at([*tensors.values()])
 
     def _look_at(self, tensors: Sequence[Tensor]) -> None:
         """Keep by what the tensors are told from others next time."""
-        self._steps, self._tensors = _steps, list(tensors)
+        self._small = self._in_memory and all(t.nbytes <= _SMALL and t.is_contiguous() for t in tensors)
+        self._steps = _steps
         self._counted = all(why_uncounted(t) is None for t in tensors)
-        self._places = [
-            (t, t._version if self._counted else 0, t.data_ptr(), t.dtype, t.numel()) for t in tensors
-        ]
-        self._grids = [(t, t.stride()) for t in tensors if t.ndim > 1]
+        self._versions = _versions(tensors) if self._counted else []
+        copies: list[Any] = self._copies if self._small else [None] * len(tensors)
+        self._places = [*map(_place, self._names, tensors, copies)]
         # A reference to the data, so that no other data comes to the same address.
         self._data = [] if self._in_memory else [t.detach() for t in tensors]
 
-    def _lie_there(self, *, unedited: bool = False) -> bool:
-        """Whether the tensors have the same memory and shape still; where `unedited`, their counts too."""
-        for t, version, address, dtype, size in self._places:  # a loop: faster than a function for each
-            if t.data_ptr() != address or t.dtype is not dtype or t.numel() != size:
-                return False
-            if unedited and t._version != version:
-                return False
-        for t, stride in self._grids:  # noqa: SIM110
-            if t.stride() != stride:
-                return False
-        return True
+    def holds(self, own: dict[str, Any]) -> bool:
+        """Whether what has these names now are the very tensors, with the same numbers, bit for bit.
 
-    def is_of(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether these are the very tensors, whatever numbers they hold now."""
-        return all(map(is_, tensors, self._tensors))
-
-    def matches(self, tensors: Sequence[Tensor], *, same: bool = False) -> bool:
-        """Whether these tensors hold the same numbers, bit for bit; `same` where `is_of` is known to hold."""
-        same = same or self.is_of(tensors)
-        if self._live:
-            return same and self._lie_there()
-        if self._in_memory:
-            return self._same_bytes(tensors, same)
-        if same and self._counted and _steps == self._steps and self._lie_there(unedited=True):
+        Asked at every call, so in one loop: a function more costs more than what it does.
+        """
+        find: Callable[[str], Any] = own.get
+        for name, t, address, dtype, size, stride, memory, numbers in self._places:
+            if find(name) is not t or t.data_ptr() != address or t.dtype is not dtype or t.numel() != size:
+                return False
+            if stride is not None and t.stride() != stride:
+                return False
+            if memory is not None and memory.raw != numbers:
+                return False
+        if self._small or self._live:
             return True
-        if tensors[0].is_cuda and torch.cuda.is_current_stream_capturing():
+        tensors = [place[1] for place in self._places]
+        if self._in_memory:
+            return self._are_equal(tensors)
+        return self._counted and _steps == self._steps and self._versions == _versions(tensors)
+
+    def matches(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether these tensors hold the same numbers, wherever they lie."""
+        known = all(t is place[1] for t, place in zip(tensors, self._places, strict=True))
+        if known and self.holds(dict(zip(self._names, tensors, strict=True))):
+            return True
+        if self._live or not self._are_equal(tensors):
             return False
-        if not all(map(_equal, tensors, self._copies)):
-            return False
-        self._look_at(tensors)
+        if known or not self._in_memory:
+            self._look_at(tensors)
         return True
 
-    def _same_bytes(self, tensors: Sequence[Tensor], same: bool) -> bool:
-        if self._small and same and self._lie_there():
-            return [*map(_bytes_of, self._memory)] == self._bytes  # these alone may have changed
-        for t, copy in zip(tensors, self._copies, strict=True):
-            if t.dtype is not copy.dtype or t.shape != copy.shape or t.device.type != "cpu":
-                return False
-            if _memcmp is not None and t.is_contiguous():
-                if _memcmp(t.data_ptr(), copy.data_ptr(), copy.nbytes):
-                    return False
-            elif not torch.equal(t, copy):
-                return False
-        return True
+    def _are_equal(self, tensors: Sequence[Tensor]) -> bool:
+        if not self._in_memory and tensors[0].is_cuda and torch.cuda.is_current_stream_capturing():
+            return False  # to look at them would end the recording
+        return all(map(_same_bytes if self._in_memory else _equal, tensors, self._copies))
+
+
+def _versions(tensors: Sequence[Tensor]) -> list[int]:
+    return [t._version for t in tensors]
+
+
+def _place(name: str, t: Tensor, copy: Tensor | None) -> tuple[Any, ...]:
+    """What tells a tensor from others, and its memory and numbers where these are to be compared at once."""
+    stride = t.stride() if t.ndim > 1 else None
+    memory = numbers = None
+    if copy is not None:  # bytes, which must not be read unless the tensor is known to be there
+        memory, numbers = _memory(t, copy.nbytes), _memory(copy, copy.nbytes).raw
+    return name, t, t.data_ptr(), t.dtype, t.numel(), stride, memory, numbers
 
 
 def _memory(t: Tensor, size: int) -> ctypes.Array[ctypes.c_char]:
-    """The memory of a tensor as bytes, which must not be read unless the tensor is known to be there."""
     return (ctypes.c_char * size).from_address(t.data_ptr())
 
 
@@ -148,6 +141,14 @@ def why_uncounted(t: Tensor) -> str | None:
 def _shares_memory(t: Tensor) -> bool:
     """Whether the tensor is a part of a larger piece of memory, which others may write."""
     return t.untyped_storage().nbytes() != t.nbytes
+
+
+def _same_bytes(t: Tensor, copy: Tensor) -> bool:
+    if t.dtype is not copy.dtype or t.shape != copy.shape or t.device.type != "cpu":
+        return False
+    if _memcmp is not None and t.is_contiguous():
+        return not _memcmp(t.data_ptr(), copy.data_ptr(), copy.nbytes)
+    return torch.equal(t, copy)
 
 
 def _equal(t: Tensor, copy: Tensor) -> bool:

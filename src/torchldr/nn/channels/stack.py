@@ -65,7 +65,7 @@ class MatrixStack(StructuredParameters):
         matrix = self.matrix() if plan is None else plan.matrix
         tensors = [*matrix.tensors.values()]
         needs_grad = plan is None and torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-        captured = is_captured(tensors[0])
+        captured = is_captured(self.device.type)
         traced = plan is None and (captured or is_traced(*tensors))
         call = Call(
             batch, self.device.type, matrix.dtype, needs_grad, plan is not None, traced, captured=captured

@@ -83,14 +83,20 @@ def test_stencil_kernels(m, k, dtype):
         assert (a.cpu() - b).abs().max() <= 10 * tolerance * max(1, b.abs().max().item())
 
 
-def test_vmap_over_operators_takes_the_kernel():
-    m, s, b = 100, 4, 3
-    ring = [torch.rand(s, m, device="cuda") for _ in range(3)]
-    ring = [t / 3 for t in ring]
-    V, w = torch.randn(s, 2, m, device="cuda"), torch.randn(s, b, 2, m, device="cuda")
-    together = torch.vmap(tridiagonal.krylov_matmul)(*ring, V, w)
-    alone = [tridiagonal.krylov_matmul(*(t[i] for t in ring), V[i], w[i]) for i in range(s)]
-    assert torch.allclose(together, torch.stack(alone), atol=1e-4)
+@pytest.mark.parametrize(("m", "n"), [(100, 100), (100, 70), (70, 100)])
+def test_vmap_over_operators_takes_the_kernel(m, n):
+    s, b = 4, 3
+    rings = [[torch.rand(s, size, device="cuda") / 3 for _ in range(3)] for size in (m, n)]
+    A, C = ((*ring, torch.randn(s, 2, size, device="cuda")) for ring, size in zip(rings, (m, n), strict=True))
+    x = torch.randn(s, b, n, device="cuda")
+    together = torch.vmap(tridiagonal.product)(A, C, x)
+    alone = [tridiagonal.product(*(tuple(t[i] for t in of) for of in (A, C)), x[i]) for i in range(s)]
+    exact = [
+        tridiagonal.product(*(tuple(t[i].double().cpu() for t in of) for of in (A, C)), x[i].double().cpu())
+        for i in range(s)
+    ]
+    for found in (together, torch.stack(alone)):
+        assert torch.allclose(found.double().cpu(), torch.stack(exact), atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

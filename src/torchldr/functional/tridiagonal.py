@@ -59,46 +59,10 @@ def product(A: Operator, C: Operator, x: Tensor) -> Tensor:
     """
     if stencil.serves(*A, *C, x):
         return _StencilProduct.apply(*A, *C, x)[0]
-    return krylov_matmul(*A, krylov_rmatmul(*C, x, _columns(A, C)))
-
-
-def krylov_matmul(lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, w: Tensor) -> Tensor:
-    """Multiply by the Krylov matrices of a tridiagonal operator: sum_i K_k(A, v_i) w_i.
-
-    Args:
-        lower, diagonal, upper: the ring of coefficients, shape (m,) each.
-        V: start vectors, shape (r, m).
-        w: coefficients, shape (b, r, k) with k <= m.
-
-    Returns:
-        Shape (b, m), in the dtype of `w` (float32 or float64).
-
-    O(r m k) work for the columns, by a kernel on a GPU and in blocks elsewhere, and O(b r m k) in matrix
-    products. Differentiable any number of times; vmap, jvp and tracing hold.
-
-    The same, slowly: `sum(krylov_of_ring_reference(lower, diagonal, upper, v, k) @ w)`.
-    """
-    if cuda.serves(V.shape[-1], lower, diagonal, upper, V, w):
-        return w.flatten(1) @ krylov_matrices(lower, diagonal, upper, V, w.shape[-1]).flatten(0, 1)
-    return _plain_matmul(lower, diagonal, upper, V, w)
-
-
-def krylov_rmatmul(lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, u: Tensor, k: int) -> Tensor:
-    """Multiply by the transposed Krylov matrices: K_k(A, v_i)^T u for every i.
-
-    Args:
-        lower, diagonal, upper: the ring of coefficients, shape (m,) each.
-        V: start vectors, shape (r, m).
-        u: vectors, shape (b, m).
-        k: how many columns, at most m.
-
-    Returns:
-        Shape (b, r, k). Costs and rules as for `krylov_matmul`.
-    """
-    if cuda.serves(V.shape[-1], lower, diagonal, upper, V, u):
-        K = krylov_matrices(lower, diagonal, upper, V, k)
-        return (u @ K.flatten(0, 1).mT).unflatten(1, K.shape[:2])
-    return _plain_rmatmul(lower, diagonal, upper, V, u, k)
+    if not cuda.serves(max(A[3].shape[-1], C[3].shape[-1]), *A, *C, x):
+        return _plain_product(*A, *C, x)
+    K_A, K_C = (K.flatten(0, 1) for K in krylov_pair(A, C))
+    return x @ K_C.mT @ K_A
 
 
 # The plain form.
@@ -286,6 +250,17 @@ def _adjoint(
 
 
 # The Krylov matrices themselves: by a kernel on a GPU, by the compiled stencil on a CPU.
+
+
+def krylov_pair(A: Operator, C: Operator) -> tuple[Tensor, ...]:
+    """The Krylov matrices K_k(A, g_i) and K_k(C, h_i), transposed: (r, k, m) and (r, k, n), k = min(m, n).
+
+    A GPU runs operators of one size side by side.
+    """
+    k = _columns(A, C)
+    if A[3].shape != C[3].shape or not cuda.serves(k, *A, *C):
+        return krylov_matrices(*A, k), krylov_matrices(*C, k)
+    return _CudaKrylov.apply(*map(torch.stack, zip(A, C, strict=True)), k).unbind()
 
 
 def krylov_matrices(lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, k: int) -> Tensor:

@@ -151,8 +151,7 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
 
     def by_krylov_matrices(self) -> Tensor:
         """The dense matrix by one matrix product, 2 r k m n operations."""
-        k = min(self.shape)
-        K_A, K_C = (tridiagonal.krylov_matrices(*of, k).flatten(0, 1) for of in self.both_operators())
+        K_A, K_C = (K.flatten(0, 1) for K in tridiagonal.krylov_pair(*self.both_operators()))
         return K_A.mT @ K_C
 
     def _matmul(self, x: Tensor) -> Tensor:

@@ -12,18 +12,21 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
+from torch.autograd import Function, forward_ad
 
 Plain = Callable[..., Tensor]
 
 
 def applied(function: Any, *inputs: Any) -> Any:
-    """`function.apply` in less time: it binds the inputs to a signature for transformations of torch.func.
+    """`function.apply` in less time, for one with `setup_context`.
 
-    That takes as long as to launch a few kernels.
+    torch's own binds the inputs to a signature, for transformations of torch.func, and makes a context where
+    no gradient is wanted: each takes as long as to launch a few kernels.
     """
-    if torch._C._are_functorch_transforms_active():
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return function.apply(*inputs)
+    if not torch.is_grad_enabled() and forward_ad._current_level < 0:
+        return function.forward(*inputs)
     return super(Function, function).apply(*inputs)
 
 

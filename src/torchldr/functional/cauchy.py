@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._twin import plain_backward, plain_jvp
+from ._twin import applied, plain_backward, plain_jvp
 from .stencil import is_plain
 
 TILE = 256
@@ -41,7 +41,7 @@ def cauchy_matmul(s: Tensor, t: Tensor, x: Tensor) -> Tensor:
     """
     if torch.compiler.is_compiling():
         return _plain(s, t, x)
-    return _Tiled.apply(s, t, x)
+    return applied(_Tiled, s, t, x)
 
 
 def _plain(s: Tensor, t: Tensor, x: Tensor) -> Tensor:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from inspect import signature
 from typing import Any
 
 import torch
@@ -78,7 +77,7 @@ def column_scan(nodes: Tensor, E: Tensor) -> Tensor:
     Returns:
         Shape (R, m, n), differentiable in both.
     """
-    return _Columns.apply(nodes, E)
+    return applied(_Columns, nodes, E)
 
 
 def _plain_stein(
@@ -161,9 +160,6 @@ class _Stein(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Tensor, int]:
         return _Stein.apply(*_in_front(info, in_dims, inputs)), 0
-
-
-vars(_Stein.forward)["__signature__"] = signature(_Stein.forward)  # torch asks for it at every call
 
 
 def _twin(ctx: Any) -> Callable[..., Tensor]:

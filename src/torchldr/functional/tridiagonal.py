@@ -29,7 +29,7 @@ from torch.nn.functional import pad
 from ..kernels import cuda
 from ..kernels.cpu.threads import both
 from . import stencil
-from ._twin import plain_backward, plain_jvp, product_vmap
+from ._twin import applied, plain_backward, plain_jvp, product_vmap
 
 Operator = tuple[Tensor, Tensor, Tensor, Tensor]  # lower, diagonal, upper (m,) and start vectors (r, m)
 
@@ -58,7 +58,7 @@ def product(A: Operator, C: Operator, x: Tensor) -> Tensor:
     any number of times; vmap, jvp and tracing hold.
     """
     if stencil.serves(*A, *C, x):
-        return _StencilProduct.apply(*A, *C, x)[0]
+        return applied(_StencilProduct, *A, *C, x)[0]
     if not cuda.serves(max(A[3].shape[-1], C[3].shape[-1]), *A, *C, x):
         return _plain_product(*A, *C, x)
     K_A, K_C = (K.flatten(0, 1) for K in krylov_pair(A, C))
@@ -260,7 +260,7 @@ def krylov_pair(A: Operator, C: Operator) -> tuple[Tensor, ...]:
     k = _columns(A, C)
     if A[3].shape != C[3].shape or not cuda.serves(k, *A, *C):
         return krylov_matrices(*A, k), krylov_matrices(*C, k)
-    return _CudaKrylov.apply(*map(torch.stack, zip(A, C, strict=True)), k).unbind()
+    return applied(_CudaKrylov, *map(torch.stack, zip(A, C, strict=True)), k).unbind()
 
 
 def krylov_matrices(lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, k: int) -> Tensor:
@@ -270,7 +270,7 @@ def krylov_matrices(lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, k
     if not cuda.serves(V.shape[-1], lower, diagonal, upper, V):
         return _krylov_of_ring(lower, diagonal, upper, V, k)
     stacked = (t.unsqueeze(0) for t in (lower, diagonal, upper, V))
-    return _CudaKrylov.apply(*stacked, k).squeeze(0)
+    return applied(_CudaKrylov, *stacked, k).squeeze(0)
 
 
 class _StencilKrylov(torch.autograd.Function):

@@ -22,7 +22,7 @@ from ...kernels.cpu.arrays import as_array
 from ...kernels.cpu.compiled import Loops, numbers, wide
 from ...kernels.cpu.threads import in_parts
 from .. import stencil
-from .._twin import plain_backward, plain_jvp, product_vmap
+from .._twin import applied, plain_backward, plain_jvp, product_vmap
 from ..doubling import shifted_sum
 from ..reference import krylov_of_side_reference
 from .guard import Scales, Side, sample_side, scales
@@ -40,7 +40,7 @@ class Joint(NamedTuple):
 def product(A: Side, C: Side, x: Tensor, P: Scales) -> Tensor:
     """`convolution.product` by the compiled function; arguments and result as there."""
     converted = (t.to(P.dtype) for t in (*A, *C, x, *P))
-    return _Joint.apply(*converted)[0].to(x.dtype)
+    return applied(_Joint, *converted)[0].to(x.dtype)
 
 
 def lower(side: Side) -> Tensor:
@@ -131,7 +131,7 @@ class _Joint(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Tensor) -> Any:
-        product = lambda *given: _Joint.apply(*given, *inputs[7:])[0]
+        product = lambda *given: applied(_Joint, *given, *inputs[7:])[0]
         y = product_vmap(_plain, product, in_dims[:7], inputs[:7])
         return (y, *[y.new_zeros(0)] * 4), (0, *[None] * 4)
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .._twin import plain_backward, plain_jvp
+from .._twin import applied, plain_backward, plain_jvp
 from ..fft import conjugate, contract_rank, fast_length
 from .guard import Scales, Side
 
@@ -68,13 +68,13 @@ def matmul(s: Tensor, corner: Tensor, V: Tensor, w: Tensor, P: Tensor) -> Tensor
     The same, slowly: `sum(krylov_reference(subdiagonal_reference(s, corner), v, k) @ w)`.
     """
     wide = (t.to(P.dtype) for t in (s, corner, V, w))
-    return _ConvolutionMatmul.apply(*wide, P)[0].to(w.dtype)
+    return applied(_ConvolutionMatmul, *wide, P)[0].to(w.dtype)
 
 
 def rmatmul(s: Tensor, corner: Tensor, V: Tensor, u: Tensor, k: int, P: Tensor) -> Tensor:
     """Multiply by the transposed Krylov matrices: K_k(A, v_i)^T u for every i, (b, m) to (b, r, k)."""
     wide = (t.to(P.dtype) for t in (s, corner, V, u))
-    return _ConvolutionRmatmul.apply(*wide, P, k)[0].to(u.dtype)
+    return applied(_ConvolutionRmatmul, *wide, P, k)[0].to(u.dtype)
 
 
 def prepare(A: Side, C: Side, scales: Scales) -> tuple[ConvolutionKrylov, ConvolutionKrylov]:

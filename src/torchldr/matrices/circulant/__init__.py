@@ -15,6 +15,7 @@ from ...core.matrix import StructuredMatrix, normal_
 from ...core.products import Product
 from ...core.routes import Call
 from ...functional import scan, stein_scan
+from ...functional._twin import applied
 from ...functional.fft import conjugate, leading
 from ...functional.ring import ring
 
@@ -32,7 +33,7 @@ def gather_seconds(M: Any, call: Call) -> float:
 
 def circulants(column: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """(..., b) to (..., b, b): the circulant matrix with that first column."""
-    return _Circulants.apply(column, dtype or column.dtype)
+    return applied(_Circulants, column, dtype or column.dtype)
 
 
 _LONG = 128  # rows from which a GPU sums along diagonals
@@ -54,7 +55,7 @@ class _Circulants(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, D: Tensor) -> tuple[Tensor, None]:
-        return _Diagonals.apply(D).to(ctx.given), None
+        return applied(_Diagonals, D).to(ctx.given), None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, _: Any) -> Tensor:
@@ -84,7 +85,7 @@ class _Diagonals(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor) -> Tensor:
-        return _Diagonals.apply(tangent)
+        return applied(_Diagonals, tangent)
 
 
 class Circulant(StructuredMatrix, name="circulant"):

@@ -105,6 +105,15 @@ _PEERS = _crossed(
 )  # fmt: skip
 
 
+def _gpu_steps(where: Callable[[Row], bool]) -> Callable[[Results], str]:
+    """Steps of training by size and rows."""
+    return _crossed(
+        "rows", {"structure": "structure", "rank": "rank", "mode": "numbers"},
+        lambda row: (row["n"], row["rows"]), lambda size: f"{size[0]:,}, {size[1]:,} rows",
+        lambda row: f"{row['ratio']:.2f}", where=where,
+    )  # fmt: skip
+
+
 def _recovered(model: str, measure: str) -> Callable[[Results], str]:
     """A model compressed by every method: quality before and after training, and rounded to int8."""
 
@@ -245,10 +254,9 @@ TABLES: dict[str, tuple[str, Callable[[Results], str]]] = {
         "structure": "structure", "n": "n", "seconds": "s", "mb_above_import": "peak MB above the import"})),
     "million": ("cpu_speed", _listed("million", {
         "structure": "structure", "n": "n", "seconds": "s", "mb_above_import": "peak MB above the import"})),
-    "gpu_training": ("gpu_training", _crossed(
-        "rows", {"structure": "structure", "rank": "rank", "mode": "numbers"},
-        lambda row: (row["n"], row["rows"]), lambda size: f"{size[0]:,}, {size[1]:,} rows",
-        lambda row: f"{row['ratio']:.2f}", where=lambda row: row["n"] >= 2048)),
+    "gpu_training": ("gpu_training", _gpu_steps(lambda row: row["n"] >= 2048)),
+    "gpu_training_small": ("gpu_training", _gpu_steps(lambda row: row["n"] == 1024)),
+    "gpu_training_captured": ("gpu_training_captured", _gpu_steps(bool)),
     "gpu_inference": ("gpu_inference", _crossed(
         "rows", {"structure": "structure", "rank": "rank", "mode": "numbers", "batch": "rows"},
         lambda row: row["n"], _sized,

@@ -89,6 +89,7 @@ def test_the_checksum_sees_numbers_names_shapes_and_types():
     others = [{"a": x}, {"b": x}, {"a": x.reshape(2, 2)}, {"a": x.int()}, {"a": x + 1}, [x], [x, None]]
     assert len({checksum(one) for one in others}) == len(others)
     assert checksum({"a": x}) == checksum({"a": x.clone()})
+    assert checksum(x.to_sparse()) == checksum(x)
 
 
 def network():

@@ -227,7 +227,7 @@ def checksum(content: Any) -> str:
     def add(part: Any) -> None:
         if isinstance(part, Tensor):
             found.update(f"{part.dtype} {tuple(part.shape)}".encode())
-            flat = part.detach().to("cpu").contiguous().reshape(-1)
+            flat = part.detach().to("cpu").to_dense().contiguous().reshape(-1)
             found.update(flat.view(torch.uint8).numpy().data)
         elif isinstance(part, nn.Module):
             add(part.state_dict())

@@ -83,7 +83,7 @@ class Watch:
         for (key, _, third), g in zip(owned, found[len(self.probes) :], strict=True):
             if g is not None:
                 g = g if third is None else g.chunk(3)[third]
-                self.moments.setdefault(key, Moments()).total += float(g.double().square().sum())
+                self.moments.setdefault(key, Moments()).total += float(widened(g).square().sum())
         return True
 
     @torch.no_grad()
@@ -164,7 +164,7 @@ class Watch:
         rows = self._rows(len(g), seen.rows, m, n / m)
         part = g[rows] if rows is not None else g
         seen.outputs = self._added(name, "outputs", seen.outputs, moments_of(part, part))
-        seen.total += float(weight.double().sum())
+        seen.total += float(widened(weight).sum())
         if weight.any():
             mean, before = weight / weight.mean(), self.weights.get(len(weight))
             self.weights[len(weight)] = mean if before is None else before + mean.to(before.device)
@@ -178,7 +178,7 @@ class Watch:
         if rows is not None:
             X, weight = X[rows], None if weight is None else weight[rows]
         X = X.float() if X.dtype != torch.float64 else X
-        seen.counted += float(len(X) if weight is None else weight.double().sum())
+        seen.counted += float(len(X) if weight is None else widened(weight).sum())
         weighted = X if weight is None else X * weight.to(X).unsqueeze(-1)
         seen.inputs = self._added(name, "inputs", seen.inputs, moments_of(weighted, X))
 

@@ -1,7 +1,7 @@
 """Layers built or loaded under `torch.inference_mode()` beside the same layers built outside, in inference.
 
     python benchmarks/inference_mode.py [--device cpu] [--threads 1] [--out results/bench/inference_mode.json]
-                                        [--quick]
+                                        [--quick] [--n 16384 32768] [--classes ldr_sd]
 
 Every layer has the same numbers and is called in the same way, under `inference_mode`, in float32. It comes
 about in one of these ways:
@@ -92,8 +92,9 @@ def shortest(layers: dict[str, StructuredLinear], x: Tensor, rounds: int) -> dic
     return best
 
 
-def rows(n: int, rounds: int, device: str) -> Iterator[dict[str, Any]]:
-    for name, options in CLASSES.items():
+def rows(n: int, names: list[str], rounds: int, device: str) -> Iterator[dict[str, Any]]:
+    for name in names:
+        options = CLASSES[name]
         layers = ways(n, name, device)
         for batch in BATCHES:
             x = torch.randn(batch, n, device=device)
@@ -116,12 +117,14 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--n", nargs="*", type=int, default=SIZES)
+    parser.add_argument("--classes", nargs="*", default=[*CLASSES])
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(0)
     found: list[dict[str, Any]] = []
-    for n in SIZES[:2] if arguments.quick else SIZES:
-        for row in rows(n, 5 if arguments.quick else ROUNDS, arguments.device):
+    for n in arguments.n[:2] if arguments.quick else arguments.n:
+        for row in rows(n, arguments.classes, 5 if arguments.quick else ROUNDS, arguments.device):
             found.append(row)
             print(*(f"{v:.3g}" if isinstance(v, float) else v for v in row.values()), flush=True)
         if arguments.out is not None:

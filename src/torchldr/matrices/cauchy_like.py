@@ -44,7 +44,7 @@ def _seconds(M: Any, call: Call) -> float:
     (m, n), r, b = M.shape, M.rank, call.batch
     count = -(-m // TILE)
     tiles = count * (costs.passes(call, TILE * n, 3) + costs.gemm(call, b * r, TILE, n))
-    return costs.backward(call, tiles + costs.passes(call, b * r * (m + n), 2))
+    return costs.backward(call, tiles + costs.passes(call, b * r * (m + n), 5))
 
 
 def _dense_seconds(M: Any, call: Call) -> float:

@@ -81,7 +81,7 @@ def main() -> None:
     source.shuffle(rows)
     half = len(rows) // 2
     looking, telling = rows[:half], rows[half:]
-    device, fixed = arguments.device, {"fewest", "replay", "tf32"}
+    device, fixed = arguments.device, {"fewest", "replay", "tf32", "lstm"}
     machine = costs.CPUS[found[0]["machine"]["machine"]] if device == "cpu" else costs.MACHINES[device]
     if arguments.half is not None:
         machine, fixed = machine._replace(half=arguments.half), fixed | {"half"}

@@ -34,6 +34,7 @@ class Machine(NamedTuple):
     transform: float  # to start one such FFT
     start: float  # to start a compiled function
     stencil: float  # an entry of a Krylov matrix by the compiled stencil
+    lstm: float  # how many times as long as its matrix products torch's own LSTM takes
 
 
 def _bfloat16_multiply() -> float:
@@ -54,17 +55,17 @@ _HALF = _bfloat16_multiply()
 _X86 = Machine(
     call=10e-6, replay=10e-6, entry=0.36e-9, large=0.8e-9, fft=45e-12, fewest=64, multiply=10e-12,
     tf32=10e-12, half=_HALF, stream=0.11e-9, pack=0.31e-9, compiled=250e-12, transform=0.2e-6, start=3e-6,
-    stencil=1.2e-9,
+    stencil=1.2e-9, lstm=1,
 )  # fmt: skip
 _ARM = Machine(
     call=14e-6, replay=14e-6, entry=1.1e-9, large=1.1e-9, fft=240e-12, fewest=4, multiply=61e-12,
     tf32=61e-12, half=_HALF, stream=0.2e-9, pack=1.15e-9, compiled=500e-12, transform=0.1e-6, start=1e-6,
-    stencil=1.7e-9,
+    stencil=1.7e-9, lstm=4,
 )  # fmt: skip
 _CUDA = Machine(
     call=15e-6, replay=2e-6, entry=1e-12, large=1e-12, fft=0.2e-12, fewest=64, multiply=0.06e-12,
     tf32=0.0065e-12, half=0.003e-12, stream=1.1e-12, pack=1.1e-12, compiled=1.0, transform=1.0, start=200e-6,
-    stencil=1e-12,
+    stencil=1e-12, lstm=1,
 )  # fmt: skip
 CPUS = {"x86_64": _X86, "aarch64": _ARM}
 MACHINES = {"cpu": CPUS.get(platform.machine(), _X86), "cuda": _CUDA}

@@ -135,16 +135,22 @@ def test_steps_replace_an_lstm_of_torch_that_is_slow(slow, monkeypatch):
     )
     stepped, run = [], StructuredLSTM._run_steps
     monkeypatch.setattr(StructuredLSTM, "_run_steps", lambda *some: stepped.append(1) or run(*some))
-    layer = StructuredLSTM(5, 6, 2, bidirectional=True, structure="dense", which="both")
+    layer = StructuredLSTM(5, 6, 2, bidirectional=True, structure="low_rank", which="both")
     x = pack_sequence([torch.randn(steps, 5) for steps in (4, 3, 1)])
     output, state = layer(x)
     expected, after = layer.to_torch().double()(x.double())
     assert len(stepped) == slow
     for found, wanted in zip((output.data, *state), (expected.data, *after), strict=True):
         assert torch.allclose(found.double(), wanted, atol=1e-6)
-    StructuredLSTM(5, 6, proj_size=2, structure="dense")(torch.randn(3, 2, 5))
-    StructuredGRU(5, 6, structure="dense")(torch.randn(3, 2, 5))
-    StructuredLSTM(5, 6, structure="dense", dtype=torch.float64)(torch.randn(3, 2, 5).double())
+    output.data.sum().backward()
+    assert all(p.grad is not None for p in layer.parameters())
+    layer.plan = "dense"
+    layer(x)
+    dense = nn.LSTM(5, 6)
+    assert torch.equal(StructuredLSTM.from_torch(dense)(x)[0].data, dense(x)[0].data)
+    StructuredLSTM(5, 6, proj_size=2)(x)
+    StructuredGRU(5, 6)(x)
+    StructuredLSTM(5, 6, dtype=torch.float64)(x.double())
     assert len(stepped) == slow
 
 

@@ -219,10 +219,14 @@ class StructuredRecurrent(PlannedLayer):
         return self._run_steps(given, state, dense)
 
     def _steps_are_faster(self, given: Given) -> bool:
-        """Than torch's own function: oneDNN, to which it gives an LSTM on a CPU, may be slow at it."""
+        """Than torch's own function: oneDNN, to which it gives an LSTM on a CPU, may be slow at it.
+
+        Asked of structured layers alone: others give torch's numbers, bit for bit.
+        """
         x, steps, batch = given.data, len(given.sizes()), given.batch()
-        by_onednn = x.device.type == "cpu" and x.dtype == torch.float32 and not autocasts("cpu")
-        if self.torch_class is not nn.LSTM or self.proj_size or not by_onednn or not mkldnn.enabled:
+        free = self._plan_choice == "auto" and self.structure.structured
+        by_onednn = self.torch_class is nn.LSTM and not self.proj_size and x.dtype == torch.float32
+        if not free or not by_onednn or x.device.type != "cpu" or not mkldnn.enabled or autocasts("cpu"):
             return False
         call, rows = Call(needs_grad=torch.is_grad_enabled()), len(self.gates) * self.hidden_size
         together = costs.gemm(call, steps * batch, rows, self.input_size + self.hidden_size)

@@ -50,6 +50,11 @@ def _block_seconds(M: Any, call: Call) -> float:
     return costs.backward(call, seconds)
 
 
+def _dense_seconds(M: Any, call: Call) -> float:
+    """The blocks, and a copy that puts them in their places."""
+    return gather_seconds(M, call) + costs.backward(call, costs.passes(call, M.shape.numel()))
+
+
 class BlockCirculant(StructuredMatrix, name="block_circulant"):
     """Block-circulant: a grid of circulant blocks of b x b, the last ones cropped.
 
@@ -63,7 +68,7 @@ class BlockCirculant(StructuredMatrix, name="block_circulant"):
     Reference: Ding et al., "CirCNN", 2017.
     """
 
-    ROUTES = own_route("fft", _block_seconds), dense_route(gather_seconds)
+    ROUTES = own_route("fft", _block_seconds), dense_route(_dense_seconds)
     projection_work = 0
     compresses = True
 

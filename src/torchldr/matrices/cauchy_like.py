@@ -44,7 +44,10 @@ def _seconds(M: Any, call: Call) -> float:
     (m, n), r, b = M.shape, M.rank, call.batch
     count = -(-m // TILE)
     tiles = count * (costs.passes(call, TILE * n, 3) + costs.gemm(call, b * r, TILE, n))
-    return costs.backward(call, tiles + costs.passes(call, b * r * (m + n), 2))
+    around = costs.backward(call, costs.passes(call, b * r * (m + n), 5))
+    # Backward a tile multiplies once; its entries have gradients where the nodes are learned.
+    times = 2 + M.options["learn_nodes"] if call.needs_grad else 1
+    return times * tiles + around
 
 
 def _dense_seconds(M: Any, call: Call) -> float:

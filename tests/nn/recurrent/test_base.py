@@ -11,6 +11,7 @@ from torch.nn.utils.rnn import pack_sequence
 
 import torchldr
 from torchldr import StructuredGRU, StructuredLSTM
+from torchldr.core import costs
 from torchldr.nn.recurrent.inputs import Given
 
 every_layer = pytest.mark.parametrize("layer_class", [StructuredLSTM, StructuredGRU])
@@ -114,7 +115,7 @@ def test_auto_plan_goes_by_cost():
     """Few vectors go by FFTs, many by a small matrix, and by a large one never."""
     both = {"weight_ih_l0": "dense", "weight_hh_l0": "dense"}
     assert StructuredLSTM(16, 16, which="both").uses(32, 16) == both
-    layer = StructuredLSTM(2048, 256, structure="toeplitz_like", which="both", device="meta")
+    layer = StructuredLSTM(2048, 256, structure="toeplitz_like", rank=16, which="both", device="meta")
     assert layer.uses(1, 1)["weight_ih_l0"] == "fast"
     assert layer.uses(4096, 64) == both
     large = StructuredLSTM(4096, 4096, structure="toeplitz_like", which="both", device="meta")
@@ -124,6 +125,33 @@ def test_auto_plan_goes_by_cost():
     assert StructuredLSTM(4096, 512, structure="dense", device="meta").uses() == {"weight_ih_l0": "dense"}
     with pytest.raises(ValueError, match="StructuredLSTM: plan must be one of auto, fast, dense, got 'slow'"):
         layer.plan = "slow"
+
+
+@pytest.mark.parametrize("slow", [False, True])
+def test_steps_replace_an_lstm_of_torch_that_is_slow(slow, monkeypatch):
+    """By the cost on this machine alone; outputs and states are those of torch's own function."""
+    monkeypatch.setitem(
+        costs.MACHINES, "cpu", costs.MACHINES["cpu"]._replace(lstm=1e3 if slow else 1.0, call=1e-9)
+    )
+    stepped, run = [], StructuredLSTM._run_steps
+    monkeypatch.setattr(StructuredLSTM, "_run_steps", lambda *some: stepped.append(1) or run(*some))
+    layer = StructuredLSTM(5, 6, 2, bidirectional=True, structure="low_rank", which="both")
+    x = pack_sequence([torch.randn(steps, 5) for steps in (4, 3, 1)])
+    output, state = layer(x)
+    expected, after = layer.to_torch().double()(x.double())
+    assert len(stepped) == slow
+    for found, wanted in zip((output.data, *state), (expected.data, *after), strict=True):
+        assert torch.allclose(found.double(), wanted, atol=1e-6)
+    output.data.sum().backward()
+    assert all(p.grad is not None for p in layer.parameters())
+    layer.plan = "dense"
+    layer(x)
+    dense = nn.LSTM(5, 6)
+    assert torch.equal(StructuredLSTM.from_torch(dense)(x)[0].data, dense(x)[0].data)
+    StructuredLSTM(5, 6, proj_size=2)(x)
+    StructuredGRU(5, 6)(x)
+    StructuredLSTM(5, 6, dtype=torch.float64)(x.double())
+    assert len(stepped) == slow
 
 
 @every_layer

@@ -30,6 +30,7 @@ def _seconds(M: Any, call: Call) -> float:
     (m, n), r, b = M.shape, M.rank, call.batch
     (u, _), (v, _) = grid(m, n, M.options["blocks"])
     seconds = costs.gemm(call, b, r, n) + costs.gemm(call, b, u, r * v) + costs.gemm(call, b, m, r)
+    seconds += costs.started(call, 4)  # views
     return costs.backward(call, seconds + costs.passes(call, b * (n + r * (u + v) + m), 1))
 
 

@@ -33,6 +33,7 @@ def _seconds(M: Any, call: Call) -> float:
     (m, n), r, batch = M.shape, M.rank, call.batch
     a, b, c, d = sizes(m, n, **M.options)
     seconds = costs.gemm(call, batch * c, r * b, d) + costs.gemm(call, batch * b, a, r * c)
+    seconds += costs.started(call, 4)  # views
     return costs.backward(call, seconds + costs.passes(call, batch * r * b * c, 1))
 
 

@@ -113,11 +113,10 @@ def _compiled_why_not(M: Any, call: Call) -> str | None:
 
 
 def _compiled_cost(M: Any, call: Call) -> float:
-    on, (m, n), r = costs.machine(call), M.shape, M.rank
-    length = 1 << (max(m, n) + min(m, n) - 2).bit_length()
+    (m, n), r = M.shape, M.rank
+    length = 1 << ((max(m, n) + min(m, n) - 2) // 2).bit_length()
     transforms = call.batch * (2 * r + 2) + (0 if call.kept else 2 * r)
-    seconds = on.start + costs.wide(call) * on.compiled * transforms * length * length.bit_length()
-    return costs.backward(call, seconds + costs.started(call, 4 if call.kept else 12))
+    return costs.backward(call, costs.compiled_ffts(call, transforms, length, 4 if call.kept else 12))
 
 
 def _compiled(M: Any, x: Tensor, transposed: bool) -> Tensor:
@@ -159,10 +158,8 @@ def _compiled_pair_why_not(M: Any, call: Call) -> str | None:
 
 
 def _compiled_pair_cost(M: Any, call: Call) -> float:
-    on, n = costs.machine(call), M.shape[0]
     transforms = call.batch * (2 * M.rank + 4)
-    seconds = costs.wide(call) * on.compiled * transforms * n / 2 * max(n // 2, 2).bit_length()
-    return costs.backward(call, on.start + costs.started(call, 4) + seconds)
+    return costs.backward(call, costs.compiled_ffts(call, transforms, M.shape[0] // 2, 4))
 
 
 def _prepare_compiled_pair(M: Any) -> Product:

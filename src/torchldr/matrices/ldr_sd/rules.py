@@ -21,6 +21,7 @@ from ...core.linear_map import LinearMap
 from ...core.rules import rule
 from ...functional.exported.grown import of_sides
 from ...functional.exported.krylov import convolved
+from ...functional.ring import shift_krylov_matmul
 from ...functional.subdiagonal.guard import RANGE, Side, reach, scales
 from ...functional.triangular import ring_solve
 from ...linalg.candidates import GKO_FROM, around, toeplitz_candidates
@@ -85,22 +86,20 @@ def _(M: LDRSubdiagonal) -> list[Candidate]:
         bool(v.abs().max() <= SCALES * v.abs().min()) for v in (P, Q)
     ):
         divide = (lambda b: b / P, lambda b: b / P), (lambda b: b / Q, lambda b: b / Q)
-        forms = toeplitz_candidates(lambda: _closed_displacement(M, G, H, P, Q, f, e))
+        forms = toeplitz_candidates(lambda: _closed_displacement(G, H, f, e))
         found += [around(form, *divide) for form in forms]
     return [*found, *general(M)]
 
 
-def _closed_displacement(
-    M: LDRSubdiagonal, G: Tensor, H: Tensor, P: Tensor, Q: Tensor, f: float, e: float
-) -> tuple[Tensor, Tensor]:
-    """Generators of T - Z_1 T Z_{-1}^T for M = diag(P) T diag(Q), T = sum_i K(Z_f, g_i) K(Z_e, h_i)^T.
+def _closed_displacement(G: Tensor, H: Tensor, f: float, e: float) -> tuple[Tensor, Tensor]:
+    """Generators of T - Z_1 T Z_{-1}^T for T = sum_i K(Z_f, g_i) K(Z_e, h_i)^T, a square matrix.
 
     T - Z_f T Z_e^T = (1 - f e) G^T H, and Z_1 and Z_{-1} differ from Z_f and Z_e in a corner each, which
-    brings in the last row and the last column of T.
+    brings in the last row and the last column of T. The last row of K(Z_e, h) is h from its end.
     """
-    first, last = torch.zeros_like(P), torch.zeros_like(P)
-    first[0], last[-1] = 1, 1
-    column, row = M.matmul(last) / P / Q[-1], M.rmatmul(last) / Q / P[-1]
+    first = torch.zeros_like(G[0])
+    first[0] = 1
+    column, row = shift_krylov_matmul(G, H.flip(-1), f), shift_krylov_matmul(H, G.flip(-1), e)
     down = (1 + e) * column.roll(1)
     across = -(1 - f) * torch.cat((e * row[-1:], row[:-1]))
     left = torch.cat(((1 - f * e) * G, first.unsqueeze(0), down.unsqueeze(0)))

@@ -26,7 +26,7 @@ def _seconds(M: Any, call: Call) -> float:
     (m, n), r, b = M.shape, M.rank, call.batch
     (u, _), (v, _) = grid(m, n, M.options["blocks"])
     seconds = costs.gemm(call, b, r * u, n) + costs.gemm(call, b, m, r * v)
-    seconds += costs.passes(call, b * (n + r * u * v + m), 1)
+    seconds += costs.passes(call, b * (n + r * u * v + m), 2) + costs.started(call, 5)  # many views
     if not call.kept:
         seconds += costs.passes(call, r * (u * n + v * m), 1)
     return costs.backward(call, seconds)

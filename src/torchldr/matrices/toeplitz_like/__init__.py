@@ -32,9 +32,8 @@ def corner_sign(m: int, n: int) -> int:
 
 def _fft_seconds(M: Any, call: Call) -> float:
     (m, n), r, b = M.shape, M.rank, call.batch
-    seconds = sum(costs.ffts(call, b * (1 + r), size) for size in (m, n)) + costs.copies(
-        call, b * r * (m + n), 4, 10
-    )
+    seconds = sum(costs.ffts(call, b * (1 + r), size) for size in (m, n))
+    seconds += sum(costs.copies(call, b * r * size, 3, 7) for size in (m, n))
     if not call.kept:
         seconds += sum(costs.ffts(call, r, size) for size in (m, n)) + costs.started(call, 10)
     return costs.backward(call, seconds)
@@ -42,7 +41,7 @@ def _fft_seconds(M: Any, call: Call) -> float:
 
 def _dense_seconds(M: Any, call: Call) -> float:
     m, n = M.shape
-    passes = 6 if call.device == "cuda" else 4 * min(m, n).bit_length()
+    passes = 6 if call.device == "cuda" else 2 * min(m, n).bit_length()
     return costs.backward(call, costs.gemm(call, M.rank, m, n) + costs.passes(call, m * n, passes))
 
 
@@ -53,10 +52,8 @@ def _pair_why_not(M: Any, call: Call) -> str | None:
 
 
 def _pair_seconds(M: Any, call: Call) -> float:
-    on, n = costs.machine(call), M.shape[0]
     transforms = call.batch * (2 * M.rank + 4)
-    seconds = costs.wide(call) * on.compiled * transforms * n / 2 * max(n // 2, 2).bit_length()
-    return costs.backward(call, on.start + costs.started(call, 4) + seconds)
+    return costs.backward(call, costs.compiled_ffts(call, transforms, M.shape[0] // 2, 4))
 
 
 class ToeplitzLike(StructuredMatrix, name="toeplitz_like"):

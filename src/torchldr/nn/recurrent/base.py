@@ -10,10 +10,13 @@ from typing import Any, ClassVar, Self, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.backends import mkldnn
 from torch.nn.functional import dropout, linear
 
+from ...core import costs
 from ...core.checks import check_choices, check_flags, check_int
-from ...core.products import is_jit_tracing
+from ...core.products import autocasts, is_jit_tracing
+from ...core.routes import Call
 from ...matrices import StructuredMatrix, get_structure
 from ..channels.stack import INITS, MatrixStack
 from ..graph import as_node, is_proxy
@@ -211,9 +214,25 @@ class StructuredRecurrent(PlannedLayer):
         if is_jit_tracing():
             return self._run_fused(given, state)
         dense = self._dense_weights(len(given.sizes()), given.batch())
-        if all(dense.values()) and not torch.compiler.is_compiling():
+        if all(dense.values()) and not torch.compiler.is_compiling() and not self._steps_are_faster(given):
             return self._run_fused(given, state)
         return self._run_steps(given, state, dense)
+
+    def _steps_are_faster(self, given: Given) -> bool:
+        """Than torch's own function: oneDNN, to which it gives an LSTM on a CPU, may be slow at it.
+
+        Asked of structured layers alone: others give torch's numbers, bit for bit.
+        """
+        x, steps, batch = given.data, len(given.sizes()), given.batch()
+        free = self._plan_choice == "auto" and self.structure.structured
+        by_onednn = self.torch_class is nn.LSTM and not self.proj_size and x.dtype == torch.float32
+        if not free or not by_onednn or x.device.type != "cpu" or not mkldnn.enabled or autocasts("cpu"):
+            return False
+        call, rows = Call(needs_grad=torch.is_grad_enabled()), len(self.gates) * self.hidden_size
+        together = costs.gemm(call, steps * batch, rows, self.input_size + self.hidden_size)
+        hidden = costs.gemm(call, batch, rows, self.hidden_size) + costs.started(call, 14)
+        inputs = costs.gemm(call, steps * batch, rows, self.input_size)
+        return inputs + steps * hidden < costs.machine(call).lstm * together
 
     def _infer(self, *inputs: Tensor) -> list[Tensor]:
         x, *state = inputs

@@ -10,6 +10,7 @@ from torchldr import StructuredLinear, testing
 from torchldr.compress import refit
 from torchldr.core.routes import Call
 from torchldr.functional import scan, tridiagonal
+from torchldr.functional.doubling import shifted_sum
 from torchldr.functional.reference import krylov_of_ring_reference
 from torchldr.functional.subdiagonal import cuda_pair
 from torchldr.kernels import cuda
@@ -103,20 +104,26 @@ def test_vmap_over_operators_takes_the_kernel(m, n):
 @pytest.mark.parametrize("rank", [1, 20])
 @pytest.mark.parametrize(("m", "n"), [(1, 1), (1, 7), (31, 31), (64, 64), (100, 129), (300, 300), (65, 700)])
 def test_diagonals(m, n, rank, dtype):
-    """Matrices by scans, their adjoints and gradients, against the rows in float64."""
+    """Matrices by scans, their adjoints and gradients, against sums by doubling in float64."""
     g = torch.Generator().manual_seed(m + n)
     a, c = (1 + 0.2 * torch.randn(3, size, dtype=torch.float64, generator=g) for size in (m, n))
     a[0, 0], c[1, 0], a[2, m // 2] = -0.5, 0.3, 0.0
     shapes = (rank, m), (rank, n), (m, n)
     G, H, D = (torch.randn(3, *shape, dtype=torch.float64, generator=g) for shape in shapes)
     exact = [t.to(dtype).double() for t in (a, c, G, H, D)]
-    results = []
-    for a, c, G, H, D in ([t.to("cuda", dtype) for t in exact], exact, [t.abs() for t in exact]):
-        of = scan.Operators(a[:, :1], a[:, 1:], c[:, :1], c[:, 1:])
-        assert scan.serves(G, H) == G.is_cuda
-        found = scan.stein_scan_gradients(of, G, H, D)
-        results.append([scan.stein_scan(of, G, H), scan.stein_scan_adjoint(of, D), *found.of, found.e])
-    for ours, want, magnitude in zip(*results, strict=True):
+
+    def plain(a, c, G, H, D):
+        a, c, E = (t.requires_grad_() for t in (a.clone(), c.clone(), G.mT @ H))
+        M = shifted_sum(E, a, c, min(m, n))
+        da, dc, dE = torch.autograd.grad(M, (a, c, E), D, allow_unused=True, materialize_grads=True)
+        return [M.detach(), dE, da[:, :1], da[:, 1:], dc[:, :1], dc[:, 1:], dE]
+
+    a, c, G, H, D = (t.to("cuda", dtype) for t in exact)
+    of = scan.Operators(a[:, :1], a[:, 1:], c[:, :1], c[:, 1:])
+    assert scan.serves(G, H)
+    found = scan.stein_scan_gradients(of, G, H, D)
+    results = [scan.stein_scan(of, G, H), scan.stein_scan_adjoint(of, D), *found.of, found.e]
+    for ours, want, magnitude in zip(results, plain(*exact), plain(*(t.abs() for t in exact)), strict=True):
         assert ours.dtype == dtype
         assert ((ours.cpu() - want).abs() <= testing.tolerance(dtype, n) * (magnitude + 1e-30)).all()
 

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from torchldr.matrices import StructuredMatrix, structures
 from torchldr.nn import StructuredLinear
+from torchldr.pictures import SIGNED, bare, new_figure
 from torchldr.timing import minimum_seconds
 
 SIZE = 256
@@ -168,23 +169,21 @@ def save_picture(demo: Demo, path: Path) -> bool:
     """Save the target and the fitted matrices as one picture; False where matplotlib is missing."""
     if importlib.util.find_spec("matplotlib") is None:
         return False
-    from matplotlib.figure import Figure
-
     panels = [(f"target\n{SHIFTS} shifts with varying gains", demo.target)]
     for row in demo.rows:
         count, error = row["parameters"], row["error"]
         panels.append(
             (f"{row['structure']}\n{count:,} parameters, error {error:.2f}", demo.fitted[row["structure"]])
         )
-    columns = 5
-    figure = Figure(figsize=(12, 2.65 * -(-len(panels) // columns)), layout="constrained")
+    rows, columns = -(-len(panels) // 5), 5
+    figure, axes = new_figure(12, 2.65 * rows, rows, columns)
     limit = float(demo.target.abs().max()) / 4  # saturates the strongest entries to show the rest
-    for i, (title, M) in enumerate(panels):
-        axes = figure.add_subplot(-(-len(panels) // columns), columns, i + 1)
-        axes.imshow(M.numpy(), cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="antialiased")
-        axes.set_title(title, fontsize=9)
-        axes.set_xticks([])
-        axes.set_yticks([])
+    for ax, (title, M) in zip(axes.flat, panels, strict=False):
+        ax.imshow(M.numpy(), cmap=SIGNED, vmin=-limit, vmax=limit, interpolation="antialiased")
+        ax.set_title(title, fontsize=9)
+        bare(ax)
+    for ax in axes.flat[len(panels) :]:
+        ax.set_axis_off()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
     return True

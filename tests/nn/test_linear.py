@@ -321,7 +321,7 @@ def test_conversion_keeps_constants_precise(cls):
         ),
         ({"structure": "block_circulant", "block_siz": 8}, TypeError, "Did you mean 'block_size'"),
         ({"product": "fft"}, ValueError, "product must be one of auto, convolution, exact, got 'fft'"),
-        ({"init": "xavier"}, ValueError, "init must be 'linear' or 'paper', got 'xavier'"),
+        ({"init": "xavier"}, ValueError, "init must be one of linear, paper, got 'xavier'"),
         ({"bias": 3}, TypeError, "bias must be True or False, got 3"),
         ({"dtype": torch.int32}, TypeError, "dtype must be real floating point, got torch.int32"),
         ({"dtype": torch.complex64}, TypeError, "dtype must be real floating point"),

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from ..matrices import Projection, StructuredMatrix
 from ..progress import Report
 from .attention import StructuredAttention, split_attention
-from .budget.amounts import Budget, Latency
-from .budget.latency import VECTORS, measured
+from .budget.amounts import Budget
 from .calibration import Calibration, calibrate
 from .candidates import CANDIDATES, exact
 from .checkpoint.files import check_finite
@@ -25,19 +24,17 @@ from .layers import StructuredPointwise, keep_state, linear_from, recurrent_from
 from .manifest import declare
 from .metric import Metric
 from .pieces import Pieces, opened
-from .progress import CHECKING, PROJECTING, Clock, check_effort, shown
+from .progress import CHECKING, Clock, check_effort, shown
 from .refit import Refit
 from .report import CompressionReport, describe
-from .selection import Choices, Spec, check_count, check_spec, chosen
+from .selection import Choices, Spec, check_count, check_spec, chosen, measured
 from .structure import Structure
-from .targets import RECURRENT, FilterFn, Site, Unit, dense_parameters, find_units
+from .targets import RECURRENT, FilterFn, Site, Unit, check_unwrapped, dense_parameters, find_units
 from .watch import ridged_
-from .workers import Workers, project_all
-from .wrapped import check_unwrapped
+from .workers import DEADLINE, Workers, project_all
 
 EFFORT = 2.0  # minutes, for a budget
 DOUBTFUL = 0.1  # a residual above which a compression without data is not to be trusted
-_DEADLINE = 0.9  # of the time: then projections are quick ones
 
 
 def compress_(
@@ -133,7 +130,7 @@ def compress_(
         metrics, data = find_metrics("compress_", model, units, activations, loader, batches, output, workers)
         found = chosen("compress_", spec, units, left, structures, metrics, workers)
         begun = clock.spent
-        made = _project(units, found.structures, metrics, workers)
+        made = project_all(workers, units, found.structures, metrics)
         projecting = clock.spent - begun
         distance, notes = None, list(found.notes)
         if data is not None and units:
@@ -150,32 +147,11 @@ def compress_(
     _install(model, done, copy=not pieces.lends)
     declare(model)
     left |= found.stays
-    vectors, latencies = spec.batch if isinstance(spec, Latency) else VECTORS, found.latencies
-    if not isinstance(spec, Latency):
-        latencies = [*measured(units, found.structures)]
+    vectors, latencies = measured(units, found, spec)
     rows = [describe(*row, *latency) for row, latency in zip(done, latencies, strict=True)]
     result = CompressionReport(tuple(rows), left, before, _count(model), distance, tuple(notes), vectors)
     _warn(result, known=loader is not None or bool(activations), planned=planned)
     return result
-
-
-def _project(
-    units: Sequence[Unit],
-    structures: Sequence[Structure],
-    metrics: Mapping[str, Metric],
-    workers: Workers,
-) -> list[list[Projection]]:
-    deadline = workers.clock.deadline(_DEADLINE)
-    arguments = [
-        (workers.parcel(unit, metrics.get(unit.name)), structure, workers.seed, deadline)
-        for unit, structure in zip(units, structures, strict=True)
-    ]
-    keys = [f"{unit.name} as {structure}" for unit, structure in zip(units, structures, strict=True)]
-    made = project_all(workers, [f"{PROJECTING} {unit.name}" for unit in units], arguments, keys)
-    return [  # files and processes give them back on the CPU
-        [p._replace(matrix=p.matrix.to(unit.matrices[0].device)) for p in some]
-        for unit, some in zip(units, made, strict=True)
-    ]
 
 
 def _compared(
@@ -202,11 +178,11 @@ def _compared(
     rivals = [plan for plan in plans if all(exact(s.name) for s in plan)]
     distance = off(made, 0)
     for i, plan in enumerate(rivals):
-        if i and workers.clock.past(_DEADLINE):
+        if i and workers.clock.past(DEADLINE):
             left = ", ".join(rival[0].name for rival in rivals[i:])
             found = replace(found, notes=(*found.notes, f"for want of time not compared as a whole: {left}"))
             break
-        rival = _project(units, plan, metrics, workers)
+        rival = project_all(workers, units, plan, metrics)
         other = off(rival, i + 1)
         if other < distance:
             found, made, distance = replace(found, structures=plan), rival, other

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
+from ..nn.tune import evaluating
 from .metric import Metric
 from .outputs import LOGITS, distance, kept, main_output
 from .pieces import DTYPES, Pieces
@@ -244,17 +245,6 @@ def called(model: nn.Module, weights: Mapping[str, Tensor], batch: Any) -> Any:
     given = _copied(batch)
     args, kwargs = ((), given) if isinstance(given, dict) else (given, {})
     return functional_call(model, dict(weights), args, kwargs)
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
 
 
 @contextmanager

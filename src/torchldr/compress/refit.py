@@ -23,7 +23,8 @@ import torch
 from torch import Tensor, nn
 
 from ..matrices import Projection
-from .calibration import Calibration, Seen, called, evaluating
+from ..nn.tune import evaluating
+from .calibration import Calibration, Seen, called
 from .candidates import exact
 from .metric import Metric, measured, project, widened
 from .pieces import Piece, Pieces

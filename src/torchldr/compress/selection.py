@@ -9,6 +9,7 @@ from typing import Any
 
 from ..matrices import get_structure
 from .budget.amounts import Budget, Bytes, Costs, Latency, allowance, check_budget
+from .budget.latency import Stopwatch
 from .candidates import SCREEN_EFFORT, Candidate, Search, Weight, at_once, charged, priced
 from .metric import Metric
 from .progress import CHOOSING
@@ -17,6 +18,7 @@ from .workers import FIRST_LOOK, LOOKS, Parcel, Workers, first_look, looks_of
 
 Spec = Budget | Structure | Mapping[str, Structure]
 SHARE = 0.7  # of the time after which no further class is looked at
+VECTORS = 64  # at a time, for what a report says of latencies
 PILOTS = 2  # weights of one shape that a slow class is tried on before all others are
 _CHEAP = 1 << 16  # entries up to which a class is tried without pilots
 _MANY = 1 << 24  # entries of all weights up to which each has bounds
@@ -97,6 +99,17 @@ def chosen(
         latencies = [(before, candidate.cost) for before, candidate in zip(dense, taken, strict=True)]
     alone, uniform = ([], []) if unit == "ms" else (alone_plans(rows, limit)[:1], uniform_shares(rows, limit))
     return Choices([c.structure for c in taken], latencies, {}, alone, uniform, tuple(look.notes))
+
+
+def measured(
+    weights: Sequence[Weight], found: Choices, spec: Spec
+) -> tuple[int, list[tuple[float | None, float | None]]]:
+    """Milliseconds of every weight's layer before and after, for so many vectors: at least a short look."""
+    if isinstance(spec, Latency):
+        return spec.batch, found.latencies
+    watch = Stopwatch(VECTORS, 3, 0.002)
+    times = [watch(weight, [DENSE, s]) for weight, s in zip(weights, found.structures, strict=True)]
+    return VECTORS, [(before, after) for before, after in times]
 
 
 class _Look:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -283,3 +284,22 @@ def dense_parameters(done: Sequence[tuple[Unit, Sequence[Any]]], pieces: Pieces)
             W = W.T if site.kind == "conv1d" else W[..., None, None] if site.kind == "conv2d" else W
             values[prefix + "weight"] = W
     return values
+
+
+def check_unwrapped(who: str, model: nn.Module) -> None:
+    """Raise an error for a model that torch.distributed has taken over: its layers cannot be replaced."""
+    for module in model.modules():
+        if isinstance(module, nn.parallel.DistributedDataParallel):
+            raise ValueError(
+                f"{who}: the model is wrapped in DistributedDataParallel, which keeps the parameters that "
+                "it was given; change the model first, then wrap it."
+            )
+    tensors = sys.modules.get("torch.distributed.tensor")  # where nobody has imported it, nothing is sharded
+    if tensors is None:
+        return
+    for name, p in model.named_parameters():
+        if isinstance(p, tensors.DTensor):
+            raise ValueError(
+                f"{who}: the parameter {name!r} is sharded (a DTensor); change the model first, then call "
+                "fully_shard or parallelize_module."
+            )

@@ -23,10 +23,11 @@ from .candidates import SCREEN_EFFORT, Weight, bound, exact, looks, plain_curve
 from .checkpoint.files import TensorFile, TensorFolder, TensorWeight
 from .metric import PLAIN, Metric, project
 from .pieces import Piece, Pieces
-from .progress import Clock
+from .progress import PROJECTING, Clock
 from .structure import Structure
 
 T = TypeVar("T")
+DEADLINE = 0.9  # of the time: then projections are quick ones
 _LARGE = 1 << 16
 
 
@@ -324,14 +325,26 @@ PROJECTIONS = Form(_pack_projections, _unpack_projections)
 
 
 def project_all(
-    workers: Workers, stages: Sequence[str], arguments: Sequence[Sequence[Any]], keys: Sequence[str] = ()
+    workers: Workers,
+    weights: Sequence[Weight],
+    structures: Sequence[Structure],
+    metrics: Mapping[str, Metric],
 ) -> list[list[Projection]]:
-    """`projections` of each of the arguments, wherever the workers are."""
+    """`projections` of each of the weights, wherever the workers are; quick ones where time is short."""
+    pairs, deadline = list(zip(weights, structures, strict=True)), workers.clock.deadline(DEADLINE)
+    stages = [f"{PROJECTING} {weight.name}" for weight in weights]
+    arguments = [(workers.parcel(w, metrics.get(w.name)), s, workers.seed, deadline) for w, s in pairs]
     if workers.here:
-        return workers.run(stages, projections, arguments, keys, PROJECTIONS)
-    found = workers.run(stages, project_packed, arguments)
-    tensors = [{name: packed.tensor() for name, packed in some.items()} for _, some in found]
-    return [_unpack_projections(Piece(value, t)) for (value, _), t in zip(found, tensors, strict=True)]
+        keys = [f"{weight.name} as {structure}" for weight, structure in pairs]
+        made = workers.run(stages, projections, arguments, keys, PROJECTIONS)
+    else:
+        found = workers.run(stages, project_packed, arguments)
+        tensors = [{name: packed.tensor() for name, packed in some.items()} for _, some in found]
+        made = [_unpack_projections(Piece(value, t)) for (value, _), t in zip(found, tensors, strict=True)]
+    return [  # files and processes give them back on the CPU
+        [p._replace(matrix=p.matrix.to(weight.matrices[0].device)) for p in some]
+        for weight, some in zip(weights, made, strict=True)
+    ]
 
 
 def project_packed(

@@ -41,6 +41,9 @@ from .registry import REGISTRY, name_alone, near
 from .routes import Call, Route
 from .storage import Storage
 
+Weights = Mapping[str, Tensor]  # the tensors of a matrix, by name
+Random = torch.Generator | None  # where random numbers come from; None for torch's own
+
 
 def _some_seconds(M: Matrix, call: Call) -> float:
     """Of a product that nobody has costed: as long as a dense one in a few passes."""
@@ -133,12 +136,7 @@ class Contract(LinearMap):
 
     @classmethod
     def init_(
-        cls,
-        tensors: Mapping[str, Tensor],
-        out_features: int,
-        in_features: int,
-        generator: torch.Generator | None = None,
-        **options: Any,
+        cls, tensors: Weights, out_features: int, in_features: int, generator: Random = None, **options: Any
     ) -> None:
         """Draw the parameters in place, so that in expectation |M|_F^2 = m / 3, as in nn.Linear.
 
@@ -152,7 +150,7 @@ class Contract(LinearMap):
             tensors[name].normal_(0, std, generator=generator)
 
     @classmethod
-    def draw_operators_(cls, tensors: Mapping[str, Tensor], generator: torch.Generator | None = None) -> None:
+    def draw_operators_(cls, tensors: Weights, generator: Random = None) -> None:
         """Move the operators away from where training starts; most classes have none to move."""
 
     def factors(self) -> list[tuple[Tensor, ...]]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from . import operator, rules, stacks
-from .contract import Contract
+from .contract import Contract, Random, Weights
 from .dense_route import weight_by_columns
 from .products import allows_tf32, autocasts, check_input, is_jit_tracing, run_product, sum_of_products
 from .routes import Call, Route, RouteTable, choose, is_captured, is_traced, known_at_once
@@ -74,9 +74,7 @@ class StructuredMatrix(Contract):
                 constants[key] = constants[key].expand(*leading, *constants[key].shape)
         self._set(out_features, in_features, constants | tensors, options)
 
-    def _set(
-        self, out_features: int, in_features: int, tensors: Mapping[str, Tensor], options: Mapping[str, Any]
-    ) -> None:
+    def _set(self, out_features: int, in_features: int, tensors: Weights, options: Mapping[str, Any]) -> None:
         self.out_features, self.in_features = out_features, in_features
         self.tensors, self.options = dict(tensors), dict(options)
         self.facts: dict[str, Any] = {}  # what routes found out about the values; for one product alone
@@ -89,7 +87,7 @@ class StructuredMatrix(Contract):
 
     @classmethod
     def unchecked(
-        cls, out_features: int, in_features: int, tensors: Mapping[str, Tensor], options: Mapping[str, Any]
+        cls, out_features: int, in_features: int, tensors: Weights, options: Mapping[str, Any]
     ) -> Self:
         """An instance from all its tensors and options, for callers that have checked them."""
         self = cls.__new__(cls)
@@ -105,12 +103,7 @@ class StructuredMatrix(Contract):
     @classmethod
     @torch.no_grad()
     def initialise_(
-        cls,
-        tensors: Mapping[str, Tensor],
-        out_features: int,
-        in_features: int,
-        generator: torch.Generator | None = None,
-        **options: Any,
+        cls, tensors: Weights, out_features: int, in_features: int, generator: Random = None, **options: Any
     ) -> None:
         """`init_`, and the scale that it gives in expectation made exact where M is small."""
         cls.init_(tensors, out_features, in_features, generator, **options)
@@ -119,9 +112,7 @@ class StructuredMatrix(Contract):
 
     @classmethod
     @torch.no_grad()
-    def rescale_(
-        cls, tensors: Mapping[str, Tensor], out_features: int, in_features: int, **options: Any
-    ) -> None:
+    def rescale_(cls, tensors: Weights, out_features: int, in_features: int, **options: Any) -> None:
         """Rescale so that |M|_F^2 = m / 3: measured on all unit vectors, or on 64 random ones if large."""
         some = tensors[cls.scaled[0]]
         if some.is_meta:
@@ -139,12 +130,7 @@ class StructuredMatrix(Contract):
     @classmethod
     @torch.no_grad()
     def init_paper_(
-        cls,
-        tensors: Mapping[str, Tensor],
-        out_features: int,
-        in_features: int,
-        generator: torch.Generator | None = None,
-        **options: Any,
+        cls, tensors: Weights, out_features: int, in_features: int, generator: Random = None, **options: Any
     ) -> None:
         """The authors' start: G and H normal with variance 1 / (r n), other weights with 1 / n."""
         cls.init_(tensors, out_features, in_features, generator, **options)
@@ -264,7 +250,7 @@ class StructuredMatrix(Contract):
         parts = iter(b.expand(*self.leading, *b.shape[-2:]).flatten(0, -3).unbind(0))
         return stacks.each(self, lambda M: M.solve(next(parts), tol=tol, method=method))
 
-    def with_tensors(self, tensors: Mapping[str, Tensor]) -> Self:
+    def with_tensors(self, tensors: Weights) -> Self:
         """The same matrix with other tensors."""
         return self.unchecked(self.out_features, self.in_features, tensors, self.options)
 
@@ -394,11 +380,11 @@ class Projection(NamedTuple):
     weighted_residual: float | None = None
 
 
-def normal_(t: Tensor, std: float, generator: torch.Generator | None) -> Tensor:
+def normal_(t: Tensor, std: float, generator: Random) -> Tensor:
     return t.normal_(0, std, generator=generator)
 
 
-def generators_(tensors: Mapping[str, Tensor], mean_square: float, generator: torch.Generator | None) -> None:
+def generators_(tensors: Weights, mean_square: float, generator: Random) -> None:
     """Draw G and H normal so that E|M|_F^2 / (m n) = 1 / 3n, given it is `mean_square` at variance 1."""
     G, H = tensors["G"], tensors["H"]
     std = (1 / (3 * H.shape[-1] * mean_square)) ** 0.25

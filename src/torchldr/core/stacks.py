@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from .dense_route import DenseProduct, multiply_by_dense, too_large
+from .dense_route import multiply_by_dense, prepare_dense, too_large
 from .linear_map import LinearMap
 from .products import Matrix, is_jit_tracing, run_product
 from .routes import Call, Route, Sizes, choose
@@ -179,10 +179,6 @@ def _dense_cost(sizes: Any, call: Call) -> float:
     return _cheapest(sizes, call, dense=True)
 
 
-def _prepare_dense(M: Any) -> DenseProduct:
-    return DenseProduct(M.dense_weight())
-
-
 def _inner(routes: Sequence[Route]) -> Route | None:
     """The route of a class that vmap maps."""
     return next((route for route in routes if not route.holds_dense), None)
@@ -225,7 +221,7 @@ def _prepare(apply: Callable[..., Tensor]) -> Callable[[Any], Callable[[Tensor],
 
 
 DENSE = Route(
-    "dense", too_large, _dense_cost, multiply_by_dense, _prepare_dense, holds_dense=True, any_dtype=True
+    "dense", too_large, _dense_cost, multiply_by_dense, prepare_dense, holds_dense=True, any_dtype=True
 )
 MAPPED = Route("mapped", _mapped_why_not, _mapped_cost, _mapped, _prepare(_mapped))
 ONE_BY_ONE = Route("one_by_one", lambda M, call: None, _one_cost, _one_by_one, _prepare(_one_by_one))

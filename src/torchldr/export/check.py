@@ -29,14 +29,14 @@ def require(who: str, *packages: str) -> None:
         raise ImportError(f"{who} needs {', '.join(missing)}: pip install 'torchldr[onnx]'.")
 
 
-def session(path: str | os.PathLike[str], threads: int = 0) -> Any:
-    """An onnxruntime session on the CPU; 0 threads means as many as it likes."""
+def session(file: str | bytes | os.PathLike[str], threads: int = 0) -> Any:
+    """An onnxruntime session on the CPU of a file or its bytes; 0 threads means as many as it likes."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
-    return onnxruntime.InferenceSession(os.fspath(path), options, providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(os.fspath(file), options, providers=["CPUExecutionProvider"])
 
 
 def feeds(running: Any, inputs: Inputs) -> dict[str, Any]:
@@ -79,11 +79,9 @@ def deviation(found: list[Any], wanted: list[Tensor], who: str = "to_onnx") -> f
     return worst
 
 
-def check_file(
-    path: str | os.PathLike[str], model: nn.Module, examples: list[Inputs], tolerance: float
-) -> float:
+def check_file(file: bytes, model: nn.Module, examples: list[Inputs], tolerance: float) -> float:
     """The deviation of a file from its model on these inputs; an error where it exceeds the tolerance."""
-    running = session(path, threads=1)
+    running = session(file, threads=1)
     worst = 0.0
     for inputs in examples:
         try:

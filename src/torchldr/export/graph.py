@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partialmethod
 from typing import Any
 
 import numpy as np
@@ -111,17 +112,8 @@ class Symbol:
             raise ExportError(f"to_onnx: a form combines a tensor with {other!r}; make that a buffer.")
         return self._new(_broadcast(self.shape, other.shape), operator, self.name, other.name)
 
-    def __mul__(self, other: Any) -> Symbol:
-        return self._with("Mul", other)
-
-    def __add__(self, other: Any) -> Symbol:
-        return self._with("Add", other)
-
-    def __sub__(self, other: Any) -> Symbol:
-        return self._with("Sub", other)
-
-    def __truediv__(self, other: Any) -> Symbol:
-        return self._with("Div", other)
+    __mul__, __truediv__ = partialmethod(_with, "Mul"), partialmethod(_with, "Div")
+    __add__, __sub__ = partialmethod(_with, "Add"), partialmethod(_with, "Sub")
 
     def __neg__(self) -> Symbol:
         return self._new(self.shape, "Neg", self.name)
@@ -265,9 +257,8 @@ def _dft(x: Symbol, inverse: int) -> Symbol:
     if x.builder.opset < 20:
         name = x.builder.node("DFT", x.name, axis=axis, inverse=inverse)
     else:
-        name = x.builder.node(
-            "DFT", x.name, "", x.builder.constant(np.array(axis, dtype=np.int64)), inverse=inverse
-        )
+        place = x.builder.constant(np.array(axis, dtype=np.int64))
+        name = x.builder.node("DFT", x.name, "", place, inverse=inverse)
     return Symbol(x.builder, name, x.shape, pairs=True)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from itertools import chain
@@ -14,6 +13,7 @@ import torch
 from torch import nn
 
 from ..core.checks import check_choices
+from ..whole_file import whole_file
 from .check import check_file, default_tolerance, require
 from .forms import MODES, PLANS
 from .graph import expand, graphs
@@ -71,7 +71,6 @@ def to_onnx(
     if not path.parent.is_dir():
         raise FileNotFoundError(f"to_onnx: the folder {path.parent} does not exist.")
     require("to_onnx", "onnx", "onnxscript", *["onnxruntime"] * check)
-    import onnx
 
     inputs = take_inputs("to_onnx", model, example_inputs)
     check_dtypes("to_onnx", model, torch.float32, torch.float64)
@@ -81,23 +80,17 @@ def to_onnx(
     program = traced("to_onnx", plain, inputs, dynamic_shapes)
     proto = _converted(program, opset, input_names or inputs.tensor_names(), output_names)
     expand(proto, held.products, held.sizes, opset)
-    descriptor, name = tempfile.mkstemp(suffix=".onnx", dir=path.parent)
-    os.close(descriptor)
-    draft = Path(name)
-    try:
-        onnx.save_model(proto, os.fspath(draft))
-        found = None
-        if check:
-            examples = _examples(inputs, program if dynamic_shapes is None else None)
-            found = check_file(draft, reference(model), examples, allowed)
-        size = draft.stat().st_size
-        os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
+    file = proto.SerializeToString()
+    found = None
+    if check:
+        examples = _examples(inputs, program if dynamic_shapes is None else None)
+        found = check_file(file, reference(model), examples, allowed)
+    with whole_file(path) as stream:
+        stream.write(file)
     operators = dict(
         sorted(Counter(node.op_type for graph in graphs(proto.graph) for node in graph.node).items())
     )
-    return ExportReport(str(path), mode, opset, size, tuple(layers), operators, found, allowed)
+    return ExportReport(str(path), mode, opset, len(file), tuple(layers), operators, found, allowed)
 
 
 def _examples(inputs: Inputs, program: torch.export.ExportedProgram | None) -> list[Inputs]:

@@ -45,10 +45,7 @@ def to_program(
         plan: "auto" takes dense weights where they are smaller than the fast product's constants, "fast" only
             for classes without a fast product in plain operations (LDR-TD, Cauchy-like).
         check: compare the program with the model on random input.
-        tolerance: how large a difference may be relative to the largest entry of an output; by default 1e-4,
-            and 1e-10 for a model in float64.
-        dynamic_shapes: as torch.export takes them; by default the first axis of every input may change,
-            and the length of sequences, where the model allows it.
+        tolerance, dynamic_shapes: as for `to_onnx`.
 
     Returns:
         The program; `program.module()` can be called, and `torch.export.save` writes it.

@@ -9,7 +9,6 @@ Nothing is divided and no value is read: right for every operator, and fit for v
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 
@@ -38,11 +37,6 @@ def shifted_sum(E: Tensor, lower_A: Tensor, lower_C: Tensor, k: int) -> Tensor:
             M = E + _moved(lower_A, lower_C, M, 1)
             j, a, c = j + 1, lower_A * a.roll(1, -1), lower_C * c.roll(1, -1)
     return M
-
-
-def shift_weights(like: Tensor, size: int, corner: float) -> Tensor:
-    """Those of the shift Z_f: the corner f, then ones, shape (size,), dtype and device of `like`."""
-    return torch.cat((like.new_full((1,), corner), like.new_ones(size - 1)))
 
 
 def _moved(a: Tensor, c: Tensor, M: Tensor, j: int) -> Tensor:

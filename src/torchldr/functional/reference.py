@@ -6,7 +6,7 @@ differentiable; nothing here is used by a fast path.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -48,9 +48,14 @@ def krylov_reference(A: Tensor, v: Tensor, k: int) -> Tensor:
     Returns:
         Shape (m, k).
     """
+    return _columns(lambda x: A @ x, v, k)
+
+
+def _columns(step: Callable[[Tensor], Tensor], v: Tensor, k: int) -> Tensor:
+    """v and what k - 1 steps make of it, (..., m) to (..., m, k)."""
     columns = [v]
     for _ in range(k - 1):
-        columns.append(A @ columns[-1])
+        columns.append(step(columns[-1]))
     return torch.stack(columns, -1)
 
 
@@ -66,19 +71,12 @@ def krylov_of_ring_reference(lower: Tensor, diagonal: Tensor, upper: Tensor, v: 
 
     (Av)_i = lower_i v_{i-1} + diagonal_i v_i + upper_i v_{i+1}, indices modulo m.
     """
-    columns = [v]
-    for _ in range(k - 1):
-        x = columns[-1]
-        columns.append(lower * x.roll(1, -1) + diagonal * x + upper * x.roll(-1, -1))
-    return torch.stack(columns, -1)
+    return _columns(lambda x: lower * x.roll(1, -1) + diagonal * x + upper * x.roll(-1, -1), v, k)
 
 
 def krylov_of_cycle_reference(lower: Tensor, v: Tensor, k: int) -> Tensor:
     """The same where (Av)_i = lower_i v_{i-1}."""
-    columns = [v]
-    for _ in range(k - 1):
-        columns.append(lower * columns[-1].roll(1, -1))
-    return torch.stack(columns, -1)
+    return _columns(lambda x: lower * x.roll(1, -1), v, k)
 
 
 def krylov_of_shift_reference(v: Tensor, f: float, k: int) -> Tensor:

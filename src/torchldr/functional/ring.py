@@ -9,9 +9,9 @@ K(Z_f, v) w:
 
 For f = 1 and f = -1 the polynomial view gives FFTs of length m (half of that for f = -1: mod
 X^m + 1 a real polynomial is a complex one mod X^{m/2} - i). Every other f, and every length that
-FFTs do not like, takes the padded linear convolution and folds it. A transform of either kind is
-a `Ring`; its four maps are adjoint to each other in pairs, so the transposed product multiplies by
-the conjugate spectrum.
+FFTs do not like, takes the padded linear convolution and folds it, unless f is 0 and nothing comes back. A
+transform of either kind is a `Ring`; its four maps are adjoint to each other in pairs, so the transposed
+product multiplies by the conjugate spectrum.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Ring(NamedTuple):
     m: int
     k: int
     f: float | Tensor
-    kind: str  # "cyclic" or "half" at length m, "padded" by linear convolution
+    kind: str  # "cyclic" or "half" at length m, "padded" by linear convolution, "open" where f is 0
     length: int
 
     def analyse(self, v: Tensor) -> Tensor:
@@ -59,8 +59,10 @@ class Ring(NamedTuple):
             y = y * _twist(self.m, y.real.dtype, y.device, -1)
             return torch.cat((y.real, y.imag), -1)
         t = torch.fft.irfft(spectrum, self.length)
+        if self.kind == "open":
+            return t[..., : self.m]
         low, high = t[..., : self.m], t[..., self.m : self.m + self.k - 1]
-        return low + self.f * pad(high, (0, self.m - self.k + 1))
+        return low + pad(self.f * high, (0, self.m - self.k + 1))
 
     def unfold(self, u: Tensor) -> Tensor:
         """The spectrum of u for the transposed product: adjoint of `synthesise`."""
@@ -70,7 +72,7 @@ class Ring(NamedTuple):
 
     def fold(self, spectrum: Tensor) -> Tensor:
         """The first k coefficients of a transposed product: adjoint of `analyse`."""
-        if self.kind != "padded":
+        if self.kind in ("cyclic", "half"):
             return self.synthesise(spectrum)[..., : self.k]
         return torch.fft.irfft(spectrum, self.length)[..., : self.k]
 
@@ -78,7 +80,8 @@ class Ring(NamedTuple):
 def ring(m: int, k: int, f: float | Tensor) -> Ring:
     """The ring of X^m - f, by the transform that suits m and f, for products with k columns."""
     if isinstance(f, Tensor) or abs(f) != 1 or not is_fast_length(m):
-        return Ring(m, k, f, "padded", fast_length(m + k - 1))
+        kind = "padded" if isinstance(f, Tensor) or f else "open"
+        return Ring(m, k, f, kind, fast_length(m + k - 1))
     if f == 1:
         return Ring(m, k, f, "cyclic", m)
     return Ring(m, k, f, "half", m)

@@ -26,8 +26,8 @@ With a diagonal C instead, diagonals become columns: that is a Vandermonde-like 
 the shift. `column_scan` has it.
 
 Work O(m n) beside the sources, which a GPU does in a few passes over its memory: diagonals are cut into
-segments, whose sums are computed at once, then chained (`kernels.cuda.scan`). On a CPU the same is done row
-by row; there it is the oracle of the kernels. The tests hold both to the definition.
+segments, whose sums are computed at once, then chained (`kernels.cuda.scan`). What is here takes tensors that
+`serves` says yes to. The tests run the kernels as C++ and hold them to the definition.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ from torch import Tensor
 
 from ..kernels.cuda import unavailable
 from ..kernels.cuda.scan import DTYPES, MOST, Form, parts, passes, run
-from .doubling import shift_weights
 
 
 class Operators(NamedTuple):
@@ -58,19 +57,6 @@ class Operators(NamedTuple):
         """A^T and C^T, read from the other end."""
         flipped: list[Any] = [t.flip(-1) if isinstance(t, Tensor) else t for t in self]
         return Operators(*flipped)
-
-    def weights(self, like: Tensor, m: int, n: int) -> tuple[Tensor, Tensor]:
-        """a and c, shapes (R, m) and (R, n), in the dtype of `like`, which has R of something."""
-        a, c = weights(*self[:2], like, m), weights(*self[2:], like, n)
-        return a.expand(*like.shape[:-2], m).reshape(-1, m), c.expand(*like.shape[:-2], n).reshape(-1, n)
-
-
-def weights(corner: Tensor | int, subdiagonal: Tensor | None, like: Tensor, size: int) -> Tensor:
-    """The corner, then the subdiagonal: (..., size), in the dtype of `like`."""
-    if isinstance(corner, Tensor):
-        assert subdiagonal is not None
-        return torch.cat((corner, subdiagonal), -1).to(like.dtype)
-    return shift_weights(like, size, corner)
 
 
 class Gradients(NamedTuple):
@@ -103,12 +89,9 @@ def stein_scan(of: Operators, G: Tensor, H: Tensor, dtype: torch.dtype | None = 
 
     The same, slowly: the sum over t.
     """
-    dtype, m, n = dtype or G.dtype, G.shape[-1], H.shape[-1]
-    if serves(G, H):
-        form = Form(m == n, of.lower_a is None, product=True, given=G.dtype, dense=dtype)
-        return _filled(form, G.shape[:-2], m, n, _arguments(of, G, H), H.device)
-    e = _wide(G).mT @ _wide(H)
-    return _plain_scan(*of.weights(e, m, n), e.reshape(-1, m, n), False).reshape(e.shape).to(dtype)
+    m, n = G.shape[-1], H.shape[-1]
+    form = Form(m == n, of.lower_a is None, product=True, given=G.dtype, dense=dtype or G.dtype)
+    return _filled(form, G.shape[:-2], m, n, _arguments(of, G, H), H.device)
 
 
 def stein_scan_adjoint(of: Operators, D: Tensor, given: torch.dtype | None = None) -> Tensor:
@@ -116,29 +99,18 @@ def stein_scan_adjoint(of: Operators, D: Tensor, given: torch.dtype | None = Non
 
     `given` is the dtype of the operators, where that of D has fewer digits.
     """
-    of, (m, n) = of.reversed, D.shape[-2:]
-    if serves(D):
-        form = Form(m == n, of.lower_a is None, back=True, given=given or D.dtype, dense=D.dtype)
-        return _filled(form, D.shape[:-2], m, n, _arguments(of, e=D), D.device)
-    e = _wide(D).reshape(-1, m, n).flip(1, 2)
-    return _plain_scan(*of.weights(_wide(D), m, n), e, False).flip(1, 2).reshape(D.shape).to(D.dtype)
+    m, n = D.shape[-2:]
+    form = Form(m == n, of.lower_a is None, back=True, given=given or D.dtype, dense=D.dtype)
+    return _filled(form, D.shape[:-2], m, n, _arguments(of.reversed, e=D), D.device)
 
 
 def stein_scan_gradients(of: Operators, G: Tensor, H: Tensor, D: Tensor) -> Gradients:
     """Gradients of sum(D * stein_scan(of, G, H)): that in E in the dtype of D, the others in that of G."""
     leading, m, n = G.shape[:-2], G.shape[-1], H.shape[-1]
-    if not serves(G, H):
-        e = _wide(G).mT @ _wide(H)
-        a, c = of.weights(e, m, n)
-        dw, dE = _plain_gradients(a, c, e.reshape(-1, m, n), _wide(D).reshape(-1, m, n))
-        da, dc = (dw * c.unsqueeze(-2)).sum(-1), (dw * a.unsqueeze(-1)).sum(-2)
-        weights = torch.cat((da, dc), -1).reshape(*leading, m + n).to(G.dtype)
-        dE = dE.reshape(D.shape).to(D.dtype)
-    else:
-        form = Form(m == n, of.lower_a is None, product=True, graded=True, given=G.dtype, dense=D.dtype)
-        D = D.contiguous()
-        weights, dE = G.new_empty(*leading, m + n), torch.empty_like(D)
-        _queue(form, leading.numel(), m, n, [*_arguments(of, G, H), D, dE, weights], D.device)
+    form = Form(m == n, of.lower_a is None, product=True, graded=True, given=G.dtype, dense=D.dtype)
+    D = D.contiguous()
+    weights, dE = G.new_empty(*leading, m + n), torch.empty_like(D)
+    _queue(form, leading.numel(), m, n, [*_arguments(of, G, H), D, dE, weights], D.device)
     return Gradients(Operators(*weights.split_with_sizes((1, m - 1, 1, n - 1), -1)), dE)
 
 
@@ -164,18 +136,9 @@ def diagonal_sums(D: Tensor) -> Tensor:
 
 
 def _columns(nodes: Tensor, e: Tensor, back: bool) -> Tensor:
-    nodes = nodes.flip(1) if back else nodes
-    if serves(nodes, e):
-        form = Form(straight=True, back=back, given=nodes.dtype, dense=e.dtype)
-        given = _arguments(Operators(0, None, 0, nodes), e=e)
-        return _filled(form, e.shape[:1], e.shape[1], e.shape[2], given, e.device)
-    shift = shift_weights(e, e.shape[1], 0.0).expand(e.shape[:2])
-    X = _plain_scan(shift, nodes, e.flip(1, 2) if back else e, True)
-    return X.flip(1, 2) if back else X
-
-
-def _wide(t: Tensor) -> Tensor:
-    return t.to(torch.promote_types(t.dtype, torch.float32))
+    form = Form(straight=True, back=back, given=nodes.dtype, dense=e.dtype)
+    given = _arguments(Operators(0, None, 0, nodes.flip(1) if back else nodes), e=e)
+    return _filled(form, e.shape[:1], e.shape[1], e.shape[2], given, e.device)
 
 
 def _arguments(
@@ -214,74 +177,3 @@ def _filled(
     whole = torch.empty(*leading, m, n, dtype=form.dense, device=device)
     _queue(form, leading.numel(), m, n, [*arguments, 0, whole, 0], device)
     return whole
-
-
-# Row by row.
-
-
-def _plain_scan(a: Tensor, c: Tensor, e: Tensor, straight: bool) -> Tensor:
-    d = _Diagonals(a, c, e, straight)
-    e = d.take(e)
-    x = _recurrence(d.w, e)
-    S = _after(e * d.V)
-    return d.put(x + d.W * d.corner * d.from_before(S))
-
-
-def _plain_gradients(a: Tensor, c: Tensor, e: Tensor, D: Tensor) -> tuple[Tensor, Tensor]:
-    """Those of the weights w and of e."""
-    d = _Diagonals(a, c, e, False)
-    e, D = d.take(e), d.take(D)
-    S, B = d.from_before(_after(e * d.V)), d.from_next(_before(D * d.W))
-    x, r = _recurrence(d.w, e), _recurrence(d.w, e * B)
-    down = d.w.roll(-1, 1).flip(1)
-    lam, t = (_recurrence(down, source.flip(1)).flip(1) for source in (D, D * S))
-    through = d.V * d.from_next(d.corner)
-    dw = lam[:, 1:] * x[:, :-1] + d.W[:, :-1] * d.corner * t[:, 1:] + through[:, 1:] * r[:, :-1]
-    return d.put(torch.cat((t[:, :1], dw), 1)), d.put(lam + through * B)
-
-
-class _Diagonals:
-    """By row and diagonal, (R, m, n): the weights w and their products W and V; corner (R, 1, n)."""
-
-    def __init__(self, a: Tensor, c: Tensor, e: Tensor, straight: bool) -> None:
-        m, n = e.shape[-2:]
-        rows = torch.arange(m, device=e.device).unsqueeze(-1) * (not straight)
-        columns = torch.arange(n, device=e.device)
-        self._taken, self._put = (columns + rows) % n, (columns - rows) % n
-        self._step = 0 if straight else m
-        w = a.unsqueeze(-1) * c[:, self._taken]
-        self.corner = w[:, :1]
-        self.w = torch.cat((torch.ones_like(self.corner), w[:, 1:]), 1)
-        self.W = self.w.cumprod(1)
-        self.V = torch.cat((self.w[:, 1:], torch.ones_like(self.corner)), 1).flip(1).cumprod(1).flip(1)
-
-    def take(self, e: Tensor) -> Tensor:
-        return e.gather(-1, self._taken.expand_as(e))
-
-    def put(self, x: Tensor) -> Tensor:
-        return x.gather(-1, self._put.expand_as(x))
-
-    def from_before(self, x: Tensor) -> Tensor:
-        return x.roll(self._step, -1)
-
-    def from_next(self, x: Tensor) -> Tensor:
-        return x.roll(-self._step, -1)
-
-
-def _recurrence(w: Tensor, sources: Tensor) -> Tensor:
-    """x_i = w_i x_{i-1} + source_i from 0, down the rows."""
-    x, rows = torch.zeros_like(sources[:, 0]), []
-    for weight, source_row in zip(w.unbind(1), sources.unbind(1), strict=True):
-        x = torch.addcmul(source_row, weight, x)
-        rows.append(x)
-    return torch.stack(rows, 1)
-
-
-def _before(t: Tensor) -> Tensor:
-    """Sums of the rows above each."""
-    return torch.nn.functional.pad(t[:, :-1].cumsum(1), (0, 0, 1, 0))
-
-
-def _after(t: Tensor) -> Tensor:
-    """Sums of the rows below each."""
-    return _before(t.flip(1)).flip(1)

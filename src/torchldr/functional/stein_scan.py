@@ -17,7 +17,7 @@ from ..kernels.cuda.scan import DTYPES
 from . import scan, stencil
 from ._twin import applied, plain_backward, plain_jvp
 from .doubling import shifted_sum
-from .scan import Operators, weights
+from .scan import Operators
 
 # An operator: corner and subdiagonal; 1 or -1 and None for a shift.
 Ring = tuple[Tensor | int, Tensor | None]
@@ -40,7 +40,8 @@ def stein_matrix(A: Ring, C: Ring, G: Tensor, H: Tensor, dtype: torch.dtype | No
         dtype: of the result, by default that of G. All is computed in float32 or wider.
 
     Returns:
-        Shape (..., m, n), differentiable in every argument. Right for every operator; no value is read.
+        Shape (..., m, n), differentiable in every argument. Right for every operator; no value is read. For
+        tensors that `serves` says yes to.
 
     The same, by doubling and with plain autograd: `shifted_sum`.
     """
@@ -91,11 +92,17 @@ def _plain_stein(
 ) -> Tensor:
     wide = torch.promote_types(G.dtype, torch.float32)
     E = G.to(wide).mT @ H.to(wide)
-    a, c = (
-        weights(*of, E, size)
-        for of, size in zip(((corner_A, subdiagonal_A), (corner_C, subdiagonal_C)), E.shape[-2:], strict=True)
-    )
-    return shifted_sum(E, a, c, min(E.shape[-2:])).to(dtype)
+    m, n = E.shape[-2:]
+    a, c = _weights(corner_A, subdiagonal_A, E, m), _weights(corner_C, subdiagonal_C, E, n)
+    return shifted_sum(E, a, c, min(m, n)).to(dtype)
+
+
+def _weights(corner: Tensor | int, subdiagonal: Tensor | None, like: Tensor, size: int) -> Tensor:
+    """The corner, then the subdiagonal, ones for a shift: (..., size), in the dtype of `like`."""
+    if isinstance(corner, Tensor):
+        assert subdiagonal is not None
+        return torch.cat((corner, subdiagonal), -1).to(like.dtype)
+    return torch.cat((like.new_full((1,), corner), like.new_ones(size - 1)))
 
 
 def _plain_columns(nodes: Tensor, E: Tensor) -> Tensor:

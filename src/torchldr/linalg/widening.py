@@ -25,34 +25,18 @@ def may_require_grad(M: LinearMap) -> bool:
 
 @rule("widened", LinearMap)
 def _(M: LinearMap) -> LinearMap:
-    if isinstance(M, Pair):
-        return type(M)(widened(M.left), widened(M.right))
+    match M:
+        case StructuredMatrix():
+            return M.double()
+        case Pair():
+            return type(M)(widened(M.left), widened(M.right))
+        case Transposed() | Inverse():
+            return type(M)(widened(M.of))
+        case Scaled():
+            return Scaled(widened(M.of), M.scalar)
+        case Block():
+            return Block(tuple(tuple(map(widened, row)) for row in M.grid))
     return M
-
-
-@rule("widened", StructuredMatrix)
-def _(M: StructuredMatrix) -> LinearMap:
-    return M.double()
-
-
-@rule("widened", Transposed)
-def _(M: Transposed) -> LinearMap:
-    return Transposed(widened(M.of))
-
-
-@rule("widened", Scaled)
-def _(M: Scaled) -> LinearMap:
-    return Scaled(widened(M.of), M.scalar)
-
-
-@rule("widened", Inverse)
-def _(M: Inverse) -> LinearMap:
-    return Inverse(widened(M.of))
-
-
-@rule("widened", Block)
-def _(M: Block) -> LinearMap:
-    return Block(tuple(tuple(widened(part) for part in row) for row in M.grid))
 
 
 @rule("may_require_grad", LinearMap)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from torch.nn.functional import pad
 from ..algebra.known import KnownDisplacement, Operators
 from ..algebra.members import scales_rows
 from ..core import costs
+from ..core.contract import Random, Weights
 from ..core.dense_route import dense_route, own_route
 from ..core.matrix import StructuredMatrix, normal_
 from ..core.routes import Call
@@ -71,12 +71,7 @@ class ACDC(StructuredMatrix, name="acdc"):
 
     @classmethod
     def init_(
-        cls,
-        tensors: Mapping[str, Tensor],
-        out_features: int,
-        in_features: int,
-        generator: torch.Generator | None = None,
-        **options: Any,
+        cls, tensors: Weights, out_features: int, in_features: int, generator: Random = None, **options: Any
     ) -> None:
         # The entries of DCT D DCT^{-1} have a mean square of 1 / N.
         normal_(tensors["D"], 1.0, generator)

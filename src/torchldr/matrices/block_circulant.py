@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from ..algebra.multiply import rmultiply
 from ..algebra.structure import DisplacementStructure, Generators
 from ..core import costs
 from ..core.checks import check_cut
+from ..core.contract import Random, Weights
 from ..core.dense_route import dense_route, own_route
 from ..core.linear_map import LinearMap
 from ..core.matrix import StructuredMatrix, normal_
@@ -94,12 +94,7 @@ class BlockCirculant(StructuredMatrix, name="block_circulant"):
 
     @classmethod
     def init_(
-        cls,
-        tensors: Mapping[str, Tensor],
-        out_features: int,
-        in_features: int,
-        generator: torch.Generator | None = None,
-        **options: Any,
+        cls, tensors: Weights, out_features: int, in_features: int, generator: Random = None, **options: Any
     ) -> None:
         normal_(tensors["column"], (3 * in_features) ** -0.5, generator)
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ..algebra.members import linear_in_generators, member, scales_columns, scales_rows
 from ..algebra.structure import DisplacementStructure
 from ..core import costs
+from ..core.contract import Random, Weights
 from ..core.dense_route import dense_route, own_route
 from ..core.linear_map import LinearMap
 from ..core.matrix import StructuredMatrix, generators_
@@ -95,12 +96,7 @@ class CauchyLike(StructuredMatrix, name="cauchy_like"):
 
     @classmethod
     def init_(
-        cls,
-        tensors: Mapping[str, Tensor],
-        out_features: int,
-        in_features: int,
-        generator: torch.Generator | None = None,
-        **options: Any,
+        cls, tensors: Weights, out_features: int, in_features: int, generator: Random = None, **options: Any
     ) -> None:
         r, m, n = tensors["G"].shape[-2], out_features, in_features
         s, t = interleaved_nodes(m, n, torch.float64)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Self
 
-import torch
 from torch import Tensor, nn
 
 from ..algebra.members import like, linear_in_its_tensor, scales_columns
 from ..core import costs
+from ..core.contract import Random, Weights
 from ..core.dense_route import DenseProduct, multiply_by_dense
 from ..core.matrix import StructuredMatrix
 from ..core.routes import Call, Route
@@ -61,12 +60,7 @@ class Dense(StructuredMatrix, name="dense"):
 
     @classmethod
     def init_(
-        cls,
-        tensors: Mapping[str, Tensor],
-        out_features: int,
-        in_features: int,
-        generator: torch.Generator | None = None,
-        **options: Any,
+        cls, tensors: Weights, out_features: int, in_features: int, generator: Random = None, **options: Any
     ) -> None:
         bound = in_features**-0.5
         tensors["weight"].uniform_(-bound, bound, generator=generator)

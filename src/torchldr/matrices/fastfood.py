@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from torch.nn.functional import pad
 
 from ..algebra.members import scales_columns, scales_rows
 from ..core import costs
+from ..core.contract import Random, Weights
 from ..core.dense_route import dense_route, own_route
 from ..core.matrix import StructuredMatrix, normal_
 from ..core.routes import Call
@@ -79,12 +79,7 @@ class Fastfood(StructuredMatrix, name="fastfood"):
 
     @classmethod
     def init_(
-        cls,
-        tensors: Mapping[str, Tensor],
-        out_features: int,
-        in_features: int,
-        generator: torch.Generator | None = None,
-        **options: Any,
+        cls, tensors: Weights, out_features: int, in_features: int, generator: Random = None, **options: Any
     ) -> None:
         n, size = in_features, max(out_features, in_features)
         tensors["B"].bernoulli_(0.5, generator=generator).mul_(2).sub_(1)

@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..core.checks import check_choices, check_flags
 from ..core.products import check_input
 from ..core.routes import Call, RouteTable
 from ..matrices import StructuredMatrix
 from .graph import as_node, is_proxy
-from .parameters import StructuredParameters, describe
+from .parameters import INITS, StructuredParameters, describe
 from .plan import PLANS, Plan
 from .planned import PlannedLayer
 
@@ -70,10 +71,8 @@ class StructuredLinear(PlannedLayer, StructuredParameters):
         dtype: torch.dtype | None = None,
         **options: Any,
     ) -> None:
-        if init not in ("linear", "paper"):
-            raise ValueError(f"StructuredLinear: init must be 'linear' or 'paper', got {init!r}.")
-        if not isinstance(bias, bool):
-            raise TypeError(f"StructuredLinear: bias must be True or False, got {bias!r}.")
+        check_choices("StructuredLinear", init=(init, INITS))
+        check_flags("StructuredLinear", bias=bias)
         super().__init__(
             (),
             in_features,
@@ -138,8 +137,7 @@ class StructuredLinear(PlannedLayer, StructuredParameters):
 
     @plan.setter
     def plan(self, choice: str) -> None:
-        if choice not in PLANS:
-            raise ValueError(f"StructuredLinear: plan must be one of {', '.join(PLANS)}, got {choice!r}.")
+        check_choices("StructuredLinear", plan=(choice, PLANS))
         self._plan_choice = choice
         self.drop_plan()
 

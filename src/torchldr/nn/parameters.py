@@ -15,6 +15,8 @@ from .plan import Plan
 from .snapshot import why_uncounted
 from .tensors import add_axes, count_edits_, lack_values, named_tensors, own_tensors
 
+INITS = ("linear", "paper")
+
 
 class StructuredParameters(nn.Module):
     """The parameters and constants of a structured matrix, or of a stack of them, by the names of its class.

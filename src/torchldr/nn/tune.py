@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -80,34 +81,41 @@ def _inputs(model: nn.Module, arguments: tuple[Any, ...]) -> dict[str, tuple[Str
                 found[name] = layer, given[0].detach()
 
             handles.append(layer.register_forward_pre_hook(keep))
-    modes = {module: module.training for module in model.modules()}
     try:
-        model.eval()
-        model(*arguments)
+        with evaluating(model):
+            model(*arguments)
     finally:
         for handle in handles:
             handle.remove()
-        for module, training in modes.items():
-            module.training = training
     return found
 
 
-def _tuned(name: str, layer: StructuredLinear, x: Tensor, seconds: float) -> Tuned:
-    was, route = layer.training, layer.route
-    layer.eval()
-    layer.untune()
-    table = layer.routes(x)
-    calls: dict[str, Callable[[], object]] = {}
-    timed: dict[str, float] = {}
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """In `eval()` while this lasts; then every module is in its own mode again."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
     try:
-        for row in table:
-            if row.why_not is None:
-                layer.route = row.route
-                calls = {row.route: _finished(layer, x)}
-                timed |= minimum_seconds(calls, repeats=3, seconds=seconds)
+        yield
     finally:
-        layer.route = route
-        layer.training = was
+        for module, mode in modes:
+            module.training = mode
+
+
+def _tuned(name: str, layer: StructuredLinear, x: Tensor, seconds: float) -> Tuned:
+    route = layer.route
+    layer.untune()
+    timed: dict[str, float] = {}
+    with evaluating(layer):
+        table = layer.routes(x)
+        try:
+            for row in table:
+                if row.why_not is None:
+                    layer.route = row.route
+                    calls = {row.route: _finished(layer, x)}
+                    timed |= minimum_seconds(calls, repeats=3, seconds=seconds)
+        finally:
+            layer.route = route
     best = min(timed, key=lambda name: timed[name])
     layer.keep_tuned(table.call, best)
     shape = layer.out_features, layer.in_features

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ...pictures import Style, look, new_figure
+
 FORMATS = (".png", ".svg", ".pdf")
 COLUMNS = 3
-_MARKERS = "osD^v<>PXph*"
 
 
 def check_picture(path: Path) -> None:
@@ -28,22 +29,15 @@ def save_plot(weights: Sequence[Any], path: Path) -> None:
     Filled marks are full projections or exact, hollow ones quick looks; rings are the best for a fraction.
     """
     check_picture(path)
-    from matplotlib import colormaps
-    from matplotlib.figure import Figure
-
     trials = [t.structure for weight in weights for t in weight.trials]
     names = sorted({structure.name for structure in trials if not structure.is_dense})
-    looks = {
-        name: (colormaps["tab20" if len(names) > 10 else "tab10"](i), _MARKERS[i % len(_MARKERS)])
-        for i, name in enumerate(names)
-    }
+    looks = {name: look(name) for name in names}
     columns = min(COLUMNS, len(weights))
     rows = math.ceil(len(weights) / columns)
-    figure = Figure(figsize=(4.4 * columns, 3.4 * rows + 0.6), layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).ravel()
-    for ax, weight in zip(axes, weights, strict=False):
+    figure, axes = new_figure(4.4 * columns, 3.4 * rows + 0.6, rows, columns, sharex=True, sharey=True)
+    for ax, weight in zip(axes.flat, weights, strict=False):
         _panel(ax, weight, looks)
-    for ax in axes[len(weights) :]:
+    for ax in axes.flat[len(weights) :]:
         ax.set_axis_off()
     handles = [
         figure.axes[0].plot([], [], color=colour, marker=marker, markersize=4, label=name)[0]
@@ -56,7 +50,7 @@ def save_plot(weights: Sequence[Any], path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
-def _panel(ax: Any, weight: Any, looks: dict[str, tuple[Any, str]]) -> None:
+def _panel(ax: Any, weight: Any, looks: dict[str, Style]) -> None:
     for name, (colour, marker) in looks.items():
         trials = [t for t in weight.trials if t.structure.name == name]
         sizes = [t.parameters / weight.parameters for t in trials]

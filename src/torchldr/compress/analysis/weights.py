@@ -75,10 +75,7 @@ def analyze(
         seed: of the projections.
         jobs: how many processes project; with more than one, a script needs the usual
             `if __name__ == "__main__":`.
-        executor: where weights are projected, any of concurrent.futures, such as threads, processes or
-            `torchldr.executors.RayExecutor`; it stays open, and the result does not depend on it.
-        progress: None for a line on stderr where that is a terminal, True for one in any case, False for
-            none, or a function that is called with (stage, done, total).
+        executor, progress: as for `compress_`.
 
     Returns:
         An `Analysis`: print it, `.plan(budget)`, `.to_json()`, `.save(path)`, `.plot(path)`.

@@ -12,10 +12,9 @@ from ...nn import MatrixStack
 from ...timing import minimum_seconds
 from ..candidates import Weight
 from ..layers import quiet_linear
-from ..structure import DENSE, Structure
+from ..structure import Structure
 
 REPEATS, SECONDS = 10, 0.02
-VECTORS = 64  # at a time, for what a report says
 
 
 class Stopwatch:
@@ -67,13 +66,6 @@ class Stopwatch:
                 torch.cuda.synchronize()
 
         return call
-
-
-def measured(weights: Sequence[Weight], structures: Sequence[Structure]) -> list[tuple[float, float]]:
-    """Milliseconds of every weight's layer before and after, for a report: a short look."""
-    watch = Stopwatch(VECTORS, 3, 0.002)
-    found = [watch(weight, [DENSE, s]) for weight, s in zip(weights, structures, strict=True)]
-    return [(before, after) for before, after in found]
 
 
 class _Gates(MatrixStack):

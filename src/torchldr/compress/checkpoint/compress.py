@@ -8,12 +8,10 @@ from torch import Tensor
 
 from ...matrices import StructuredMatrix
 from ...progress import Report
-from ..budget.amounts import Latency
-from ..budget.latency import VECTORS, measured
 from ..candidates import CANDIDATES
-from ..progress import PROJECTING, Clock, check_effort, shown
+from ..progress import Clock, check_effort, shown
 from ..report import CompressionReport, describe
-from ..selection import Spec, check_count, check_spec, chosen
+from ..selection import Spec, check_count, check_spec, chosen, measured
 from ..structure import Structure
 from ..workers import Workers, project_all
 from .files import Source, check_finite, find_tensors, open_tensors
@@ -51,8 +49,7 @@ def compress_weights(
         seed: of the projections.
         jobs: how many processes project; with more than one, a script needs the usual
             `if __name__ == "__main__":`.
-        progress: None for a line on stderr where that is a terminal, True for one in any case, False for
-            none, or a function that is called with (stage, done, total).
+        progress: as for `compress_`.
 
     Returns:
         The tensors by name, structured matrices where they were replaced, and what was done.
@@ -78,24 +75,11 @@ def compress_weights(
     clock = Clock((None if planned else EFFORT) if effort is None else check_effort(_WHO, effort))
     with shown(progress, clock) as report, Workers(jobs, clock=clock, report=report, seed=seed) as workers:
         found = chosen(_WHO, spec, weights, left, structures, {}, workers)
-        deadline = clock.deadline(0.9)
-        arguments = [
-            (workers.parcel(weight), structure, seed, deadline)
-            for weight, structure in zip(weights, found.structures, strict=True)
-        ]
-        stages = [f"{PROJECTING} {weight.name}" for weight in weights]
-        made = project_all(workers, stages, arguments)
-    replaced: dict[str, StructuredMatrix] = {}
-    rows = []
-    vectors, latencies = spec.batch if isinstance(spec, Latency) else VECTORS, found.latencies
-    if not isinstance(spec, Latency):
-        latencies = [*measured(weights, found.structures)]
-    for weight, structure, projections, latency in zip(
-        weights, found.structures, made, latencies, strict=True
-    ):
-        rows.append(describe(weight, structure, projections, *latency))
-        for projection in projections:
-            replaced[weight.name] = projection.matrix
+        made = project_all(workers, weights, found.structures, {})
+    vectors, latencies = measured(weights, found, spec)
+    parts = zip(weights, found.structures, made, latencies, strict=True)
+    rows = [describe(weight, structure, some, *times) for weight, structure, some, times in parts]
+    replaced = {weight.name: p.matrix for weight, some in zip(weights, made, strict=True) for p in some}
     whole = {name: replaced.get(name, tensors[name]) for name in tensors}
     before = sum(tensors[name].numel() for name in tensors if tensors[name].is_floating_point())
     saved = sum(row.parameters_before - row.parameters_after for row in rows)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import kl_div, mse_loss
 
+from ...nn.tune import evaluating
 from ..manifest import record
 from ..outputs import LOGITS, main_output
 
@@ -92,20 +93,17 @@ class Teacher:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Collect the outputs of both models' layers while this lasts; the teacher is in `eval()`."""
-        mode = [(module, module.training) for module in self.teacher.modules()]
         handles = [
             module.register_forward_hook(self._note(side + name))
             for side, modules in (("s:", self._ours), ("t:", self._theirs))
             for name, module in modules.items()
         ]
-        self.teacher.eval()
         try:
-            yield
+            with evaluating(self.teacher):
+                yield
         finally:
             for handle in handles:
                 handle.remove()
-            for module, training in mode:
-                module.training = training
 
     def _note(self, key: str) -> Any:
         def hook(module: nn.Module, args: Any, output: Any) -> None:

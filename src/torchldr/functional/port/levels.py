@@ -10,7 +10,13 @@ Of two neighbours only what meets at the cut is transformed, everything that hap
     left    what comes out of block 1 on its left: LL1, LR1, vL1
     LR0, RL1        the ways from the cut to the outer ports
 
-With T of `series`, B = T G is what arrives, from each source, in block 0 and in block 1.
+A join turns on what crosses the cut. With q = (what enters block 0 at its right port, what enters block 1 at
+its left port), S = zs and P = zp,
+
+    q = T g,    T = 1 / (1 - S P RR0 LL1) [[S P LL1, P], [S, S P RR0]],
+
+where g = (what leaves block 0, what leaves block 1) would leave if the cut were closed. So with columns
+G = [(RL0, 0), (0, LR1), (vR0, vL1)] B = T G is what arrives, from each source, in block 0 and in block 1.
 
     up      Z'[0] = own + LR0 B[0],  Z'[1] = own + RL1 B[1],  u' = own + uR0 B[0] + uL1 B[1]
     heard   the sum over cuts of uR0 B[0] + uL1 B[1] for the start vectors

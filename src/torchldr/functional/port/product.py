@@ -13,12 +13,12 @@ With R = (I - zA)^{-1} for the block alone, eight series in z say all that the o
     LL = e_L^T R e_L    LR = e_L^T R e_R    RL = e_R^T R e_L    RR = e_R^T R e_R
     vL = e_L^T R v      vR = e_R^T R v      uL = u^T R e_L      uR = u^T R e_R
 
-Two neighbours join into one block by pointwise arithmetic (`join`), where every path crosses the cut from the
-left, from the right, or back and forth any number of times. Series are held by N coefficients, N = c m for
-blocks of m indices: a join transforms to 2N roots of unity, where 2N coefficients of the joined block come
-out. What rings on after N steps folds back onto the first coefficients: that is the only error besides
-rounding, and `acceptance` bounds both for a layer. u^T R v is needed only as a sum over a level, before
-the inverse transform.
+Two neighbours join into one block by pointwise arithmetic (`levels`), where every path crosses the cut from
+the left, from the right, or back and forth any number of times. Series are held by N coefficients, N = c m
+for blocks of m indices: a join transforms to 2N roots of unity, where 2N coefficients of the joined block
+come out. What rings on after N steps folds back onto the first coefficients: that is the only error besides
+rounding, and `acceptance` bounds both for a layer. u^T R v is needed only as a sum over a level, before the
+inverse transform.
 
 Any length: n indices are dealt to 2^levels leaves whose sizes differ by one at most; a leaf that is shorter
 by one gets an index that is coupled to nothing, behind its right port, which changes no series. The corners
@@ -27,11 +27,11 @@ without loss, whose poles lie on the unit circle, is served too.
 
 In other modules:
 
-    series              the algebra, leaves and closing in torch operations that autograd follows
+    series              leaves and closing in torch operations that autograd follows
+    levels              and one level, up for rows and down for their transpose
     plan                the product for a fixed operator, without gradients: what inference keeps
     sweep               its passes over all levels by torch, with kernels from `kernels.cuda.port` on a GPU;
                         `compiled` by compiled loops on a CPU
-    levels              one level, up for rows and down for their transpose
     layer               the product of a layer, scaled
     acceptance          the bound on its error, with `rounding`
 
@@ -43,8 +43,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import series
+from . import levels, series
 from .plan import PortPlan
+from .sweep import Closing
 
 __all__ = ["PortPlan", "port_matmul", "port_rmatmul"]
 
@@ -73,19 +74,15 @@ def port_rmatmul(
     series.check(lower, diagonal, upper, V, U, k, oversampling)
     layout, N = series.laid_out(V.shape[-1], series.LEAF, V.device), oversampling * series.LEAF
     every = series.roots(N << len(layout.cuts), V)
-    blocks, result = series.leaves(lower, diagonal, upper, V, U, layout, N)
+    Z, u, result = series.leaves(lower, diagonal, upper, V, U, layout, N)
     result = series.lengthened(result, k)
-    for cuts in layout.cuts:
+    for at in layout.cuts:
         N *= 2
-        s, p = lower[cuts].unsqueeze(-1), upper[cuts - 1].unsqueeze(-1)
-        z = every[:: len(cuts)]
-        spectra = series.Series(*(torch.fft.rfft(each, n=N) for each in blocks))
-        joined, heard = series.join(spectra, s * z, p * z)
-        level = torch.fft.irfft(series.summed(heard), n=N)
-        result = result + series.lengthened(level, k)
-        blocks = series.Series(*(torch.fft.irfft(each, n=N) for each in joined))
-    top = series.Series(*(each[..., 0, :] for each in blocks))
-    return result + series.closed(top, lower[0], upper[-1], k).to(result.dtype)
+        cut, at_cut = levels.cuts(Z, lower[at], upper[at - 1], every[:: len(at)]), levels.rows_at_cut(u)
+        B = levels.arriving(cut)
+        result = result + series.lengthened(torch.fft.irfft(levels.heard(at_cut, B), n=N), k)
+        Z, u = levels.columns_up(Z, cut, B), levels.rows_up(u, at_cut, B)
+    return result + Closing(Z[:, :, 0], lower[0], upper[-1], k).add(u[:, :, 0])
 
 
 def port_matmul(

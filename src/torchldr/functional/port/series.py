@@ -1,16 +1,7 @@
-"""The series of the port product, in torch operations: leaves, joins, closing.
+"""The two ends of the port product's tree in torch operations: leaves, and the closing of the ring.
 
-`product` says what is computed and why. This is the form that autograd and its transformations can
-differentiate any number of times, and that serves every device; a `plan` computes the same series.
-
-A join turns on what crosses the cut between blocks 0 and 1. With q = (what enters block 0 at its right port,
-what enters block 1 at its left port), S = zs and P = zp,
-
-    q = T g,    T = 1 / (1 - S P RR0 LL1) [[S P LL1, P], [S, S P RR0]],
-
-where g = (what leaves block 0, what leaves block 1) would leave if the cut were closed. So with columns
-G = [(RL0, 0), (0, LR1), (vR0, vL1)] and rows H = [(LR0, 0), (0, RL1), (uR0, uL1)] everything that is joined
-is what it was before plus H T G.
+`product` says what is computed and why, `levels` has what is between. Autograd and its transformations can
+differentiate all of it any number of times.
 """
 
 from __future__ import annotations
@@ -23,76 +14,6 @@ import torch
 from torch import Tensor
 
 LEAF = 128  # indices that a leaf has at most
-
-
-class Series(NamedTuple):
-    """What a row of blocks shows at its ports, `.` standing for blocks and coefficients (or roots)."""
-
-    ports: Tensor  # LL, LR, RL, RR, (4, .)
-    v: Tensor  # vL, vR, (2, r, .)
-    u: Tensor  # uL, uR, (2, b, .)
-
-
-# The algebra.
-
-
-def join(blocks: Series, s: Tensor, p: Tensor) -> tuple[Series, list[tuple[Tensor, Tensor]]]:
-    """Join blocks 0 and 1, 2 and 3, ..: their series and what u hears of v across the cuts.
-
-    Args:
-        blocks: values of the series, (.., blocks, roots).
-        s, p: z times the coupling from the last index of a block into the first of its neighbour, and back.
-
-    Returns:
-        The series of the joined blocks, and pairs (.., (b, .), (r, .)) whose products, summed over pairs and
-        blocks, are the part of u^T R v that crosses the cuts.
-    """
-    (LL0, LR0, RL0, RR0), (vL0, vR0), (uL0, uR0) = (x[..., 0::2, :] for x in blocks)
-    (LL1, LR1, RL1, RR1), (vL1, vR1), (uL1, uR1) = (x[..., 1::2, :] for x in blocks)
-    back, forth = s * LL1, p * RR0  # returned by block 1 what came from the left, by block 0 from the right
-    D = _loop(back * forth)
-    into_1, into_0 = s * D, p * D
-    through, returned = RL0 * into_1, LR1 * into_0
-    ports = (LL0 + LR0 * p * LL1 * through, LR0 * returned, RL1 * through, RR1 + RL1 * s * RR0 * returned)
-    x = into_1 * (vR0 + forth * vL1)
-    y = into_0 * (vL1 + back * vR0)
-    v = (vL0 + LR0 * y, vR1 + RL1 * x)
-    u = (uL0 + through * (uL1 + p * LL1 * uR0), uR1 + returned * (uR0 + s * RR0 * uL1))
-    return Series(torch.stack(ports), torch.stack(v), torch.stack(u)), [(uR0, y), (uL1, x)]
-
-
-def close(block: Series, a: Tensor, b: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Close one block to a ring by the corners a (last index into the first) and b (back), z times each.
-
-    With q = (q_R, q_L) what arrives at the two ports,
-
-        q = (vR, vL) + z [[a RL, b RR], [a LL, b LR]] q,
-
-    and u hears z a uL q_R + z b uR q_L more. The system is solved by elimination, one loop after the other.
-    Returns the pairs (uL, z a q_R), (uR, z b q_L).
-    """
-    (LL, LR, RL, RR), (vL, vR), (uL, uR) = block
-    D_R, D_L = _loop(a * RL), _loop(b * LR)
-    forth, back = b * RR * D_L, a * LL * D_R
-    D = _loop(forth * back)
-    return [(uL, a * D_R * D * (vR + forth * vL)), (uR, b * D_L * D * (vL + back * vR))]
-
-
-def summed(heard: list[tuple[Tensor, Tensor]]) -> Tensor:
-    """Products (b, .) times (r, .), summed over pairs and blocks, (b, r, roots); b blocks are held at a time.
-
-    Not an einsum, which makes a matrix product of each root.
-    """
-    (u, v), (u_back, v_back) = heard
-    parts = [(u * x + u_back * y).sum(-2) for x, y in zip(v, v_back, strict=True)]
-    return torch.stack(parts, 1)
-
-
-def _loop(g: Tensor) -> Tensor:
-    return 1 / (1 - g)
-
-
-# The two ends of the tree.
 
 
 def dealt(n: int, leaf: int) -> list[int]:
@@ -162,10 +83,20 @@ def leaf_blocks(lower: Tensor, diagonal: Tensor, upper: Tensor, layout: Layout) 
     return Leaves(index, real, A, (place == ports_at).to(diagonal))
 
 
+def leaf_columns(blocks: Leaves, V: Tensor, N: int) -> tuple[Tensor, Tensor]:
+    """Columns A^t [e_L, e_R, V], t < N, of all leaves: (J, size, 2 + r, N), N a power of two; and A^N."""
+    columns, power, size = torch.cat((blocks.E, blocks(V)), 1).mT.unsqueeze(-1), blocks.A, blocks.A.shape[-1]
+    # A step's two products are one, of twice the size: small products cost by their number.
+    while columns.shape[-1] < N:
+        further, power = (power @ torch.cat((columns.flatten(2), power), 2)).tensor_split([-size], 2)
+        columns = torch.cat((columns, further.reshape(columns.shape)), 3)
+    return columns, power
+
+
 def leaves(
     lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, U: Tensor, layout: Layout, N: int
-) -> tuple[Series, Tensor]:
-    """The first N coefficients of all leaves' series, and of the sum of their u^T R v, (b, r, N).
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The first N coefficients of all leaves: columns and rows as in `levels`, and the sum of u^T R v.
 
     With N = g q, rows [e_L, e_R, U]^T A^{qi} for i < g and columns A^j [e_L, e_R, V] for j < q, which dense
     powers of A, each the square of the last, double until there are enough. Their products are the series.
@@ -174,22 +105,16 @@ def leaves(
     dtype = V.dtype
     lower, diagonal, upper, V, U = (x.double() for x in (lower, diagonal, upper, V, U))
     blocks = leaf_blocks(lower, diagonal, upper, layout)
-    power, E, size = blocks.A, blocks.E, blocks.A.shape[-1]
-    columns = torch.cat((E, blocks(V)), 1).mT.unsqueeze(-1)  # (J, size, 2 + r, q)
-    rows = torch.cat((E, blocks(U)), 1).unsqueeze(2)  # (J, 2 + b, g, size)
-    q, g = 1, 1
-    # A step's two products are one, of twice the size: small products cost by their number.
-    while q * q < N:
-        further, power = (power @ torch.cat((columns.flatten(2), power), 2)).tensor_split([-size], 2)
-        columns, q = torch.cat((columns, further.reshape(columns.shape)), 3), 2 * q
+    size, q, g = blocks.A.shape[-1], 1 << N.bit_length() // 2, 1
+    columns, power = leaf_columns(blocks, V, q)  # (J, size, 2 + r, q)
+    rows = torch.cat((blocks.E, blocks(U)), 1).unsqueeze(2)  # (J, 2 + b, g, size)
     while g * q < N:
         further, power = (torch.cat((rows.flatten(1, 2), power), 1) @ power).tensor_split([-size], 1)
         rows, g = torch.cat((rows, further.reshape(rows.shape)), 2), 2 * g
-    ports = _products(rows[:, :2], columns[:, :, :2]).flatten(0, 1)
-    v = _products(rows[:, :2], columns[:, :, 2:])
+    Z = _products(rows[:, :2], columns)
     u = _products(rows[:, 2:], columns[:, :, :2]).transpose(0, 1)
     heard = torch.einsum("jbgi,jirq->brgq", rows[:, 2:], columns[:, :, 2:]).flatten(2)
-    return Series(*(x.to(dtype) for x in (ports, v, u))), heard.to(dtype)
+    return Z.to(dtype), u.to(dtype), heard.to(dtype)
 
 
 def _products(rows: Tensor, columns: Tensor) -> Tensor:
@@ -199,25 +124,26 @@ def _products(rows: Tensor, columns: Tensor) -> Tensor:
     return products.permute(1, 3, 0, 2, 4).flatten(-2)
 
 
-def leaf_columns(blocks: Leaves, V: Tensor, N: int) -> Tensor:
-    """The Krylov columns A^t [e_L, e_R, V], t < N, of all leaves: (J, size, 2 + r, N), N a power of two."""
-    columns, power, size = torch.cat((blocks.E, blocks(V)), 1).mT.unsqueeze(-1), blocks.A, blocks.A.shape[-1]
-    while columns.shape[-1] < N:
-        further, power = (power @ torch.cat((columns.flatten(2), power), 2)).tensor_split([-size], 2)
-        columns = torch.cat((columns, further.reshape(columns.shape)), 3)
-    return columns
+def close(Z: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """Close one block to a ring by the corners a (last index into the first) and b (back), z times each.
 
+    With q = (q_R, q_L) what arrives at the two ports,
 
-def closed(top: Series, a: Tensor, b: Tensor, k: int) -> Tensor:
-    """What the corners add to u^T R v, (b, r, k), in float64."""
-    N, radius = closing_roots(k, top.ports.dtype)
-    top = Series(*(lengthened(x, k).double() for x in top))
-    weights = radius ** torch.arange(k, dtype=torch.float64, device=a.device)
-    z = radius * roots(N, top.ports)
-    spectra = Series(*(torch.fft.rfft(x * weights, n=N) for x in top))
-    heard = close(spectra, a.double() * z, b.double() * z)
-    total = sum(u.unsqueeze(1) * v.unsqueeze(0) for u, v in heard)
-    return torch.fft.irfft(total, n=N)[..., :k] / weights
+        q = (vR, vL) + z [[a RL, b RR], [a LL, b LR]] q,
+
+    and u hears z a uL q_R + z b uR q_L more. The system is solved by elimination, one loop after the other.
+
+    Args:
+        Z: values of the columns, (2, 2 + r, roots).
+
+    Returns:
+        z a q_R and z b q_L, (2, r, roots).
+    """
+    (LL, LR), (RL, RR), (vL, vR) = Z[0, :2], Z[1, :2], Z[:, 2:]
+    D_R, D_L = 1 / (1 - a * RL), 1 / (1 - b * LR)
+    forth, back = b * RR * D_L, a * LL * D_R
+    D = 1 / (1 - forth * back)
+    return torch.stack((a * D_R * D * (vR + forth * vL), b * D_L * D * (vL + back * vR)))
 
 
 def closing_roots(k: int, dtype: torch.dtype) -> tuple[int, float]:

@@ -18,16 +18,7 @@ from ...kernels.cpu.compiled import numbers, wide
 from ...kernels.cuda import port as port_cuda
 from . import levels, series
 from .compiled import CompiledSweep
-from .series import (
-    Series,
-    close,
-    closing_roots,
-    laid_out,
-    leaf_blocks,
-    leaf_columns,
-    lengthened,
-    roots,
-)
+from .series import close, closing_roots, laid_out, leaf_blocks, leaf_columns, lengthened, roots
 
 
 class Sweep(Protocol):
@@ -75,7 +66,7 @@ class TorchSweep:
         """(J, size, 2 + r, N); on a GPU in float64, where float32 might mean TF32."""
         dtype = torch.float64 if V.is_cuda else V.dtype
         blocks = leaf_blocks(lower.to(dtype), diagonal.to(dtype), upper.to(dtype), self._layout)
-        return leaf_columns(blocks, V.to(dtype), self._N).to(V.dtype)
+        return leaf_columns(blocks, V.to(dtype), self._N)[0].to(V.dtype)
 
     @torch.no_grad()
     def rows_up(self, U: Tensor, k: int, *, top: bool) -> tuple[Tensor, Tensor | None]:
@@ -136,9 +127,7 @@ class Closing:
         self.weights = radius ** torch.arange(k, dtype=torch.float64, device=top.device)
         hats = torch.fft.rfft(lengthened(top, k).double() * self.weights, n=self.roots)
         z = radius * roots(self.roots, self.weights)
-        block = Series(hats[:, :2].flatten(0, 1), hats[:, 2:], hats[:, :1])
-        pairs = close(block, a.double() * z, b.double() * z)
-        self.arriving = torch.stack([q for _, q in pairs])  # z a q_R and z b q_L of `close`, (2, r, roots)
+        self.arriving = close(hats, a.double() * z, b.double() * z)  # (2, r, roots)
 
     def add(self, u: Tensor) -> Tensor:
         """To K_k(A, v_i)^T u, (b, r, k), for rows of the whole (2, b, N)."""

@@ -18,21 +18,16 @@ from torch.nn.functional import pad
 
 from .._twin import applied, plain_backward, plain_jvp
 from ..fft import conjugate, contract_rank, fast_length
+from ..ring import Ring, ring
 from .guard import Scales, Side
 
 
-class ConvolutionKrylov(NamedTuple):
-    """K_k(A, v_i) for all i, prepared for a convolution of length `length`.
+class PreparedSide(NamedTuple):
+    """K_k(A, v_i) for all i: a Krylov matrix of Z_f, f = c P_{m-1}, between scalings."""
 
-    `corner` is f = c P_{m-1} where the ring is closed, and None where c is 0 and nothing is folded.
-    """
-
-    k: int
-    length: int
     scale: Tensor  # P, (m,)
-    corner: Tensor | None
-    spectra: Tensor  # (r, length // 2 + 1): transforms of v / P
-    conjugates: Tensor
+    ring: Ring
+    spectra: Tensor  # of v / P, (r, ..)
 
 
 def product(A: Side, C: Side, x: Tensor, scales: Scales) -> Tensor:
@@ -77,42 +72,24 @@ def rmatmul(s: Tensor, corner: Tensor, V: Tensor, u: Tensor, k: int, P: Tensor) 
     return applied(_ConvolutionRmatmul, *wide, P, k)[0].to(u.dtype)
 
 
-def prepare(A: Side, C: Side, scales: Scales) -> tuple[ConvolutionKrylov, ConvolutionKrylov]:
+def prepare(A: Side, C: Side, scales: Scales) -> tuple[PreparedSide, PreparedSide]:
     """The constants of `product`: the transforms of the start vectors over their scales."""
     k = min(A[2].shape[-1], C[2].shape[-1])
-    return _prepared(A, k, scales.A), _prepared(C, k, scales.C)
+    left, right = _prepared(A, k, scales.A), _prepared(C, k, scales.C)
+    return left, right._replace(spectra=conjugate(right.spectra))
 
 
-def _prepared(side: Side, k: int, P: Tensor) -> ConvolutionKrylov:
+def _prepared(side: Side, k: int, P: Tensor) -> PreparedSide:
     _, corner, V = side
-    length = _length(V.shape[-1], k)
-    spectra = torch.fft.rfft(V / P, length)
-    closed = corner.item() != 0
-    return ConvolutionKrylov(k, length, P, corner * P[-1] if closed else None, spectra, conjugate(spectra))
+    of = ring(V.shape[-1], k, corner * P[-1] if corner.item() != 0 else 0.0)
+    return PreparedSide(P, of, of.analyse(V / P))
 
 
-def prepared_product(K: tuple[ConvolutionKrylov, ConvolutionKrylov], x: Tensor) -> Tensor:
+def prepared_product(K: tuple[PreparedSide, PreparedSide], x: Tensor) -> Tensor:
     """`product` for prepared constants; differentiable in x."""
-    left, right = K
-    return _prepared_matmul(left, _prepared_rmatmul(right, x))
-
-
-def _prepared_matmul(K: ConvolutionKrylov, w: Tensor) -> Tensor:
-    m, dtype = K.scale.shape[0], w.dtype
-    w_hat = torch.fft.rfft(w.to(K.scale.dtype), K.length)
-    t = torch.fft.irfft(contract_rank(w_hat, K.spectra), K.length)
-    y = t[..., :m]
-    if K.corner is not None:
-        y = y + pad(K.corner * t[..., m : m + K.k - 1], (0, m - K.k + 1))
-    return (y * K.scale).to(dtype)
-
-
-def _prepared_rmatmul(K: ConvolutionKrylov, u: Tensor) -> Tensor:
-    scaled = u * K.scale
-    if K.corner is not None:
-        scaled = torch.cat((scaled, K.corner * scaled[..., : K.k - 1]), -1)
-    u_hat = torch.fft.rfft(scaled, K.length).unsqueeze(-2)
-    return torch.fft.irfft(u_hat * K.conjugates, K.length)[..., : K.k].to(u.dtype)
+    (P_A, left, g_hat), (P_C, right, h_hat) = K
+    z = right.fold(right.unfold(x * P_C).unsqueeze(-2) * h_hat)
+    return (left.synthesise(contract_rank(left.analyse(z), g_hat)) * P_A).to(x.dtype)
 
 
 def krylov_matrices(s: Tensor, corner: Tensor, V: Tensor, k: int) -> Tensor:

@@ -9,8 +9,8 @@ h:
     y = P_A (T^{-1} F^{-1} (sum_{i <= r} left_i F T z_i + left_{r+1} S) + z_{r+1})
 
 2r + 4 of them a row. What lies between them is one kernel each, compiled at run time. No row meets
-another, so one that is not finite, or much larger, does not harm the others. `plain_matmul` is the oracle
-of the kernels, and the definition of M that of both.
+another, so one that is not finite, or much larger, does not harm the others. The tests hold the kernels,
+run as C++, to the definition of M.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def _spectra(v: Tensor, turn: Tensor) -> Tensor:
 
 
 def matmul(K: CudaPair, x: Tensor) -> Tensor:
-    """M x for prepared M: (b, n) to (b, n). By kernels; `plain_matmul` is the same in torch."""
+    """M x for prepared M: (b, n) to (b, n)."""
     b, n = x.shape
     r, h = len(K.right) - 1, n // 2
     both = K.turn.new_empty(2, b, h)
@@ -156,22 +156,6 @@ def matmul(K: CudaPair, x: Tensor) -> Tensor:
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     _launch("leave", U, [y, z[r], K.turn, K.leave, K.aside, out, h])
     return out
-
-
-def plain_matmul(K: CudaPair, x: Tensor) -> Tensor:
-    """What `matmul` does."""
-
-    def paired(v: Tensor) -> Tensor:
-        low, high = v.chunk(2, -1)
-        return torch.fft.fft(torch.complex(low, high) * K.turn)
-
-    def parted(spectrum: Tensor) -> Tensor:
-        v = torch.fft.ifft(spectrum, norm="forward") * conjugate(K.turn)
-        return torch.cat((v.real, v.imag), -1)
-
-    z = parted(paired(x * K.enter) * K.right.unsqueeze(1))
-    inner = (paired(z[:-1] * K.between) * K.left[:-1].unsqueeze(1)).sum(0)
-    return parted(inner + paired(x * K.beside) * K.left[-1]) * K.leave + z[-1] * K.aside
 
 
 def _launch(name: str, like: Tensor, arguments: list[Any]) -> None:

@@ -7,6 +7,7 @@ float64 and complex128. The torch forms in `functional.gko.plain` do the same, o
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numba
@@ -18,7 +19,7 @@ from .jit import jit
 TILE = 512
 
 # Sums may be reassociated (a dot product in several lanes); nan and inf keep their meaning.
-_compiled = jit(fastmath={"contract", "reassoc", "nsz"}, error_model="numpy")
+_compiled: Callable[[Any], Any] = jit(fastmath={"contract", "reassoc", "nsz"}, error_model="numpy")
 
 
 def quotient(a: Any, b: Any) -> Any:
@@ -35,7 +36,8 @@ def _quotient(a: Any, b: Any) -> Any:
 numba.extending.overload(quotient, strict=False)(_quotient)  # strict: with annotations alike
 
 
-def _divided(out: Any, V: Any, weights: Any, nodes: Any, node: Any, a: int, e: int) -> None:
+@_compiled
+def divided(out: Any, V: Any, weights: Any, nodes: Any, node: Any, a: int, e: int) -> None:
     """out[i] = weights . V[:, i] / (nodes[i] - node) for a <= i < e.
 
     Four rows of V at a time; the last ones together with the division, which takes longest and runs beside
@@ -69,10 +71,8 @@ def _divided(out: Any, V: Any, weights: Any, nodes: Any, node: Any, a: int, e: i
             o[i] = quotient(o[i] + f * w[i], s[i] - node)
 
 
-divided = _compiled(_divided)
-
-
-def _add(V: Any, weights: Any, line: Any, a: int, e: int) -> None:
+@_compiled
+def add(V: Any, weights: Any, line: Any, a: int, e: int) -> None:
     """V[q, a:e] += weights[q] line[a:e]."""
     o = line[a:e]
     for q in range(V.shape[0]):
@@ -81,10 +81,8 @@ def _add(V: Any, weights: Any, line: Any, a: int, e: int) -> None:
             x[i] += w * o[i]
 
 
-add = _compiled(_add)
-
-
-def _scaled(V: Any, k: int, factor: Any) -> Any:
+@_compiled
+def scaled(V: Any, k: int, factor: Any) -> Any:
     """factor V[:, k]; written out, as array expressions take long to compile."""
     out = np.empty(V.shape[0], V.dtype)
     for q in range(V.shape[0]):
@@ -92,18 +90,14 @@ def _scaled(V: Any, k: int, factor: Any) -> Any:
     return out
 
 
-scaled = _compiled(_scaled)
-
-
-def _swap(V: Any, i: int, j: int) -> None:
+@_compiled
+def swap(V: Any, i: int, j: int) -> None:
     for q in range(V.shape[0]):
         V[q, i], V[q, j] = V[q, j], V[q, i]
 
 
-swap = _compiled(_swap)
-
-
-def _largest(line: Any, first: int) -> int:
+@_compiled
+def largest(line: Any, first: int) -> int:
     """The index from `first` on of the entry with the largest |re| + |im|."""
     best, where = -1.0, first
     for a in range(first, line.shape[0], TILE):
@@ -117,10 +111,8 @@ def _largest(line: Any, first: int) -> int:
     return where
 
 
-largest = _compiled(_largest)
-
-
-def _eliminate(
+@_compiled
+def eliminate(
     s: Any, t: Any, G: Any, H: Any, B: Any, order: Any, d: Any, ties: Any, kept: Any, places: Any
 ) -> bool:
     """Gaussian elimination on generators, everything in place; False where a pivot is zero.
@@ -165,10 +157,8 @@ def _eliminate(
     return True
 
 
-eliminate = _compiled(_eliminate)
-
-
-def _forward(s: Any, t: Any, G: Any, H: Any, d: Any, B: Any) -> None:
+@_compiled
+def forward(s: Any, t: Any, G: Any, H: Any, d: Any, B: Any) -> None:
     """L y = b for every row of B, in place; G (destroyed) as it was at first, H as the pivots left it."""
     n = G.shape[1]
     line = np.empty(n, G.dtype)
@@ -181,10 +171,8 @@ def _forward(s: Any, t: Any, G: Any, H: Any, d: Any, B: Any) -> None:
             add(B, b, line, a, e)
 
 
-forward = _compiled(_forward)
-
-
-def _backward(t: Any, G: Any, H: Any, d: Any, ties: Any, kept: Any, B: Any) -> None:
+@_compiled
+def backward(t: Any, G: Any, H: Any, d: Any, ties: Any, kept: Any, B: Any) -> None:
     """U x = y for every row of B, in place; G and H (destroyed) as the pivots left them.
 
     Undoing step k needs its row of U, u_j = g_k . h_j / (t_k - t_j) with h_j as it is after the step.
@@ -211,10 +199,8 @@ def _backward(t: Any, G: Any, H: Any, d: Any, ties: Any, kept: Any, B: Any) -> N
             B[p, k] /= d[k]
 
 
-backward = _compiled(_backward)
-
-
-def _substitute(w: Any, B: Any) -> None:
+@_compiled
+def substitute(w: Any, B: Any) -> None:
     """Solve with the lower triangular Toeplitz matrix of first column w for every row of B, in place."""
     n = w.shape[0]
     for p in range(B.shape[0]):
@@ -223,6 +209,3 @@ def _substitute(w: Any, B: Any) -> None:
             x, v, y = B[p, i + 1 :], w[1 : n - i], B[p, i]
             for j in range(n - i - 1):
                 x[j] -= y * v[j]
-
-
-substitute = _compiled(_substitute)

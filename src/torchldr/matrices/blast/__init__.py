@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,6 +9,7 @@ from torch import Tensor
 
 from ...core import costs
 from ...core.checks import check_cut
+from ...core.contract import Random, Weights
 from ...core.dense_route import dense_route, own_route
 from ...core.matrix import StructuredMatrix, normal_
 from ...core.products import Product
@@ -79,12 +79,7 @@ class Blast(StructuredMatrix, name="blast"):
 
     @classmethod
     def init_(
-        cls,
-        tensors: Mapping[str, Tensor],
-        out_features: int,
-        in_features: int,
-        generator: torch.Generator | None = None,
-        **options: Any,
+        cls, tensors: Weights, out_features: int, in_features: int, generator: Random = None, **options: Any
     ) -> None:
         std = (3 * in_features * tensors["G"].shape[-2]) ** -0.25
         normal_(tensors["G"], std, generator)

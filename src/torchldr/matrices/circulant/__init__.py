@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ...core import costs
+from ...core.contract import Random, Weights
 from ...core.dense_route import dense_route, own_route
 from ...core.matrix import StructuredMatrix, normal_
 from ...core.products import Product
@@ -121,12 +121,7 @@ class Circulant(StructuredMatrix, name="circulant"):
 
     @classmethod
     def init_(
-        cls,
-        tensors: Mapping[str, Tensor],
-        out_features: int,
-        in_features: int,
-        generator: torch.Generator | None = None,
-        **options: Any,
+        cls, tensors: Weights, out_features: int, in_features: int, generator: Random = None, **options: Any
     ) -> None:
         normal_(tensors["column"], (3 * in_features) ** -0.5, generator)
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ...core import costs
 from ...core.checks import check_choices
+from ...core.contract import Random, Weights
 from ...core.matrix import StructuredMatrix, generators_
 from ...core.routes import Call
 from ...core.storage import AROUND_ONE, FLOAT, Storage
@@ -73,12 +74,7 @@ class LDRSubdiagonal(StructuredMatrix, name="ldr_sd"):
 
     @classmethod
     def init_(
-        cls,
-        tensors: Mapping[str, Tensor],
-        out_features: int,
-        in_features: int,
-        generator: torch.Generator | None = None,
-        **options: Any,
+        cls, tensors: Weights, out_features: int, in_features: int, generator: Random = None, **options: Any
     ) -> None:
         for side in "AC":
             tensors[f"subdiagonal_{side}"].fill_(1)
@@ -87,7 +83,7 @@ class LDRSubdiagonal(StructuredMatrix, name="ldr_sd"):
         generators_(tensors, shift_mean_square(m, n, r), generator)
 
     @classmethod
-    def draw_operators_(cls, tensors: Mapping[str, Tensor], generator: torch.Generator | None = None) -> None:
+    def draw_operators_(cls, tensors: Weights, generator: Random = None) -> None:
         for side in "AC":
             tensors[f"subdiagonal_{side}"].uniform_(0.9, 1.1, generator=generator)
             tensors[f"corner_{side}"].uniform_(-1, 1, generator=generator)

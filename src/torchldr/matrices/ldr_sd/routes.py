@@ -157,7 +157,7 @@ def _compiled_pair_why_not(M: Any, call: Call) -> str | None:
     return compiled_pair.why_not(*sides(M)) or _refused(M, call)
 
 
-def _compiled_pair_cost(M: Any, call: Call) -> float:
+def compiled_pair_cost(M: Any, call: Call) -> float:
     transforms = call.batch * (2 * M.rank + 4)
     return costs.backward(call, costs.compiled_ffts(call, transforms, M.shape[0] // 2, 4))
 
@@ -240,6 +240,6 @@ ROUTES = (
     Route("stencil", _stencil_why_not, _stencil_cost, _stencil, _prepare_stencil),
     Route("compiled_convolution", _compiled_why_not, _compiled_cost, _compiled, _prepare_compiled),
     Route("circulant_pair", _pair_why_not, _pair_cost, None, _prepare_pair),
-    Route("compiled_pair", _compiled_pair_why_not, _compiled_pair_cost, None, _prepare_compiled_pair),
+    Route("compiled_pair", _compiled_pair_why_not, compiled_pair_cost, None, _prepare_compiled_pair),
     Route("cuda_pair", _cuda_pair_why_not, _cuda_pair_cost, None, _prepare_cuda_pair),
 )

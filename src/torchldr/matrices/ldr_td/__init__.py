@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from ...core.contract import Random, Weights
 from ...core.matrix import StructuredMatrix, generators_
 from ...core.storage import AROUND_ONE, AROUND_ZERO, FLOAT, Storage
 from ...functional import tridiagonal
@@ -72,12 +73,7 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
 
     @classmethod
     def init_(
-        cls,
-        tensors: Mapping[str, Tensor],
-        out_features: int,
-        in_features: int,
-        generator: torch.Generator | None = None,
-        **options: Any,
+        cls, tensors: Weights, out_features: int, in_features: int, generator: Random = None, **options: Any
     ) -> None:
         for side in "AC":
             tensors[f"subdiagonal_{side}"].fill_(1)
@@ -87,7 +83,7 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
         generators_(tensors, shift_mean_square(m, n, r), generator)
 
     @classmethod
-    def draw_operators_(cls, tensors: Mapping[str, Tensor], generator: torch.Generator | None = None) -> None:
+    def draw_operators_(cls, tensors: Weights, generator: Random = None) -> None:
         for side in "AC":
             tensors[f"subdiagonal_{side}"].uniform_(0.95, 1.05, generator=generator)
             for part in ("diagonal", "superdiagonal", "corners"):

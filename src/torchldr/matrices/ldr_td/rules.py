@@ -170,11 +170,3 @@ def _(M: LDRTridiagonal, c: Any) -> str:
     c.call(f"krylov(&{c.name}_A, &{c.name}_C, {r}, x, y, work);")
     c.scratch, c.multiplications = 4 * (m + n), r * min(m, n) * 4 * (m + n)
     return "stencil"
-
-
-# The paper has this class but does not time it.
-
-
-@rule("paper_acceleration", LDRTridiagonal)
-def _() -> tuple[tuple[float, ...], ...]:
-    return ()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...core import costs
+from ...core.contract import Random, Weights
 from ...core.dense_route import dense_route, own_route
 from ...core.matrix import StructuredMatrix, generators_
 from ...core.products import Product
@@ -19,6 +20,7 @@ from ...functional.reference import krylov_of_shift_reference, shift_reference
 from ...functional.ring import Ring, ring
 from ...functional.subdiagonal import compiled_pair
 from ...functional.subdiagonal.guard import Side
+from ..ldr_sd.routes import compiled_pair_cost
 
 
 def corner_sign(m: int, n: int) -> int:
@@ -51,11 +53,6 @@ def _pair_why_not(M: Any, call: Call) -> str | None:
     return compiled_pair.why_not(*M._sides())
 
 
-def _pair_seconds(M: Any, call: Call) -> float:
-    transforms = call.batch * (2 * M.rank + 4)
-    return costs.backward(call, costs.compiled_ffts(call, transforms, M.shape[0] // 2, 4))
-
-
 class ToeplitzLike(StructuredMatrix, name="toeplitz_like"):
     """Toeplitz-like: M = sum_i K_k(Z_a, g_i) K_k(Z_{-a}, h_i)^T, k = min(m, n).
 
@@ -75,19 +72,14 @@ class ToeplitzLike(StructuredMatrix, name="toeplitz_like"):
     ROUTES = (
         own_route("fft", _fft_seconds),
         dense_route(_dense_seconds),
-        Route("compiled_pair", _pair_why_not, _pair_seconds, None, lambda M: M._prepare_pair()),
+        Route("compiled_pair", _pair_why_not, compiled_pair_cost, None, lambda M: M._prepare_pair()),
     )
     projection_work = 1
     compresses = True
 
     @classmethod
     def init_(
-        cls,
-        tensors: Mapping[str, Tensor],
-        out_features: int,
-        in_features: int,
-        generator: torch.Generator | None = None,
-        **options: Any,
+        cls, tensors: Weights, out_features: int, in_features: int, generator: Random = None, **options: Any
     ) -> None:
         r, m, n = tensors["G"].shape[-2], out_features, in_features
         generators_(tensors, r * min(m, n), generator)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ...core import costs
+from ...core.contract import Random, Weights
 from ...core.dense_route import dense_route, own_route
 from ...core.matrix import StructuredMatrix, generators_
 from ...core.routes import Call
@@ -84,12 +85,7 @@ class VandermondeLike(StructuredMatrix, name="vandermonde_like"):
 
     @classmethod
     def init_(
-        cls,
-        tensors: Mapping[str, Tensor],
-        out_features: int,
-        in_features: int,
-        generator: torch.Generator | None = None,
-        **options: Any,
+        cls, tensors: Weights, out_features: int, in_features: int, generator: Random = None, **options: Any
     ) -> None:
         r, m, n = tensors["G"].shape[-2], out_features, in_features
         if options.get("learn_nodes"):
@@ -131,4 +127,5 @@ class VandermondeLike(StructuredMatrix, name="vandermonde_like"):
 
     def _rmatmul(self, y: Tensor) -> Tensor:
         z = vandermonde_rmatmul(self.nodes, y.unsqueeze(-2) * self.G, self.in_features)
-        return shift_krylov_matmul(self.H, z, 0.0)
+        # Not a part of a larger one.
+        return shift_krylov_matmul(self.H, z, 0.0).clone(memory_format=torch.contiguous_format)

@@ -14,11 +14,11 @@ from ...core.products import check_like, is_jit_tracing
 from ...matrices import StructuredMatrix, get_structure
 from ..graph import as_node, is_proxy
 from ..linear import StructuredLinear
-from ..parameters import describe
+from ..parameters import INITS, describe
 from ..plan import PLANS
 from ..planned import PlannedLayer
 from ..tensors import in_format_of
-from .stack import INITS, MatrixStack
+from .stack import MatrixStack
 
 FORMS = ("grid", "wide")
 

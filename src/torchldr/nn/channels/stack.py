@@ -13,7 +13,6 @@ from ...matrices import StructuredMatrix
 from ..parameters import StructuredParameters, describe
 from ..tensors import let_prune
 
-INITS = ("linear", "paper")
 _SMALL = 1 << 20  # entries of all matrices up to which a compiler is shown the dense ones
 _MEASURED = 1 << 24  # entries of all matrices up to which the initial scale is measured
 

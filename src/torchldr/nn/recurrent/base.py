@@ -18,9 +18,9 @@ from ...core.checks import check_choices, check_flags, check_int
 from ...core.products import autocasts, is_jit_tracing
 from ...core.routes import Call
 from ...matrices import StructuredMatrix, get_structure
-from ..channels.stack import INITS, MatrixStack
+from ..channels.stack import MatrixStack
 from ..graph import as_node, is_proxy
-from ..parameters import describe
+from ..parameters import INITS, describe
 from ..plan import PLANS
 from ..planned import PlannedLayer
 from ..tensors import let_prune

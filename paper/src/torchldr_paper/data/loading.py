@@ -10,10 +10,9 @@ from typing import Literal
 
 from torchldr_paper.data import official, recipes
 from torchldr_paper.data.containers import Located
-from torchldr_paper.data.dataset import Dataset, Splits
-from torchldr_paper.data.errors import DataFileError, DatasetNotFoundError
-from torchldr_paper.data.photographs import FOLDER, find_photographs, read_photographs
+from torchldr_paper.data.dataset import DataFileError, Dataset, DatasetNotFoundError, Splits
 from torchldr_paper.data.places import VARIABLE, search_path
+from torchldr_paper.data.recipes import FOLDER, find_photographs, read_photographs
 from torchldr_paper.data.registry import DATASETS, Spec, lookup
 from torchldr_paper.data.user import load_npz
 

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from torchldr import pictures as style
 from torchldr_paper import Ledger, Record, Run, Table, build_model, count_parameters, get_table
-from torchldr_paper.cli.options import keep_table, parse_filters
+from torchldr_paper.cli.sweeps import keep_table, parse_filters
 from torchldr_paper.data import Dataset
 from torchldr_paper.data.registry import DATASETS
 from torchldr_paper.figures import (

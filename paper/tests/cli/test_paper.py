@@ -16,9 +16,9 @@ from typer.testing import CliRunner  # noqa: E402
 
 from torchldr_paper import Protocol  # noqa: E402
 from torchldr_paper.cli import paper as commands_module  # noqa: E402
+from torchldr_paper.cli import register  # noqa: E402
 from torchldr_paper.cli import sweeps as sweeps_module  # noqa: E402
-from torchldr_paper.cli.options import parse_options  # noqa: E402
-from torchldr_paper.cli.paper import register  # noqa: E402
+from torchldr_paper.cli.sweeps import parse_options  # noqa: E402
 from torchldr_paper.trainer.progress import Event, Lines  # noqa: E402
 
 QUICK = ["--epochs", "1", "--trials", "1", "--lr", "0.001", "--device", "cpu"]

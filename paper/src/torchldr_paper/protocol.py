@@ -175,44 +175,27 @@ class Run:
                 raise ValueError(f"Run: {name} must be positive, got {value}.")
         gained = ("shl", "lstm", *REPLACEMENTS)
         biased = tuple(m for m in (*CONVOLUTIONS, *REPLACEMENTS) if not m.endswith("_square"))
-        for name, fits, what in (
-            ("keep", self.structure == "dense", "prunes a dense layer"),
-            (
-                "weights",
-                self.weights == "int8" and self.model in ("shl", "cnn"),
-                "is 'int8' or None and for the models shl and cnn",
-            ),
-            (
-                "gain",
-                self.model in gained and self.keep is None,
-                f"is for the models {', '.join(gained)} without keep",
-            ),
-            (
-                "even",
-                self.even is True and self.model == "lstm" and self.gain is None,
-                "is True or None and for the model lstm without gain",
-            ),
-            (
-                "fixed",
-                self.fixed is True and self.structure == "ldr_sd",
-                "is True or None and for the structure 'ldr_sd'",
-            ),
-            (
-                "bias",
-                self.bias is True and self.model in biased,
-                f"is True or None and for the models {', '.join(biased)}",
-            ),
-            (
-                "l1",
-                self.model in REPLACEMENTS and structure.ranked,
-                f"is for the models {', '.join(REPLACEMENTS)} and classes with a rank",
-            ),
-        ):
-            if (value := getattr(self, name)) is not None and not fits:
-                raise ValueError(
-                    f"Run: {name} {what}, got {value!r} with model={self.model!r}, "
-                    f"structure={self.structure!r}, keep={self.keep}."
-                )
+        self._check("keep", self.structure == "dense", "prunes a dense layer")
+        rounds = self.weights == "int8" and self.model in ("shl", "cnn")
+        self._check("weights", rounds, "is 'int8' or None and for the models shl and cnn")
+        gains = self.model in gained and self.keep is None
+        self._check("gain", gains, f"is for the models {', '.join(gained)} without keep")
+        evens = self.even is True and self.model == "lstm" and self.gain is None
+        self._check("even", evens, "is True or None and for the model lstm without gain")
+        fixes = self.fixed is True and self.structure == "ldr_sd"
+        self._check("fixed", fixes, "is True or None and for the structure 'ldr_sd'")
+        biases = self.bias is True and self.model in biased
+        self._check("bias", biases, f"is True or None and for the models {', '.join(biased)}")
+        counts = self.model in REPLACEMENTS and structure.ranked
+        self._check("l1", counts, f"is for the models {', '.join(REPLACEMENTS)} and classes with a rank")
+
+    def _check(self, name: str, fits: bool, what: str) -> None:
+        """Refuse a field that is given and does not fit the others; say what it is for."""
+        if (value := getattr(self, name)) is not None and not fits:
+            raise ValueError(
+                f"Run: {name} {what}, got {value!r} with model={self.model!r}, "
+                f"structure={self.structure!r}, keep={self.keep}."
+            )
 
     @property
     def method(self) -> str:

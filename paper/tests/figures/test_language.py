@@ -21,7 +21,7 @@ from torchldr_paper.figures import (
 )
 from torchldr_paper.ledger.weights import weights_path
 from torchldr_paper.protocol import Run
-from torchldr_paper.report.columns import columns_of
+from torchldr_paper.report.sections import columns_of
 
 
 def language_ledger(folder: Path) -> Ledger:

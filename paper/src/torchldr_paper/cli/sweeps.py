@@ -24,9 +24,8 @@ from ..protocol import Run
 from ..tables.cells import Cell, Table
 from ..tables.paper import get_table
 from ..tables.rows import Row, heading, tells
-from ..trainer.logs import no_log, tensorboard_log
 from ..trainer.parallel import Backend, Processes, train_images
-from ..trainer.progress import progress_on_stderr
+from ..trainer.progress import no_log, progress_on_stderr, tensorboard_log
 from ..trainer.sweep import Library, Report, missing, sweep
 from .options import HERE, Sweep
 
@@ -96,12 +95,7 @@ def library_of(sweep: Sweep) -> Library:
 
 
 def backend_of(sweep: Sweep) -> Backend:
-    """Where runs are trained.
-
-    Raises:
-        BadParameter: where Ray is not installed, or for options that exclude each other.
-        Exit: where its cluster cannot be used, with a line on stderr.
-    """
+    """Where runs are trained; a cluster that cannot be used is told on stderr."""
     if sweep.ray is None:
         return Processes(sweep.jobs) if sweep.jobs > 1 else Backend()
     if sweep.jobs > 1:
@@ -209,11 +203,7 @@ _FILTERS: dict[str, Callable[[Cell], Any]] = {
 
 
 def parse_filters(texts: Sequence[str]) -> Filters:
-    """Filters from `key=value,value`.
-
-    Raises:
-        ValueError: for another form or an unknown key.
-    """
+    """Filters from `key=value,value`."""
     filters: Filters = {}
     for text in texts:
         key, mark, wanted = text.partition("=")
@@ -224,11 +214,7 @@ def parse_filters(texts: Sequence[str]) -> Filters:
 
 
 def keep_table(table: Table, filters: Filters) -> Table:
-    """The cells of a table that pass all filters.
-
-    Raises:
-        ValueError: when none does, or none has one of the values, with the values that there are.
-    """
+    """The cells of a table that pass all filters; where none does, the values that there are are told."""
     if not filters:
         return table
     cells = tuple(

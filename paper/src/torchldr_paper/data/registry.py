@@ -66,24 +66,15 @@ class OfficialFile:
 
 
 @dataclass(frozen=True)
-class Spec:
-    """One dataset.
+class Facts:
+    """What a dataset is, whatever its source.
 
     Attributes:
         name: what a user types.
         title: what the paper calls it.
-        train, test, classes: the paper's table.
+        train, test, classes: numbers of training images, test images and classes, as in the paper's table.
         image_shape: (channels, height, width).
-        files: the official files, all of which are needed.
-        assemble: from the parsed files, in the order of `files`, to the four arrays.
-        folders: where in a data folder the files may lie, the first is where `fetch` puts them.
-        archives: names, without suffix, of .zip, .tar, .tar.gz or .tgz files that hold the files.
-        downloads: names of the files to download, each with its address being `address + name`.
-        addresses: the owner's address, then copies of it.
-        recipe: how a stand-in is made, where that is known.
-        level: the level of noise, 1 to 6.
-        in_paper: whether the paper's table of datasets has it.
-        checksums: known checksums by file name.
+        in_paper: whether that table has it.
     """
 
     name: str
@@ -92,6 +83,25 @@ class Spec:
     test: int
     classes: int
     image_shape: tuple[int, int, int]
+    in_paper: bool = field(default=True, kw_only=True)
+
+
+@dataclass(frozen=True)
+class Spec(Facts):
+    """One dataset.
+
+    Attributes:
+        files: the official files, all of which are needed.
+        assemble: from the parsed files, in the order of `files`, to the four arrays.
+        folders: where in a data folder the files may lie, the first is where `fetch` puts them.
+        archives: names, without suffix, of .zip, .tar, .tar.gz or .tgz files that hold the files.
+        downloads: names of the files to download, each with its address being `address + name`.
+        addresses: the owner's address, then copies of it.
+        recipe: how a stand-in is made, where that is known.
+        level: the level of noise, 1 to 6.
+        checksums: known checksums by file name.
+    """
+
     files: tuple[OfficialFile, ...]
     assemble: Callable[[list[Array]], Splits]
     folders: tuple[str, ...]
@@ -100,7 +110,6 @@ class Spec:
     addresses: tuple[str, ...]
     recipe: Recipe | None = None
     level: int = 0
-    in_paper: bool = True
     checksums: Mapping[str, str] = field(default_factory=lambda: CHECKSUMS)
 
     @property

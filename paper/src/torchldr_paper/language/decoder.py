@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..trainer.precision import tf32, wide_sums
+from ..trainer.graphs import tf32, wide_sums
 from .cuda import decoder as cuda_decoder
 
 ALIGNED = 64  # words

@@ -83,15 +83,12 @@ class LanguageFleet:
         self._narrow = decoder.narrowed(self.decoder, protocol.precision)
         self.stream: torch.cuda.Stream | None = None
         self._patient: torch.cuda.Stream | None = None
-        self._graphs: tuple[StepGraphs, StepGraphs] | None = None
         if device.type == "cuda":
             self.stream, self._patient = torch.cuda.Stream(device, priority=-1), torch.cuda.Stream(device)
-            changed = [*self.parameters().values(), self._narrow, self._losses, self._position, self._state]
-            scored = [self._totals, self._position, self._read]
-            self._graphs = (
-                StepGraphs(self.step, changed, self.stream),
-                StepGraphs(self.score_step, scored, self.stream),
-            )
+        changed = [*self.parameters().values(), self._narrow, self._losses, self._position, self._state]
+        scored = [self._totals, self._position, self._read]
+        self._training = StepGraphs(self.step, changed, self.stream)
+        self._scoring = StepGraphs(self.score_step, scored, self.stream)
 
     embedding: Tensor
     decoder: Tensor
@@ -226,12 +223,7 @@ class LanguageFleet:
 
     def advance(self, size: int, *, training: bool) -> None:
         """A step on the next `size` rows, replayed on a GPU."""
-        if self._graphs is not None:
-            self._graphs[0 if training else 1].replay(size)
-        elif training:
-            self.step(size)
-        else:
-            self.score_step(size)
+        (self._training if training else self._scoring).replay(size)
 
     def scores(self) -> Scores:
         """The mean losses of what was trained and scored last; waits for the device."""

@@ -46,17 +46,8 @@ def initial_tensors(
     """The parameters of all replicas' input matrices as the library starts them, float32 on the CPU.
 
     Generators of a smaller rank than the largest are filled up with zeros: where g_i = h_i = 0 the gradients
-    of both are 0, so they stay what they are.
-
-    Args:
-        structure: one of `STRUCTURES`.
-        size: n.
-        ranks: one a replica; None for a class without rank.
-        generators: one a replica.
-        init, init_std, gain: as in `Run`.
-
-    Returns:
-        name -> (R, 4, ...).
+    of both are 0, so they stay what they are. Ranks and generators are one a replica; `init`, `init_std` and
+    `gain` as in `Run`.
     """
     if structure not in STRUCTURES:
         raise ValueError(f"language model: {unknown('structure', structure, STRUCTURES)}")

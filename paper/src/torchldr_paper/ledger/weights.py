@@ -52,11 +52,7 @@ class Network(NamedTuple):
 
 
 def save_network(path: Path, run: Run, network: Network) -> str:
-    """Write the selected network of a finished run, whole or not at all; its checksum, for the ledger.
-
-    Raises:
-        OSError: where it cannot be written, naming the file.
-    """
+    """Write the selected network of a finished run, whole or not at all; its checksum, for the ledger."""
     about = {"run": run.config(), "image_shape": network.image_shape, "outputs": network.outputs}
     # Copied: what came through shared memory cannot be written to, which torch warns of.
     tensors = {name: torch.tensor(array) for name, array in network.weights.items()}

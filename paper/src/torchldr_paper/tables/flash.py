@@ -93,6 +93,7 @@ def _sizes(
 
 def _largest(budget: int, run: Callable[[int], Run], most: int) -> Iterator[Run]:
     """The run of the largest size, from 1 to `most`, whose weights fit; none where even 1 does not."""
+    # Not the bisection of `bisect`: blocks do not grow quite evenly, and other probes give other runs.
     low, high = 0, most
     while low < high:
         middle = (low + high + 1) // 2

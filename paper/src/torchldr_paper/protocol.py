@@ -64,13 +64,12 @@ class Protocol:
         object.__setattr__(self, "lrs", tuple(float(lr) for lr in self.lrs))
         for name in ("epochs", "batch", "trials", "train_limit", "test_limit"):
             check_whole("Protocol", name, getattr(self, name), 1)
-        if not self.lrs or any(lr <= 0 for lr in self.lrs):
-            raise ValueError(f"Protocol: lrs must be one or more positive numbers, got {self.lrs}.")
+        positive = self.lrs and all(lr > 0 for lr in self.lrs)
+        check(positive, "Protocol: lrs must be one or more positive numbers", self.lrs)
         for name in ("momentum", "validation"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"Protocol: {name} must lie in [0, 1), got {getattr(self, name)}.")
-        if self.validation == 0:
-            raise ValueError("Protocol: validation must exceed 0, it selects the result.")
+            value = getattr(self, name)
+            check(0 <= value < 1, f"Protocol: {name} must lie in [0, 1)", value)
+        check(self.validation, "Protocol: validation must exceed 0, it selects the result", self.validation)
         check_choice("Protocol", "dtype", self.dtype, DTYPES)
 
     @classmethod
@@ -164,15 +163,15 @@ class Run:
         structure.check_options(dict(self.options))
         if structure.ranked and self.rank is None:
             object.__setattr__(self, "rank", 1)
-        if not structure.ranked and self.rank is not None:
-            raise ValueError(f"Run: the structure {self.structure!r} has no rank, got rank={self.rank}.")
+        what = f"Run: the structure {self.structure!r} has no rank"
+        check(structure.ranked or self.rank is None, what, f"rank={self.rank}")
         for name, least in (("rank", 1), ("hidden", 1), ("keep", 1), ("seed", 0)):
             check_whole("Run", name, getattr(self, name), least)
-        if not 0 < self.train_fraction <= 1:
-            raise ValueError(f"Run: train_fraction must lie in (0, 1], got {self.train_fraction}.")
+        share = self.train_fraction
+        check(0 < share <= 1, "Run: train_fraction must lie in (0, 1]", share)
         for name in ("init_std", "output_std", "gain", "l1"):
-            if (value := getattr(self, name)) is not None and value <= 0:
-                raise ValueError(f"Run: {name} must be positive, got {value}.")
+            value = getattr(self, name)
+            check(value is None or value > 0, f"Run: {name} must be positive", value)
         gained = ("shl", "lstm", *REPLACEMENTS)
         biased = tuple(m for m in (*CONVOLUTIONS, *REPLACEMENTS) if not m.endswith("_square"))
         self._check("keep", self.structure == "dense", "prunes a dense layer")
@@ -191,11 +190,9 @@ class Run:
 
     def _check(self, name: str, fits: bool, what: str) -> None:
         """Refuse a field that is given and does not fit the others; say what it is for."""
-        if (value := getattr(self, name)) is not None and not fits:
-            raise ValueError(
-                f"Run: {name} {what}, got {value!r} with model={self.model!r}, "
-                f"structure={self.structure!r}, keep={self.keep}."
-            )
+        value = getattr(self, name)
+        others = f"with model={self.model!r}, structure={self.structure!r}, keep={self.keep}"
+        check(value is None or fits, f"Run: {name} {what}", f"{value!r} {others}")
 
     @property
     def method(self) -> str:
@@ -280,14 +277,19 @@ def _mapping(name: str, value: Any) -> Mapping[str, Any]:
     return value
 
 
+def check(fits: Any, what: str, got: Any) -> None:
+    """Raise where a value does not fit, with what it must be."""
+    if not fits:
+        raise ValueError(f"{what}, got {got}.")
+
+
 def check_whole(who: str, name: str, value: Any, least: int) -> None:
     """Raise where a field is no whole number from `least` on; None is none to check."""
     if value is None:
         return
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"{who}: {name} must be an int, got {value!r}.")
-    if value < least:
-        raise ValueError(f"{who}: {name} must be at least {least}, got {value}.")
+    check(value >= least, f"{who}: {name} must be at least {least}", value)
 
 
 def check_choice(who: str, name: str, value: Any, known: tuple[str, ...]) -> None:

@@ -146,7 +146,7 @@ class Fleet:
         parts = []
         for g, (_, stack) in enumerate(self.groups):
             own = {name: tensors[f"{g}.{name}"] for name in stack.learned}
-            parts.append(stack.matmul(own, x))
+            parts.append(stack.matrix(own).matmul(x))
         hidden = torch.cat(parts)
         return with_bias(tensors, hidden), logits_of(tensors, hidden)
 

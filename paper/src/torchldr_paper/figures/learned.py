@@ -6,7 +6,7 @@ The weights are those that `--save-weights` keeps beside the ledger, or that shi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,7 +22,7 @@ from .. import data as datasets
 from ..data import Dataset
 from ..ledger.ledger import PUBLISHED, Ledger
 from ..ledger.records import Record
-from ..ledger.weights import read_network, weights_path
+from ..ledger.weights import load_network, weights_path
 from ..protocol import Run
 from .datasets import DataDir, choose, show_image
 from .names import dataset_title, method_title, source_title
@@ -32,8 +32,7 @@ if TYPE_CHECKING:
 
 
 CLASSES = ("toeplitz_like", "ldr_sd")
-LAYER = "hidden."
-
+CORNER = 4  # image rows that the enlarged corner of a channels' matrix shows
 Part = TypeVar("Part", bound=nn.Module)
 
 
@@ -50,7 +49,7 @@ def learned_weights(ledger: Ledger, dataset: str, data_dir: DataDir = None) -> P
         f"on {dataset_title(dataset)}",
         f"shl --save-weights --only dataset={dataset} --only structure={','.join(CLASSES)}",
     )
-    layers = {structure: load_layer(record, path) for structure, (record, path) in chosen.items()}
+    layers = {name: load_layer(*found, "hidden", StructuredLinear) for name, found in chosen.items()}
     images = _inputs(dataset, data_dir)
     figure, axes = new_figure(9.6, 3.4, 1, 3 if images is None else 4)
     for ax, structure in zip(axes[0], CLASSES, strict=False):
@@ -81,26 +80,13 @@ def learned_weights(ledger: Ledger, dataset: str, data_dir: DataDir = None) -> P
     )
 
 
-def load_layer(record: Record, path: Path) -> StructuredLinear:
-    """The hidden layer of a run from its weights, in float64."""
-
-    def made(stored: Mapping[str, Tensor]) -> StructuredLinear:
-        n, m, run = stored["H"].shape[-1], stored["G"].shape[-1], record.run
-        return StructuredLinear(
-            n, m, "bias" in stored, structure=run.structure, rank=run.rank, **dict(run.options)
-        )
-
-    return load_part(record, path, LAYER, made)
-
-
-def load_part(record: Record, path: Path, prefix: str, make: Callable[[Mapping[str, Tensor]], Part]) -> Part:
-    """A layer of a run from its weights, in float64: what `make` builds for the tensors behind a prefix."""
+def load_layer(record: Record, path: Path, name: str, kind: type[Part]) -> Part:
+    """A layer of a run's selected network, in float64."""
     try:
-        tensors = read_network(path, record)
-        stored = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-        layer = make(stored)
-        layer.load_state_dict(stored)
-    except (ValueError, TypeError, KeyError, IndexError, RuntimeError) as error:
+        layer = load_network(path, record).get_submodule(name)
+        if not isinstance(layer, kind):
+            raise ValueError(f"its layer {name} is a {type(layer).__name__}")
+    except (ValueError, AttributeError) as error:
         raise NothingToDrawError(f"{path}: not the weights of {record.run.label} ({error})") from error
     return layer.double()
 
@@ -178,10 +164,6 @@ def _mosaic(ax: Axes, images: NDArray[Any], gap: int = 2) -> None:
     ax.set_title("Inputs")
 
 
-PREFIX = "front."
-CORNER = 4  # image rows that the enlarged corner shows
-
-
 @styled
 def learned_channels(ledger: Ledger, model: str = "channels") -> Picture:
     """The block matrix of the first layer of both classes, and an enlarged corner of each.
@@ -192,7 +174,9 @@ def learned_channels(ledger: Ledger, model: str = "channels") -> Picture:
     chosen = choose_runs(ledger, lambda run: run.model == model, "in place of convolutions", command)
     figure, axes = new_figure(7.2, 7.6, 2, 2)
     for column, (structure, (record, path)) in zip(axes.T, chosen.items(), strict=True):
-        M, width = _weight(record, path)
+        layer = load_layer(record, path, "front", StructuredChannels)
+        M = layer.weight.detach()
+        width = round((M.shape[-1] // layer.in_channels) ** 0.5)
         heat_map(column[0], M)
         column[0].set_title(f"{method_title(structure)}, r = {record.run.rank}")
         for edge in (M.shape[0] // 3, 2 * M.shape[0] // 3) if model == "channels" else ():
@@ -214,18 +198,3 @@ def learned_channels(ledger: Ledger, model: str = "channels") -> Picture:
         datasets=("cifar10",),
         models=(model,),
     )
-
-
-def _weight(record: Record, path: Path) -> tuple[Tensor, int]:
-    """The dense block matrix of a run's first layer, and the width of its images."""
-
-    def made(stored: Mapping[str, Tensor]) -> StructuredChannels:
-        form = "grid" if "grid.H" in stored else "wide"
-        H = stored[f"{form}.H"]
-        channels = H.shape[0] if form == "grid" else 3
-        n = H.shape[-1] if form == "grid" else H.shape[-1] // channels
-        sizes = {"bias": False, "rank": H.shape[-2], "form": form, **dict(record.run.options)}
-        return StructuredChannels(channels, channels, n, structure=record.run.structure, **sizes)
-
-    layer = load_part(record, path, PREFIX, made)
-    return layer.weight.detach(), round((layer.weight.shape[-1] // layer.in_channels) ** 0.5)

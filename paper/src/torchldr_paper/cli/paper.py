@@ -126,19 +126,11 @@ def train_command(
             epochs=epochs or base.epochs,
             batch=batch or base.batch,
         )
-        common = Run(
-            data, model, init=init, init_std=init_std, output_std=output_std, hidden=hidden, protocol=protocol
-        )
+        starts = {"init": init, "init_std": init_std, "output_std": output_std}
+        common: dict[str, Any] = {**starts, "hidden": hidden, "keep": keep, "protocol": protocol}
+        chosen = sweeps.parse_options(option or [])
         return [
-            dataclasses.replace(
-                common,
-                structure=name,
-                rank=r,
-                keep=keep,
-                train_fraction=share,
-                seed=seed,
-                options=sweeps.parse_options(option or []),
-            )
+            Run(data, model, name, r, chosen, train_fraction=share, seed=seed, **common)
             for seed in range(sweep.seeds)
             for name in sweeps.separate(structure) or (["dense"] if keep else ["ldr_sd"])
             for r in sweeps.ranks_of(name, rank)

@@ -222,7 +222,10 @@ def keep_table(table: Table, filters: Filters) -> Table:
         for cell in table.cells
         if all(_text(_FILTERS[key](cell)) in wanted for key, wanted in filters.items())
     )
-    known = {key: [_text(v) for v in _in_order({_FILTERS[key](c) for c in table.cells})] for key in filters}
+    known = {}
+    for key in filters:
+        values = {_FILTERS[key](cell) for cell in table.cells}
+        known[key] = [_text(v) for v in sorted(values, key=lambda value: (value is not None, value))]
     strange = [f"{key}={v}" for key, wanted in filters.items() for v in sorted(wanted - {*known[key]})]
     if strange or not cells:
         listing = "; ".join(f"{key}: {', '.join(found)}" for key, found in known.items())
@@ -255,10 +258,6 @@ def _written(key: str, value: str) -> str:
         with contextlib.suppress(ValueError):
             return _text(float(value.removesuffix("%")) / (100 if value.endswith("%") else 1))
     return "-" if value == "None" else value
-
-
-def _in_order(values: set[Any]) -> list[Any]:
-    return sorted(values, key=lambda value: (value is not None, value))
 
 
 def _text(value: Any) -> str:

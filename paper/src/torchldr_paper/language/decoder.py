@@ -22,15 +22,10 @@ EXTRA = 8  # columns behind the hidden units: the bias and zeros, so that rows b
 NEVER = -1e4  # the bias of a word that is none
 
 
-def decoder_shape(words: int, hidden: int) -> tuple[int, int]:
-    """Rows and columns of a replica's decoder in memory."""
-    return -(-words // ALIGNED) * ALIGNED, hidden + EXTRA
-
-
 def pack(weight: Tensor, bias: Tensor) -> Tensor:
     """A decoder in memory from W (..., words, hidden) and b (..., words)."""
     words, hidden = weight.shape[-2:]
-    packed = weight.new_zeros(*weight.shape[:-2], *decoder_shape(words, hidden))
+    packed = weight.new_zeros(*weight.shape[:-2], -(-words // ALIGNED) * ALIGNED, hidden + EXTRA)
     packed[..., :words, :hidden] = weight
     packed[..., :words, hidden] = bias
     packed[..., words:, hidden] = NEVER

@@ -68,14 +68,6 @@ def _krylov(m: int, n: int, options: Mapping[str, Any]) -> Degree:
     return Degree(2 * min(m, n), exponent=1)
 
 
-def _vandermonde(m: int, n: int, options: Mapping[str, Any]) -> Degree:
-    return Degree(n + 1, exponent=1) if options.get("learn_nodes") else Degree(2)
-
-
-def _cauchy(m: int, n: int, options: Mapping[str, Any]) -> Degree:
-    return sylvester_degree(m, n) if options.get("learn_nodes") else Degree(2)
-
-
 # A number, or a function of (m, n, options).
 _DEGREES: dict[str, int | Callable[[int, int, Mapping[str, Any]], Degree]] = {
     "dense": 1,
@@ -89,8 +81,8 @@ _DEGREES: dict[str, int | Callable[[int, int, Mapping[str, Any]], Degree]] = {
     "kronecker": 2,
     "fastfood": 3,
     "blast": 3,
-    "vandermonde_like": _vandermonde,
-    "cauchy_like": _cauchy,
+    "vandermonde_like": lambda m, n, o: Degree(n + 1, exponent=1) if o.get("learn_nodes") else Degree(2),
+    "cauchy_like": lambda m, n, o: sylvester_degree(m, n) if o.get("learn_nodes") else Degree(2),
     "ldr_sd": _krylov,
     "ldr_td": _krylov,
 }

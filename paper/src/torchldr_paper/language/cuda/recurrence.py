@@ -55,15 +55,10 @@ def head(dtype: torch.dtype, H: int) -> str:
     return f"#define Real {_NAMES[dtype]}\n#define H {H}\n"
 
 
-def _shared_bytes(gates: Tensor) -> int:
-    H = gates.shape[-1]
-    return (2 * GATES * COLUMNS * H + 2 * H * H) * gates.element_size()
-
-
 def _launch(name: str, gates: Tensor, tensors: list[Any]) -> None:
     R, T, B, _, H = gates.shape
     if not all(tensor.is_contiguous() for tensor in tensors):
         raise ValueError(f"{name}: expected contiguous tensors.")
-    shared = _shared_bytes(gates)
+    shared = (2 * GATES * COLUMNS * H + 2 * H * H) * gates.element_size()
     grid, source = (-(-B // COLUMNS), R, 1), head(gates.dtype, H) + SOURCE
     launch(source, name, gates.device, grid, GATES * H, [*tensors, T, B], shared)

@@ -277,8 +277,8 @@ def test_doubling_gives_the_sum_of_powers(n: int, r: int, seed: int) -> None:
 def test_matrices_are_those_of_the_class(structure: str, size: int) -> None:
     kind = get_structure(structure)
     ranks = (1, 3) if kind.ranked else (None, None)
-    sources = [torch.Generator().manual_seed(seed) for seed in range(2)]
-    tensors = {k: t.double() for k, t in initial_tensors(structure, size, ranks, sources).items()}
+    runs = [Run("wikitext2", "lstm", structure, rank, protocol=LanguageProtocol()) for rank in ranks]
+    tensors = {k: t.double() for k, t in initial_tensors(runs, size).items()}
     built = build(structure, tensors)
     for index, rank in enumerate(ranks):
         for gate in range(4):

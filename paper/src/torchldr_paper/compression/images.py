@@ -9,11 +9,11 @@ learning rates, the best by validation kept in a file.
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,37 +23,16 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from ..data import load, load_npz
-from ..ledger.tensors_file import read_tensors, write_tensors
 from ..models.images import ConvNet, SingleHiddenLayer, hidden_input
 from ..protocol import Protocol, Run
 from ..trainer.batches import Feed, Images, Split
 from ..trainer.graphs import tf32
 from .fleet import Distilled, Examples, Fleet, Member, joined
-from .loop import TableRun
+from .loop import TableRun, Trained
 from .methods import FACTORS, Method
 from .starts import Stack, descend, fresh_start, projected_start, residuals
 from .tables import Row
 from .training import Adam, Trainer
-
-_log = logging.getLogger("torchldr_paper")
-
-Trained = tuple[dict[str, Tensor], dict[str, Any]]
-
-
-def load_or_train(path: Path, train: Callable[[], Trained]) -> dict[str, Any]:
-    """The "tensors" and facts of a dense model, from its file or, where there is none, trained and saved.
-
-    A file that is damaged is reported and written anew.
-    """
-    if path.is_file():
-        try:
-            tensors, facts, _ = read_tensors(path)
-            return {**facts, "tensors": tensors}
-        except ValueError as error:
-            _log.warning("the dense model is trained anew: %s", error)
-    tensors, facts = train()
-    write_tensors(path, tensors, facts)
-    return {**facts, "tensors": {name: tensor.detach().cpu() for name, tensor in tensors.items()}}
 
 
 def image_model(kind: str, image_shape: tuple[int, int, int], outputs: int, seed: int) -> SingleHiddenLayer:
@@ -68,25 +47,19 @@ def image_model(kind: str, image_shape: tuple[int, int, int], outputs: int, seed
 
 
 def train_image_model(
-    model: SingleHiddenLayer,
-    images: Images,
-    train: Tensor,
-    validation: Tensor,
-    rates: tuple[float, ...],
-    epochs: int,
-    batch: int,
-    seed: int = 0,
+    table: ImageTable, model: SingleHiddenLayer, images: Images, train: Tensor, validation: Tensor
 ) -> Trained:
     """Train at each rate by Adam; the weights of the best epoch of all by validation, and what they come to.
 
     `train` and `validation` are rows of the training images.
     """
+    batch, epochs = table.dense_batch, table.dense_epochs
     x, y, test = images.train_x, images.train_y, (images.test_x, images.test_y)
     start = {name: p.detach().to(x.device) for name, p in model.named_parameters()}
     best: Trained | None = None
-    for rate in rates:
+    for rate in table.dense_rates:
         tensors = {name: p.clone().requires_grad_() for name, p in start.items()}
-        feed = Feed(train, batch, seed)
+        feed = Feed(train, batch, table.seed)
 
         def losses(now: Mapping[str, Tensor], size: int, feed: Feed = feed) -> Tensor:
             rows = feed.take(size)
@@ -201,15 +174,11 @@ class ImageRun(TableRun):
         split = Split.of(run, len(images.train_y))
         self.source = images.source
         model = image_model(table.model, images.image_shape, images.outputs, table.seed)
+        model.to(device)
         train, validation = split.train.to(device), split.validation.to(device)
-
-        def train_dense() -> Trained:
-            settings = table.dense_rates, table.dense_epochs, table.dense_batch, table.seed
-            return train_image_model(model.to(device), images, train, validation, *settings)
-
-        known = load_or_train(self.path, train_dense)
+        known = self.load_or_train(partial(train_image_model, table, model, images, train, validation))
         model.load_state_dict(known["tensors"])
-        model.to(device).eval()
+        model.eval()
         self.dense = known["test"]
         x, test_x = in_parts(model.features, images.train_x), in_parts(model.features, images.test_x)
         hidden = in_parts(model.hidden, x)

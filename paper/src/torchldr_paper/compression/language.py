@@ -21,8 +21,7 @@ from torch import Tensor
 from ..data import load_corpus
 from ..trainer.graphs import tf32
 from .fleet import even_rates
-from .images import Trained, load_or_train
-from .loop import TableRun, finite
+from .loop import TableRun, Trained, finite
 from .methods import FACTORS, Method
 from .starts import Stack, descend, projected_start, residuals
 from .tables import Row
@@ -118,7 +117,7 @@ class LanguageRun(TableRun):
             self.model = GPTModel(words, sizes, table.length, table.batch)
         else:
             self.model = LSTMModel(words, table.width, table.length, table.batch)
-        known = load_or_train(self.path, self._train_dense)
+        known = self.load_or_train(self._train_dense)
         self.tensors = {name: t.to(device) for name, t in known["tensors"].items()}
         self.dense = known["test"]
         self.weights = [(group.shape, len(group.names) * group.parts) for group in self.model.groups]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from abc import ABC, abstractmethod
@@ -13,11 +14,16 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
+from ..ledger.tensors_file import read_tensors, write_tensors
 from .methods import Method, methods, parameters, reaches
 from .tables import WEIGHTS, Row, Rows, settings_key
 
+_log = logging.getLogger("torchldr_paper")
+
 Say = Callable[[str], None]
+Trained = tuple[dict[str, Tensor], dict[str, Any]]
 Shape = tuple[int, int]
 
 LARGEST_ON_A_CPU = 256  # features up to which LDR-TD is trained there unasked
@@ -49,6 +55,20 @@ class TableRun(ABC):
     def __init__(self, table: Any, results: Path, device: torch.device) -> None:
         self.table, self.device, self.key = table, device, settings_key(asdict(table))
         self.path = results / WEIGHTS / f"compression-{table.name}-{self.key}.safetensors"
+
+    def load_or_train(self, train: Callable[[], Trained]) -> dict[str, Any]:
+        """The "tensors" and facts of the dense model, from its file or, where there is none or it is damaged,
+        trained and saved.
+        """
+        if self.path.is_file():
+            try:
+                tensors, facts, _ = read_tensors(self.path)
+                return {**facts, "tensors": tensors}
+            except ValueError as error:
+                _log.warning("the dense model is trained anew: %s", error)
+        tensors, facts = train()
+        write_tensors(self.path, tensors, facts)
+        return {**facts, "tensors": {name: tensor.detach().cpu() for name, tensor in tensors.items()}}
 
     @abstractmethod
     def rows(self, chosen: list[Method]) -> list[Row]:

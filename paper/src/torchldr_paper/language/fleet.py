@@ -59,19 +59,16 @@ class LanguageFleet:
         R, n = len(runs), protocol.hidden
         for name, tensor in _initial(runs, protocol, text.words).items():
             setattr(self, name, tensor.to(device, dtype))
-        ranks, sources = [run.rank for run in runs], [generator(run.seed, "structured") for run in runs]
-        first = runs[0]
-        gain = 1.0 if first.gain is None else first.gain
-        drawn = initial_tensors(first.structure, n, ranks, sources, first.init, first.init_std, gain)
+        first, drawn = runs[0], initial_tensors(runs, n)
         self._operators = [name for name in drawn if name.startswith(("subdiagonal", "corner"))]
         self._fixed = self._operators if first.fixed else []
         self.structured = {
             name: t.to(device, dtype).requires_grad_(name not in self._fixed) for name, t in drawn.items()
         }
         self._bring_back()
-        factors = even_rates(first.structure, self.structured, ranks) if first.even else {}
+        factors = even_rates(runs, self.structured) if first.even else {}
         self._factors = {f"structured.{name}": f.to(device, dtype) for name, f in factors.items()}
-        self._structure, self._gain = first.structure, gain
+        self._structure, self._gain = first.structure, first.gain or 1.0
         self.rates = torch.full((R,), protocol.lrs[0], dtype=dtype, device=device)
         self._losses = torch.zeros(R, dtype=torch.float64, device=device)
         self._totals = torch.zeros(R, 2, dtype=torch.float64, device=device)

@@ -29,7 +29,7 @@ from .images import (
     SingleHiddenLayer,
     is_operator,
 )
-from .stacked.stage import stage
+from .stage import stage
 
 Tensors = Mapping[str, Tensor]
 

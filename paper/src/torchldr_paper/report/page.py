@@ -7,7 +7,7 @@ import gzip
 import io
 import json
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -150,8 +150,7 @@ def _replicas(record: Record) -> list[dict[str, Any]]:
     sign = -1 if record.run.model == "lstm" else 1  # of a perplexity the lowest is the best
     rows = []
     for i, replica in enumerate(record.run.protocol.replicas):
-        validation = _column(metrics.get("validation", ()), i)
-        test = _column(metrics.get("test", ()), i)
+        validation, test = ([row[i] for row in metrics.get(name, ())] for name in ("validation", "test"))
         known = [(sign * value, -epoch) for epoch, value in enumerate(validation) if value is not None]
         peak = -max(known)[1] if known else None
         rows.append(
@@ -160,14 +159,10 @@ def _replicas(record: Record) -> list[dict[str, Any]]:
                 "trial": replica.trial,
                 "validation": None if peak is None else _short(validation[peak]),
                 "test": None if peak is None or peak >= len(test) else _short(test[peak]),
-                "diverged": diverged[i] if i < len(diverged) else None,
+                "diverged": diverged[i],
             }
         )
     return rows
-
-
-def _column(rows: Iterable[Sequence[float | None]], index: int) -> list[float | None]:
-    return [row[index] if index < len(row) else None for row in rows]
 
 
 def _short(value: float | None) -> float | None:

@@ -46,12 +46,11 @@ def images(run: Run) -> Images:
 
 def measure(run: Run, steps: int) -> dict[str, object]:
     fleet = Fleet(run, images(run))
-    fleet.begin_epoch(0)
-    assert fleet._graphs is not None
+    fleet.feed.begin(0)
     fleet._graphs.replay(50)
     best = float("inf")
     for _ in range(3):
-        fleet._position.zero_()
+        fleet.feed.position.zero_()
         torch.cuda.synchronize()
         begun = time.perf_counter()
         for _ in range(steps):

@@ -29,9 +29,7 @@ from torchldr.functional.doubling import shifted_sum
 from torchldr.functional.stein_scan import stein_matrix
 from torchldr.timing import captured, machine
 from torchldr_paper.language import decoder, recurrence
-from torchldr_paper.language.cuda import decoder as cuda_decoder
-from torchldr_paper.language.cuda import recurrence as cuda_recurrence
-from torchldr_paper.models.stacked.stage import plain_stage, stage
+from torchldr_paper.models.stage import plain_stage, stage
 
 Call = Callable[[], object]
 TOKENS, STEPS, BATCH, UNITS, WORDS = 700, 35, 20, 128, 33_278
@@ -103,7 +101,7 @@ def recurrences(R: int) -> dict[str, Call]:
             y = layer(x)[0]
             torch.autograd.grad(y, list(layer.parameters()), torch.ones_like(y))
 
-    return {"torch": without(cuda_recurrence, ours), "cudnn": cudnn, "ours": ours}
+    return {"torch": without(recurrence, ours), "cudnn": cudnn, "ours": ours}
 
 
 def decoders(R: int) -> dict[str, Call]:
@@ -116,7 +114,7 @@ def decoders(R: int) -> dict[str, Call]:
         _, _, d = decoder.loss_and_gradients(h, narrow, targets)
         decoder.update(wide, narrow, d, scale)
 
-    return {"torch": without(cuda_decoder, ours), "ours": ours}
+    return {"torch": without(decoder, ours), "ours": ours}
 
 
 def weights(count: int, n: int) -> dict[str, Call]:

@@ -28,9 +28,8 @@ from torchldr_paper.compression.methods import (
     reaches,
     structure_for,
 )
-from torchldr_paper.compression.rows import FILE, Rows
 from torchldr_paper.compression.starts import descend, fresh_start, projected_start, residuals
-from torchldr_paper.compression.tables import render
+from torchldr_paper.compression.tables import FILE, Rows, render
 from torchldr_paper.compression.texts import GPTModel, LSTMModel
 from torchldr_paper.compression.training import Adam, Trainer
 

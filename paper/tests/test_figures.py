@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from torchldr import pictures as style
 from torchldr_paper import Ledger, Record, Run, Table, build_model, count_parameters, get_table
-from torchldr_paper.cli.options import keep_table, parse_filters
+from torchldr_paper.cli.sweeps import keep_table, parse_filters
 from torchldr_paper.data import Dataset
 from torchldr_paper.data.registry import DATASETS
 from torchldr_paper.figures import (
@@ -34,7 +33,7 @@ from torchldr_paper.figures import (
     save_figures,
     series,
 )
-from torchldr_paper.ledger.weights import weights_path
+from torchldr_paper.ledger.weights import Network, save_network, weights_path
 from torchldr_paper.trainer.selection import select_best, select_mean
 from torchldr_paper.trainer.training import Outcome, outcome_json
 
@@ -217,8 +216,8 @@ def keep_weights(ledger: Ledger) -> None:
     for structure, rank in (("ldr_sd", 1), ("toeplitz_like", 2)):
         run = Run("mnist_bg_rot", "shl", structure, rank, init="paper")
         path = weights_path(ledger, run)
-        path.parent.mkdir(exist_ok=True)
-        save_file(build_model(run, (1, 28, 28), 10).state_dict(), path)
+        weights = {name: t.numpy() for name, t in build_model(run, (1, 28, 28), 10).state_dict().items()}
+        save_network(path, run, Network(weights, (1, 28, 28), 10))
 
 
 def test_learned_weights(ledger: Ledger) -> None:
@@ -248,7 +247,7 @@ def test_weights_that_are_none(content: bytes, ledger: Ledger, tmp_path: Path) -
     path = tmp_path / "w.safetensors"
     path.write_bytes(content)
     with pytest.raises(NothingToDrawError, match="not the weights of"):
-        learned.load_layer(record, path)
+        learned.load_layer(record, path, "hidden", torch.nn.Module)
 
 
 def test_all_at_once(nothing: Ledger, tmp_path: Path) -> None:

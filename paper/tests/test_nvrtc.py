@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from torchldr_paper.language.cuda import decoder, recurrence
-from torchldr_paper.models.stacked.stage import Sizes
+from torchldr_paper.language import decoder, recurrence
+from torchldr_paper.models.stage import Sizes
 
 SOURCES = {
     "recurrence": recurrence.head(torch.float32, 128) + recurrence.SOURCE,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from torchldr_paper import TABLES, Ledger, Protocol, Run, get_table, overview, run_rows, table_rows
-from torchldr_paper.cli.options import keep_table, parse_filters
+from torchldr_paper.cli.sweeps import keep_table, parse_filters
 from torchldr_paper.language.weights import count_parameters
 from torchldr_paper.tables import values
 

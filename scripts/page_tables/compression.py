@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from torchldr_paper.compression.methods import FACTORS, FIXED, PRUNED, methods
-from torchldr_paper.compression.rows import Row, Rows
-from torchldr_paper.compression.tables import best, better, render, times, title
+from torchldr_paper.compression.tables import Row, Rows, best, better, render, times, title
 from torchldr_paper.tables.markdown import markdown
 
 TITLES = {

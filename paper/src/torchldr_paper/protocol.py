@@ -64,13 +64,12 @@ class Protocol:
         object.__setattr__(self, "lrs", tuple(float(lr) for lr in self.lrs))
         for name in ("epochs", "batch", "trials", "train_limit", "test_limit"):
             check_whole("Protocol", name, getattr(self, name), 1)
-        if not self.lrs or any(lr <= 0 for lr in self.lrs):
-            raise ValueError(f"Protocol: lrs must be one or more positive numbers, got {self.lrs}.")
+        positive = self.lrs and all(lr > 0 for lr in self.lrs)
+        check(positive, "Protocol: lrs must be one or more positive numbers", self.lrs)
         for name in ("momentum", "validation"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"Protocol: {name} must lie in [0, 1), got {getattr(self, name)}.")
-        if self.validation == 0:
-            raise ValueError("Protocol: validation must exceed 0, it selects the result.")
+            value = getattr(self, name)
+            check(0 <= value < 1, f"Protocol: {name} must lie in [0, 1)", value)
+        check(self.validation, "Protocol: validation must exceed 0, it selects the result", self.validation)
         check_choice("Protocol", "dtype", self.dtype, DTYPES)
 
     @classmethod
@@ -164,55 +163,36 @@ class Run:
         structure.check_options(dict(self.options))
         if structure.ranked and self.rank is None:
             object.__setattr__(self, "rank", 1)
-        if not structure.ranked and self.rank is not None:
-            raise ValueError(f"Run: the structure {self.structure!r} has no rank, got rank={self.rank}.")
+        what = f"Run: the structure {self.structure!r} has no rank"
+        check(structure.ranked or self.rank is None, what, f"rank={self.rank}")
         for name, least in (("rank", 1), ("hidden", 1), ("keep", 1), ("seed", 0)):
             check_whole("Run", name, getattr(self, name), least)
-        if not 0 < self.train_fraction <= 1:
-            raise ValueError(f"Run: train_fraction must lie in (0, 1], got {self.train_fraction}.")
+        share = self.train_fraction
+        check(0 < share <= 1, "Run: train_fraction must lie in (0, 1]", share)
         for name in ("init_std", "output_std", "gain", "l1"):
-            if (value := getattr(self, name)) is not None and value <= 0:
-                raise ValueError(f"Run: {name} must be positive, got {value}.")
+            value = getattr(self, name)
+            check(value is None or value > 0, f"Run: {name} must be positive", value)
         gained = ("shl", "lstm", *REPLACEMENTS)
         biased = tuple(m for m in (*CONVOLUTIONS, *REPLACEMENTS) if not m.endswith("_square"))
-        for name, fits, what in (
-            ("keep", self.structure == "dense", "prunes a dense layer"),
-            (
-                "weights",
-                self.weights == "int8" and self.model in ("shl", "cnn"),
-                "is 'int8' or None and for the models shl and cnn",
-            ),
-            (
-                "gain",
-                self.model in gained and self.keep is None,
-                f"is for the models {', '.join(gained)} without keep",
-            ),
-            (
-                "even",
-                self.even is True and self.model == "lstm" and self.gain is None,
-                "is True or None and for the model lstm without gain",
-            ),
-            (
-                "fixed",
-                self.fixed is True and self.structure == "ldr_sd",
-                "is True or None and for the structure 'ldr_sd'",
-            ),
-            (
-                "bias",
-                self.bias is True and self.model in biased,
-                f"is True or None and for the models {', '.join(biased)}",
-            ),
-            (
-                "l1",
-                self.model in REPLACEMENTS and structure.ranked,
-                f"is for the models {', '.join(REPLACEMENTS)} and classes with a rank",
-            ),
-        ):
-            if (value := getattr(self, name)) is not None and not fits:
-                raise ValueError(
-                    f"Run: {name} {what}, got {value!r} with model={self.model!r}, "
-                    f"structure={self.structure!r}, keep={self.keep}."
-                )
+        self._check("keep", self.structure == "dense", "prunes a dense layer")
+        rounds = self.weights == "int8" and self.model in ("shl", "cnn")
+        self._check("weights", rounds, "is 'int8' or None and for the models shl and cnn")
+        gains = self.model in gained and self.keep is None
+        self._check("gain", gains, f"is for the models {', '.join(gained)} without keep")
+        evens = self.even is True and self.model == "lstm" and self.gain is None
+        self._check("even", evens, "is True or None and for the model lstm without gain")
+        fixes = self.fixed is True and self.structure == "ldr_sd"
+        self._check("fixed", fixes, "is True or None and for the structure 'ldr_sd'")
+        biases = self.bias is True and self.model in biased
+        self._check("bias", biases, f"is True or None and for the models {', '.join(biased)}")
+        counts = self.model in REPLACEMENTS and structure.ranked
+        self._check("l1", counts, f"is for the models {', '.join(REPLACEMENTS)} and classes with a rank")
+
+    def _check(self, name: str, fits: bool, what: str) -> None:
+        """Refuse a field that is given and does not fit the others; say what it is for."""
+        value = getattr(self, name)
+        others = f"with model={self.model!r}, structure={self.structure!r}, keep={self.keep}"
+        check(value is None or fits, f"Run: {name} {what}", f"{value!r} {others}")
 
     @property
     def method(self) -> str:
@@ -297,14 +277,19 @@ def _mapping(name: str, value: Any) -> Mapping[str, Any]:
     return value
 
 
+def check(fits: Any, what: str, got: Any) -> None:
+    """Raise where a value does not fit, with what it must be."""
+    if not fits:
+        raise ValueError(f"{what}, got {got}.")
+
+
 def check_whole(who: str, name: str, value: Any, least: int) -> None:
     """Raise where a field is no whole number from `least` on; None is none to check."""
     if value is None:
         return
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"{who}: {name} must be an int, got {value!r}.")
-    if value < least:
-        raise ValueError(f"{who}: {name} must be at least {least}, got {value}.")
+    check(value >= least, f"{who}: {name} must be at least {least}", value)
 
 
 def check_choice(who: str, name: str, value: Any, known: tuple[str, ...]) -> None:

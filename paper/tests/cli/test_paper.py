@@ -16,10 +16,10 @@ from typer.testing import CliRunner  # noqa: E402
 
 from torchldr_paper import Protocol  # noqa: E402
 from torchldr_paper.cli import paper as commands_module  # noqa: E402
+from torchldr_paper.cli import register  # noqa: E402
 from torchldr_paper.cli import sweeps as sweeps_module  # noqa: E402
-from torchldr_paper.cli.options import parse_options  # noqa: E402
-from torchldr_paper.cli.paper import register  # noqa: E402
-from torchldr_paper.trainer.progress import Event, Lines  # noqa: E402
+from torchldr_paper.cli.sweeps import parse_options  # noqa: E402
+from torchldr_paper.trainer.progress import Event, Progress  # noqa: E402
 
 QUICK = ["--epochs", "1", "--trials", "1", "--lr", "0.001", "--device", "cpu"]
 
@@ -216,7 +216,7 @@ def test_several_runs_at_a_time(own_file: Path, tmp_path: Path) -> None:
     runs = [Run(str(own_file), structure=name, protocol=brief) for name in ("low_rank", "circulant")]
     ledger, library, lines = Ledger(tmp_path), Library("cpu"), list[str]()
     wanted = [*runs, runs[0], Run("norb", protocol=brief)]
-    report = sweep(wanted, ledger, library, backend=Processes(2), progress=Lines(2, lines.append))
+    report = sweep(wanted, ledger, library, backend=Processes(2), progress=Progress(2, lines.append))
     assert {run.hash for run in report.finished} == {run.hash for run in runs}
     assert "norb" in report.absent
     assert len(lines) == 2
@@ -270,7 +270,7 @@ def test_structures_joined_by_commas(own_file: Path, tmp_path: Path) -> None:
 
 def test_lines_between_epochs() -> None:
     lines: list[str] = []
-    progress = Lines(2, lines.append, pause=0)
+    progress = Progress(2, lines.append, pause=0)
     for epoch in (1, 2, 3):
         progress.update("0", Event("a run", "node1", epoch, 4, "validation 50.00"))
     progress.update("1", Event("another", "node2", 0, 4, ""))

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 import torchldr
 import torchldr_paper
 from torchldr_paper import Protocol
-from torchldr_paper.cli.paper import register
-from torchldr_paper.models.stacked.layer import StackedLayer
+from torchldr_paper.cli import register
+from torchldr_paper.models.network import StackedLayer
 
 OURS = tuple(str(Path(package.__file__).parent) for package in (torchldr, torchldr_paper))
 MOST = 12

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from torchldr_paper.data import assemble, loading, registry
+from torchldr_paper.data import formats, loading, registry
 from torchldr_paper.data.dataset import Array
 from torchldr_paper.data.registry import Spec
 
@@ -135,7 +135,7 @@ def shrink(spec: Spec) -> Spec:
     change: dict[str, object] = {"files": files, "train": train, "test": test, "checksums": {}}
     if spec.recipe == "noise":
         change |= {"train": train - NOISE_TEST, "test": NOISE_TEST}
-        change["assemble"] = functools.partial(assemble.mnist_noise, test=NOISE_TEST)
+        change["assemble"] = functools.partial(formats.mnist_noise, test=NOISE_TEST)
     if spec.recipe == "bg_rot":
         change |= {"train": 4, "test": 3}
         change["files"] = tuple(

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from torchldr_paper import data
-from torchldr_paper.data import cache, registry
+from torchldr_paper.data import official, registry
 from torchldr_paper.data.formats import largest
 
 MANY = 60_000_000  # bytes: what a bomb holds here; a real one holds a hundred times as much
@@ -158,13 +158,13 @@ def test_a_damaged_cache(small, maker, put, tmp_path, mutations, caplog):
     """It is noticed, or gives the same arrays."""
     put(maker.files(small["mnist"])[1], tmp_path, "")
     whole = data.load("mnist", tmp_path)
-    kept, found = tmp_path / cache.FOLDER / "mnist.npz", 0
+    kept, found = tmp_path / official.FOLDER / "mnist.npz", 0
     content = kept.read_bytes()
     key = str(np.load(kept)["key"])
-    assert cache.read(kept, key) is not None
+    assert official.read_cache(kept, key) is not None
     for damaged in mutations(content, 200):
         kept.write_bytes(damaged)
-        read = cache.read(kept, key)
+        read = official.read_cache(kept, key)
         found += read is not None
         if read is not None:
             assert read[1] == whole.fingerprint
@@ -185,8 +185,8 @@ def test_what_a_download_may_weigh():
     for spec in registry.DATASETS.values():
         for file in spec.downloads:
             assert 0 < registry.largest_download(file) < 10**10
-        for official in spec.files:
-            assert largest(official.read, official.shape) > np.prod(official.shape)
+        for file in spec.files:
+            assert largest(file.read, file.shape) > np.prod(file.shape)
 
 
 def test_what_is_no_npz(tmp_path):

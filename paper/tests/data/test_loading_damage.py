@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from torchldr_paper import data
-from torchldr_paper.data import cache
+from torchldr_paper.data import official
 
 
 def refused(name, folder, match):
@@ -16,7 +16,7 @@ def refused(name, folder, match):
         data.load(name, folder, source="official")
     assert not list(folder.rglob("*.npz"))
     assert not list(folder.rglob("*.tmp"))
-    assert not (folder / cache.FOLDER).exists()
+    assert not (folder / official.FOLDER).exists()
     return str(caught.value)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from torchldr_paper import data
-from torchldr_paper.data import cache, registry
+from torchldr_paper.data import official, registry
 
 NAMES = registry.names()
 FORMS = ["", ".gz", ".zip", ".tar", ".tar.gz", ".tgz"]
@@ -125,7 +125,7 @@ def test_parsed_once_and_again_when_a_file_changes(small, maker, put, tmp_path, 
     spec = small["mnist"]
     put(maker.files(spec)[1], tmp_path / "mnist", "")
     first = data.load("mnist", tmp_path)
-    kept = tmp_path / cache.FOLDER / "mnist.npz"
+    kept = tmp_path / official.FOLDER / "mnist.npz"
     assert kept.is_file()
 
     def fail(*args, **kwargs):
@@ -147,7 +147,7 @@ def test_parsed_once_and_again_when_a_file_changes(small, maker, put, tmp_path, 
 def test_a_damaged_cache_is_made_anew(small, maker, put, tmp_path, damage):
     put(maker.files(small["mnist"])[1], tmp_path, "")
     first = data.load("mnist", tmp_path)
-    kept = tmp_path / cache.FOLDER / "mnist.npz"
+    kept = tmp_path / official.FOLDER / "mnist.npz"
     content = bytearray(kept.read_bytes())
     if damage == "flipped":
         content[len(content) // 3] ^= 0xFF
@@ -161,7 +161,7 @@ def test_a_damaged_cache_is_made_anew(small, maker, put, tmp_path, damage):
 def test_a_data_folder_that_cannot_be_written_to(small, maker, put, tmp_path, user_cache):
     put(maker.files(small["mnist"])[1], tmp_path, "")
     # A plain file in the folder's place stops even root from writing there.
-    (tmp_path / cache.FOLDER).write_text("")
+    (tmp_path / official.FOLDER).write_text("")
     first = data.load("mnist", tmp_path)
     kept = list(user_cache.rglob("mnist.npz"))
     assert len(kept) == 1
@@ -170,7 +170,7 @@ def test_a_data_folder_that_cannot_be_written_to(small, maker, put, tmp_path, us
 
 def test_nowhere_to_keep_it_is_no_failure(small, maker, put, tmp_path, user_cache, caplog):
     put(maker.files(small["mnist"])[1], tmp_path, "")
-    (tmp_path / cache.FOLDER).write_text("")
+    (tmp_path / official.FOLDER).write_text("")
     user_cache.parent.mkdir()
     user_cache.write_text("")
     assert data.load("mnist", tmp_path).source == "official"
@@ -186,7 +186,7 @@ def test_an_interrupted_write_leaves_nothing(small, maker, put, tmp_path, monkey
     monkeypatch.setattr(os, "replace", interrupted)
     with pytest.raises(KeyboardInterrupt):
         data.load("mnist", tmp_path)
-    assert list((tmp_path / cache.FOLDER).iterdir()) == []
+    assert list((tmp_path / official.FOLDER).iterdir()) == []
 
 
 def test_checksums_are_verified_where_known(small, maker, put, tmp_path):
@@ -199,10 +199,10 @@ def test_checksums_are_verified_where_known(small, maker, put, tmp_path):
 
     other = digests | {"t10k-labels-idx1-ubyte": "0" * 32}
     small["mnist"] = dataclasses.replace(spec, checksums=other)
-    (tmp_path / cache.FOLDER / "mnist.npz").unlink()
+    (tmp_path / official.FOLDER / "mnist.npz").unlink()
     with pytest.raises(data.DataFileError, match=r"t10k-labels.*md5 is .* expected 0000"):
         data.load("mnist", tmp_path)
-    assert not (tmp_path / cache.FOLDER).exists() or not list((tmp_path / cache.FOLDER).iterdir())
+    assert not (tmp_path / official.FOLDER).exists() or not list((tmp_path / official.FOLDER).iterdir())
     loaded = data.load("mnist", tmp_path, verify=False)
     assert loaded.source == "official"
     assert loaded.origin.endswith("(checksums not verified)")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from torchldr_paper import data
-from torchldr_paper.data import photographs, recipes
+from torchldr_paper.data import recipes
 from torchldr_paper.data.dataset import Splits
 
 pillow = pytest.importorskip("PIL.Image")
@@ -134,7 +134,7 @@ def test_rotate_interpolates_bilinearly():
 
 
 def test_patch_deviation_is_the_deviation_of_each_patch(pictures):
-    got = photographs.patch_deviation(pictures[0][:40, :35], 28)
+    got = recipes.patch_deviation(pictures[0][:40, :35])
     windows = np.lib.stride_tricks.sliding_window_view(pictures[0][:40, :35] / 255, (28, 28))
     np.testing.assert_allclose(got, windows.std(axis=(2, 3)), atol=1e-12)
 
@@ -144,10 +144,10 @@ def test_patches_of_little_texture_are_rejected():
     flat_and_rough[:, 100:] = np.random.default_rng(0).integers(0, 256, (28, 100))
     flat = np.full((50, 50), 3, dtype=np.uint8)
     rng = np.random.default_rng(0)
-    patches = photographs.draw_patches([flat, flat_and_rough], 300, 28, 20 / 255, rng)
+    patches = recipes.draw_patches([flat, flat_and_rough], 300, rng)
     assert patches.std(axis=(1, 2)).min() >= 20
     with pytest.raises(ValueError, match="none of the 1 photographs"):
-        photographs.draw_patches([flat], 3, 28, 20 / 255, rng)
+        recipes.draw_patches([flat], 3, rng)
 
 
 def test_bg_rot_blends_white_over_patches(digits, pictures):
@@ -189,20 +189,20 @@ def test_scikit_images_photographs_serve(tmp_path, monkeypatch, pictures):
     (package / "data" / "0.png").rename(package / "data" / "camera.png")
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     monkeypatch.delitem(sys.modules, "skimage", raising=False)
-    found = photographs.find_photographs([tmp_path])
+    found = recipes.find_photographs([tmp_path])
     assert found == [package / "data" / "camera.png"]
 
 
 def test_bad_photographs(tmp_path, pictures):
     (tmp_path / "a.png").write_bytes(b"no picture")
     with pytest.raises(data.DataFileError, match=r"a\.png: cannot be read as a picture"):
-        photographs.read_photographs([tmp_path / "a.png"])
+        recipes.read_photographs([tmp_path / "a.png"])
     save(tmp_path, [pictures[0][:20]])
     with pytest.raises(data.DataFileError, match="at least 28 x 28 pixels, got 20 x 90"):
-        photographs.read_photographs([tmp_path / "0.png"])
+        recipes.read_photographs([tmp_path / "0.png"])
 
 
 def test_without_pillow(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(ImportError, match=r"pip install Pillow"):
-        photographs.read_photographs([tmp_path / "a.png"])
+        recipes.read_photographs([tmp_path / "a.png"])

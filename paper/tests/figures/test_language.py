@@ -19,9 +19,9 @@ from torchldr_paper.figures import (
     perplexity_against_parameters,
     validation_curves,
 )
-from torchldr_paper.ledger.weights import weights_path
+from torchldr_paper.ledger.weights import Network, save_network, weights_path
 from torchldr_paper.protocol import Run
-from torchldr_paper.report.columns import columns_of
+from torchldr_paper.report.sections import columns_of
 
 
 def language_ledger(folder: Path) -> Ledger:
@@ -90,9 +90,7 @@ def test_learned_channels(tmp_path: Path) -> None:
             images = Images.of(data, run)
             outcome = train_run(run, images)
             ledger.append(Record.of(run, images, outcome))
-            path = weights_path(ledger, run)
-            path.parent.mkdir(exist_ok=True)
-            save_file({name: t.contiguous() for name, t in outcome.weights.items()}, path)
+            save_network(weights_path(ledger, run), run, Network.of(images, outcome))
         picture = learned_channels(ledger, model)
         panels = [ax for ax in picture.figure.axes if ax.get_images()]
         assert [ax.get_images()[0].get_array().shape for ax in panels] == [

@@ -23,8 +23,6 @@ from torchldr.matrices import get_structure
 from torchldr_paper.data.text import Corpus
 from torchldr_paper.language import LanguageFleet, LanguageProtocol, Masks, Text, recurrence
 from torchldr_paper.language import decoder as decoders
-from torchldr_paper.language.cuda import decoder as cuda_decoder
-from torchldr_paper.language.cuda import recurrence as cuda_recurrence
 from torchldr_paper.language.weights import GATES, STRUCTURES, build, initial_tensors
 from torchldr_paper.protocol import Run
 
@@ -277,8 +275,8 @@ def test_doubling_gives_the_sum_of_powers(n: int, r: int, seed: int) -> None:
 def test_matrices_are_those_of_the_class(structure: str, size: int) -> None:
     kind = get_structure(structure)
     ranks = (1, 3) if kind.ranked else (None, None)
-    sources = [torch.Generator().manual_seed(seed) for seed in range(2)]
-    tensors = {k: t.double() for k, t in initial_tensors(structure, size, ranks, sources).items()}
+    runs = [Run("wikitext2", "lstm", structure, rank, protocol=LanguageProtocol()) for rank in ranks]
+    tensors = {k: t.double() for k, t in initial_tensors(runs, size).items()}
     built = build(structure, tensors)
     for index, rank in enumerate(ranks):
         for gate in range(4):
@@ -361,13 +359,13 @@ def test_the_recurrence_as_kernels(
     inputs, U, h, c, dh = normal(R, T, B, 4 * H), normal(R, 4 * H, H), *normal(2, R, B, H), normal(R, T, B, H)
     plain = recurrence.forward(inputs.clone(), U, h, c)
     gradient = recurrence.backward(plain, U, dh.clone())
-    library = compile_kernels(cuda_recurrence.head(dtype, H) + cuda_recurrence.SOURCE, RECURRENCE)
+    library = compile_kernels(recurrence.head(dtype, H) + recurrence.SOURCE, RECURRENCE)
 
     def launch(name: str, gates: Tensor, tensors: list[Any]) -> None:
         getattr(library, f"{name}_")(-(-B // 4), R, 4 * H, *pointers([*tensors, T, B]))
 
-    monkeypatch.setattr(cuda_recurrence, "serves", lambda t: True)
-    monkeypatch.setattr(cuda_recurrence, "_launch", launch)
+    monkeypatch.setattr(recurrence, "serves", lambda t: True)
+    monkeypatch.setattr(recurrence, "_launch", launch)
     trace = recurrence.forward(inputs.clone(), U, h, c)
     for ours, theirs in zip(trace, plain, strict=True):
         torch.testing.assert_close(ours, theirs)
@@ -383,13 +381,13 @@ def test_the_decoder_as_kernels(
     R, N = 2, 3
     logits = torch.empty(R, N, words).normal_(std=3, generator=draw).bfloat16()
     targets = torch.randint(words, (N,), generator=draw)
-    library = compile_kernels(cuda_decoder.head(words) + cuda_decoder.SOURCE, DECODER)
+    library = compile_kernels(decoders.head(words) + decoders.SOURCE, DECODER)
 
     def launch(name: str, row: int, grid: tuple[int, int], arguments: list[Any]) -> None:
-        getattr(library, f"{name}_")(*grid, cuda_decoder.THREADS, *pointers(arguments))
+        getattr(library, f"{name}_")(*grid, decoders.THREADS, *pointers(arguments))
 
-    monkeypatch.setattr(cuda_decoder, "serves", lambda t: True)
-    monkeypatch.setattr(cuda_decoder, "_launch", launch)
+    monkeypatch.setattr(decoders, "serves", lambda t: True)
+    monkeypatch.setattr(decoders, "_launch", launch)
     exact = logits.double().log_softmax(-1)
     index = targets.expand(R, -1).unsqueeze(-1)
     want = exact.exp().scatter_add(-1, index, torch.full((R, N, 1), -1.0, dtype=torch.float64))

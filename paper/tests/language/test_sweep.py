@@ -16,8 +16,8 @@ from torchldr.cli import command_line
 from torchldr_paper import Ledger, Run, get_table, table_rows
 from torchldr_paper.language import LanguageProtocol, sweep_language
 from torchldr_paper.language.weights import count_parameters
-from torchldr_paper.ledger.claims import Claim
 from torchldr_paper.tables import values
+from torchldr_paper.trainer.checkpoint import Claim
 
 SMALL = LanguageProtocol(
     epochs=4, batch=4, hidden=8, embedding=8, bptt=10, evaluation_batch=2, precision="full"

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from torchldr_paper import Ledger, Protocol, Run, run_rows
-from torchldr_paper.report.page import report
-from torchldr_paper.report.runs import packed_runs, run_json
+from torchldr_paper.report.page import packed_runs, report, run_json
 from torchldr_paper.report.sections import facts
 
 from ..test_figures import made_up

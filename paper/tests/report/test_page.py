@@ -17,8 +17,8 @@ import pytest
 import typer
 
 from torchldr_paper import Ledger, Run, get_table
-from torchldr_paper.cli.options import keep_table, parse_filters
-from torchldr_paper.cli.report import register
+from torchldr_paper.cli import register
+from torchldr_paper.cli.sweeps import keep_table, parse_filters
 from torchldr_paper.report import report
 from torchldr_paper.report.sections import sections
 

@@ -68,6 +68,12 @@ def test_the_size_is_what_a_rounded_model_holds(method: str, model: str):
     assert held == size_of(run)
 
 
+def test_the_published_ledger_has_every_run(tmp_path):
+    """Sizes are probed in the order in which they were when these were run: others give other runs."""
+    ledger = Ledger(tmp_path, curves=False)
+    assert [run.label for run in TABLE.runs() if ledger.find(run) is None] == []
+
+
 def test_pruned_layers_take_the_smallest_form():
     assert sparse_bytes(100, 784, 784) == 4 + 300 + 2 * 785
     assert sparse_bytes(50_000, 784, 784) == 4 + 2 * (50_000 + 784 * 784 // 256)

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from torchldr_paper.models.images import SingleHiddenLayer, is_operator, is_penalised
 from torchldr_paper.protocol import Run
-from torchldr_paper.trainer.batches import Images, Split
+from torchldr_paper.trainer.batches import Images, Split, generator
 from torchldr_paper.trainer.fleet import initial_models
 
 
@@ -47,6 +47,7 @@ def _batches(run: Run, split: Split, steps: int) -> list[torch.Tensor]:
     batches: list[torch.Tensor] = []
     epoch = 0
     while len(batches) < steps:
-        batches += split.order(run, epoch).split(run.protocol.batch)
+        shuffle = torch.randperm(len(split.train), generator=generator(run.seed, "order", epoch))
+        batches += split.train[shuffle].split(run.protocol.batch)
         epoch += 1
     return batches[:steps]

@@ -18,9 +18,9 @@ pytest.importorskip("typer")
 
 from torchldr_paper import Ledger, Library, Protocol, Run, sweep
 from torchldr_paper.cli import sweeps as commands
-from torchldr_paper.ledger.claims import Claim
 from torchldr_paper.ledger.weights import load_network, weights_path
 from torchldr_paper.trainer import cluster as cluster_module
+from torchldr_paper.trainer.checkpoint import Claim
 from torchldr_paper.trainer.cluster import Cluster
 from torchldr_paper.trainer.parallel import Done, Processes, Task, train_images
 from torchldr_paper.trainer.progress import Event, Progress, Tell

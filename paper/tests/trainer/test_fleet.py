@@ -18,7 +18,7 @@ def train_steps(fleet: Fleet, steps: int) -> None:
     count, batch = len(fleet.split.train), fleet.run.protocol.batch
     epoch = 0
     while steps > 0:
-        fleet.begin_epoch(epoch)
+        fleet.feed.begin(epoch)
         sizes = [min(batch, count - start) for start in range(0, count, batch)][:steps]
         for size in sizes:
             fleet.step(size)
@@ -113,7 +113,12 @@ def test_replicas_share_images_and_differ_in_weights(tiny: Dataset, brief: Proto
     assert len(first.flat.unique(dim=0)) == 4
     other = Fleet(run.with_seed(1), Images.of(tiny, run))
     assert not torch.equal(first.split.train, other.split.train)
-    assert not torch.equal(first.split.order(run, 0), first.split.order(run, 1))
+    orders = []
+    for epoch in range(2):
+        first.feed.begin(epoch)
+        orders.append(first.feed.order.clone())
+    assert not torch.equal(*orders)
+    assert torch.equal(orders[0].sort().values, orders[1].sort().values)
 
 
 def test_split() -> None:
@@ -130,20 +135,22 @@ def test_split() -> None:
         Split.of(run, 5)
 
 
-def test_the_last_partial_batch_is_used(tiny: Dataset, brief: Protocol) -> None:
+def test_the_last_partial_batch_is_used(
+    tiny: Dataset, brief: Protocol, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = Run("rectangles", protocol=brief)
-    fleet = Fleet(run, Images.of(tiny, run))
     sizes: list[int] = []
-    step = fleet.step
+    step = Fleet.step
 
-    def counted(size: int) -> None:
+    def counted(fleet: Fleet, size: int) -> None:
         sizes.append(size)
-        step(size)
+        step(fleet, size)
 
-    fleet.step = counted  # type: ignore[method-assign]
+    monkeypatch.setattr(Fleet, "step", counted)
+    fleet = Fleet(run, Images.of(tiny, run))
     fleet.train_epoch(0)
     assert sizes == [30, 30, 30, 30, 16]
-    assert int(fleet._position) == 136
+    assert int(fleet.feed.position) == 136
 
 
 def test_a_diverged_replica_does_not_disturb_the_others(tiny: Dataset) -> None:

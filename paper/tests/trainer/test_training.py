@@ -194,7 +194,7 @@ def test_kill_minus_nine_loses_one_epoch_at_most(started: Any, own_file: Path, t
 
 def test_tensorboard(tiny: Dataset, brief: Protocol, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
-    from torchldr_paper.trainer.logs import tensorboard_log
+    from torchldr_paper.trainer.progress import tensorboard_log
 
     run = Run("rectangles", protocol=brief)
     train_run(run, Images.of(tiny, run), log=tensorboard_log(tmp_path))

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from torchldr_paper.compression.rows import FILE, Row, Rows
-from torchldr_paper.compression.tables import best, render
+from torchldr_paper.compression.tables import FILE, Row, Rows, best, render
 
 PAGE = Path(__file__).parents[3] / "docs" / "compress.md"
 

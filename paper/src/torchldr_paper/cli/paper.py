@@ -1,4 +1,4 @@
-"""`torchldr paper` and `torchldr train`; the command line mounts them with `register`.
+"""`torchldr paper` and `torchldr train`.
 
 Results go to stdout, messages and progress to stderr. Exit codes: 0 done, 1 failed, 2 wrong use. What they do
 is in `sweeps`, which imports the trainer and so torch: not before a command runs.
@@ -14,21 +14,7 @@ import typer
 
 from torchldr.cli import Many
 
-from .options import HERE, PANEL, Sweep, keep_table, parse_filters, parse_options, takes_sweep
-from .printing import columns_of, show_rows, train_columns_of
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
-    app.command(
-        "paper", cls=Sweeping, rich_help_panel=PANEL, epilog="Example: torchldr paper rectangles --quick"
-    )(paper_command)
-    app.command(
-        "train",
-        cls=Sweeping,
-        rich_help_panel=PANEL,
-        epilog="Example: torchldr train --data my.npz --structure ldr_sd low_rank --rank 1 16",
-    )(train_command)
+from .options import HERE, Sweep, takes_sweep
 
 
 class Sweeping(Many):
@@ -59,40 +45,33 @@ def paper_command(
     from ..tables.flash import flash_rows
     from ..tables.paper import TABLES
     from ..tables.rows import overview, table_rows
-    from .sweeps import (
-        exit_where_incomplete,
-        find_table,
-        ledger_to_read,
-        library_of,
-        quick_table,
-        say_what_data,
-        train_missing,
-        well_used,
-    )
+    from . import sweeps
 
     nothing_runs = show or name == "list"
-    ledger = ledger_to_read(sweep.results) if nothing_runs else Ledger(sweep.results, curves=False)
+    ledger = sweeps.ledger_to_read(sweep.results) if nothing_runs else Ledger(sweep.results, curves=False)
     if name == "list":
         if only:
             raise typer.BadParameter("--only is for one table; `list` shows all.")
-        tables = {key: quick_table(table) if sweep.quick else table for key, table in TABLES.items()}
-        show_rows(overview(ledger, tables), sweep.as_json)
+        tables = {key: table.quick if sweep.quick else table for key, table in TABLES.items()}
+        sweeps.show_rows(overview(ledger, tables), sweep.as_json)
         return
-    table = well_used(lambda: keep_table(find_table(name), parse_filters(only or [])))
-    table = quick_table(table) if sweep.quick else table
+    table = sweeps.well_used(
+        lambda: sweeps.keep_table(sweeps.find_table(name), sweeps.parse_filters(only or []))
+    )
+    table = table.quick if sweep.quick else table
     report = None
     if not show:
         runs = [run.with_seed(seed) for seed in range(sweep.seeds) for run in table.runs()]
-        library = library_of(sweep)
-        say_what_data(table, ledger, library)
-        report = train_missing(runs, ledger, library, sweep)
+        library = sweeps.library_of(sweep)
+        sweeps.say_what_data(table, ledger, library)
+        report = sweeps.train_missing(runs, ledger, library, sweep)
     title = f"{table.title} (quick: not comparable with the paper)" if sweep.quick else table.title
     if name == "flash":
-        show_rows(flash_rows(table, ledger), sweep.as_json, title=title)
+        sweeps.show_rows(flash_rows(table, ledger), sweep.as_json, title=title)
     else:
         rows = table_rows(table, ledger, sweep.seeds)
-        show_rows(rows, sweep.as_json, title=title, columns=columns_of(rows))
-    exit_where_incomplete(report)
+        sweeps.show_rows(rows, sweep.as_json, title=title, columns=sweeps.columns_of(rows))
+    sweeps.exit_where_incomplete(report)
 
 
 @takes_sweep
@@ -136,15 +115,7 @@ def train_command(
     from ..ledger.ledger import Ledger
     from ..protocol import Protocol, Run
     from ..tables.rows import run_rows
-    from .sweeps import (
-        check_images,
-        exit_where_incomplete,
-        library_of,
-        ranks_of,
-        separate,
-        train_missing,
-        well_used,
-    )
+    from . import sweeps
 
     def build() -> list[Run]:
         base = Protocol.quick() if sweep.quick else Protocol()
@@ -155,30 +126,26 @@ def train_command(
             epochs=epochs or base.epochs,
             batch=batch or base.batch,
         )
-        common = Run(
-            data, model, init=init, init_std=init_std, output_std=output_std, hidden=hidden, protocol=protocol
-        )
+        starts = {"init": init, "init_std": init_std, "output_std": output_std}
+        common: dict[str, Any] = {**starts, "hidden": hidden, "keep": keep, "protocol": protocol}
+        chosen = sweeps.parse_options(option or [])
         return [
-            dataclasses.replace(
-                common,
-                structure=name,
-                rank=r,
-                keep=keep,
-                train_fraction=share,
-                seed=seed,
-                options=parse_options(option or []),
-            )
+            Run(data, model, name, r, chosen, train_fraction=share, seed=seed, **common)
             for seed in range(sweep.seeds)
-            for name in separate(structure) or (["dense"] if keep else ["ldr_sd"])
-            for r in ranks_of(name, rank)
+            for name in sweeps.separate(structure) or (["dense"] if keep else ["ldr_sd"])
+            for r in sweeps.ranks_of(name, rank)
             for share in fraction or [1.0]
         ]
 
     if not data.endswith(".npz"):
-        well_used(lambda: lookup(data))
-    runs, ledger, library = well_used(build), Ledger(sweep.results, curves=False), library_of(sweep)
-    check_images(runs, library)
-    report = train_missing(runs, ledger, library, sweep)
+        sweeps.well_used(lambda: lookup(data))
+    runs, ledger, library = (
+        sweeps.well_used(build),
+        Ledger(sweep.results, curves=False),
+        sweeps.library_of(sweep),
+    )
+    sweeps.check_images(runs, library)
+    report = sweeps.train_missing(runs, ledger, library, sweep)
     rows = run_rows(runs, ledger)
-    show_rows(rows, sweep.as_json, columns=train_columns_of(rows))
-    exit_where_incomplete(report)
+    sweeps.show_rows(rows, sweep.as_json, columns=sweeps.train_columns_of(rows))
+    sweeps.exit_where_incomplete(report)

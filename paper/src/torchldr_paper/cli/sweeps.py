@@ -1,29 +1,31 @@
-"""What `torchldr paper` and `torchldr train` do: their arguments made into runs, trained and told."""
+"""What `torchldr paper` and `torchldr train` do: their arguments made into runs, trained and shown."""
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
+import json
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import typer
 
-from torchldr.cli import say
+from torchldr.cli import say, show
 from torchldr.matrices import get_structure
 
 from ..language import sweep_language, train_language
 from ..ledger.ledger import Ledger
 from ..models.images import build_model
 from ..protocol import Run
-from ..tables.cells import Table
+from ..tables.cells import Cell, Table
 from ..tables.paper import get_table
-from ..trainer.logs import no_log, tensorboard_log
+from ..tables.rows import Row, heading, tells
 from ..trainer.parallel import Backend, Processes, train_images
-from ..trainer.progress import progress_on_stderr
+from ..trainer.progress import no_log, progress_on_stderr, tensorboard_log
 from ..trainer.sweep import Library, Report, missing, sweep
 from .options import HERE, Sweep
 
@@ -53,18 +55,6 @@ def find_table(name: str) -> Table:
         return get_table(name)
     except ValueError as error:
         raise ValueError(f"{error} `list` shows them.") from error
-
-
-def quick_table(table: Table) -> Table:
-    """The table by the small protocol; runs that differed in the protocol alone are one."""
-    small = table.changed(lambda run: dataclasses.replace(run, protocol=run.protocol.quick()))
-    first: dict[str, str] = {}
-    cells = [
-        cell
-        for cell, full in zip(small.cells, table.cells, strict=True)
-        if first.setdefault(cell.run.hash, full.run.hash) == full.run.hash
-    ]
-    return dataclasses.replace(small, cells=tuple(cells))
 
 
 def well_used(build: Callable[[], T]) -> T:
@@ -105,12 +95,7 @@ def library_of(sweep: Sweep) -> Library:
 
 
 def backend_of(sweep: Sweep) -> Backend:
-    """Where runs are trained.
-
-    Raises:
-        BadParameter: where Ray is not installed, or for options that exclude each other.
-        Exit: where its cluster cannot be used, with a line on stderr.
-    """
+    """Where runs are trained; a cluster that cannot be used is told on stderr."""
     if sweep.ray is None:
         return Processes(sweep.jobs) if sweep.jobs > 1 else Backend()
     if sweep.jobs > 1:
@@ -202,3 +187,132 @@ def _tell(report: Report, ledger: Ledger) -> None:
         say(f"{len(report.left)} runs are left; the same command goes on from here.")
     if report.finished:
         say(f"{len(report.finished)} runs finished, {len(report.present)} were there: {ledger.path}")
+
+
+# Filters of a table, and options of a class.
+
+
+Filters = dict[str, set[str]]
+_FILTERS: dict[str, Callable[[Cell], Any]] = {
+    "dataset": lambda cell: cell.run.data,
+    "model": lambda cell: cell.run.model,
+    "structure": lambda cell: cell.run.method,
+    "rank": lambda cell: cell.run.rank if cell.matches is None else cell.matches,
+    "fraction": lambda cell: cell.run.train_fraction,
+}
+
+
+def parse_filters(texts: Sequence[str]) -> Filters:
+    """Filters from `key=value,value`."""
+    filters: Filters = {}
+    for text in texts:
+        key, mark, wanted = text.partition("=")
+        if not mark or key not in _FILTERS:
+            raise ValueError(f"--only takes key=value with a key of {', '.join(_FILTERS)}, got {text!r}.")
+        filters.setdefault(key, set()).update(_written(key, value) for value in wanted.split(","))
+    return filters
+
+
+def keep_table(table: Table, filters: Filters) -> Table:
+    """The cells of a table that pass all filters; where none does, the values that there are are told."""
+    if not filters:
+        return table
+    cells = tuple(
+        cell
+        for cell in table.cells
+        if all(_text(_FILTERS[key](cell)) in wanted for key, wanted in filters.items())
+    )
+    known = {}
+    for key in filters:
+        values = {_FILTERS[key](cell) for cell in table.cells}
+        known[key] = [_text(v) for v in sorted(values, key=lambda value: (value is not None, value))]
+    strange = [f"{key}={v}" for key, wanted in filters.items() for v in sorted(wanted - {*known[key]})]
+    if strange or not cells:
+        listing = "; ".join(f"{key}: {', '.join(found)}" for key, found in known.items())
+        asked = ", ".join(strange) or "what --only asks for"
+        raise ValueError(f"no row of {table.name!r} has {asked}. There are {listing}.")
+    return replace(table, cells=cells, quoted=())
+
+
+def parse_options(texts: Sequence[str]) -> tuple[tuple[str, Any], ...]:
+    """A class's options from `name=value`; values are JSON where they can be, else text.
+
+    >>> parse_options(["block_size=8", "product=split"])
+    (('block_size', 8), ('product', 'split'))
+    """
+    pairs = []
+    for text in texts:
+        name, mark, value = text.partition("=")
+        if not mark or not name:
+            raise ValueError(f"--option takes name=value, got {text!r}.")
+        try:
+            pairs.append((name, json.loads(value.lower() if value in ("True", "False") else value)))
+        except (ValueError, RecursionError):
+            pairs.append((name, value))
+    return tuple(pairs)
+
+
+def _written(key: str, value: str) -> str:
+    """A value as tables print it, in the form of `_text`: 50% is 0.5, None is -."""
+    if key == "fraction":
+        with contextlib.suppress(ValueError):
+            return _text(float(value.removesuffix("%")) / (100 if value.endswith("%") else 1))
+    return "-" if value == "None" else value
+
+
+def _text(value: Any) -> str:
+    return "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+# Rows on stdout.
+
+
+_PAPER_COLUMNS = (
+    "dataset", "model", "structure", "rank", "fraction", "init", "parameters", "paper_parameters",
+    "test", "deviation", "paper", "difference", "data", "seconds", "seeds", "lr", "diverged", "source",
+)  # fmt: skip
+_ONLY_IF_VARIED = ("model", "fraction", "init")
+_ONLY_IF_ANY = ("paper_parameters", "deviation", "difference", "diverged", "hidden")
+_TRAIN_COLUMNS = (
+    "dataset", "model", "structure", "rank", "hidden", "fraction", "init", "epochs", "parameters",
+    "validation", "test", "deviation", "data", "seconds", "seeds", "lr", "diverged",
+)  # fmt: skip
+
+
+def columns_of(rows: Sequence[Row]) -> list[str]:
+    """The columns of a paper's table that say something about these rows."""
+    dull = {name for name in _ONLY_IF_VARIED if not tells(name, (row[name] for row in rows))}
+    return [name for name in _PAPER_COLUMNS if name not in dull and _says_something(name, rows)]
+
+
+def train_columns_of(rows: Sequence[Row]) -> list[str]:
+    """The columns for runs of one's own."""
+    return [name for name in _TRAIN_COLUMNS if _says_something(name, rows)]
+
+
+def _says_something(name: str, rows: Sequence[Row]) -> bool:
+    return name not in _ONLY_IF_ANY or any(row[name] for row in rows)
+
+
+def show_rows(
+    rows: Sequence[Row], as_json: bool, *, title: str | None = None, columns: Sequence[str] | None = None
+) -> None:
+    """Print rows to stdout."""
+    named = list(columns or (rows[0] if rows else ()))
+    headings = {name: heading(rows) if name == "test" else name for name in named}
+    show(list(rows), as_json, title=title, columns=named, headings=headings, cell=_cell)
+
+
+def _cell(name: str, value: Any) -> str | None:
+    match value:
+        case float() if name == "fraction":
+            return f"{value:.0%}"
+        case float() if name == "seconds":
+            return f"{value:,.1f}"
+        case float() if name == "difference":
+            return f"{value:+.2f}"
+        case float():
+            return f"{value:.2f}"
+        case list():
+            return ", ".join("-" if item is None else f"{item:g}" for item in value) or "-"
+    return None

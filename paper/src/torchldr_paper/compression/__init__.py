@@ -7,9 +7,8 @@
     training         Adam, and steps that are captured as CUDA graphs
     images, fleet    the paper's SHL and CNN: all methods are trained side by side
     language, texts  an LSTM and a GPT on WikiText-2, one method after the other
-    dense            the models that are compressed
     __main__, loop   tables one after the other, and in each what has no row yet
-    rows, tables     the results, a line of JSON each, and how they are shown
+    tables           the results, a line of JSON each, and how they are shown
 
 Rows that are done are not run again.
 """

@@ -19,8 +19,7 @@ from ..ledger.ledger import default_results
 from .images import IMAGE_TABLES, ImageTable
 from .language import LANGUAGE_TABLES, LanguageTable
 from .loop import run_table
-from .rows import Rows
-from .tables import best, render
+from .tables import Rows, best, render
 
 HERE = "here"  # what --ray alone means
 TABLES: Mapping[str, ImageTable | LanguageTable] = {**IMAGE_TABLES, **LANGUAGE_TABLES}

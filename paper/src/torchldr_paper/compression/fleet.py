@@ -13,8 +13,8 @@ from torchldr.compress import OPERATOR_RATE
 from torchldr.matrices import get_structure
 
 from ..models.network import logits_of, with_bias
-from ..trainer.batches import generator
-from ..trainer.precision import tf32
+from ..trainer.batches import Feed, generator
+from ..trainer.graphs import tf32
 from .methods import PRUNED, Method
 from .starts import Stack
 from .training import Adam, Trainer
@@ -31,14 +31,8 @@ def even_rates(stack: Stack, rate: Tensor, seed: int = 0) -> dict[str, Tensor]:
     rank by a hundredth of its norm moves a Toeplitz-like one many times as far: more entries add up, and
     cancel. So the effect of a small random step is measured, tensor by tensor, and the rates are made such
     that a step of Adam's with random signs moves each matrix by RELATIVE * rate of its norm. Operators take
-    OPERATOR_RATE * rate: their products over long diagonals are not seen by small steps.
-
-    Args:
-        stack: S matrices.
-        rate: learning rates, shape (S,).
-
-    Returns:
-        By name, shape (S, 1, ...).
+    OPERATOR_RATE * rate: their products over long diagonals are not seen by small steps. Rates are (S,) for S
+    matrices, and by name (S, 1, ...).
     """
     source = generator(seed, "rates")
     M = stack.dense()
@@ -97,27 +91,6 @@ class Examples:
     test_y: Tensor
 
 
-class Feed:
-    """The training rows in a new order every epoch, by a counter on the device."""
-
-    def __init__(self, rows: Tensor, batch: int, seed: int) -> None:
-        self.rows, self.batch, self.seed = rows, batch, seed
-        self.order, self.position = rows.clone(), rows.new_zeros(())
-        self._offsets = torch.arange(batch, device=rows.device)
-
-    def begin(self, epoch: int) -> list[int]:
-        """Bring an epoch's order to the device; the sizes of its batches."""
-        shuffle = torch.randperm(len(self.rows), generator=generator(self.seed, "order", epoch))
-        self.order.copy_(self.rows[shuffle.to(self.rows.device)])
-        self.position.zero_()
-        return [self.batch] * (len(self.rows) // self.batch)
-
-    def take(self, size: int) -> Tensor:
-        rows = self.order.index_select(0, self.position + self._offsets[:size])
-        self.position.add_(size)
-        return rows
-
-
 class Fleet:
     """Models that differ in their hidden layer, from weights to accuracies.
 
@@ -162,10 +135,10 @@ class Fleet:
         for name, t in head.items():
             tensors[name] = t.detach().to(device).repeat(R, *[1] * t.ndim).requires_grad_()
             rates[name], rows[name] = lrs.view(-1, *[1] * t.ndim), slice(0, R)
-        steps = epochs * (len(examples.train) // batch)
-        if not steps:
+        self.sizes = [batch] * (len(examples.train) // batch)
+        if not self.sizes:
             raise ValueError(f"Fleet: {len(examples.train)} images are fewer than a batch of {batch}.")
-        self.adam = Adam(tensors, rates, steps, rows=rows, models=R)
+        self.adam = Adam(tensors, rates, epochs * len(self.sizes), rows=rows, models=R)
         self.trainer = Trainer(self.adam, self._losses, [self.feed.position])
 
     def _outputs(self, tensors: Mapping[str, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
@@ -173,7 +146,7 @@ class Fleet:
         parts = []
         for g, (_, stack) in enumerate(self.groups):
             own = {name: tensors[f"{g}.{name}"] for name in stack.learned}
-            parts.append(stack.matmul(own, x))
+            parts.append(stack.matrix(own).matmul(x))
         hidden = torch.cat(parts)
         return with_bias(tensors, hidden), logits_of(tensors, hidden)
 
@@ -194,7 +167,8 @@ class Fleet:
 
     def train_epoch(self, epoch: int) -> None:
         self.trainer.total.zero_()
-        self.trainer.run(self.feed.begin(epoch))
+        self.feed.begin(epoch)
+        self.trainer.run(self.sizes)
 
     @torch.no_grad()
     def accuracies(self) -> tuple[list[float], list[float]]:

@@ -3,29 +3,100 @@
 Pixels, or the features behind the CNN's convolutions, are the hidden layer's inputs: the convolutions are
 not compressed and stay as they are, so they are computed once. Every method is tried from two starts, its
 projection and the class's own, each with its learning rate; start and epoch are chosen by validation. All
-models see the same images in the same order and learn from the dense model too.
+models see the same images in the same order and learn from the dense model too. That one is trained at a few
+learning rates, the best by validation kept in a file.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy
 
 from ..data import load, load_npz
+from ..models.images import ConvNet, SingleHiddenLayer, hidden_input
 from ..protocol import Protocol, Run
-from ..trainer.batches import Images, Split
-from .dense import Trained, image_model, in_parts, load_or_train, train_image_model
+from ..trainer.batches import Feed, Images, Split
+from ..trainer.graphs import tf32
 from .fleet import Distilled, Examples, Fleet, Member, joined
-from .loop import TableRun
+from .loop import TableRun, Trained
 from .methods import FACTORS, Method
-from .rows import Row
 from .starts import Stack, descend, fresh_start, projected_start, residuals
+from .tables import Row
+from .training import Adam, Trainer
+
+
+def image_model(kind: str, image_shape: tuple[int, int, int], outputs: int, seed: int) -> SingleHiddenLayer:
+    """The paper's network with plain layers, freshly drawn."""
+    size = hidden_input(kind, image_shape)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        hidden, logits = nn.Linear(size, size, bias=kind == "cnn"), nn.Linear(size, outputs)
+        if kind == "cnn":
+            return ConvNet(image_shape[0], hidden, logits)
+        return SingleHiddenLayer(hidden, logits)
+
+
+def train_image_model(
+    table: ImageTable, model: SingleHiddenLayer, images: Images, train: Tensor, validation: Tensor
+) -> Trained:
+    """Train at each rate by Adam; the weights of the best epoch of all by validation, and what they come to.
+
+    `train` and `validation` are rows of the training images.
+    """
+    batch, epochs = table.dense_batch, table.dense_epochs
+    x, y, test = images.train_x, images.train_y, (images.test_x, images.test_y)
+    start = {name: p.detach().to(x.device) for name, p in model.named_parameters()}
+    best: Trained | None = None
+    for rate in table.dense_rates:
+        tensors = {name: p.clone().requires_grad_() for name, p in start.items()}
+        feed = Feed(train, batch, table.seed)
+
+        def losses(now: Mapping[str, Tensor], size: int, feed: Feed = feed) -> Tensor:
+            rows = feed.take(size)
+            logits = functional_call(model, dict(now), (x.index_select(0, rows),))
+            return cross_entropy(logits, y.index_select(0, rows)).unsqueeze(0)
+
+        sizes = [batch] * (len(train) // batch)
+        adam = Adam(tensors, dict.fromkeys(tensors, rate), epochs * len(sizes))
+        trainer = Trainer(adam, losses, [feed.position])
+        for epoch in range(epochs):
+            feed.begin(epoch)
+            trainer.run(sizes)
+            score = accuracy(model, tensors, x, y, validation)
+            if best is None or score > best[1]["validation"]:
+                facts = {"validation": score, "test": accuracy(model, tensors, *test), "rate": rate}
+                best = {name: t.detach().clone() for name, t in tensors.items()}, facts
+    assert best is not None
+    return best
+
+
+@torch.no_grad()
+def accuracy(
+    model: nn.Module, tensors: Mapping[str, Tensor], x: Tensor, y: Tensor, rows: Tensor | None = None
+) -> float:
+    """In percent, on all images or these rows."""
+    right = 0
+    rows = torch.arange(len(x), device=x.device) if rows is None else rows
+    with tf32(x.device):
+        for part in rows.split(5000):
+            right += int((functional_call(model, dict(tensors), (x[part],)).argmax(-1) == y[part]).sum())
+    return 100 * right / len(rows)
+
+
+@torch.no_grad()
+def in_parts(function: Callable[[Tensor], Tensor], x: Tensor, size: int = 5000) -> Tensor:
+    """A function of rows, some thousand of them at a time."""
+    return torch.cat([function(part) for part in x.split(size)])
 
 
 @dataclass(frozen=True)
@@ -103,15 +174,11 @@ class ImageRun(TableRun):
         split = Split.of(run, len(images.train_y))
         self.source = images.source
         model = image_model(table.model, images.image_shape, images.outputs, table.seed)
+        model.to(device)
         train, validation = split.train.to(device), split.validation.to(device)
-
-        def train_dense() -> Trained:
-            settings = table.dense_rates, table.dense_epochs, table.dense_batch, table.seed
-            return train_image_model(model.to(device), images, train, validation, *settings)
-
-        known = load_or_train(self.path, train_dense)
+        known = self.load_or_train(partial(train_image_model, table, model, images, train, validation))
         model.load_state_dict(known["tensors"])
-        model.to(device).eval()
+        model.eval()
         self.dense = known["test"]
         x, test_x = in_parts(model.features, images.train_x), in_parts(model.features, images.test_x)
         hidden = in_parts(model.hidden, x)

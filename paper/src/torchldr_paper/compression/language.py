@@ -19,14 +19,13 @@ import torch
 from torch import Tensor
 
 from ..data import load_corpus
-from ..trainer.precision import tf32
-from .dense import Trained, load_or_train
+from ..trainer.graphs import tf32
 from .fleet import even_rates
-from .loop import TableRun, finite
+from .loop import TableRun, Trained, finite
 from .methods import FACTORS, Method
-from .rows import Row
 from .starts import Stack, descend, projected_start, residuals
-from .texts import GPTModel, LSTMModel, TextModel, perplexity
+from .tables import Row
+from .texts import GPTModel, LSTMModel, perplexity
 from .training import Adam, Trainer
 
 _LOOKS = 4  # at the validation text
@@ -112,13 +111,13 @@ class LanguageRun(TableRun):
             words = int(train.max()) + 2
             valid, test = (part.clamp(max=words - 1) for part in (valid, test))
         self.train, self.valid, self.test = (part.to(device) for part in (train, valid, test))
-        self.model: TextModel
+        self.model: GPTModel | LSTMModel
         if table.name == "gpt":
             sizes = {"width": table.width, "layers": table.layers, "heads": 6}
             self.model = GPTModel(words, sizes, table.length, table.batch)
         else:
             self.model = LSTMModel(words, table.width, table.length, table.batch)
-        known = load_or_train(self.path, self._train_dense)
+        known = self.load_or_train(self._train_dense)
         self.tensors = {name: t.to(device) for name, t in known["tensors"].items()}
         self.dense = known["test"]
         self.weights = [(group.shape, len(group.names) * group.parts) for group in self.model.groups]

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, Future, as_completed
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
+from ..ledger.tensors_file import read_tensors, write_tensors
 from .methods import Method, methods, parameters, reaches
-from .rows import WEIGHTS, Row, Rows, settings_key
+from .tables import WEIGHTS, Row, Rows, settings_key
+
+_log = logging.getLogger("torchldr_paper")
 
 Say = Callable[[str], None]
+Trained = tuple[dict[str, Tensor], dict[str, Any]]
 Shape = tuple[int, int]
 
 LARGEST_ON_A_CPU = 256  # features up to which LDR-TD is trained there unasked
@@ -48,6 +55,20 @@ class TableRun(ABC):
     def __init__(self, table: Any, results: Path, device: torch.device) -> None:
         self.table, self.device, self.key = table, device, settings_key(asdict(table))
         self.path = results / WEIGHTS / f"compression-{table.name}-{self.key}.safetensors"
+
+    def load_or_train(self, train: Callable[[], Trained]) -> dict[str, Any]:
+        """The "tensors" and facts of the dense model, from its file or, where there is none or it is damaged,
+        trained and saved.
+        """
+        if self.path.is_file():
+            try:
+                tensors, facts, _ = read_tensors(self.path)
+                return {**facts, "tensors": tensors}
+            except ValueError as error:
+                _log.warning("the dense model is trained anew: %s", error)
+        tensors, facts = train()
+        write_tensors(self.path, tensors, facts)
+        return {**facts, "tensors": {name: tensor.detach().cpu() for name, tensor in tensors.items()}}
 
     @abstractmethod
     def rows(self, chosen: list[Method]) -> list[Row]:
@@ -88,18 +109,6 @@ def finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-class _Here(Executor):
-    """Calls that have ended when `submit` returns."""
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        try:
-            future.set_result(fn(*args, **kwargs))
-        except RuntimeError as error:  # out of memory, say: what else there is may still run
-            future.set_exception(error)
-        return future
-
-
 def run_table(
     table: Any,
     rows: Rows,
@@ -116,8 +125,7 @@ def run_table(
     Args:
         table: an `ImageTable` or a `LanguageTable`.
         rows: where rows are looked up and appended.
-        device: where methods are trained.
-        data_dir: a data folder.
+        device, data_dir: where methods are trained, and a data folder.
         deadline: begin nothing after this time of `time.monotonic`.
         thorough: see `TableRun.methods`.
         say: called with a line a group.
@@ -137,11 +145,13 @@ def run_table(
     shared = getattr(executor, "put", lambda value: value)(run)
     complete, begun = True, time.monotonic()
 
-    def take(future: Future[list[Row]], group: list[Method]) -> bool:
+    def take(result: Callable[[], list[Row]], group: list[Method]) -> bool:
         label = group[0].key if len(group) == 1 else f"{len(group)} methods ({', '.join(_names(group))})"
         try:
-            found = future.result()
+            found = result()
         except Exception as error:
+            if executor is None and not isinstance(error, RuntimeError):
+                raise  # not out of memory, say, where what else there is may still run
             say(f"{name}: {label} failed: {' '.join(str(error).split())}")
             return False
         for row in found:
@@ -156,13 +166,12 @@ def run_table(
             say(f"{name}: no time left for {', '.join(_names(group))} and what follows")
             complete = False
             break
-        future = (executor or _Here()).submit(_rows, shared, group)
         if executor is None:
-            complete = take(future, group) and complete
+            complete = take(partial(run.rows, group), group) and complete
         else:
-            waiting[future] = group
+            waiting[executor.submit(_rows, shared, group)] = group
     for future in as_completed(waiting):
-        complete = take(future, waiting[future]) and complete
+        complete = take(future.result, waiting[future]) and complete
     return complete
 
 

@@ -51,21 +51,15 @@ class Stack:
     constants: dict[str, Tensor] = field(default_factory=dict)
 
     def dense(self, learned: Mapping[str, Tensor] | None = None) -> Tensor:
-        tensors = {**(learned or self.learned), **self.constants}
-        if self.name == PRUNED:
-            return tensors["weight"] * tensors["mask"]
-        return self.matrix(tensors).materialize()
+        return self.matrix(learned or self.learned).materialize()
 
-    def matrix(self, tensors: Mapping[str, Tensor]) -> StructuredMatrix:
-        """The matrices with these tensors."""
-        cls = get_structure(self.name)
+    def matrix(self, learned: Mapping[str, Tensor]) -> StructuredMatrix:
+        """The matrices with these parameters."""
+        tensors = {**learned, **self.constants}
+        if self.name == PRUNED:
+            tensors = {"weight": tensors["weight"] * tensors["mask"]}
+        cls = get_structure("dense" if self.name == PRUNED else self.name)
         return cls.unchecked(*self.shape, tensors, cls.default_options())
-
-    def matmul(self, learned: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """The products of all matrices with these parameters: (b, n) or (S, b, n) to (S, b, m)."""
-        if self.name == PRUNED:
-            return x @ self.dense(learned).mT
-        return self.matrix({**learned, **self.constants}).matmul(x)
 
     def to(self, device: torch.device) -> Stack:
         learned = {k: t.to(device) for k, t in self.learned.items()}

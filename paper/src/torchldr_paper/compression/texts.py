@@ -3,7 +3,8 @@
     lstm    words' vectors -> one layer of LSTM -> decoder tied to the vectors; the gates' eight matrices
     gpt     examples/gpt.py; the matrices of its attentions and of its hidden layers
 
-Both take the next words of a text by a counter on the device, so that a step can be captured.
+Both have the same methods: `initial` draws the tensors, `reader` gives the loss on the next words of a text,
+which it takes by a counter on the device, and the tensors that this changes, `loss` is that of a whole text.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -45,22 +46,6 @@ class Group:
         return {name: part.flatten(0, 1) for name, part in zip(self.names, each, strict=True)}
 
 
-class TextModel(Protocol):
-    """A language model as functions of its tensors.
-
-    `initial` draws them, `reader` gives the loss on the next words of a training text and the tensors that
-    this changes, `loss` is that of a whole text.
-    """
-
-    groups: list[Group]
-
-    def initial(self, seed: int) -> dict[str, Tensor]: ...
-
-    def reader(self, text: Tensor, steps: int, seed: int) -> tuple[Read, list[Tensor]]: ...
-
-    def loss(self, tensors: Mapping[str, Tensor], text: Tensor) -> float: ...
-
-
 def _words(words: int) -> int:
     return -(-words // 64) * 64
 
@@ -72,14 +57,10 @@ class GPTModel:
         words: of the vocabulary.
         sizes: other arguments of its GPT.
         length, batch: of the stretches.
-        file: where the example is.
     """
 
-    def __init__(
-        self, words: int, sizes: Mapping[str, int], length: int, batch: int, file: Path | None = None
-    ) -> None:
+    def __init__(self, words: int, sizes: Mapping[str, int], length: int, batch: int) -> None:
         self.words, self.sizes, self.length, self.batch = words, dict(sizes), length, batch
-        self.file = file or GPT_FILE
         self.module: nn.Module = self._made(0)
         found: dict[tuple[int, int], list[str]] = {}
         for name, layer in self.module.named_modules():
@@ -88,12 +69,12 @@ class GPTModel:
         self.groups = [Group(shape, tuple(names)) for shape, names in found.items()]
 
     def _made(self, seed: int) -> nn.Module:
-        if not self.file.is_file():
+        if not GPT_FILE.is_file():
             raise FileNotFoundError(
-                f"gpt: the model is examples/gpt.py of the repository, which is not at {self.file}; run this "
+                f"gpt: the model is examples/gpt.py of the repository, which is not at {GPT_FILE}; run this "
                 "from a checkout."
             )
-        spec = importlib.util.spec_from_file_location("torchldr_example_gpt", self.file)
+        spec = importlib.util.spec_from_file_location("torchldr_example_gpt", GPT_FILE)
         assert spec is not None
         assert spec.loader is not None
         example = importlib.util.module_from_spec(spec)

@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ..trainer.graphs import StepGraphs
-from ..trainer.precision import tf32
+from ..trainer.graphs import StepGraphs, tf32
 
 _log = logging.getLogger("torchldr_paper")
 
@@ -114,20 +113,20 @@ class Trainer:
         adam: the optimizer and what it learns.
         losses: of (tensors, size) to the models' losses on the next `size` examples; it moves on by itself.
         state: the tensors that `losses` changes.
-        graphs: whether to capture steps; by default on a GPU.
+        graphs: whether to capture steps on a GPU.
 
     Attributes:
         total: the models' losses, summed over the steps since it was last set to 0.
     """
 
     def __init__(
-        self, adam: Adam, losses: Losses, state: Sequence[Tensor] = (), *, graphs: bool | None = None
+        self, adam: Adam, losses: Losses, state: Sequence[Tensor] = (), *, graphs: bool = True
     ) -> None:
         self.adam, self.losses = adam, losses
         self.total = torch.zeros(adam.models, dtype=torch.float64, device=adam.device)
-        capture = adam.device.type == "cuda" if graphs is None else graphs
         changed = [*adam.state(), *state, self.total]
-        self._graphs = StepGraphs(self._step, changed) if capture else None
+        captured = graphs and adam.device.type == "cuda"
+        self._replay = StepGraphs(self._step, changed).replay if captured else self._step
 
     def _step(self, size: int) -> None:
         tensors = self.adam.tensors
@@ -142,17 +141,12 @@ class Trainer:
         """A step on each of these numbers of examples."""
         with tf32(self.adam.device):
             for size in sizes:
-                if self._graphs is None:
-                    self._step(size)
-                else:
+                try:
                     self._replay(size)
-
-    def _replay(self, size: int) -> None:
-        assert self._graphs is not None
-        try:
-            self._graphs.replay(size)
-        except RuntimeError as error:
-            # A library that cannot be captured: nothing was changed, and the step runs as it is written.
-            _log.warning("a step could not be captured as a CUDA graph and runs without (%s)", error)
-            self._graphs = None
-            self._step(size)
+                except RuntimeError as error:
+                    if self._replay == self._step:
+                        raise
+                    # A library that cannot be captured: nothing was changed, and it runs as it is written.
+                    _log.warning("a step could not be captured as a CUDA graph and runs without (%s)", error)
+                    self._replay = self._step
+                    self._step(size)

@@ -32,9 +32,15 @@ Texts are loaded by `load_corpus`, see `torchldr_paper.data.text`:
 
 from __future__ import annotations
 
-from torchldr_paper.data.dataset import Dataset, as_pixels, standardize
+from torchldr_paper.data.dataset import (
+    DataFileError,
+    Dataset,
+    DatasetNotFoundError,
+    DownloadError,
+    as_pixels,
+    standardize,
+)
 from torchldr_paper.data.download import fetch
-from torchldr_paper.data.errors import DataFileError, DatasetNotFoundError, DownloadError
 from torchldr_paper.data.loading import DatasetStatus, load, status, table
 from torchldr_paper.data.places import search_path, user_cache
 from torchldr_paper.data.registry import names

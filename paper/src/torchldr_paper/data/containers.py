@@ -17,10 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, BinaryIO, Self, cast
 
-from torchldr_paper.data.checksums import algorithm, file_digest
-from torchldr_paper.data.dataset import Array
-from torchldr_paper.data.errors import DataFileError
-from torchldr_paper.data.registry import OfficialFile, Spec
+from torchldr_paper.data.dataset import Array, DataFileError
+from torchldr_paper.data.registry import OfficialFile, Spec, algorithm, file_digest
 
 ARCHIVE_SUFFIXES = (".zip", ".tar", ".tar.gz", ".tgz")
 _ZIPPED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)

@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchldr.progress import Report, reporting, silent
-from torchldr_paper.data.checksums import algorithm, file_digest
-from torchldr_paper.data.errors import DataFileError, DownloadError
+from torchldr_paper.data.dataset import DataFileError, DownloadError
 from torchldr_paper.data.places import download_place
-from torchldr_paper.data.registry import largest_download, lookup
+from torchldr_paper.data.registry import algorithm, file_digest, largest_download, lookup
 
 _log = logging.getLogger("torchldr_paper.data")
 

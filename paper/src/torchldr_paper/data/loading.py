@@ -4,43 +4,30 @@ from __future__ import annotations
 
 import operator
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
 
 from torchldr_paper.data import official, recipes
 from torchldr_paper.data.containers import Located
-from torchldr_paper.data.dataset import Dataset, Splits
-from torchldr_paper.data.errors import DataFileError, DatasetNotFoundError
-from torchldr_paper.data.photographs import FOLDER, find_photographs, read_photographs
+from torchldr_paper.data.dataset import DataFileError, Dataset, DatasetNotFoundError, Splits
 from torchldr_paper.data.places import VARIABLE, search_path
-from torchldr_paper.data.registry import DATASETS, Spec, lookup
+from torchldr_paper.data.recipes import FOLDER, find_photographs, read_photographs
+from torchldr_paper.data.registry import DATASETS, Facts, Spec, lookup
 from torchldr_paper.data.user import load_npz
 
 Wanted = Literal["auto", "official", "stand-in"]
 
 
 @dataclass(frozen=True)
-class DatasetStatus:
+class DatasetStatus(Facts):
     """A row of `torchldr data list`.
 
     Attributes:
-        name: what a user types.
-        title: what the paper calls it.
-        train, test, classes: numbers of training images, test images and classes.
-        image_shape: (channels, height, width).
-        in_paper: whether the paper's table of datasets has it.
         state: "official" (the files are here), "stand-in" (it can be made here) or "absent".
         where: the folder of the files, what the stand-in is made from, or what is missing.
     """
 
-    name: str
-    title: str
-    train: int
-    test: int
-    classes: int
-    image_shape: tuple[int, int, int]
-    in_paper: bool
     state: Literal["official", "stand-in", "absent"]
     where: str
 
@@ -158,8 +145,8 @@ def _status(spec: Spec, places: list[Path]) -> DatasetStatus:
             where = f"a stand-in needs {' and '.join(lacking)}"
         else:
             where = f"get it from {spec.addresses[0]}"
-    known = {name: getattr(spec, name) for name in ("title", "train", "test", "in_paper")}
-    return DatasetStatus(**spec.facts, **known, state=state, where=where)
+    known = {fact.name: getattr(spec, fact.name) for fact in fields(Facts)}
+    return DatasetStatus(**known, state=state, where=where)
 
 
 def _lacking(spec: Spec, places: list[Path]) -> list[str]:

@@ -12,16 +12,20 @@ float64 and rounded to bytes, so that another machine's last bits do not change 
 
 Each function takes the numbers of training and test images and a seed, any integer from 0, and returns images
 of shape (n, 1, 28, 28) in bytes with labels in int64. Digits are drawn from MNIST's training and test images
-together, no digit for two images.
+together, no digit for two images. Photographs are those of the folder `backgrounds/` of a data folder, .png
+files, made grey; where there are none, those that ship with scikit-image serve if it is installed.
 """
 
 from __future__ import annotations
 
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+
 import numpy as np
 import torch
 
-from torchldr_paper.data.dataset import Array, Splits
-from torchldr_paper.data.photographs import draw_patches
+from torchldr_paper.data.dataset import Array, DataFileError, Splits
 
 SIDE = 28
 NOISE_SIGMA = 6.0  # width of the noise's Gaussian kernel, in pixels
@@ -88,7 +92,7 @@ def mnist_bg_rot(mnist: Splits, photographs: list[Array], train: int, test: int,
     rng = np.random.default_rng([seed, 3])
     digits, y = _draw_digits(mnist, train + test, rng)
     angles = rng.uniform(0.0, 2 * np.pi, len(digits))
-    x = draw_patches(photographs, len(digits), SIDE, TEXTURE, rng)
+    x = draw_patches(photographs, len(digits), rng)
     for start in range(0, len(x), _ROWS):
         part = slice(start, start + _ROWS)
         alpha = rotate(digits[part] / 255, angles[part])
@@ -153,3 +157,103 @@ def _kernel_root(size: int, sigma: float) -> Array:
     values, vectors = np.linalg.eigh(np.exp(-(distance**2) / (2 * sigma**2)))
     root: Array = (vectors * np.sqrt(np.clip(values, 0, None))) @ vectors.T
     return root
+
+
+FOLDER = "backgrounds"
+# Those that scikit-image bundles (its others would be downloaded), all CC0 or public domain.
+_BUNDLED = (
+    "astronaut.png",
+    "brick.png",
+    "camera.png",
+    "chelsea.png",
+    "coffee.png",
+    "coins.png",
+    "grass.png",
+    "gravel.png",
+    "rocket.jpg",
+)
+
+
+def find_photographs(places: Sequence[Path]) -> list[Path]:
+    """The photographs of the first place that has any, in the order of their names; maybe none."""
+    for place in places:
+        files = sorted((place / FOLDER).glob("*.png"))
+        if files:
+            return files
+    spec = importlib.util.find_spec("skimage")  # located, not imported: it would take a second
+    if spec is None or spec.origin is None:
+        return []
+    bundled = Path(spec.origin).parent / "data"
+    return [bundled / name for name in _BUNDLED if (bundled / name).is_file()]
+
+
+def read_photographs(files: Sequence[Path]) -> list[Array]:
+    """Read pictures as grey bytes of shape (height, width).
+
+    Raises:
+        ImportError: without Pillow.
+        DataFileError: for a file that is no picture, or is smaller than 28 x 28.
+    """
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise ImportError("reading photographs needs Pillow: pip install Pillow.") from error
+    pictures = []
+    for file in files:
+        try:
+            with Image.open(file) as picture:
+                grey = np.asarray(picture.convert("L"))
+        except Exception as error:  # Pillow's readers raise many classes on damage
+            raise DataFileError(f"{file}: cannot be read as a picture ({error}).") from error
+        if min(grey.shape) < SIDE:
+            raise DataFileError(
+                f"{file}: a photograph must have at least 28 x 28 pixels, got "
+                f"{grey.shape[0]} x {grey.shape[1]}."
+            )
+        pictures.append(grey)
+    return pictures
+
+
+def draw_patches(photographs: Sequence[Array], count: int, rng: np.random.Generator) -> Array:
+    """Draw patches, (count, 28, 28): a photograph and a position, again while there is too little texture.
+
+    Raises:
+        ValueError: when no photograph has a patch of that texture.
+    """
+    usable = [patch_deviation(photograph) >= TEXTURE for photograph in photographs]
+    if not any(good.any() for good in usable):
+        raise ValueError(
+            f"none of the {len(photographs)} photographs has a {SIDE} x {SIDE} patch with a "
+            f"standard deviation of {TEXTURE * 255:.0f} of 255."
+        )
+    # To draw (photograph, position) until it will do is to draw a photograph in proportion to the
+    # part of its positions that will do, then one of these: the same, without a loop.
+    share = np.array([good.mean() for good in usable])
+    which = rng.choice(len(photographs), size=count, p=share / share.sum())
+    patches = np.empty((count, SIDE, SIDE), dtype=np.uint8)
+    for index, photograph in enumerate(photographs):
+        mine = np.flatnonzero(which == index)
+        windows = np.lib.stride_tricks.sliding_window_view(photograph, (SIDE, SIDE))
+        places = np.argwhere(usable[index])
+        if len(mine):
+            row, column = places[rng.integers(0, len(places), len(mine))].T
+            patches[mine] = windows[row, column]
+    return patches
+
+
+def patch_deviation(photograph: Array) -> Array:
+    """The standard deviation of every 28 x 28 patch, of pixels in [0, 1], by its upper left corner.
+
+    Sums over patches are differences of cumulative sums, in integers and so exact.
+    """
+    pixels, area = photograph.astype(np.int64), SIDE * SIDE
+    total, squares = _window_sums(pixels), _window_sums(pixels**2)
+    deviation: Array = np.sqrt(squares * area - total**2) / (area * 255)
+    return deviation
+
+
+def _window_sums(values: Array) -> Array:
+    sums = np.zeros((values.shape[0] + 1, values.shape[1] + 1), dtype=np.int64)
+    sums[1:, 1:] = values.cumsum(axis=0).cumsum(axis=1)
+    window: Array = sums[SIDE:, SIDE:] - sums[:-SIDE, SIDE:] - sums[SIDE:, :-SIDE] + sums[:-SIDE, :-SIDE]
+    return window

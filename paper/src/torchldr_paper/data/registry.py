@@ -1,22 +1,49 @@
-"""What is known about each dataset: its files, its size, its owner's address.
+"""What is known about each dataset: its files, its size, its owner's address, published checksums.
 
-The registry holds facts only; `official` reads the files, `recipes` makes the stand-ins.
+The registry holds facts only; `official` reads the files, `recipes` makes the stand-ins. `checksums.txt` says
+where checksums are from. A file is held against its own whatever it came in, so a gzip made by someone else
+is fine; an archive's serves where none of its content is known.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import resources
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-from torchldr_paper.data import assemble, formats
-from torchldr_paper.data.checksums import CHECKSUMS
+from torchldr_paper.data import formats
 from torchldr_paper.data.dataset import Array, Splits
 from torchldr_paper.data.formats import Reader, Shape
 from torchldr_paper.messages import unknown
+
+_LINES = (resources.files(__package__) / "checksums.txt").read_text("utf-8").splitlines()
+
+CHECKSUMS: Mapping[str, str] = MappingProxyType(
+    {name: digest for digest, name in (line.split() for line in _LINES if not line.startswith("#"))}
+)
+
+
+def algorithm(digest: str) -> str:
+    """The hash function that a hexadecimal digest is of, told by its length."""
+    names = {32: "md5", 40: "sha1", 64: "sha256"}
+    if len(digest) not in names:
+        raise ValueError(
+            f"checksum {digest!r}: expected 32 (md5), 40 (sha1) or 64 (sha256) digits, got {len(digest)}."
+        )
+    return names[len(digest)]
+
+
+def file_digest(path: Path, kind: str) -> str:
+    """The digest of a file on disk, `kind` as `hashlib` names it."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, kind).hexdigest()
+
 
 Recipe = Literal["rectangles", "noise", "bg_rot"]
 
@@ -39,24 +66,15 @@ class OfficialFile:
 
 
 @dataclass(frozen=True)
-class Spec:
-    """One dataset.
+class Facts:
+    """What a dataset is, whatever its source.
 
     Attributes:
         name: what a user types.
         title: what the paper calls it.
-        train, test, classes: the paper's table.
+        train, test, classes: numbers of training images, test images and classes, as in the paper's table.
         image_shape: (channels, height, width).
-        files: the official files, all of which are needed.
-        assemble: from the parsed files, in the order of `files`, to the four arrays.
-        folders: where in a data folder the files may lie, the first is where `fetch` puts them.
-        archives: names, without suffix, of .zip, .tar, .tar.gz or .tgz files that hold the files.
-        downloads: names of the files to download, each with its address being `address + name`.
-        addresses: the owner's address, then copies of it.
-        recipe: how a stand-in is made, where that is known.
-        level: the level of noise, 1 to 6.
-        in_paper: whether the paper's table of datasets has it.
-        checksums: known checksums by file name.
+        in_paper: whether that table has it.
     """
 
     name: str
@@ -65,6 +83,25 @@ class Spec:
     test: int
     classes: int
     image_shape: tuple[int, int, int]
+    in_paper: bool = field(default=True, kw_only=True)
+
+
+@dataclass(frozen=True)
+class Spec(Facts):
+    """One dataset.
+
+    Attributes:
+        files: the official files, all of which are needed.
+        assemble: from the parsed files, in the order of `files`, to the four arrays.
+        folders: where in a data folder the files may lie, the first is where `fetch` puts them.
+        archives: names, without suffix, of .zip, .tar, .tar.gz or .tgz files that hold the files.
+        downloads: names of the files to download, each with its address being `address + name`.
+        addresses: the owner's address, then copies of it.
+        recipe: how a stand-in is made, where that is known.
+        level: the level of noise, 1 to 6.
+        checksums: known checksums by file name.
+    """
+
     files: tuple[OfficialFile, ...]
     assemble: Callable[[list[Array]], Splits]
     folders: tuple[str, ...]
@@ -73,7 +110,6 @@ class Spec:
     addresses: tuple[str, ...]
     recipe: Recipe | None = None
     level: int = 0
-    in_paper: bool = True
     checksums: Mapping[str, str] = field(default_factory=lambda: CHECKSUMS)
 
     @property
@@ -155,37 +191,37 @@ DATASETS: Mapping[str, Spec] = MappingProxyType(
         for spec in (
             Spec(
                 "mnist_bg_rot", "MNIST-bg-rot", 12000, 50000, 10, _GREY28,
-                _amat((f"{_BG_ROT}_train_valid", 12000), (f"{_BG_ROT}_test", 50000)), assemble.amat_pair,
+                _amat((f"{_BG_ROT}_train_valid", 12000), (f"{_BG_ROT}_test", 50000)), formats.amat_pair,
                 ("mnist_bg_rot", "."), **_icml("mnist_rotation_back_image_new.zip"), recipe="bg_rot",
             ),
             *(
                 Spec(
                     f"mnist_noise_{level}", f"MNIST-noise, level {level}", 12000, 2000, 10, _GREY28,
-                    _amat((f"mnist_noise_variations_all_{level}", 14000)), assemble.mnist_noise,
+                    _amat((f"mnist_noise_variations_all_{level}", 14000)), formats.mnist_noise,
                     ("mnist_noise", "."), **_icml("mnist_noise_variation.tar.gz"),
                     recipe="noise", level=level,
                 )
                 for level in range(1, 7)
             ),
             Spec(
-                "cifar10", "CIFAR-10", 50000, 10000, 10, (3, 32, 32), _CIFAR10, assemble.cifar10,
+                "cifar10", "CIFAR-10", 50000, 10000, 10, (3, 32, 32), _CIFAR10, formats.cifar10,
                 **_CIFAR10_PLACES,
             ),
             Spec(
                 "cifar10_grey", "CIFAR-10, grey", 50000, 10000, 10, (1, 32, 32), _CIFAR10,
-                assemble.cifar10_grey, **_CIFAR10_PLACES,
+                formats.cifar10_grey, **_CIFAR10_PLACES,
             ),
             Spec(
-                "norb", "NORB", 291600, 58320, 6, _GREY32, _NORB, partial(assemble.pairs, train=10),
+                "norb", "NORB", 291600, 58320, 6, _GREY32, _NORB, partial(formats.pairs, train=10),
                 ("norb", "."), ("norb",), **_single(_NORB, "https://cs.nyu.edu/~ylclab/data/norb-v1.0/"),
             ),
             Spec(
                 "rectangles", "Rectangles", 1200, 50000, 2, _GREY28,
-                _amat(("rectangles_train", 1200), ("rectangles_test", 50000)), assemble.rectangles,
+                _amat(("rectangles_train", 1200), ("rectangles_test", 50000)), formats.rectangles,
                 ("rectangles", "."), **_icml("rectangles.zip"), recipe="rectangles",
             ),
             Spec(
-                "mnist", "MNIST", 60000, 10000, 10, _GREY28, _MNIST, assemble.pairs,
+                "mnist", "MNIST", 60000, 10000, 10, _GREY28, _MNIST, formats.pairs,
                 ("mnist", "MNIST/raw", "."), ("mnist",), in_paper=False,
                 **_single(
                     _MNIST,
@@ -194,7 +230,7 @@ DATASETS: Mapping[str, Spec] = MappingProxyType(
                 ),
             ),
             Spec(
-                "small_norb", "small NORB", 24300, 24300, 5, _GREY32, _SMALL_NORB, assemble.pairs,
+                "small_norb", "small NORB", 24300, 24300, 5, _GREY32, _SMALL_NORB, formats.pairs,
                 ("small_norb", "smallnorb", "."), ("smallnorb", "small_norb"), in_paper=False,
                 **_single(_SMALL_NORB, "https://cs.nyu.edu/~ylclab/data/norb-v1.0-small/"),
             ),

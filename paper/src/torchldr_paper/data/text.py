@@ -17,8 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from torchldr_paper.data.dataset import Array, Source
-from torchldr_paper.data.errors import DataFileError, DatasetNotFoundError
+from torchldr_paper.data.dataset import Array, DataFileError, DatasetNotFoundError, Source
 from torchldr_paper.data.places import VARIABLE, search_path
 
 END = "<eos>"

@@ -23,12 +23,16 @@ from typing import Any
 
 import numpy as np
 
-from torchldr_paper.data.dataset import Array, Dataset, Splits
-from torchldr_paper.data.errors import DataFileError
+from torchldr_paper.data.dataset import Array, DataFileError, Dataset, Splits
 from torchldr_paper.data.npz import NpzArchive
 
 _OPTIONAL = ("classes", "image_shape")
 _MOST_CLASSES = 1_000_000  # a network has an output for each
+_Shape = tuple[int, int, int]
+
+
+class _MistakeError(ValueError):
+    """What is wrong with a file, without its name."""
 
 
 def load_npz(path: str | os.PathLike[str]) -> Dataset:
@@ -40,76 +44,80 @@ def load_npz(path: str | os.PathLike[str]) -> Dataset:
             range or not whole numbers, or when shapes disagree.
     """
     path = Path(path).expanduser()
-    arrays = _read(path)
-    shape = _image_shape(path, arrays)
-    train_x = _images(path, "train_x", arrays["train_x"], shape)
-    test_x = _images(path, "test_x", arrays["test_x"], shape)
-    train_y = _labels(path, "train_y", arrays["train_y"], len(train_x))
-    test_y = _labels(path, "test_y", arrays["test_y"], len(test_x))
-    classes = _classes(path, arrays, train_y)
-    for name, y in (("train_y", train_y), ("test_y", test_y)):
-        wrong = np.flatnonzero((y < 0) | (y >= classes))
-        if len(wrong):
-            raise DataFileError(
-                f"{path}: labels in {name} must lie in 0 .. {classes - 1} ({classes} classes"
-                f"{'' if 'classes' in arrays else ', from the largest label in train_y'}), got "
-                f"{y[wrong[0]]} in row {wrong[0]}."
-            )
-    if test_x.dtype != train_x.dtype:
-        raise DataFileError(
-            f"{path}: train_x and test_x must both be uint8 or neither, got "
-            f"{arrays['train_x'].dtype} and {arrays['test_x'].dtype}; bytes are divided by 255."
-        )
-    facts: dict[str, Any] = {"name": path.stem, "image_shape": shape, "classes": classes}
-    return Dataset.of(Splits(train_x, train_y, test_x, test_y), **facts, source="user", origin=str(path))
+    try:
+        splits, facts = _checked(_read(path))
+    except _MistakeError as mistake:
+        raise DataFileError(f"{path}: {mistake}") from mistake
+    return Dataset.of(splits, name=path.stem, **facts, source="user", origin=str(path))
 
 
 def _read(path: Path) -> dict[str, Array]:
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file.")
-    arrays: dict[str, Array] = {}
     name = ""
     try:
         with path.open("rb") as stream:
-            stored = NpzArchive(stream)
-            for name in Splits._fields:
-                if name not in stored.names:
-                    raise DataFileError(_missing(path, name, stored.names))
+            stored, arrays = NpzArchive(stream), {}
             for name in (*Splits._fields, *_OPTIONAL):
                 if name in stored.names:
                     arrays[name] = stored.read(name)
-    except DataFileError:
+                elif name not in _OPTIONAL:
+                    raise _MistakeError(_missing(name, stored.names))
+            return arrays
+    except _MistakeError:
         raise
     except Exception as error:
         # Damage shows in many ways: from zipfile, from NumPy's header, or as too little memory.
         what = f"array {name} cannot be read" if name else "damaged or not a .npz file, which np.savez writes"
-        raise DataFileError(f"{path}: {what} ({error}).") from error
-    return arrays
+        raise _MistakeError(f"{what} ({error}).") from error
 
 
-def _missing(path: Path, name: str, present: list[str]) -> str:
+def _missing(name: str, present: list[str]) -> str:
     others = {other.lower(): other for other in present if other not in Splits._fields}
     swapped = "_".join(reversed(name.split("_")))  # x_train for train_x
     near = [swapped] if swapped in others else difflib.get_close_matches(name, others, n=1)
     hint = f" Is it {others[near[0]]!r}? Then save it as {name!r}." if near else ""
     return (
-        f"{path}: array {name!r} is missing; it holds {', '.join(present) or 'nothing'}.{hint} "
+        f"array {name!r} is missing; it holds {', '.join(present) or 'nothing'}.{hint} "
         "Expected: train_x, train_y, test_x, test_y."
     )
 
 
-def _image_shape(path: Path, arrays: dict[str, Array]) -> tuple[int, int, int]:
+def _checked(arrays: dict[str, Array]) -> tuple[Splits, dict[str, Any]]:
+    """The images and labels of a file, and what they are."""
+    shape = _image_shape(arrays)
+    train_x, test_x = (_images(name, arrays[name], shape) for name in ("train_x", "test_x"))
+    train_y = _labels("train_y", arrays["train_y"], len(train_x))
+    test_y = _labels("test_y", arrays["test_y"], len(test_x))
+    classes = _classes(arrays, train_y)
+    for name, y in (("train_y", train_y), ("test_y", test_y)):
+        wrong = np.flatnonzero((y < 0) | (y >= classes))
+        if len(wrong):
+            told = "" if "classes" in arrays else ", from the largest label in train_y"
+            raise _MistakeError(
+                f"labels in {name} must lie in 0 .. {classes - 1} ({classes} classes{told}), got "
+                f"{y[wrong[0]]} in row {wrong[0]}."
+            )
+    if test_x.dtype != train_x.dtype:
+        raise _MistakeError(
+            f"train_x and test_x must both be uint8 or neither, got {arrays['train_x'].dtype} and "
+            f"{arrays['test_x'].dtype}; bytes are divided by 255."
+        )
+    return Splits(train_x, train_y, test_x, test_y), {"image_shape": shape, "classes": classes}
+
+
+def _image_shape(arrays: dict[str, Array]) -> _Shape:
     shape = arrays["train_x"].shape
     if len(shape) not in (2, 3, 4) or 0 in shape:
-        raise DataFileError(
-            f"{path}: train_x must be rows (n, d), grey images (n, h, w) or images (n, c, h, w), "
-            f"none of them empty, got shape {shape}."
+        raise _MistakeError(
+            "train_x must be rows (n, d), grey images (n, h, w) or images (n, c, h, w), none of them empty, "
+            f"got shape {shape}."
         )
     if len(shape) == 4:
         if shape[3] in (1, 3, 4) and shape[1] not in (1, 3, 4):
-            raise DataFileError(
-                f"{path}: train_x of shape {shape} seems to have its channels last, expected "
-                "(n, c, h, w): save x.transpose(0, 3, 1, 2)."
+            raise _MistakeError(
+                f"train_x of shape {shape} seems to have its channels last, expected (n, c, h, w): "
+                "save x.transpose(0, 3, 1, 2)."
             )
         return shape[1], shape[2], shape[3]
     if len(shape) == 3:
@@ -118,9 +126,9 @@ def _image_shape(path: Path, arrays: dict[str, Array]) -> tuple[int, int, int]:
         given = arrays["image_shape"]
         fits = given.shape == (3,) and given.dtype.kind in "iu" and (given > 0).all()
         if not fits or math.prod(given.tolist()) != shape[1]:
-            raise DataFileError(
-                f"{path}: image_shape must be three integers (c, h, w) with product {shape[1]}, "
-                f"the width of train_x, got {given.tolist()}."
+            raise _MistakeError(
+                f"image_shape must be three integers (c, h, w) with product {shape[1]}, the width of "
+                f"train_x, got {given.tolist()}."
             )
         c, h, w = given.tolist()
         return c, h, w
@@ -128,60 +136,56 @@ def _image_shape(path: Path, arrays: dict[str, Array]) -> tuple[int, int, int]:
     return (1, side, side) if side * side == shape[1] else (1, 1, shape[1])
 
 
-def _images(path: Path, name: str, x: Array, shape: tuple[int, int, int]) -> Array:
+def _images(name: str, x: Array, shape: _Shape) -> Array:
     if x.shape[:1] == (0,):
-        raise DataFileError(f"{path}: {name} is empty, got shape {x.shape}.")
+        raise _MistakeError(f"{name} is empty, got shape {x.shape}.")
     if x.ndim < 2 or math.prod(x.shape[1:]) != math.prod(shape):
-        raise DataFileError(f"{path}: {name} has shape {x.shape}, expected images of {shape} as in train_x.")
+        raise _MistakeError(f"{name} has shape {x.shape}, expected images of {shape} as in train_x.")
     if x.dtype.kind not in "biuf":
-        raise DataFileError(f"{path}: {name} must hold real numbers, got {x.dtype}.")
+        raise _MistakeError(f"{name} must hold real numbers, got {x.dtype}.")
     if x.dtype != np.uint8:
         x = x.astype(np.float32)
         bad = np.flatnonzero(~np.isfinite(x.reshape(len(x), -1)).all(axis=1))
         if len(bad):
-            raise DataFileError(
-                f"{path}: {name} has NaN or infinity (in float32) in {len(bad)} of {len(x)} rows, "
-                f"the first is row {bad[0]}."
-            )
+            where = f"in {len(bad)} of {len(x)} rows, the first is row {bad[0]}"
+            raise _MistakeError(f"{name} has NaN or infinity (in float32) {where}.")
     return np.ascontiguousarray(x).reshape(len(x), *shape)
 
 
-def _labels(path: Path, name: str, y: Array, count: int) -> Array:
+def _labels(name: str, y: Array, count: int) -> Array:
     if y.shape != (count,):
         hint = ""
         if y.ndim == 2:
             hint = " (save y[:, 0])" if y.shape[1] == 1 else " (for one-hot rows save y.argmax(1))"
-        raise DataFileError(
-            f"{path}: {name} must have shape ({count},), one label an image{hint}, got {y.shape}."
-        )
+        raise _MistakeError(f"{name} must have shape ({count},), one label an image{hint}, got {y.shape}.")
     if y.dtype.kind not in "biuf":
-        raise DataFileError(f"{path}: {name} must hold integers, got {y.dtype}.")
+        raise _MistakeError(f"{name} must hold integers, got {y.dtype}.")
     if y.dtype.kind == "f":
         bad = np.flatnonzero(~(np.isfinite(y) & (y == np.rint(y)) & (np.abs(y) < 2**53)))
         if len(bad):
-            raise DataFileError(f"{path}: {name} must hold integers, got {y[bad[0]]} in row {bad[0]}.")
+            raise _MistakeError(f"{name} must hold integers, got {y[bad[0]]} in row {bad[0]}.")
     return y.astype(np.int64)
 
 
-def _classes(path: Path, arrays: dict[str, Array], train_y: Array) -> int:
+def _classes(arrays: dict[str, Array], train_y: Array) -> int:
+    meant = "save an integer array 'classes' if that is meant"
     if "classes" in arrays:
         given = arrays["classes"]
         fits = given.size == 1 and given.dtype.kind in "iu"
         if not fits or not 2 <= int(given.reshape(())) <= _MOST_CLASSES:
-            raise DataFileError(
-                f"{path}: classes must be one integer from 2 to {_MOST_CLASSES:,}, got {given!s:.60}."
+            raise _MistakeError(
+                f"classes must be one integer from 2 to {_MOST_CLASSES:,}, got {given!s:.60}."
             )
         return int(given.reshape(()))
-    classes = int(train_y.max()) + 1
     if len(np.unique(train_y)) < 2:
-        raise DataFileError(
-            f"{path}: train_y must have two classes or more, all its labels are {train_y[0]}; save an "
-            "integer array 'classes' if that is meant."
+        raise _MistakeError(
+            f"train_y must have two classes or more, all its labels are {train_y[0]}; {meant}."
         )
+    row = int(train_y.argmax())
+    classes = int(train_y[row]) + 1
     if classes > len(train_y):
-        row = int(train_y.argmax())
-        raise DataFileError(
-            f"{path}: labels in train_y must be 0 .. classes - 1, got {train_y[row]} in row {row} "
-            f"of only {len(train_y)} rows; save an integer array 'classes' if that is meant."
+        raise _MistakeError(
+            f"labels in train_y must be 0 .. classes - 1, got {train_y[row]} in row {row} of only "
+            f"{len(train_y)} rows; {meant}."
         )
     return classes

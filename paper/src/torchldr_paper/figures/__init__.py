@@ -22,12 +22,10 @@ from torchldr.pictures import FORMATS, NothingToDrawError, Picture
 
 from ..ledger.ledger import Ledger
 from ..messages import unknown
-from .accuracy import accuracy_against_parameters, accuracy_against_rank
-from .channels import learned_channels
+from .accuracy import accuracy_against_flash, accuracy_against_parameters, accuracy_against_rank
 from .datasets import DataDir, examples
-from .flash import accuracy_against_flash
 from .language import perplexity_against_parameters, validation_curves
-from .learned import learned_weights
+from .learned import learned_channels, learned_weights
 from .theory import displacement, operators
 
 __all__ = [
@@ -126,15 +124,7 @@ def save_figures(
     data_dir: DataDir = None,
     progress: Step = _silent,
 ) -> tuple[list[Path], dict[str, str]]:
-    """Save figures to a folder.
-
-    Args:
-        ledger: the runs.
-        out: the folder, made where it is missing.
-        names: which; all that can be drawn by default.
-        formats: "png", "svg" or both.
-        data_dir: a data folder, see `torchldr_paper.data`.
-        progress: called with a line when a figure is done.
+    """Save figures, by default all that can be drawn, to a folder, which is made where it is missing.
 
     Returns:
         The files, and why figures were left out, by name.

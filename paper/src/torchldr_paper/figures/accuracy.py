@@ -1,15 +1,17 @@
-"""Accuracy against rank and against parameters, from the ledger alone, the paper's values beside ours."""
+"""Accuracy against rank, parameters and flash, from the ledger alone, the paper's values beside ours."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from torchldr.pictures import Picture, look, new_figure, styled
+from torchldr.pictures import NothingToDrawError, Picture, look, new_figure, styled
 
 from ..ledger.ledger import Ledger
 from ..tables.cells import Cell, Table
+from ..tables.flash import BUDGETS, METHODS, flash_rows
 from ..tables.paper import SWEEPS, TABLES, get_table
+from ..tables.rows import Row
 from .names import dataset_title, method_title, model_title
 from .series import Point, about, by, points
 
@@ -17,8 +19,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+
 BAND = 2.0  # deviations on either side, as in the paper
 DASHED = (0, (5, 3))
+Draw = Callable[["Axes", str, Sequence[Point]], None]
 
 # In which order methods are drawn and listed; others follow.
 ORDER = (
@@ -30,18 +34,7 @@ ORDER = (
 @styled
 def accuracy_against_rank(ledger: Ledger) -> Picture:
     """The paper's figure: mean test accuracy of the trials by rank, with bands of two deviations."""
-    found, quick = points(get_table("rank"), ledger)
-    panels = by(found, "dataset")
-    figure, axes = _panels(len(panels))
-    for ax, (dataset, group) in zip(axes, panels.items(), strict=False):
-        methods = by(group, "structure")
-        for method, line in methods.items():
-            _band(ax, method, sorted(line, key=lambda point: point.row["rank"] or 0))
-        ranks = sorted({point.row["rank"] for point in group if point.row["rank"] is not None})
-        ax.set_xticks(ranks)
-        ax.set_xlabel("rank")
-        ax.set_title(f"{dataset_title(dataset)}\n({about(group, quick)})")
-    _finish(figure, axes, panels.values(), dashed="dense")
+    figure, datasets = _accuracies(get_table("rank"), ledger, "rank", _band, dashed="dense")
     return Picture(
         "accuracy_rank",
         "Test accuracy against rank",
@@ -49,7 +42,7 @@ def accuracy_against_rank(ledger: Ledger) -> Picture:
         "standard deviations of a trial on either side. The unstructured layer has no rank: a dashed line. "
         "Hollow marks are the paper's values, where it states them.",
         figure,
-        datasets=tuple(panels),
+        datasets=datasets,
         models=("shl",),
         vector=True,
     )
@@ -58,26 +51,39 @@ def accuracy_against_rank(ledger: Ledger) -> Picture:
 @styled
 def accuracy_against_parameters(ledger: Ledger, model: str = "shl") -> Picture:
     """Test accuracy by number of parameters, every method, a panel a dataset; `model` is "shl" or "cnn"."""
-    found, quick = points(_all_budgets(model), ledger)
-    panels = by(found, "dataset")
-    figure, axes = _panels(len(panels))
-    for ax, (dataset, group) in zip(axes, panels.items(), strict=False):
-        for method, line in by(group, "structure").items():
-            _line(ax, method, sorted(line, key=lambda point: point.row["parameters"]))
-        ax.set_xscale("log")
-        ax.set_xlabel("parameters")
-        ax.set_title(f"{dataset_title(dataset)}\n({about(group, quick)})")
-    _finish(figure, axes, panels.values())
+    figure, datasets = _accuracies(_all_budgets(model), ledger, "parameters", _line)
     return Picture(
         f"accuracy_parameters_{model}",
         f"Test accuracy against parameters, {model_title(model)}",
         f"Parameters of the two last layers of the {model_title(model)}. Filled marks are ours, the mean "
         "over seeds; hollow marks are the paper's values.",
         figure,
-        datasets=tuple(panels),
+        datasets=datasets,
         models=(model,),
         vector=True,
     )
+
+
+def _accuracies(
+    table: Table, ledger: Ledger, key: str, draw: Draw, dashed: str = ""
+) -> tuple[Figure, tuple[str, ...]]:
+    """A panel a dataset, a line a method, by a number of their rows; the method `dashed` is a level."""
+    found, quick = points(table, ledger)
+    panels = by(found, "dataset")
+    figure, axes = _panels(len(panels))
+    for ax, (dataset, group) in zip(axes, panels.items(), strict=True):
+        for method, line in by(group, "structure").items():
+            draw(ax, method, sorted(line, key=lambda point: point.row[key] or 0))
+        if key == "rank":
+            ax.set_xticks(sorted({point.row[key] for point in group if point.row[key] is not None}))
+        else:
+            ax.set_xscale("log")
+        ax.set_xlabel(key)
+        ax.set_title(f"{dataset_title(dataset)}\n({about(group, quick)})")
+        ax.margins(x=0.06)
+    methods = sorted({point.row["structure"] for point in found}, key=_order)
+    _legend(figure, methods, 6, dashed, hollow=any(point.row["paper"] is not None for point in found))
+    return figure, tuple(panels)
 
 
 def _all_budgets(model: str) -> Table:
@@ -145,31 +151,73 @@ def _panels(count: int) -> tuple[Figure, list[Axes]]:
     return figure, axes[:count]
 
 
-def _finish(
-    figure: Figure, axes: Sequence[Axes], panels: Iterable[Sequence[Point]], dashed: str = ""
+def _legend(
+    figure: Figure, methods: Sequence[str], columns: int, dashed: str = "", hollow: bool = False
 ) -> None:
     """One legend for all panels, below them; the method `dashed` is drawn as a level."""
     from matplotlib.lines import Line2D
 
-    rows = [point.row for group in panels for point in group]
     handles = []
-    for method in sorted({row["structure"] for row in rows}, key=_order):
+    for method in methods:
         colour, marker = look(method)
         style: dict[str, Any] = {"linestyle": DASHED} if method == dashed else {"marker": marker}
         handles.append(Line2D([], [], color=colour, markersize=5, label=method_title(method), **style))
-    if any(row["paper"] is not None for row in rows):
-        hollow: dict[str, Any] = {
-            "marker": "o",
-            "markersize": 6,
-            "markerfacecolor": "none",
-            "color": "#555555",
-        }
-        handles.append(Line2D([], [], linestyle="none", label="hollow: the paper", **hollow))
-    figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 6), fontsize=8)
-    for ax in axes:
-        ax.margins(x=0.06)
+    if hollow:
+        style = {"marker": "o", "markersize": 6, "markerfacecolor": "none", "color": "#555555"}
+        handles.append(Line2D([], [], linestyle="none", label="hollow: the paper", **style))
+    figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), columns), fontsize=8)
 
 
 def _order(method: str) -> int:
-    known = list(ORDER)
-    return known.index(method) if method in known else len(known)
+    return ORDER.index(method) if method in ORDER else len(ORDER)
+
+
+@styled
+def accuracy_against_flash(ledger: Ledger) -> Picture:
+    """Test accuracy with int8 weights by kilobytes of flash, a panel for every dataset and network."""
+    rows = [row for row in flash_rows(get_table("flash"), ledger) if row["test"] is not None]
+    if not rows:
+        raise NothingToDrawError("no run of the table flash is in the ledger: torchldr paper flash")
+    panels: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        panels.setdefault((row["model"], row["dataset"]), []).append(row)
+    columns = max(sum(model == other for other, _ in panels) for model, _ in panels)
+    lines = list(dict.fromkeys(model for model, _ in panels))
+    figure, grid = new_figure(3.0 * columns, 2.8 * len(lines) + 0.5, len(lines), columns)
+    for axes, model in zip(grid, lines, strict=True):
+        own = [key for key in panels if key[0] == model]
+        for ax in axes[len(own) :]:
+            ax.axis("off")
+        for ax, key in zip(axes, own, strict=False):
+            _panel(ax, panels[key])
+            ax.set_title(f"{dataset_title(key[1])}, {model_title(model)}", fontsize=9)
+        axes[0].set_ylabel("test accuracy, %")
+    present = {row["structure"] for row in rows}
+    _legend(figure, [method for method in METHODS if method in present], 4)
+    return Picture(
+        "accuracy_flash",
+        "Test accuracy against flash",
+        "Test accuracy with int8 weights by the kilobytes of flash that these may take: at each budget the "
+        "size of the method that validation chose, mean of three networks. Bars are a standard deviation.",
+        figure,
+        datasets=tuple(dict.fromkeys(dataset for _, dataset in panels)),
+        models=tuple(lines),
+        vector=True,
+    )
+
+
+def _panel(ax: Any, rows: list[Row]) -> None:
+    for method in METHODS:
+        own = [row for row in rows if row["structure"] == method]
+        if not own:
+            continue
+        colour, marker = look(method)
+        x, y = [row["kilobytes"] for row in own], [row["test"] for row in own]
+        spread = [row["deviation"] for row in own]
+        style = {"marker": marker, "markersize": 4.5, "linewidth": 1.2, "elinewidth": 0.8}
+        ax.errorbar(x, y, yerr=spread, color=colour, **style)
+    ax.set_xscale("log", base=2)
+    ticks = [budget >> 10 for budget in BUDGETS]
+    ax.set_xticks(ticks, [str(tick) for tick in ticks])
+    ax.set_xlabel("kilobytes of flash")
+    ax.grid(True, axis="y")

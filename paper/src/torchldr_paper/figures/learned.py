@@ -1,4 +1,4 @@
-"""What was learned: heat maps of weights, and the subdiagonal as an image beside the inputs.
+"""What was learned: heat maps of weights, also in place of convolutions, and a subdiagonal as an image.
 
 The weights are those that `--save-weights` keeps beside the ledger, or that ship with the package:
 `weights/<hash>.safetensors`, the state_dict of a run's selected network.
@@ -6,8 +6,7 @@ The weights are those that `--save-weights` keeps beside the ledger, or that shi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from importlib import resources
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,14 +15,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from torchldr.nn import StructuredLinear
+from torchldr.nn import StructuredChannels, StructuredLinear
 from torchldr.pictures import SIGNED, NothingToDrawError, Picture, bare, new_figure, styled
 
 from .. import data as datasets
 from ..data import Dataset
-from ..ledger.ledger import Ledger
+from ..ledger.ledger import PUBLISHED, Ledger
 from ..ledger.records import Record
-from ..ledger.weights import read_network, weights_path
+from ..ledger.weights import load_network, weights_path
 from ..protocol import Run
 from .datasets import DataDir, choose, show_image
 from .names import dataset_title, method_title, source_title
@@ -31,9 +30,9 @@ from .names import dataset_title, method_title, source_title
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-CLASSES = ("toeplitz_like", "ldr_sd")
-LAYER = "hidden."
 
+CLASSES = ("toeplitz_like", "ldr_sd")
+CORNER = 4  # image rows that the enlarged corner of a channels' matrix shows
 Part = TypeVar("Part", bound=nn.Module)
 
 
@@ -42,15 +41,7 @@ def learned_weights(ledger: Ledger, dataset: str, data_dir: DataDir = None) -> P
     """Learned weights of single hidden layers: Toeplitz-like, LDR-SD, its subdiagonal, and the inputs.
 
     Of each class, the run of highest validation accuracy whose weights were kept is taken, one by the
-    full protocol before a quick one.
-
-    Args:
-        ledger: the runs; weights are looked for beside it and in the package.
-        dataset: which dataset they were trained on.
-        data_dir: where its images are; without them that panel is left out.
-
-    Raises:
-        NothingToDrawError: where the weights of a class were not kept, or a file does not hold them.
+    full protocol before a quick one. Where the dataset is not here the panel of inputs is left out.
     """
     chosen = choose_runs(
         ledger,
@@ -58,7 +49,7 @@ def learned_weights(ledger: Ledger, dataset: str, data_dir: DataDir = None) -> P
         f"on {dataset_title(dataset)}",
         f"shl --save-weights --only dataset={dataset} --only structure={','.join(CLASSES)}",
     )
-    layers = {structure: load_layer(record, path) for structure, (record, path) in chosen.items()}
+    layers = {name: load_layer(*found, "hidden", StructuredLinear) for name, found in chosen.items()}
     images = _inputs(dataset, data_dir)
     figure, axes = new_figure(9.6, 3.4, 1, 3 if images is None else 4)
     for ax, structure in zip(axes[0], CLASSES, strict=False):
@@ -89,30 +80,13 @@ def learned_weights(ledger: Ledger, dataset: str, data_dir: DataDir = None) -> P
     )
 
 
-def load_layer(record: Record, path: Path) -> StructuredLinear:
-    """The hidden layer of a run from its weights, in float64."""
-
-    def made(stored: Mapping[str, Tensor]) -> StructuredLinear:
-        n, m, run = stored["H"].shape[-1], stored["G"].shape[-1], record.run
-        return StructuredLinear(
-            n, m, "bias" in stored, structure=run.structure, rank=run.rank, **dict(run.options)
-        )
-
-    return load_part(record, path, LAYER, made)
-
-
-def load_part(record: Record, path: Path, prefix: str, make: Callable[[Mapping[str, Tensor]], Part]) -> Part:
-    """A layer of a run from its weights, in float64: what `make` builds for the tensors behind a prefix.
-
-    Raises:
-        NothingToDrawError: where the file is no such thing.
-    """
+def load_layer(record: Record, path: Path, name: str, kind: type[Part]) -> Part:
+    """A layer of a run's selected network, in float64."""
     try:
-        tensors = read_network(path, record)
-        stored = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-        layer = make(stored)
-        layer.load_state_dict(stored)
-    except (ValueError, TypeError, KeyError, IndexError, RuntimeError) as error:
+        layer = load_network(path, record).get_submodule(name)
+        if not isinstance(layer, kind):
+            raise ValueError(f"its layer {name} is a {type(layer).__name__}")
+    except (ValueError, AttributeError) as error:
         raise NothingToDrawError(f"{path}: not the weights of {record.run.label} ({error})") from error
     return layer.double()
 
@@ -143,17 +117,10 @@ def choose_runs(
 ) -> dict[str, tuple[Record, Path]]:
     """Of each class the run to show and the file of its weights.
 
-    Official data and the full protocol come before others, then the best validation.
-
-    Args:
-        ledger: the runs; weights are looked for beside it and in the package.
-        fits: whether a run is one of those to choose from.
-        where, command: what these are, and what would make one, for the message.
-
-    Raises:
-        NothingToDrawError: where the weights of a class were not kept.
+    Official data and the full protocol come before others, then the best validation. Weights are looked for
+    beside the ledger and in the package. `where` and `command` say what these runs are, and what makes one.
     """
-    shipped = Path(str(resources.files("torchldr_paper.ledger"))) / "published" / "weights"
+    shipped = PUBLISHED / "weights"
 
     def worth(found: tuple[Record, Path]) -> tuple[bool, bool, float]:
         record, _ = found
@@ -195,3 +162,39 @@ def _mosaic(ax: Axes, images: NDArray[Any], gap: int = 2) -> None:
     sheet = padded.reshape(side, count // side, c, h, w).transpose(2, 0, 3, 1, 4)
     show_image(ax, sheet.reshape(c, side * h, -1)[:, :-gap, :-gap])
     ax.set_title("Inputs")
+
+
+@styled
+def learned_channels(ledger: Ledger, model: str = "channels") -> Picture:
+    """The block matrix of the first layer of both classes, and an enlarged corner of each.
+
+    `model` is "channels" or "wide".
+    """
+    command = f"conv --save-weights --only model={model}"
+    chosen = choose_runs(ledger, lambda run: run.model == model, "in place of convolutions", command)
+    figure, axes = new_figure(7.2, 7.6, 2, 2)
+    for column, (structure, (record, path)) in zip(axes.T, chosen.items(), strict=True):
+        layer = load_layer(record, path, "front", StructuredChannels)
+        M = layer.weight.detach()
+        width = round((M.shape[-1] // layer.in_channels) ** 0.5)
+        heat_map(column[0], M)
+        column[0].set_title(f"{method_title(structure)}, r = {record.run.rank}")
+        for edge in (M.shape[0] // 3, 2 * M.shape[0] // 3) if model == "channels" else ():
+            column[0].axhline(edge - 0.5, color="#555555", linewidth=0.5)
+            column[0].axvline(edge - 0.5, color="#555555", linewidth=0.5)
+        heat_map(column[1], M[: CORNER * width, : CORNER * width])
+        column[1].set_title(f"its first {CORNER * width} rows and columns")
+        column[1].set_xlabel(f"test accuracy {record.best.test:.1f} %" if record.best else "")
+    sources = ", ".join(dict.fromkeys(source_title(record.source) for record, _ in chosen.values()))
+    title = f"Matrices in place of convolution channels, CIFAR-10 ({sources})"
+    figure.suptitle(title)
+    return Picture(
+        f"{model}_cifar10",
+        title,
+        "The first layer's whole matrix, from three colour channels to three channels (red positive, blue "
+        "negative, saturated at the 99th percentile of magnitude), and its top left corner. A convolution "
+        "would be constant along diagonals, and zero but for a band every image row.",
+        figure,
+        datasets=("cifar10",),
+        models=(model,),
+    )

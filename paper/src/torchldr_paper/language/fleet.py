@@ -59,19 +59,16 @@ class LanguageFleet:
         R, n = len(runs), protocol.hidden
         for name, tensor in _initial(runs, protocol, text.words).items():
             setattr(self, name, tensor.to(device, dtype))
-        ranks, sources = [run.rank for run in runs], [generator(run.seed, "structured") for run in runs]
-        first = runs[0]
-        gain = 1.0 if first.gain is None else first.gain
-        drawn = initial_tensors(first.structure, n, ranks, sources, first.init, first.init_std, gain)
+        first, drawn = runs[0], initial_tensors(runs, n)
         self._operators = [name for name in drawn if name.startswith(("subdiagonal", "corner"))]
         self._fixed = self._operators if first.fixed else []
         self.structured = {
             name: t.to(device, dtype).requires_grad_(name not in self._fixed) for name, t in drawn.items()
         }
         self._bring_back()
-        factors = even_rates(first.structure, self.structured, ranks) if first.even else {}
+        factors = even_rates(runs, self.structured) if first.even else {}
         self._factors = {f"structured.{name}": f.to(device, dtype) for name, f in factors.items()}
-        self._structure, self._gain = first.structure, gain
+        self._structure, self._gain = first.structure, first.gain or 1.0
         self.rates = torch.full((R,), protocol.lrs[0], dtype=dtype, device=device)
         self._losses = torch.zeros(R, dtype=torch.float64, device=device)
         self._totals = torch.zeros(R, 2, dtype=torch.float64, device=device)
@@ -83,15 +80,12 @@ class LanguageFleet:
         self._narrow = decoder.narrowed(self.decoder, protocol.precision)
         self.stream: torch.cuda.Stream | None = None
         self._patient: torch.cuda.Stream | None = None
-        self._graphs: tuple[StepGraphs, StepGraphs] | None = None
         if device.type == "cuda":
             self.stream, self._patient = torch.cuda.Stream(device, priority=-1), torch.cuda.Stream(device)
-            changed = [*self.parameters().values(), self._narrow, self._losses, self._position, self._state]
-            scored = [self._totals, self._position, self._read]
-            self._graphs = (
-                StepGraphs(self.step, changed, self.stream),
-                StepGraphs(self.score_step, scored, self.stream),
-            )
+        changed = [*self.parameters().values(), self._narrow, self._losses, self._position, self._state]
+        scored = [self._totals, self._position, self._read]
+        self._training = StepGraphs(self.step, changed, self.stream)
+        self._scoring = StepGraphs(self.score_step, scored, self.stream)
 
     embedding: Tensor
     decoder: Tensor
@@ -226,12 +220,7 @@ class LanguageFleet:
 
     def advance(self, size: int, *, training: bool) -> None:
         """A step on the next `size` rows, replayed on a GPU."""
-        if self._graphs is not None:
-            self._graphs[0 if training else 1].replay(size)
-        elif training:
-            self.step(size)
-        else:
-            self.score_step(size)
+        (self._training if training else self._scoring).replay(size)
 
     def scores(self) -> Scores:
         """The mean losses of what was trained and scored last; waits for the device."""

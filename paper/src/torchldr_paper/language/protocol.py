@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..protocol import DTYPES, Protocol, check_choice, check_whole
+from ..protocol import DTYPES, Protocol, check, check_choice, check_whole
 
 PRECISIONS = ("full", "bf16")
 
@@ -58,27 +58,17 @@ class LanguageProtocol(Protocol):
         object.__setattr__(self, "lrs", tuple(float(lr) for lr in self.lrs))
         for name in ("epochs", "batch", "hidden", "bptt", "evaluation_batch", "train_limit", "test_limit"):
             check_whole("LanguageProtocol", name, getattr(self, name), 1)
-        if len(self.lrs) != 1 or self.lrs[0] <= 0:
-            raise ValueError(f"LanguageProtocol: lrs must be one positive rate, got {self.lrs}.")
-        fixed = [self.momentum, self.trials, self.validation]
-        if fixed != [0, 1, 0]:
-            raise ValueError(
-                f"LanguageProtocol: momentum, trials and validation are 0, 1 and 0, got {fixed}."
-            )
-        if self.hidden != self.embedding:
-            raise ValueError(
-                "LanguageProtocol: hidden and embedding must be equal, for square matrices, got "
-                f"{self.hidden} and {self.embedding}."
-            )
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"LanguageProtocol: dropout must lie in [0, 1), got {self.dropout}.")
-        if self.bound < 0:
-            raise ValueError(f"LanguageProtocol: bound must not be negative, got {self.bound}.")
-        if self.clip <= 0 or self.anneal < 1:
-            raise ValueError(
-                f"LanguageProtocol: clip must be positive and anneal at least 1, got {self.clip} and "
-                f"{self.anneal}."
-            )
+        fixed, sizes = [self.momentum, self.trials, self.validation], (self.hidden, self.embedding)
+        for fits, what, got in (
+            (len(self.lrs) == 1 and self.lrs[0] > 0, "lrs must be one positive rate", self.lrs),
+            (fixed == [0, 1, 0], "momentum, trials and validation are 0, 1 and 0", fixed),
+            (sizes[0] == sizes[1], "hidden and embedding must be equal, for square matrices", sizes),
+            (0 <= self.dropout < 1, "dropout must lie in [0, 1)", self.dropout),
+            (self.bound >= 0, "bound must not be negative", self.bound),
+            (self.clip > 0, "clip must be positive", self.clip),
+            (self.anneal >= 1, "anneal must be at least 1", self.anneal),
+        ):
+            check(fits, f"LanguageProtocol: {what}", got)
         check_choice("LanguageProtocol", "precision", self.precision, PRECISIONS)
         check_choice("LanguageProtocol", "dtype", self.dtype, DTYPES)
 

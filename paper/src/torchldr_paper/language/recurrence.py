@@ -10,18 +10,29 @@ before is done for all steps at once: the input products, and in the backward pa
     dc = dh o (1 - tanh^2 c') + dc'' f''
     da = (dh tanh(c') o(1-o), dc g i(1-i), dc c f(1-f), dc i (1-g^2)),
 
-which leaves seven kernels a step forward and five backward; on a GPU `cuda.recurrence` makes them one for all
-steps. Gradients stop at the state that the batch begins with.
+which leaves seven kernels a step forward and five backward. Gradients stop at the state that the batch begins
+with.
+
+On a GPU `recurrence.cu` makes them one kernel each way for all steps. A block of 4H threads keeps a replica's
+U, half of it in registers and half in shared memory, and takes four columns of the batch through all steps: a
+thread is a gate's unit in the products and a column's unit in the cell between them. The plain form is the
+oracle: a test runs that source as plain C++.
 """
 
 from __future__ import annotations
 
+from importlib import resources
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from .cuda import recurrence as cuda_recurrence
+from torchldr.kernels.cuda.nvrtc import launch, unavailable
+
+GATES = COLUMNS = 4  # a block's threads are gates x units, and columns x units
+MOST_THREADS, MOST_BYTES_KEPT = 1024, 256  # of a block, and of a thread's registers
+SOURCE = (resources.files(__package__) / "recurrence.cu").read_text("utf-8")
+_NAMES = {torch.float32: "float", torch.float64: "double"}
 
 
 class Trace(NamedTuple):
@@ -51,8 +62,8 @@ def forward(inputs: Tensor, U: Tensor, h: Tensor, c: Tensor) -> Trace:
     states[:, 0] = h
     cells[:, 0] = c
     transposed, trace = U.mT, Trace(inputs.view(R, T, B, 4, H), cells, states)
-    if cuda_recurrence.serves(trace.gates):
-        cuda_recurrence.forward(*trace, U)
+    if serves(trace.gates):
+        _launch("recurrence_forward", trace.gates, [*trace, U])
         return trace
     for t in range(T):
         inputs[:, t].baddbmm_(states[:, t], transposed)
@@ -81,8 +92,10 @@ def backward(trace: Trace, U: Tensor, dh: Tensor) -> Tensor:
     """
     gates, cells, _ = trace
     R, T, B, _, H = gates.shape
-    if cuda_recurrence.serves(gates):
-        return cuda_recurrence.backward(gates, cells, dh, U).view(R, T, B, 4 * H)
+    if serves(gates):
+        da = torch.empty_like(gates)
+        _launch("recurrence_backward", gates, [gates, cells, dh, U, da])
+        return da.view(R, T, B, 4 * H)
     o, i, f, g = gates.unbind(-2)
     squashed = cells[:, 1:].tanh()
     ends = o * (1 - squashed.square())
@@ -101,3 +114,24 @@ def backward(trace: Trace, U: Tensor, dh: Tensor) -> Tensor:
         if t:
             dc = dc * f[:, t]
     return da.view(R, T, B, 4 * H)
+
+
+def serves(gates: Tensor) -> bool:
+    """Whether the kernels take such gates, (R, T, B, 4, H)."""
+    H, size = gates.shape[-1], gates.element_size()
+    fits = H % 8 == 0 and GATES * H <= MOST_THREADS and H // 2 * size <= MOST_BYTES_KEPT
+    return gates.is_cuda and gates.dtype in _NAMES and fits and unavailable() is None
+
+
+def head(dtype: torch.dtype, H: int) -> str:
+    """What the source is compiled for."""
+    return f"#define Real {_NAMES[dtype]}\n#define H {H}\n"
+
+
+def _launch(name: str, gates: Tensor, tensors: list[Tensor]) -> None:
+    R, T, B, _, H = gates.shape
+    if not all(tensor.is_contiguous() for tensor in tensors):
+        raise ValueError(f"{name}: expected contiguous tensors.")
+    shared = (2 * GATES * COLUMNS * H + 2 * H * H) * gates.element_size()
+    grid, source = (-(-B // COLUMNS), R, 1), head(gates.dtype, H) + SOURCE
+    launch(source, name, gates.device, grid, GATES * H, [*tensors, T, B], shared)

@@ -20,6 +20,8 @@ from torchldr.matrices import get_structure
 
 from ..messages import unknown
 from ..models.images import is_operator
+from ..protocol import Run
+from ..trainer.batches import generator
 
 Tensors = Mapping[str, Tensor]
 
@@ -34,64 +36,51 @@ def build(structure: str, tensors: Tensors) -> Tensor:
     return kind.unchecked(size, size, tensors, kind.default_options()).materialize()
 
 
-def initial_tensors(
-    structure: str,
-    size: int,
-    ranks: Sequence[int | None],
-    generators: Sequence[torch.Generator],
-    init: str = "linear",
-    init_std: float | None = None,
-    gain: float = 1.0,
-) -> dict[str, Tensor]:
+def initial_tensors(runs: Sequence[Run], size: int) -> dict[str, Tensor]:
     """The parameters of all replicas' input matrices as the library starts them, float32 on the CPU.
 
     Generators of a smaller rank than the largest are filled up with zeros: where g_i = h_i = 0 the gradients
     of both are 0, so they stay what they are.
-
-    Args:
-        structure: one of `STRUCTURES`.
-        size: n.
-        ranks: one a replica; None for a class without rank.
-        generators: one a replica.
-        init, init_std, gain: as in `Run`.
-
-    Returns:
-        name -> (R, 4, ...).
     """
+    structure = runs[0].structure
     if structure not in STRUCTURES:
         raise ValueError(f"language model: {unknown('structure', structure, STRUCTURES)}")
-    kind = get_structure(structure)
-    start: Any = kind.init_paper_ if init == "paper" else kind.init_
-    largest = max(rank or 1 for rank in ranks)
-    stacked: dict[str, list[Tensor]] = {}
-    for rank, generator in zip(ranks, generators, strict=True):
-        gates: dict[str, list[Tensor]] = {}
-        for _ in GATES:
-            shapes = kind.parameter_shapes(size, size, rank or 1)
-            tensors = {name: torch.empty(shape) for name, shape in shapes.items()}
-            start(tensors, size, size, generator, **kind.default_options())
-            if init == "linear":
-                # |M|_F as in nn.Linear, as `initialise_` of the class would make it.
-                norm = gain * build(structure, {k: t[None, None] for k, t in tensors.items()}).norm()
-                for name in kind.scaled:
-                    tensors[name].mul_((size**0.5 / 3**0.5 / norm) ** (1 / len(kind.scaled)))
-            for name, tensor in tensors.items():
-                if init_std is not None and name in kind.scaled:
-                    tensor.normal_(0, init_std, generator=generator)
-                if name in ("G", "H"):
-                    tensor = torch.cat((tensor, tensor.new_zeros(largest - len(tensor), size)))
-                gates.setdefault(name, []).append(tensor)
-        for name, parts in gates.items():
-            stacked.setdefault(name, []).append(torch.stack(parts))
-    return {name: torch.stack(parts) for name, parts in stacked.items()}
+    largest = max(run.rank or 1 for run in runs)
+    drawn: list[dict[str, Tensor]] = []
+    for run in runs:
+        source = generator(run.seed, "structured")
+        drawn += [_drawn(run, size, largest, source) for _ in GATES]
+    stacked = {name: torch.stack([one[name] for one in drawn]) for name in drawn[0]}
+    return {name: tensor.unflatten(0, (len(runs), len(GATES))) for name, tensor in stacked.items()}
 
 
-def even_rates(structure: str, tensors: Tensors, ranks: Sequence[int | None]) -> dict[str, Tensor]:
+def _drawn(run: Run, size: int, largest: int, source: torch.Generator) -> dict[str, Tensor]:
+    """The parameters of one matrix."""
+    kind = get_structure(run.structure)
+    shapes = kind.parameter_shapes(size, size, run.rank or 1)
+    tensors = {name: torch.empty(shape) for name, shape in shapes.items()}
+    start: Any = kind.init_paper_ if run.init == "paper" else kind.init_
+    start(tensors, size, size, source, **kind.default_options())
+    if run.init == "linear":
+        # |M|_F as in nn.Linear, as `initialise_` of the class would make it.
+        alone = {name: tensor[None, None] for name, tensor in tensors.items()}
+        norm = (run.gain or 1.0) * build(run.structure, alone).norm()
+        for name in kind.scaled:
+            tensors[name].mul_((size**0.5 / 3**0.5 / norm) ** (1 / len(kind.scaled)))
+    for name, tensor in tensors.items():
+        if run.init_std is not None and name in kind.scaled:
+            tensor.normal_(0, run.init_std, generator=source)
+        if name in ("G", "H"):
+            tensors[name] = torch.cat((tensor, tensor.new_zeros(largest - len(tensor), size)))
+    return tensors
+
+
+def even_rates(runs: Sequence[Run], tensors: Tensors) -> dict[str, Tensor]:
     """What to multiply the rates of these parameters by (`Run.even`): name -> (R,)."""
-    kind, found = get_structure(structure), []
-    for place, rank in enumerate(ranks):
+    kind, found = get_structure(runs[0].structure), []
+    for place, run in enumerate(runs):
         own = {name: t[place, 0] for name, t in tensors.items()}
-        own |= {name: own[name][: rank or 1] for name in ("G", "H") if name in own}
+        own |= {name: own[name][: run.rank or 1] for name in ("G", "H") if name in own}
         size = own[kind.scaled[0]].shape[-1]
         factors = even_factors(kind.unchecked(size, size, own, kind.default_options()), "sgd")
         tenth = {name for name in own if is_operator(name)}

@@ -13,7 +13,6 @@ import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from importlib import resources
 from pathlib import Path
 from typing import IO
 
@@ -26,6 +25,7 @@ _log = logging.getLogger("torchldr_paper")
 
 FILE = "ledger.jsonl"
 LOCK = ".ledger.lock"
+PUBLISHED = Path(__file__).parent / "published"  # what ships with the package
 _WAIT_SECONDS = 60.0
 
 
@@ -118,11 +118,7 @@ class Ledger:
         return kept[-1] if kept else None
 
     def prepare(self) -> None:
-        """Make the user's folder, so that a run that is trained can be kept.
-
-        Raises:
-            OSError: where that cannot be, with a sentence.
-        """
+        """Make the user's folder, so that a run that is trained can be kept; an OSError says why not."""
         try:
             self.results.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -131,19 +127,19 @@ class Ledger:
             raise OSError(f"{self.results}: results cannot be kept here (not writable).")
 
     def append(self, record: Record) -> None:
-        """Write a finished run to the user's ledger, whole or not at all, under a lock.
-
-        Raises:
-            OSError: where that cannot be, naming the file.
-        """
+        """Write a finished run to the user's ledger, whole or not at all, under a lock."""
         line = f"{record.to_line()}\n".encode()
         self.prepare()
         try:
-            with self._locked(), self.path.open("ab+", buffering=0) as stream:
+            lock = FileLock(self.results / LOCK, timeout=_WAIT_SECONDS)
+            with lock, self.path.open("ab+", buffering=0) as stream:
                 self.read_again()
                 broken = _cut_off(stream)  # such a line ends here and stays what it is
                 _append(stream, b"\n" + line if broken else line)
                 self._bytes, self._lines = stream.tell(), self._lines + 1 + broken
+        except Timeout:
+            message = f"{self.path}: another process has held the ledger for {_WAIT_SECONDS:.0f} s."
+            raise OSError(message) from None
         except OSError as error:
             if error.filename is not None or error.errno is None:
                 raise
@@ -174,19 +170,6 @@ class Ledger:
             self.problems.append(problem)
             _log.warning("%s", problem)
 
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        lock = FileLock(self.results / LOCK)
-        try:
-            lock.acquire(timeout=_WAIT_SECONDS)
-        except Timeout:
-            message = f"{self.path}: another process has held the ledger for {_WAIT_SECONDS:.0f} s."
-            raise OSError(message) from None
-        try:
-            yield
-        finally:
-            lock.release()
-
 
 def _reason(error: Exception) -> str:
     """An error in words; some say nothing but their class."""
@@ -215,12 +198,8 @@ def merged(records: Iterable[Record]) -> str:
 
 
 def _published() -> Iterator[tuple[str, str]]:
-    folder = resources.files("torchldr_paper.ledger") / "published"
-    if not folder.is_dir():
-        return
-    for file in sorted(folder.iterdir(), key=lambda file: file.name):
-        if file.name.endswith(".jsonl"):
-            yield f"published/{file.name}", file.read_text(encoding="utf-8")
+    for file in sorted(PUBLISHED.glob("*.jsonl")):
+        yield f"published/{file.name}", file.read_text(encoding="utf-8")
 
 
 def _cut_off(stream: IO[bytes]) -> bool:

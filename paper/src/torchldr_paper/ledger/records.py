@@ -9,8 +9,9 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
+import math
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self
@@ -24,7 +25,6 @@ from ..protocol import HASH_LENGTH, Run
 from ..trainer.batches import Images, Split
 from ..trainer.selection import Best, Mean
 from ..trainer.training import Outcome, outcome_json
-from .checks import check_line
 
 VERSION = 1
 _MARK = ',"checksum":"'
@@ -51,19 +51,18 @@ class Record:
     time: str
 
     @classmethod
-    def of(cls, run: Run, images: Images, outcome: Outcome, weights: str | None = None) -> Record:
+    def of(cls, run: Run, images: Images, outcome: Outcome) -> Record:
         split = Split.of(run, len(images.train_y))
-        data = {
-            "source": images.source,
-            "fingerprint": images.fingerprint,
-            "train": len(split.train),
-            "validation": len(split.validation),
-            "test": len(images.test_y),
-        }
+        counts = len(split.train), len(split.validation), len(images.test_y)
+        return cls.now(run, images, counts, outcome_json(outcome))
+
+    @classmethod
+    def now(cls, run: Run, data: Any, counts: Sequence[int], result: Mapping[str, Any]) -> Record:
+        """A run that has ended just now, on so many images or words of data that lies on a device."""
+        facts = {"source": data.source, "fingerprint": data.fingerprint}
+        facts |= zip(("train", "validation", "test"), counts, strict=True)
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        machine = {"device": device_name(images.device), "versions": versions()}
-        kept = {} if weights is None else {"weights": weights}
-        return cls(run, data, {**outcome_json(outcome), **kept}, machine, now)
+        return cls(run, facts, result, {"device": device_name(data.device), "versions": versions()}, now)
 
     @property
     def hash(self) -> str:
@@ -111,11 +110,7 @@ class Record:
 
     @classmethod
     def from_line(cls, line: str) -> Self:
-        """The record of a line, checked.
-
-        Raises:
-            Exception: of any kind, when it is not one.
-        """
+        """The record of a line; raises an exception of any kind when it is not one."""
         found = json.loads(line, parse_constant=_no_number)
         if not isinstance(found, dict):
             raise TypeError("not an object")
@@ -127,11 +122,7 @@ class Record:
 
     @classmethod
     def from_json(cls, line: Mapping[str, Any]) -> Self:
-        """The record of a parsed line; what reads it later finds all there and of its kind.
-
-        Raises:
-            Exception: of any kind, when it is not one.
-        """
+        """The record of a parsed line, alike; what reads it later finds all there and of its kind."""
         if line["version"] != VERSION:
             raise ValueError(f"version {line['version']!r} is not known here, only {VERSION}")
         record = cls(
@@ -169,3 +160,65 @@ def versions() -> dict[str, str]:
         "numpy": np.__version__,
         "python": platform.python_version(),
     }
+
+
+# What a line must hold, so that tables, figures and the report find all there.
+
+_DEPTH = 8  # how deep what is not a metric may be nested
+_NONE = type(None)
+_LINE: Mapping[str, tuple[type, ...]] = {
+    "data": (dict,),
+    "result": (dict,),
+    "machine": (dict,),
+    "time": (str,),
+}
+_RESULT: Mapping[str, tuple[type, ...]] = {
+    "parameters": (int,),
+    "seconds": (int, float),
+    "best": (dict, _NONE),
+    "mean": (dict, _NONE),
+    "diverged": (list,),
+    "metrics": (dict,),
+    "notes": (dict, _NONE),
+}
+_NUMBERS = {int, float}
+
+
+def check_line(line: Mapping[str, Any], replicas: int) -> None:
+    """Raise what is wrong, but not where, when a parsed line is no record of so many replicas."""
+    _check_kinds(line, _LINE)
+    result = line["result"]
+    _check_kinds({"notes": None, **result}, _RESULT)
+    for numbers in (result["best"] or {}, result["mean"] or {}, {"seconds": result["seconds"]}):
+        for name, value in numbers.items():
+            if type(value) not in _NUMBERS or not math.isfinite(value):
+                raise TypeError(f"{name} must be a finite number, got {value!r:.60}")
+    chosen = (result["best"] or {"replica": 0})["replica"]
+    if chosen not in range(replicas):
+        raise ValueError(f"replica must be one of {replicas}, got {chosen}")
+    for row in (result["diverged"], *(row for metric in result["metrics"].values() for row in metric)):
+        _check_row(row, replicas)
+    plain = {**line, "result": {**result, "metrics": list(result["metrics"])}}
+    _check_depth(plain, _DEPTH)
+    # Every number is finite, and every text can be written.
+    json.dumps(plain, ensure_ascii=False, allow_nan=False).encode()
+
+
+def _check_row(row: Any, replicas: int) -> None:
+    if not isinstance(row, list) or len(row) != replicas or not {*map(type, row)} <= {*_NUMBERS, _NONE}:
+        raise ValueError(f"metrics and diverged must hold {replicas} numbers or nulls, got {row!r:.60}")
+    if not math.isfinite(sum(filter(None, row))):
+        raise ValueError("metrics must be finite")
+
+
+def _check_kinds(values: Mapping[str, Any], kinds: Mapping[str, tuple[type, ...]]) -> None:
+    for name, kind in kinds.items():
+        if not isinstance(values[name], kind):
+            raise TypeError(f"{name} must not be {type(values[name]).__name__}")
+
+
+def _check_depth(value: Any, left: int) -> None:
+    if not left:
+        raise ValueError(f"nested deeper than {_DEPTH}")
+    for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _check_depth(part, left - 1)

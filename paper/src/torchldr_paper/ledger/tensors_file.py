@@ -31,14 +31,7 @@ class Contents(NamedTuple):
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> str:
-    """Write both, whole or not at all: at any moment the file is the old or the new one.
-
-    Returns:
-        The checksum.
-
-    Raises:
-        OSError: where it cannot be written, naming the file.
-    """
+    """Write both, whole or not at all (at any moment the file is the old or the new one); their checksum."""
     from safetensors.torch import save
 
     packed = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}

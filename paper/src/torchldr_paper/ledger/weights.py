@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from ..models.images import SingleHiddenLayer, build_model
 from ..protocol import CONVOLUTIONS, Run
@@ -27,7 +26,7 @@ from ..trainer.batches import Images
 from ..trainer.training import Outcome
 from .ledger import Ledger
 from .records import Record
-from .tensors_file import read_tensors, write_tensors
+from .tensors_file import Contents, read_tensors, write_tensors
 
 FOLDER = "weights"
 _ABOUT = {"run", "image_shape", "outputs"}
@@ -52,19 +51,15 @@ class Network(NamedTuple):
 
 
 def save_network(path: Path, run: Run, network: Network) -> str:
-    """Write the selected network of a finished run, whole or not at all; its checksum, for the ledger.
-
-    Raises:
-        OSError: where it cannot be written, naming the file.
-    """
+    """Write the selected network of a finished run, whole or not at all; its checksum, for the ledger."""
     about = {"run": run.config(), "image_shape": network.image_shape, "outputs": network.outputs}
     # Copied: what came through shared memory cannot be written to, which torch warns of.
     tensors = {name: torch.tensor(array) for name, array in network.weights.items()}
     return write_tensors(path, tensors, about)
 
 
-def read_network(path: Path, record: Record) -> dict[str, Tensor]:
-    """The state_dict in the file of a run's selected network.
+def read_network(path: str | os.PathLike[str], record: Record) -> Contents:
+    """What the file of a run's selected network holds.
 
     Raises:
         ValueError: where the file cannot be read, is damaged, or is not the one that the ledger's line
@@ -73,10 +68,10 @@ def read_network(path: Path, record: Record) -> dict[str, Tensor]:
     contents = read_tensors(path)
     if record.weights is not None and record.weights != contents.checksum:
         raise ValueError(f"{path}: not the weights that the ledger has of {record.run.label}.")
-    return contents.tensors
+    return contents
 
 
-def load_network(path: str | os.PathLike[str]) -> SingleHiddenLayer:
+def load_network(path: str | os.PathLike[str], record: Record | None = None) -> SingleHiddenLayer:
     """The network of a file that `--save-weights` wrote, on the CPU and in evaluation mode.
 
     Its input is images (b, c, h, w), or rows for a single hidden layer, standardised as in training: with the
@@ -84,9 +79,10 @@ def load_network(path: str | os.PathLike[str]) -> SingleHiddenLayer:
     0.1 have none.
 
     Raises:
-        ValueError: where the file cannot be read, is damaged, or does not say what it holds.
+        ValueError: where the file cannot be read, is damaged, does not say what it holds, or is not that of a
+            record, where one is given.
     """
-    tensors, about, _ = read_tensors(path)
+    tensors, about, _ = read_tensors(path) if record is None else read_network(path, record)
     if about.keys() != _ABOUT:
         raise ValueError(
             f"{path}: the file does not say which run it is of; --save-weights --force writes one that does."
@@ -94,6 +90,8 @@ def load_network(path: str | os.PathLike[str]) -> SingleHiddenLayer:
     numbers = sum(tensor.numel() for tensor in tensors.values())
     try:
         run, shape, outputs = _described(about)
+        if record is not None and record.run != run:
+            raise ValueError(f"it is {run.label}")
         # What it would need, before any of it is allocated; some classes cannot be built without numbers.
         _check_size(_least(run, shape, outputs), numbers)
         with contextlib.suppress(NotImplementedError), torch.device("meta"):

@@ -1,12 +1,15 @@
-"""The page: what the ledger holds, put into its template."""
+"""The page: what the ledger holds, and the runs behind its numbers, put into a template."""
 
 from __future__ import annotations
 
 import base64
+import gzip
 import io
+import json
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined  # torch requires it
 from markupsafe import Markup
@@ -16,9 +19,9 @@ from torchldr.whole_file import whole_file
 
 from ..figures import Gallery, Picture, draw_all
 from ..figures.datasets import DataDir
-from ..figures.names import dataset_title, model_title
+from ..figures.names import dataset_title, model_title, source_title
 from ..ledger.ledger import Ledger
-from .runs import packed_runs
+from ..ledger.records import Record
 from .sections import facts, headline, sections
 
 FIRST = ("accuracy_parameters_shl", "accuracy_rank", "perplexity_parameters")  # the charts that open the page
@@ -32,20 +35,10 @@ def report(
     data_dir: DataDir = None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> Path:
-    """Write the report: one HTML file that loads nothing from elsewhere.
+    """Write the report, one HTML file that loads nothing from elsewhere, and return its path.
 
-    Args:
-        ledger: what to report.
-        out: the file; its folder is made where it is missing.
-        figures: whether to draw the figures; without matplotlib the page says what to install.
-        data_dir: a data folder, for the examples of datasets.
-        progress: called with a line when a figure is done.
-
-    Returns:
-        The path of the file.
-
-    Raises:
-        OSError: where it cannot be written, naming the file; what was there before stays.
+    Its folder is made where it is missing. `progress` is called with a line when a figure is done; without
+    matplotlib the page says what to install. Where it cannot be written, what was there before stays.
     """
     path = Path(out)
     if path.is_dir():
@@ -111,3 +104,66 @@ def _image(picture: Picture) -> str:
     stream = io.BytesIO()
     drawn.convert("RGB").quantize(64, dither=Image.Dither.NONE).save(stream, "PNG", optimize=True)
     return f"data:image/png;base64,{base64.b64encode(stream.getvalue()).decode()}"
+
+
+CURVES = ("train", "validation", "test")
+
+
+def packed_runs(ledger: Ledger) -> str:
+    """Every run of the ledger as JSON, compressed, in letters that can stand anywhere: the page unpacks it.
+
+    One run may have been trained on official data and on a stand-in, so that the source is part of its key.
+    """
+    runs = {f"{record.source}/{record.hash}": run_json(record) for record in ledger}
+    compact = json.dumps(runs, separators=(",", ":"), ensure_ascii=False)
+    return base64.b64encode(gzip.compress(compact.encode(), mtime=0)).decode()
+
+
+def run_json(record: Record) -> dict[str, Any]:
+    """What a panel shows of a run: all but the metrics of the replicas that were not chosen."""
+    result, best = record.result, record.best
+    return {
+        "label": record.run.label,
+        "hash": record.hash,
+        "config": record.run.config(),
+        "data": {**record.data, "source": source_title(record.source)},
+        "parameters": result["parameters"],
+        "seconds": result["seconds"],
+        "best": result["best"],
+        "mean": result["mean"],
+        "curves": {} if best is None else _curves(result["metrics"], best.replica),
+        "replicas": _replicas(record),
+        "notes": result.get("notes") or {},
+        "machine": dict(record.machine),
+        "time": record.time,
+    }
+
+
+def _curves(metrics: Any, replica: int) -> dict[str, list[float | None]]:
+    """Accuracies of one replica by epoch."""
+    return {name: [_short(row[replica]) for row in metrics[name]] for name in CURVES if name in metrics}
+
+
+def _replicas(record: Record) -> list[dict[str, Any]]:
+    """Each replica: its rate and trial, its best validation (accuracy, or perplexity), the test there."""
+    metrics, diverged = record.result["metrics"], record.result["diverged"]
+    sign = -1 if record.run.model == "lstm" else 1  # of a perplexity the lowest is the best
+    rows = []
+    for i, replica in enumerate(record.run.protocol.replicas):
+        validation, test = ([row[i] for row in metrics.get(name, ())] for name in ("validation", "test"))
+        known = [(sign * value, -epoch) for epoch, value in enumerate(validation) if value is not None]
+        peak = -max(known)[1] if known else None
+        rows.append(
+            {
+                "lr": replica.lr,
+                "trial": replica.trial,
+                "validation": None if peak is None else _short(validation[peak]),
+                "test": None if peak is None or peak >= len(test) else _short(test[peak]),
+                "diverged": diverged[i],
+            }
+        )
+    return rows
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None else round(value, 2)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from ..data.registry import DATASETS
 from ..ledger.ledger import Ledger
 from ..ledger.records import Record
 from ..models.images import hidden_input
@@ -20,12 +21,6 @@ from ..trainer.selection import Mean, select_mean
 from .cells import LOW_RANK_START, Cell, Table, paper_run
 
 BUDGETS = tuple(kilobytes << 10 for kilobytes in (16, 32, 64, 128, 256))
-SHAPES = {
-    "rectangles": (1, 28, 28),
-    "mnist": (1, 28, 28),
-    "mnist_bg_rot": (1, 28, 28),
-    "cifar10_grey": (1, 32, 32),
-}
 OUTPUTS = 10
 METHODS = ("rhu", "low_rank", "pruning", "block_circulant", "toeplitz_like", "ldr_sd", "ldr_td")
 RANKED = ("low_rank", "toeplitz_like", "ldr_sd", "ldr_td")
@@ -38,6 +33,7 @@ _EPOCHS = {  # batch, epochs of the single hidden layer and of the CNN
     "mnist_bg_rot": (100, 40, 25),
     "cifar10_grey": (250, 25, 15),
 }
+SHAPES = {name: DATASETS[name].image_shape for name in _EPOCHS}
 
 
 def protocol_of(data: str, model: str) -> Protocol:
@@ -93,6 +89,7 @@ def _sizes(
 
 def _largest(budget: int, run: Callable[[int], Run], most: int) -> Iterator[Run]:
     """The run of the largest size, from 1 to `most`, whose weights fit; none where even 1 does not."""
+    # Not the bisection of `bisect`: blocks do not grow quite evenly, and other probes give other runs.
     low, high = 0, most
     while low < high:
         middle = (low + high + 1) // 2

@@ -31,10 +31,7 @@ Row = dict[str, Any]
 def table_rows(table: Table, ledger: Ledger, seeds: int = 1) -> list[Row]:
     """The rows of a table: every cell in order, then what the paper quotes of others.
 
-    Args:
-        table: which, with the protocol whose runs are asked for.
-        ledger: what has been run.
-        seeds: how many seeds a finished cell should have; all that are there are shown.
+    A finished cell should have so many seeds; all that are there are shown.
     """
     found = _by_cell(ledger)
     rows = [_cell_row(table.name, cell, found.get(cell.run.seedless, []), seeds) for cell in table.cells]
@@ -156,39 +153,9 @@ def _cell_row(table: str, cell: Cell, records: Sequence[Record], seeds: int) -> 
 
 
 def _quoted_row(table: str, quoted: Quoted) -> Row:
-    blank = dict.fromkeys(
-        (
-            "rank",
-            "hidden",
-            "init",
-            "epochs",
-            "paper_parameters",
-            "validation",
-            "test",
-            "deviation",
-            "difference",
-        )
-    )
-    return {
-        "table": table,
-        "dataset": quoted.data,
-        "model": "shl",
-        "structure": quoted.method,
-        "fraction": 1.0,
-        "parameters": quoted.parameters,
-        **blank,
-        "paper": quoted.test,
-        "metric": "test",
-        "source": f"{quoted.source}, quoted",
-        "data": "literature",
-        "seconds": None,
-        "seeds": 0,
-        "lr": [],
-        "diverged": 0,
-        "quick": False,
-        "state": "quoted",
-        "hashes": [],
-    }
+    blank = _cell_row(table, Cell(Run(quoted.data), quoted.test, f"{quoted.source}, quoted"), [], 1)
+    own = {"structure": quoted.method, "parameters": quoted.parameters, "init": None, "epochs": None}
+    return {**blank, **own, "data": "literature", "state": "quoted"}
 
 
 def _start(run: Run) -> str:

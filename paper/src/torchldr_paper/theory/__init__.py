@@ -1,9 +1,17 @@
 """The paper's learning theory as code: VC-dimension bounds and sample sizes of structured networks."""
 
-from .bound import VCBound, vc_bound
-from .degrees import Degree, entry_degree, sylvester_degree
-from .network import ACTIVATIONS, Activation, Layer, convolution_layer, layers_of, structured_layer
-from .samples import pac_sample_size
+from .bound import VCBound, pac_sample_size, vc_bound
+from .network import (
+    ACTIVATIONS,
+    Activation,
+    Degree,
+    Layer,
+    convolution_layer,
+    entry_degree,
+    layers_of,
+    structured_layer,
+    sylvester_degree,
+)
 
 __all__ = [
     "ACTIVATIONS",

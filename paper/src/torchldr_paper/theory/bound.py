@@ -18,14 +18,27 @@ sign(N / Q - t) = sign((N - t Q) Q): d_l becomes 2 d_l. Three bounds follow, eac
     closed    L + V log2(2 R log2 R),  V = sum_l W_l,  R = 2 e sum_l N_l d_l   (Jensen, and Lemma 16 of
               Bartlett, Harvey, Liaw, Mehrabian 2017)
     theorem   the same with R = 2 e c_1 p U^{2 + c_2} k^L: the paper's O(L W log(p U)) for k = 1
+
+How many samples then suffice follows from two classical inequalities, for m samples and a class with at most
+(2 e m / d)^d patterns on 2 m inputs (Sauer's lemma):
+
+    realisable    P(some function is right on the sample and wrong with probability > epsilon)
+                  <= 2 (2 e m / d)^d 2^{-epsilon m / 2},  m >= 8 / epsilon
+    agnostic      P(some function's error differs by more than epsilon / 2 from that on the sample)
+                  <= 4 (2 e m / d)^d exp(-epsilon^2 m / 32)
+
+A network that fits the sample (in the first case), or that is the best on it (in the second), is then with
+probability 1 - delta within epsilon of the best of its class. The m returned is the smallest from which on
+the right hand side stays below delta: O((d log(1 / epsilon) + log(1 / delta)) / epsilon) in the first case.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from math import ceil, e, log2
+from math import ceil, e, log, log2
 
 from .network import Layer
 
@@ -107,14 +120,19 @@ def _log2_patterns(terms: Sequence[tuple[int, int]], samples: int) -> float:
 
 
 def _largest(terms: Sequence[tuple[int, int]], parameters: int) -> int:
-    """The largest m with m <= log2 K(m); Warren's lemma holds for m >= W, and log2 K(W) >= W."""
-    low = high = parameters
-    while high <= _log2_patterns(terms, high):
-        low, high = high, 2 * high
-    while high - low > 1:  # log2 K is concave: one crossing lies to the right of W
-        middle = (low + high) // 2
-        low, high = (middle, high) if middle <= _log2_patterns(terms, middle) else (low, middle)
-    return low
+    """The largest m with m <= log2 K(m); Warren's lemma holds for m >= W, and log2 K(W) >= W.
+
+    log2 K is concave: one crossing lies to the right of W.
+    """
+    return _first(lambda m: m > _log2_patterns(terms, m), parameters) - 1
+
+
+def _first(holds: Callable[[int], bool], start: int) -> int:
+    """The first number from `start` on for which something holds that goes on to hold."""
+    end = start
+    while not holds(end):
+        start, end = end, 2 * end
+    return start + bisect_left(range(start, end), True, key=holds)
 
 
 def _growth_to_dimension(t: int, w: int, r: float) -> int:
@@ -151,3 +169,32 @@ def _check(layers: Sequence[Layer]) -> None:
         )
     if sum(layer.parameters for layer in layers) == 0:
         raise ValueError("vc_bound: a network without parameters has no VC dimension to bound.")
+
+
+def pac_sample_size(
+    vc_dimension: int, epsilon: float = 0.1, delta: float = 0.05, *, agnostic: bool = False
+) -> int:
+    """The number of samples that suffices for error epsilon with probability 1 - delta.
+
+    Args:
+        vc_dimension: d, or an upper bound of it.
+        epsilon: excess error, between 0 and 1.
+        delta: probability of failure, between 0 and 1.
+        agnostic: whether no function of the class need be right everywhere.
+
+    >>> pac_sample_size(10, 0.1, 0.05) < pac_sample_size(20, 0.1, 0.05)
+    True
+    """
+    for name, value in (("epsilon", epsilon), ("delta", delta)):
+        if not 0 < value < 1:
+            raise ValueError(f"pac_sample_size: {name} must lie between 0 and 1, got {value}.")
+    if vc_dimension < 1:
+        raise ValueError(f"pac_sample_size: the VC dimension must be at least 1, got {vc_dimension}.")
+    d = vc_dimension
+    # log2 of the right hand side over delta is start + d log2(2 e m / d) - rate m.
+    start = (2 if agnostic else 1) - log2(delta)
+    rate = epsilon**2 / 32 * log2(e) if agnostic else epsilon / 2
+    least = max(d / rate / log(2), d, 0.0 if agnostic else 8 / epsilon)
+
+    # It falls from d / (rate ln 2) on.
+    return _first(lambda m: start + d * log2(2 * e * m / d) <= rate * m, ceil(least))

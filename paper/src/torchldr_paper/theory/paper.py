@@ -10,10 +10,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from ..tables.values import CNN, SHL
-from .bound import vc_bound
-from .degrees import sylvester_degree
-from .network import Layer, convolution_layer, structured_layer
-from .samples import pac_sample_size
+from .bound import pac_sample_size, vc_bound
+from .network import Layer, convolution_layer, structured_layer, sylvester_degree
 
 GENERIC = "generic"  # tridiagonal operators in the Sylvester equation: the theorem's rational case
 _CLASSES = 10

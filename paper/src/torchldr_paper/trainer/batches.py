@@ -107,7 +107,28 @@ class Split:
         rows = torch.randperm(count, generator=generator(run.seed, "split"))
         return cls(rows[validation : validation + train], rows[:validation])
 
-    def order(self, run: Run, epoch: int) -> Tensor:
-        """The training rows in the order of an epoch."""
-        shuffle = torch.randperm(len(self.train), generator=generator(run.seed, "order", epoch))
-        return self.train[shuffle]
+
+class Feed:
+    """The training rows in a new order every epoch, by a counter on the device.
+
+    Attributes:
+        sizes: of an epoch's batches; the last takes what is left.
+    """
+
+    def __init__(self, rows: Tensor, batch: int, seed: int) -> None:
+        self.rows, self.seed = rows, seed
+        self.order, self.position = rows.clone(), rows.new_zeros(())
+        self.sizes = [len(part) for part in rows.split(batch)]
+        self._offsets = torch.arange(batch, device=rows.device)
+
+    def begin(self, epoch: int) -> None:
+        """Bring an epoch's order to the device."""
+        shuffle = torch.randperm(len(self.rows), generator=generator(self.seed, "order", epoch))
+        self.order.copy_(self.rows[shuffle.to(self.rows.device)])
+        self.position.zero_()
+
+    def take(self, size: int) -> Tensor:
+        """The next rows."""
+        rows = self.order.index_select(0, self.position + self._offsets[:size])
+        self.position.add_(size)
+        return rows

@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy
 from ..models.images import SingleHiddenLayer, build_model, is_penalised, magnitude_mask
 from ..models.network import StackedNetwork
 from ..protocol import Run
-from .batches import Images, Split, generator
+from .batches import Feed, Images, Split, generator
 from .graphs import StepGraphs
 
 
@@ -66,18 +66,13 @@ class Fleet:
         self._rounded: Callable[[Tensor], Tensor] = lambda flat: flat
         lrs = [replica.lr for replica in run.protocol.replicas]
         self._rates = -torch.tensor(lrs, dtype=self.flat.dtype).unsqueeze(1).to(self.device)
-        self._order = torch.zeros(len(self.split.train), dtype=torch.int64, device=self.device)
-        self._position = torch.zeros((), dtype=torch.int64, device=self.device)
-        self._offsets = torch.arange(run.protocol.batch, device=self.device)
         self._losses = torch.zeros(len(models), dtype=self.flat.dtype, device=self.device)
         self._train = self.split.train.to(self.device)
+        self.feed = Feed(self._train, run.protocol.batch, run.seed)
         self._validation = self.split.validation.to(self.device)
         self._penalty = None if run.l1 is None else run.l1 * self._penalised()
-        self._graphs = StepGraphs(self.step, self._state()) if self.device.type == "cuda" else None
-
-    def _state(self) -> list[Tensor]:
-        """What a step changes."""
-        return [self.flat, self.velocity, self._position, self._losses]
+        changed = [self.flat, self.velocity, self.feed.position, self._losses]
+        self._graphs = StepGraphs(self.step, changed)
 
     def _penalised(self) -> Tensor:
         """1 where a row of parameters holds what `Run.l1` counts, else 0."""
@@ -88,7 +83,7 @@ class Fleet:
 
     def step(self, size: int) -> None:
         """One step of gradient descent on the next `size` images. Reads no value on the host."""
-        rows = self._order.index_select(0, self._position + self._offsets[:size])
+        rows = self.feed.take(size)
         x, y = self.images.train_x.index_select(0, rows), self.images.train_y.index_select(0, rows)
         logits = self.network.logits(self._rounded(self.flat), x)
         count = len(logits)
@@ -101,23 +96,13 @@ class Fleet:
             torch.add(gradient, self.velocity, alpha=self.run.protocol.momentum, out=self.velocity)
             self.flat.addcmul_(self.velocity, self._rates)
             self._losses.add_(loss.detach(), alpha=size)
-            self._position.add_(size)
-
-    def begin_epoch(self, epoch: int) -> None:
-        """Bring the epoch's order of images to the device."""
-        self._order.copy_(self.split.order(self.run, epoch))
-        self._position.zero_()
-        self._losses.zero_()
 
     def train_epoch(self, epoch: int) -> None:
         """Train on all training images once, the last partial batch included."""
-        self.begin_epoch(epoch)
-        count, batch = len(self.split.train), self.run.protocol.batch
-        step = self.step if self._graphs is None else self._graphs.replay
-        for _ in range(count // batch):
-            step(batch)
-        if count % batch:
-            step(count % batch)
+        self.feed.begin(epoch)
+        self._losses.zero_()
+        for size in self.feed.sizes:
+            self._graphs.replay(size)
 
     def finish_epoch(self) -> list[float | None]:
         """The replicas' mean losses of the epoch; one that is not finite any more is frozen.
@@ -156,8 +141,7 @@ class Fleet:
         self.velocity.zero_()
         self._rates.mul_(rate)
         self._rounded = rounded
-        if self._graphs is not None:
-            self._graphs.clear()
+        self._graphs.clear()
 
     def validation(self, flat: Tensor) -> list[float]:
         """Accuracies in percent of all replicas with these parameters on validation images."""

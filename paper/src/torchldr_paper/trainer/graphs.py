@@ -1,9 +1,13 @@
-"""A training step as a CUDA graph: captured once for each size of batch, then replayed."""
+"""A training step: on a GPU captured as a CUDA graph once for each size of batch, then replayed.
+
+And how matrices are multiplied there for a while: with TF32 where digits may go, or with wide sums.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -12,7 +16,7 @@ _WARM_UP = 3  # steps before capture: libraries make their plans and workspaces 
 
 
 class StepGraphs:
-    """Replays `step(size)`.
+    """Replays `step(size)` on a GPU; on a CPU the step runs as it is written.
 
     Args:
         step: what to capture. It must work on tensors that stay where they are, change only `state` in
@@ -30,6 +34,9 @@ class StepGraphs:
 
     def replay(self, size: int) -> None:
         """One step on a batch of this size; captures it first where that was not done."""
+        if not self._state[0].is_cuda:
+            self._step(size)
+            return
         if size not in self._graphs:
             self._graphs[size] = self._capture(size)
         if self._stream is None:
@@ -40,8 +47,9 @@ class StepGraphs:
 
     def clear(self) -> None:
         """Forget what was captured: the step has changed."""
-        torch.cuda.synchronize()
-        self._graphs.clear()
+        if self._graphs:
+            torch.cuda.synchronize()
+            self._graphs.clear()
 
     def _capture(self, size: int) -> torch.cuda.CUDAGraph:
         side = torch.cuda.Stream() if self._stream is None else self._stream
@@ -64,3 +72,28 @@ class StepGraphs:
     def _restore(self, saved: Sequence[Tensor]) -> None:
         for tensor, value in zip(self._state, saved, strict=True):
             tensor.copy_(value)
+
+
+@contextlib.contextmanager
+def matmul_flags(device: torch.device, **flags: bool) -> Iterator[None]:
+    """Set flags of `torch.backends.cuda.matmul` in here, where the device is a GPU."""
+    options = torch.backends.cuda.matmul
+    chosen = flags if device.type == "cuda" else {}
+    before = {name: getattr(options, name) for name in chosen}
+    try:
+        for name, flag in chosen.items():
+            setattr(options, name, flag)
+        yield
+    finally:
+        for name, flag in before.items():
+            setattr(options, name, flag)
+
+
+def tf32(device: torch.device) -> contextlib.AbstractContextManager[None]:
+    """Let products of float32 round their factors to TF32 (10 bits) on a GPU."""
+    return matmul_flags(device, allow_tf32=True)
+
+
+def wide_sums(device: torch.device) -> contextlib.AbstractContextManager[None]:
+    """Keep parts of a sum that is split over a GPU in float32, where torch would round them to bfloat16."""
+    return matmul_flags(device, allow_bf16_reduced_precision_reduction=False)

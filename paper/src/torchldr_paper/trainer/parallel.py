@@ -21,13 +21,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..ledger.claims import is_claimed
 from ..ledger.records import Record
 from ..ledger.weights import Network
 from ..protocol import Run
+from .checkpoint import is_claimed
 from .library import Library
-from .logs import Log, no_log
-from .progress import Event, Tell
+from .progress import Event, Log, Tell, no_log
 from .training import CHECKPOINT_SECONDS, train_run
 
 

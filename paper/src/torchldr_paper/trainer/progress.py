@@ -1,13 +1,17 @@
-"""Progress of many runs on stderr: what is done, what is at work, and the time left."""
+"""Progress of many runs on stderr: what is done, what is at work, the time left; scores for TensorBoard."""
 
 from __future__ import annotations
 
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 from torchldr.progress import Line
+
+from ..protocol import Run
+from .fleet import Scores
 
 Say = Callable[[str], None]
 Tell = Callable[[int, int, str], None]
@@ -25,27 +29,41 @@ class Event(NamedTuple):
 
 
 class Progress:
-    """What a sweep reports to; this one shows nothing, and keeps what is at work.
+    """What a sweep reports to: a line for each run that is done, and one about those at work.
 
     Args:
         runs: how many there are.
+        say: takes a line that stays; without it nothing is shown.
+        show: takes a line that is written over; without it, one about what is at work is said now and then.
+        pause: seconds between two of those.
     """
 
-    def __init__(self, runs: int) -> None:
+    def __init__(
+        self, runs: int, say: Say = lambda line: None, show: Say | None = None, pause: float = 30.0
+    ) -> None:
         self.runs, self.done = runs, 0
         self.at_work: dict[str, Event] = {}
-        self._begun, self._resumed = time.monotonic(), 0.0
+        self._say, self._show, self._pause = say, show, pause
+        self._begun = self._said = time.monotonic()
+        self._resumed = 0.0
 
     def update(self, key: str, event: Event) -> None:
         """A run has begun, perhaps after some epochs, or is an epoch further."""
         if key not in self.at_work:
             self._resumed += event.epoch / event.total
         self.at_work[key] = event
+        now = time.monotonic()
+        if self._show is not None:
+            self._show(f"[{self.shares:.2f}/{self.runs}] {self._at_work()}")
+        elif now - self._said >= self._pause:
+            self._said = now
+            self._say(f"    {self._at_work()}")
 
     def finish(self, key: str, message: str) -> None:
         """A run is done."""
-        self.at_work.pop(key, None)
+        event = self.at_work.pop(key, None)
         self.done += 1
+        self._say(f"[{self.done}/{self.runs}] {message}{'' if event is None else f', {event.node}'}")
 
     @property
     def shares(self) -> float:
@@ -58,30 +76,6 @@ class Progress:
         made = self.shares - self._resumed
         return (time.monotonic() - self._begun) / made * (self.runs - self.shares) if made > 0 else None
 
-
-class Lines(Progress):
-    """A line for each run that is done, and one about those at work.
-
-    Args:
-        runs: how many there are.
-        say: takes a line that stays.
-        show: takes a line that is written over; without it, one about what is at work is said now and then.
-        pause: seconds between two of those.
-    """
-
-    def __init__(self, runs: int, say: Say, show: Say | None = None, pause: float = 30.0) -> None:
-        super().__init__(runs)
-        self._say, self._show, self._pause, self._said = say, show, pause, time.monotonic()
-
-    def update(self, key: str, event: Event) -> None:
-        super().update(key, event)
-        now = time.monotonic()
-        if self._show is not None:
-            self._show(f"[{self.shares:.2f}/{self.runs}] {self._at_work()}")
-        elif now - self._said >= self._pause:
-            self._said = now
-            self._say(f"    {self._at_work()}")
-
     def _at_work(self) -> str:
         nodes = {event.node for event in self.at_work.values()}
         least = min(self.at_work.values(), key=lambda event: event.epoch / event.total)
@@ -92,14 +86,49 @@ class Lines(Progress):
             + ("" if left is None else f"; about {left:.0f} s left")
         )
 
-    def finish(self, key: str, message: str) -> None:
-        event = self.at_work.get(key)
-        super().finish(key, message)
-        self._say(f"[{self.done}/{self.runs}] {message}{'' if event is None else f', {event.node}'}")
-
 
 @contextlib.contextmanager
 def progress_on_stderr(runs: int) -> Iterator[Progress]:
     """What is at work in a line that is written over on a terminal, else in one now and then."""
     with Line() as line:
-        yield Lines(runs, line.say, line.show if line.terminal else None)
+        yield Progress(runs, line.say, line.show if line.terminal else None)
+
+
+Log = Callable[[Run, int, Scores], None]
+"""Called with the run, the epoch from 0 and its scores."""
+
+
+def no_log(run: Run, epoch: int, scores: Scores) -> None:
+    """Log nothing."""
+
+
+def tensorboard_log(folder: Path) -> Log:
+    """A log that writes scalars: a folder a run, a tag for each metric, learning rate and trial.
+
+    Raises:
+        ImportError: where tensorboard is not installed, with what to install.
+    """
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise ImportError(
+            "--logdir needs tensorboard, which is not installed: pip install tensorboard"
+        ) from error
+    writers: dict[str, SummaryWriter] = {}
+
+    def log(run: Run, epoch: int, scores: Scores) -> None:
+        if run.hash not in writers:
+            for writer in writers.values():
+                writer.close()
+            writers.clear()
+            name = f"{run.label.replace('/', '_')} {run.hash}".replace(" ", "-")
+            writers[run.hash] = SummaryWriter(str(folder / name))
+            writers[run.hash].add_text("config", str(run.config()))
+        writer = writers[run.hash]
+        for metric, row in scores._asdict().items():
+            for replica, value in zip(run.protocol.replicas, row, strict=True):
+                if value is not None:
+                    writer.add_scalar(f"{metric}/lr={replica.lr:g}/trial={replica.trial}", value, epoch)
+        writer.flush()
+
+    return log

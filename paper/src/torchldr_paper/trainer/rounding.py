@@ -87,14 +87,8 @@ def rounding(run: Run, fleet: Fleet) -> Callable[[Tensor], Tensor]:
 def score_rounded(run: Run, fleet: Fleet, best: Tensor, validation: list[float | None]) -> dict[str, Any]:
     """Accuracies of all replicas with rounded weights, for the notes of a record.
 
-    Args:
-        run: what was trained.
-        fleet: it, afterwards; its parameters change.
-        best: the parameters of each replica where its validation was best, (R, length).
-        validation: the accuracies there, None where a replica diverged at once.
-
-    Returns:
-        "validation" and "test" by replica, "trained": whether it took further training, and "flash".
+    `best` are the parameters of each replica where its validation was best, (R, length), `validation` the
+    accuracies there, None where a replica diverged at once. The fleet's own parameters change.
     """
     rounded = rounding(run, fleet)
     rows = rounded(best).detach()

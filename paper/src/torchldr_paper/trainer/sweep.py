@@ -19,16 +19,14 @@ from functools import partial
 from typing import NamedTuple
 
 from ..data import DatasetNotFoundError
-from ..ledger.claims import Claim
 from ..ledger.ledger import Ledger
 from ..ledger.records import Record
 from ..ledger.weights import read_network, save_network, weights_path
 from ..protocol import Run
-from .checkpoint import CheckpointFile
+from .checkpoint import CheckpointFile, Claim
 from .library import Library, choose_device
-from .logs import Log, no_log
 from .parallel import Backend, Done, Task, Work, train_images
-from .progress import Progress
+from .progress import Log, Progress, no_log
 from .training import CHECKPOINT_SECONDS
 
 __all__ = ["Library", "Report", "choose_device", "missing", "sweep"]

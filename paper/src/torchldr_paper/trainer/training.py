@@ -17,8 +17,7 @@ from ..protocol import Run
 from .batches import Images
 from .checkpoint import CheckpointFile
 from .fleet import Fleet, Scores
-from .logs import Log, no_log
-from .progress import Tell
+from .progress import Log, Tell, no_log
 from .rounding import flash_bytes, score_rounded
 from .selection import Best, Mean, select_best, select_mean
 

@@ -13,9 +13,8 @@ import pytest
 import torch
 
 from torchldr_paper import Ledger, Library, Protocol, Run, sweep
-from torchldr_paper.ledger.claims import Claim
 from torchldr_paper.ledger.weights import weights_path
-from torchldr_paper.trainer.checkpoint import FOLDER
+from torchldr_paper.trainer.checkpoint import FOLDER, Claim
 
 from .test_ledger import make
 
@@ -62,7 +61,7 @@ def test_three_processes_share_the_runs(started: Any, own_file: Path, tmp_path: 
 
 
 HOLDER = """
-from torchldr_paper.ledger.claims import Claim
+from torchldr_paper.trainer.checkpoint import Claim
 claim = Claim(folder, run)
 assert claim.take()
 pipe.send("held")

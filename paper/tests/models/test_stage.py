@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv2d, max_pool2d, relu
 
-from torchldr_paper.models.stacked import stage as stacked_stage
-from torchldr_paper.models.stacked.stage import Sizes, plain_stage, stage
+from torchldr_paper.models import stage as stacked_stage
+from torchldr_paper.models.stage import Sizes, plain_stage, stage
 
 Compile = Callable[[str, str], ctypes.CDLL]
 

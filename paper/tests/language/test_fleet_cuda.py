@@ -13,7 +13,7 @@ from torchldr_paper.data import Dataset
 from torchldr_paper.data.dataset import Splits, fingerprint
 from torchldr_paper.data.text import Corpus
 from torchldr_paper.language import LanguageProtocol, Masks, Text
-from torchldr_paper.language.training import FleetTraining, train_epoch
+from torchldr_paper.language.sweep import FleetTraining, train_epoch
 from torchldr_paper.protocol import REPLACEMENTS
 from torchldr_paper.trainer.fleet import Fleet
 

@@ -1,1 +1,0 @@
-"""CUDA kernels of the language models."""

@@ -1,1 +1,0 @@
-"""Layers of many replicas at once: every tensor has a replica axis in front."""

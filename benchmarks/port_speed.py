@@ -7,6 +7,7 @@ diagonal and superdiagonal .1 z, corners 0 or .3 z, z uniform on [-1, 1] or norm
 kind and size:
 
     accepted    for how many seeds `judge` accepts the port product
+    within      for how many the result of a random vector is within the range of float32 at all
     c           its largest oversampling among these
     port_ms     the median seed's product, in one run with
     stencil_ms  the compiled stencil's, and
@@ -79,7 +80,7 @@ def wide(operator: Operator) -> Operator:
 
 @torch.no_grad()
 def row(kind: str, corners: float, n: int, seeds: int, device: str, repeats: int, dense: float | None) -> Row:
-    accepted, bounds, stencils, errors, judged, reasons = [], [], [], [], [], []
+    accepted, bounds, stencils, errors, judged, reasons, within = [], [], [], [], [], [], 0
     for seed in range(seeds):
         A, C = as_it_comes(kind, corners, n, seed, device)
         x = torch.randn(1, n, generator=torch.Generator().manual_seed(seed)).to(device)
@@ -89,17 +90,20 @@ def row(kind: str, corners: float, n: int, seeds: int, device: str, repeats: int
         reasons.append(verdict.reason)
         stencil = lambda A=A, C=C, x=x: tridiagonal.product(A, C, x)
         stencils.append(least(stencil, device, 2))
+        exact = tridiagonal.product(wide(A), wide(C), x.double())
+        fits = bool((exact.abs() < torch.finfo(torch.float32).max).all())
+        within += fits
         if verdict.ports is None:
             continue
         bounds.append(verdict.bound)
         time_ms = least(lambda ports=verdict.ports, x=x: ports(x), device, repeats)
         accepted.append((time_ms, verdict.ports.oversampling))
-        exact = tridiagonal.product(wide(A), wide(C), x.double())
         _, _, sizes = acceptance.profile(wide(A), wide(C), n)
         size = float((sizes * x.double().abs()).sum())
-        if float(exact.abs().max()) < 1e38:  # else float32 cannot hold it, by no product
+        if fits:
             errors.append([float((y - exact).abs().max()) / size for y in (verdict.ports(x), stencil())])
     found: Row = {"kind": kind, "corners": corners, "n": n, "seeds": seeds, "accepted": len(accepted)}
+    found |= {"within": within}
     found |= {"judged_s": statistics.median(judged), "stencil_ms": min(stencils), "dense_ms": dense}
     if accepted:
         port = statistics.median(time_ms for time_ms, _ in accepted)
@@ -126,7 +130,8 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     if options.quick:
         options.sizes, options.seeds, options.repeats = [512], 2, 2
-    rows = []
+    name = "port_speed.json" if options.device == "cpu" else "port_speed_cuda.json"
+    out = options.out or (None if options.quick else Path("results/bench") / name)
     for n in options.sizes:
         dense = None
         if n <= options.largest_dense:
@@ -136,12 +141,10 @@ def main() -> None:
         for kind in options.kinds:
             for corners in options.corners:
                 case = kind, corners, n, options.seeds, options.device, options.repeats, dense
-                rows.append(row(*case))
-                print({k: v for k, v in rows[-1].items() if k != "reasons"}, flush=True)
-    name = "port_speed.json" if options.device == "cpu" else "port_speed_cuda.json"
-    out = options.out or (None if options.quick else Path("results/bench") / name)
-    if out is not None:
-        write(out, rows)
+                found = row(*case)
+                print({k: v for k, v in found.items() if k != "reasons"}, flush=True)
+                if out is not None:
+                    write(out, [found])
 
 
 def write(out: Path, rows: list[Row]) -> list[Row]:

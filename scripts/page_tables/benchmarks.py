@@ -276,7 +276,8 @@ TABLES: dict[str, tuple[str, Callable[[Results], str]]] = {
         **_CHANNELS, "fast_mib": "fast MiB", "dense_mib": "dense MiB"},
         lambda row: row["channels"] > 1 and row["rank"] != 4)),
     "port_layer": ("port_speed", _listed("rows", {
-        "n": "n", "kind": "entries", "corners": "corners", "seeds": "operators", "accepted": "accepted",
+        "n": "n", "kind": "entries", "corners": "corners", "seeds": "operators",
+        "within": "within float32", "accepted": "accepted",
         "c": "c", "port_ms": "port ms", "over_stencil": "over stencil", "over_dense": "over dense",
         "error": "error", "stencil_error": "of the stencil"})),
     "export_1024": ("export", _exported(1024)),

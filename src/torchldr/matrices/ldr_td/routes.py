@@ -9,20 +9,37 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ...core import costs
-from ...core.dense_route import by_columns
+from ...core.dense_route import dense_route
 from ...core.products import Product, without_autocast
 from ...core.routes import Call, Route
 from ...functional import tridiagonal
 from ...functional.port import acceptance
 from ...functional.port.layer import port_seconds, stencil_seconds
 from ...kernels.cpu import compiled
+from ...kernels.cuda.krylov import LARGEST
 
 PRODUCTS = "auto", "stencil", "port"
 FROM = {"cpu": 8192, "cuda": 16384}  # min(m, n) from which "auto" judges ports, which takes a while
 _LIKELY = 4  # the oversampling that most operators need
 
 
+def _by_kernels(M: Any, call: Call) -> bool:
+    """Whether a GPU makes both Krylov matrices by kernels, to multiply by them."""
+    return call.device == "cuda" and max(M.shape) <= LARGEST and not call.traced
+
+
+def _krylov_seconds(M: Any, call: Call, rows: int, products: int) -> float:
+    """These matrices, and so many products of them with others of so many rows, in float32 or wider."""
+    entries = sum(M.shape) * min(M.shape) * M.rank
+    wide = call if call.dtype.itemsize >= 4 else call._replace(dtype=torch.float32)
+    product = costs.gemm(wide, rows, max(M.shape), min(M.shape) * M.rank)
+    made = 20 * costs.machine(call).stencil * costs.wide(wide) * call.matrices * entries
+    return costs.backward(call, costs.started(call, 30) + made + products * product)
+
+
 def _stencil_cost(M: Any, call: Call) -> float:
+    if _by_kernels(M, call):
+        return _krylov_seconds(M, call, call.batch, 2)
     device = call.device if call.device in FROM else "cpu"
     plain = call.traced or (device == "cpu" and compiled.why_not())
     seconds = stencil_seconds(M.shape, M.rank, call.batch, device) * (20 if plain else 1)
@@ -79,5 +96,15 @@ def _prepare_ports(M: Any) -> Product:
     return ports
 
 
+def _dense_seconds(M: Any, call: Call) -> float:
+    if _by_kernels(M, call):
+        return _krylov_seconds(M, call, M.shape[1], 1)
+    return STENCIL.seconds(M, call._replace(batch=M.shape[1], kept=False))
+
+
 STENCIL = Route("stencil", lambda M, call: None, _stencil_cost, _stencil, _prepare_stencil)
-ROUTES = (STENCIL, by_columns(STENCIL), Route("ports", _ports_why_not, _ports_cost, None, _prepare_ports))
+ROUTES = (
+    STENCIL,
+    dense_route(_dense_seconds),
+    Route("ports", _ports_why_not, _ports_cost, None, _prepare_ports),
+)

@@ -35,24 +35,13 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Quoted:
-    """A number of the literature that the paper quotes: an accuracy on MNIST-bg-rot."""
-
-    source: str
-    method: str
-    parameters: int
-    test: float
-    data: str = "mnist_bg_rot"
-
-
-@dataclass(frozen=True)
 class Table:
-    """A table or figure of the paper."""
+    """A table or figure of the paper; `quoted` are numbers of others in it, see `values.LITERATURE`."""
 
     name: str
     title: str
     cells: tuple[Cell, ...]
-    quoted: tuple[Quoted, ...] = ()
+    quoted: tuple[tuple[str, str, int, float], ...] = ()
 
     def runs(self) -> tuple[Run, ...]:
         """Its runs without repetition, in order."""

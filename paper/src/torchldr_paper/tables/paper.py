@@ -13,7 +13,7 @@ from types import MappingProxyType
 from ..messages import unknown
 from ..protocol import Protocol
 from . import values
-from .cells import LOW_RANK_START, Cell, Quoted, Table, paper_run
+from .cells import LOW_RANK_START, Cell, Table, paper_run
 from .flash import flash_table
 from .language import language_tables
 
@@ -121,19 +121,12 @@ def _one(structure: str) -> int | None:
     return None if structure == "dense" else 1
 
 
-def _quoted() -> tuple[Quoted, ...]:
-    return tuple(
-        Quoted(source, method, parameters, round(100 - error, 2))
-        for source, method, parameters, error in values.LITERATURE
-    )
-
-
 TABLES: Mapping[str, Table] = MappingProxyType(
     {
         table.name: table
         for table in (
             Table("rectangles", "Rectangles, single hidden layer", tuple(_rectangles())),
-            Table("shl", "Single hidden layer, both budgets", tuple(_shl()), _quoted()),
+            Table("shl", "Single hidden layer, both budgets", tuple(_shl()), values.LITERATURE),
             Table("cnn", "CNN, both budgets", tuple(_cnn())),
             Table("pruning", "LDR-SD and magnitude pruning at equal budgets", tuple(_budgets("pruning"))),
             Table("rhu", "LDR-SD and fewer hidden units at equal budgets", tuple(_budgets("rhu"))),

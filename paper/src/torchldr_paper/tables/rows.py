@@ -21,7 +21,7 @@ from typing import Any
 from ..ledger.ledger import Ledger
 from ..ledger.records import Record
 from ..protocol import INITS, Run
-from .cells import Cell, Quoted, Table
+from .cells import Cell, Table
 from .flash import select_rounded
 from .paper import TABLES
 
@@ -35,7 +35,7 @@ def table_rows(table: Table, ledger: Ledger, seeds: int = 1) -> list[Row]:
     """
     found = _by_cell(ledger)
     rows = [_cell_row(table.name, cell, found.get(cell.run.seedless, []), seeds) for cell in table.cells]
-    return rows + [_quoted_row(table.name, quoted) for quoted in table.quoted]
+    return rows + [_quoted_row(table.name, *quoted) for quoted in table.quoted]
 
 
 def run_rows(runs: Iterable[Run], ledger: Ledger) -> list[Row]:
@@ -152,9 +152,10 @@ def _cell_row(table: str, cell: Cell, records: Sequence[Record], seeds: int) -> 
     }
 
 
-def _quoted_row(table: str, quoted: Quoted) -> Row:
-    blank = _cell_row(table, Cell(Run(quoted.data), quoted.test, f"{quoted.source}, quoted"), [], 1)
-    own = {"structure": quoted.method, "parameters": quoted.parameters, "init": None, "epochs": None}
+def _quoted_row(table: str, source: str, method: str, parameters: int, error: float) -> Row:
+    cell = Cell(Run("mnist_bg_rot"), round(100 - error, 2), f"{source}, quoted")
+    blank = _cell_row(table, cell, [], 1)
+    own = {"structure": method, "parameters": parameters, "init": None, "epochs": None}
     return {**blank, **own, "data": "literature", "state": "quoted"}
 
 

@@ -483,7 +483,7 @@ def test_a_report_says_how_fast_layers_are_and_which_are_slower(monkeypatch):
             call()
         return {name: 3e-3 if "cauchy" in name else 1e-3 if "low_rank" in name else 2e-3 for name in calls}
 
-    monkeypatch.setattr("torchldr.compress.budget.latency.minimum_seconds", seconds)
+    monkeypatch.setattr("torchldr.compress.budget.minimum_seconds", seconds)
     model = nn.ModuleDict({"a": nn.Linear(32, 32), "b": nn.Linear(32, 48), "c": nn.Linear(32, 32)})
     plan = {"a": LOW, "b": torchldr.Structure("cauchy_like", rank=1)}
     report = torchldr.compress_(model, plan)

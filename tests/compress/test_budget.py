@@ -12,8 +12,7 @@ from torch import nn
 
 import torchldr
 from torchldr.compress import Bytes, Latency, parse_budget
-from torchldr.compress.budget.amounts import budget_text
-from torchldr.compress.budget.latency import Stopwatch
+from torchldr.compress.budget import Stopwatch, budget_text
 from torchldr.compress.candidates import Candidate, Search, charged, looks
 from torchldr.compress.checkpoint.files import TensorWeight
 from torchldr.compress.metric import Metric
@@ -74,7 +73,7 @@ def clock(monkeypatch):
             found[name] = 1e-6 * structure.parameters(64, 64)
         return found
 
-    monkeypatch.setattr("torchldr.compress.budget.latency.minimum_seconds", seconds)
+    monkeypatch.setattr("torchldr.compress.budget.minimum_seconds", seconds)
 
 
 def test_latency_is_shared_out(clock):
@@ -126,7 +125,7 @@ def test_the_stopwatch_times_inference_by_each_layer(monkeypatch):
     def look(module, inputs, output):
         ran.append((type(module), inputs[0].shape, module.training, output.is_inference()))
 
-    monkeypatch.setattr("torchldr.compress.budget.latency.minimum_seconds", seconds)
+    monkeypatch.setattr("torchldr.compress.budget.minimum_seconds", seconds)
     weight = TensorWeight({"W": torch.randn(64, 32)}, "W")
     low = torchldr.Structure("low_rank", rank=1)
     with torch.nn.modules.module.register_module_forward_hook(look):

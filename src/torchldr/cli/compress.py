@@ -21,7 +21,7 @@ from .options import MODELS, AsJson, Many
 from .printing import say
 
 if TYPE_CHECKING:
-    from ..compress.budget.amounts import Budget
+    from ..compress.budget import Budget
     from ..compress.report import CompressionReport
     from ..compress.selection import Spec
 
@@ -216,7 +216,7 @@ def _spare(file: Path, target: Path | None, option: str) -> None:
 
 
 def _budget(text: str, batch: int) -> Budget:
-    from ..compress.budget.amounts import parse_budget
+    from ..compress.budget import parse_budget
 
     with _wrong_use("--budget"):
         return parse_budget(text, batch)

@@ -3,7 +3,7 @@
 from .analysis.result import Analysis, Plan, Trial, WeightAnalysis
 from .analysis.weights import analyze
 from .api import compress_, materialize_
-from .budget.amounts import Bytes, Latency, parse_budget
+from .budget import Bytes, Latency, parse_budget
 from .checkpoint.compress import compress_weights
 from .checkpoint.plan import read_plan, write_plan
 from .checkpoint.storage import load_weights, save_weights

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..matrices import Projection, StructuredMatrix
 from ..progress import Report
 from .attention import StructuredAttention, split_attention
-from .budget.amounts import Budget
+from .budget import Budget
 from .calibration import Calibration, calibrate
 from .candidates import CANDIDATES, exact
 from .checkpoint.files import check_finite

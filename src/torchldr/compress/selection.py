@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..matrices import get_structure
-from .budget.amounts import Budget, Bytes, Costs, Latency, allowance, check_budget
-from .budget.latency import Stopwatch
+from .budget import Budget, Bytes, Costs, Latency, Stopwatch, allowance, check_budget
 from .candidates import SCREEN_EFFORT, Candidate, Search, Weight, at_once, charged, priced
 from .metric import Metric
 from .progress import CHOOSING

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..budget.amounts import Budget, Bytes, Latency, budget_text, check_budget
+from ..budget import Budget, Bytes, Latency, budget_text, check_budget
 from ..candidates import Candidate, charged
 from ..checkpoint.plan import plan_to_dict, structure_to_dict
 from ..report import table_lines, words

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..budget.amounts import Budget, allowance
+from ..budget import Budget, allowance
 from ..candidates import Candidate, Weight, charged
 from ..selection import share_out
 from ..structure import Structure

@@ -16,7 +16,7 @@ from ...matrices import get_structure
 from ...matrices import structures as known_structures
 from ...progress import Report
 from ..api import find_metrics
-from ..budget.amounts import Budget, check_budget
+from ..budget import Budget, check_budget
 from ..candidates import SCREEN_EFFORT, WORK, Candidate, Search, Weight, exact, priced
 from ..checkpoint.files import Source, check_finite, find_tensors, open_tensors
 from ..metric import Metric

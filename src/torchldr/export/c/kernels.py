@@ -432,6 +432,13 @@ static void max_pool2d(const window *s, const float *x, float *y)
 }
 """
 
+
+def _each(name: str, value: str, *needs: str) -> Kernel:
+    """A function that computes every y[i] from x[i]."""
+    head = f"static void {name}(const float *x, float *y, int n)"
+    return Kernel(f"\n{head}\n{{\n    for (int i = 0; i < n; i++)\n        y[i] = {value};\n}}\n", needs)
+
+
 KERNELS = {
     "coefficients": Kernel(_COEFFICIENTS),
     "zero": Kernel(_ZERO),
@@ -472,44 +479,11 @@ static void affine(const float *x, float *y, int n, float factor, float shift)
 }
 """
     ),
-    "copy": Kernel(
-        r"""
-static void copy(const float *x, float *y, int n)
-{
-    for (int i = 0; i < n; i++)
-        y[i] = x[i];
-}
-"""
-    ),
-    "relu": Kernel(
-        r"""
-static void relu(const float *x, float *y, int n)
-{
-    for (int i = 0; i < n; i++)
-        y[i] = x[i] > 0.0f ? x[i] : 0.0f;
-}
-"""
-    ),
+    "copy": _each("copy", "x[i]"),
+    "relu": _each("relu", "x[i] > 0.0f ? x[i] : 0.0f"),
     "logistic": Kernel("\nstatic float logistic(float x)\n{\n    return 1.0f / (1.0f + expf(-x));\n}\n"),
-    "sigmoid": Kernel(
-        r"""
-static void sigmoid(const float *x, float *y, int n)
-{
-    for (int i = 0; i < n; i++)
-        y[i] = logistic(x[i]);
-}
-""",
-        ("logistic",),
-    ),
-    "tanh": Kernel(
-        r"""
-static void hyperbolic(const float *x, float *y, int n)
-{
-    for (int i = 0; i < n; i++)
-        y[i] = tanhf(x[i]);
-}
-"""
-    ),
+    "sigmoid": _each("sigmoid", "logistic(x[i])", "logistic"),
+    "tanh": _each("hyperbolic", "tanhf(x[i])"),
     "softmax": Kernel(
         r"""
 static void softmax(const float *x, float *y, int rows, int n)

@@ -22,14 +22,15 @@ from ...algebra.known import Operators
 from ...core.checks import checked_vector
 from ...functional.orthogonal import cosine_transform, inverse_cosine_transform
 from ...functional.vandermonde import chebyshev_points
-from ...operators import Diagonal, Shift, Tridiagonal
+from ...operators import Diagonal, Tridiagonal
 from .base import ClassicalMatrix
+from .families import Vandermonde
 
 TILE = 64  # rows that are made, used and forgotten
 _NORMS = {None: "backward", "sqrtn": "ortho", "n": "forward"}
 
 
-class DFT(ClassicalMatrix):
+class DFT(Vandermonde):
     """The discrete Fourier transform, complex: M[i, j] = exp(-2 pi i j sqrt(-1) / n).
 
     A Vandermonde matrix whose nodes are the roots of unity. Its displacement with Z_0 has rank 1; with Z_1
@@ -43,8 +44,6 @@ class DFT(ClassicalMatrix):
 
     Cost: one FFT a vector.
     """
-
-    made_of = ("nodes",)
 
     def __init__(
         self,
@@ -77,12 +76,6 @@ class DFT(ClassicalMatrix):
         i = torch.arange(n, device="cpu")
         M = _roots_of_unity(i.unsqueeze(-1) * i % n, n).to(self.nodes)
         return M / {None: 1.0, "sqrtn": math.sqrt(n), "n": n}[self.scale]
-
-    def operators(self) -> Operators:
-        return Operators(Diagonal(self.nodes), Shift(self.in_features, 0.0, dtype=self.dtype))
-
-    def support(self) -> tuple[Sequence[int], Sequence[int]]:
-        return (), (self.in_features - 1,)
 
     def _matmul(self, x: Tensor) -> Tensor:
         return torch.fft.fft(x, norm=self.norm)

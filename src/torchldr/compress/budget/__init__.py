@@ -1,1 +1,0 @@
-"""What a compressed model may cost: parameters, bytes or milliseconds."""

@@ -11,35 +11,24 @@ their matrices, `hadamard_reference` and `cosine_reference`.
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 
 import torch
 from torch import Tensor
+
+from .constants import kept
 
 LARGEST_KEPT = 1024  # size of a transform's matrix that is kept between calls: 4 MiB in float32
 _RADIX = 32  # one dense factor: large enough for a matrix product, small enough for O(n log n)
 
 
-def hadamard_reference(p: int, dtype: torch.dtype = torch.float64) -> Tensor:
+def hadamard_reference(
+    p: int, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu"
+) -> Tensor:
     """The orthonormal Hadamard matrix of a power of two, shape (p, p)."""
-    H = torch.ones(1, 1, dtype=dtype, device="cpu")
+    H = torch.ones(1, 1, dtype=dtype, device=device)
     while H.shape[0] < p:
         H = torch.cat((torch.cat((H, H), 1), torch.cat((H, -H), 1))) / math.sqrt(2)
     return H
-
-
-@lru_cache(maxsize=16)
-def hadamard_matrix(p: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """`hadamard_reference` on a device, kept between calls."""
-    with torch.inference_mode(False):  # or autograd could not use it later
-        return hadamard_reference(p, dtype).to(device)
-
-
-@lru_cache(maxsize=4)
-def cosine_matrix(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """`cosine_reference` on a device, kept between calls."""
-    with torch.inference_mode(False):
-        return cosine_reference(n, dtype).to(device)
 
 
 def hadamard_transform(x: Tensor) -> Tensor:
@@ -52,25 +41,24 @@ def hadamard_transform(x: Tensor) -> Tensor:
     y, done = x, 1
     while done < p:
         radix = min(_RADIX, p // done)
-        kept = x.is_cuda and not torch.compiler.is_compiling()  # a captured graph copies nothing from the CPU
-        make = hadamard_matrix if kept else _hadamard_on
-        H = make(radix, x.dtype, x.device)
+        H = hadamard_matrix(radix, x.dtype, x.device)
         y = y.flatten(x.ndim - 1).unflatten(-1, (p // (radix * done), radix, done))
         y = (H @ y) if done > 1 else (y.squeeze(-1) @ H)
         done *= radix
     return y.flatten(x.ndim - 1)
 
 
-def _hadamard_on(p: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    return hadamard_reference(p, dtype).to(device)
-
-
-def cosine_reference(n: int, dtype: torch.dtype = torch.float64) -> Tensor:
+def cosine_reference(
+    n: int, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu"
+) -> Tensor:
     """The orthonormal DCT-II matrix, shape (n, n)."""
-    k = torch.arange(n, device="cpu")
+    k = torch.arange(n, device=device)
     turns = k.unsqueeze(1) * (2 * k + 1) % (4 * n)  # reduced as integers: exact for every n
     C = torch.cos(turns.to(dtype) * (math.pi / (2 * n))) * math.sqrt(2 / n)
     return torch.cat((C[:1] / math.sqrt(2), C[1:]))
+
+
+hadamard_matrix, cosine_matrix = kept(16)(hadamard_reference), kept(4)(cosine_reference)
 
 
 def _quarter_turns(n: int, like: Tensor) -> Tensor:

@@ -17,13 +17,13 @@ product multiplies by the conjugate spectrum.
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from .constants import kept
 from .fft import conjugate, contract_rank, fast_length, is_fast_length
 
 
@@ -121,19 +121,9 @@ def shift_krylov_rmatmul(V: Tensor, u: Tensor, f: float | Tensor, k: int) -> Ten
     return of.fold(of.unfold(u).unsqueeze(-2) * conjugate(of.analyse(V)))
 
 
+@kept(64)
 def _twist(m: int, dtype: torch.dtype, device: torch.device, sign: int) -> Tensor:
-    """exp(+- i pi j / m) for j < m / 2; kept between calls, except for tracers, which want their own."""
-    make = _make_twist if torch.compiler.is_compiling() else _kept_twist
-    return make(m, dtype, device, sign)
-
-
-def _make_twist(m: int, dtype: torch.dtype, device: torch.device, sign: int) -> Tensor:
+    """exp(+- i pi j / m) for j < m / 2."""
     angle = torch.arange(m // 2, dtype=torch.float64, device=device) * (sign * math.pi / m)
     turn = torch.polar(torch.ones_like(angle), angle)
     return turn.to(torch.complex128 if dtype == torch.float64 else torch.complex64)
-
-
-@lru_cache(maxsize=64)
-def _kept_twist(m: int, dtype: torch.dtype, device: torch.device, sign: int) -> Tensor:
-    with torch.inference_mode(False):  # or autograd could not use it later
-        return _make_twist(m, dtype, device, sign)

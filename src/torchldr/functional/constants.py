@@ -1,0 +1,47 @@
+"""Tensors that depend on sizes alone, made once for each dtype and device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Make = Callable[..., Tensor]
+
+
+def kept(most: int) -> Callable[[Make], Make]:
+    """Keep up to so many results of a function between its calls.
+
+    Tracers want one of their own. What is made under a transformation of torch.func belongs to it, and what
+    is made while a CUDA graph is captured has its values when the graph is replayed, in memory of the graph:
+    neither is kept.
+    """
+
+    def wrap(make: Make) -> Make:
+        found: dict[Any, Tensor] = {}
+
+        @wraps(make)
+        def of(*key: Any) -> Tensor:
+            if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+                return make(*key)
+            result = found.get(key)
+            if result is None:
+                if torch._C._are_functorch_transforms_active() or _capturing():
+                    return make(*key)
+                with torch.inference_mode(False):  # or autograd could not use it later
+                    result = make(*key)
+                if len(found) >= most:
+                    found.clear()
+                found[key] = result
+            return result
+
+        return of
+
+    return wrap
+
+
+def _capturing() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()

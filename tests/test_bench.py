@@ -67,7 +67,7 @@ def test_a_row(what, structure):
     assert row["ratio"] == pytest.approx(row["dense_ms"] / row["ours_ms"])
     assert row["ours_ms"] > 0
     assert (row["extrapolated"], row["paper"]) == (False, None)
-    assert row["path"] != "dense"
+    assert what == "training" or row["path"] != "dense"  # the plan "fast" is for inference
 
 
 @pytest.mark.parametrize("limit", [{"dense_bytes": 4 * 20**2}, {"dense_work": 20**2}])

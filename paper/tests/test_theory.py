@@ -228,6 +228,12 @@ def test_the_sample_size_is_the_smallest(d: int, epsilon: float, delta: float):
     assert agnostic(m) <= log2(delta) < agnostic(m - 1)
 
 
+def test_sample_sizes_may_be_larger_than_any_list():
+    m = pac_sample_size(1000, 1e-10, agnostic=True)
+    assert m > 2**63
+    assert m == pytest.approx(32e20 * log(2) * (1000 * log2(2 * e * m / 1000) + 2 - log2(0.05)))
+
+
 def test_the_papers_parameter_counts_and_the_theorems_claim():
     """Counts of its tables, and what the theorem is for: far smaller bounds for structured networks."""
     found = {(r["model"], r["hidden"], r["structure"], r["rank"]): r for r in rows()}

@@ -362,6 +362,14 @@ def test_the_same_memory_read_in_another_way_is_noticed(change):
     assert not taken.matches([t])
 
 
+def test_a_vector_that_is_read_in_steps_is_noticed():
+    layer, both = StructuredLinear(8, 8, structure="circulant").eval(), torch.randn(16)
+    x = torch.randn(2, 8)
+    for part in (both[:8], both[::2]):  # of one address and size
+        layer.column.data = part
+        check(layer, x)
+
+
 def _step(t):
     """Of any optimizer: a fused one writes without being counted."""
     torch.optim.SGD([nn.Parameter(torch.zeros(1))]).step()

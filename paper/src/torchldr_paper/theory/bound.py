@@ -34,7 +34,6 @@ the right hand side stays below delta: O((d log(1 / epsilon) + log(1 / delta)) /
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -132,7 +131,10 @@ def _first(holds: Callable[[int], bool], start: int) -> int:
     end = start
     while not holds(end):
         start, end = end, 2 * end
-    return start + bisect_left(range(start, end), True, key=holds)
+    while start < end:  # not `bisect`, which takes no more than 2^63 numbers
+        middle = (start + end) // 2
+        start, end = (start, middle) if holds(middle) else (middle + 1, end)
+    return start
 
 
 def _growth_to_dimension(t: int, w: int, r: float) -> int:

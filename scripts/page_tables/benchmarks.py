@@ -84,13 +84,12 @@ def _sized(n: int) -> str:
     return f"n = {n:,}"
 
 
-def _speedups(structure: str, ranks: Sequence[int] = (), least: int = 0) -> Callable[[Results], str]:
-    """A class's speed-ups by size and rank, the paper's in brackets, from the size `least` on."""
+def _speedups(ranks: Sequence[int] = (), least: int = 0) -> Callable[[Results], str]:
+    """LDR-SD's speed-ups by size and rank, the paper's in brackets, from the size `least` on."""
     return _crossed(
-        "cells", {"n": "n"}, lambda row: row["rank"], lambda rank: f"r = {rank}",
+        "ldr_sd", {"n": "n"}, lambda row: row["rank"], lambda rank: f"r = {rank}",
         lambda row: f"{number(row['ratio'])} ({number(row['paper'])})",
-        where=lambda row: row["structure"] == structure and row["n"] >= least
-        and (not ranks or row["rank"] in ranks),
+        where=lambda row: row["n"] >= least and (not ranks or row["rank"] in ranks),
         ordered=True,
     )  # fmt: skip
 
@@ -245,14 +244,14 @@ _CHANNELS = {
 
 # By name: the file (JSON under results/bench, or JSON lines under results) and what is made of its sections.
 TABLES: dict[str, tuple[str, Callable[[Results], str]]] = {
-    "speed": ("cpu_speed", _speedups("ldr_sd", (1, 4, 16), least=2048)),
-    "ldr_sd": ("cpu_speed", _speedups("ldr_sd")),
-    "growth": ("cpu_speed", _listed("growth", {
+    "speed": ("ldr_sd_speed", _speedups((1, 4, 16), least=2048)),
+    "ldr_sd": ("ldr_sd_speed", _speedups()),
+    "growth": ("ldr_sd_speed", _listed("growth", {
         "n": "n", "ours_ms": "ms", "ours_ms_growth": "times before",
         "peak_mb_batch_256": "peak MB at batch 256", "peak_mb_batch_256_growth": "times before"})),
     "memory": ("cpu_speed", _listed("memory", {
         "structure": "structure", "n": "n", "seconds": "s", "mb_above_import": "peak MB above the import"})),
-    "million": ("cpu_speed", _listed("million", {
+    "million": ("ldr_sd_speed", _listed("million", {
         "structure": "structure", "n": "n", "seconds": "s", "mb_above_import": "peak MB above the import"})),
     "gpu_training": ("gpu_training", _gpu_steps(lambda row: row["n"] >= 2048)),
     "gpu_training_small": ("gpu_training", _gpu_steps(lambda row: row["n"] == 1024)),

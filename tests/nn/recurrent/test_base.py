@@ -3,7 +3,6 @@
 import copy
 import io
 import pickle
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -136,9 +135,6 @@ def test_steps_replace_an_lstm_of_torch_that_is_slow(slow, monkeypatch):
     monkeypatch.setitem(
         costs.MACHINES, "cpu", costs.MACHINES["cpu"]._replace(lstm=1e3 if slow else 1.0, call=1e-9)
     )
-    monkeypatch.setattr(
-        "torchldr.nn.recurrent.base.mkldnn", SimpleNamespace(enabled=True)
-    )  # a tool may set it
     stepped, run = [], StructuredLSTM._run_steps
     monkeypatch.setattr(StructuredLSTM, "_run_steps", lambda *some: stepped.append(1) or run(*some))
     layer = StructuredLSTM(5, 6, 2, bidirectional=True, structure="low_rank", which="both")

@@ -37,10 +37,8 @@ def _seconds(M: Any, call: Call) -> float:
 def _dense_seconds(M: Any, call: Call) -> float:
     m, n = M.shape
     _, (v, _) = grid(m, n, M.options["blocks"])
-    seconds = (
-        costs.gemm(call, M.rank, m, n) + costs.passes(call, m * n, 1) + costs.passes(call, M.rank * m * v)
-    )
-    return costs.backward(call, seconds)
+    seconds = costs.gemm(call, M.rank, m, n) + costs.passes(call, m * n) + costs.passes(call, M.rank * m * v)
+    return costs.backward(call, seconds + costs.started(call, 4))  # views
 
 
 class Blast(StructuredMatrix, name="blast"):

@@ -33,6 +33,8 @@ def kept(most: int) -> Callable[[Make], Make]:
                     return make(*key)
                 with torch.inference_mode(False):  # or autograd could not use it later
                     result = make(*key)
+                if result.is_cuda:  # another stream may be the next to read it
+                    torch.cuda.current_stream(result.device).synchronize()
                 if len(found) >= most:
                     found.clear()
                 found[key] = result

@@ -10,6 +10,7 @@ from torch import Tensor
 from ...core import costs
 from ...core.dense_route import dense_route, factors_route
 from ...core.matrix import StructuredMatrix
+from ...core.products import Product
 from ...core.routes import Call
 from ...project.solving import balanced
 
@@ -96,6 +97,10 @@ class LowRank(StructuredMatrix, name="low_rank"):
 
     def _matmul(self, x: Tensor) -> Tensor:
         return (x @ self.H.mT) @ self.G
+
+    def prepare(self) -> Product:
+        G, right = self.G, self.H.mT
+        return lambda x: (x @ right) @ G
 
     def _rmatmul(self, y: Tensor) -> Tensor:
         return (y @ self.G.mT) @ self.H

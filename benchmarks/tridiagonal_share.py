@@ -13,17 +13,23 @@ Operators are not divided by their growth: subdiagonal 1 + .05 s z, diagonal and
 
 Rows are put into results/bench/tridiagonal_share.json (--out), in place of those of the same case, as soon as
 they are known. --picture draws what the file has.
+
+With --range no operator is judged; results/bench/tridiagonal_range.json gets for each case `within`, as
+`representable` above, log10 of the largest entry of a result (`least` and `largest` over seeds), and the
+least and largest error of the float32 stencil over a mean of |factors||x|, where results are within.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 from typing import Any
 
 import torch
 from port_speed import as_it_comes, wide, write
 
+from torchldr.functional import tridiagonal
 from torchldr.functional.port import acceptance
 
 FLOAT32 = torch.finfo(torch.float32).max
@@ -51,6 +57,23 @@ def row(kind: str, corners: float, spread: float, n: int, seeds: int) -> dict[st
         "tolerance": acceptance.tolerance(n),
         "reasons": [verdict.reason for verdict in verdicts],
     }
+
+
+def ranged(kind: str, corners: float, spread: float, n: int, seeds: int) -> dict[str, Any]:
+    sizes, errors = [], []
+    for seed in range(seeds):
+        A, C = as_it_comes(kind, corners, n, seed, "cpu", spread)
+        x = torch.randn(1, n, generator=torch.Generator().manual_seed(seed))
+        exact = tridiagonal.product(wide(A), wide(C), x.double())
+        sizes.append(float(exact.abs().max()))
+        if sizes[-1] < FLOAT32:
+            _, _, weights = acceptance.profile(wide(A), wide(C), n)
+            mean = float((weights * x.double().abs()).sum())
+            errors.append(float((tridiagonal.product(A, C, x) - exact).abs().max()) / mean)
+    found = {"kind": kind, "corners": corners, "spread": spread, "n": n, "seeds": seeds}
+    found |= {"within": len(errors), "least": math.log10(min(sizes)), "largest": math.log10(max(sizes))}
+    known = [error for error in errors if error < math.inf]  # not where powers overflow on the way
+    return found | {"least_error": min(known, default=None), "largest_error": max(known, default=None)}
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
@@ -88,19 +111,22 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", default=["uniform", "normal"])
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=Path("results/bench/tridiagonal_share.json"))
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--range", action="store_true")
     parser.add_argument("--picture", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    measure, name = (ranged, "tridiagonal_range") if options.range else (row, "tridiagonal_share")
+    out = options.out or Path(f"results/bench/{name}.json")
     for n in options.sizes:
         for kind in options.kinds:
             for corners in options.corners:
                 for spread in options.spreads:
-                    found = row(kind, corners, spread, n, options.seeds)
-                    write(options.out, [found])
+                    found = measure(kind, corners, spread, n, options.seeds)
+                    write(out, [found])
                     print(found, flush=True)
     if options.picture:
-        draw(write(options.out, []), options.picture)
+        draw(write(out, []), options.picture)
 
 
 if __name__ == "__main__":

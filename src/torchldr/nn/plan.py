@@ -30,6 +30,7 @@ class Plan:
 
     Attributes:
         snapshot: tells whether the matrix still has the numbers that the plan was made from.
+        kind: the type of its device.
 
     A route is prepared when it is first chosen and then kept, so that batches of different sizes may take
     turns.

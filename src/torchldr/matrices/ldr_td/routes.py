@@ -21,6 +21,7 @@ from ...kernels.cuda.krylov import LARGEST
 PRODUCTS = "auto", "stencil", "port"
 FROM = {"cpu": 8192, "cuda": 16384}  # min(m, n) from which "auto" judges ports, which takes a while
 _LIKELY = 4  # the oversampling that most operators need
+_CHAINED = 20  # how many times as long as an entry by itself one takes that follows from others, on a GPU
 
 
 def _by_kernels(M: Any, call: Call) -> bool:
@@ -33,7 +34,7 @@ def _krylov_seconds(M: Any, call: Call, rows: int, products: int) -> float:
     entries = sum(M.shape) * min(M.shape) * M.rank
     wide = call if call.dtype.itemsize >= 4 else call._replace(dtype=torch.float32)
     product = costs.gemm(wide, rows, max(M.shape), min(M.shape) * M.rank)
-    made = 20 * costs.machine(call).stencil * costs.wide(wide) * call.matrices * entries
+    made = _CHAINED * costs.machine(call).stencil * costs.wide(wide) * call.matrices * entries
     return costs.backward(call, costs.started(call, 30) + made + products * product)
 
 

@@ -16,7 +16,7 @@ they are known. --picture draws what the file has.
 
 With --range no operator is judged; results/bench/tridiagonal_range.json gets for each case `within`, as
 `representable` above, log10 of the largest entry of a result (`least` and `largest` over seeds), and the
-least and largest error of the float32 stencil over a mean of |factors||x|, where results are within.
+least and largest error of a float32 layer's stencil over a mean of |factors||x|, where results are within.
 """
 
 from __future__ import annotations

@@ -100,6 +100,25 @@ def test_vmap_over_operators_takes_the_kernel(m, n):
         assert torch.allclose(found.double().cpu(), torch.stack(exact), atol=1e-4)
 
 
+@pytest.mark.parametrize("unseen", [False, True])
+def test_powers_that_grow_run_in_float64(unseen):
+    g = torch.Generator().manual_seed(0)
+    draw = lambda start, spread, *shape: start + spread * torch.randn(*shape, generator=g)
+    A, C = ((draw(1, 0.05, n), draw(0, 0.1, n), draw(0, 0.1, n), draw(0, 1, 1, n)) for n in (2048, 2048))
+    inputs = [t.cuda().requires_grad_() for t in (*A, *C, draw(0, 1, 2, 2048))]
+    wide = [t.detach().cpu().double().requires_grad_() for t in inputs]
+
+    def gradients(t, product):
+        y = product(t[:4], t[4:8], t[8])
+        return y.detach(), *torch.autograd.grad(y.sum(), t)
+
+    by_vmap = lambda A, C, x: torch.vmap(lambda row: tridiagonal.product(A, C, row[None])[0])(x)
+    got = gradients(inputs, by_vmap if unseen else tridiagonal.product)
+    for a, b in zip(got, gradients(wide, tridiagonal.product), strict=True):
+        assert a.dtype == torch.float32
+        assert (a.cpu() - b).abs().max() <= 1e-6 * b.abs().max()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("rank", [1, 20])
 @pytest.mark.parametrize(("m", "n"), [(1, 1), (1, 7), (31, 31), (64, 64), (100, 129), (300, 300), (65, 700)])

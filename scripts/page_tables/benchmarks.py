@@ -282,7 +282,7 @@ TABLES: dict[str, tuple[str, Callable[[Results], str]]] = {
     "td_range": ("tridiagonal_range", _listed("rows", {
         "n": "n", "kind": "entries", "corners": "corners", "seeds": "operators", "within": "within float32",
         "least": "log10 of the largest entry, from", "largest": "to",
-        "least_error": "error of the float32 stencil, from", "largest_error": "to"})),
+        "least_error": "error of the stencil, from", "largest_error": "to"})),
     "export_1024": ("export", _exported(1024)),
     "export_4096": ("export", _exported(4096)),
     "recurrent": ("recurrent_speed", _recurrent),

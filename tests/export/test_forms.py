@@ -93,6 +93,21 @@ def test_every_operator_of_ldr_td(regime, normalize):
     assert ((y - x @ M.to_dense().mT).abs() <= 4 * testing.tolerance(torch.float64, 60) * size.max()).all()
 
 
+def test_powers_of_ldr_td_that_grow():
+    """More columns than float32 may be trusted with: the graph makes them in float64."""
+    g = torch.Generator().manual_seed(0)
+    M = torchldr.LDRTridiagonal.random(1500, 1500, 1, generator=g)
+    for side in "AC":
+        for part, start, spread in (("sub", 1, 0.05), ("", 0, 0.1), ("super", 0, 0.1)):
+            vector = M.tensors[f"{part}diagonal_{side}"]
+            vector.copy_(start + spread * torch.randn(vector.shape, generator=g))
+    x = torch.randn(3, 1500, generator=g)
+    want = x.double() @ M.double().materialize().mT
+    y = forms.product_module(M, "matmul", "fast")(x)
+    assert y.dtype == torch.float32
+    assert (y - want).abs().max() <= 5e-7 * want.abs().max()
+
+
 @every_class
 @pytest.mark.parametrize(("m", "n"), [(33, 20), (16, 16), (1, 3)])
 def test_matrices_made_when_loaded(cls, m, n, monkeypatch):

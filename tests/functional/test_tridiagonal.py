@@ -107,6 +107,41 @@ def test_two_threads_give_the_same():
         assert torch.allclose(a, b, rtol=1e-9, atol=1e-9 * b.abs().max().item())
 
 
+def growing(n, seed):
+    """An operator near the shift whose powers reach 1e10 and more on the way, and lose float32's digits."""
+    g = torch.Generator().manual_seed(seed)
+    lower, diagonal, upper, V = (torch.randn(1, n, generator=g) for _ in range(4))
+    return (1 + 0.05 * lower)[0], 0.1 * diagonal[0], 0.1 * upper[0], V
+
+
+@pytest.mark.parametrize("form", ["compiled", "plain", "vmap", "columns"])
+def test_powers_that_grow_are_as_exact_as_others(form, monkeypatch):
+    if form == "plain":
+        monkeypatch.setattr(stencil, "serves", lambda *tensors: False)
+    elif compiled.why_not():
+        pytest.skip(compiled.why_not())
+    A, C = growing(2048, 0), growing(2048, 1)
+    x, direction = torch.randn(2, 1, 2048), torch.randn(2, 2048)
+    inputs = [t.requires_grad_() for t in (*A, *C, x)]
+    wide = [t.detach().double().requires_grad_() for t in inputs]
+
+    def product(*t):
+        if form == "vmap":
+            return torch.vmap(lambda x: tridiagonal.product(t[:4], t[4:8], x))(t[8])
+        if form == "columns":
+            K_A, K_C = tridiagonal.krylov_pair(t[:4], t[4:8])
+            return (t[8].to(K_A.dtype) @ K_C[0].mT @ K_A[0]).to(t[8].dtype)
+        return tridiagonal.product(t[:4], t[4:8], t[8].squeeze(1)).unsqueeze(1)
+
+    got = product(*inputs)
+    want = tridiagonal.product(wide[:4], wide[4:8], wide[8].squeeze(1))
+    both = [got.detach().squeeze(1), *torch.autograd.grad(got.squeeze(1), inputs, direction)]
+    right = [want.detach(), *torch.autograd.grad(want, wide, direction.double())]
+    for a, b in zip(both, right, strict=True):
+        assert a.dtype == torch.float32
+        assert (a - b).abs().max() <= 1e-6 * b.abs().max()
+
+
 @pytest.mark.parametrize("operator", ["superdiagonal .3", "random"])
 def test_normalized_stays_finite_at_4096(operator):
     layer = torchldr.StructuredLinear(4096, 4096, bias=False, structure="ldr_td", normalize=True)

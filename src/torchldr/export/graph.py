@@ -21,6 +21,7 @@ from .layers import DOMAIN
 from .report import ExportError
 
 _LAST = np.iinfo(np.int64).max
+_FLOAT, _DOUBLE = 1, 11  # of onnx.TensorProto
 Size = int | None  # None where it changes from call to call
 
 
@@ -120,6 +121,12 @@ class Symbol:
 
     def remainder(self, divisor: int) -> Symbol:
         return self._new(self.shape, "Mod", self.name, self._integers(divisor))
+
+    def double(self) -> Symbol:
+        return self._new(self.shape, "Cast", self.name, to=_DOUBLE)
+
+    def float(self) -> Symbol:
+        return self._new(self.shape, "Cast", self.name, to=_FLOAT)
 
     def __matmul__(self, other: Symbol) -> Symbol:
         lead = _broadcast(self.shape[:-2], other.shape[:-2])

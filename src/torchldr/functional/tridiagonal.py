@@ -18,12 +18,14 @@ The tests hold both to `krylov_reference(tridiagonal_reference(..), v, k)`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.linalg import vector_norm
 from torch.nn.functional import pad
 
 from ..kernels import cuda
@@ -37,32 +39,67 @@ BLOCK = 32  # columns at a time in the plain form
 TILE_ENTRIES = 1 << 20  # of the compiled form's tiles, as a matrix product likes them and a cache holds them
 TILE_COLUMNS = 128, 512  # at least and at most
 
+# Rounding errors grow as powers do, and where these first grow and then fall they outlive them. So operators
+# whose columns grow by more than 1 / eps of float32, at the starts of tiles, are run in float64.
+GROWTH = 1e7
+UNSEEN = 1024  # columns, beyond which powers are taken to grow where there are no values to look at
+
 
 def row_sum_scale(lower: Tensor, diagonal: Tensor, upper: Tensor) -> Tensor:
     """The largest absolute row sum of A where that exceeds 1, else 1: A over it never grows."""
     return (lower.abs() + diagonal.abs() + upper.abs()).amax(-1).clamp(min=1)
 
 
-def product(A: Operator, C: Operator, x: Tensor) -> Tensor:
+def product(A: Operator, C: Operator, x: Tensor, *, shifts: bool = False) -> Tensor:
     """sum_i K_k(A, g_i) K_k(C, h_i)^T x, k = min(m, n).
 
     Args:
         A, C: lower, diagonal, upper and start vectors, (m,) thrice and (r, m) for A, likewise n for C.
         x: vectors, shape (b, n).
+        shifts: whether diagonals and uppers are zero. Entries of powers are not sums then, and lose nothing.
 
     Returns:
         Shape (b, m), in the dtype of `x` (float32 or float64).
 
     O(r (m + n) k) work for the stencils and O(b r (m + n) k) in matrix products, tile by tile; without
-    gradients nothing of size m k is held. Powers grow with the operator: see `row_sum_scale`. Differentiable
-    any number of times; vmap, jvp and tracing hold.
+    gradients nothing of size m k is held. Powers grow with the operator, see `row_sum_scale`: where float32
+    would lose them this runs in float64. Differentiable any number of times; vmap, jvp and tracing hold.
     """
-    if stencil.serves(*A, *C, x):
-        return applied(_StencilProduct, *A, *C, x)[0]
-    if not cuda.serves(max(A[3].shape[-1], C[3].shape[-1]), *A, *C, x):
-        return _plain_product(*A, *C, x)
-    K_A, K_C = (K.flatten(0, 1) for K in krylov_pair(A, C))
-    return x @ K_C.mT @ K_A
+    if cuda.serves(max(A[3].shape[-1], C[3].shape[-1]), *A, *C, x):
+        K_A, K_C = (K.flatten(0, 1) for K in krylov_pair(A, C, shifts=shifts))
+        return (x.to(K_A.dtype) @ K_C.mT @ K_A).to(x.dtype)
+    by_loops = stencil.serves(*A, *C, x)
+    if shifts or (by_loops and _has_values(x)) or not _lost(A, C):
+        if not by_loops:
+            return _plain_product(*A, *C, x)
+        y, _, *states = applied(_StencilProduct, *A, *C, x)
+        if shifts or not _lost(A, C, states):
+            return y
+    return product(_wide(A), _wide(C), x.double()).to(x.dtype)
+
+
+def _wide(operator: Operator) -> Operator:
+    lower, diagonal, upper, V = operator
+    return lower.double(), diagonal.double(), upper.double(), V.double()
+
+
+def _has_values(t: Tensor) -> bool:
+    """Whether a tensor's values can be looked at: not under vmap, or while a CUDA graph is captured."""
+    return stencil.is_plain(t) and not (t.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+def _lost(A: Operator, C: Operator, columns: Sequence[Tensor] = ()) -> bool:
+    """Whether rounding may have grown beyond use in float32, by the first and later columns (.., r, m)."""
+    G, H = A[3], C[3]
+    if G.dtype == torch.float64 or G.device.type == "mps":  # which has no float64
+        return False
+    if not columns or not (_has_values(G) and _has_values(H)):
+        return _columns(A, C) > UNSEEN
+    for K in columns:
+        first, *later = vector_norm(K.detach(), math.inf, -1).tolist() if len(K) > 1 else ((),)
+        if not all(size <= GROWTH * at for sizes in later for size, at in zip(sizes, first, strict=True)):
+            return True
+    return False
 
 
 # The plain form.
@@ -252,15 +289,20 @@ def _adjoint(
 # The Krylov matrices themselves: by a kernel on a GPU, by the compiled stencil on a CPU.
 
 
-def krylov_pair(A: Operator, C: Operator) -> tuple[Tensor, ...]:
+def krylov_pair(A: Operator, C: Operator, *, shifts: bool = False) -> tuple[Tensor, ...]:
     """The Krylov matrices K_k(A, g_i) and K_k(C, h_i), transposed: (r, k, m) and (r, k, n), k = min(m, n).
 
-    A GPU runs operators of one size side by side.
+    In float64 where float32 would lose them. A GPU runs operators of one size side by side.
     """
     k = _columns(A, C)
+    K: tuple[Tensor, ...]
     if A[3].shape != C[3].shape or not cuda.serves(k, *A, *C):
-        return krylov_matrices(*A, k), krylov_matrices(*C, k)
-    return applied(_CudaKrylov, *map(torch.stack, zip(A, C, strict=True)), k).unbind()
+        K = krylov_matrices(*A, k), krylov_matrices(*C, k)
+    else:
+        K = applied(_CudaKrylov, *map(torch.stack, zip(A, C, strict=True)), k).unbind()
+    if shifts or not _lost(A, C, [of[:, :: TILE_COLUMNS[1]].transpose(0, 1) for of in K]):
+        return K
+    return krylov_pair(_wide(A), _wide(C))
 
 
 def krylov_matrices(lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, k: int) -> Tensor:

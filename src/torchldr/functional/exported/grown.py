@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, pad
 
 from ..subdiagonal.guard import Side
+from ..tridiagonal import UNSEEN
 
 _TOGETHER = 1 << 25  # numbers of the columns that are multiplied at a time
 
@@ -39,7 +40,9 @@ class GrownMatrix(nn.Module):
         super().__init__()
         r, m, n = *G.shape, H.shape[-1]
         k, p = min(m, n), block_size(min(m, n))
-        self.left, self.right = KrylovColumns(A, G, k, p), KrylovColumns(C, H, k, p)
+        # No entry of a shift's power is a sum, so nothing is lost there.
+        self.wide = A.shape[-1] > 1 and k > UNSEEN and G.dtype == torch.float32
+        self.left, self.right = (KrylovColumns(*side, k, p, self.wide) for side in ((A, G), (C, H)))
         self.together = max(1, _TOGETHER // (p * r * max(m, n)))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -50,7 +53,7 @@ class GrownMatrix(nn.Module):
             part = _joined(right) @ _joined(left).mT
             total = part if total is None else total + part
         assert total is not None
-        return x @ total
+        return x @ (total.float() if self.wide else total)
 
 
 def of_sides(A: Side, C: Side) -> GrownMatrix:
@@ -61,17 +64,20 @@ def of_sides(A: Side, C: Side) -> GrownMatrix:
 
 
 class KrylovColumns(nn.Module):
-    """K_k(A, v_i) for all i, p columns of each at a time: (m, p r), column t of v_i at t r + i."""
+    """K_k(A, v_i) for all i, p columns of each at a time: (m, p r), column t of v_i at t r + i.
+
+    `wide` makes them in float64, as `torchldr.functional.tridiagonal` does where it sees no values.
+    """
 
     ring: Tensor
     start: Tensor
     offsets: Tensor
     firsts: Tensor
 
-    def __init__(self, ring: Tensor, V: Tensor, k: int, p: int) -> None:
+    def __init__(self, ring: Tensor, V: Tensor, k: int, p: int, wide: bool) -> None:
         super().__init__()
         self.r, self.m = V.shape
-        self.k, self.p, self.blocks = k, p, -(-self.m // p)
+        self.k, self.p, self.blocks, self.wide = k, p, -(-self.m // p), wide
         # Rows are unrolled to a whole number of blocks, those past the end being rows of the ring once more.
         self.register_buffer("offsets", torch.arange(self.m - p, self.m + 2 * p))
         self.register_buffer("firsts", torch.arange(0, self.blocks * p, p).unsqueeze(1))
@@ -82,7 +88,7 @@ class KrylovColumns(nn.Module):
         m, p, blocks = self.m, self.p, self.blocks
         windows = (self.offsets + self.firsts).remainder(m)  # (blocks, 3p)
         power = self._operator(windows)
-        X = embedding(windows[:, p : 2 * p].reshape(blocks * p), self.start)  # (rows, r)
+        X = embedding(windows[:, p : 2 * p].reshape(blocks * p), self._taken(self.start))  # (rows, r)
 
         def applied(middle: Tensor, X: Tensor) -> Tensor:
             return (middle @ embedding(windows, X)).reshape(X.shape)
@@ -96,10 +102,13 @@ class KrylovColumns(nn.Module):
             X = applied(middle, X) if done else X
             yield X[:m, : min(p, self.k - done) * self.r]
 
+    def _taken(self, stored: Tensor) -> Tensor:
+        return stored.double() if self.wide else stored
+
     def _operator(self, windows: Tensor) -> Tensor:
         """The operator within each window, (blocks, 3p, 3p): row i of the diagonals moved right by i."""
         size, diagonals = 3 * self.p, self.ring.shape[-1]
-        rows = pad(embedding(windows, self.ring), (0, size + 3 - diagonals))
+        rows = pad(embedding(windows, self._taken(self.ring)), (0, size + 3 - diagonals))
         rows = rows.reshape(self.blocks, size * (size + 3))[:, : size * (size + 2)]
         return rows.reshape(self.blocks, size, size + 2)[..., 1 : size + 1]
 

@@ -221,7 +221,7 @@ def _stencil_cost(M: Any, call: Call) -> float:
 
 def _stencil(M: Any, x: Tensor, transposed: bool) -> Tensor:
     A, C = (_tridiagonal(side) for side in sides(M, transposed))
-    return tridiagonal.product(A, C, x)
+    return tridiagonal.product(A, C, x, shifts=True)
 
 
 def _tridiagonal(side: Side) -> tridiagonal.Operator:

@@ -40,8 +40,8 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
             inference): "auto" takes the port product where it is accepted and cheaper, "port" wherever it is
             accepted, at any size, "stencil" never. All others take the stencil or the dense matrix.
         normalize: divide A and C by their largest absolute row sum where it exceeds 1. Powers of A
-            otherwise grow like its spectral radius: take it for layers of thousands of features, or
-            when a superdiagonal grows past some tenths.
+            otherwise grow like its spectral radius, and run in float64 where float32 would lose them:
+            take it for layers of thousands of features, or when a superdiagonal grows past some tenths.
 
     Reference: Thomas, Gu, Dao, Rudra, Ré, "Learning Compressed Transforms with Low Displacement Rank",
     2018.
@@ -148,7 +148,7 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
     def by_krylov_matrices(self) -> Tensor:
         """The dense matrix by one matrix product, 2 r k m n operations."""
         K_A, K_C = (K.flatten(0, 1) for K in tridiagonal.krylov_pair(*self.both_operators()))
-        return K_A.mT @ K_C
+        return (K_A.mT @ K_C).to(self.dtype)
 
     def _matmul(self, x: Tensor) -> Tensor:
         return tridiagonal.product(*self.both_operators(), x)

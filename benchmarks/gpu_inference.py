@@ -1,6 +1,6 @@
 """Inference on a GPU over nn.Linear, by size and rows: eager as a user calls it, and in a captured graph.
 
-    python benchmarks/gpu_inference.py [--out results/bench/gpu_inference.json] [--quick]
+    python benchmarks/gpu_inference.py [--out results/bench/gpu_inference.json] [--classes ldr_sd] [--n 16384]
 
 Layers have a bias and are in `eval()` under `no_grad`; float32 where products may take TF32, and bfloat16
 parameters. Ratio is dense / ours, from minima over rounds in which the two take turns. Eager calls use the
@@ -31,11 +31,12 @@ def replays(call: Callable[[], object]) -> Callable[[], object]:
     return captured(call).replay
 
 
-def cells(n: int, batch: int, mode: str, rounds: int) -> Iterator[dict[str, Any]]:
+def cells(n: int, batch: int, mode: str, names: list[str], rounds: int) -> Iterator[dict[str, Any]]:
     like: dict[str, Any] = {"device": "cuda", "dtype": MODES[mode]}
     x = torch.randn(batch, n, **like)
     dense = step(nn.Linear(n, n, **like), x, training=False)
-    for name, options in CLASSES.items():
+    for name in names:
+        options = CLASSES[name]
         layer = StructuredLinear(n, n, structure=name, **options, **like)
         ours = step(layer, x, training=False)
         ours()
@@ -59,14 +60,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--classes", nargs="*", default=list(CLASSES), choices=list(CLASSES))
+    parser.add_argument("--n", nargs="*", type=int, default=SIZES, help="sizes alone")
     arguments = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = True
     torch.manual_seed(0)
     rows = []
-    for n in SIZES[:2] if arguments.quick else SIZES:
+    for n in arguments.n[:2] if arguments.quick else arguments.n:
         for batch in BATCHES:
             for mode in MODES:
-                for row in cells(n, batch, mode, 3 if arguments.quick else 8):
+                for row in cells(n, batch, mode, arguments.classes, 3 if arguments.quick else 8):
                     rows.append(row)
                     print(*(f"{v:.3g}" if isinstance(v, float) else v for v in row.values()), flush=True)
         if arguments.out is not None:

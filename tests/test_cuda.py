@@ -179,15 +179,17 @@ def test_the_matrix_of_large_layers(m, n, regime):
     testing.check_gradients(M)
 
 
-@pytest.mark.parametrize("batch", [2, 5])
-@pytest.mark.parametrize(("n", "rank"), [(4, 1), (1250, 3), (4096, 8)])
+@pytest.mark.parametrize("batch", [2, 5, 700])
+@pytest.mark.parametrize(("n", "rank"), [(4, 1), (1250, 3), (4096, 8), (12288, 1), (16384, 1), (32768, 2)])
 def test_pairs(n, rank, batch):
-    """LDR-SD in inference, with kernels between the FFTs."""
-    M = testing.member(torchldr.LDRSubdiagonal, n, n, rank, dtype=torch.float32, regime="near one").to("cuda")
+    """LDR-SD in inference, in one kernel or two."""
+    regime = "near one" if n <= 4096 else "ones"
+    M = testing.member(torchldr.LDRSubdiagonal, n, n, rank, dtype=torch.float32, regime=regime).to("cuda")
     assert cuda_pair.why_not(*sides(M)) is None
     K = cuda_pair.prepare(*sides(M))
-    x = torch.randn(batch, n, device="cuda")
-    exact = x.double() @ M.to(torch.float64).to_dense().mT
+    x, wide = torch.randn(batch, n, device="cuda"), M.to(torch.float64)
+    by_ffts = n > 4096  # of torch, in float64
+    exact = wide.matmul(x.double(), route="convolution") if by_ffts else x.double() @ wide.to_dense().mT
     assert (cuda_pair.matmul(K, x) - exact).abs().max() <= 1e-6 * n**0.5 * exact.abs().max()
 
 
@@ -291,6 +293,8 @@ def test_no_route_of_a_gpu_is_missed():
     M = testing.member(torchldr.LDRSubdiagonal, 64, 64, 2, dtype=torch.float32, regime="ones").to("cuda")
     call = Call(3, "cuda", torch.float32, kept=True)
     assert "cuda_pair" in {route.name for route in testing.forced(M, call)}
+    T = torchldr.ToeplitzLike.random(64, 64, rank=2).to("cuda")
+    assert "cuda_pair" in {route.name for route in testing.forced(T, call)}
 
 
 @pytest.mark.parametrize("name", ["AdamW", "SGD"])

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import shutil
-import subprocess
 from collections.abc import Callable
-from functools import cache, partial
-from pathlib import Path
+from functools import partial
 
 import pytest
 import torch
@@ -20,6 +17,8 @@ from torchldr.functional import scan
 from torchldr.functional.reference import subdiagonal_reference
 from torchldr.functional.stein_scan import column_scan, stein_matrix
 from torchldr.kernels.cuda import scan as scan_kernels
+
+from ..cuda_as_cpp import compiler
 
 EPS = torch.finfo(torch.float64).eps
 
@@ -102,46 +101,7 @@ def test_it_is_the_sum_of_powers(size: tuple[int, int], seed: int) -> None:
 
 # The kernels.
 
-# The threads of a block take turns: each runs until all have to meet.
-HEAD = """
-#include <ucontext.h>
-#define __global__
-#define __device__
-#define __align__(bytes)
-#define __launch_bounds__(threads, blocks)
-#define __shared__ static
-struct Three { int x, y, z; };
-static Three blockIdx, gridDim, threadIdx;
-static ucontext_t between, threads_[128];
-static char stacks[128][1 << 16];
-static bool done[128];
-static void* kernel_;
-static void __syncthreads() { swapcontext(&threads_[threadIdx.x], &between); }
-"""
 TAIL = """
-template <class Kernel> static void enter() { (*(Kernel*)kernel_)(); done[threadIdx.x] = true; }
-template <class Kernel> static void block(int threads, Kernel kernel) {
-    kernel_ = &kernel;
-    for (int i = 0; i < threads; i++) {
-        done[i] = false;
-        getcontext(&threads_[i]);
-        threads_[i].uc_stack.ss_sp = stacks[i];
-        threads_[i].uc_stack.ss_size = sizeof(stacks[i]);
-        threads_[i].uc_link = &between;
-        makecontext(&threads_[i], enter<Kernel>, 0);
-    }
-    for (bool left = true; left;) {
-        left = false;
-        for (int i = 0; i < threads; i++)
-            if (!done[i]) { left = true; threadIdx = {i, 0, 0}; swapcontext(&between, &threads_[i]); }
-    }
-}
-template <class Kernel> static void run(int gx, int gy, int gz, int threads, Kernel kernel) {
-    gridDim = {gx, gy, gz};
-    for (blockIdx.z = 0; blockIdx.z < gz; blockIdx.z++)
-        for (blockIdx.y = 0; blockIdx.y < gy; blockIdx.y++)
-            for (blockIdx.x = 0; blockIdx.x < gx; blockIdx.x++) block(threads, kernel);
-}
 #define RUN(name) extern "C" void run_##name( \\
     int gx, int gy, int gz, int threads, P* ka, P* a, P* kc, P* c, int fa, int fc, P* G, P* H, O* e, int r, \\
     O* D, O* M, P* weights, T* sum, T* state, T* rows, T* columns, int m, int n, int segments \\
@@ -155,25 +115,14 @@ NUMBERS = 4, 5, 9, 17, 18, 19  # among the arguments; the others are addresses
 
 
 @pytest.fixture(scope="module")
-def compiler(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], ctypes.CDLL]:
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], ctypes.CDLL]:
     if shutil.which("g++") is None:
         pytest.skip("needs g++")
-    folder: Path = tmp_path_factory.mktemp("kernels")
-
-    @cache
-    def compiled(source: str) -> ctypes.CDLL:
-        stem = folder / hashlib.sha256(source.encode()).hexdigest()
-        file, library = stem.with_suffix(".cpp"), stem.with_suffix(".so")
-        file.write_text(HEAD + source + TAIL)
-        flags = ["-O0", "-Wno-unknown-pragmas", "-shared", "-fPIC"]
-        subprocess.run(["g++", *flags, file, "-o", library], check=True)
-        return ctypes.CDLL(str(library))
-
-    return compiled
+    return compiler(tmp_path_factory.mktemp("kernels"), TAIL)
 
 
 @pytest.fixture
-def kernels(compiler: Callable[[str], ctypes.CDLL], monkeypatch: pytest.MonkeyPatch) -> None:
+def kernels(compiled: Callable[[str], ctypes.CDLL], monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything goes through the kernels, as plain C++, with blocks of a few threads."""
 
     class Kernels(scan_kernels.nvrtc.Kernels):
@@ -185,7 +134,7 @@ def kernels(compiler: Callable[[str], ctypes.CDLL], monkeypatch: pytest.MonkeyPa
                     value = value.data_ptr()
                 values.append(value if place in NUMBERS else ctypes.c_void_p(value))
             for name, grid, threads in self._launches:
-                getattr(compiler(self._source), f"run_{name}")(*grid, threads, *values)
+                getattr(compiled(self._source), f"run_{name}")(*grid, threads, *values)
 
     monkeypatch.setattr(scan, "serves", lambda *tensors: True)
     monkeypatch.setattr(scan, "passes", scan_kernels.passes.__wrapped__)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import shutil
-import subprocess
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -14,13 +13,15 @@ from torchldr import LDRSubdiagonal
 from torchldr.functional.subdiagonal import cuda_pair
 from torchldr.matrices.ldr_sd.routes import sides
 
-HEAD = """
-#define __global__
-#define __device__
-#define __forceinline__ inline
-#define __align__(n)
-struct Three { int x, y, z; };
-static Three blockIdx, blockDim, threadIdx, gridDim;
+from ...cuda_as_cpp import compiler
+
+TAIL = """
+#define RUN(name) extern "C" void run_##name( \\
+    int gx, int gy, int gz, int threads, float* x, float* enter, float* beside, float* between, \\
+    float* leave, float* aside, Z* turn, Z* right, Z* left, Z* root, Z* memory, float* out, \\
+    int r, int rows, int parts \\
+) { run(gx, gy, gz, threads, [=] { name(GIVEN); }); }
+RUN(pair) RUN(join)
 """
 
 
@@ -40,52 +41,41 @@ def test_what_it_does_not_take() -> None:
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """The kernels' source, its threads run one after the other."""
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], ctypes.CDLL]:
     if shutil.which("g++") is None:
         pytest.skip("needs g++")
-    folder: Path = tmp_path_factory.mktemp("kernels")
-    tail = """
-#define RUN(name, parameters, arguments) extern "C" void run_##name parameters { \\
-    blockDim.x = 8; gridDim.y = rows; \\
-    for (blockIdx.y = 0; blockIdx.y < rows; blockIdx.y++) \\
-        for (blockIdx.x = 0; blockIdx.x * 8 < h; blockIdx.x++) \\
-            for (threadIdx.x = 0; threadIdx.x < 8; threadIdx.x++) name arguments; }
-RUN(enter, (const float* x, const float* f, const float* s, const Z* t, Z* o, int h, int rows),
-    (x, f, s, t, o, h))
-RUN(spread, (const Z* U, const Z* right, Z* o, int r, int h, int rows), (U, right, o, r, h))
-RUN(scale, (const Z* t, const float* w, Z* z, int r, int h, int rows), (t, w, z, r, h))
-RUN(gather, (const Z* w, const Z* S, const Z* left, Z* o, int r, int h, int rows), (w, S, left, o, r, h))
-RUN(leave, (const Z* y, const Z* z, const Z* t, const float* P, const float* a, float* o, int h, int rows),
-    (y, z, t, P, a, o, h))
-"""
-    (folder / "pairs.cpp").write_text(HEAD + cuda_pair.SOURCE + tail)
-    command = ["g++", "-O1", "-shared", "-fPIC", "-o", str(folder / "pairs.so"), str(folder / "pairs.cpp")]
-    subprocess.run(command, check=True)
-    return ctypes.CDLL(str(folder / "pairs.so"))
+    return compiler(tmp_path_factory.mktemp("kernels"), TAIL)
 
 
-@pytest.fixture
-def kernels(compiled: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
-    def launch(name: str, like: torch.Tensor, arguments: list[object]) -> None:
-        given = [
-            ctypes.c_void_p(a.data_ptr()) if isinstance(a, torch.Tensor) else ctypes.c_int(a)  # type: ignore[arg-type]
-            for a in (*arguments, like.shape[-2])
-        ]
-        compiled[f"run_{name}"](*given)
+@pytest.fixture(params=[1, 4, 100], ids=lambda blocks: f"{blocks} blocks")
+def kernels(
+    compiled: Callable[[str], ctypes.CDLL], monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """A device that runs so many blocks at once: ranks run side by side where they leave some idle."""
 
-    monkeypatch.setattr(cuda_pair, "_launch", launch)
+    class Kernels(cuda_pair.nvrtc.Kernels):
+        def queue(self, device: object, arguments: object) -> None:
+            source = self._source.replace("extern __shared__ Z row[];", "static Z row[H + H / 16 + 1];")
+            given = [a if isinstance(a, int) else ctypes.c_void_p(a.data_ptr()) for a in arguments]  # type: ignore[attr-defined]
+            for name, grid, threads in self._launches:
+                getattr(compiled(source), f"run_{name}")(*grid, threads, *given)
+
+    monkeypatch.setattr(cuda_pair.nvrtc, "Kernels", Kernels)
+    monkeypatch.setattr(cuda_pair, "_blocks", lambda h, device: request.param)
+    monkeypatch.setattr(cuda_pair, "_launches", cuda_pair._launches.__wrapped__)
+    monkeypatch.setattr(cuda_pair, "_LONG", 32)
 
 
 @pytest.mark.usefixtures("kernels")
-@pytest.mark.parametrize("batch", [1, 2, 7])
-@pytest.mark.parametrize(("n", "rank"), [(2, 1), (30, 3), (64, 1), (500, 4)])
+@pytest.mark.parametrize("batch", [0, 1, 2, 7])
+@pytest.mark.parametrize(("n", "rank"), [(2, 1), (30, 3), (64, 1), (500, 4), (1024, 1), (1260, 2)])
 def test_it_is_the_product(n: int, rank: int, batch: int) -> None:
     M = member(n, rank)
-    x = torch.randn(batch, n, generator=torch.Generator().manual_seed(1))
+    x = torch.randn(n, batch, generator=torch.Generator().manual_seed(1)).mT
     exact = x.double() @ M.to(torch.float64).to_dense().mT
     got = cuda_pair.matmul(cuda_pair.prepare(*sides(M)), x)
-    assert (got - exact).abs().max() <= 1e-6 * n**0.5 * exact.abs().max().clamp(min=1e-3)
+    assert got.shape == x.shape
+    assert ((got - exact).abs() <= 1e-6 * n**0.5 * exact.abs().amax(-1, keepdim=True).clamp(min=1e-3)).all()
 
 
 @pytest.mark.usefixtures("kernels")
@@ -94,3 +84,10 @@ def test_rows_do_not_meet() -> None:
     alone = cuda_pair.matmul(K, x)
     wild = x * torch.tensor([torch.nan, 1.0, 1e6, 1.0]).unsqueeze(1)
     assert torch.equal(cuda_pair.matmul(K, wild)[[1, 3]], alone[[1, 3]])
+
+
+@pytest.mark.parametrize("h", [1, 2, 15, 210, 4096, 8192, 10000])
+def test_factors(h: int) -> None:
+    found = cuda_pair.radices(h)
+    assert torch.tensor(found).prod() == h
+    assert set(found) <= {2, 3, 4, 5, 7, 8}

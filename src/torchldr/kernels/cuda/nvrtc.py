@@ -38,6 +38,7 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
+_granted: dict[Any, int] = {}  # bytes of shared memory that kernels may have, where they asked for many
 
 
 @cache
@@ -89,9 +90,6 @@ class Kernels:
         ready = self._ready.get(index)
         if ready is None:
             ready = self._ready[index] = [self._prepare(index, *launch) for launch in self._launches]
-        if self._shared >= _PLAIN_SHARED:
-            for name, *_ in self._launches:
-                compiled(self._source, name, index).set_shared_memory_config(self._shared)
         # As a kernel's own call, which takes several times as long to look at each argument.
         values, places = _thread.words(len(arguments))
         values[:] = [a if isinstance(a, int) else a.data_ptr() for a in arguments]
@@ -102,6 +100,9 @@ class Kernels:
 
     def _prepare(self, index: int, name: str, grid: Grid, threads: int) -> Callable[..., int]:
         kernel = compiled(self._source, name, index)
+        if self._shared >= max(_PLAIN_SHARED, _granted.get(kernel, 0)):
+            kernel.set_shared_memory_config(self._shared)
+            _granted[kernel] = self._shared
         return partial(_library().cuLaunchKernel, kernel.func, *grid, threads, 1, 1, self._shared)
 
 

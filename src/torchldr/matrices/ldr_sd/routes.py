@@ -71,7 +71,7 @@ def _refused(M: Any, call: Call) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def _without_gradients(call: Call) -> str | None:
+def without_gradients(call: Call) -> str | None:
     """Why a product that only runs forward does not serve."""
     if call.traced:
         return "not for tracing, vmap and capture"
@@ -167,16 +167,14 @@ def _prepare_compiled_pair(M: Any) -> Product:
 
 
 def _cuda_pair_why_not(M: Any, call: Call) -> str | None:
-    reason = _without_gradients(call) or cuda_pair.why_not(*sides(M)) or _refused(M, call)
+    reason = without_gradients(call) or cuda_pair.why_not(*sides(M)) or _refused(M, call)
     if reason is None and _scales(M).dtype != torch.float32:
         return "the subdiagonals' products range over more than float32 may lose"
     return reason
 
 
-def _cuda_pair_cost(M: Any, call: Call) -> float:
-    r, b, n = M.rank, call.batch, M.shape[0]
-    # A kernel of our own takes longer to start than an operation of torch.
-    return 4 * costs.ffts(call, b * (r + 2) / 4, n) + costs.passes(call, b * (r + 2) * n / 4, 15)
+def cuda_pair_cost(M: Any, call: Call) -> float:
+    return costs.started(call) + cuda_pair.seconds(M.shape[0] // 2, M.rank + 1, call.batch)
 
 
 def _prepare_cuda_pair(M: Any) -> Product:
@@ -241,5 +239,5 @@ ROUTES = (
     Route("compiled_convolution", _compiled_why_not, _compiled_cost, _compiled, _prepare_compiled),
     Route("circulant_pair", _pair_why_not, _pair_cost, None, _prepare_pair),
     Route("compiled_pair", _compiled_pair_why_not, compiled_pair_cost, None, _prepare_compiled_pair),
-    Route("cuda_pair", _cuda_pair_why_not, _cuda_pair_cost, None, _prepare_cuda_pair),
+    Route("cuda_pair", _cuda_pair_why_not, cuda_pair_cost, None, _prepare_cuda_pair),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,9 +19,9 @@ from ...functional import stein_scan
 from ...functional.fft import conjugate, contract_rank
 from ...functional.reference import krylov_of_shift_reference, shift_reference
 from ...functional.ring import Ring, ring
-from ...functional.subdiagonal import compiled_pair
+from ...functional.subdiagonal import compiled_pair, cuda_pair
 from ...functional.subdiagonal.guard import Side
-from ..ldr_sd.routes import compiled_pair_cost
+from ..ldr_sd.routes import compiled_pair_cost, cuda_pair_cost, without_gradients
 
 
 def corner_sign(m: int, n: int) -> int:
@@ -53,6 +54,10 @@ def _pair_why_not(M: Any, call: Call) -> str | None:
     return compiled_pair.why_not(*M._sides())
 
 
+def _cuda_pair_why_not(M: Any, call: Call) -> str | None:
+    return without_gradients(call) or cuda_pair.why_not(*M._sides())
+
+
 class ToeplitzLike(StructuredMatrix, name="toeplitz_like"):
     """Toeplitz-like: M = sum_i K_k(Z_a, g_i) K_k(Z_{-a}, h_i)^T, k = min(m, n).
 
@@ -73,6 +78,7 @@ class ToeplitzLike(StructuredMatrix, name="toeplitz_like"):
         own_route("fft", _fft_seconds),
         dense_route(_dense_seconds),
         Route("compiled_pair", _pair_why_not, compiled_pair_cost, None, lambda M: M._prepare_pair()),
+        Route("cuda_pair", _cuda_pair_why_not, cuda_pair_cost, None, lambda M: M._prepare_pair()),
     )
     projection_work = 1
     compresses = True
@@ -126,6 +132,8 @@ class ToeplitzLike(StructuredMatrix, name="toeplitz_like"):
         return left, right
 
     def _prepare_pair(self) -> Product:
+        if self.device.type == "cuda":
+            return partial(cuda_pair.matmul, cuda_pair.prepare(*self._sides()))
         return compiled_pair.kept(*self._sides(), self.dtype)
 
     def _materialize(self) -> Tensor:

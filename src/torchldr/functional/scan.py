@@ -38,7 +38,8 @@ import torch
 from torch import Tensor
 
 from ..kernels.cuda import unavailable
-from ..kernels.cuda.scan import DTYPES, MOST, Form, parts, passes, run
+from ..kernels.cuda.numbers import NAMES
+from ..kernels.cuda.scan import MOST, Form, parts, passes, run
 
 
 class Operators(NamedTuple):
@@ -69,7 +70,7 @@ class Gradients(NamedTuple):
 def serves(*tensors: Tensor) -> bool:
     """Whether the kernels take these tensors."""
     first = tensors[0]
-    if not first.is_cuda or first.dtype not in DTYPES or unavailable():
+    if not first.is_cuda or first.dtype not in NAMES or unavailable():
         return False
     dtype, device = first.dtype, first.device
     return all(t.dtype is dtype and t.device == device for t in tensors)

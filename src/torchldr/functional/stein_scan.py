@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..kernels.cuda.scan import DTYPES
+from ..kernels.cuda.numbers import NAMES
 from . import scan, stencil
 from ._twin import applied, plain_backward, plain_jvp
 from .doubling import shifted_sum
@@ -63,7 +63,7 @@ def stein_by_kernels(A: Ring, C: Ring, G: Tensor, H: Tensor, dtype: torch.dtype)
     operators = () if A[1] is None else (*A, *C)
     if not serves(G, H, *operators):
         return None
-    if dtype not in DTYPES:
+    if dtype not in NAMES:
         return stein_matrix(A, C, G, H, torch.promote_types(G.dtype, torch.float32)).to(dtype)
     return stein_matrix(A, C, G, H, dtype)
 

@@ -15,6 +15,7 @@ from ..core.linear_map import LinearMap
 from ..core.matrix import StructuredMatrix
 from ..core.products import Product
 from ..core.rules import rule
+from ..functional.subdiagonal import cuda_pair
 from ..linalg.candidates import by_generators, rows_reversed, toeplitz_candidates
 from ..linalg.solvers import Candidate
 from ..operators import Operator, same
@@ -56,6 +57,9 @@ class HankelLike(ToeplitzLike, name="hankel_like"):
     def _prepare_pair(self) -> Product:
         product = super()._prepare_pair()
         return lambda x: product(x).flip(-1)
+
+    def _prepare_cuda_pair(self) -> Product:
+        return cuda_pair.KeptPair(*self._sides(), reversed=True)
 
     _materialize, dense_in = ToeplitzLike._materialize, ToeplitzLike.dense_in  # by `_stein_sum`
 

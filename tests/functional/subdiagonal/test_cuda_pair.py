@@ -17,8 +17,8 @@ from ...cuda_as_cpp import compiler
 
 TAIL = """
 #define RUN(name) extern "C" void run_##name( \\
-    int gx, int gy, int gz, int threads, float* x, float* enter, float* beside, float* between, \\
-    float* leave, float* aside, Z* turn, Z* right, Z* left, Z* root, Z* memory, float* out, \\
+    int gx, int gy, int gz, int threads, X* x, P* bias, float* enter, float* beside, float* between, \\
+    float* leave, float* aside, Z* turn, Z* right, Z* left, Z* root, Z* memory, Y* out, \\
     int r, int rows, int parts \\
 ) { run(gx, gy, gz, threads, [=] { name(GIVEN); }); }
 RUN(pair) RUN(join)
@@ -64,6 +64,34 @@ def kernels(
     monkeypatch.setattr(cuda_pair, "_blocks", lambda h, device: request.param)
     monkeypatch.setattr(cuda_pair, "_launches", cuda_pair._launches.__wrapped__)
     monkeypatch.setattr(cuda_pair, "_LONG", 32)
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        (torch.bfloat16, torch.bfloat16),
+        (torch.float32, torch.bfloat16),
+        (torch.float16, torch.float16),
+        (torch.float32, torch.float32),
+    ],
+)
+@pytest.mark.parametrize("reversed", [False, True])
+def test_dtypes_and_a_bias(given: torch.dtype, wanted: torch.dtype, reversed: bool) -> None:
+    M, draw = member(64, 2), torch.Generator().manual_seed(1)
+    x, bias = (torch.randn(*size, generator=draw).to(given) for size in ((2, 3, 64), (64,)))
+    product = cuda_pair.KeptPair(*sides(M), reversed=reversed)
+    exact = x.double() @ M.to(torch.float64).to_dense().mT
+    exact = exact.flip(-1) if reversed else exact
+    if given is wanted:
+        got, got_biased = product(x), product(x, bias)
+    else:  # as under autocast
+        K, rows = cuda_pair.prepare(*sides(M)), x.flatten(0, 1)
+        both = [cuda_pair.matmul(K, rows, b, wanted, reversed=reversed) for b in (None, bias)]
+        got, got_biased = (y.view(x.shape) for y in both)
+    assert got.dtype == got_biased.dtype == wanted
+    for y, right in ((got, exact), (got_biased, exact + bias.double())):
+        assert (y - right).abs().max() <= max(torch.finfo(wanted).eps, 1e-5) * right.abs().max()
 
 
 @pytest.mark.usefixtures("kernels")

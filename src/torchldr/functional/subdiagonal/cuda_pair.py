@@ -24,6 +24,8 @@ import torch
 from torch import Tensor
 
 from ...kernels.cuda import nvrtc, unavailable
+from ...kernels.cuda.numbers import NAMES
+from ...kernels.cuda.numbers import SOURCE as NUMBERS
 from ..fft import conjugate, is_smooth
 from .circulant_pair import generators
 from .guard import Side
@@ -35,10 +37,9 @@ _LONG = 4096  # places whose transform takes as long as the launch of a kernel
 
 # Seconds on an H200: of one transform, and each place of it; of a place, times log2 of their number, where
 # all multiprocessors are busy.
-_ALONE, _PLACE, _BUSY = 0.8e-6, 0.7e-9, 0.55e-12
+_ALONE, _PLACE, _BUSY = 1.2e-6, 0.7e-9, 0.55e-12
 
 SOURCE = r"""
-typedef long long i64;
 struct __align__(8) Z { float re, im; };
 __device__ __forceinline__ Z times(Z a, Z b) {
     return {a.re * b.re - a.im * b.im, a.re * b.im + a.im * b.re};
@@ -123,19 +124,25 @@ __device__ __noinline__ void transform(Z* row, const Z* __restrict__ root) {
     __syncthreads();
 }
 
-#define ARGUMENTS const float* __restrict__ x, const float* __restrict__ enter, \
+#define ARGUMENTS const X* __restrict__ x, const P* __restrict__ bias, const float* __restrict__ enter, \
     const float* __restrict__ beside, const float* __restrict__ between, const float* __restrict__ leave, \
     const float* __restrict__ aside, const Z* __restrict__ turn, const Z* __restrict__ right, \
-    const Z* __restrict__ left, const Z* __restrict__ root, Z* memory, float* __restrict__ out, \
+    const Z* __restrict__ left, const Z* __restrict__ root, Z* memory, Y* __restrict__ out, \
     int r, int rows, int parts
-#define GIVEN x, enter, beside, between, leave, aside, turn, right, left, root, memory, out, r, rows, parts
+#define GIVEN x, bias, enter, beside, between, leave, aside, turn, right, left, root, memory, out, \
+    r, rows, parts
 
 // A block's memory: z_{r+1}, then of each part U and its sum.
 #define Z_OF(block) (memory + (i64)(block) * (2 * parts + 1) * H)
 #define U_OF(block, part) (Z_OF(block) + (2 * (part) + 1) * H)
 
-__device__ __forceinline__ void load(Z* row, const float* x, const float* scale, const Z* turn) {
-    PLACES AT(j) = times({x[j] * scale[j], x[j + H] * scale[j + H]}, turn[j]);
+__device__ __forceinline__ void load(Z* row, const X* x, const float* scale, const Z* turn) {
+    PLACES AT(j) = times({read(x + j) * scale[j], read(x + j + H) * scale[j + H]}, turn[j]);
+}
+
+__device__ __forceinline__ void store(Y* out, const P* bias, int j, float value) {
+    if (REVERSED) j = 2 * H - 1 - j;
+    write(out + j, bias ? value + read(bias + j) : value);
 }
 
 // The last transform, of the sum over all parts.
@@ -146,11 +153,10 @@ __device__ __forceinline__ void finish(Z* row, i64 p, i64 block, ARGUMENTS) {
         AT(j) = swapped(sum);
     }
     transform(row, root);
-    float* result = out + p * 2 * H;
     PLACES {
         Z y = back(swapped(AT(j)), turn[j]), z = Z_OF(block)[j];
-        result[j] = y.re * leave[j] + z.re * aside[j];
-        result[j + H] = y.im * leave[j + H] + z.im * aside[j + H];
+        store(out + p * 2 * H, bias, j, y.re * leave[j] + z.re * aside[j]);
+        store(out + p * 2 * H, bias, j + H, y.im * leave[j + H] + z.im * aside[j + H]);
     }
 }
 
@@ -212,11 +218,27 @@ def why_not(A: Side, C: Side) -> str | None:
         return "for square matrices of an even size that is a product of 2, 3, 5 and 7"
     if _shared_bytes(n // 2) > _shared_most(A[2].device):
         return "a row does not fit in the memory of a block of threads"
-    return None if A[2].dtype == torch.float32 else "for float32"
+    return "for float32 and fewer digits" if A[2].dtype == torch.float64 else None
+
+
+class KeptPair:
+    """Multiply by M = sum_i K(A, g_i) K(C, h_i)^T in the dtype of x or of autocast, and add a bias.
+
+    Where `reversed`, the product's entries come from the last to the first.
+    """
+
+    def __init__(self, A: Side, C: Side, *, reversed: bool = False) -> None:
+        self._prepared, self._reversed = prepare(A, C), reversed
+
+    def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
+        rows = x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
+        y = matmul(self._prepared, rows, bias, dtype, reversed=self._reversed)
+        return y if x.ndim == 2 else y.reshape(x.shape)
 
 
 def prepare(A: Side, C: Side) -> CudaPair:
-    """Prepare M = sum_i K(A, g_i) K(C, h_i)^T of float32."""
+    """Prepare M = sum_i K(A, g_i) K(C, h_i)^T."""
     n = A[2].shape[-1]
     P_A, left, P_C, right = generators(A, C, -1.0, -0.5)
     j = torch.arange(n, dtype=torch.float64, device=left.device)
@@ -236,28 +258,54 @@ def _spectra(v: Tensor, turn: Tensor) -> Tensor:
     return torch.fft.fft(torch.complex(v[..., :h], v[..., h:]) * turn)
 
 
-def matmul(K: CudaPair, x: Tensor) -> Tensor:
-    """M x for prepared M: (b, n) to (b, n)."""
-    b, (ranks, h), device = x.shape[0], K.right.shape, x.device
-    x, out = x.contiguous(), torch.empty_like(x, memory_format=torch.contiguous_format)
+def matmul(
+    K: CudaPair,
+    x: Tensor,
+    bias: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    *,
+    reversed: bool = False,
+) -> Tensor:
+    """M x for prepared M, plus a bias: (b, n) to (b, n) in a dtype, by default that of x."""
+    (b, n), ranks, device = x.shape, K.right.shape[0], x.device
+    dtype = dtype or x.dtype
+    x, out = _known(x), torch.empty(b, n, dtype=dtype if dtype in NAMES else torch.float32, device=device)
     if b:
-        kernels, blocks, parts = _launches(h, ranks, b, device)
-        memory = K.turn.new_empty(blocks, 2 * parts + 1, h)
-        kernels.queue(device, [x, *K, memory, out, ranks - 1, b, parts])
-    return out
+        bias = None if bias is None else _known(bias)
+        types = x.dtype, out.dtype, out.dtype if bias is None else bias.dtype
+        kernels, blocks, parts = _launches(Form(n // 2, *types, reversed), ranks, b, device)
+        memory = K.turn.new_empty(blocks, 2 * parts + 1, n // 2)
+        kernels.queue(device, [x, 0 if bias is None else bias, *K, memory, out, ranks - 1, b, parts])
+    return out if out.dtype is dtype else out.to(dtype)
+
+
+def _known(t: Tensor) -> Tensor:
+    """The same in a dtype that kernels read, as it lies in memory."""
+    return (t if t.dtype in NAMES else t.float()).contiguous()
+
+
+class Form(NamedTuple):
+    """What kernels are compiled for."""
+
+    h: int  # complex numbers of a row
+    given: torch.dtype = torch.float32
+    wanted: torch.dtype = torch.float32
+    bias: torch.dtype = torch.float32
+    reversed: bool = False
 
 
 @lru_cache(maxsize=1024)
-def _launches(h: int, ranks: int, rows: int, device: torch.device) -> tuple[nvrtc.Kernels, int, int]:
+def _launches(form: Form, ranks: int, rows: int, device: torch.device) -> tuple[nvrtc.Kernels, int, int]:
     """The kernels for so many rows, their blocks, and in how many parts a row's ranks are cut.
 
     Parts run side by side where rows leave multiprocessors idle.
     """
+    h = form.h
     threads, idle = _threads(h), _blocks(h, device) // rows
     parts = max(1, min(ranks, idle)) if _worth_parting(h, ranks) else 1
     blocks = min(rows, _blocks(h, device)) if parts == 1 else rows
     launches = [("pair", (blocks, parts, 1), threads), ("join", (blocks, 1, 1), threads)]
-    return nvrtc.Kernels(source(h), launches[: min(parts, 2)], _shared_bytes(h)), blocks, parts
+    return nvrtc.Kernels(source(form), launches[: min(parts, 2)], _shared_bytes(h)), blocks, parts
 
 
 def _worth_parting(h: int, ranks: int) -> bool:
@@ -273,14 +321,15 @@ def seconds(h: int, ranks: int, rows: float) -> float:
 
 
 @cache
-def source(h: int) -> str:
-    """The kernel for rows of h complex numbers."""
+def source(form: Form) -> str:
     passes, interleaved = [], 1
-    for radix in radices(h):
+    for radix in radices(form.h):
         passes.append(f"pass<{radix}, {interleaved}>(row, root);")
         interleaved *= radix
-    known = {"H": h, "THREADS": _threads(h), "PASSES": " ".join(passes)}
-    return "".join(f"#define {key} {value}\n" for key, value in known.items()) + SOURCE
+    known: dict[str, object] = {"H": form.h, "THREADS": _threads(form.h), "PASSES": " ".join(passes)}
+    known |= {"X": NAMES[form.given], "Y": NAMES[form.wanted], "P": NAMES[form.bias]}
+    known["REVERSED"] = int(form.reversed)
+    return "".join(f"#define {key} {value}\n" for key, value in known.items()) + NUMBERS + SOURCE
 
 
 def radices(h: int) -> list[int]:

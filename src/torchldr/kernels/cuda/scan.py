@@ -15,27 +15,10 @@ import torch
 from torch import Tensor
 
 from . import nvrtc
+from .numbers import NAMES
+from .numbers import SOURCE as NUMBERS
 
 SOURCE = r"""
-typedef long long i64;
-
-struct bf16 { unsigned short bits; };
-union Bits { unsigned u; float f; };
-__device__ double read(const double* p) { return *p; }
-__device__ float read(const float* p) { return *p; }
-__device__ float read(const bf16* p) { Bits b; b.u = (unsigned)p->bits << 16; return b.f; }
-__device__ void write(double* p, T value) { *p = value; }
-__device__ void write(float* p, T value) { *p = value; }
-// to the nearest, ties to even
-__device__ void write(bf16* p, T value) {
-#if __CUDA_ARCH__ >= 800
-    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(p->bits) : "f"((float)value));
-#else
-    Bits b; b.f = value;
-    p->bits = value != value ? 0x7fff : (b.u + 0x7fff + (b.u >> 16 & 1)) >> 16;
-#endif
-}
-
 // Numbers of a segment, arrays of shape (.., matrices, segments, n). What `sums` finds: the product of its
 // weights, x at its end, and where GRADED sum D W and r, with W and B counted from the segment's first row.
 enum { PRODUCT_, END_X, SUM_DW, END_R };
@@ -453,7 +436,6 @@ class Form(NamedTuple):
         return (12 if self.square else 8) // self.dtype.itemsize
 
 
-DTYPES = {torch.float32: "float", torch.float64: "double", torch.bfloat16: "bf16"}
 THREADS = 128  # diagonals of a block
 CHAIN_THREADS, GROUP = 32, 16  # diagonals of a block of `chain`, and segments that it reads at once
 SHARES, ENTRIES = 8, 32  # threads of a block of `totals`
@@ -473,12 +455,12 @@ def shares_of_rows(form: Form) -> int:
 
 @cache
 def source(form: Form) -> str:
-    known: dict[str, object] = {"T": DTYPES[form.dtype], "P": DTYPES[form.given], "O": DTYPES[form.dense]}
+    known: dict[str, object] = {"T": NAMES[form.dtype], "P": NAMES[form.given], "O": NAMES[form.dense]}
     known |= {name.upper(): int(flag) for name, flag in form._asdict().items() if isinstance(flag, bool)}
     known |= {"SEGMENT": form.segment, "THREADS": THREADS, "BLOCKS": form.blocks}
     known |= {"PARTS": shares_of_rows(form), "WIDTH": width(form)}
     known |= {"CHAIN_THREADS": CHAIN_THREADS, "GROUP": GROUP, "SHARES": SHARES, "ENTRIES": ENTRIES}
-    return "".join(f"#define {key} {value}\n" for key, value in known.items()) + SOURCE
+    return "".join(f"#define {key} {value}\n" for key, value in known.items()) + NUMBERS + SOURCE
 
 
 class Passes(NamedTuple):

@@ -24,6 +24,7 @@ from ...functional.subdiagonal import (
 )
 from ...functional.subdiagonal.guard import Scales, Side, guard, unseen_scales
 from ...kernels.cpu import compiled
+from ...kernels.cuda.krylov import LARGEST
 
 PRODUCTS = ("auto", "convolution", "exact")
 
@@ -178,7 +179,7 @@ def cuda_pair_cost(M: Any, call: Call) -> float:
 
 
 def _prepare_cuda_pair(M: Any) -> Product:
-    return partial(cuda_pair.matmul, cuda_pair.prepare(*sides(M)))
+    return cuda_pair.KeptPair(*sides(M))
 
 
 # Right for every operator: the dense matrix by a scan or by doubling, and the stencil.
@@ -211,7 +212,7 @@ def _stencil_why_not(M: Any, call: Call) -> str | None:
 def _stencil_cost(M: Any, call: Call) -> float:
     on, (m, n), r = costs.machine(call), M.shape, M.rank
     entries = r * (m + n) * min(m, n)
-    plain = call.traced or (call.device != "cuda" and compiled.why_not())
+    plain = call.traced or (max(m, n) > LARGEST if call.device == "cuda" else compiled.why_not())
     column = 40 * on.stencil if plain else on.stencil
     seconds = costs.wide(call) * call.matrices * entries * (column + on.multiply * call.batch)
     return costs.backward(call, on.start + costs.started(call, 30) + seconds)
@@ -239,5 +240,5 @@ ROUTES = (
     Route("compiled_convolution", _compiled_why_not, _compiled_cost, _compiled, _prepare_compiled),
     Route("circulant_pair", _pair_why_not, _pair_cost, None, _prepare_pair),
     Route("compiled_pair", _compiled_pair_why_not, compiled_pair_cost, None, _prepare_compiled_pair),
-    Route("cuda_pair", _cuda_pair_why_not, cuda_pair_cost, None, _prepare_cuda_pair),
+    Route("cuda_pair", _cuda_pair_why_not, cuda_pair_cost, None, _prepare_cuda_pair, any_dtype=True),
 )

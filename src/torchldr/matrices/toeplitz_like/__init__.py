@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -78,7 +77,14 @@ class ToeplitzLike(StructuredMatrix, name="toeplitz_like"):
         own_route("fft", _fft_seconds),
         dense_route(_dense_seconds),
         Route("compiled_pair", _pair_why_not, compiled_pair_cost, None, lambda M: M._prepare_pair()),
-        Route("cuda_pair", _cuda_pair_why_not, cuda_pair_cost, None, lambda M: M._prepare_pair()),
+        Route(
+            "cuda_pair",
+            _cuda_pair_why_not,
+            cuda_pair_cost,
+            None,
+            lambda M: M._prepare_cuda_pair(),
+            any_dtype=True,
+        ),
     )
     projection_work = 1
     compresses = True
@@ -132,9 +138,10 @@ class ToeplitzLike(StructuredMatrix, name="toeplitz_like"):
         return left, right
 
     def _prepare_pair(self) -> Product:
-        if self.device.type == "cuda":
-            return partial(cuda_pair.matmul, cuda_pair.prepare(*self._sides()))
         return compiled_pair.kept(*self._sides(), self.dtype)
+
+    def _prepare_cuda_pair(self) -> Product:
+        return cuda_pair.KeptPair(*self._sides())
 
     def _materialize(self) -> Tensor:
         dense: Tensor = self._stein_sum(stein_scan.stein_sum, self.dtype)

@@ -179,8 +179,8 @@ def test_the_matrix_of_large_layers(m, n, regime):
     testing.check_gradients(M)
 
 
-@pytest.mark.parametrize("batch", [2, 5, 700])
-@pytest.mark.parametrize(("n", "rank"), [(4, 1), (1250, 3), (4096, 8), (12288, 1), (16384, 1), (32768, 2)])
+@pytest.mark.parametrize("batch", [2, 700])
+@pytest.mark.parametrize(("n", "rank"), [(4, 1), (1250, 3), (4096, 8), (12288, 1), (32768, 2)])
 def test_pairs(n, rank, batch):
     """LDR-SD in inference, in one kernel or two."""
     regime = "near one" if n <= 4096 else "ones"

@@ -40,9 +40,11 @@ TILE_ENTRIES = 1 << 20  # of the compiled form's tiles, as a matrix product like
 TILE_COLUMNS = 128, 512  # at least and at most
 
 # Rounding errors grow as powers do, and where these first grow and then fall they outlive them. So operators
-# whose columns grow by more than 1 / eps of float32, at the starts of tiles, are run in float64.
+# with more than UNSEEN columns which grow by more than 1 / eps of float32, at the starts of tiles, are run in
+# float64; those whose values cannot be looked at, too.
 GROWTH = 1e7
-UNSEEN = 1024  # columns, beyond which powers are taken to grow where there are no values to look at
+UNSEEN = 1024
+TINY = torch.finfo(torch.float32).tiny
 
 
 def row_sum_scale(lower: Tensor, diagonal: Tensor, upper: Tensor) -> Tensor:
@@ -91,15 +93,13 @@ def _has_values(t: Tensor) -> bool:
 def _lost(A: Operator, C: Operator, columns: Sequence[Tensor] = ()) -> bool:
     """Whether rounding may have grown beyond use in float32, by the first and later columns (.., r, m)."""
     G, H = A[3], C[3]
-    if G.dtype == torch.float64 or G.device.type == "mps":  # which has no float64
+    if _columns(A, C) <= UNSEEN or G.dtype == torch.float64 or G.device.type == "mps":  # which has no float64
         return False
     if not columns or not (_has_values(G) and _has_values(H)):
-        return _columns(A, C) > UNSEEN
-    for K in columns:
-        first, *later = vector_norm(K.detach(), math.inf, -1).tolist() if len(K) > 1 else ((),)
-        if not all(size <= GROWTH * at for sizes in later for size, at in zip(sizes, first, strict=True)):
-            return True
-    return False
+        return True
+    sizes = [vector_norm(K.detach(), math.inf, -1) for K in columns]
+    growth = [(size / size[:1].clamp_min(TINY)).amax() for size in sizes]
+    return not bool(torch.stack(growth).amax() <= GROWTH)  # of NaN too
 
 
 # The plain form.

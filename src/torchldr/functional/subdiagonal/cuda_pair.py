@@ -317,7 +317,7 @@ def seconds(h: int, ranks: int, rows: float) -> float:
     """What the kernels take for rows of h complex numbers, by a simple model."""
     transforms = 2 * ranks + 2
     after_each_other = 4 if _worth_parting(h, ranks) else transforms
-    return after_each_other * (_ALONE + h * _PLACE) + rows * transforms * h * math.log2(2 * h) * _BUSY
+    return after_each_other * (_ALONE + h * _PLACE) + rows * transforms * h * math.log2(max(2 * h, 2)) * _BUSY
 
 
 @cache

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-Product = Callable[[Tensor], Tensor]
+Product = Callable[..., Tensor]
 
 
 class KeptProduct:

@@ -107,6 +107,24 @@ def test_it_is_the_product(n: int, rank: int, batch: int) -> None:
 
 
 @pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("of", ["x", "bias", "both"])
+@pytest.mark.parametrize("reversed", [False, True])
+def test_gradients(of: str, reversed: bool) -> None:
+    M, draw = member(64, 2), torch.Generator().manual_seed(1)
+    x, bias, u = (torch.randn(*size, generator=draw) for size in ((3, 64), (64,), (3, 64)))
+    x.requires_grad_(of != "bias")
+    bias.requires_grad_(of != "x")
+    y = cuda_pair.KeptPair(*sides(M), reversed=reversed)(x, bias)
+    y.backward(u)
+    W = M.to(torch.float64).to_dense()
+    W = W.flip(0) if reversed else W
+    if of != "x":
+        assert torch.allclose(bias.grad, u.sum(0), atol=1e-6)
+    if of != "bias":
+        assert (x.grad - u.double() @ W).abs().max() <= 1e-5 * (u.double() @ W).abs().max()
+
+
+@pytest.mark.usefixtures("kernels")
 def test_rows_do_not_meet() -> None:
     K, x = cuda_pair.prepare(*sides(member(64, 2))), torch.randn(4, 64)
     alone = cuda_pair.matmul(K, x)

@@ -17,7 +17,7 @@ definition of M.
 from __future__ import annotations
 
 import math
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from typing import NamedTuple
 
 import torch
@@ -27,6 +27,7 @@ from ...kernels.cuda import nvrtc, unavailable
 from ...kernels.cuda.numbers import NAMES
 from ...kernels.cuda.numbers import SOURCE as NUMBERS
 from ..fft import conjugate, is_smooth
+from ..kept import KeptProduct, Product
 from .circulant_pair import generators
 from .guard import Side
 
@@ -221,19 +222,29 @@ def why_not(A: Side, C: Side) -> str | None:
     return "for float32 and fewer digits" if A[2].dtype == torch.float64 else None
 
 
-class KeptPair:
+class KeptPair(KeptProduct):
     """Multiply by M = sum_i K(A, g_i) K(C, h_i)^T in the dtype of x or of autocast, and add a bias.
 
-    Where `reversed`, the product's entries come from the last to the first.
+    Where `reversed`, the product's entries come from the last to the first. Differentiable in both.
     """
 
     def __init__(self, A: Side, C: Side, *, reversed: bool = False) -> None:
-        self._prepared, self._reversed = prepare(A, C), reversed
+        def prepared(transposed: bool) -> Product:
+            if not transposed:
+                return partial(matmul, prepare(A, C), reversed=reversed)
+            K = prepare(C, A)
+            return lambda y: matmul(K, y.flip(-1) if reversed else y)
+
+        super().__init__(prepared)
 
     def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
         rows = x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
-        y = matmul(self._prepared, rows, bias, dtype, reversed=self._reversed)
+        if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
+            y = super().__call__(rows.to(dtype))
+            y = y if bias is None else (y + bias).to(dtype)
+        else:
+            y = self._products[False](rows, bias, dtype)
         return y if x.ndim == 2 else y.reshape(x.shape)
 
 

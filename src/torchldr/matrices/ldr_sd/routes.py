@@ -72,11 +72,9 @@ def _refused(M: Any, call: Call) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def without_gradients(call: Call) -> str | None:
-    """Why a product that only runs forward does not serve."""
-    if call.traced:
-        return "not for tracing, vmap and capture"
-    return "no gradient" if call.needs_grad else None
+def untraced(call: Call) -> str | None:
+    """Why a product that looks at values, or leaves torch, does not serve."""
+    return "not for tracing, vmap and capture" if call.traced else None
 
 
 def _lengths(M: Any) -> tuple[int, int]:
@@ -106,8 +104,8 @@ def _prepare_convolution(M: Any) -> Product:
 
 
 def _compiled_why_not(M: Any, call: Call) -> str | None:
-    if call.traced:
-        return "not for tracing, vmap and capture"
+    if reason := untraced(call):
+        return reason
     if not compiled.serves(*M.tensors.values()):
         return compiled.why_not() or "for CPUs"
     return _refused(M, call) or compiled_convolution.FORWARD.why_not(_scales(M).dtype)
@@ -153,9 +151,7 @@ def _prepare_pair(M: Any) -> Product:
 
 
 def _compiled_pair_why_not(M: Any, call: Call) -> str | None:
-    if call.traced:
-        return "not for tracing, vmap and capture"
-    return compiled_pair.why_not(*sides(M)) or _refused(M, call)
+    return untraced(call) or compiled_pair.why_not(*sides(M)) or _refused(M, call)
 
 
 def compiled_pair_cost(M: Any, call: Call) -> float:
@@ -168,14 +164,15 @@ def _prepare_compiled_pair(M: Any) -> Product:
 
 
 def _cuda_pair_why_not(M: Any, call: Call) -> str | None:
-    reason = without_gradients(call) or cuda_pair.why_not(*sides(M)) or _refused(M, call)
+    reason = untraced(call) or cuda_pair.why_not(*sides(M)) or _refused(M, call)
     if reason is None and _scales(M).dtype != torch.float32:
         return "the subdiagonals' products range over more than float32 may lose"
     return reason
 
 
 def cuda_pair_cost(M: Any, call: Call) -> float:
-    return costs.started(call) + cuda_pair.seconds(M.shape[0] // 2, M.rank + 1, call.batch)
+    seconds = cuda_pair.seconds(M.shape[0] // 2, M.rank + 1, call.batch)
+    return costs.backward(call, costs.started(call) + seconds)
 
 
 def _prepare_cuda_pair(M: Any) -> Product:

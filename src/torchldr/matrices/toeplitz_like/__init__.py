@@ -20,7 +20,7 @@ from ...functional.reference import krylov_of_shift_reference, shift_reference
 from ...functional.ring import Ring, ring
 from ...functional.subdiagonal import compiled_pair, cuda_pair
 from ...functional.subdiagonal.guard import Side
-from ..ldr_sd.routes import compiled_pair_cost, cuda_pair_cost, without_gradients
+from ..ldr_sd.routes import compiled_pair_cost, cuda_pair_cost, untraced
 
 
 def corner_sign(m: int, n: int) -> int:
@@ -48,13 +48,11 @@ def _dense_seconds(M: Any, call: Call) -> float:
 
 
 def _pair_why_not(M: Any, call: Call) -> str | None:
-    if call.traced:
-        return "not for tracing, vmap and capture"
-    return compiled_pair.why_not(*M._sides())
+    return untraced(call) or compiled_pair.why_not(*M._sides())
 
 
 def _cuda_pair_why_not(M: Any, call: Call) -> str | None:
-    return without_gradients(call) or cuda_pair.why_not(*M._sides())
+    return untraced(call) or cuda_pair.why_not(*M._sides())
 
 
 class ToeplitzLike(StructuredMatrix, name="toeplitz_like"):

@@ -405,6 +405,20 @@ def test_wrong_use():
         M.solve(torch.ones(6, dtype=torch.int64))
 
 
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
+@pytest.mark.parametrize("name", SOLVABLE)
+def test_a_right_hand_side_that_is_not_finite_stands_alone(name, wrong):
+    M = member(name, 8)
+    b = torch.randn(8, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    whole = M.solve(b)
+    b[2, 1] = wrong
+    x = M.solve(b.requires_grad_())
+    assert x[:, 1].isnan().all()
+    torch.testing.assert_close(x[:, ::2], whole[:, ::2])
+    x[:, 0].sum().backward()
+    assert b.grad.isfinite().all()
+
+
 @pytest.mark.parametrize(
     "combined",
     [

@@ -19,7 +19,7 @@ from ...nn.recurrent.base import StructuredRecurrent
 from ..check import outputs
 from ..inputs import Inputs, random_like, take_inputs
 from ..layers import check_dtypes
-from ..program import exported
+from ..program import exported, quiet
 from ..report import ExportError
 from .arena import plan
 from .files import render
@@ -74,6 +74,8 @@ def to_c(
     answers = outputs(model, given)
     layers = _as_nodes_(model)
     program = exported("to_c", model, inputs)
+    with quiet():
+        program = program.run_decompositions({})  # no step changes what another one has seen
     source = Source(weights)
     made = to_steps(program, source, layers)
     floats = plan(made)

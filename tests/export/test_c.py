@@ -357,6 +357,7 @@ def test_what_is_changed_in_place_is_seen_through_views(tmp_path: Path):
             "'gelu' .* of 1 has no C",
         ),
         (nn.BatchNorm1d(4), torch.zeros(1, 4), ExportError, "has no C"),
+        (nn.Linear(4, 4), torch.zeros(1, 5), ExportError, r"fails on an input of \(1, 5\): mat1 and mat2"),
         (nn.Conv2d(1, 1, 1).eval(), torch.zeros(2, 1, 3, 3), ExportError, "first size must be 1"),
         (nn.Softmax(1), torch.zeros(1, 4, 3), ExportError, "last axis"),
         (WithState(), torch.zeros(3, 1, 4), ExportError, "layer is given a state"),

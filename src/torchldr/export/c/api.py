@@ -20,7 +20,7 @@ from ..check import outputs
 from ..inputs import Inputs, random_like, take_inputs
 from ..layers import check_dtypes
 from ..program import exported, quiet
-from ..report import ExportError
+from ..report import ExportError, first_line
 from .arena import plan
 from .files import render
 from .graph import to_steps
@@ -71,7 +71,11 @@ def to_c(
     if weights == "int8":
         quantize_(model)
     given = random_like(inputs, torch.Generator().manual_seed(0))
-    answers = outputs(model, given)
+    try:
+        answers = outputs(model, given)
+    except Exception as error:
+        shape = tuple(given.tensors()[0].shape)
+        raise ExportError(f"to_c: the model fails on an input of {shape}: {first_line(error)}") from error
     layers = _as_nodes_(model)
     program = exported("to_c", model, inputs)
     with quiet():

@@ -99,6 +99,13 @@ def test_low_precision(cls, dtype, shape):
         testing.check_low_precision(M, dtype)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.name)
+def test_the_definition_in_low_precision(cls, dtype):
+    M = cls.random(7, 5, **({"rank": 2} if cls.ranked else {}), dtype=dtype)
+    torch.testing.assert_close(M.to_dense().double(), M.double().to_dense(), rtol=0.02, atol=0.02)
+
+
 @pytest.mark.parametrize("cls", [cls for cls in CLASSES if cls.ROUTES[0].any_dtype], ids=lambda cls: cls.name)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_low_precision_in_the_dtype_itself(cls, dtype, monkeypatch):

@@ -11,6 +11,7 @@ from torchldr.algebra import from_displacement
 from torchldr.algebra.recompress import Recompressed
 from torchldr.algebra.structure import DisplacementStructure, reduce
 from torchldr.matrices import LinearMap
+from torchldr.matrices.classical import Vandermonde
 from torchldr.operators import Diagonal, Shift, Subdiagonal
 
 seeds = st.integers(0, 2**31)
@@ -188,6 +189,14 @@ def test_gradients_through_rules_and_recompression(case):
     used = tensors[:2] if case == "transpose" else tensors
     fixed = [] if case != "transpose" else [t.detach() for t in tensors[2:]]
     assert gradcheck(lambda *t: everything(*t, *fixed), used, atol=1e-6)
+
+
+def test_no_member_whose_powers_of_nodes_cancel():
+    """The node 0.01 of V is 100 in the class of its inverse's transpose, where errors were 13 times M."""
+    V = Vandermonde(torch.linspace(-1, 1, 9, dtype=torch.float64) + 0.01)
+    inverse = torch.linalg.inv(V.to_dense()).mT
+    found = V.inverse().T.recompress()
+    torch.testing.assert_close(found.to_dense(), inverse, rtol=0, atol=1e-9 * float(inverse.abs().max()))
 
 
 @pytest.mark.parametrize(

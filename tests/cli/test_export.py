@@ -63,6 +63,10 @@ def test_a_state_is_loaded(file: Path, tmp_path: Path):
     ran = invoke(f"{file}:build", *options[:-1], tmp_path / "d")
     assert ran.exit_code == 1
     assert "does not fit" in ran.output
+    torch.save(state, tmp_path / "state.safetensors")
+    ran = invoke(f"{file}:build", *options[:-1], tmp_path / "d")
+    assert ran.exit_code == 1
+    assert "is no .safetensors file" in ran.output
 
 
 @pytest.mark.parametrize(

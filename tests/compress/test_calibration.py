@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
+import warnings
 from dataclasses import dataclass
 
 import pytest
@@ -124,6 +125,26 @@ def test_a_loader_is_worth_more_than_a_uniform_share_and_than_none():
     found.append(((uniform(X) - dense(X)).norm() / dense(X).norm()).item())
     assert found[0] < 0.9 * found[1]
     assert found[0] < 1.02 * found[2]
+
+
+class WithARareBranch(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.usual, self.rare = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.usual(x)
+
+
+def test_weights_that_no_batch_uses_are_named():
+    batches = [torch.randn(8, 64) for _ in range(4)]
+    with pytest.warns(UserWarning, match="the output depends on rare, so the budget leaves next to nothing"):
+        report = torchldr.compress_(WithARareBranch(), budget=0.5, loader=batches, effort=0.05)
+    assert any(note.endswith("depends on rare") for note in report.notes)
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torchldr.compress_(model, budget=0.5, loader=batches, effort=0.05)
 
 
 def test_every_class_that_is_found_at_once_is_compared_as_a_whole(monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import shutil
@@ -55,6 +56,23 @@ def test_a_dense_model_takes_layers_and_numbers(saved):
     assert [type(m) for m in fresh.modules()] == [type(m) for m in model.modules()]
     for (name, a), (_, b) in zip(model.state_dict().items(), fresh.state_dict().items(), strict=True):
         assert torch.equal(a, b), name
+
+
+def test_integers_are_read_again(saved, tmp_path):
+    model, x = copy.deepcopy(saved[0]), saved[1]
+    torchldr.save_compressed(torchldr.quantize_(model), tmp_path)
+    fresh = torchldr.load_compressed(maker.Model().eval(), tmp_path)
+    assert torch.equal(fresh(x), model(x))
+    assert torchldr.load_compressed(fresh, tmp_path) is fresh  # which holds integers already
+    for (name, a), (_, b) in zip(model.state_dict().items(), fresh.state_dict().items(), strict=True):
+        assert a.dtype == b.dtype, name
+        assert torch.equal(a, b), name
+    other = maker.Model()
+    before = copy.deepcopy(other.state_dict())
+    other.up = nn.Linear(other.up.in_features, other.up.out_features + 1)
+    with pytest.raises(ValueError, match="up"):
+        torchldr.load_compressed(other, tmp_path)
+    assert all(torch.equal(t, before[name]) for name, t in other.state_dict().items() if "up" not in name)
 
 
 def test_a_compressed_model_takes_numbers_and_keeps_its_layers(saved):

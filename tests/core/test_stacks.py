@@ -176,3 +176,33 @@ def test_the_algebra_takes_one_matrix():
     for operation in (lambda: M @ M, lambda: M + M, lambda: 2 * M, lambda: M.T, M.inverse, M.generators):
         with pytest.raises(TypeError, match="one matrix, not a stack"):
             operation()
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.name)
+def test_an_ellipsis_counts_the_axes_of_the_stack(cls):
+    M, _ = stack_of(cls, 2, 3)
+    dense = M.to_dense()
+    torch.testing.assert_close(M[...].to_dense(), dense)
+    torch.testing.assert_close(M[..., 1].to_dense(), dense[:, 1])
+    torch.testing.assert_close(M[0, ...].to_dense(), dense[0])
+    torch.testing.assert_close(M[..., None, 1].to_dense(), dense[:, None, 1])
+
+
+def test_constants_that_differ_are_not_stacked():
+    ones, t = torch.ones(1, 3), torch.tensor([-1.0, -2.0, -3.0])
+    alone = [torchldr.CauchyLike(3, 3, G=ones, H=ones, s=torch.arange(1.0, 4.0) + i, t=t) for i in range(2)]
+    with pytest.raises(ValueError, match="the constant s must be the same"):
+        torchldr.stack(alone)
+
+
+def test_errors_say_that_there_is_a_stack():
+    M, alone = stack_of(torchldr.ToeplitzLike, 3, shape=(4, 4))
+    with pytest.raises(ValueError, match="sizes 4 x 4 and 3 x 4 x 4 do not fit"):
+        alone[0] + M
+    with pytest.raises(ValueError, match="must be 4 x 4 as its row and column are, got 3 x 4 x 4"):
+        torchldr.algebra.block([[M]])
+    for shape in ((2, 4, 1), (2, 3, 4, 1), ()):
+        with pytest.raises(ValueError, match=r"broadcast to \(3,\) for ToeplitzLike of 3 x 4 x 4"):
+            M.solve(torch.ones(shape, dtype=torch.float64))
+    with pytest.raises(TypeError, match="Toeplitz is not of a structured class"):
+        torchldr.stack([torchldr.Toeplitz(torch.ones(3))])

@@ -317,6 +317,31 @@ class WithState(nn.Module):
         return self.layer(x, torch.zeros(1, 1, 4))[0]
 
 
+class Written(nn.Module):
+    """A forward pass of one's own, with a layer and a buffer."""
+
+    def __init__(self, forward) -> None:
+        super().__init__()
+        self.layer, self.written = nn.Linear(4, 4), forward
+        self.register_buffer("seen", torch.zeros(1, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.written(self, x)
+
+
+@needs_gcc
+def test_what_is_changed_in_place_is_seen_through_views(tmp_path: Path):
+    def forward(self, x):
+        y = self.layer(x)
+        view = y.view(2, 2)
+        y.relu_()
+        y += 1
+        return view
+
+    model, x = Written(forward), torch.randn(1, 4)
+    torch.testing.assert_close(run_c(model, x, tmp_path / "c", "float32"), model(x).detach().flatten())
+
+
 @pytest.mark.parametrize(
     ("model", "x", "error", "says"),
     [
@@ -332,12 +357,32 @@ class WithState(nn.Module):
             "'gelu' .* of 1 has no C",
         ),
         (nn.BatchNorm1d(4), torch.zeros(1, 4), ExportError, "has no C"),
+        (nn.Linear(4, 4), torch.zeros(1, 5), ExportError, r"fails on an input of \(1, 5\): mat1 and mat2"),
         (nn.Conv2d(1, 1, 1).eval(), torch.zeros(2, 1, 3, 3), ExportError, "first size must be 1"),
         (nn.Softmax(1), torch.zeros(1, 4, 3), ExportError, "last axis"),
         (WithState(), torch.zeros(3, 1, 4), ExportError, "layer is given a state"),
         (StructuredLSTM(4, 4, proj_size=2), torch.zeros(3, 1, 4), ExportError, "proj_size"),
         (StructuredLSTM(4, 4), torch.zeros(3, 2, 4), ExportError, "batch of 1"),
         (nn.Bilinear(4, 4, 4), (torch.zeros(1, 4), torch.zeros(1, 4)), ExportError, "one tensor"),
+        (
+            Written(lambda self, x: x.to(torch.int32).float()),
+            torch.zeros(1, 4),
+            ExportError,
+            "makes torch.int32",
+        ),
+        (Written(lambda self, x: x / 0), torch.zeros(1, 4), ExportError, "not finite"),
+        (
+            Written(lambda self, x: nn.functional.dropout(x)),
+            torch.zeros(1, 4),
+            ExportError,
+            "dropout.* has no C",
+        ),
+        (
+            Written(lambda self, x: x + self.seen.add_(1)),
+            torch.zeros(1, 4),
+            ExportError,
+            "changes its buffer",
+        ),
     ],
 )
 def test_what_cannot_be_written_is_one_clear_error(model, x, error, says, tmp_path: Path):

@@ -73,3 +73,19 @@ def test_errors():
         to_program(StructuredLinear(8, 8), torch.randn(2, 8), mode="onnx")
     with pytest.raises(ExportError, match=r"torch.export cannot trace"):
         to_program(torchldr.StructuredLinear(8, 8), torch.randn(2, 9))
+
+
+class AnyArguments(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = StructuredLinear(6, 6, structure="toeplitz_like")
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        return self.layer(inputs[0]) + inputs[1]
+
+
+def test_a_model_may_take_any_number_of_arguments():
+    model = AnyArguments()
+    program = to_program(model, (torch.randn(2, 6), torch.randn(2, 6)))
+    x = torch.randn(5, 6), torch.randn(5, 6)
+    torch.testing.assert_close(program.module()(*x), model(*x), rtol=1e-4, atol=1e-5)

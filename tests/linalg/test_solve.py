@@ -15,6 +15,8 @@ from torchldr.functional.gko import elimination as gko
 from torchldr.functional.reference import shift_reference
 from torchldr.kernels.cpu import compiled as gate
 from torchldr.linalg import candidates as solver_rules
+from torchldr.linalg.widening import widened
+from torchldr.operators import BlockDiagonal, Diagonal, Shift, Tridiagonal
 
 from ..processes import Case, in_forks
 
@@ -401,6 +403,41 @@ def test_wrong_use():
         M.solve([1.0] * 6)
     with pytest.raises(TypeError, match=r"floating point or complex, got torch\.int64"):
         M.solve(torch.ones(6, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
+@pytest.mark.parametrize("name", SOLVABLE)
+def test_a_right_hand_side_that_is_not_finite_stands_alone(name, wrong):
+    M = member(name, 8)
+    b = torch.randn(8, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    whole = M.solve(b)
+    b[2, 1] = wrong
+    x = M.solve(b.requires_grad_())
+    assert x[:, 1].isnan().all()
+    torch.testing.assert_close(x[:, ::2], whole[:, ::2])
+    x[:, 0].sum().backward()
+    assert b.grad.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    "combined",
+    [
+        lambda D, T: -D,
+        lambda D, T: (D + T).T,
+        lambda D, T: (D @ Shift(9, 1.0)).recompress(),
+        lambda D, T: (D + T) + torchldr.algebra.block([[member("acdc", 9, dtype=torch.float32)]]),
+        lambda D, T: D @ (BlockDiagonal([Shift(4, 0.7), Diagonal(torch.ones(5))]) + T),
+    ],
+)
+def test_float32_operators_in_an_expression_are_widened(combined):
+    generator = torch.Generator().manual_seed(0)
+    draw = lambda n: 1 + torch.rand(n, generator=generator)
+    D, T = Diagonal(draw(9)), Tridiagonal(draw(8), 6 + draw(9), draw(8))
+    M = combined(D, T)
+    b = torch.randn(9, 2, generator=generator, dtype=torch.float64)
+    wide = widened(M).to_dense()
+    torch.testing.assert_close(wide, M.to_dense().double(), rtol=1e-5, atol=1e-5)
+    assert backward_error(wide, M.solve(b), b) < 1e-14
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's account of memory")

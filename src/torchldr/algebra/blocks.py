@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..core import rules
-from ..core.linear_map import LinearMap
+from ..core.linear_map import LinearMap, show
 from ..core.rules import rule
 from ..operators import BlockDiagonal, Operator
 from .closure import displaced, worthwhile
@@ -88,7 +88,7 @@ def block(grid: Sequence[Sequence[LinearMap | Tensor]]) -> Block:
             if tuple(M.shape) != want:
                 raise ValueError(
                     f"block: block ({i}, {j}) must be {want[0]} x {want[1]} as its row and column are, "
-                    f"got {M.out_features} x {M.in_features}."
+                    f"got {show(M)}."
                 )
     fixed = {real_dtype(M.dtype) for row in maps for M in row if not isinstance(M, Operator)}
     if len(fixed) > 1:

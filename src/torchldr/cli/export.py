@@ -63,10 +63,13 @@ def export_command(
         raise typer.BadParameter("give the shape of an input, such as --input 1 784.", param_hint="--input")
     made = load_model(model)
     if state is not None:
+        from safetensors import SafetensorError
         from safetensors.torch import load_file
 
         try:
             made.load_state_dict(load_file(state))
+        except SafetensorError as error:
+            raise ValueError(f"{state} is no .safetensors file: {error}.") from error
         except RuntimeError as error:
             raise ValueError(f"{state} does not fit {model}: {error}") from error
     example = torch.randn(shape, generator=torch.Generator().manual_seed(0))

@@ -35,6 +35,7 @@ from .workers import DEADLINE, Workers, project_all
 
 EFFORT = 2.0  # minutes, for a budget
 DOUBTFUL = 0.1  # a residual above which a compression without data is not to be trusted
+IDLE = "no batch of the loader showed that the output depends on"
 
 
 def compress_(
@@ -143,6 +144,8 @@ def compress_(
                     notes.append("weights were fitted again in the order in which they run")
             if found.structures in found.uniform:
                 notes.append("every weight has the same share: outputs were nearer so on batches held out")
+            if idle := [unit.name for unit in units if metrics[unit.name].scale == 0]:
+                notes.append(f"{IDLE} {', '.join(idle)}")
     done = list(zip(units, found.structures, made, strict=True))
     _install(model, done, copy=not pieces.lends)
     declare(model)
@@ -194,6 +197,12 @@ def _warn(report: CompressionReport, *, known: bool, planned: bool) -> None:
         reasons = [f"{name} {reason}" for name, reason in list(report.left.items())[:3]]
         why = "; ".join(reasons) or "the model has no layer of a kind that can be"
         warnings.warn(f"compress_: nothing was replaced: {why}.", stacklevel=3)
+    elif idle := [note for note in report.notes if note.startswith(IDLE) and not planned]:
+        warnings.warn(
+            f"compress_: {idle[0]}, so the budget leaves next to nothing of it. Give batches that use it, "
+            "or leave it out by filter_fn.",
+            stacklevel=3,
+        )
     elif not known and not planned and report.residual > DOUBTFUL:
         warnings.warn(
             f"compress_: the new weights are off by {report.residual:.0%} of the old ones, and nothing is "

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ..nn.quantize import quantize_
 from ..nn.tensors import add_axes
 from ..whole_file import whole_file
 from .layers import keep_state, replace_modules
@@ -125,13 +126,34 @@ def load_compressed(model: nn.Module, folder: str | os.PathLike[str]) -> nn.Modu
     try:
         _retie(model, manifest["aliases"], set(originals))
         add_axes(model, state)
-        state = _without_extras(model, state)
-        _check_state(model, state)
+        rounded, floats = _without_integers(model, state)
+        floats = _without_extras(model, floats)
+        _check_state(model, floats)
     except ValueError:
         replace_modules(model, originals)
         raise
-    model.load_state_dict(state)
+    model.load_state_dict(floats)
+    if rounded:
+        quantize_(model, where=lambda name, module: name in rounded)
+        model.load_state_dict(_without_extras(model, state))
     return model
+
+
+def _without_integers(model: nn.Module, state: dict[str, Tensor]) -> tuple[set[str], dict[str, Tensor]]:
+    """The modules whose weights are integers in the folder and not yet here; the tensors with floats there.
+
+    These floats have the right shape alone: `quantize_` makes room for the integers when all else has fitted.
+    """
+    wanted, rounded, floats = model.state_dict(keep_vars=True), set(), dict(state)
+    for key, integers in state.items():
+        owner, mark, name = key.removesuffix(".original1").rpartition("parametrizations.")
+        kept = key in wanted or integers.is_floating_point()
+        if mark and key.endswith(".original1") and not kept:
+            del floats[key]
+            scale = floats.pop(f"{owner}{mark}{name}.original0", integers)
+            floats[owner + name] = integers.to(scale.dtype)
+            rounded.add(owner.removesuffix("."))
+    return rounded, floats
 
 
 def safetensors_torch(who: str) -> Any:

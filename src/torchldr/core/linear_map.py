@@ -169,7 +169,7 @@ class LinearMap:
 
 
 def show(M: LinearMap) -> str:
-    return f"{M.out_features} x {M.in_features}"
+    return " x ".join(map(str, M.shape))
 
 
 def check_sizes(operation: str, M: LinearMap, N: LinearMap, left: object, right: object) -> None:

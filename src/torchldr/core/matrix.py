@@ -13,6 +13,7 @@ from torch import Tensor
 from . import operator, rules, stacks
 from .contract import Contract, Random, Weights
 from .dense_route import weight_by_columns
+from .linear_map import show
 from .products import allows_tf32, autocasts, check_input, is_jit_tracing, run_product, sum_of_products
 from .routes import Call, Route, RouteTable, choose, is_captured, is_traced, known_at_once
 
@@ -247,6 +248,12 @@ class StructuredMatrix(Contract):
             return super().solve(b, tol=tol, method=method)
         if b.ndim == 1:
             return self.solve(b.unsqueeze(-1), tol=tol, method=method).squeeze(-1)
+        axes = zip(reversed(self.leading), reversed(b.shape[:-2]), strict=False)
+        if not 2 <= b.ndim <= len(self.shape) or any(size not in (1, count) for count, size in axes):
+            raise ValueError(
+                f"solve: b must have shape (n,) or (..., n, k) with axes in front that broadcast to "
+                f"{tuple(self.leading)} for {type(self).__name__} of {show(self)}, got {tuple(b.shape)}."
+            )
         parts = iter(b.expand(*self.leading, *b.shape[-2:]).flatten(0, -3).unbind(0))
         return stacks.each(self, lambda M: M.solve(next(parts), tol=tol, method=method))
 

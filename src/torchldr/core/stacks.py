@@ -39,6 +39,9 @@ def stack(matrices: Sequence[Member]) -> Member:
         raise ValueError("stack: there must be at least one matrix.")
     first: Matrix = matrices[0]
     others: Sequence[Matrix] = matrices[1:]
+    if not hasattr(first, "tensors"):
+        raise TypeError(f"stack: {type(first).__name__} is not of a structured class; those have stacks.")
+    own = own_names(first)
     for M in others:
         if type(M) is not type(first) or M.options != first.options:
             raise ValueError(
@@ -48,7 +51,8 @@ def stack(matrices: Sequence[Member]) -> Member:
             if t.shape != first.tensors[name].shape:
                 shapes = f"{tuple(first.tensors[name].shape)} and {tuple(t.shape)}"
                 raise ValueError(f"stack: {name} must have one shape in all matrices, got {shapes}.")
-    own = own_names(first)
+            if name not in own and t is not first.tensors[name] and not torch.equal(t, first.tensors[name]):
+                raise ValueError(f"stack: the constant {name} must be the same in all matrices.")
     tensors = {
         name: torch.stack([M.tensors[name] for M in (first, *others)]) if name in own else t
         for name, t in first.tensors.items()
@@ -68,8 +72,13 @@ def indexed(M: Any, index: Any) -> Any:
         raise TypeError(f"{type(M).__name__}: a single matrix has no leading axes to index.")
     if not torch.empty(M.leading, device="meta")[index].numel():  # raises what is wrong with the index
         raise IndexError(f"{type(M).__name__}: no matrix of the stack is at {index!r}; one there must be.")
-    own = own_names(M)
-    return M.with_tensors({name: t[index] if name in own else t for name, t in M.tensors.items()})
+    own, axes = own_names(M), len(M.leading)
+    of_leading = index if isinstance(index, tuple) else (index,)
+
+    def part(t: Tensor) -> Tensor:  # whole in the axes of a matrix, which an Ellipsis must not count
+        return t[*of_leading, *[slice(None)] * (t.ndim - axes)]
+
+    return M.with_tensors({name: part(t) if name in own else t for name, t in M.tensors.items()})
 
 
 def unbound(M: Matrix) -> list[Matrix]:

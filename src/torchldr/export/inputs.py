@@ -76,11 +76,11 @@ def free_axes(t: Tensor, *, sequences: bool = True) -> tuple[int, ...]:
 
 def dynamic_axes(inputs: Inputs, *, sequences: bool = True) -> Any:
     """Dynamic shapes for torch.export: those axes of every tensor, where the model allows it."""
-    auto = torch.export.Dim.AUTO
-    free = inputs.map(lambda t: dict.fromkeys(free_axes(t, sequences=sequences), auto) or None)
-    if inputs.kwargs and not inputs.args:
-        return free.kwargs
-    return (*free.args, *free.kwargs.values())
+    shapes = torch.export.ShapesCollection()
+    for t in inputs.tensors():
+        if axes := free_axes(t, sequences=sequences):
+            shapes[t] = dict.fromkeys(axes, torch.export.Dim.AUTO)
+    return shapes
 
 
 def at_least_two(t: Tensor, *, sequences: bool = True) -> Tensor:

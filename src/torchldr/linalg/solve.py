@@ -90,6 +90,10 @@ def solve_rows(M: LinearMap, b: Tensor, *, tol: float | None = None, method: str
     b, system = b.to(wide), widened(M)
     if not b.numel():
         return b.clone()
+    unknown = ~b.isfinite().all(-1, keepdim=True)
+    if bool(unknown.any()):  # as such a system has no solution, the others alone are solved and measured
+        known = solve_rows(M, b.masked_fill(unknown, 0), tol=tol, method=method)
+        return known.masked_fill(unknown, torch.nan)
     with torch.no_grad():
         solver, x = _chosen(M, system, b.detach(), tol, method)
     if torch.is_grad_enabled() and (b.requires_grad or may_require_grad(M)):

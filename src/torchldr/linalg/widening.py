@@ -1,12 +1,18 @@
 """Linear maps in float64, and whether they carry gradients: what `solve` has to know of every map.
 
-Both are rules, "widened" and "may_require_grad". Those of a map without any: itself, and yes.
+Both are rules, "widened" and "may_require_grad". Those of a map without any: its tensors widened, and yes.
 """
 
 from __future__ import annotations
 
-from ..algebra.blocks import Block
-from ..algebra.lazy import Inverse, Pair, Scaled, Transposed
+from copy import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..algebra.lazy import Inverse, Pair, Transposed
+from ..algebra.recompress import Recompressed
 from ..core import rules
 from ..core.linear_map import LinearMap
 from ..core.matrix import StructuredMatrix
@@ -14,7 +20,7 @@ from ..core.rules import rule
 
 
 def widened(M: LinearMap) -> LinearMap:
-    """The same map in float64 or complex128, as far as its class is known."""
+    """The same map in float64 or complex128."""
     return rules.apply("widened", M)
 
 
@@ -25,18 +31,35 @@ def may_require_grad(M: LinearMap) -> bool:
 
 @rule("widened", LinearMap)
 def _(M: LinearMap) -> LinearMap:
-    match M:
-        case StructuredMatrix():
-            return M.double()
-        case Pair():
-            return type(M)(widened(M.left), widened(M.right))
-        case Transposed() | Inverse():
-            return type(M)(widened(M.of))
-        case Scaled():
-            return Scaled(widened(M.of), M.scalar)
-        case Block():
-            return Block(tuple(tuple(map(widened, row)) for row in M.grid))
-    return M
+    """A copy whose tensors, and the maps that it is made of, are widened."""
+    other = copy(M)
+    for name, value in vars(M).items():
+        setattr(other, name, _wide(value))
+    other._transpose = None
+    return other
+
+
+def _wide(value: Any) -> Any:
+    match value:
+        case LinearMap():
+            return widened(value)
+        case tuple():
+            return tuple(map(_wide, value))
+        case torch.dtype():
+            return torch.complex128 if value.is_complex else torch.float64
+        case Tensor() if value.is_floating_point() or value.is_complex():
+            return value.to(_wide(value.dtype))
+    return value
+
+
+@rule("widened", StructuredMatrix)
+def _(M: StructuredMatrix) -> LinearMap:
+    return M.double()
+
+
+@rule("widened", Recompressed)
+def _(M: Recompressed) -> LinearMap:
+    return widened(M.of)  # whose generators can be made in float64, those kept were not
 
 
 @rule("may_require_grad", LinearMap)

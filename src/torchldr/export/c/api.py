@@ -19,8 +19,8 @@ from ...nn.recurrent.base import StructuredRecurrent
 from ..check import outputs
 from ..inputs import Inputs, random_like, take_inputs
 from ..layers import check_dtypes
-from ..program import exported
-from ..report import ExportError
+from ..program import exported, quiet
+from ..report import ExportError, first_line
 from .arena import plan
 from .files import render
 from .graph import to_steps
@@ -71,9 +71,15 @@ def to_c(
     if weights == "int8":
         quantize_(model)
     given = random_like(inputs, torch.Generator().manual_seed(0))
-    answers = outputs(model, given)
+    try:
+        answers = outputs(model, given)
+    except Exception as error:
+        shape = tuple(given.tensors()[0].shape)
+        raise ExportError(f"to_c: the model fails on an input of {shape}: {first_line(error)}") from error
     layers = _as_nodes_(model)
     program = exported("to_c", model, inputs)
+    with quiet():
+        program = program.run_decompositions({})  # no step changes what another one has seen
     source = Source(weights)
     made = to_steps(program, source, layers)
     floats = plan(made)

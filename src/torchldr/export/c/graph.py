@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.export.graph_signature import OutputKind
 
 from ...core import rules
 from ...core.storage import INT8, Rounded, rounded
@@ -32,6 +33,9 @@ class _Tracer:
             **signature.inputs_to_lifted_tensor_constants,
         }
         known = {**program.state_dict, **program.constants}
+        if signature.buffers_to_mutate:
+            name = next(iter(signature.buffers_to_mutate.values()))
+            raise ExportError(f"to_c: the model changes its buffer {name!r}; C keeps nothing between calls.")
         for node in program.graph.nodes:
             if node.op == "placeholder":
                 if node.name in lifted:
@@ -43,7 +47,9 @@ class _Tracer:
             elif node.op == "call_function":
                 self.values[node] = self._call(node)
             elif node.op == "output":
-                for found in node.args[0]:
+                for found, spec in zip(node.args[0], signature.output_specs, strict=True):
+                    if spec.kind is not OutputKind.USER_OUTPUT:
+                        continue  # an input that the model changes: x is the caller's
                     value = self._get(found)
                     if not isinstance(value, Value):
                         raise ExportError(f"to_c: the output {found} is a constant.")
@@ -292,19 +298,30 @@ def _affine(factor_of: Callable[[Any], Any], shift_of: Callable[[Any], Any]) -> 
                 f"to_c: the node {node.name!r} ({node.target}) has C for two tensors of one shape that are "
                 "added, and for a tensor and a number."
             )
+        factor, shift = factor_of(other), shift_of(other)
+        if not (math.isfinite(factor) and math.isfinite(shift)):
+            raise ExportError(f"to_c: the number of the node {node.name!r} ({node.target}) is not finite.")
         t.source.use("affine")
-        numbers = f"{literal(factor_of(other))}, {literal(shift_of(other))}"
+        numbers = f"{literal(factor)}, {literal(shift)}"
         return t.step(f"affine({{0}}, {{y}}, {x.size}, {numbers});", [x], x.shape, elementwise=True)
 
     return handler
 
 
 def _reciprocal(number: Any) -> float:
-    return 1 / number
+    return 1 / number if number else math.inf
+
+
+def _nothing(t: _Tracer, node: Any, *rest: Any, **options: Any) -> None:
+    """A check of the tracer's."""
 
 
 def _view(t: _Tracer, node: Any, x: Value, *rest: Any, **options: Any) -> Value:
-    shape = _shape(node)
+    shape, dtype = _shape(node), node.meta["val"].dtype
+    if dtype != torch.float32:
+        raise ExportError(
+            f"to_c: the node {node.name!r} ({node.target}) makes {dtype}; C computes in float32."
+        )
     if math.prod(shape) != x.size:
         raise ExportError(f"to_c: the node {node.name!r} ({node.target}) changes the number of entries.")
     return Value(x.buffer, shape, x.offset)
@@ -336,8 +353,8 @@ def _part(t: _Tracer, node: Any, x: Value, dim: int = 0, start: Any = 0, *rest: 
 
 _VIEWS = (
     "view", "reshape", "flatten.using_ints", "unflatten.int", "squeeze", "squeeze.dim", "squeeze.dims",
-    "unsqueeze", "contiguous", "clone", "alias", "detach", "detach_", "dropout", "dropout_", "_unsafe_view",
-    "expand", "to.dtype", "_to_copy", "lift_fresh_copy", "view_as", "_assert_tensor_metadata",
+    "unsqueeze", "contiguous", "clone", "alias", "detach", "_unsafe_view",
+    "expand", "to.dtype", "_to_copy", "lift_fresh_copy", "view_as",
 )  # fmt: skip
 _HANDLERS: dict[str, Callable[..., Any]] = {
     "torchldr.c_layer": _layer,
@@ -347,19 +364,18 @@ _HANDLERS: dict[str, Callable[..., Any]] = {
     "aten.conv2d.padding": _conv2d,
     "aten.max_pool2d": _max_pool2d,
     "aten.relu": _elementwise("relu", "relu"),
-    "aten.relu_": _elementwise("relu", "relu"),
     "aten.sigmoid": _elementwise("sigmoid", "sigmoid"),
     "aten.tanh": _elementwise("hyperbolic", "tanh"),
     "aten.softmax.int": _softmax,
     "aten._softmax": _softmax,
     "aten.add.Tensor": _affine(lambda b: 1.0, lambda b: b),
-    "aten.add_.Tensor": _affine(lambda b: 1.0, lambda b: b),
     "aten.mul.Tensor": _affine(lambda b: b, lambda b: 0.0),
     "aten.div.Tensor": _affine(_reciprocal, lambda b: 0.0),
     "aten.permute": _permute,
     "aten.transpose.int": _permute,
     "aten.select.int": _part,
     "aten.slice.Tensor": _part,
+    "aten._assert_tensor_metadata": _nothing,
     **{f"aten.{name}": _view for name in _VIEWS},
 }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Sequence
 
@@ -101,15 +100,6 @@ class ClassicalMatrix(LinearMap):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.out_features}, {self.in_features}, dtype={self.dtype})"
-
-
-@rule("widened", ClassicalMatrix)
-def _(M: ClassicalMatrix) -> LinearMap:
-    other = copy.copy(M)
-    for name, value in vars(M).items():
-        if isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex()):
-            setattr(other, name, value.to(torch.complex128 if value.is_complex() else torch.float64))
-    return other
 
 
 @rule("may_require_grad", ClassicalMatrix)

@@ -103,9 +103,9 @@ class VandermondeLike(StructuredMatrix, name="vandermonde_like"):
 
     def factors(self) -> list[tuple[Tensor, ...]]:
         n = self.in_features
-        V = vandermonde_reference(self.nodes, n)
-        right = krylov_of_shift_reference(self.H, 0.0, n).mT
-        return [(g.unsqueeze(-1) * V, K) for g, K in zip(self.G, right, strict=True)]
+        left = self.G.unsqueeze(-1) * vandermonde_reference(self.nodes, n)  # float32 for narrower G
+        right = krylov_of_shift_reference(self.H, 0.0, n).mT.to(left.dtype)
+        return list(zip(left, right, strict=True))
 
     def operators(self) -> tuple[Tensor, Tensor]:
         return torch.diag(self.nodes), shift_reference(self.in_features, 0.0, self.dtype).to(self.device)

@@ -39,12 +39,18 @@ def _(M: VandermondeLike) -> DisplacementStructure:
     return DisplacementStructure(Diagonal(M.nodes), C.T, "stein", M.G.shape[0], lambda: (M.G, M.H))
 
 
+# Powers of nodes past this factor cancel in a matrix of ordinary size, and its digits with them.
+_MOST_POWER = math.log(1e4)
+
+
 @rule("member", VandermondeLike)
 def _(M: LinearMap, known: DisplacementStructure) -> VandermondeLike | None:
     nilpotent = Shift(M.in_features, 0.0).T
     if not (isinstance(known.A, Diagonal) and known.form == "stein" and same(known.B, nilpotent)):
         return None
     nodes = known.A.d.to(M.dtype)
+    if M.in_features * float(nodes.detach().abs().log().max()) > _MOST_POWER:
+        return None
     return member(VandermondeLike, M, known.generators(), nodes=nodes, learn_nodes=True)
 
 

@@ -71,9 +71,11 @@ def _widened(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.double() if dtype == torch.float64 and x.dtype is not dtype else x
 
 
-def factors_route(name: str, seconds: Callable[[Matrix, Call], float]) -> Route:
+def factors_route(name: str, seconds: Callable[[Matrix, Call], float], *, live: bool = False) -> Route:
     """The product that a class writes itself, of a few matrix products; it serves every call and dtype."""
-    return Route(name, lambda M, call: None, seconds, multiply_by_factors, TypedProduct, any_dtype=True)
+    return Route(
+        name, lambda M, call: None, seconds, multiply_by_factors, TypedProduct, any_dtype=True, live=live
+    )
 
 
 def dense_route(seconds: Callable[[Matrix, Call], float]) -> Route:

@@ -71,6 +71,7 @@ class Route(NamedTuple):
         holds_dense: whether it makes the m x n matrix.
         any_dtype: whether it can multiply in the dtype of x, by a matrix whose tensors have any dtype. Such
             a route is made of matrix products, its products are `TypedProduct`s, and it looks at sizes alone.
+        live: whether what it prepares reads the tensors of the matrix where they are.
     """
 
     name: str
@@ -80,6 +81,7 @@ class Route(NamedTuple):
     prepare: Callable[[Any], Product] | None = None
     holds_dense: bool = False
     any_dtype: bool = False
+    live: bool = False
 
     def in_own_dtype(self, call: Call) -> bool:
         """Whether it multiplies in the dtype of the call: factors in a narrow one are for a GPU."""
@@ -204,7 +206,7 @@ _PLAIN = Tensor, torch.nn.Parameter
 
 def is_traced(*tensors: Tensor) -> bool:
     """Whether there are no values to look at: under a tracer or a transformation. Capture is not asked."""
-    return _is_tracing() or lacks_memory(*tensors)
+    return _is_tracing() or any(map(lacks_memory, tensors))
 
 
 def is_recorded(device: str) -> bool:
@@ -223,19 +225,15 @@ def is_captured(device: str) -> bool:
     return device == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
-def lacks_memory(*tensors: Tensor) -> bool:
+def lacks_memory(t: Tensor) -> bool:
     """Whether a tensor stands for others: under vmap, on the meta device, as a subclass, with a tangent."""
-    dual = forward_ad._current_level >= 0
+    if type(t) not in _PLAIN and not _is_plain_parameter(type(t)):
+        return True
     try:
-        for t in tensors:
-            if type(t) not in _PLAIN and not _is_plain_parameter(type(t)):
-                return True
-            t.data_ptr()
-            if t.is_meta or (dual and forward_ad.unpack_dual(t).tangent is not None):
-                return True
+        t.data_ptr()
     except RuntimeError:  # of vmap and other transformations
         return True
-    return False
+    return t.is_meta or (forward_ad._current_level >= 0 and forward_ad.unpack_dual(t).tangent is not None)
 
 
 def _is_plain_parameter(cls: type[Tensor]) -> bool:

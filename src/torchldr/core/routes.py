@@ -200,24 +200,21 @@ def _first(kind: _Kind, call: Call, dense: bool | None) -> Route | None:
 
 
 _KEYS, _count_of_modes = torch._C._TorchDispatchModeKey, torch._C._len_torch_dispatch_stack
+_get_tracing_state = torch._C._get_tracing_state
 _TRACERS = _KEYS.PROXY, _KEYS.FAKE, _KEYS.FUNCTIONAL
 _PLAIN = Tensor, torch.nn.Parameter
 
 
 def is_traced(*tensors: Tensor) -> bool:
     """Whether there are no values to look at: under a tracer or a transformation. Capture is not asked."""
-    return _is_tracing() or any(map(lacks_memory, tensors))
+    return is_recorded("cpu") or any(map(lacks_memory, tensors))
 
 
 def is_recorded(device: str) -> bool:
     """Whether operations are recorded now, for values that come later; on this type of device."""
-    return _is_tracing() or is_captured(device)
-
-
-def _is_tracing() -> bool:
-    if _count_of_modes() and any(torch._C._get_dispatch_mode(key) is not None for key in _TRACERS):
+    if _get_tracing_state() is not None or (device == "cuda" and is_captured(device)):
         return True
-    return torch._C._get_tracing_state() is not None
+    return _count_of_modes() > 0 and any(torch._C._get_dispatch_mode(key) is not None for key in _TRACERS)
 
 
 def is_captured(device: str) -> bool:

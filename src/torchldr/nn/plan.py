@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, addmm, is_autocast_enabled, is_grad_enabled, mm
 
-from ..core.dense_route import DenseProduct
+from ..core.dense_route import DenseProduct, TypedProduct
 from ..core.products import Product, allows_tf32, check_input, run_product, without_autocast
 from ..core.routes import Call, Route, choose, costs_of, lacks_memory, why_not
 from ..matrices import StructuredMatrix
@@ -118,7 +118,8 @@ class Plan:
         # What a call can differ in. It is checked, and its product chosen, the first time.
         kind = self.kind
         cast = torch.get_autocast_dtype(kind) if is_autocast_enabled(kind) else None
-        needs_grad, tf32 = x.requires_grad and is_grad_enabled(), allows_tf32(kind, cast or self.dtype)
+        needs_grad = x.requires_grad and is_grad_enabled()
+        tf32 = kind == "cuda" and allows_tf32(kind, cast or self.dtype)
         asked = x.shape, x.dtype, x.device, cast, needs_grad, tf32, lacks_memory(x)
         run = self._taken.get(asked)
         if run is None:
@@ -137,12 +138,14 @@ class Plan:
         call = self.computed(Call(batch, self.kind, dtype, needs_grad, kept=True, traced=traced, tf32=tf32))
         route = self.route(call)
         product = self._product(route)
+        if cast is None and x.ndim == 2 and len(x) > 0 and dtype.itemsize >= 4:  # nothing to convert
+            if isinstance(product, DenseProduct):
+                return partial(_by_dense, product.weight.mT)
+            return partial(_added, product.product if isinstance(product, TypedProduct) else product)
         if route.in_own_dtype(call) and call.dtype == dtype:
-            rows = isinstance(product, DenseProduct) and x.ndim == 2 and x.dtype == dtype
-            return partial(_by_dense, product.weight.mT) if rows else product
+            return product
         # In a dtype that is wider than autocast's a product runs outside of it, and is rounded in the end.
-        plain = cast is None and x.ndim == 2 and len(x) > 0 and x.dtype == dtype and dtype.itemsize >= 4
-        return partial(_added, product) if plain else partial(_run, product, dtype)
+        return partial(_run, product, dtype)
 
 
 def _added(product: Product, x: Tensor, bias: Tensor | None) -> Tensor:

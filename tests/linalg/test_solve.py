@@ -13,9 +13,12 @@ from hypothesis import strategies as st
 import torchldr
 from torchldr.functional.gko import elimination as gko
 from torchldr.functional.reference import shift_reference
+from torchldr.functional.subdiagonal.guard import reach
 from torchldr.kernels.cpu import compiled as gate
 from torchldr.linalg import candidates as solver_rules
 from torchldr.linalg.widening import widened
+from torchldr.matrices.ldr_sd.routes import sides
+from torchldr.matrices.ldr_sd.rules import MEASURED
 from torchldr.operators import BlockDiagonal, Diagonal, Shift, Tridiagonal
 
 from ..processes import Case, in_forks
@@ -212,6 +215,30 @@ def test_ldr_sd_with_and_without_corners(corners, rank):
     assert torchldr.linalg.solvers(M) == expected
     for method in expected[:-1]:
         assert backward_error(D, torchldr.solve(M, b, method=method), b) <= 1e-13, method
+
+
+@pytest.mark.parametrize("spread", [1.0, 100.0, 1000.0, 1e5])
+def test_the_range_of_ldr_sd_costs_no_digits_that_are_promised(spread):
+    n = 256
+    M = member("ldr_sd", n, 2)
+    for side in "AC":  # scales that fall and rise again, by this much
+        steps = torch.ones(n - 1, dtype=torch.float64)
+        steps[: n // 2], steps[n // 2 :] = spread ** (-1 / n), spread ** (1 / n)
+        M.tensors[f"subdiagonal_{side}"].copy_(steps)
+        M.tensors[f"corner_{side}"].fill_(0.3)
+    M.G[0, 0] = M.H[0, 0] = M.G.abs().sum()
+    both = sides(M)
+    assert 0.5 * spread < reach(*both) < 2 * spread
+    D, b = M.to_dense(), torch.randn(n, 2, dtype=torch.float64)
+    x = M.solve(b)
+    assert backward_error(D, x, b) <= 1e-12
+    assert (D @ x - b).norm() <= 1e-10 * b.norm()
+    # What measures the residual is right to a part of that, or is the product that loses nothing.
+    system = widened(M)
+    fast = system.options["product"] == "convolution"
+    assert fast == (reach(*both) <= MEASURED)
+    y = system.matmul(b.mT).mT
+    assert (y - D @ b).norm() <= (1e-12 if fast else 1e-14) * D.norm() * b.norm()
 
 
 def test_ldr_sd_of_wide_range_and_with_zeros():

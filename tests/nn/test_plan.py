@@ -156,9 +156,20 @@ def recurrent(cls, **arguments):
     return lambda: cls(12, 8, which="both", **arguments)
 
 
+def by_route(structure, route):
+    def make():
+        layer = StructuredLinear(12, 9, structure=structure)
+        layer.route = route
+        return layer
+
+    return make
+
+
 LAYERS = {
     "linear": (lambda: StructuredLinear(12, 9, rank=2), (3, 12)),
     "dense": (lambda: StructuredLinear(12, 9, structure="dense"), (3, 12)),
+    "low rank": (by_route("low_rank", "two_products"), (3, 12)),
+    "kronecker": (by_route("kronecker", "two_factors"), (3, 12)),
     "lstm": (recurrent(torchldr.StructuredLSTM), (5, 2, 12)),
     "dense lstm": (recurrent(torchldr.StructuredLSTM, structure="dense"), (5, 2, 12)),
     "gru": (recurrent(torchldr.StructuredGRU), (5, 2, 12)),
@@ -351,15 +362,34 @@ def test_tune_keeps_what_it_found_on_the_layers(capsys):
         check(model[0], x)
 
 
-@pytest.mark.parametrize(
-    "change", [lambda t: t.view(torch.float16), lambda t: t.mT, lambda t: t[:2], lambda t: t.view(8, 2)]
-)
+WAYS = {
+    "dtype": lambda t: t.view(torch.float16),
+    "transposed": lambda t: t.mT,
+    "fewer rows": lambda t: t[:2],
+    "other rows": lambda t: t.view(8, 2),
+    "other rows, in the same steps": lambda t: t.as_strided((8, 2), (4, 1)),
+}
+
+
+@pytest.mark.parametrize("change", WAYS.values(), ids=WAYS)
 def test_the_same_memory_read_in_another_way_is_noticed(change):
-    t = torch.nn.Parameter(torch.randn(4, 4).bfloat16())
+    t = torch.nn.Parameter(torch.randn(8, 4).bfloat16()[:4])
     taken = Snapshot({"t": t})
     assert taken.matches([t])
     t.data = change(t.data)
     assert not taken.matches([t])
+
+
+def test_a_route_that_reads_the_parameters_in_place_takes_turns_with_one_that_does_not():
+    layer, x = StructuredLinear(12, 9, structure="low_rank").eval(), torch.randn(64, 12)
+    with torch.no_grad():
+        for batch, route in ((64, "two_products"), (1, "dense")):
+            layer.keep_tuned(layer.routes(batch).call, route)
+        for batch in (64, 64, 1, 1, 64, 1, 64):
+            check(layer, x[:batch])
+            layer.G.data.add_(0.5)
+        assert layer._plan.prepared() == ["two_products"]  # the other was made for other numbers
+        assert [layer.routes(batch).chosen for batch in (64, 1)] == ["two_products", "dense"]
 
 
 def test_a_vector_that_is_read_in_steps_is_noticed():

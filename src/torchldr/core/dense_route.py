@@ -18,13 +18,13 @@ _CHUNK = 1 << 24  # numbers of one intermediate while the dense matrix is made
 
 
 class TypedProduct:
-    """Multiply by a matrix in its own dtype or that of autocast, and add a bias."""
+    """Multiply by a matrix in its own dtype or that of autocast, and add a bias; `product` takes rows."""
 
     def __init__(self, M: Matrix) -> None:
-        self._product, self._dtype = M.prepared(), M.dtype
+        self.product, self._dtype = M.prepared(), M.dtype
 
     def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        return _typed(self._product, self._dtype, x, bias)
+        return _typed(self.product, self._dtype, x, bias)
 
 
 class DenseProduct(TypedProduct):
@@ -62,7 +62,8 @@ def _typed(product: Product, dtype: torch.dtype, x: Tensor, bias: Tensor | None)
     """A product for rows of x by a matrix of this dtype, and a bias."""
     rows = x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
     y = product(_widened(rows, dtype))
-    y = y if bias is None else y + bias.to(y.dtype)
+    if bias is not None:
+        y = y + (bias if bias.dtype is y.dtype else bias.to(y.dtype))
     return y if x.ndim == 2 else y.reshape(*x.shape[:-1], y.shape[-1])
 
 
@@ -71,9 +72,11 @@ def _widened(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.double() if dtype == torch.float64 and x.dtype is not dtype else x
 
 
-def factors_route(name: str, seconds: Callable[[Matrix, Call], float]) -> Route:
+def factors_route(name: str, seconds: Callable[[Matrix, Call], float], *, live: bool = False) -> Route:
     """The product that a class writes itself, of a few matrix products; it serves every call and dtype."""
-    return Route(name, lambda M, call: None, seconds, multiply_by_factors, TypedProduct, any_dtype=True)
+    return Route(
+        name, lambda M, call: None, seconds, multiply_by_factors, TypedProduct, any_dtype=True, live=live
+    )
 
 
 def dense_route(seconds: Callable[[Matrix, Call], float]) -> Route:

@@ -71,6 +71,7 @@ class Route(NamedTuple):
         holds_dense: whether it makes the m x n matrix.
         any_dtype: whether it can multiply in the dtype of x, by a matrix whose tensors have any dtype. Such
             a route is made of matrix products, its products are `TypedProduct`s, and it looks at sizes alone.
+        live: whether what it prepares reads the tensors of the matrix where they are.
     """
 
     name: str
@@ -80,6 +81,7 @@ class Route(NamedTuple):
     prepare: Callable[[Any], Product] | None = None
     holds_dense: bool = False
     any_dtype: bool = False
+    live: bool = False
 
     def in_own_dtype(self, call: Call) -> bool:
         """Whether it multiplies in the dtype of the call: factors in a narrow one are for a GPU."""
@@ -198,24 +200,21 @@ def _first(kind: _Kind, call: Call, dense: bool | None) -> Route | None:
 
 
 _KEYS, _count_of_modes = torch._C._TorchDispatchModeKey, torch._C._len_torch_dispatch_stack
+_get_tracing_state = torch._C._get_tracing_state
 _TRACERS = _KEYS.PROXY, _KEYS.FAKE, _KEYS.FUNCTIONAL
 _PLAIN = Tensor, torch.nn.Parameter
 
 
 def is_traced(*tensors: Tensor) -> bool:
     """Whether there are no values to look at: under a tracer or a transformation. Capture is not asked."""
-    return _is_tracing() or lacks_memory(*tensors)
+    return is_recorded("cpu") or any(map(lacks_memory, tensors))
 
 
 def is_recorded(device: str) -> bool:
     """Whether operations are recorded now, for values that come later; on this type of device."""
-    return _is_tracing() or is_captured(device)
-
-
-def _is_tracing() -> bool:
-    if _count_of_modes() and any(torch._C._get_dispatch_mode(key) is not None for key in _TRACERS):
+    if _get_tracing_state() is not None or (device == "cuda" and is_captured(device)):
         return True
-    return torch._C._get_tracing_state() is not None
+    return _count_of_modes() > 0 and any(torch._C._get_dispatch_mode(key) is not None for key in _TRACERS)
 
 
 def is_captured(device: str) -> bool:
@@ -223,19 +222,15 @@ def is_captured(device: str) -> bool:
     return device == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
-def lacks_memory(*tensors: Tensor) -> bool:
+def lacks_memory(t: Tensor) -> bool:
     """Whether a tensor stands for others: under vmap, on the meta device, as a subclass, with a tangent."""
-    dual = forward_ad._current_level >= 0
+    if type(t) not in _PLAIN and not _is_plain_parameter(type(t)):
+        return True
     try:
-        for t in tensors:
-            if type(t) not in _PLAIN and not _is_plain_parameter(type(t)):
-                return True
-            t.data_ptr()
-            if t.is_meta or (dual and forward_ad.unpack_dual(t).tangent is not None):
-                return True
+        t.data_ptr()
     except RuntimeError:  # of vmap and other transformations
         return True
-    return False
+    return t.is_meta or (forward_ad._current_level >= 0 and forward_ad.unpack_dual(t).tangent is not None)
 
 
 def _is_plain_parameter(cls: type[Tensor]) -> bool:

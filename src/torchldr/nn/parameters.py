@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, is_grad_enabled, nn
+from torch.compiler import is_compiling
 
 from ..core.routes import is_recorded, lacks_memory
 from ..matrices import StructuredMatrix, get_structure
@@ -96,7 +97,7 @@ class StructuredParameters(nn.Module):
         """Why the weights are not constants now, or None where they are."""
         if self.training:
             return "the layer is in train() mode"
-        if torch.compiler.is_compiling():
+        if is_compiling():
             return "a compiler is at work"
         if wanted := self._gradient_wanted(matrix.tensors):
             return f"the gradient of {wanted} is wanted"
@@ -139,7 +140,7 @@ class StructuredParameters(nn.Module):
 
     def _gradient_wanted(self, tensors: Mapping[str, Tensor]) -> str | None:
         """The name of one that autograd asks for, a bias too."""
-        if not torch.is_grad_enabled():
+        if not is_grad_enabled():
             return None
         every = {**tensors, **self._parameters}
         return next((name for name, t in every.items() if t is not None and t.requires_grad), None)
@@ -149,11 +150,11 @@ class StructuredParameters(nn.Module):
 
     def _kept_plan(self) -> Plan | None:
         """The plan for the numbers that the tensors have now; None where they are not constants."""
-        if self.training or torch.compiler.is_compiling():
+        if self.training or is_compiling():
             return None
         plan = self._plan
         if plan is not None:
-            if torch.is_grad_enabled() and self._gradient_wanted(self._tensors()):
+            if is_grad_enabled() and self._gradient_wanted(self._tensors()):
                 return None
             if not is_recorded(plan.kind) and plan.snapshot.holds(own_tensors(self)):
                 return plan  # it was made of these very tensors

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, addmm, is_autocast_enabled, is_grad_enabled, mm
 
-from ..core.dense_route import DenseProduct
-from ..core.products import Product, allows_tf32, autocasts, check_input, run_product, without_autocast
+from ..core.dense_route import DenseProduct, TypedProduct
+from ..core.products import Product, allows_tf32, check_input, run_product, without_autocast
 from ..core.routes import Call, Route, choose, costs_of, lacks_memory, why_not
 from ..matrices import StructuredMatrix
 from .snapshot import Snapshot
@@ -43,16 +43,18 @@ class Plan:
         only: str | None = None,
         tuned: dict[Call, str] | None = None,
     ) -> None:
-        self.snapshot = Snapshot(matrix.tensors, live=not (matrix.structured or matrix.leading))
         with torch.inference_mode(False), torch.no_grad():
             self._narrow = matrix.with_tensors({name: t.detach() for name, t in matrix.tensors.items()})
             self.matrix = self._narrow.promoted()
+        # Until a route computes something from the numbers; a conversion or a choice by them would at once.
+        live = self.matrix.dtype == matrix.dtype and all(route.any_dtype for route in matrix.all_routes())
+        self.snapshot = Snapshot(matrix.tensors, live=live)
         self.dtype, self.device, self._features = matrix.dtype, matrix.device, matrix.in_features
         self.kind = self.device.type
         self._dense, self._only, self._tuned = PLANS[choice], only, tuned or {}
         self._routes: dict[Call, Route] = {}
         self._products: dict[str, Any] = {}
-        self._taken: dict[tuple[Any, ...], _Taken] = {}
+        self._taken: dict[tuple[Any, ...], Callable[[Tensor, Tensor | None], Tensor]] = {}
 
     def computed(self, call: Call) -> Call:
         """The call in the dtype of the matrix, where autocast wants another and that is the faster one.
@@ -98,6 +100,8 @@ class Plan:
             assert route.prepare is not None
             # What is made under inference mode or autocast may have to serve outside of them later.
             with torch.inference_mode(False), torch.no_grad(), without_autocast(self.kind):
+                if not route.live:
+                    self.snapshot.keep_numbers()
                 typed = route.in_own_dtype(Call(device=self.kind, dtype=self.dtype))
                 product: Any = route.prepare(self._narrow if typed and not route.holds_dense else self.matrix)
                 if isinstance(product, DenseProduct):
@@ -113,46 +117,45 @@ class Plan:
         """
         # What a call can differ in. It is checked, and its product chosen, the first time.
         kind = self.kind
-        cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-        asked = x.shape, x.dtype, x.device, x.requires_grad and torch.is_grad_enabled(), cast, lacks_memory(x)
-        taken = self._taken.get(asked)
-        if taken is None or taken.tf32 != allows_tf32(kind, taken.dtype):
+        cast = torch.get_autocast_dtype(kind) if is_autocast_enabled(kind) else None
+        needs_grad = x.requires_grad and is_grad_enabled()
+        tf32 = kind == "cuda" and allows_tf32(kind, cast or self.dtype)
+        asked = x.shape, x.dtype, x.device, cast, needs_grad, tf32, lacks_memory(x)
+        run = self._taken.get(asked)
+        if run is None:
             if len(self._taken) >= _SHAPES:
                 self._taken.clear()
-            taken = self._taken[asked] = self._take(x, asked[3], asked[-1])
-        return taken.run(x, bias)
+            run = self._taken[asked] = self._take(x, *asked[3:])
+        return run(x, bias)
 
-    def _take(self, x: Tensor, needs_grad: bool, traced: bool) -> _Taken:
+    def _take(
+        self, x: Tensor, cast: torch.dtype | None, needs_grad: bool, tf32: bool, traced: bool
+    ) -> Callable[[Tensor, Tensor | None], Tensor]:
+        """What serves calls of one kind."""
         check_input(self, x, self._features, "in_features", "StructuredLinear")
-        kind, dtype = self.kind, self.dtype
-        if dtype != torch.float64 and autocasts(kind):
-            dtype = torch.get_autocast_dtype(kind)
-        tf32 = allows_tf32(kind, dtype)
-        call = self.computed(
-            Call(x.numel() // self._features, kind, dtype, needs_grad, kept=True, traced=traced, tf32=tf32)
-        )
+        dtype = self.dtype if cast is None or self.dtype == torch.float64 else cast
+        batch = x.numel() // self._features
+        call = self.computed(Call(batch, self.kind, dtype, needs_grad, kept=True, traced=traced, tf32=tf32))
         route = self.route(call)
         product = self._product(route)
+        if cast is None and x.ndim == 2 and len(x) > 0 and dtype.itemsize >= 4:  # nothing to convert
+            if isinstance(product, DenseProduct):
+                return partial(_by_dense, product.weight.mT)
+            return partial(_added, product.product if isinstance(product, TypedProduct) else product)
         if route.in_own_dtype(call) and call.dtype == dtype:
-            return _Taken(product, dtype, tf32)
+            return product
         # In a dtype that is wider than autocast's a product runs outside of it, and is rounded in the end.
-        plain = (
-            x.ndim == 2 and len(x) > 0 and x.dtype == dtype and dtype.itemsize >= 4 and not autocasts(kind)
-        )
-        return _Taken(partial(_added if plain else _run, product, dtype), dtype, tf32)
+        return partial(_run, product, dtype)
 
 
-class _Taken(NamedTuple):
-    """What serves calls of one kind."""
-
-    run: Callable[[Tensor, Tensor | None], Tensor]
-    dtype: torch.dtype  # of the result
-    tf32: bool
-
-
-def _added(product: Product, dtype: torch.dtype, x: Tensor, bias: Tensor | None) -> Tensor:
+def _added(product: Product, x: Tensor, bias: Tensor | None) -> Tensor:
     y = product(x)
     return y if bias is None else y + bias
+
+
+def _by_dense(transposed: Tensor, x: Tensor, bias: Tensor | None) -> Tensor:
+    """What `linear` does, without turning the matrix at every call."""
+    return mm(x, transposed) if bias is None else addmm(bias, x, transposed)
 
 
 def _run(product: Product, dtype: torch.dtype, x: Tensor, bias: Tensor | None) -> Tensor:

@@ -53,18 +53,24 @@ class Snapshot:
 
     Args:
         tensors: by name.
-        live: nothing was computed from the numbers, what is kept reads them where they are: any will do, as
-            long as they lie there.
+        live: nothing is computed from the numbers yet, what is kept reads them where they are: any will do,
+            as long as they lie there. Before that changes `keep_numbers` is called.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], *, live: bool = False) -> None:
-        self._live, self._names, self._copies = live, tuple(tensors), list[Tensor]()
-        if not live:
-            with torch.inference_mode(False), torch.no_grad():
-                copies = [t.detach().clone(memory_format=torch.contiguous_format) for t in tensors.values()]
-            self._copies = copies
-        self._in_memory = not live and all(c.device.type == "cpu" for c in self._copies)
+        self._live, self._in_memory, self._names, self._copies = True, False, tuple(tensors), list[Tensor]()
         self._look_at([*tensors.values()])
+        if not live:
+            self.keep_numbers()
+
+    def keep_numbers(self) -> None:
+        """From now on the tensors must have the numbers that they have now."""
+        if self._live:
+            tensors = [place[1] for place in self._places]
+            with torch.inference_mode(False), torch.no_grad():
+                self._copies = [t.detach().clone(memory_format=torch.contiguous_format) for t in tensors]
+            self._live, self._in_memory = False, all(c.device.type == "cpu" for c in self._copies)
+            self._look_at(tensors)
 
     def _look_at(self, tensors: Sequence[Tensor]) -> None:
         """Keep by what the tensors are told from others next time."""
@@ -72,8 +78,10 @@ class Snapshot:
         self._steps = _steps
         self._counted = all(why_uncounted(t) is None for t in tensors)
         self._versions = _versions(tensors) if self._counted else []
-        copies: list[Any] = self._copies if self._small else [None] * len(tensors)
-        self._places = [*map(_place, self._names, tensors, copies)]
+        self._places = [*map(_place, self._names, tensors)]
+        # Bytes, which must not be read unless the tensors are known to be there.
+        self._memories = [*map(_memory, tensors)] if self._small else []
+        self._numbers = b"".join(map(_memory, self._copies)) if self._small else b""
         # A reference to the data, so that no other data comes to the same address.
         self._data = [] if self._in_memory else [t.detach() for t in tensors]
 
@@ -83,14 +91,14 @@ class Snapshot:
         Asked at every call, so in one loop: a function more costs more than what it does.
         """
         find: Callable[[str], Any] = own.get
-        for name, t, address, dtype, size, stride, memory, numbers in self._places:
-            if find(name) is not t or t.data_ptr() != address or t.dtype is not dtype or t.numel() != size:
+        for name, t, address, dtype, shape, stride in self._places:
+            if find(name) is not t or t.data_ptr() != address or t.dtype is not dtype or t.shape != shape:
                 return False
             if not t.is_contiguous() if stride is None else t.stride() != stride:
                 return False
-            if memory is not None and memory.raw != numbers:
-                return False
-        if self._small or self._live:
+        if self._small:
+            return b"".join(self._memories) == self._numbers
+        if self._live:
             return True
         tensors = [place[1] for place in self._places]
         if self._in_memory:
@@ -118,17 +126,14 @@ def _versions(tensors: Sequence[Tensor]) -> list[int]:
     return [t._version for t in tensors]
 
 
-def _place(name: str, t: Tensor, copy: Tensor | None) -> tuple[Any, ...]:
-    """What tells a tensor from others, and its memory and numbers where these are to be compared at once."""
-    stride = None if t.ndim < 2 and t.is_contiguous() else t.stride()  # None: that is asked in less time
-    memory = numbers = None
-    if copy is not None:  # bytes, which must not be read unless the tensor is known to be there
-        memory, numbers = _memory(t, copy.nbytes), _memory(copy, copy.nbytes).raw
-    return name, t, t.data_ptr(), t.dtype, t.numel(), stride, memory, numbers
+def _place(name: str, t: Tensor) -> tuple[Any, ...]:
+    """What tells a tensor from others."""
+    stride = None if t.is_contiguous() else t.stride()  # None: that is asked in less time
+    return name, t, t.data_ptr(), t.dtype, t.shape, stride
 
 
-def _memory(t: Tensor, size: int) -> ctypes.Array[ctypes.c_char]:
-    return (ctypes.c_char * size).from_address(t.data_ptr())
+def _memory(t: Tensor) -> memoryview:
+    return memoryview((ctypes.c_char * t.nbytes).from_address(t.data_ptr()))
 
 
 def why_uncounted(t: Tensor) -> str | None:

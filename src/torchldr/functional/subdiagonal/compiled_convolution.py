@@ -39,7 +39,8 @@ class Joint(NamedTuple):
 
 def product(A: Side, C: Side, x: Tensor, P: Scales) -> Tensor:
     """`convolution.product` by the compiled function; arguments and result as there."""
-    converted = (t.to(P.dtype) for t in (*A, *C, x, *P))
+    dtype = P.dtype
+    converted = (t if t.dtype is dtype else t.to(dtype) for t in (*A, *C, x, *P))
     return applied(_Joint, *converted)[0].to(x.dtype)
 
 

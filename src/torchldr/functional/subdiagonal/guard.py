@@ -25,7 +25,8 @@ from torch import Tensor
 from ...kernels.cpu.arrays import as_array
 from ...kernels.cpu.compiled import Loops, numbers, wide
 
-Side = tuple[Tensor, Tensor, Tensor]  # of an operator: subdiagonal (m - 1,), corner, start vectors (r, m)
+# Of an operator: subdiagonal (m - 1,), corner () or (1,), start vectors (r, m).
+Side = tuple[Tensor, Tensor, Tensor]
 
 RANGE = 2.0**5  # of convolutions in the dtype of the layer
 RANGE_FLOAT64 = 2.0**30  # of convolutions in float64 for a layer in float32
@@ -88,7 +89,7 @@ def _reach(side: Side) -> tuple[Tensor, Tensor | float]:
         return P, closed if closed == closed else math.inf
     P = scales(s.double())
     size = P.abs()
-    closed = (corner.detach().double() * P[..., -1]).abs().clamp(min=1)
+    closed = (corner.detach().double().reshape(P.shape[:-1]) * P[..., -1]).abs().clamp(min=1)
     reach = size.amax(-1) / size.amin(-1) * closed
     return P, torch.nan_to_num(reach, nan=math.inf, posinf=math.inf).amax()
 

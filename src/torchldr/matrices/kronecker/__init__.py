@@ -63,7 +63,7 @@ class Kronecker(StructuredMatrix, name="kronecker"):
     fuses = True
     at_once = "_matmul", "_rmatmul", "_materialize"
 
-    ROUTES = factors_route("two_factors", _seconds), dense_route(_dense_seconds)
+    ROUTES = factors_route("two_factors", _seconds, live=True), dense_route(_dense_seconds)
     projection_work = 2
 
     @classmethod

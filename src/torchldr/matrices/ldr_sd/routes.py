@@ -31,8 +31,15 @@ PRODUCTS = ("auto", "convolution", "exact")
 
 def sides(M: Any, transposed: bool = False) -> tuple[Side, Side]:
     """Subdiagonal, corner () and start vectors of A and of C; for M^T they change places."""
-    A = M.subdiagonal_A, M.corner_A.squeeze(-1), M.G
-    C = M.subdiagonal_C, M.corner_C.squeeze(-1), M.H
+    (a, corner_A, G), (c, corner_C, H) = _stored(M, transposed)
+    return (a, corner_A.squeeze(-1), G), (c, corner_C.squeeze(-1), H)
+
+
+def _stored(M: Any, transposed: bool = False) -> tuple[Side, Side]:
+    """`sides` with corners (1,) as they are, which autograd need not follow."""
+    t = M.tensors
+    A = t["subdiagonal_A"], t["corner_A"], t["G"]
+    C = t["subdiagonal_C"], t["corner_C"], t["H"]
     return (C, A) if transposed else (A, C)
 
 
@@ -55,7 +62,7 @@ def _guard(M: Any) -> Scales | str:
     """The scales of both operators or the reason against them, looked up once for a product."""
     if "scales" not in M.facts:
         unseen = M.options["product"] == "convolution"
-        M.facts["scales"] = unseen_scales(*sides(M)) if unseen else guard(*sides(M))
+        M.facts["scales"] = unseen_scales(*_stored(M)) if unseen else guard(*_stored(M))
     found: Scales | str = M.facts["scales"]
     return found
 
@@ -119,7 +126,7 @@ def _compiled_cost(M: Any, call: Call) -> float:
 
 
 def _compiled(M: Any, x: Tensor, transposed: bool) -> Tensor:
-    return compiled_convolution.product(*sides(M, transposed), x, _scales(M, transposed))
+    return compiled_convolution.product(*_stored(M, transposed), x, _scales(M, transposed))
 
 
 def _prepare_compiled(M: Any) -> Product:

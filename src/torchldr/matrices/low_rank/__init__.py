@@ -79,7 +79,7 @@ class LowRank(StructuredMatrix, name="low_rank"):
     fuses = True
     at_once = "_matmul", "_rmatmul", "_materialize"
 
-    ROUTES = factors_route("two_products", _seconds), dense_route(_product_seconds)
+    ROUTES = factors_route("two_products", _seconds, live=True), dense_route(_product_seconds)
     projection_work = 0
     compresses = True
 

@@ -43,8 +43,13 @@ def _fft_seconds(M: Any, call: Call) -> float:
 
 def _dense_seconds(M: Any, call: Call) -> float:
     m, n = M.shape
-    passes = 6 if call.device == "cuda" else 2 * min(m, n).bit_length()
-    return costs.backward(call, costs.gemm(call, M.rank, m, n) + costs.passes(call, m * n, passes))
+    doublings = min(m, n).bit_length()
+    passes = 6 if call.device == "cuda" else 2 * doublings
+    seconds = costs.backward(call, costs.gemm(call, M.rank, m, n) + costs.passes(call, m * n, passes))
+    # Views, which in training are within what is counted for autograd.
+    return (
+        seconds if call.needs_grad or call.device == "cuda" else seconds + costs.started(call, 3 * doublings)
+    )
 
 
 def _pair_why_not(M: Any, call: Call) -> str | None:

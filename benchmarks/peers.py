@@ -1,7 +1,8 @@
 """Us beside others, in one run: the same job by torchldr and by a package, or a formula, that does it too.
 
     pip install scipy linear_operator peft torch-structured    # what is missing is skipped, with a word
-    python benchmarks/peers.py [--device cpu] [--sizes 512 1024] [--only solve] [--out results/bench/peers_cpu.json]
+    python benchmarks/peers.py [--device cpu] [--sizes 512 1024] [--only solve]
+                               [--out results/bench/peers_cpu.json]
 
 Each side is called as its user calls it, eager, in float32 (solving: float64). Inference is in `eval()` and
 under `no_grad`, training forward and backward with gradients of the input and of all parameters. Times are
@@ -197,7 +198,7 @@ def key(row: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def kept(out: Path | None) -> dict[tuple[Any, ...], dict[str, Any]]:
-    """Rows that an earlier run on this machine and this version wrote: a long table can be measured in parts."""
+    """Rows of an earlier run on this machine with this version: a long table can be measured in parts."""
     found = json.loads(out.read_text()) if out is not None and out.exists() else {}
     return {key(row): row for row in found["rows"]} if found.get("machine") == machine() else {}
 

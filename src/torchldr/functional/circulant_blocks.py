@@ -12,8 +12,8 @@ derivatives go through the plain twin.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Iterator, Sequence
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,46 +22,52 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn.functional import pad
 
-from ..kernels.cpu import compiled
 from ..kernels.cpu.arrays import as_array
 from ..kernels.cpu.compiled import Loops, numbers, wide
 from ..kernels.cpu.threads import in_parts
-from ._twin import plain_backward
+from ._twin import applied, plain_backward
 from .kept import KeptProduct
 from .stencil import is_plain
 
 SMALLEST = 32  # s: the compiled FFT starts at half of it
 
 
-def why_not(size: int, columns: Tensor) -> str | None:
-    """Why blocks of this size cannot be multiplied here, or None."""
+def why_not(size: int, device: str, dtype: torch.dtype) -> str | None:
+    """Why blocks of this size cannot be multiplied on a type of device and in a dtype, or None."""
     if size & (size - 1) or size < SMALLEST:
         return f"for blocks whose size is a power of two from {SMALLEST}"
-    if not compiled.serves(columns):
-        return compiled.why_not() or "for CPUs"
-    return FORWARD.why_not(columns.dtype)
+    return FORWARD.why_not(dtype) if device == "cpu" else "for CPUs"
 
 
-def product(columns: Tensor, x: Tensor, m: int) -> Tensor:
+class Place(NamedTuple):
+    """How entries make up the first column of a block: moved up by `start` places, around its end."""
+
+    size: int  # s
+    start: int = 0
+
+
+def product(columns: Tensor, x: Tensor, m: int, place: Place | None = None) -> Tensor:
     """M x for rows of x, differentiable in both.
 
     Args:
         columns: the first column of every block, (p, q, s), or of one block, (s,).
         x: vectors (b, n), n at most q s.
         m: at most p s.
+        place: where the columns hold fewer entries or begin with others; by default they are as they are.
 
     Returns:
         Shape (b, m).
     """
-    if not torch.is_grad_enabled():
-        return _multiply(_prepare(columns), m, False, x)
-    result: Tensor = _Blocks.apply(columns, x, m)
+    place = place or Place(columns.shape[-1])
+    if not torch.is_grad_enabled() or not (columns.requires_grad or x.requires_grad):
+        return _multiply(_prepare(columns, place), m, False, x)
+    result: Tensor = applied(_Blocks, columns, x, m, place)
     return result
 
 
 def kept(columns: Tensor, m: int, n: int) -> KeptProduct:
     """The product for columns that are constants, differentiable in x."""
-    K = _prepare(columns)
+    K = _prepare(columns, Place(columns.shape[-1]))
     return KeptProduct(lambda transposed: partial(_multiply, K, n if transposed else m, transposed))
 
 
@@ -74,19 +80,19 @@ class _Prepared(NamedTuple):
     loops: Any  # the module of the compiled loops
 
 
-def _grid(columns: Tensor) -> tuple[int, int, int]:
-    p, q, size = columns.shape if columns.ndim == 3 else (1, 1, columns.shape[0])
-    return p, q, size
+@cache
+def _loops() -> Any:
+    from ..kernels.cpu import circulant  # imports numba
+
+    return circulant
 
 
-def _prepare(columns: Tensor) -> _Prepared:
-    from ..kernels.cpu import circulant as loops  # imports numba
-
-    p, q, size = _grid(columns)
+def _prepare(columns: Tensor, place: Place) -> _Prepared:
+    (p, q), (size, start), loops = _grid(columns), place, _loops()
     array = as_array(columns.contiguous())
     spectra = np.empty((p, q, 2, size), array.dtype)
     turns, g = loops.tables(size // 2, "float32" if columns.dtype is torch.float32 else "float64")
-    loops.block_spectra(array.reshape(p * q, size), spectra.reshape(p * q, 2, size), turns, g)
+    loops.block_spectra(array.reshape(p * q, -1), start, spectra, turns, g)
     return _Prepared(spectra, turns, g, loops)
 
 
@@ -101,18 +107,24 @@ def _multiply(K: _Prepared, size: int, transposed: bool, x: Tensor) -> Tensor:
     return torch.from_numpy(y)
 
 
-def _plain(columns: Tensor, x: Tensor, m: int) -> Tensor:
-    p, q, size = _grid(columns)
+def _grid(columns: Tensor) -> Sequence[int]:
+    """How many rows and columns of blocks."""
+    return columns.shape[:2] if columns.ndim == 3 else (1, 1)
+
+
+def _plain(columns: Tensor, x: Tensor, m: int, place: Place) -> Tensor:
+    (p, q), (size, start) = _grid(columns), place
     blocks = torch.fft.rfft(pad(x, (0, q * size - x.shape[-1])).unflatten(-1, (q, size)))
-    y = torch.einsum("bqf,pqf->bpf", blocks, torch.fft.rfft(columns.reshape(p, q, size)))
+    moved = pad(columns, (0, size - columns.shape[-1])).roll(-start, -1)
+    y = torch.einsum("bqf,pqf->bpf", blocks, torch.fft.rfft(moved.reshape(p, q, size)))
     return torch.fft.irfft(y, size).flatten(-2)[..., :m]
 
 
 class _Blocks(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, columns: Tensor, x: Tensor, m: int) -> Tensor:
-        K = _prepare(columns)
-        ctx.K, ctx.m = K, m
+    def forward(ctx: Any, columns: Tensor, x: Tensor, m: int, place: Place) -> Tensor:
+        K = _prepare(columns, place)
+        ctx.K, ctx.m, ctx.place = K, m, place
         ctx.save_for_backward(columns, x)
         return _multiply(K, m, False, x)
 
@@ -120,53 +132,63 @@ class _Blocks(torch.autograd.Function):
     def backward(ctx: Any, u: Tensor) -> tuple[Tensor | None, ...]:
         columns, x = ctx.saved_tensors
         again = torch.is_grad_enabled() or forward_ad._current_level >= 0 or not is_plain(u)
-        if again or not BACKWARD.serves(u):
-            return *plain_backward(partial(_plain, m=ctx.m), (columns, x), u), None
-        of_columns, of_x, _ = ctx.needs_input_grad
-        dcolumns, dx = _gradients(ctx.K, x, u, of_columns, of_x)
-        return dcolumns.reshape(columns.shape) if of_columns else None, dx if of_x else None, None
+        if again or BACKWARD.why_not(x.dtype) is not None:
+            plain = partial(_plain, m=ctx.m, place=ctx.place)
+            return *plain_backward(plain, (columns, x), u), None, None
+        of_columns, of_x, *_ = ctx.needs_input_grad
+        shape = columns.shape if of_columns else None
+        return *_gradients(ctx.K, x, u, shape, ctx.place.start, of_x), None, None
 
 
-def _gradients(K: _Prepared, x: Tensor, u: Tensor, of_columns: bool, of_x: bool) -> tuple[Tensor, Tensor]:
-    """Of the columns (p q, s) and of x; empty where they are not wanted."""
-    p, q, _, size = K.spectra.shape
+def _gradients(
+    K: _Prepared, x: Tensor, u: Tensor, columns: Sequence[int] | None, start: int, of_x: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """Of the columns, given their shape, and of x; None where they are not wanted."""
     given, source = as_array(u.contiguous()), as_array(x.contiguous())
     dx = np.empty(source.shape if of_x else (0, 0), source.dtype)
-    dcolumns = np.empty((p * q if of_columns else 0, size), source.dtype)
     parts: dict[int, Any] = {}
 
-    def rows(start: int, stop: int) -> None:
-        part = slice(start, stop)
-        parts[start] = np.zeros(K.spectra.shape if of_columns else (0, 0, 0, 0), source.dtype)
-        K.loops.backward(given[part], source[part], dx[part], K.spectra, parts[start], K.turns)
+    def rows(first: int, stop: int) -> None:
+        part = slice(first, stop)
+        parts[first] = np.zeros((0, 0, 0, 0) if columns is None else K.spectra.shape, source.dtype)
+        K.loops.backward(given[part], source[part], dx[part], K.spectra, parts[first], K.turns)
 
     in_parts(len(source), K.spectra.size, rows)
+    found = torch.from_numpy(dx) if of_x else None
+    if columns is None:
+        return None, found
     sums = parts.pop(0)
-    for start in sorted(parts):  # in the order of the rows, so that sums do not depend on the clock
-        sums += parts[start]
-    K.loops.column_gradients(sums.reshape(-1, 2, size), dcolumns, K.turns, K.g)
-    return torch.from_numpy(dcolumns), torch.from_numpy(dx)
+    for first in sorted(parts):  # in the order of the rows, so that sums do not depend on the clock
+        sums += parts[first]
+    dcolumns = np.empty(columns, source.dtype)
+    K.loops.column_gradients(sums, start, dcolumns.reshape(-1, columns[-1]), K.turns, K.g)
+    return torch.from_numpy(dcolumns), found
+
+
+_TINY = Place(SMALLEST, 7)
 
 
 def _tiny(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Columns and x, and the dense matrix of the same with its columns in float64; M is 50 x 75."""
-    columns, x = numbers(2, 3, SMALLEST, dtype=dtype), numbers(2, 75, dtype=dtype)
+    """Columns of fewer entries and x, the columns in float64, and the dense matrix of those, 50 x 75."""
+    columns, x = numbers(2, 3, SMALLEST - 5, dtype=dtype), numbers(2, 75, dtype=dtype)
     copy, i = wide(columns).requires_grad_(), torch.arange(SMALLEST)
-    blocks = copy[..., (i.unsqueeze(1) - i) % SMALLEST]
+    blocks = pad(copy, (0, 5))[..., (i.unsqueeze(1) - i + _TINY.start) % SMALLEST]
     return columns, x, copy, blocks.transpose(1, 2).flatten(2).flatten(0, 1)[:50, :75]
 
 
 def _check_forward(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
     columns, x, _, M = _tiny(dtype)
-    yield product(columns, x, len(M)), wide(x) @ M.detach().mT
+    yield product(columns, x, len(M), _TINY), wide(x) @ M.detach().mT
 
 
 def _check_backward(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
     columns, x, copy, M = _tiny(dtype)
     u = numbers(2, len(M), dtype=dtype)
-    found, dx = _gradients(_prepare(columns), x, u, True, True)
+    dcolumns, dx = _gradients(_prepare(columns, _TINY), x, u, columns.shape, _TINY.start, True)
     (right,) = torch.autograd.grad(((wide(x) @ M.mT) * wide(u)).sum(), copy)
-    yield from ((found, right.flatten(0, 1)), (dx, wide(u) @ M.detach()))
+    for got, wanted in ((dcolumns, right), (dx, wide(u) @ M.detach())):
+        assert got is not None
+        yield got, wanted
 
 
 FORWARD = Loops("the product of circulant blocks", _check_forward)

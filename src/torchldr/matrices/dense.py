@@ -46,6 +46,7 @@ class Dense(StructuredMatrix, name="dense"):
             _kept_weight,
             holds_dense=True,
             any_dtype=True,
+            by_sizes=True,
         ),
     )
     projection_work = 0

@@ -1,6 +1,6 @@
 """Loop nests for grids of circulant blocks over the compiled FFT; imports numba.
 
-A vector v of s = 2N real numbers is taken as the complex one v_{2j} + i v_{2j+1}, with spectrum V of length N.
+A vector v of s = 2N real numbers is taken as a complex one, v_{2j} + i v_{2j+1}, with spectrum V of length N.
 Where R V = conj(V_{N-k}), the spectrum of the cyclic convolution of u and v is
 
     U V - Q (V - R V),     Q = g (U - R U),     g_k = (1 + exp(-2 pi i k / N)) / 4,
@@ -18,9 +18,24 @@ from functools import lru_cache
 
 import numpy as np
 
-from .fft import LANES, _high, _imag, _low, _real, _shuffle, clear, compiled, load, minus, plus, store
+from .fft import (
+    LANES,
+    _high,
+    _imag,
+    _low,
+    _real,
+    _shuffle,
+    clear,
+    compiled,
+    copy,
+    load,
+    minus,
+    plus,
+    store,
+    times,
+    transform,
+)
 from .fft import tables as fft_tables
-from .fft import times, transform
 
 _even, _odd = _shuffle([0, 2, 4, 6]), _shuffle([1, 3, 5, 7])
 _reversed, _around = _shuffle([3, 2, 1, 0]), _shuffle([4, 3, 2, 1])
@@ -110,21 +125,24 @@ def _add_gradient(W, V, plain, mixed):
 
 
 @compiled
-def block_spectra(columns, spectra, turns, g):
-    """U / N and -Q / N (.., 2, s) for every column (.., s)."""
-    size = columns.shape[1]
-    n = size // 2
+def block_spectra(columns, start, spectra, turns, g):
+    """U / N and -Q / N (p, q, 2, s) for every column (p q, at most s), moved up by `start` places."""
+    q, size = spectra.shape[1], spectra.shape[3]
+    n, count = size // 2, columns.shape[1]
     a, b = np.empty(size, columns.dtype), np.empty(size, columns.dtype)
     scale = columns.dtype.type(1 / n)
     for i in range(columns.shape[0]):
-        _enter(columns[i], a)
+        clear(b, 0)
+        copy(columns[i, start:], b[: count - start])
+        copy(columns[i, :start], b[size - start :])
+        _enter(b, a)
         a, b = transform(a, b, turns)
+        U, Q = spectra[i // q, i % q, 0], spectra[i // q, i % q, 1]
         for k in range(n):
             at = n - k if k else 0
             dr, di = scale * (a[k] - a[at]), scale * (a[n + k] + a[n + at])
-            spectra[i, 0, k], spectra[i, 0, n + k] = scale * a[k], scale * a[n + k]
-            spectra[i, 1, k] = g[1, k] * di - g[0, k] * dr
-            spectra[i, 1, n + k] = -g[0, k] * di - g[1, k] * dr
+            U[k], U[n + k] = scale * a[k], scale * a[n + k]
+            Q[k], Q[n + k] = g[1, k] * di - g[0, k] * dr, -g[0, k] * di - g[1, k] * dr
 
 
 @compiled
@@ -183,17 +201,19 @@ def backward(u, x, dx, spectra, sums, turns):
 
 
 @compiled
-def column_gradients(sums, gradients, turns, g):
-    """The gradients of columns (.., s) from the sums (.., 2, s): of plain - conj(g) mixed."""
-    size = gradients.shape[1]
-    n = size // 2
+def column_gradients(sums, start, gradients, turns, g):
+    """The gradients of the columns of `block_spectra` from the sums (p, q, 2, s): plain - conj(g) mixed."""
+    q, size = sums.shape[1], sums.shape[3]
+    n, count = size // 2, gradients.shape[1]
     a, b = np.empty(size, sums.dtype), np.empty(size, sums.dtype)
     scale = sums.dtype.type(1 / n)
-    for i in range(sums.shape[0]):
-        plain, mixed = sums[i, 0], sums[i, 1]
+    for i in range(gradients.shape[0]):
+        plain, mixed = sums[i // q, i % q, 0], sums[i // q, i % q, 1]
         for k in range(n):
             mr, mi = mixed[k], mixed[n + k]
             a[n + k] = scale * (plain[k] - g[0, k] * mr - g[1, k] * mi)
             a[k] = scale * (plain[n + k] - g[0, k] * mi + g[1, k] * mr)
         a, b = transform(a, b, turns)
-        _leave(a, gradients[i])
+        _leave(a, b)
+        copy(b[: count - start], gradients[i, start:])
+        copy(b[size - start :], gradients[i, :start])

@@ -33,12 +33,13 @@ def gather_seconds(M: Any, call: Call) -> float:
 
 
 def blocks_route(grid: Callable[[Any], tuple[int, int, int]]) -> Route:
-    """All blocks in one compiled function; `grid` tells how many rows and columns of blocks, of which size."""
+    """All blocks in one compiled function; `grid` tells the rows and columns of blocks, and their size."""
 
     def reason(M: Any, call: Call) -> str | None:
         if call.traced:
             return "not for tracing, vmap and capture"
-        return circulant_blocks.why_not(M.column.shape[-1], M.column)
+        dtype = torch.promote_types(call.dtype, torch.float32)
+        return circulant_blocks.why_not(grid(M)[-1], call.device, dtype)
 
     def cost(M: Any, call: Call) -> float:
         p, q, size = grid(M)
@@ -48,12 +49,12 @@ def blocks_route(grid: Callable[[Any], tuple[int, int, int]]) -> Route:
 
     def apply(M: Any, x: Tensor, transposed: bool) -> Tensor:
         M = M.T if transposed else M
-        return circulant_blocks.product(M.column, x, M.out_features)
+        return circulant_blocks.product(M.tensors["column"], x, M.out_features)
 
     def prepare(M: Any) -> Product:
         return circulant_blocks.kept(M.column, M.out_features, M.in_features)
 
-    return Route("compiled", reason, cost, apply, prepare)
+    return Route("compiled", reason, cost, apply, prepare, by_sizes=True)
 
 
 def circulants(column: Tensor, dtype: torch.dtype | None = None) -> Tensor:

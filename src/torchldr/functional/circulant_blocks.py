@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.nn.functional import pad
 
 from ..kernels.cpu.arrays import as_array
@@ -131,8 +130,7 @@ class _Blocks(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, u: Tensor) -> tuple[Tensor | None, ...]:
         columns, x = ctx.saved_tensors
-        again = torch.is_grad_enabled() or forward_ad._current_level >= 0 or not is_plain(u)
-        if again or BACKWARD.why_not(x.dtype) is not None:
+        if torch.is_grad_enabled() or not is_plain(u) or BACKWARD.why_not(x.dtype) is not None:
             plain = partial(_plain, m=ctx.m, place=ctx.place)
             return *plain_backward(plain, (columns, x), u), None, None
         of_columns, of_x, *_ = ctx.needs_input_grad

@@ -331,8 +331,11 @@ class StructuredMatrix(Contract):
         device, dtype = x.device.type, self.dtype
         if dtype != torch.float64 and autocasts(device):
             dtype = torch.get_autocast_dtype(device)
-        batch, captured, tf32 = x.numel() // x.shape[-1], is_captured(device), allows_tf32(device, dtype)
+        captured = tf32 = False
+        if device != "cpu":
+            captured, tf32 = is_captured(device), allows_tf32(device, dtype)
         traced = captured or is_traced(*tensors)
+        batch = x.numel() // x.shape[-1]
         return Call(batch, device, dtype, needs_grad, kept, traced, transposed, 1, captured, tf32)
 
     def all_routes(self) -> tuple[Route, ...]:

@@ -96,14 +96,15 @@ def _prepare(columns: Tensor, place: Place) -> _Prepared:
 
 
 def _multiply(K: _Prepared, size: int, transposed: bool, x: Tensor) -> Tensor:
-    source = as_array(x.contiguous())
-    y = np.empty((len(source), size), source.dtype)
+    count = x.shape[0]
+    y = x.new_empty(count, size)
+    source, target = as_array(x.contiguous()), as_array(y)
 
     def rows(start: int, stop: int) -> None:
-        K.loops.product(source[start:stop], y[start:stop], K.spectra, transposed, K.turns)
+        K.loops.product(source[start:stop], target[start:stop], K.spectra, transposed, K.turns)
 
-    in_parts(len(source), K.spectra.size, rows)
-    return torch.from_numpy(y)
+    in_parts(count, K.spectra.size, rows)
+    return y
 
 
 def _grid(columns: Tensor) -> Sequence[int]:

@@ -44,7 +44,7 @@ def blocks_route(grid: Callable[[Any], tuple[int, int, int]]) -> Route:
     def cost(M: Any, call: Call) -> float:
         p, q, size = grid(M)
         transforms = call.batch * (p + q) + (0 if call.kept else p * q)
-        between = costs.wide(call) * costs.machine(call).entry * call.batch * p * q * size / 2
+        between = costs.wide(call) * costs.machine(call).entry * call.batch * p * q * size
         return costs.backward(call, costs.compiled_ffts(call, transforms, size // 2, 1) + between)
 
     def apply(M: Any, x: Tensor, transposed: bool) -> Tensor:

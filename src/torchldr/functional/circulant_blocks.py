@@ -145,23 +145,20 @@ def _gradients(
     """Of the columns, given their shape, and of x; None where they are not wanted."""
     given, source = as_array(u.contiguous()), as_array(x.contiguous())
     dx = np.empty(source.shape if of_x else (0, 0), source.dtype)
+    shape = (0, 1) if columns is None else columns
     parts: dict[int, Any] = {}
 
     def rows(first: int, stop: int) -> None:
         part = slice(first, stop)
-        parts[first] = np.zeros((0, 0, 0, 0) if columns is None else K.spectra.shape, source.dtype)
-        K.loops.backward(given[part], source[part], dx[part], K.spectra, parts[first], K.turns)
+        found = parts[first] = np.empty(shape, source.dtype)
+        given_rows = given[part], source[part], dx[part], found.reshape(-1, shape[-1])
+        K.loops.backward(*given_rows, start, K.spectra, K.turns, K.g)
 
     in_parts(len(source), K.spectra.size, rows)
-    found = torch.from_numpy(dx) if of_x else None
-    if columns is None:
-        return None, found
-    sums = parts.pop(0)
+    dcolumns = parts.pop(0)
     for first in sorted(parts):  # in the order of the rows, so that sums do not depend on the clock
-        sums += parts[first]
-    dcolumns = np.empty(columns, source.dtype)
-    K.loops.column_gradients(sums, start, dcolumns.reshape(-1, columns[-1]), K.turns, K.g)
-    return torch.from_numpy(dcolumns), found
+        dcolumns += parts[first]
+    return None if columns is None else torch.from_numpy(dcolumns), torch.from_numpy(dx) if of_x else None
 
 
 _TINY = Place(SMALLEST, 7)

@@ -176,33 +176,8 @@ def product(x, y, spectra, transposed, turns):
 
 
 @compiled
-def backward(u, x, dx, spectra, sums, turns):
-    """dx = M^T u, and to sums (p, q, 2, s) add what gradients of the columns are made of, or to neither.
-
-    An array without numbers is left alone.
-    """
-    p, q, _, size = spectra.shape
-    a, b = np.empty(size, u.dtype), np.empty(size, u.dtype)
-    left, right = np.empty((p, size), u.dtype), np.empty((q, size), u.dtype)
-    for row in range(u.shape[0]):
-        _blocks(u[row], left, a, b, turns)
-        if sums.size:
-            _blocks(x[row], right, a, b, turns)
-            for i in range(p):
-                for j in range(q):
-                    _add_gradient(left[i], right[j], sums[i, j, 0], sums[i, j, 1])
-        if dx.size:
-            for j in range(q):
-                clear(a, 0)
-                for i in range(p):
-                    _add_transposed(left[i], spectra[i, j, 0], spectra[i, j, 1], a)
-                a, b = transform(a, b, turns)
-                _leave(a, dx[row, j * size : min((j + 1) * size, dx.shape[1])])
-
-
-@compiled
-def column_gradients(sums, start, gradients, turns, g):
-    """The gradients of the columns of `block_spectra` from the sums (p, q, 2, s): plain - conj(g) mixed."""
+def _column_gradients(sums, start, gradients, turns, g):
+    """The gradients of the columns of `block_spectra` from sums (p, q, 2, s): of plain - conj(g) mixed."""
     q, size = sums.shape[1], sums.shape[3]
     n, count = size // 2, gradients.shape[1]
     a, b = np.empty(size, sums.dtype), np.empty(size, sums.dtype)
@@ -217,3 +192,28 @@ def column_gradients(sums, start, gradients, turns, g):
         _leave(a, b)
         copy(b[: count - start], gradients[i, start:])
         copy(b[size - start :], gradients[i, :start])
+
+
+@compiled
+def backward(u, x, dx, dcolumns, start, spectra, turns, g):
+    """dx = M^T u, and the gradients of the columns for these rows; an array without numbers is left alone."""
+    p, q, _, size = spectra.shape
+    a, b = np.empty(size, u.dtype), np.empty(size, u.dtype)
+    left, right = np.empty((p, size), u.dtype), np.empty((q, size), u.dtype)
+    sums = np.zeros(spectra.shape if dcolumns.size else (0, 0, 0, 0), u.dtype)
+    for row in range(u.shape[0]):
+        _blocks(u[row], left, a, b, turns)
+        if dcolumns.size:
+            _blocks(x[row], right, a, b, turns)
+            for i in range(p):
+                for j in range(q):
+                    _add_gradient(left[i], right[j], sums[i, j, 0], sums[i, j, 1])
+        if dx.size:
+            for j in range(q):
+                clear(a, 0)
+                for i in range(p):
+                    _add_transposed(left[i], spectra[i, j, 0], spectra[i, j, 1], a)
+                a, b = transform(a, b, turns)
+                _leave(a, dx[row, j * size : min((j + 1) * size, dx.shape[1])])
+    if dcolumns.size:
+        _column_gradients(sums, start, dcolumns, turns, g)

@@ -155,3 +155,16 @@ def test_a_layer_learns_the_same_by_either_route():
         layer(x).square().sum().backward()
         found.append(layer.column.grad.clone())
     assert torch.allclose(*found)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_transformations_of_something_else(training):
+    """The layer's own tensors are plain then, and what is computed of them need not be."""
+    layer = StructuredLinear(64, 64, structure="circulant", dtype=torch.float64).train(training)
+    x, factors = torch.randn(3, 64, dtype=torch.float64), torch.randn(4, dtype=torch.float64)
+    with torch.set_grad_enabled(training):
+        y = layer(x).detach()
+        product = torch.vmap(lambda a: layer(x) * a)(factors)
+        gradient = torch.func.grad(lambda a: (layer(x) * a).sum())(factors[0])
+    assert torch.allclose(product, factors[:, None, None] * y)
+    assert torch.allclose(gradient, y.sum())

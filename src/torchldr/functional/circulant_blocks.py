@@ -19,12 +19,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd import Function
 from torch.nn.functional import pad
 
 from ..kernels.cpu.arrays import as_array
 from ..kernels.cpu.compiled import Loops, numbers, wide
 from ..kernels.cpu.threads import in_parts
-from ._twin import applied, plain_backward
+from ._twin import plain_backward
 from .kept import KeptProduct
 from .stencil import is_plain
 
@@ -58,10 +59,12 @@ def product(columns: Tensor, x: Tensor, m: int, place: Place | None = None) -> T
         Shape (b, m).
     """
     place = place or Place(columns.shape[-1])
+    if torch._C._are_functorch_transforms_active():
+        return _plain(columns, x, m, place)
     if not torch.is_grad_enabled() or not (columns.requires_grad or x.requires_grad):
         return _multiply(_prepare(columns, place), m, False, x)
-    result: Tensor = applied(_Blocks, columns, x, m, place)
-    return result
+    result: Tensor = super(Function, _Blocks).apply(columns, x, m, place)
+    return result  # what torch's own `apply` does besides is for transformations
 
 
 def kept(columns: Tensor, m: int, n: int) -> KeptProduct:
@@ -96,15 +99,14 @@ def _prepare(columns: Tensor, place: Place) -> _Prepared:
 
 
 def _multiply(K: _Prepared, size: int, transposed: bool, x: Tensor) -> Tensor:
-    count = x.shape[0]
-    y = x.new_empty(count, size)
-    source, target = as_array(x.contiguous()), as_array(y)
+    source = as_array(x.contiguous())
+    y = np.empty((len(source), size), source.dtype)
 
     def rows(start: int, stop: int) -> None:
-        K.loops.product(source[start:stop], target[start:stop], K.spectra, transposed, K.turns)
+        K.loops.product(source[start:stop], y[start:stop], K.spectra, transposed, K.turns)
 
-    in_parts(count, K.spectra.size, rows)
-    return y
+    in_parts(len(source), K.spectra.size, rows)
+    return torch.from_numpy(y)
 
 
 def _grid(columns: Tensor) -> Sequence[int]:
@@ -120,7 +122,7 @@ def _plain(columns: Tensor, x: Tensor, m: int, place: Place) -> Tensor:
     return torch.fft.irfft(y, size).flatten(-2)[..., :m]
 
 
-class _Blocks(torch.autograd.Function):
+class _Blocks(Function):
     @staticmethod
     def forward(ctx: Any, columns: Tensor, x: Tensor, m: int, place: Place) -> Tensor:
         K = _prepare(columns, place)

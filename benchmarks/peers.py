@@ -1,7 +1,8 @@
 """Us beside others, in one run: the same job by torchldr and by a package, or a formula, that does it too.
 
     pip install scipy linear_operator peft torch-structured    # what is missing is skipped, with a word
-    python benchmarks/peers.py [--device cpu] [--out results/bench/peers_cpu.json] [--quick]
+    python benchmarks/peers.py [--device cpu] [--sizes 512 1024] [--only solve]
+                               [--out results/bench/peers_cpu.json]
 
 Each side is called as its user calls it, eager, in float32 (solving: float64). Inference is in `eval()` and
 under `no_grad`, training forward and backward with gradients of the input and of all parameters. Times are
@@ -99,6 +100,10 @@ def circulants(n: int, x: Tensor) -> Iterator[Job]:
     fft = torch.fft
     formula = lambda x: fft.irfft(fft.rfft(x) * fft.rfft(column), n=n)
     yield from both("circulant", "torch.fft", layer, formula, [column], x, same=True)
+    spectrum = fft.rfft(column.detach())
+    kept = lambda x: fft.irfft(fft.rfft(x) * spectrum, n=n)  # of a column that never changes
+    infer = step(layer.eval(), x, None), step(kept, x, None)
+    yield Job("circulant, inference", "torch.fft, spectrum kept", *infer, same=True)
     size = n // 4
     blocks = StructuredLinear(n, n, bias=False, structure="block_circulant", block_size=size, device=x.device)
     columns = blocks.column
@@ -192,37 +197,56 @@ def difference(a: Any, b: Any) -> float:
     return float((a - b).norm() / b.norm())
 
 
+def key(row: dict[str, Any]) -> tuple[Any, ...]:
+    return row["what"], row["peer"], row["batch"], row["n"]
+
+
+def kept(out: Path | None) -> dict[tuple[Any, ...], dict[str, Any]]:
+    """Rows of an earlier run on this machine with this version: a long table can be measured in parts."""
+    found = json.loads(out.read_text()) if out is not None and out.exists() else {}
+    return {key(row): row for row in found["rows"]} if found.get("machine") == machine() else {}
+
+
+def measured(
+    n: int, batch: int, device: str, only: str, before: list[dict[str, Any]]
+) -> Iterator[dict[str, Any]]:
+    """The rows of one size, without those that took too long at a smaller one."""
+    slow = {
+        key(row)[:3]
+        for row in before
+        if row["n"] < n and max(row["ours_us"], row["theirs_us"]) > 0.25e6 * LONGEST
+    }
+    x = torch.randn(batch, n, device=device)
+    for make in (circulants, toeplitz, solving, learned):
+        for job in make(n, x):
+            if (job.what, job.peer, batch) in slow or only not in f"{job.what}, {job.peer}":
+                continue
+            off = difference(job.ours(), job.theirs()) if job.same else None
+            assert off is None or off < 1e-4, f"{job.what} beside {job.peer}: off by {off}"
+            ours, theirs = timed(job, device)
+            row = {"what": job.what, "peer": job.peer, "n": n, "batch": batch}
+            yield row | {"ours_us": ours * 1e6, "theirs_us": theirs * 1e6, "ratio": theirs / ours}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
+    parser.add_argument("--only", default="", help="rows whose text contains this")
     arguments = parser.parse_args()
-    device = arguments.device
     torch.manual_seed(0)
-    rows: list[dict[str, Any]] = []
-    slow: set[tuple[str, str, int]] = set()
-    for n in SIZES[:2] if arguments.quick else SIZES:
+    rows = kept(arguments.out)
+    for n in arguments.sizes:
         for batch in BATCHES:
-            x = torch.randn(batch, n, device=device)
-            for make in (circulants, toeplitz, solving, learned):
-                for job in make(n, x):
-                    key = job.what, job.peer, batch
-                    if key in slow:
-                        continue
-                    off = difference(job.ours(), job.theirs()) if job.same else None
-                    assert off is None or off < 1e-4, f"{job.what} beside {job.peer}: off by {off}"
-                    ours, theirs = timed(job, device)
-                    if max(ours, theirs) > LONGEST / 4:
-                        slow.add(key)
-                    row = {"what": job.what, "peer": job.peer, "n": n, "batch": batch}
-                    row |= {"ours_us": ours * 1e6, "theirs_us": theirs * 1e6, "ratio": theirs / ours}
-                    rows.append(row)
-                    print(*(f"{v:.3g}" if isinstance(v, float) else v for v in row.values()), flush=True)
+            for row in measured(n, batch, arguments.device, arguments.only, [*rows.values()]):
+                rows[key(row)] = row
+                print(*(f"{v:.3g}" if isinstance(v, float) else v for v in row.values()), flush=True)
         if arguments.out is not None:
+            ordered = sorted(rows.values(), key=lambda row: (row["n"], row["batch"]))
             arguments.out.parent.mkdir(parents=True, exist_ok=True)
-            arguments.out.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
-    behind = sum(row["ratio"] < 1 for row in rows)
+            arguments.out.write_text(json.dumps({"machine": machine(), "rows": ordered}, indent=1) + "\n")
+    behind = sum(row["ratio"] < 1 for row in rows.values())
     print(f"ahead in {len(rows) - behind} of {len(rows)} rows, behind in {behind}")
 
 

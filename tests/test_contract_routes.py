@@ -21,7 +21,7 @@ def test_a_route_that_no_test_reaches_is_a_bug(cls, monkeypatch):
         monkeypatch.setattr(checks, "REGIMES", {"near one": testing.REGIMES["near one"]})
         testing.check_routes(cls, ((5, 16),), ({}, {"product": "port"}))
     else:
-        testing.check_routes(cls, ((64, 64), (5, 16)))
+        testing.check_routes(cls, ((64, 64), (40, 64)), ({}, *cls.variants(64, 64)))
 
 
 def test_a_route_that_cannot_be_forced_is_noticed():

@@ -43,13 +43,17 @@ class DenseProduct(TypedProduct):
         return y if bias is None else y + bias
 
 
+def _always(M: Matrix, call: Call) -> None:
+    """It serves."""
+
+
 def own_route(name: str, seconds: Callable[[Matrix, Call], float]) -> Route:
     """The product that a class writes itself, `_matmul`, `_rmatmul` and `prepare`; it serves every call."""
 
     def apply(M: Matrix, x: Tensor, transposed: bool) -> Tensor:
         return M._rmatmul(x) if transposed else M._matmul(x)
 
-    return Route(name, lambda M, call: None, seconds, apply, lambda M: M.prepared())
+    return Route(name, _always, seconds, apply, lambda M: M.prepared(), by_sizes=True)
 
 
 def multiply_by_factors(M: Matrix, x: Tensor, transposed: bool, bias: Tensor | None = None) -> Tensor:
@@ -75,7 +79,7 @@ def _widened(x: Tensor, dtype: torch.dtype) -> Tensor:
 def factors_route(name: str, seconds: Callable[[Matrix, Call], float], *, live: bool = False) -> Route:
     """The product that a class writes itself, of a few matrix products; it serves every call and dtype."""
     return Route(
-        name, lambda M, call: None, seconds, multiply_by_factors, TypedProduct, any_dtype=True, live=live
+        name, _always, seconds, multiply_by_factors, TypedProduct, any_dtype=True, live=live, by_sizes=True
     )
 
 
@@ -87,7 +91,10 @@ def dense_route(seconds: Callable[[Matrix, Call], float]) -> Route:
         product = costs.backward(call, costs.gemm(call, call.batch, m, n))
         return product if call.kept else product + seconds(M, call)
 
-    return Route("dense", too_large, cost, multiply_by_dense, prepare_dense, holds_dense=True, any_dtype=True)
+    return Route(
+        "dense", too_large, cost, multiply_by_dense, prepare_dense,
+        holds_dense=True, any_dtype=True, by_sizes=True,
+    )  # fmt: skip
 
 
 def by_columns(own: Route) -> Route:

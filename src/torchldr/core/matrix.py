@@ -321,12 +321,14 @@ class StructuredMatrix(Contract):
             seen = partial(operator.as_compilers_see, self.promoted(), transposed=transposed)
             return run_product(seen, x, self.dtype, bias)
         call = self.call(x, transposed=transposed)
-        if route is None and (first := known_at_once(self, call, dense=dense)) is not None:
-            return first.run(self, x, transposed, bias)
-        M = self.promoted()
-        chosen = choose(M, call, only=route, dense=dense)
+        chosen = known_at_once(self, call, dense=dense) if route is None else None
+        M = self
+        if chosen is None:
+            M = self.promoted()
+            chosen = choose(M, call, only=route, dense=dense)
         if chosen.in_own_dtype(call):
             return chosen.run(self, x, transposed, bias)
+        M = M if M.dtype.itemsize >= 4 else M.promoted()
         return run_product(lambda flat: chosen.run(M, flat, transposed), x, self.dtype, bias)
 
     def call(self, x: Tensor, *, transposed: bool = False, kept: bool = False) -> Call:
@@ -336,8 +338,11 @@ class StructuredMatrix(Contract):
         device, dtype = x.device.type, self.dtype
         if dtype != torch.float64 and autocasts(device):
             dtype = torch.get_autocast_dtype(device)
-        batch, captured, tf32 = x.numel() // x.shape[-1], is_captured(device), allows_tf32(device, dtype)
+        captured = tf32 = False
+        if device != "cpu":
+            captured, tf32 = is_captured(device), allows_tf32(device, dtype)
         traced = captured or is_traced(*tensors)
+        batch = x.numel() // x.shape[-1]
         return Call(batch, device, dtype, needs_grad, kept, traced, transposed, 1, captured, tf32)
 
     def all_routes(self) -> tuple[Route, ...]:

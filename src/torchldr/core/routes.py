@@ -70,8 +70,9 @@ class Route(NamedTuple):
             differentiable in x where the route serves a kept call that needs a gradient.
         holds_dense: whether it makes the m x n matrix.
         any_dtype: whether it can multiply in the dtype of x, by a matrix whose tensors have any dtype. Such
-            a route is made of matrix products, its products are `TypedProduct`s, and it looks at sizes alone.
+            a route is made of matrix products, and its products take a bias.
         live: whether what it prepares reads the tensors of the matrix where they are.
+        by_sizes: whether `why_not` looks at sizes and the call alone, and takes `Sizes` for a matrix.
     """
 
     name: str
@@ -82,6 +83,7 @@ class Route(NamedTuple):
     holds_dense: bool = False
     any_dtype: bool = False
     live: bool = False
+    by_sizes: bool = False
 
     def in_own_dtype(self, call: Call) -> bool:
         """Whether it multiplies in the dtype of the call: factors in a narrow one are for a GPU."""
@@ -130,9 +132,8 @@ def choose(M: Matrix, call: Call, *, only: str | None = None, dense: bool | None
 
 
 def known_at_once(M: Matrix, call: Call, *, dense: bool | None = None) -> Route | None:
-    """The cheapest route, where sizes alone tell that it serves, and in the dtype of the call."""
-    first = _first(_kind(M), call, dense)
-    return first if first is not None and first.in_own_dtype(call) else None
+    """The cheapest route that serves without a plan, where sizes alone tell; else None."""
+    return _first(_kind(M), call, dense)
 
 
 def takes_dense(M: Matrix, call: Call, *, gain: float = 0.0) -> bool:
@@ -191,12 +192,15 @@ def _costs(kind: _Kind, call: Call) -> dict[Route, float]:
 
 @lru_cache(maxsize=4096)
 def _first(kind: _Kind, call: Call, dense: bool | None) -> Route | None:
-    """The cheapest route without a plan, if it looks at sizes alone and serves; asked once as well."""
-    routes = (route for route in _costs(kind, call.sized) if route.apply is not None)
-    first = next((route for route in routes if dense in (None, route.holds_dense)), None)
-    if first is None or not first.any_dtype or first.why_not(kind.sizes, call) is not None:
-        return None
-    return first
+    """`known_at_once`, which is asked once as well."""
+    for route in _costs(kind, call.sized):
+        if route.apply is None or (dense is not None and route.holds_dense != dense):
+            continue
+        if not route.by_sizes:
+            return None
+        if route.why_not(kind.sizes, call) is None:
+            return route
+    return None
 
 
 _KEYS, _count_of_modes = torch._C._TorchDispatchModeKey, torch._C._len_torch_dispatch_stack

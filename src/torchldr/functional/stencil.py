@@ -10,18 +10,19 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from ..kernels.cpu.compiled import Loops, numbers, wide
 from .reference import krylov_of_ring_reference
 
 
 def is_plain(t: Tensor) -> bool:
-    """Whether there is memory behind the tensor: those of vmap and other transformations have none."""
+    """Whether a tensor is its memory: those of vmap and other transformations have none, duals a tangent."""
     try:
         t.data_ptr()
     except RuntimeError:
         return False
-    return True
+    return forward_ad._current_level < 0 or forward_ad.unpack_dual(t).tangent is None
 
 
 # Rows are this much longer than they seem: of length 4096 all of them would share a few sets of the cache.

@@ -167,7 +167,7 @@ class Compiled:
             return None
         pair = np.stack((self.spectrum, 1 / self.smooth)) / self.half
         spectra = np.concatenate((pair.real, pair.imag if transposed else -pair.imag), -1)
-        x, tables = torch.empty(b.shape, dtype=b.dtype), fft.tables(self.half, "float64")
+        x, tables = b.new_empty(b.shape), fft.tables(self.half, "float64")
         given, wanted, found = (as_array(t.contiguous()) for t in (b, target, x))
         return x if residuals.conjugate_residuals(given, wanted, found, *spectra, *tables, most) else None
 

@@ -27,7 +27,7 @@ from ..functional.ring import Ring, ring
 from ..linalg.solvers import Candidate, formula
 from ..operators import BlockDiagonal, Operator
 from ..project.problem import Problem, Tensors
-from .circulant import circulants, gather_seconds
+from .circulant import blocks_route, circulants, gather_seconds
 from .circulant.project import fit_blocks
 from .circulant.rules import circulant_grid, circulant_product, opposite_shifts, reversed_column
 from .ldr_td import LDRTridiagonal
@@ -36,6 +36,12 @@ from .toeplitz_like import ToeplitzLike
 
 def _block_size(M: Any) -> int:
     return M.options["block_size"] or min(8, max(M.shape))
+
+
+def _grid(M: Any) -> tuple[int, int, int]:
+    """Rows and columns of blocks, and their size."""
+    (m, n), size = M.shape, _block_size(M)
+    return -(-m // size), -(-n // size), size
 
 
 def _block_seconds(M: Any, call: Call) -> float:
@@ -68,7 +74,7 @@ class BlockCirculant(StructuredMatrix, name="block_circulant"):
     Reference: Ding et al., "CirCNN", 2017.
     """
 
-    ROUTES = own_route("fft", _block_seconds), dense_route(_dense_seconds)
+    ROUTES = own_route("fft", _block_seconds), dense_route(_dense_seconds), blocks_route(_grid)
     projection_work = 0
     compresses = True
 

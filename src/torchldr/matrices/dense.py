@@ -47,6 +47,7 @@ class Dense(StructuredMatrix, name="dense"):
             holds_dense=True,
             any_dtype=True,
             live=True,
+            by_sizes=True,
         ),
     )
     projection_work = 0

@@ -35,7 +35,9 @@ def both(work: int, first: Callable[[], object], second: Callable[[], object]) -
 
 def in_parts(count: int, work: int, call: Callable[[int, int], object]) -> None:
     """call(start, stop) for parts that make up range(count), each of them `work` steps long or so."""
-    threads = min(torch.get_num_threads(), count, 1 + count * work // WORTHWHILE)
+    threads = torch.get_num_threads() if count > 1 else 1
+    if threads > 1:
+        threads = min(threads, count, 1 + count * work // WORTHWHILE)
     if threads < 2:
         call(0, count)
         return

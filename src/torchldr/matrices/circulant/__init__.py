@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,8 +14,8 @@ from ...core.contract import Random, Weights
 from ...core.dense_route import dense_route, own_route
 from ...core.matrix import StructuredMatrix, normal_
 from ...core.products import Product
-from ...core.routes import Call
-from ...functional import scan, stein_scan
+from ...core.routes import Call, Route
+from ...functional import circulant_blocks, scan, stein_scan
 from ...functional._twin import applied
 from ...functional.fft import conjugate, leading
 from ...functional.ring import ring
@@ -29,6 +30,31 @@ def _fft_seconds(M: Any, call: Call) -> float:
 def gather_seconds(M: Any, call: Call) -> float:
     m, n = M.shape
     return costs.backward(call, costs.passes(call, m * n, 2 if call.device == "cuda" else 4))
+
+
+def blocks_route(grid: Callable[[Any], tuple[int, int, int]]) -> Route:
+    """All blocks in one compiled function; `grid` tells the rows and columns of blocks, and their size."""
+
+    def reason(M: Any, call: Call) -> str | None:
+        if call.traced:
+            return "not for tracing, vmap and capture"
+        dtype = torch.promote_types(call.dtype, torch.float32)
+        return circulant_blocks.why_not(grid(M)[-1], call.device, dtype)
+
+    def cost(M: Any, call: Call) -> float:
+        p, q, size = grid(M)
+        transforms = call.batch * (p + q) + (0 if call.kept else p * q)
+        between = costs.wide(call) * costs.machine(call).entry * call.batch * p * q * size
+        return costs.backward(call, costs.compiled_ffts(call, transforms, size // 2, 1) + between)
+
+    def apply(M: Any, x: Tensor, transposed: bool) -> Tensor:
+        M = M.T if transposed else M
+        return circulant_blocks.product(M.tensors["column"], x, M.out_features)
+
+    def prepare(M: Any) -> Product:
+        return circulant_blocks.kept(M.column, M.out_features, M.in_features)
+
+    return Route("compiled", reason, cost, apply, prepare, by_sizes=True)
 
 
 def circulants(column: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -101,7 +127,11 @@ class Circulant(StructuredMatrix, name="circulant"):
     look = "#888888", "X"
     fuses = True
 
-    ROUTES = own_route("fft", _fft_seconds), dense_route(gather_seconds)
+    ROUTES = (
+        own_route("fft", _fft_seconds),
+        dense_route(gather_seconds),
+        blocks_route(lambda M: (1, 1, max(M.shape))),
+    )
     projection_work = 0
 
     ranked = False

@@ -69,8 +69,8 @@ class Route(NamedTuple):
         prepare: M to the product with everything done that does not depend on x. It must be
             differentiable in x where the route serves a kept call that needs a gradient.
         holds_dense: whether it makes the m x n matrix.
-        any_dtype: whether it can multiply in the dtype of x, by a matrix whose tensors have any dtype. Such
-            a route is made of matrix products, and its products take a bias.
+        any_dtype: whether it can multiply in the dtype of x, by a matrix whose tensors have any dtype. The
+            products that it prepares add a bias, too.
         live: whether what it prepares reads the tensors of the matrix where they are.
         by_sizes: whether `why_not` looks at sizes and the call alone, and takes `Sizes` for a matrix.
     """

@@ -138,12 +138,15 @@ class Plan:
         call = self.computed(Call(batch, self.kind, dtype, needs_grad, kept=True, traced=traced, tf32=tf32))
         route = self.route(call)
         product = self._product(route)
-        if cast is None and x.ndim == 2 and len(x) > 0 and dtype.itemsize >= 4:  # nothing to convert
-            if isinstance(product, DenseProduct):
-                return partial(_by_dense, product.weight.mT)
-            return partial(_added, product.product if isinstance(product, TypedProduct) else product)
+        plain = cast is None and x.ndim == 2 and len(x) > 0 and dtype.itemsize >= 4  # nothing to convert
+        if plain and isinstance(product, DenseProduct):
+            return partial(_by_dense, product.weight.mT)
+        if plain and isinstance(product, TypedProduct):
+            return partial(_added, product.product)
         if route.in_own_dtype(call) and call.dtype == dtype:
             return product
+        if plain:
+            return partial(_added, product)
         # In a dtype that is wider than autocast's a product runs outside of it, and is rounded in the end.
         return partial(_run, product, dtype)
 

@@ -193,6 +193,36 @@ def test_pairs(n, rank, batch):
     assert (cuda_pair.matmul(K, x) - exact).abs().max() <= 1e-6 * n**0.5 * exact.abs().max()
 
 
+@pytest.mark.parametrize("name", ["ldr_sd", "toeplitz_like", "hankel_like"])
+@pytest.mark.parametrize("how", ["float32", "bfloat16", "float16", "autocast", "gradients", "bias alone"])
+def test_layers_by_pairs(name, how):
+    """As layers call them: any number of axes, other dtypes, autocast, frozen parameters."""
+    torch.manual_seed(0)
+    dtype = getattr(torch, how) if how in ("bfloat16", "float16") else torch.float32
+    layer = StructuredLinear(512, 512, structure=name, rank=2, device="cuda", dtype=dtype).eval()
+    layer.route = "cuda_pair"
+    W, bias = (t.detach().double().cpu() for t in (layer.matrix().double().to_dense(), layer.bias))
+    x = torch.randn(2, 3, 512, device="cuda", dtype=dtype)
+    want = x.double().cpu() @ W.mT + bias
+    if how in ("gradients", "bias alone"):
+        for key, parameter in layer.named_parameters():
+            parameter.requires_grad_(key == "bias")
+        y = layer(x.requires_grad_(how == "gradients"))
+        u = torch.randn_like(y)
+        y.backward(u)
+        assert torch.allclose(layer.bias.grad.cpu(), u.sum((0, 1)).cpu(), atol=1e-5)
+        if how == "gradients":
+            assert torch.allclose(x.grad.double().cpu(), u.double().cpu() @ W, atol=1e-5)
+    else:
+        with torch.no_grad(), torch.autocast("cuda", torch.bfloat16, enabled=how == "autocast"):
+            y = layer(x)
+            assert layer.routes(x).chosen == "cuda_pair"
+            assert y.dtype == (torch.bfloat16 if how == "autocast" else dtype)
+            assert layer(x[:0]).shape == (0, 3, 512)
+    error = (y.detach().double().cpu() - want).abs().max() / want.abs().max()
+    assert error <= max(torch.finfo(y.dtype).eps, 2e-6)
+
+
 @pytest.mark.parametrize(
     "kwargs",
     [

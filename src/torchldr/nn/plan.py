@@ -138,14 +138,14 @@ class Plan:
         call = self.computed(Call(batch, self.kind, dtype, needs_grad, kept=True, traced=traced, tf32=tf32))
         route = self.route(call)
         product = self._product(route)
-        plain = cast is None and x.ndim == 2 and len(x) > 0 and dtype.itemsize >= 4  # nothing to convert
-        if plain and isinstance(product, DenseProduct):
-            return partial(_by_dense, product.weight.mT)
-        if plain and isinstance(product, TypedProduct):
-            return partial(_added, product.product)
+        plain = cast is None and x.ndim == 2 and len(x) > 0
         if route.in_own_dtype(call) and call.dtype == dtype:
-            return product
-        if plain:
+            if plain and isinstance(product, DenseProduct):
+                return partial(_by_dense, product.weight.mT)
+            return (
+                partial(_added, product.product) if plain and isinstance(product, TypedProduct) else product
+            )
+        if plain and dtype.itemsize >= 4:  # nothing to convert
             return partial(_added, product)
         # In a dtype that is wider than autocast's a product runs outside of it, and is rounded in the end.
         return partial(_run, product, dtype)

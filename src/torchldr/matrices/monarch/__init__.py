@@ -114,7 +114,7 @@ class Monarch(StructuredMatrix, name="monarch"):
         return rows.flatten(-3, -2)[..., : self.out_features, :]
 
     def _matmul(self, x: Tensor) -> Tensor:
-        return self.prepare()(x)
+        return two_stages(x, *self.stages(), self.out_features)
 
     def stages(self) -> tuple[Tensor, Tensor]:
         """The weights of the two stages, as `two_stages` takes them."""
@@ -122,7 +122,8 @@ class Monarch(StructuredMatrix, name="monarch"):
         return _first(H), _second(G)
 
     def prepare(self) -> Product:
-        (first, second), m = self.stages(), self.out_features
+        # Many small products by weights that lie far apart take up to ten times as long on ARM.
+        first, second, m = *(stage.contiguous() for stage in self.stages()), self.out_features
         return lambda x: two_stages(x, first, second, m)
 
     def _rmatmul(self, y: Tensor) -> Tensor:

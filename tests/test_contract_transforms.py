@@ -17,6 +17,18 @@ def test_contract(cls, name):
         testing.TRANSFORMATIONS[name](cls, testing.SHAPES)
 
 
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.name)
+@pytest.mark.parametrize("training", [True, False])
+def test_a_layer_as_a_constant_of_a_transformation(cls, training):
+    """Neither the layer nor its input is transformed, but what happens inside is."""
+    layer = StructuredLinear(64, 64, structure=cls, rank=2 if cls.ranked else None).train(training)
+    x, a = torch.randn(3, 64), torch.randn(3, 64)
+    y = layer(x).detach()
+    gradient = torch.func.grad(lambda a: (layer(x) * a).sum())(a)
+    assert torch.allclose(gradient, y, atol=1e-5)
+    assert torch.allclose(torch.vmap(lambda a: layer(x) * a)(a[None])[0], y * a, atol=1e-5)
+
+
 def test_vmap_over_an_ensemble_without_the_guard():
     """The single convolution, forced, under vmap: forward and backward."""
     layers = [StructuredLinear(20, 33, rank=2, product="convolution", dtype=torch.float64) for _ in range(3)]

@@ -205,13 +205,17 @@ def _first(kind: _Kind, call: Call, dense: bool | None) -> Route | None:
 
 _KEYS, _count_of_modes = torch._C._TorchDispatchModeKey, torch._C._len_torch_dispatch_stack
 _get_tracing_state = torch._C._get_tracing_state
+_are_transformed = torch._C._are_functorch_transforms_active
 _TRACERS = _KEYS.PROXY, _KEYS.FAKE, _KEYS.FUNCTIONAL
 _PLAIN = Tensor, torch.nn.Parameter
 
 
 def is_traced(*tensors: Tensor) -> bool:
-    """Whether there are no values to look at: under a tracer or a transformation. Capture is not asked."""
-    return is_recorded("cpu") or any(map(lacks_memory, tensors))
+    """Whether there are no values to look at: under a tracer or a transformation. Capture is not asked.
+
+    A transformation of torch.func wraps what goes through autograd, be the tensors its own or not.
+    """
+    return is_recorded("cpu") or _are_transformed() or any(map(lacks_memory, tensors))
 
 
 def is_recorded(device: str) -> bool:

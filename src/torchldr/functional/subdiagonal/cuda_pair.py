@@ -31,6 +31,7 @@ from ..kept import KeptProduct, Product
 from .circulant_pair import generators
 from .guard import Side
 
+_READ = torch.float32, torch.bfloat16  # by the kernels; other numbers are converted before and after
 _MOST_THREADS = 1024
 _EACH = 8  # places of a thread, where there are threads enough
 _WAVES = 2048  # threads that a multiprocessor holds
@@ -280,7 +281,7 @@ def matmul(
     """M x for prepared M, plus a bias: (b, n) to (b, n) in a dtype, by default that of x."""
     (b, n), ranks, device = x.shape, K.right.shape[0], x.device
     dtype = dtype or x.dtype
-    x, out = _known(x), torch.empty(b, n, dtype=dtype if dtype in NAMES else torch.float32, device=device)
+    x, out = _known(x), torch.empty(b, n, dtype=dtype if dtype in _READ else torch.float32, device=device)
     if b:
         bias = None if bias is None else _known(bias)
         types = x.dtype, out.dtype, out.dtype if bias is None else bias.dtype
@@ -291,8 +292,8 @@ def matmul(
 
 
 def _known(t: Tensor) -> Tensor:
-    """The same in a dtype that kernels read, as it lies in memory."""
-    return (t if t.dtype in NAMES else t.float()).contiguous()
+    """The same in a dtype that the kernels read, contiguous."""
+    return (t if t.dtype in _READ else t.float()).contiguous()
 
 
 class Form(NamedTuple):

@@ -61,7 +61,7 @@ def compiler(folder: Path, tail: str) -> Callable[[str], ctypes.CDLL]:
         stem = folder / hashlib.sha256(source.encode()).hexdigest()
         file, library = stem.with_suffix(".cpp"), stem.with_suffix(".so")
         file.write_text(HEAD + source + RUN + tail)
-        flags = ["-std=c++17", "-O0", "-w", "-shared", "-fPIC"]
+        flags = ["-std=c++17", "-O0", "-Werror=narrowing", "-shared", "-fPIC"]
         subprocess.run(["g++", *flags, file, "-o", library], check=True)
         return ctypes.CDLL(str(library))
 

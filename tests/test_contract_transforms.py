@@ -27,6 +27,9 @@ def test_a_layer_as_a_constant_of_a_transformation(cls, training):
     gradient = torch.func.grad(lambda a: (layer(x) * a).sum())(a)
     assert torch.allclose(gradient, y, atol=1e-5)
     assert torch.allclose(torch.vmap(lambda a: layer(x) * a)(a[None])[0], y * a, atol=1e-5)
+    layer.requires_grad_(False)
+    x.requires_grad_()
+    assert torch.allclose(torch.vmap(lambda a: layer(x) * a)(a[None])[0], y * a, atol=1e-5)
 
 
 def test_vmap_over_an_ensemble_without_the_guard():

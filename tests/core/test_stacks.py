@@ -206,3 +206,8 @@ def test_errors_say_that_there_is_a_stack():
             M.solve(torch.ones(shape, dtype=torch.float64))
     with pytest.raises(TypeError, match="Toeplitz is not of a structured class"):
         torchldr.stack([torchldr.Toeplitz(torch.ones(3))])
+
+
+def test_constants_without_values_are_stacked():
+    M = [torchldr.VandermondeLike.random(6, 6).to("meta") for _ in range(2)]
+    assert torchldr.stack(M).shape == (2, 6, 6)

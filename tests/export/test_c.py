@@ -342,6 +342,24 @@ def test_what_is_changed_in_place_is_seen_through_views(tmp_path: Path):
     torch.testing.assert_close(run_c(model, x, tmp_path / "c", "float32"), model(x).detach().flatten())
 
 
+@needs_gcc
+def test_a_number_in_a_tensor_with_more_axes(tmp_path: Path):
+    number = torch.full((1, 1, 1), 2.0)
+    model, x = Written(lambda self, x: torch.softmax(self.layer(x) * number, 2)), torch.randn(1, 4)
+    torch.testing.assert_close(run_c(model, x, tmp_path / "c", "float32"), model(x).detach().flatten())
+    model = Written(lambda self, x: torch.softmax(self.layer(x) * number, 1))
+    with pytest.raises(ExportError, match="must be over the last axis"):
+        to_c(model, x, tmp_path / "d")
+
+
+@needs_gcc
+def test_a_model_that_changes_its_input(tmp_path: Path):
+    """What `test.c` gives to the model is the input as it was."""
+    to_c(Written(lambda self, x: self.layer(x.add_(1))), torch.randn(1, 4), tmp_path / "c", weights="float32")
+    subprocess.run(["gcc", "test.c", "model.c", "-o", "test", "-lm"], cwd=tmp_path / "c", check=True)
+    subprocess.run([tmp_path / "c" / "test"], check=True)
+
+
 @pytest.mark.parametrize(
     ("model", "x", "error", "says"),
     [
@@ -371,6 +389,7 @@ def test_what_is_changed_in_place_is_seen_through_views(tmp_path: Path):
             "makes torch.int32",
         ),
         (Written(lambda self, x: x / 0), torch.zeros(1, 4), ExportError, "not finite"),
+        (Written(lambda self, x: x * 1e39), torch.zeros(1, 4), ExportError, "not finite"),
         (
             Written(lambda self, x: nn.functional.dropout(x)),
             torch.zeros(1, 4),

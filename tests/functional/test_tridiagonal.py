@@ -142,6 +142,17 @@ def test_powers_that_grow_are_as_exact_as_others(form, monkeypatch):
         assert (a - b).abs().max() <= 1e-6 * b.abs().max()
 
 
+@pytest.mark.parametrize("mapped", range(8))
+def test_vmap_over_a_part_of_a_large_operator(mapped):
+    inputs, x = [*growing(1056, 0), *growing(1056, 1)], torch.randn(1, 1056)
+    wide = [t.double() for t in (*inputs, x)]
+    right = tridiagonal.product(wide[:4], wide[4:8], wide[8])
+    inputs[mapped] = inputs[mapped][None]
+    dims = tuple(0 if i == mapped else None for i in range(8))
+    got = torch.vmap(lambda *t: tridiagonal.product(t[:4], t[4:], x), dims)(*inputs)
+    assert (got[0] - right).abs().max() <= 1e-6 * right.abs().max()
+
+
 @pytest.mark.parametrize("operator", ["superdiagonal .3", "random"])
 def test_normalized_stays_finite_at_4096(operator):
     layer = torchldr.StructuredLinear(4096, 4096, bias=False, structure="ldr_td", normalize=True)

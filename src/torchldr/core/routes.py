@@ -205,7 +205,7 @@ def _first(kind: _Kind, call: Call, dense: bool | None) -> Route | None:
 
 _KEYS, _count_of_modes = torch._C._TorchDispatchModeKey, torch._C._len_torch_dispatch_stack
 _get_tracing_state = torch._C._get_tracing_state
-_are_transformed = torch._C._are_functorch_transforms_active
+are_transformed = torch._C._are_functorch_transforms_active
 _TRACERS = _KEYS.PROXY, _KEYS.FAKE, _KEYS.FUNCTIONAL
 _PLAIN = Tensor, torch.nn.Parameter
 
@@ -215,7 +215,7 @@ def is_traced(*tensors: Tensor) -> bool:
 
     A transformation of torch.func wraps what goes through autograd, be the tensors its own or not.
     """
-    return is_recorded("cpu") or _are_transformed() or any(map(lacks_memory, tensors))
+    return is_recorded("cpu") or are_transformed() or any(map(lacks_memory, tensors))
 
 
 def is_recorded(device: str) -> bool:

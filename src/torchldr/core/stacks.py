@@ -22,7 +22,7 @@ from torch import Tensor
 from .dense_route import multiply_by_dense, prepare_dense, too_large
 from .linear_map import LinearMap
 from .products import Matrix, is_jit_tracing, run_product
-from .routes import Call, Route, Sizes, choose
+from .routes import Call, Route, Sizes, choose, is_traced
 
 Member = TypeVar("Member", bound=LinearMap)
 
@@ -51,13 +51,18 @@ def stack(matrices: Sequence[Member]) -> Member:
             if t.shape != first.tensors[name].shape:
                 shapes = f"{tuple(first.tensors[name].shape)} and {tuple(t.shape)}"
                 raise ValueError(f"stack: {name} must have one shape in all matrices, got {shapes}.")
-            if name not in own and t is not first.tensors[name] and not torch.equal(t, first.tensors[name]):
+            if name not in own and _differ(t, first.tensors[name]):
                 raise ValueError(f"stack: the constant {name} must be the same in all matrices.")
     tensors = {
         name: torch.stack([M.tensors[name] for M in (first, *others)]) if name in own else t
         for name, t in first.tensors.items()
     }
     return first.with_tensors(tensors)
+
+
+def _differ(a: Tensor, b: Tensor) -> bool:
+    """Whether tensors are seen to have other values."""
+    return not (a is b or torch.compiler.is_compiling() or is_traced(a, b) or torch.equal(a, b))
 
 
 def own_names(M: Matrix) -> set[str]:

@@ -51,7 +51,8 @@ def feeds(running: Any, inputs: Inputs) -> dict[str, Any]:
 
 @torch.no_grad()
 def outputs(model: nn.Module, inputs: Inputs) -> list[Tensor]:
-    """The tensors that a model answers with, in order."""
+    """The tensors that a model answers with, in order; it may change its inputs, which are copies."""
+    inputs = inputs.map(Tensor.clone)
     answer = model(*inputs.args, **inputs.kwargs)
     return [leaf for leaf in pytree.tree_leaves(answer) if isinstance(leaf, Tensor)]
 

@@ -71,7 +71,7 @@ def product(A: Operator, C: Operator, x: Tensor, *, shifts: bool = False) -> Ten
         K_A, K_C = (K.flatten(0, 1) for K in krylov_pair(A, C, shifts=shifts))
         return (x.to(K_A.dtype) @ K_C.mT @ K_A).to(x.dtype)
     by_loops = stencil.serves(*A, *C, x)
-    if shifts or (by_loops and _has_values(x)) or not _lost(A, C):
+    if shifts or not _lost(A, C) or (by_loops and all(map(_has_values, (*A, *C, x)))):
         if not by_loops:
             return _plain_product(*A, *C, x)
         y, _, *states = applied(_StencilProduct, *A, *C, x)
@@ -92,10 +92,10 @@ def _has_values(t: Tensor) -> bool:
 
 def _lost(A: Operator, C: Operator, columns: Sequence[Tensor] = ()) -> bool:
     """Whether rounding may have grown beyond use in float32, by the first and later columns (.., r, m)."""
-    G, H = A[3], C[3]
+    G = A[3]
     if _columns(A, C) <= UNSEEN or G.dtype == torch.float64 or G.device.type == "mps":  # which has no float64
         return False
-    if not columns or not (_has_values(G) and _has_values(H)):
+    if not columns or not all(map(_has_values, columns)):
         return True
     sizes = [vector_norm(K.detach(), math.inf, -1) for K in columns]
     growth = [(size / size[:1].clamp_min(TINY)).amax() for size in sizes]

@@ -11,7 +11,7 @@ from torch import Tensor, addmm, is_autocast_enabled, is_grad_enabled, mm
 
 from ..core.dense_route import DenseProduct, TypedProduct
 from ..core.products import Product, allows_tf32, check_input, run_product, without_autocast
-from ..core.routes import Call, Route, choose, costs_of, lacks_memory, why_not
+from ..core.routes import Call, Route, are_transformed, choose, costs_of, lacks_memory, why_not
 from ..matrices import StructuredMatrix
 from .snapshot import Snapshot
 
@@ -120,7 +120,8 @@ class Plan:
         cast = torch.get_autocast_dtype(kind) if is_autocast_enabled(kind) else None
         needs_grad = x.requires_grad and is_grad_enabled()
         tf32 = kind == "cuda" and allows_tf32(kind, cast or self.dtype)
-        asked = x.shape, x.dtype, x.device, cast, needs_grad, tf32, lacks_memory(x)
+        traced = lacks_memory(x) or are_transformed()
+        asked = x.shape, x.dtype, x.device, cast, needs_grad, tf32, traced
         run = self._taken.get(asked)
         if run is None:
             if len(self._taken) >= _SHAPES:

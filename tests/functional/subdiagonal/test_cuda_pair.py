@@ -74,6 +74,7 @@ def kernels(
         (torch.float32, torch.bfloat16),
         (torch.float16, torch.float16),
         (torch.float32, torch.float32),
+        (torch.float64, torch.bfloat16),
     ],
 )
 @pytest.mark.parametrize("reversed", [False, True])

@@ -12,7 +12,7 @@ from torchldr.kernels.cpu.arrays import as_array
 @pytest.mark.parametrize("shape", [(), (5,), (3, 4), (0, 4), (2, 3, 4)])
 def test_the_same_numbers(dtype, shape):
     t = torch.randn(shape, dtype=dtype, requires_grad=True)
-    for view in (t, t.mT if t.ndim > 1 else t, t[..., ::2] if t.ndim else t):
+    for view in (t, t.mT if t.ndim > 1 else t, t[..., ::2] if t.ndim else t, torch._neg_view(t)):
         array = as_array(view)
         assert array.shape == tuple(view.shape)
         assert np.array_equal(array, view.detach().clone().numpy())

@@ -299,11 +299,11 @@ def _affine(factor_of: Callable[[Any], Any], shift_of: Callable[[Any], Any]) -> 
                 "added, and for a tensor and a number."
             )
         factor, shift = factor_of(other), shift_of(other)
-        if not (math.isfinite(factor) and math.isfinite(shift)):
+        if not torch.tensor([factor, shift], dtype=torch.float32).isfinite().all():
             raise ExportError(f"to_c: the number of the node {node.name!r} ({node.target}) is not finite.")
         t.source.use("affine")
         numbers = f"{literal(factor)}, {literal(shift)}"
-        return t.step(f"affine({{0}}, {{y}}, {x.size}, {numbers});", [x], x.shape, elementwise=True)
+        return t.step(f"affine({{0}}, {{y}}, {x.size}, {numbers});", [x], _shape(node), elementwise=True)
 
     return handler
 

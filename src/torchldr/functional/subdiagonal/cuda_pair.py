@@ -139,7 +139,10 @@ __device__ __noinline__ void transform(Z* row, const Z* __restrict__ root) {
 #define U_OF(block, part) (Z_OF(block) + (2 * (part) + 1) * H)
 
 __device__ __forceinline__ void load(Z* row, const X* x, const float* scale, const Z* turn) {
-    PLACES AT(j) = times({read(x + j) * scale[j], read(x + j + H) * scale[j + H]}, turn[j]);
+    PLACES {
+        Z given = {(float)read(x + j), (float)read(x + j + H)};
+        AT(j) = times(scaled(given, scale[j], scale[j + H]), turn[j]);
+    }
 }
 
 __device__ __forceinline__ void store(Y* out, const P* bias, int j, float value) {

@@ -33,4 +33,4 @@ def as_array(t: Tensor) -> Any:
     Not `t.numpy()`: from then on that forbids to resize the storage, and resizing to nothing is how FSDP
     frees a parameter between uses. For tensors that are not ours: parameters, inputs, gradients.
     """
-    return np.asarray(_Memory(t))
+    return np.asarray(_Memory(t.resolve_neg()))  # torch may only note that the numbers are negated

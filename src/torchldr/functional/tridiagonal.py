@@ -43,7 +43,7 @@ TILE_COLUMNS = 128, 512  # at least and at most
 # with more than UNSEEN columns which grow by more than 1 / eps of float32, at the starts of tiles, are run in
 # float64; those whose values cannot be looked at, too.
 GROWTH = 1e7
-UNSEEN = 1024
+UNSEEN = TILE_COLUMNS[1]
 TINY = torch.finfo(torch.float32).tiny
 
 

@@ -142,19 +142,19 @@ def test_powers_that_grow_are_as_exact_as_others(form, monkeypatch):
         assert (a - b).abs().max() <= 1e-6 * b.abs().max()
 
 
-@pytest.mark.parametrize("n", [640, 1000])
-def test_powers_that_grow_within_a_thousand_columns(n):
-    """Fewer lose as much: of these some were off by 0.1 and by 5 times their size."""
+@pytest.mark.parametrize(("n", "spread"), [(640, 1.5), (1000, 1.5), (1024, 1.2)])
+def test_powers_that_grow_within_a_thousand_columns(n, spread):
+    """Fewer lose as much: of these some were off by 0.1 and by 5 times their size, the last between tiles."""
     if compiled.why_not():
         pytest.skip(compiled.why_not())
     for seed in range(12):
         (a, b, c, G), (d, e, f, H) = growing(n, seed), growing(n, seed + 50)
-        A, C = (2 * a - 1, 1.5 * b, 1.5 * c, G), (2 * d - 1, 1.5 * e, 1.5 * f, H)
+        A, C = (2 * a - 1, spread * b, spread * c, G), (2 * d - 1, spread * e, spread * f, H)
         x = torch.randn(1, n, generator=torch.Generator().manual_seed(seed))
         got = tridiagonal.product(A, C, x)
         right = tridiagonal.product([t.double() for t in A], [t.double() for t in C], x.double())
         if right.abs().max() < 1e30:
-            assert (got - right).abs().max() <= 1e-4 * right.abs().max()
+            assert (got - right).abs().max() <= 2e-4 * right.abs().max()
 
 
 @pytest.mark.parametrize("mapped", range(8))

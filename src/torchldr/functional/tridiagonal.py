@@ -40,9 +40,9 @@ TILE_ENTRIES = 1 << 20  # of the compiled form's tiles, as a matrix product like
 TILE_COLUMNS = 128, 512  # at least and at most
 
 # Rounding errors grow as powers do, and where these first grow and then fall they outlive them. So operators
-# with more than UNSEEN columns which grow by more than 1 / eps of float32, at the starts of tiles, are run in
-# float64; those whose values cannot be looked at, too.
-GROWTH = 1e7
+# with more than UNSEEN columns, some of which (every LOOK-th is looked at) have grown by more than 1 / eps of
+# float32, are run in float64; those whose values cannot be looked at, too.
+GROWTH, LOOK = 1e7, 32
 UNSEEN = TILE_COLUMNS[1]
 TINY = torch.finfo(torch.float32).tiny
 
@@ -74,8 +74,8 @@ def product(A: Operator, C: Operator, x: Tensor, *, shifts: bool = False) -> Ten
     if shifts or not _lost(A, C) or (by_loops and all(map(_has_values, (*A, *C, x)))):
         if not by_loops:
             return _plain_product(*A, *C, x)
-        y, _, *states = applied(_StencilProduct, *A, *C, x)
-        if shifts or not _lost(A, C, states):
+        y, *_, left, right = applied(_StencilProduct, *A, *C, x)
+        if shifts or not _lost(A, C, (left, right)):
             return y
     return product(_wide(A), _wide(C), x.double()).to(x.dtype)
 
@@ -90,16 +90,20 @@ def _has_values(t: Tensor) -> bool:
     return stencil.is_plain(t) and not (t.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
-def _lost(A: Operator, C: Operator, columns: Sequence[Tensor] = ()) -> bool:
-    """Whether rounding may have grown beyond use in float32, by the first and later columns (.., r, m)."""
+def _lost(A: Operator, C: Operator, sizes: Sequence[Tensor] = ()) -> bool:
+    """Whether rounding may have grown beyond use in float32, by what `_sizes` finds of both operators."""
     G = A[3]
     if _columns(A, C) <= UNSEEN or G.dtype == torch.float64 or G.device.type == "mps":  # which has no float64
         return False
-    if not columns or not all(map(_has_values, columns)):
+    if not sizes or not all(map(_has_values, sizes)):
         return True
-    sizes = [vector_norm(K.detach(), math.inf, -1) for K in columns]
     growth = [(size / size[:1].clamp_min(TINY)).amax() for size in sizes]
     return not bool(torch.stack(growth).amax() <= GROWTH)  # of NaN too
+
+
+def _sizes(K: Tensor) -> Tensor:
+    """The largest entries of some columns of Krylov matrices (r, k, m), the first among them: (.., r)."""
+    return vector_norm(K.detach()[:, ::LOOK], math.inf, -1).mT
 
 
 # The plain form.
@@ -178,7 +182,7 @@ def _plain_rmatmul(lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, u:
 
 
 class _StencilProduct(torch.autograd.Function):
-    """(A, G, C, H, x) to y, followed by K(C, h_i)^T x and the states before every tile of A and of C."""
+    """(A, G, C, H, x) to y, K(C, h_i)^T x, and of A and of C the states before every tile and `_sizes`."""
 
     @staticmethod
     def forward(*inputs: Tensor) -> tuple[Tensor, ...]:
@@ -188,6 +192,7 @@ class _StencilProduct(torch.autograd.Function):
         room = _width(A, C)
         left, right = stencil.Stencil(*A, room), stencil.Stencil(*C, room)
         states = [(A[3].clone(), C[3].clone())]  # the stencil's loops forbid to resize what they read
+        sizes = []
         for columns in _tiles(A, C):
             width = columns.stop - columns.start
             K_A, K_C = _run(left, right, states[-1], width)
@@ -195,13 +200,16 @@ class _StencilProduct(torch.autograd.Function):
                 torch.mm(K_C[i], across, out=part)
                 y.addmm_(part.mT, K_A[i])
             states.append((left.following(width), right.following(width)))
-        return y, z, *(torch.stack(of) for of in zip(*states[:-1], strict=True))
+            if k > UNSEEN and y.dtype != torch.float64:
+                sizes.append((_sizes(K_A), _sizes(K_C)))
+        seen = [torch.cat(of) for of in zip(*sizes, strict=True)] or [y.new_zeros(0)] * 2
+        return y, z, *(torch.stack(of) for of in zip(*states[:-1], strict=True)), *seen
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
         ctx.mark_non_differentiable(*output[1:])
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*inputs, *output[1:])
+        ctx.save_for_backward(*inputs, *output[1:4])
         ctx.save_for_forward(*inputs)
 
     @staticmethod
@@ -216,12 +224,12 @@ class _StencilProduct(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
-        return plain_jvp(_plain_product, ctx.saved_tensors[:9], tangents), None, None, None
+        return plain_jvp(_plain_product, ctx.saved_tensors[:9], tangents), *[None] * 5
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Tensor) -> Any:
         y = product_vmap(_plain_product, lambda *given: _StencilProduct.apply(*given)[0], in_dims, inputs)
-        return (y, *[y.new_zeros(0)] * 3), (0, None, None, None)
+        return (y, *[y.new_zeros(0)] * 5), (0, *[None] * 5)
 
 
 def _columns(A: Operator, C: Operator) -> int:
@@ -300,7 +308,7 @@ def krylov_pair(A: Operator, C: Operator, *, shifts: bool = False) -> tuple[Tens
         K = krylov_matrices(*A, k), krylov_matrices(*C, k)
     else:
         K = applied(_CudaKrylov, *map(torch.stack, zip(A, C, strict=True)), k).unbind()
-    if shifts or not _lost(A, C, [of[:, :: TILE_COLUMNS[1]].transpose(0, 1) for of in K]):
+    if shifts or not _lost(A, C, [*map(_sizes, K)]):
         return K
     return krylov_pair(_wide(A), _wide(C))
 

@@ -195,6 +195,23 @@ def test_pairs(n, rank, batch):
     assert (cuda_pair.matmul(K, x) - exact).abs().max() <= 1e-6 * n**0.5 * exact.abs().max()
 
 
+@pytest.mark.parametrize("route", ["cuda_pair", "dense"])
+def test_a_plan_made_on_one_stream_serves_another(route):
+    layer = StructuredLinear(512, 512, device="cuda").eval()
+    layer.route = route
+    x = torch.randn(3, 512, device="cuda")
+    with torch.no_grad():
+        want = x.double() @ layer.matrix().double().to_dense().mT + layer.bias.double()
+        torch.cuda.synchronize()
+        with torch.cuda.stream(torch.cuda.Stream()):
+            torch.cuda._sleep(100_000_000)  # cycles, before what the plan keeps is made
+            layer(x)
+        with torch.cuda.stream(torch.cuda.Stream()):
+            y = layer(x)
+        torch.cuda.synchronize()
+    assert (y - want).abs().max() <= 1e-5 * want.abs().max()
+
+
 @pytest.mark.parametrize("name", ["ldr_sd", "toeplitz_like", "hankel_like"])
 @pytest.mark.parametrize("how", ["float32", "bfloat16", "float16", "autocast", "gradients"])
 def test_layers_by_pairs(name, how):

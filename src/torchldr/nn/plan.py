@@ -107,6 +107,8 @@ class Plan:
                 if isinstance(product, DenseProduct):
                     product = DenseProduct(product.weight.to(self.dtype))
                 self._products[route.name] = product
+                if self.kind == "cuda":  # the next call may come from another stream
+                    torch.cuda.current_stream(self.device).synchronize()
         return self._products[route.name]
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:

@@ -154,6 +154,11 @@ def why_not(route: Route, M: Matrix, call: Call) -> str | None:
     return route.why_not(M, call)
 
 
+def untraced(call: Call) -> str | None:
+    """Why a product that looks at values, or leaves torch, does not serve; for `Route.why_not`."""
+    return "not for tracing, vmap and capture" if call.traced else None
+
+
 def names(M: Matrix) -> list[str]:
     return [route.name for route in M.all_routes()]
 

@@ -302,6 +302,8 @@ def krylov_pair(A: Operator, C: Operator, *, shifts: bool = False) -> tuple[Tens
 
     In float64 where float32 would lose them. A GPU runs operators of one size side by side.
     """
+    if not shifts and _lost(A, C) and not all(map(_has_values, (*A, *C))):
+        return krylov_pair(_wide(A), _wide(C))
     k = _columns(A, C)
     K: tuple[Tensor, ...]
     if A[3].shape != C[3].shape or not cuda.serves(k, *A, *C):

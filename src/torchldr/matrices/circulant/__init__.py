@@ -14,7 +14,7 @@ from ...core.contract import Random, Weights
 from ...core.dense_route import dense_route, own_route
 from ...core.matrix import StructuredMatrix, normal_
 from ...core.products import Product
-from ...core.routes import Call, Route
+from ...core.routes import Call, Route, untraced
 from ...functional import circulant_blocks, scan, stein_scan
 from ...functional._twin import applied
 from ...functional.fft import conjugate, leading
@@ -36,10 +36,8 @@ def blocks_route(grid: Callable[[Any], tuple[int, int, int]]) -> Route:
     """All blocks in one compiled function; `grid` tells the rows and columns of blocks, and their size."""
 
     def reason(M: Any, call: Call) -> str | None:
-        if call.traced:
-            return "not for tracing, vmap and capture"
         dtype = torch.promote_types(call.dtype, torch.float32)
-        return circulant_blocks.why_not(grid(M)[-1], call.device, dtype)
+        return untraced(call) or circulant_blocks.why_not(grid(M)[-1], call.device, dtype)
 
     def cost(M: Any, call: Call) -> float:
         p, q, size = grid(M)

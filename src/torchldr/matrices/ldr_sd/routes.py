@@ -11,7 +11,7 @@ from torch import Tensor
 from ...core import costs
 from ...core.dense_route import dense_route
 from ...core.products import Product
-from ...core.routes import Call, Route
+from ...core.routes import Call, Route, untraced
 from ...functional import stein_scan, tridiagonal
 from ...functional.fft import fast_length, is_fast_length
 from ...functional.kept import KeptProduct
@@ -77,11 +77,6 @@ def _refused(M: Any, call: Call) -> str | None:
         return "tracing, vmap and capture show no values to look at"
     found = _guard(M)
     return found if isinstance(found, str) else None
-
-
-def untraced(call: Call) -> str | None:
-    """Why a product that looks at values, or leaves torch, does not serve."""
-    return "not for tracing, vmap and capture" if call.traced else None
 
 
 def _lengths(M: Any) -> tuple[int, int]:

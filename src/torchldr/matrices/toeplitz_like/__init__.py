@@ -13,14 +13,14 @@ from ...core.contract import Random, Weights
 from ...core.dense_route import dense_route, own_route
 from ...core.matrix import StructuredMatrix, generators_
 from ...core.products import Product
-from ...core.routes import Call, Route
+from ...core.routes import Call, Route, untraced
 from ...functional import stein_scan
 from ...functional.fft import conjugate, contract_rank
 from ...functional.reference import krylov_of_shift_reference, shift_reference
 from ...functional.ring import Ring, ring
 from ...functional.subdiagonal import compiled_pair, cuda_pair
 from ...functional.subdiagonal.guard import Side
-from ..ldr_sd.routes import compiled_pair_cost, cuda_pair_cost, untraced
+from ..ldr_sd.routes import compiled_pair_cost, cuda_pair_cost
 
 
 def corner_sign(m: int, n: int) -> int:

@@ -13,6 +13,7 @@ from torchldr.functional import scan, tridiagonal
 from torchldr.functional.doubling import shifted_sum
 from torchldr.functional.reference import krylov_of_ring_reference
 from torchldr.functional.subdiagonal import cuda_pair
+from torchldr.functional.subdiagonal.guard import RANGE, reach
 from torchldr.kernels import cuda
 from torchldr.matrices.ldr_sd.routes import sides
 
@@ -182,17 +183,22 @@ def test_the_matrix_of_large_layers(m, n, regime):
 @pytest.mark.parametrize("batch", [2, 700])
 @pytest.mark.parametrize(("n", "rank"), [(4, 1), (1250, 3), (4096, 8), (12288, 1), (32768, 2)])
 def test_pairs(n, rank, batch):
-    """LDR-SD in inference, in one kernel or two."""
-    M = torchldr.LDRSubdiagonal.random(n, n, rank=rank)  # shifts; others are checked by their dense matrix
-    if n < 4096:
-        M = testing.member(torchldr.LDRSubdiagonal, n, n, rank, dtype=torch.float32, regime="near one")
-    M = M.to("cuda")
-    assert cuda_pair.why_not(*sides(M)) is None
-    K = cuda_pair.prepare(*sides(M))
-    x, wide = torch.randn(batch, n, device="cuda"), M.to(torch.float64)
-    by_ffts = n >= 4096  # of torch, in float64
-    exact = wide.matmul(x.double(), route="convolution") if by_ffts else x.double() @ wide.to_dense().mT
-    assert (cuda_pair.matmul(K, x) - exact).abs().max() <= 1e-6 * n**0.5 * exact.abs().max()
+    """LDR-SD in a few kernels, by FFTs of torch in float64: values, and gradients of every tensor."""
+    M = torchldr.LDRSubdiagonal.random(n, n, rank=rank)
+    for side in "AC":
+        M.tensors[f"subdiagonal_{side}"] = 1 + 0.3 / n**0.5 * (2 * torch.rand(n - 1) - 1)
+        M.tensors[f"corner_{side}"] = torch.rand(1) - 0.5
+    assert reach(*sides(M)) <= RANGE
+    tensors = {name: t.cuda().requires_grad_() for name, t in M.tensors.items()}
+    exact = {name: t.detach().double().requires_grad_() for name, t in tensors.items()}
+    x, u = torch.randn(2, batch, n, device="cuda")
+    found, wanted = M.with_tensors(tensors), M.with_tensors(exact).matmul(x.double(), route="convolution")
+    for y in (found.matmul(x, route="cuda_pair"), cuda_pair.matmul(cuda_pair.prepare(*sides(found)), x)):
+        assert (y - wanted).abs().max() <= 1e-6 * n**0.5 * wanted.abs().max()
+    found.matmul(x, route="cuda_pair").backward(u)
+    wanted.backward(u.double())
+    for name, t in tensors.items():
+        assert (t.grad - exact[name].grad).norm() <= 1e-4 * exact[name].grad.norm(), name
 
 
 @pytest.mark.parametrize("route", ["cuda_pair", "dense"])

@@ -47,7 +47,7 @@ class Ring(NamedTuple):
             if v.shape[-1] < self.m:
                 v = pad(v, (0, self.m - v.shape[-1]))
             low, high = v[..., : self.m // 2], v[..., self.m // 2 :]
-            return torch.fft.fft(torch.complex(low, high) * _twist(self.m, v.dtype, v.device, 1))
+            return torch.fft.fft(torch.complex(low, high) * twist(self.m, v.dtype, v.device, 1))
         return torch.fft.rfft(v, self.length)
 
     def synthesise(self, spectrum: Tensor) -> Tensor:
@@ -56,7 +56,7 @@ class Ring(NamedTuple):
             return torch.fft.irfft(spectrum, self.m)
         if self.kind == "half":
             y = torch.fft.ifft(spectrum)
-            y = y * _twist(self.m, y.real.dtype, y.device, -1)
+            y = y * twist(self.m, y.real.dtype, y.device, -1)
             return torch.cat((y.real, y.imag), -1)
         t = torch.fft.irfft(spectrum, self.length)
         if self.kind == "open":
@@ -122,7 +122,7 @@ def shift_krylov_rmatmul(V: Tensor, u: Tensor, f: float | Tensor, k: int) -> Ten
 
 
 @kept(64)
-def _twist(m: int, dtype: torch.dtype, device: torch.device, sign: int) -> Tensor:
+def twist(m: int, dtype: torch.dtype, device: torch.device, sign: int) -> Tensor:
     """exp(+- i pi j / m) for j < m / 2."""
     angle = torch.arange(m // 2, dtype=torch.float64, device=device) * (sign * math.pi / m)
     turn = torch.polar(torch.ones_like(angle), angle)

@@ -63,3 +63,19 @@ def test_a_plan_serves_vmap_and_autograd():
     x.requires_grad_()
     layer(x).sum().backward()
     assert torch.allclose(x.grad, layer.weight.sum(0).expand_as(x))
+
+
+@pytest.mark.parametrize("ends", [(1.0, -1.0), (-1.0, -0.5)])
+@pytest.mark.parametrize(("n", "rank"), [(1, 1), (2, 1), (5, 2), (8, 3)])
+def test_gradients_of_the_generators(n, rank, ends):
+    draw = torch.Generator().manual_seed(0)
+    sizes = (n - 1,), (), (rank, n)
+    given = [torch.randn(size, generator=draw, dtype=torch.float64) for size in sizes * 2]
+    given[0], given[3] = 1 + 0.3 * given[0], 1 + 0.3 * given[3]
+    given = [t.requires_grad_() for t in given]
+
+    def of(*tensors):
+        return circulant_pair.generators(tensors[:3], tensors[3:], *ends)
+
+    assert torch.autograd.gradcheck(of, given)
+    assert torch.autograd.gradgradcheck(of, given)

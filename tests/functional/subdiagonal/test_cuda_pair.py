@@ -11,6 +11,7 @@ import torch
 
 from torchldr import LDRSubdiagonal
 from torchldr.functional.subdiagonal import cuda_pair
+from torchldr.kernels.cuda import pair
 from torchldr.matrices.ldr_sd.routes import sides
 
 from ...cuda_as_cpp import compiler
@@ -22,6 +23,10 @@ TAIL = """
     int r, int rows, int parts \\
 ) { run(gx, gy, gz, threads, [=] { name(GIVEN); }); }
 RUN(pair) RUN(join)
+extern "C" void run_gradients(
+    int gx, int gy, int gz, int threads, X* x, X* y, X* dy, float* enter, float* beside, float* between,
+    float* leave, float* aside, Z* turn, Z* right, Z* left, Z* root, Z* memory, X* dx, int r, int rows
+) { run(gx, gy, gz, threads, [=] { gradients(x, y, dy, THEM, memory, dx, r, rows); }); }
 """
 
 
@@ -53,17 +58,17 @@ def kernels(
 ) -> None:
     """A device that runs so many blocks at once: ranks run side by side where they leave some idle."""
 
-    class Kernels(cuda_pair.nvrtc.Kernels):
+    class Kernels(pair.nvrtc.Kernels):
         def queue(self, device: object, arguments: object) -> None:
             source = self._source.replace("extern __shared__ Z row[];", "static Z row[H + H / 16 + 1];")
             given = [a if isinstance(a, int) else ctypes.c_void_p(a.data_ptr()) for a in arguments]  # type: ignore[attr-defined]
             for name, grid, threads in self._launches:
                 getattr(compiled(source), f"run_{name}")(*grid, threads, *given)
 
-    monkeypatch.setattr(cuda_pair.nvrtc, "Kernels", Kernels)
-    monkeypatch.setattr(cuda_pair, "_blocks", lambda h, device: request.param)
-    monkeypatch.setattr(cuda_pair, "_launches", cuda_pair._launches.__wrapped__)
-    monkeypatch.setattr(cuda_pair, "_LONG", 32)
+    monkeypatch.setattr(pair.nvrtc, "Kernels", Kernels)
+    monkeypatch.setattr(pair, "_blocks", lambda h, device: request.param)
+    monkeypatch.setattr(pair, "_launches", pair._launches.__wrapped__)
+    monkeypatch.setattr(pair, "_LONG", 32)
 
 
 @pytest.mark.usefixtures("kernels")
@@ -126,6 +131,51 @@ def test_gradients(of: str, reversed: bool) -> None:
 
 
 @pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("n", "rank"), [(2, 1), (30, 3), (64, 1)])
+@pytest.mark.parametrize("batch", [0, 7])
+def test_training(n: int, rank: int, batch: int, dtype: torch.dtype) -> None:
+    """Gradients of the vectors, of the generators and of the operators, by the dense matrix in float64."""
+    M, draw = member(n, rank).to(dtype), torch.Generator().manual_seed(1)
+    x, bias, u = (torch.randn(*size, generator=draw).to(dtype) for size in ((batch, n), (n,), (batch, n)))
+    given = [t.detach().requires_grad_() for t in (*M.tensors.values(), x, bias)]
+    exact = [t.detach().double().requires_grad_() for t in given]
+    names = [*M.tensors]
+
+    def of(tensors: list[torch.Tensor]) -> LDRSubdiagonal:
+        return M.with_tensors(dict(zip(names, tensors, strict=False)))
+
+    y = cuda_pair.product(*sides(of(given)), given[-2], given[-1])
+    right = exact[-2] @ of(exact).materialize().mT + exact[-1]
+    assert y.dtype == dtype
+    eps = 1e-5 if dtype == torch.float32 else 2**-7
+    assert torch.allclose(
+        y.double(), right, rtol=0, atol=eps * (1 + right.abs().amax().item() if batch else 1)
+    )
+    y.backward(u)
+    right.backward(u.double())
+    for name, ours, theirs in zip([*names, "x", "bias"], given, exact, strict=True):
+        assert ours.grad is not None
+        assert (ours.grad - theirs.grad).norm() <= 4 * eps * theirs.grad.norm() + 1e-30, name
+
+
+@pytest.mark.usefixtures("kernels")
+def test_derivatives_of_derivatives() -> None:
+    M, x = member(8, 2), torch.randn(3, 8, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    tensors = {name: t.detach().requires_grad_() for name, t in M.tensors.items()}
+    found = []
+    for y in (
+        cuda_pair.product(*sides(M.with_tensors(tensors)), x),
+        x @ M.with_tensors(tensors).materialize().mT,
+    ):
+        inputs = (x, *tensors.values())
+        first = torch.autograd.grad(y.square().sum(), inputs, create_graph=True)
+        found.append(torch.autograd.grad(sum(t.square().sum() for t in first), inputs))
+    for ours, theirs in zip(*found, strict=True):
+        assert torch.allclose(ours, theirs, rtol=1e-3, atol=1e-3 * theirs.abs().max().item())
+
+
+@pytest.mark.usefixtures("kernels")
 def test_rows_do_not_meet() -> None:
     K, x = cuda_pair.prepare(*sides(member(64, 2))), torch.randn(4, 64)
     alone = cuda_pair.matmul(K, x)
@@ -135,6 +185,6 @@ def test_rows_do_not_meet() -> None:
 
 @pytest.mark.parametrize("h", [1, 2, 15, 210, 4096, 8192, 10000])
 def test_factors(h: int) -> None:
-    found = cuda_pair.radices(h)
+    found = pair.radices(h)
     assert torch.tensor(found).prod() == h
     assert set(found) <= {2, 3, 4, 5, 7, 8}

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from torchldr.functional.subdiagonal import cuda_pair
 from torchldr.kernels import cuda
 from torchldr.kernels.cuda import krylov as cuda_krylov
+from torchldr.kernels.cuda import pair
 from torchldr.kernels.cuda import port as port_cuda
 from torchldr.kernels.cuda import scan as scan_kernels
 
@@ -26,7 +26,7 @@ FORMS = [
 FORMS += [scan_kernels.Form(straight=True, back=back) for back in BOTH]
 SOURCES = {
     "contract": cuda._CONTRACT,
-    **{f"pairs {n}": cuda_pair.source(cuda_pair.Form(n // 2)) for n in (2, 60, 1024, 16384, 32768)},
+    **{f"pairs {n}": pair.source(pair.Form(n // 2)) for n in (2, 60, 1024, 16384, 32768)},
     "port": port_cuda.SOURCE,
     **{f"krylov {m}": cuda_krylov._source(torch.float32, m) for m in (100, 1024, 4096)},
     **{f"scan {form}": scan_kernels.source(form) for form in FORMS},

@@ -120,7 +120,8 @@ class SquarePair(nn.Module):
     def __init__(self, kind: str, A: Side, C: Side, dtype: torch.dtype) -> None:
         super().__init__()
         n = A[2].shape[-1]
-        P_A, left, P_C, right = (t.detach().cpu().numpy() for t in generators(A, C, -1.0, -0.5))
+        scales, made = (t.detach().cpu().numpy() for t in generators(A, C, -1.0, -0.5))
+        (P_A, P_C), (left, right) = scales, made
         D = 2.0 ** (np.arange(n) / n)
         transform = transforms.make_exact(kind, n, n, n, dtype)
         symbol = (right / D)[:, None, ::-1]  # (r + 1, 1, n)

@@ -14,7 +14,7 @@ digits:
     compiled_convolution    the same for a whole layer in one compiled function, on a CPU
     circulant_pair          a square layer by FFTs of length n, for inference
     compiled_pair           the same in one compiled function, on a CPU
-    cuda_pair               the same in one kernel or two, on a GPU
+    cuda_pair               the same in one kernel or two, on a GPU; for training too
 
 Operators that the guard refuses are served by the stencil of `tridiagonal`, of which they are a special
 case, and by the dense matrix (`scan`, `doubling`): both are sums of products without a division, right

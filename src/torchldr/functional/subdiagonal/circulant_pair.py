@@ -21,13 +21,16 @@ work at rank one, nearly half at high rank. The constants are computed in float6
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from ..fft import conjugate, contract_rank
-from ..ring import Ring, ring, shift_krylov_matmul, shift_krylov_rmatmul
+from .. import stencil
+from ..fft import conjugate, contract_rank, fast_length
+from ..ring import Ring, ring
 from .guard import Side
 
 
@@ -42,44 +45,114 @@ class CirculantPair(NamedTuple):
     left: Tensor  # (r + 1, f)
 
 
+@torch.no_grad()
 def prepare(A: Side, C: Side, dtype: torch.dtype) -> CirculantPair:
     """Prepare M = sum_i K(A, g_i) K(C, h_i)^T, square, for products in a dtype."""
     n = A[2].shape[-1]
     forward, backward = ring(n, n, 1), ring(n, n, -1)
-    P_A, left, P_C, right = (t.to(dtype) for t in generators(A, C, 1.0, -1.0))
+    (P_A, P_C), (left, right) = (t.to(dtype) for t in generators(A, C, 1.0, -1.0))
     return CirculantPair(
         P_A, P_C, forward, backward, conjugate(backward.analyse(right)), forward.analyse(left)
     )
 
 
-def generators(A: Side, C: Side, a: float, b: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """P_A (n,), left (r + 1, n), P_C, right in float64, of a square M with respect to Z_a and Z_b:
+def generators(A: Side, C: Side, a: float, b: float) -> tuple[Tensor, Tensor]:
+    """P of both operators, (2, n), and left and right, (2, r + 1, n), of a square M with respect to Z_a, Z_b:
 
     M = D_A (sum_{i < r} K(Z_a, left_i) K(Z_b, right_i)^T + K(Z_a, left_r) + K(Z_b, right_r)^T) D_C.
+
+    In float64. Differentiable, where no entry of a subdiagonal is 0.
     """
-    (P_A, g, f), (P_C, h, e) = _scaled(A), _scaled(C)
-    n = g.shape[-1]
-    unit = torch.zeros(1, n, dtype=torch.float64, device=g.device)
-    unit[:, -1:].fill_(1)
-    column = shift_krylov_matmul(g, shift_krylov_rmatmul(h, unit, e, n), f)[0]
-    row = shift_krylov_matmul(h, shift_krylov_rmatmul(g, unit, f, n), e)[0]
-    p = (f - a) * _shifted(row, e)
-    q = (e - b) * _shifted(column, f)
-    q = torch.cat((q[:1] - (f - a) * (e - b) * column[-1:], q[1:]))
-    left = torch.cat(((1 - f * e) * g, q.unsqueeze(0))) / (1 - a * b)
-    return P_A, left, P_C, torch.cat((h, p.unsqueeze(0) / (1 - a * b)))
+    found: tuple[Tensor, Tensor] = _Generators.apply(*map(torch.stack, zip(A, C, strict=True)), a, b)
+    return found
 
 
-def _scaled(side: Side) -> tuple[Tensor, Tensor, Tensor]:
-    """The scales, the start vectors over them, and the corner that they leave, in float64."""
-    s, corner, V = (t.detach().double() for t in side)
-    P = torch.cat((s.new_ones(1), s.cumprod(-1)))
-    return P, V / P, corner.reshape(()) * P[-1]
+class _Scaled(NamedTuple):
+    """Both operators between their scalings, in float64, and what the last column and row of M' are made of.
+
+    Powers of a shift bring every entry to the last place, so the last column is sum_i K(Z_f, g_i) h_i^-, h^-
+    from the last entry to the first. Row and column have the correlations of g and h, of all lags.
+    """
+
+    P: Tensor  # (2, n)
+    v: Tensor  # (2, r, n): g and h
+    corners: Tensor  # (2,): f and e
+    spectra: Tensor  # of v, (2, r, ..)
+    length: int  # of their transforms
+    last: Tensor  # the correlation of lag 0, (1,)
+    after: Tensor  # of lags 1 to n - 1
+    before: Tensor  # of lags 1 - n to -1
 
 
-def _shifted(v: Tensor, f: Tensor) -> Tensor:
-    """Z_f v."""
-    return torch.cat((f * v[-1:], v[:-1]))
+def _scaled(s: Tensor, corner: Tensor, V: Tensor) -> _Scaled:
+    n = V.shape[-1]
+    P = pad(s.double(), (1, 0), value=1.0).cumprod(-1)
+    v, length = V / P.unsqueeze(1), fast_length(2 * n - 1)
+    spectra = torch.fft.rfft(v, length)
+    t = torch.fft.irfft((spectra[0] * conjugate(spectra[1])).sum(0), length)
+    return _Scaled(P, v, corner * P[:, -1], spectra, length, t[:1], t[1:n], t[length - n + 1 :])
+
+
+def _made(of: _Scaled, a: float, b: float) -> Tensor:
+    """Left and right, (2, r + 1, n)."""
+    (f, e), factor = of.corners, 1 / (1 - a * b)
+    q = torch.cat((a * of.last, torch.addcmul(of.before, f, of.after))) * ((e - b) * factor)
+    p = torch.cat((e * of.last, torch.addcmul(of.after, e, of.before).flip(0))) * ((f - a) * factor)
+    left = torch.cat((of.v[0] * ((1 - f * e) * factor), q.unsqueeze(0)))
+    return torch.stack((left, torch.cat((of.v[1], p.unsqueeze(0)))))
+
+
+def _plain(s: Tensor, corner: Tensor, V: Tensor, *, a: float, b: float) -> tuple[Tensor, Tensor]:
+    of = _scaled(s, corner, V)
+    return of.P, _made(of, a, b)
+
+
+class _Generators(torch.autograd.Function):
+    """Of subdiagonals (2, n - 1), corners (2,) and start vectors (2, r, n): P and the generators.
+
+    The gradient is written out, because a GPU waits for the hundreds of small operations that autograd makes
+    of it, and the one of torch's cumprod waits for the GPU.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, s: Tensor, corner: Tensor, V: Tensor, a: float, b: float) -> tuple[Tensor, Tensor]:
+        of = _scaled(s, corner, V)
+        ctx.of, ctx.ends = of, (a, b)
+        ctx.save_for_backward(s, corner, V)
+        return of.P, _made(of, a, b)
+
+    @staticmethod
+    def backward(ctx: Any, dP: Tensor, dmade: Tensor) -> tuple[Tensor | None, ...]:
+        s, corner, V = ctx.saved_tensors
+        a, b = ctx.ends
+        if torch.is_grad_enabled() or not (stencil.is_plain(dP) and stencil.is_plain(dmade)):
+            _, pullback = torch.func.vjp(partial(_plain, a=a, b=b), s, corner, V)
+            return *pullback((dP, dmade)), None, None
+        P, v, corners, spectra, length, last, after, before = ctx.of
+        (f, e), factor, n = corners, 1 / (1 - a * b), V.shape[-1]
+        dv, (dq, dp) = dmade[:, :-1], factor * dmade[:, -1]
+        dq_0, dp_0, dq, dp = dq[:1], dp[:1], dq[1:], dp[1:].flip(0)
+        # Of q = (e - b) (a last, before + f after), p = (f - a) (e last, after + e before), and (1 - f e) g.
+        dproduct = factor * (v[0] * dv[0]).sum()
+        dlast, dwithin = (
+            torch.stack((dq_0, dp_0)) @ last,
+            torch.stack((dq, dp)) @ torch.stack((before, after), 1),
+        )
+        (q_last, p_last), ((q_before, q_after), (p_before, p_after)) = dlast, dwithin
+        df = (e - b) * q_after + e * (p_last + p_before - dproduct) + p_after
+        de = (f - a) * (p_last + p_before) + f * (q_after - dproduct) + q_before + a * q_last
+        dq, dp, dlast = (e - b) * dq, (f - a) * dp, (a * (e - b)) * dq_0 + (e * (f - a)) * dp_0
+        dt = torch.cat((dlast, f * dq + dp, dq.new_zeros(length - 2 * n + 1), dq + e * dp))
+        spectrum = torch.fft.rfft(dt)
+        of_v = torch.stack((spectra[1] * spectrum, spectra[0] * conjugate(spectrum)))
+        direct = torch.stack((dv[0] * ((1 - f * e) * factor), dv[1]))
+        dv = direct + torch.fft.irfft(of_v, length)[..., :n]
+        dcorners = torch.stack((df, de))
+        flow = dP * P - (dv * v).sum(1)
+        flow[:, -1] += dcorners * corners
+        ds = flow[:, 1:].flip(-1).cumsum(-1).flip(-1) / s
+        dV, dcorner = dv / P.unsqueeze(1), dcorners * P[:, -1]
+        return ds.to(s.dtype), dcorner.to(s.dtype), dV.to(s.dtype), None, None
 
 
 def matmul(K: CirculantPair, x: Tensor) -> Tensor:

@@ -58,6 +58,7 @@ def why_not(A: Side, C: Side) -> str | None:
     return LOOPS.why_not(A[2].dtype)
 
 
+@torch.no_grad()
 def prepare(A: Side, C: Side, dtype: torch.dtype) -> CompiledPair:
     """Prepare sum_i K(A, g_i) K(C, h_i)^T for products in a dtype, see `guard`."""
     from ...kernels.cpu import convolution as compiled_kernels
@@ -65,7 +66,7 @@ def prepare(A: Side, C: Side, dtype: torch.dtype) -> CompiledPair:
 
     r, n = A[2].shape
     name, half = str(dtype).removeprefix("torch."), n // 2
-    P_A, left, P_C, right = (t.numpy() for t in generators(A, C, -1.0, -0.5))
+    (P_A, P_C), (left, right) = (t.numpy() for t in generators(A, C, -1.0, -0.5))
     D = 2.0 ** (np.arange(n) / n)
     scalings = np.stack((P_C * D, P_C, 1 / D, P_A / half, P_A / D / half)).astype(name)
     right = compiled_fft.spectra(right / D, half, name)

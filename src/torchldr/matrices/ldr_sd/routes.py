@@ -24,6 +24,7 @@ from ...functional.subdiagonal import (
 )
 from ...functional.subdiagonal.guard import Scales, Side, guard, unseen_scales
 from ...kernels.cpu import compiled
+from ...kernels.cuda import pair
 from ...kernels.cuda.krylov import LARGEST
 
 PRODUCTS = ("auto", "convolution", "exact")
@@ -173,8 +174,14 @@ def _cuda_pair_why_not(M: Any, call: Call) -> str | None:
 
 
 def cuda_pair_cost(M: Any, call: Call) -> float:
-    seconds = cuda_pair.seconds(M.shape[0] // 2, M.rank + 1, call.batch)
-    return costs.backward(call, costs.started(call) + seconds)
+    sizes = M.shape[0] // 2, M.rank + 1, call.batch
+    if call.kept:
+        return costs.backward(call, costs.started(call) + pair.seconds(*sizes))
+    return costs.started(call, 100) + pair.seconds(*sizes, trained=call.needs_grad)
+
+
+def _cuda_pair(M: Any, x: Tensor, transposed: bool, bias: Tensor | None = None) -> Tensor:
+    return cuda_pair.product(*sides(M, transposed), x, bias)
 
 
 def _prepare_cuda_pair(M: Any) -> Product:
@@ -239,5 +246,5 @@ ROUTES = (
     Route("compiled_convolution", _compiled_why_not, _compiled_cost, _compiled, _prepare_compiled),
     Route("circulant_pair", _pair_why_not, _pair_cost, None, _prepare_pair),
     Route("compiled_pair", _compiled_pair_why_not, compiled_pair_cost, None, _prepare_compiled_pair),
-    Route("cuda_pair", _cuda_pair_why_not, cuda_pair_cost, None, _prepare_cuda_pair, any_dtype=True),
+    Route("cuda_pair", _cuda_pair_why_not, cuda_pair_cost, _cuda_pair, _prepare_cuda_pair, any_dtype=True),
 )

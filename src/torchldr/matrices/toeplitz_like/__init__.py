@@ -84,7 +84,7 @@ class ToeplitzLike(StructuredMatrix, name="toeplitz_like"):
             "cuda_pair",
             _cuda_pair_why_not,
             cuda_pair_cost,
-            None,
+            lambda M, *given: M._cuda_product(*given),
             lambda M: M._prepare_cuda_pair(),
             any_dtype=True,
         ),
@@ -136,12 +136,16 @@ class ToeplitzLike(StructuredMatrix, name="toeplitz_like"):
 
     def _sides(self) -> tuple[Side, Side]:
         """The shifts as subdiagonal operators with their start vectors."""
-        a = self.G.new_tensor(float(corner_sign(*self.shape)))
+        a = self.G.new_full((), corner_sign(*self.shape))  # made where it is needed: no wait for a copy
         left, right = ((torch.ones_like(V[0, 1:]), f, V) for V, f in ((self.G, a), (self.H, -a)))
         return left, right
 
     def _prepare_pair(self) -> Product:
         return compiled_pair.kept(*self._sides(), self.dtype)
+
+    def _cuda_product(self, x: Tensor, transposed: bool, bias: Tensor | None = None) -> Tensor:
+        A, C = self._sides()
+        return cuda_pair.product(*((C, A) if transposed else (A, C)), x, bias)
 
     def _prepare_cuda_pair(self) -> Product:
         return cuda_pair.KeptPair(*self._sides())

@@ -17,6 +17,7 @@ from ...core.products import Product
 from ...core.routes import Call, Route, untraced
 from ...functional import circulant_blocks, scan, stein_scan
 from ...functional._twin import applied
+from ...functional.constants import kept
 from ...functional.fft import conjugate, leading
 from ...functional.ring import ring
 
@@ -63,6 +64,21 @@ def circulants(column: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 _LONG = 128  # rows from which a GPU sums along diagonals
 
 
+@kept(64)
+def _around(b: int, device: torch.device) -> Tensor:
+    """b - 1 down to 0, and from b - 1 to 1: a column from its end, nearly twice."""
+    return (b - 1 - torch.arange(2 * b - 1, device=device)) % b
+
+
+def _made_rows(b: int, device: torch.device) -> Tensor:
+    """(k + j) mod b."""
+    i = torch.arange(b, device=device)
+    return (i.unsqueeze(1) + i) % b
+
+
+_rows = kept(64)(_made_rows)
+
+
 class _Circulants(torch.autograd.Function):
     """Every row is a part of the column, reversed and twice in a row; gradients are sums along diagonals."""
 
@@ -70,8 +86,8 @@ class _Circulants(torch.autograd.Function):
 
     @staticmethod
     def forward(column: Tensor, dtype: torch.dtype) -> Tensor:
-        twice = torch.cat([column.to(dtype).flip(-1)] * 2, -1)
-        return twice[..., :-1].unfold(-1, column.shape[-1], 1).flip(-2)
+        b = column.shape[-1]
+        return column.to(dtype).index_select(-1, _around(b, column.device)).unfold(-1, b, 1).flip(-2)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, torch.dtype], output: Tensor) -> None:
@@ -95,9 +111,9 @@ class _Diagonals(torch.autograd.Function):
     def forward(D: Tensor) -> Tensor:
         b, wide = D.shape[-1], torch.promote_types(D.dtype, torch.float32)
         if b >= _LONG and stein_scan.serves(D):
-            return scan.diagonal_sums(D).flip(-1).roll(1, -1)
-        i = torch.arange(b, device=D.device)
-        return D.gather(-2, ((i.unsqueeze(1) + i) % b).expand_as(D)).sum(-1, dtype=wide)
+            return scan.diagonal_sums(D).index_select(-1, _around(b, D.device)[b - 1 :])
+        rows = (_rows if b < _LONG else _made_rows)(b, D.device)
+        return D.gather(-2, rows.expand_as(D)).sum(-1, dtype=wide)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:

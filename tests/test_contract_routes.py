@@ -5,7 +5,7 @@ import torch
 
 import torchldr
 from torchldr import testing
-from torchldr.core.routes import Call, Route, choose
+from torchldr.core.routes import Call, Route, choose, costs_of, why_not
 from torchldr.testing import checks
 
 CLASSES = list(torchldr.structures().values())
@@ -72,6 +72,17 @@ def test_costs_grow_with_the_batch(cls):
         for kept in (False, True):
             costs = [route.cost(M, Call(batch, kept=kept)) for batch in (1, 16, 256, 4096)]
             assert costs == sorted(costs)
+
+
+@every_class
+@pytest.mark.parametrize("shape", [(256, 256), (257, 256)])
+@pytest.mark.parametrize("needs_grad", [False, True])
+def test_one_by_one_costs_as_much_as_routes_that_serve(cls, shape, needs_grad):
+    """Costs tell of sizes and of the device: a kernel for a GPU is not counted on a CPU."""
+    M, call = testing.member(cls, *shape, 4 if cls.ranked else None), Call(4096, needs_grad=needs_grad)
+    serving = [cost for route, cost in costs_of(M, call).items() if why_not(route, M, call) is None]
+    stack = {route.name: cost for route, cost in costs_of(torchldr.stack([M] * 4), call).items()}
+    assert stack["one_by_one"] >= 4 * min(serving)
 
 
 @every_class

@@ -185,8 +185,10 @@ def _multiply(M: Matrix, x: Tensor, transposed: bool, route: str | None, dense: 
 
 
 def _cheapest(sizes: Sizes, call: Call, *, dense: bool | None) -> float:
+    """Of the routes without a plan that serve, as far as sizes tell."""
     routes = [r for r in sizes.routes if r.apply is not None and dense in (None, r.holds_dense)]
-    return min((route.seconds(sizes, call) for route in routes), default=math.inf)
+    serving = [r for r in routes if not r.by_sizes or r.why_not(sizes, call) is None]
+    return min((route.seconds(sizes, call) for route in serving), default=math.inf)
 
 
 def _dense_cost(sizes: Any, call: Call) -> float:

@@ -65,6 +65,23 @@ def test_a_plan_serves_vmap_and_autograd():
     assert torch.allclose(x.grad, layer.weight.sum(0).expand_as(x))
 
 
+def test_a_plan_is_made_inside_vmap():
+    layer = StructuredLinear(60, 60, product="convolution", dtype=torch.float64).requires_grad_(False).eval()
+    layer.route = "circulant_pair"
+    x = torch.randn(3, 60, dtype=torch.float64)
+    assert torch.allclose(torch.vmap(layer)(x), x @ layer.matrix().to_dense().mT + layer.bias)
+
+
+def test_corners_with_an_axis():
+    A, C = sides(testing.member(LDRSubdiagonal, 6, 6, 2, regime="near one"))
+    corners = (side[1].reshape(1).requires_grad_() for side in (A, C))
+    with_axis = [(side[0], corner, side[2]) for side, corner in zip((A, C), corners, strict=True)]
+    found = circulant_pair.generators(*with_axis, 1.0, -1.0)
+    assert all(map(torch.equal, found, circulant_pair.generators(A, C, 1.0, -1.0)))
+    found[1].sum().backward()
+    assert with_axis[0][1].grad.shape == (1,)
+
+
 @pytest.mark.parametrize("ends", [(1.0, -1.0), (-1.0, -0.5)])
 @pytest.mark.parametrize(("n", "rank"), [(1, 1), (2, 1), (5, 2), (8, 3)])
 def test_gradients_of_the_generators(n, rank, ends):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import ctypes
 import shutil
 from collections.abc import Callable
+from functools import cache
+from typing import Any
 
 import pytest
 import torch
 
-from torchldr import LDRSubdiagonal
+from torchldr import HankelLike, LDRSubdiagonal, ToeplitzLike
 from torchldr.functional.subdiagonal import cuda_pair
 from torchldr.kernels.cuda import pair
 from torchldr.matrices.ldr_sd.routes import sides
@@ -33,16 +35,25 @@ extern "C" void run_gradients(
 def member(n: int, rank: int, spread: float = 0.02, seed: int = 0) -> LDRSubdiagonal:
     """A member with corners, its scales within the range of a float32 convolution."""
     draw = torch.Generator().manual_seed(seed)
-    M = LDRSubdiagonal.random(n, n, rank=rank, generator=draw)
-    with torch.no_grad():
-        for side in "AC":
-            M.tensors[f"subdiagonal_{side}"].uniform_(1 - spread, 1 + spread, generator=draw)
-            M.tensors[f"corner_{side}"].uniform_(-1, 1, generator=draw)
-    return M
+    tensors = {name: torch.randn(rank, n, generator=draw) / n**0.5 for name in "GH"}
+    for side in "AC":
+        tensors[f"subdiagonal_{side}"] = torch.empty(n - 1).uniform_(1 - spread, 1 + spread, generator=draw)
+        tensors[f"corner_{side}"] = torch.empty(1).uniform_(-1, 1, generator=draw)
+    return LDRSubdiagonal(n, n, **tensors)
+
+
+def trained(M: Any) -> Any:
+    return M.with_tensors({name: t.detach().requires_grad_() for name, t in M.tensors.items()})
+
+
+@cache
+def dense(n: int, rank: int) -> torch.Tensor:
+    """A member in float64."""
+    return member(n, rank).to(torch.float64).to_dense()
 
 
 def test_what_it_does_not_take() -> None:
-    assert cuda_pair.why_not(*sides(member(64, 1))) == "for GPUs"
+    assert cuda_pair.why_not(torch.Size((64, 64)), torch.device("cpu"), torch.float32) == "for GPUs"
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +78,8 @@ def kernels(
 
     monkeypatch.setattr(pair.nvrtc, "Kernels", Kernels)
     monkeypatch.setattr(pair, "_blocks", lambda h, device: request.param)
-    monkeypatch.setattr(pair, "_launches", pair._launches.__wrapped__)
+    for cached in ("_launches", "_gradient_kernel"):
+        monkeypatch.setattr(pair, cached, getattr(pair, cached).__wrapped__)
     monkeypatch.setattr(pair, "_LONG", 32)
 
 
@@ -101,15 +113,15 @@ def test_dtypes_and_a_bias(given: torch.dtype, wanted: torch.dtype, reversed: bo
 
 
 @pytest.mark.usefixtures("kernels")
-@pytest.mark.parametrize("batch", [0, 1, 2, 7])
-@pytest.mark.parametrize(("n", "rank"), [(2, 1), (30, 3), (64, 1), (500, 4), (1024, 1), (1260, 2)])
-def test_it_is_the_product(n: int, rank: int, batch: int) -> None:
-    M = member(n, rank)
-    x = torch.randn(n, batch, generator=torch.Generator().manual_seed(1)).mT
-    exact = x.double() @ M.to(torch.float64).to_dense().mT
-    got = cuda_pair.matmul(cuda_pair.prepare(*sides(M)), x)
-    assert got.shape == x.shape
-    assert ((got - exact).abs() <= 1e-6 * n**0.5 * exact.abs().amax(-1, keepdim=True).clamp(min=1e-3)).all()
+@pytest.mark.parametrize(("n", "rank"), [(2, 1), (30, 4), (64, 1), (500, 4), (1024, 1), (1260, 2)])
+def test_it_is_the_product(n: int, rank: int) -> None:
+    K = cuda_pair.prepare(*sides(member(n, rank)))
+    for batch in (0, 1, 2, 7):
+        x = torch.randn(n, batch, generator=torch.Generator().manual_seed(1)).mT
+        exact = x.double() @ dense(n, rank).mT
+        got = cuda_pair.matmul(K, x)
+        assert got.shape == x.shape
+        assert ((got - exact).abs() <= 1e-6 * n**0.5 * exact.abs().amax(-1, keepdim=True)).all()
 
 
 @pytest.mark.usefixtures("kernels")
@@ -131,8 +143,10 @@ def test_gradients(of: str, reversed: bool) -> None:
 
 
 @pytest.mark.usefixtures("kernels")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("n", "rank"), [(2, 1), (30, 3), (64, 1)])
+@pytest.mark.parametrize(
+    ("n", "rank", "dtype"),
+    [(2, 1, torch.float32), (30, 3, torch.float32), (64, 1, torch.float32), (64, 2, torch.bfloat16)],
+)
 @pytest.mark.parametrize("batch", [0, 7])
 def test_training(n: int, rank: int, batch: int, dtype: torch.dtype) -> None:
     """Gradients of the vectors, of the generators and of the operators, by the dense matrix in float64."""
@@ -161,18 +175,50 @@ def test_training(n: int, rank: int, batch: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.usefixtures("kernels")
 def test_derivatives_of_derivatives() -> None:
-    M, x = member(8, 2), torch.randn(3, 8, generator=torch.Generator().manual_seed(1)).requires_grad_()
-    tensors = {name: t.detach().requires_grad_() for name, t in M.tensors.items()}
+    M, x = trained(member(30, 2)), torch.randn(3, 30, generator=torch.Generator().manual_seed(1))
+    inputs = (x.requires_grad_(), *M.tensors.values())
     found = []
-    for y in (
-        cuda_pair.product(*sides(M.with_tensors(tensors)), x),
-        x @ M.with_tensors(tensors).materialize().mT,
-    ):
-        inputs = (x, *tensors.values())
+    for y in (cuda_pair.product(*sides(M), x), x @ M.to_dense().mT):
         first = torch.autograd.grad(y.square().sum(), inputs, create_graph=True)
         found.append(torch.autograd.grad(sum(t.square().sum() for t in first), inputs))
     for ours, theirs in zip(*found, strict=True):
         assert torch.allclose(ours, theirs, rtol=1e-3, atol=1e-3 * theirs.abs().max().item())
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("cls", [ToeplitzLike, HankelLike])
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("biased", [False, True])
+def test_constant_operators(cls: Any, transposed: bool, biased: bool) -> None:
+    """Gradients of generators alone, for which the products are not kept."""
+    draw = torch.Generator().manual_seed(1)
+    G, H, x, u = torch.randn(4, 3, 64, generator=draw).unbind()
+    M, bias = trained(cls(64, 64, G=G, H=H)), torch.randn(64, generator=draw) if biased else None
+    x.requires_grad_()
+    y = M._cuda_product(x, transposed, bias)
+    W = M.to(torch.float64).to_dense()
+    right = x.double() @ (W if transposed else W.mT) + (0 if bias is None else bias.double())
+    assert (y - right).abs().max() <= 1e-5 * right.abs().max()
+    inputs = x, M.G, M.H
+    saved: list[torch.Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: (saved.append(t), t)[1], lambda t: t):
+        again = M._cuda_product(x, transposed, bias)
+    assert not any(torch.equal(t, s) for s in saved if s.shape == y.shape for t in (again, again.flip(-1)))
+    for ours, theirs in zip(
+        torch.autograd.grad(y, inputs, u), torch.autograd.grad(right, inputs, u.double()), strict=True
+    ):
+        assert (ours - theirs).norm() <= 1e-5 * theirs.norm()
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("biased", [False, True])
+def test_the_result_may_be_edited(biased: bool) -> None:
+    """As `nn.ReLU(inplace=True)` does behind a layer."""
+    M, (x, bias) = trained(member(64, 2)), (torch.randn(3, 64), torch.randn(64) if biased else None)
+    y = cuda_pair.product(*sides(M), x, bias)
+    found = torch.autograd.grad(y.relu().sum(), [*M.tensors.values()])
+    again = torch.autograd.grad(cuda_pair.product(*sides(M), x, bias).relu_().sum(), [*M.tensors.values()])
+    assert all(map(torch.equal, found, again))
 
 
 @pytest.mark.usefixtures("kernels")

@@ -63,7 +63,10 @@ def generators(A: Side, C: Side, a: float, b: float) -> tuple[Tensor, Tensor]:
 
     In float64. Differentiable, where no entry of a subdiagonal is 0.
     """
-    found: tuple[Tensor, Tensor] = _Generators.apply(*map(torch.stack, zip(A, C, strict=True)), a, b)
+    s, corner, V = map(torch.stack, zip(A, C, strict=True))
+    if not torch.is_grad_enabled():  # as where a plan is made, which may be inside a transformation of torch
+        return _plain(s, corner.flatten(), V, a=a, b=b)
+    found: tuple[Tensor, Tensor] = _Generators.apply(s, corner.flatten(), V, a, b)
     return found
 
 
@@ -78,19 +81,23 @@ class _Scaled(NamedTuple):
     v: Tensor  # (2, r, n): g and h
     corners: Tensor  # (2,): f and e
     spectra: Tensor  # of v, (2, r, ..)
-    length: int  # of their transforms
     last: Tensor  # the correlation of lag 0, (1,)
     after: Tensor  # of lags 1 to n - 1
     before: Tensor  # of lags 1 - n to -1
 
 
 def _scaled(s: Tensor, corner: Tensor, V: Tensor) -> _Scaled:
-    n = V.shape[-1]
+    n, length = V.shape[-1], _length(V)
     P = pad(s.double(), (1, 0), value=1.0).cumprod(-1)
-    v, length = V / P.unsqueeze(1), fast_length(2 * n - 1)
+    v = V / P.unsqueeze(1)
     spectra = torch.fft.rfft(v, length)
     t = torch.fft.irfft((spectra[0] * conjugate(spectra[1])).sum(0), length)
-    return _Scaled(P, v, corner * P[:, -1], spectra, length, t[:1], t[1:n], t[length - n + 1 :])
+    return _Scaled(P, v, corner * P[:, -1], spectra, t[:1], t[1:n], t[length - n + 1 :])
+
+
+def _length(V: Tensor) -> int:
+    """Of transforms that hold correlations of all lags."""
+    return fast_length(2 * V.shape[-1] - 1)
 
 
 def _made(of: _Scaled, a: float, b: float) -> Tensor:
@@ -117,19 +124,21 @@ class _Generators(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, s: Tensor, corner: Tensor, V: Tensor, a: float, b: float) -> tuple[Tensor, Tensor]:
         of = _scaled(s, corner, V)
-        ctx.of, ctx.ends = of, (a, b)
-        ctx.save_for_backward(s, corner, V)
+        ctx.ends = a, b
+        ctx.save_for_backward(s, corner, V, *of)
+        if not ctx.needs_input_grad[0]:  # the scales of subdiagonals that are constants are constants
+            ctx.mark_non_differentiable(of.P)
         return of.P, _made(of, a, b)
 
     @staticmethod
     def backward(ctx: Any, dP: Tensor, dmade: Tensor) -> tuple[Tensor | None, ...]:
-        s, corner, V = ctx.saved_tensors
+        s, corner, V, *of = ctx.saved_tensors
         a, b = ctx.ends
         if torch.is_grad_enabled() or not (stencil.is_plain(dP) and stencil.is_plain(dmade)):
             _, pullback = torch.func.vjp(partial(_plain, a=a, b=b), s, corner, V)
             return *pullback((dP, dmade)), None, None
-        P, v, corners, spectra, length, last, after, before = ctx.of
-        (f, e), factor, n = corners, 1 / (1 - a * b), V.shape[-1]
+        P, v, corners, spectra, last, after, before = _Scaled(*of)
+        (f, e), factor, n, length = corners, 1 / (1 - a * b), V.shape[-1], _length(V)
         dv, (dq, dp) = dmade[:, :-1], factor * dmade[:, -1]
         dq_0, dp_0, dq, dp = dq[:1], dp[:1], dq[1:], dp[1:].flip(0)
         # Of q = (e - b) (a last, before + f after), p = (f - a) (e last, after + e before), and (1 - f e) g.
@@ -151,8 +160,7 @@ class _Generators(torch.autograd.Function):
         flow = dP * P - (dv * v).sum(1)
         flow[:, -1] += dcorners * corners
         ds = flow[:, 1:].flip(-1).cumsum(-1).flip(-1) / s
-        dV, dcorner = dv / P.unsqueeze(1), dcorners * P[:, -1]
-        return ds.to(s.dtype), dcorner.to(s.dtype), dV.to(s.dtype), None, None
+        return ds, dcorners * P[:, -1], dv / P.unsqueeze(1), None, None
 
 
 def matmul(K: CirculantPair, x: Tensor) -> Tensor:

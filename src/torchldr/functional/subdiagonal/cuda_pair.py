@@ -33,25 +33,29 @@ from ...kernels.cuda.pair import Constants
 from .. import stencil
 from .._twin import plain_backward
 from ..constants import kept
-from ..fft import conjugate, is_smooth
+from ..fft import conjugate, is_fast_length
 from ..kept import KeptProduct, Product
 from ..ring import twist
 from .circulant_pair import generators
 from .guard import Side
 
 
-def why_not(A: Side, C: Side) -> str | None:
-    """Why a layer with these operators cannot be multiplied by, or None."""
-    n = A[2].shape[-1]
-    if not A[2].is_cuda:
+def takes(m: int, n: int) -> bool:
+    """Whether there are transforms for m x n matrices."""
+    return m == n and is_fast_length(n)
+
+
+def why_not(shape: torch.Size, device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why a matrix cannot be multiplied by, or None."""
+    if device.type != "cuda":
         return "for GPUs"
     if (reason := unavailable()) is not None:
         return reason
-    if C[2].shape[-1] != n or n % 2 or not is_smooth(n // 2):
+    if not takes(*shape):
         return "for square matrices of an even size that is a product of 2, 3, 5 and 7"
-    if pair.shared_bytes(n // 2) > pair.shared_most(A[2].device):
+    if pair.shared_bytes(shape[0] // 2) > pair.shared_most(device):
         return "a row does not fit in the memory of a block of threads"
-    return "for float32 and fewer digits" if A[2].dtype == torch.float64 else None
+    return "for float32 and fewer digits" if dtype == torch.float64 else None
 
 
 class KeptPair(KeptProduct):
@@ -83,8 +87,11 @@ def product(A: Side, C: Side, x: Tensor, bias: Tensor | None = None) -> Tensor:
     rows = x.reshape(-1, x.shape[-1]).to(_dtype(x))
     if not len(rows):  # gradients of nothing are those of a row of zeros, which is dropped again
         rows = torch.nn.functional.pad(rows, (0, 0, 0, 1))
-    y = _Pair.apply(*_generators(A, C), rows)
+    P, made = _generators(A, C)
+    y = _Pair.apply(P, made, rows)
     y = y if x.numel() else y[:0]
+    if bias is None and P.requires_grad:  # y itself is saved, and what a layer returns may be edited in place
+        y = y.clone()
     return _biased(y, bias).reshape(x.shape)
 
 
@@ -175,19 +182,20 @@ class _Pair(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, P: Tensor, made: Tensor, x: Tensor) -> Tensor:
-        ctx.constants = _constants(P, made)
-        y = matmul(ctx.constants, x)
-        ctx.save_for_backward(P, made, x, y)
+        constants = _constants(P, made)
+        y = matmul(constants, x)
+        ctx.save_for_backward(P, made, x, y if ctx.needs_input_grad[0] else None, *constants)
         return y
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, ...]:
-        P, made, x, y = ctx.saved_tensors
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        P, made, x, y, *constants = ctx.saved_tensors
         if torch.is_grad_enabled() or not stencil.is_plain(dy):
             return plain_backward(_plain, (P, made, x), dy)
-        found = pair.gradients(ctx.constants, *map(_known, (x, y, dy)))
+        y = None if y is None else _known(y)
+        found = pair.gradients(Constants(*constants), _known(x), y, _known(dy))
         dmade = _row(found.spectra.to(torch.complex128)) / _divisors(P.shape[-1], P.device)
-        return found.products / P, dmade, found.x.to(x.dtype)
+        return None if found.products is None else found.products / P, dmade, found.x
 
 
 def _plain(P: Tensor, made: Tensor, x: Tensor) -> Tensor:

@@ -185,7 +185,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) join(ARGUMENTS) {
 }
 
 // Gradients, the transposes of these steps from the last to the first: of x in every row; of left, of right
-// and, entry by entry, dy y and x dx in sums over the rows of a block.
+// and, entry by entry and where y is given, dy y and x dx in sums over the rows of a block.
 #define TURNED(scale) times(scaled(back(swapped(AT(j)), turn[j]), scale[j], scale[j + H]), turn[j])
 
 __device__ __forceinline__ void add(Z* sum, Z a, bool first) { *sum = first ? a : plus(*sum, a); }
@@ -242,6 +242,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) gradients(
             Z result = plus(scaled(plain, enter[j], enter[j + H]), beyond[j]);
             write(dx + p * 2 * H + j, result.re);
             write(dx + p * 2 * H + j + H, result.im);
+            if (!y) continue;
             add(from + j, scaled(result, read(in + j), read(in + j + H)), first);
             add(to + j, {read(d + j) * read(out + j), read(d + j + H) * read(out + j + H)}, first);
         }
@@ -279,7 +280,7 @@ class Gradients(NamedTuple):
 
     x: Tensor
     spectra: Tensor  # (2, r + 1, h): of left and of right
-    products: Tensor  # (2, n): dy y and x dx
+    products: Tensor | None  # (2, n): dy y and x dx
 
 
 def multiply(K: Constants, x: Tensor, bias: Tensor | None, out: Tensor, reversed: bool) -> None:
@@ -291,17 +292,20 @@ def multiply(K: Constants, x: Tensor, bias: Tensor | None, out: Tensor, reversed
     kernels.queue(device, [x, 0 if bias is None else bias, *K, memory, out, ranks - 1, b, parts])
 
 
-def gradients(K: Constants, x: Tensor, y: Tensor, dy: Tensor) -> Gradients:
-    """Those of sum(dy * y) for y = M x, all of one dtype that is read and contiguous."""
+def gradients(K: Constants, x: Tensor, y: Tensor | None, dy: Tensor) -> Gradients:
+    """Those of sum(dy * y) for y = M x, all of one dtype that is read and contiguous.
+
+    Products are made where y is given.
+    """
     (b, n), ranks, device = x.shape, K.right.shape[0], x.device
     h, dx = n // 2, torch.empty_like(x)
     blocks = min(b, _blocks(h, device))
     memory = K.turn.new_empty(blocks, 2 * ranks + 6, h)
     kernels = _gradient_kernel(Form(h, x.dtype, x.dtype, x.dtype), blocks)
-    kernels.queue(device, [x, y, dy, *K, memory, dx, ranks - 1, b])
-    spectra, products = memory[:, : 2 * ranks + 2].sum(0).split_with_sizes((2 * ranks, 2))
-    products = torch.cat((products.real, products.imag), -1)
-    return Gradients(dx, spectra.view(2, ranks, h), products)
+    kernels.queue(device, [x, 0 if y is None else y, dy, *K, memory, dx, ranks - 1, b])
+    sums = memory[:, : 2 * ranks + (0 if y is None else 2)].sum(0)
+    spectra, products = sums[: 2 * ranks].view(2, ranks, h), sums[2 * ranks :]
+    return Gradients(dx, spectra, None if y is None else torch.cat((products.real, products.imag), -1))
 
 
 @lru_cache(maxsize=1024)

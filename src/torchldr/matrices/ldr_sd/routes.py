@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
@@ -167,13 +168,15 @@ def _prepare_compiled_pair(M: Any) -> Product:
 
 
 def _cuda_pair_why_not(M: Any, call: Call) -> str | None:
-    reason = untraced(call) or cuda_pair.why_not(*sides(M)) or _refused(M, call)
+    reason = untraced(call) or cuda_pair.why_not(M.shape, M.device, M.dtype) or _refused(M, call)
     if reason is None and _scales(M).dtype != torch.float32:
         return "the subdiagonals' products range over more than float32 may lose"
     return reason
 
 
 def cuda_pair_cost(M: Any, call: Call) -> float:
+    if call.device != "cuda" or not cuda_pair.takes(*M.shape):
+        return math.inf
     sizes = M.shape[0] // 2, M.rank + 1, call.batch
     if call.kept:
         return costs.backward(call, costs.started(call) + pair.seconds(*sizes))
@@ -181,7 +184,7 @@ def cuda_pair_cost(M: Any, call: Call) -> float:
 
 
 def _cuda_pair(M: Any, x: Tensor, transposed: bool, bias: Tensor | None = None) -> Tensor:
-    return cuda_pair.product(*sides(M, transposed), x, bias)
+    return cuda_pair.product(*_stored(M, transposed), x, bias)
 
 
 def _prepare_cuda_pair(M: Any) -> Product:

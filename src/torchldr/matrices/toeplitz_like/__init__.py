@@ -57,7 +57,7 @@ def _pair_why_not(M: Any, call: Call) -> str | None:
 
 
 def _cuda_pair_why_not(M: Any, call: Call) -> str | None:
-    return untraced(call) or cuda_pair.why_not(*M._sides())
+    return untraced(call) or cuda_pair.why_not(M.shape, M.device, M.dtype)
 
 
 class ToeplitzLike(StructuredMatrix, name="toeplitz_like"):

@@ -74,7 +74,6 @@ class _Scaled(NamedTuple):
     from the last entry to the first. Row and column have the correlations of g and h, of all lags.
     """
 
-    P: Tensor  # (2, n)
     v: Tensor  # (2, r, n): g and h
     corners: Tensor  # (2,): f and e
     spectra: Tensor  # of v, (2, r, ..)
@@ -84,13 +83,14 @@ class _Scaled(NamedTuple):
     before: Tensor  # of lags 1 - n to -1
 
 
-def _scaled(s: Tensor, corner: Tensor, V: Tensor) -> _Scaled:
+def _scaled(s: Tensor, corner: Tensor, V: Tensor) -> tuple[Tensor, _Scaled]:
+    """P (2, n), and the rest."""
     n = V.shape[-1]
     P = pad(s.double(), (1, 0), value=1.0).cumprod(-1)
     v, length = V / P.unsqueeze(1), fast_length(2 * n - 1)
     spectra = torch.fft.rfft(v, length)
     t = torch.fft.irfft((spectra[0] * conjugate(spectra[1])).sum(0), length)
-    return _Scaled(P, v, corner * P[:, -1], spectra, length, t[:1], t[1:n], t[length - n + 1 :])
+    return P, _Scaled(v, corner * P[:, -1], spectra, length, t[:1], t[1:n], t[length - n + 1 :])
 
 
 def _made(of: _Scaled, a: float, b: float) -> Tensor:
@@ -103,8 +103,8 @@ def _made(of: _Scaled, a: float, b: float) -> Tensor:
 
 
 def _plain(s: Tensor, corner: Tensor, V: Tensor, *, a: float, b: float) -> tuple[Tensor, Tensor]:
-    of = _scaled(s, corner, V)
-    return of.P, _made(of, a, b)
+    P, of = _scaled(s, corner, V)
+    return P, _made(of, a, b)
 
 
 class _Generators(torch.autograd.Function):
@@ -116,19 +116,19 @@ class _Generators(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, s: Tensor, corner: Tensor, V: Tensor, a: float, b: float) -> tuple[Tensor, Tensor]:
-        of = _scaled(s, corner, V)
-        ctx.of, ctx.ends = of, (a, b)
-        ctx.save_for_backward(s, corner, V)
-        return of.P, _made(of, a, b)
+        P, ctx.of = _scaled(s, corner, V)
+        ctx.ends = a, b
+        ctx.save_for_backward(s, corner, V, P)
+        return P, _made(ctx.of, a, b)
 
     @staticmethod
     def backward(ctx: Any, dP: Tensor, dmade: Tensor) -> tuple[Tensor | None, ...]:
-        s, corner, V = ctx.saved_tensors
+        s, corner, V, P = ctx.saved_tensors
         a, b = ctx.ends
         if torch.is_grad_enabled() or not (stencil.is_plain(dP) and stencil.is_plain(dmade)):
             _, pullback = torch.func.vjp(partial(_plain, a=a, b=b), s, corner, V)
             return *pullback((dP, dmade)), None, None
-        P, v, corners, spectra, length, last, after, before = ctx.of
+        v, corners, spectra, length, last, after, before = ctx.of
         (f, e), factor, n = corners, 1 / (1 - a * b), V.shape[-1]
         dv, (dq, dp) = dmade[:, :-1], factor * dmade[:, -1]
         dq_0, dp_0, dq, dp = dq[:1], dp[:1], dq[1:], dp[1:].flip(0)

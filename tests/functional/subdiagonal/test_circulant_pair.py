@@ -1,5 +1,8 @@
 """Circulant pairs, prepared for inference: by torch, and compiled on a CPU."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 
@@ -96,3 +99,16 @@ def test_gradients_of_the_generators(n, rank, ends):
 
     assert torch.autograd.gradcheck(of, given)
     assert torch.autograd.gradgradcheck(of, given)
+
+
+def test_what_gradients_need_goes_with_them():
+    """No circle of references, which would hold it until Python looks for circles."""
+    side = torch.ones(7).requires_grad_(), torch.zeros(()), torch.ones(2, 8)
+    P, made = circulant_pair.generators(side, side, -1.0, -0.5)
+    held = weakref.ref(P)
+    gc.disable()
+    try:
+        del P, made
+        assert held() is None
+    finally:
+        gc.enable()

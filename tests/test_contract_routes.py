@@ -63,6 +63,7 @@ def test_routes_are_listed_with_a_cost_or_a_reason(cls):
         assert list(table) == sorted(table, key=lambda row: row.seconds)
         assert next(row for row in table if row.why_not is None).chosen
         assert table.to_dicts()[0]["route"] == table[0].route
+        assert "inf" not in repr(table)
 
 
 @every_class

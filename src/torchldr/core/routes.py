@@ -301,6 +301,8 @@ class RouteTable(Sequence[Row]):
 
 
 def _shown(seconds: float) -> str:
+    if math.isinf(seconds):  # not on this device, or not for these sizes
+        return "-"
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"

@@ -182,7 +182,7 @@ def test_derivatives_of_derivatives() -> None:
         first = torch.autograd.grad(y.square().sum(), inputs, create_graph=True)
         found.append(torch.autograd.grad(sum(t.square().sum() for t in first), inputs))
     for ours, theirs in zip(*found, strict=True):
-        assert torch.allclose(ours, theirs, rtol=1e-3, atol=1e-3 * theirs.abs().max().item())
+        assert (ours - theirs).norm() <= 1e-5 * theirs.norm()
 
 
 @pytest.mark.usefixtures("kernels")
@@ -190,20 +190,19 @@ def test_derivatives_of_derivatives() -> None:
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("biased", [False, True])
 def test_constant_operators(cls: Any, transposed: bool, biased: bool) -> None:
-    """Gradients of generators alone, for which the products are not kept."""
+    """Gradients of generators alone, for which the products need not be saved."""
     draw = torch.Generator().manual_seed(1)
     G, H, x, u = torch.randn(4, 3, 64, generator=draw).unbind()
     M, bias = trained(cls(64, 64, G=G, H=H)), torch.randn(64, generator=draw) if biased else None
     x.requires_grad_()
-    y = M._cuda_product(x, transposed, bias)
+    saved: list[torch.Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: (saved.append(t), t)[1], lambda t: t):
+        y = M._cuda_product(x, transposed, bias)
+    assert sum(t.shape == x.shape for t in saved) == 1
     W = M.to(torch.float64).to_dense()
     right = x.double() @ (W if transposed else W.mT) + (0 if bias is None else bias.double())
     assert (y - right).abs().max() <= 1e-5 * right.abs().max()
     inputs = x, M.G, M.H
-    saved: list[torch.Tensor] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: (saved.append(t), t)[1], lambda t: t):
-        again = M._cuda_product(x, transposed, bias)
-    assert not any(torch.equal(t, s) for s in saved if s.shape == y.shape for t in (again, again.flip(-1)))
     for ours, theirs in zip(
         torch.autograd.grad(y, inputs, u), torch.autograd.grad(right, inputs, u.double()), strict=True
     ):

@@ -244,6 +244,20 @@ def test_layers_by_pairs(name, how):
     assert error <= max(torch.finfo(y.dtype).eps, 2e-6)
 
 
+@pytest.mark.parametrize("name", ["ldr_sd", "toeplitz_like", "hankel_like"])
+@pytest.mark.parametrize("bias", [False, True])
+def test_layers_train_by_pairs(name, bias):
+    """With an activation that overwrites what the layer returns."""
+    layer = StructuredLinear(512, 512, bias=bias, structure=name, rank=2, device="cuda")
+    x, found = torch.randn(5, 512, device="cuda"), []
+    for route in ("cuda_pair", "dense"):
+        layer.route = route
+        found.append(torch.autograd.grad(layer(x).relu_().square().sum(), [*layer.parameters()]))
+    largest = max(theirs.norm() for theirs in found[1])
+    for ours, theirs in zip(*found, strict=True):
+        assert (ours - theirs).norm() <= 1e-4 * largest
+
+
 @pytest.mark.parametrize(
     "kwargs",
     [

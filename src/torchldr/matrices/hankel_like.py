@@ -61,8 +61,7 @@ class HankelLike(ToeplitzLike, name="hankel_like"):
     def _cuda_product(self, x: Tensor, transposed: bool, bias: Tensor | None = None) -> Tensor:
         if transposed:
             return super()._cuda_product(x.flip(-1), transposed, bias)
-        y = super()._cuda_product(x, transposed).flip(-1)
-        return y if bias is None else (y + bias).to(y.dtype)
+        return cuda_pair.biased(super()._cuda_product(x, transposed).flip(-1), bias)
 
     def _prepare_cuda_pair(self) -> Product:
         return cuda_pair.KeptPair(*self._sides(), reversed=True)

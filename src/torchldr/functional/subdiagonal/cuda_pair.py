@@ -76,7 +76,7 @@ class KeptPair(KeptProduct):
     def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         rows = x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
         if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
-            y = _biased(super().__call__(rows.to(_dtype(x))), bias)
+            y = biased(super().__call__(rows.to(_dtype(x))), bias)
         else:
             y = self._products[False](rows, bias, _dtype(x))
         return y if x.ndim == 2 else y.reshape(x.shape)
@@ -92,7 +92,7 @@ def product(A: Side, C: Side, x: Tensor, bias: Tensor | None = None) -> Tensor:
     y = y if x.numel() else y[:0]
     if bias is None and P.requires_grad:  # y itself is saved, and what a layer returns may be edited in place
         y = y.clone()
-    return _biased(y, bias).reshape(x.shape)
+    return biased(y, bias).reshape(x.shape)
 
 
 def _dtype(x: Tensor) -> torch.dtype:
@@ -100,7 +100,8 @@ def _dtype(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
 
 
-def _biased(y: Tensor, bias: Tensor | None) -> Tensor:
+def biased(y: Tensor, bias: Tensor | None) -> Tensor:
+    """y + bias in the dtype of y."""
     return y if bias is None else (y + bias).to(y.dtype)
 
 

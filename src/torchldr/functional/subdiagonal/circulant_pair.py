@@ -157,9 +157,11 @@ class _Generators(torch.autograd.Function):
         direct = torch.stack((dv[0] * ((1 - f * e) * factor), dv[1]))
         dv = direct + torch.fft.irfft(of_v, length)[..., :n]
         dcorners = torch.stack((df, de))
-        flow = dP * P - (dv * v).sum(1)
-        flow[:, -1] += dcorners * corners
-        ds = flow[:, 1:].flip(-1).cumsum(-1).flip(-1) / s
+        ds = None
+        if ctx.needs_input_grad[0]:
+            flow = dP * P - (dv * v).sum(1)
+            flow[:, -1] += dcorners * corners
+            ds = flow[:, 1:].flip(-1).cumsum(-1).flip(-1) / s
         return ds, dcorners * P[:, -1], dv / P.unsqueeze(1), None, None
 
 

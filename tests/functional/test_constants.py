@@ -1,5 +1,7 @@
 """What is kept between calls has values, whoever asked for it first."""
 
+import weakref
+
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -36,6 +38,17 @@ def test_nothing_of_a_graph_that_is_captured_is_kept(ones, monkeypatch):
     assert ones(3, "cpu") is not first
     monkeypatch.setattr(constants, "_capturing", lambda: True)
     assert ones(3, "cpu") is ones(3, "cpu")  # what was kept before serves
+
+
+def test_what_a_graph_reads_stays(ones, monkeypatch):
+    """It will be read again whenever the graph is replayed, from where it was."""
+    others, of_graph = (weakref.ref(ones(n, "cpu")) for n in (3, 4))
+    with monkeypatch.context() as capture:
+        capture.setattr(constants, "_capturing", lambda: True)
+        ones(4, "cpu")
+    ones(5, "cpu")  # one too many
+    assert others() is None
+    assert of_graph() is not None
 
 
 def test_nothing_of_a_tracer_or_a_transformation_is_kept(ones):

@@ -17,19 +17,20 @@ def kept(most: int) -> Callable[[Make], Make]:
 
     Tracers want one of their own. What is made under a transformation of torch.func belongs to it, and what
     is made while a CUDA graph is captured has its values when the graph is replayed, in memory of the graph:
-    neither is kept.
+    neither is kept. What a graph was given is kept for good, because the graph knows its address alone.
     """
 
     def wrap(make: Make) -> Make:
         found: dict[Any, Tensor] = {}
+        read_by_graphs: dict[int, Tensor] = {}
 
         @wraps(make)
         def of(*key: Any) -> Tensor:
             if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
                 return make(*key)
-            result = found.get(key)
+            result, capturing = found.get(key), _capturing()
             if result is None:
-                if torch._C._are_functorch_transforms_active() or _capturing():
+                if torch._C._are_functorch_transforms_active() or capturing:
                     return make(*key)
                 with torch.inference_mode(False):  # or autograd could not use it later
                     result = make(*key)
@@ -38,6 +39,8 @@ def kept(most: int) -> Callable[[Make], Make]:
                 if len(found) >= most:
                     found.clear()
                 found[key] = result
+            elif capturing:
+                read_by_graphs[id(result)] = result
             return result
 
         return of
@@ -46,4 +49,4 @@ def kept(most: int) -> Callable[[Make], Make]:
 
 
 def _capturing() -> bool:
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()

@@ -89,3 +89,19 @@ def test_a_model_may_take_any_number_of_arguments():
     program = to_program(model, (torch.randn(2, 6), torch.randn(2, 6)))
     x = torch.randn(5, 6), torch.randn(5, 6)
     torch.testing.assert_close(program.module()(*x), model(*x), rtol=1e-4, atol=1e-5)
+
+
+class AnyKeywords(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = StructuredLinear(6, 4, structure="toeplitz_like")
+
+    def forward(self, x, **kwargs):
+        return self.layer(x) * kwargs["scale"]
+
+
+def test_a_model_may_take_any_keywords():
+    model = AnyKeywords()
+    program = to_program(model, {"scale": torch.randn(2, 1), "x": torch.randn(2, 6)})
+    given = {"x": torch.randn(5, 6), "scale": torch.randn(5, 1)}
+    torch.testing.assert_close(program.module()(**given), model(**given), rtol=1e-4, atol=1e-5)

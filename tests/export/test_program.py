@@ -105,3 +105,18 @@ def test_a_model_may_take_any_keywords():
     program = to_program(model, {"scale": torch.randn(2, 1), "x": torch.randn(2, 6)})
     given = {"x": torch.randn(5, 6), "scale": torch.randn(5, 1)}
     torch.testing.assert_close(program.module()(**given), model(**given), rtol=1e-4, atol=1e-5)
+
+
+class Adapted(StructuredLinear):
+    def forward(self, x):
+        return super().forward(x) + x
+
+
+def test_a_forward_of_ones_own_is_kept():
+    """By `materialize_` too, which once dropped it without a word."""
+    model, x = nn.Sequential(Adapted(6, 6, structure="circulant"), StructuredLinear(6, 4)), torch.randn(5, 6)
+    y = model(x)
+    torch.testing.assert_close(to_program(model, x).module()(x), y, rtol=1e-4, atol=1e-5)
+    torchldr.materialize_(model)
+    assert [type(layer) for layer in model] == [Adapted, nn.Linear]
+    torch.testing.assert_close(model(x), y, rtol=1e-4, atol=1e-5)

@@ -18,6 +18,7 @@ from ..functional.exported.dense import DenseWeight
 from ..matrices import StructuredMatrix
 from ..nn import StructuredChannels, StructuredLinear
 from ..nn.recurrent.base import StructuredRecurrent
+from ..nn.tensors import runs_as_made
 from .forms import product_module
 from .recurrent import run_in_loops_
 
@@ -204,6 +205,8 @@ def exportable(
     made: dict[int, nn.Module] = {}
     maker = _Maker(mode, plan, held)
     for name, module in list(model.named_modules()):
+        if isinstance(module, StructuredLinear | StructuredChannels) and not runs_as_made(module):
+            continue
         if isinstance(module, StructuredLinear):
             made[id(module)] = maker.linear(name, module)
         elif isinstance(module, StructuredChannels) and module.grid is not None:

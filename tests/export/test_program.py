@@ -112,11 +112,16 @@ class Adapted(StructuredLinear):
         return super().forward(x) + x
 
 
-def test_a_forward_of_ones_own_is_kept():
-    """By `materialize_` too, which once dropped it without a word."""
+def test_a_forward_of_ones_own_is_kept(tmp_path):
+    """By `materialize_` and `save_compressed` too, which once dropped it without a word."""
     model, x = nn.Sequential(Adapted(6, 6, structure="circulant"), StructuredLinear(6, 4)), torch.randn(5, 6)
     y = model(x)
     torch.testing.assert_close(to_program(model, x).module()(x), y, rtol=1e-4, atol=1e-5)
+    torchldr.save_compressed(model, tmp_path / "saved")
+    with pytest.raises(ValueError, match="0"):
+        torchldr.load_compressed(nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 4)), tmp_path / "saved")
+    again = nn.Sequential(Adapted(6, 6, structure="circulant"), nn.Linear(6, 4))
+    torch.testing.assert_close(torchldr.load_compressed(again, tmp_path / "saved")(x), y)
     torchldr.materialize_(model)
     assert [type(layer) for layer in model] == [Adapted, nn.Linear]
     torch.testing.assert_close(model(x), y, rtol=1e-4, atol=1e-5)

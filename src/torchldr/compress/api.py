@@ -216,7 +216,8 @@ def materialize_(model: nn.Module) -> nn.Module:
     """Put dense layers back where structured ones stand, in place: the same function, torch's own layers.
 
     StructuredLinear becomes nn.Linear (also where a Hugging Face Conv1D once stood), and what `compress_`
-    put for convolutions, attention and recurrent layers becomes torch's. Weights that were tied stay so.
+    put for convolutions, attention and recurrent layers becomes torch's. Weights that were tied stay so, and
+    so do subclasses with a `forward` of their own.
 
     Returns:
         The model.

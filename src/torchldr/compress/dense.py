@@ -9,6 +9,7 @@ from torch import nn
 
 from ..nn import StructuredLinear
 from ..nn.recurrent.base import StructuredRecurrent
+from ..nn.tensors import runs_as_made
 from .attention import StructuredAttention
 from .layers import StructuredPointwise, dense_linear
 
@@ -32,7 +33,7 @@ def dense_modules(model: nn.Module) -> dict[int, tuple[nn.Module, nn.Module]]:
     }
     tied: dict[tuple[int, ...], nn.Parameter] = {}
     for module in model.modules():
-        if id(module) in inner:
+        if id(module) in inner or (isinstance(module, REPLACED) and not runs_as_made(module)):
             continue
         if isinstance(module, StructuredLinear):
             layer = dense_linear(module)

@@ -10,6 +10,7 @@ from torch import nn
 from ..matrices import get_structure
 from ..nn import MatrixStack, StructuredLinear
 from ..nn.recurrent.base import StructuredRecurrent
+from ..nn.tensors import runs_as_made
 from .attention import StructuredAttention, split_attention
 from .layers import StructuredPointwise, empty_recurrent, quiet_linear
 from .targets import describe_site
@@ -26,6 +27,8 @@ def record(module: nn.Module) -> Entry | None:
     ... }
     True
     """
+    if not runs_as_made(module):  # a subclass with a forward of its own is for its own class to make
+        return None
     if isinstance(module, StructuredLinear):
         shape = [module.out_features, module.in_features]
         return {"kind": "linear", **_structure(module), "shape": shape, "bias": module.bias is not None}

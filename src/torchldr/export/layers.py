@@ -18,6 +18,7 @@ from ..functional.exported.dense import DenseWeight
 from ..matrices import StructuredMatrix
 from ..nn import StructuredChannels, StructuredLinear
 from ..nn.recurrent.base import StructuredRecurrent
+from ..nn.tensors import runs_as_made
 from .forms import product_module
 from .recurrent import run_in_loops_
 
@@ -165,6 +166,7 @@ class _Maker:
 
     def recurrent_(self, name: str, layer: StructuredRecurrent) -> None:
         """Let a layer multiply by products that are modules, in place."""
+        _keep_a_parameter_(layer)
         for part, stack in layer._stacks().items():
             matrices = list(stack.matrix())
             products = [self.product(matrix) for matrix in matrices]
@@ -175,10 +177,13 @@ class _Maker:
                 if len(dense) == len(products)
                 else StackedProduct(list(map(self.shown, products, matrices)))
             )
-            like = matrices[0].tensors[stack.structure.scaled[0]]
-        if next(layer.parameters(), None) is None:  # the layer asks one for its dtype
-            layer.register_parameter("_like", nn.Parameter(like.new_empty(0), requires_grad=False))
         run_in_loops_(layer, onnx=self.held is not None)
+
+
+def _keep_a_parameter_(layer: nn.Module) -> None:
+    """One without numbers where others become constants: the layer asks its first one for its dtype."""
+    like = next(layer.parameters())
+    layer.register_parameter("_like", nn.Parameter(like.new_empty(0), requires_grad=False))
 
 
 @torch.no_grad()
@@ -200,10 +205,14 @@ def exportable(
     made: dict[int, nn.Module] = {}
     maker = _Maker(mode, plan, held)
     for name, module in list(model.named_modules()):
+        if isinstance(module, StructuredLinear | StructuredChannels) and not runs_as_made(module):
+            continue
         if isinstance(module, StructuredLinear):
             made[id(module)] = maker.linear(name, module)
         elif isinstance(module, StructuredChannels) and module.grid is not None:
             made[id(module)] = maker.channels(name, module)
+        elif isinstance(module, StructuredChannels):
+            _keep_a_parameter_(module)  # its one matrix is a StructuredLinear
         elif isinstance(module, StructuredRecurrent):
             maker.recurrent_(name, module)
     for module in list(model.modules()):

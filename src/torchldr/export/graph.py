@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 
-from .layers import DOMAIN
-from .report import ExportError
+from .check import ExportError
+from .layers import DOMAIN, Held
 
 _LAST = np.iinfo(np.int64).max
 _FLOAT, _DOUBLE = 1, 11  # of onnx.TensorProto
@@ -106,6 +106,10 @@ class Symbol:
     def _axis(self, axis: int) -> int:
         return axis % len(self.shape)
 
+    def _shape(self, axis: int, *sizes: Size) -> tuple[Size, ...]:
+        """The shape with these sizes in the place of one."""
+        return *self.shape[:axis], *sizes, *self.shape[axis + 1 :]
+
     # Elementwise operations and products.
 
     def _with(self, operator: str, other: Any) -> Symbol:
@@ -135,8 +139,7 @@ class Symbol:
 
     def sum(self, axis: int, keepdim: bool = False) -> Symbol:
         axis = self._axis(axis)
-        middle = (1,) if keepdim else ()
-        shape = (*self.shape[:axis], *middle, *self.shape[axis + 1 :])
+        shape = self._shape(axis, 1) if keepdim else self._shape(axis)
         return self._new(shape, "ReduceSum", self.name, self._integers(axis), keepdims=int(keepdim))
 
     # Shapes.
@@ -148,9 +151,7 @@ class Symbol:
 
     def squeeze(self, axis: int) -> Symbol:
         axis = self._axis(axis)
-        return self._new(
-            self.shape[:axis] + self.shape[axis + 1 :], "Squeeze", self.name, self._integers(axis)
-        )
+        return self._new(self._shape(axis), "Squeeze", self.name, self._integers(axis))
 
     def reshape(self, *shape: Any) -> Symbol:
         sizes = list(shape[0]) if isinstance(shape[0], tuple) else list(shape)
@@ -178,9 +179,8 @@ class Symbol:
     # Parts.
 
     def _slice(self, axis: int, start: int, end: int, step: int, size: Size) -> Symbol:
-        shape = (*self.shape[:axis], size, *self.shape[axis + 1 :])
         bounds = [self._integers(v) for v in (start, end, axis, step)]
-        return self._new(shape, "Slice", self.name, *bounds)
+        return self._new(self._shape(axis, size), "Slice", self.name, *bounds)
 
     def flip(self, axis: int) -> Symbol:
         axis = self._axis(axis)
@@ -188,8 +188,7 @@ class Symbol:
 
     def index_select(self, axis: int, index: Symbol) -> Symbol:
         axis = self._axis(axis)
-        shape = (*self.shape[:axis], *index.shape, *self.shape[axis + 1 :])
-        return self._new(shape, "Gather", self.name, index.name, axis=axis)
+        return self._new(self._shape(axis, *index.shape), "Gather", self.name, index.name, axis=axis)
 
     def __getitem__(self, index: Any) -> Symbol:
         parts = index if isinstance(index, tuple) else (index,)
@@ -202,8 +201,7 @@ class Symbol:
             size = made.shape[axis]
             if isinstance(part, int):
                 scalar = self.builder.constant(np.array(part % size if size else part, dtype=np.int64))
-                shape = made.shape[:axis] + made.shape[axis + 1 :]
-                made = made._new(shape, "Gather", made.name, scalar, axis=axis)
+                made = made._new(made._shape(axis), "Gather", made.name, scalar, axis=axis)
                 continue
             if part != slice(None):
                 assert size is not None
@@ -232,8 +230,7 @@ def _cat(parts: Sequence[Symbol], axis: int = 0) -> Symbol:
     first = parts[0]
     axis = first._axis(axis)
     total = sum(part.shape[axis] or 0 for part in parts)
-    shape = (*first.shape[:axis], total, *first.shape[axis + 1 :])
-    return first._new(shape, "Concat", *(part.name for part in parts), axis=axis)
+    return first._new(first._shape(axis, total), "Concat", *(part.name for part in parts), axis=axis)
 
 
 def _stack(parts: Sequence[Symbol], axis: int = 0) -> Symbol:
@@ -286,7 +283,10 @@ def write(product: nn.Module, x: Symbol) -> Symbol:
     kept = [(part, part._buffers) for part in product.modules()]
     try:
         for part, buffers in kept:
-            symbols: Any = {name: _initializer(x.builder, values) for name, values in buffers.items()}
+            symbols: dict[str, Any] = {}
+            for name, t in buffers.items():
+                known = None if t is None else x.builder.constant(t.detach().cpu().numpy())
+                symbols[name] = None if t is None else Symbol(x.builder, str(known), t.shape)
             part._buffers = symbols
         return product(x)
     finally:
@@ -294,19 +294,12 @@ def write(product: nn.Module, x: Symbol) -> Symbol:
             part._buffers = buffers
 
 
-def _initializer(builder: Builder, values: Tensor | None) -> Symbol | None:
-    if values is None:
-        return None
-    return Symbol(builder, builder.constant(values.detach().cpu().numpy()), values.shape)
-
-
-def expand(model: Any, products: Sequence[nn.Module], sizes: Sequence[int], opset: int) -> None:
+def expand(model: Any, held: Held, opset: int) -> None:
     """Replace the placeholders of an ONNX model by the nodes of their products, in place.
 
     Args:
         model: an onnx.ModelProto.
-        products: the modules, by the index of their placeholder.
-        sizes: in_features of each.
+        held: the products, by the index of their placeholder, and in_features of each.
         opset: of the model.
     """
     taken = {value.name for value in model.graph.initializer}
@@ -314,7 +307,7 @@ def expand(model: Any, products: Sequence[nn.Module], sizes: Sequence[int], opse
         taken |= {value.name for value in graph.input}
         taken |= {name for node in graph.node for name in (*node.input, *node.output)}
     builder = Builder(opset, taken)
-    _expand(model.graph, builder, products, sizes)
+    _expand(model.graph, builder, held)
     model.graph.initializer.extend(builder.initializers)
     for imported in [each for each in model.opset_import if each.domain == DOMAIN]:
         model.opset_import.remove(imported)
@@ -332,15 +325,15 @@ def bodies(node: Any) -> list[Any]:
     return [attribute.g for attribute in node.attribute if attribute.HasField("g")]
 
 
-def _expand(graph: Any, builder: Builder, products: Sequence[nn.Module], sizes: Sequence[int]) -> None:
+def _expand(graph: Any, builder: Builder, held: Held) -> None:
     for node in graph.node:
         if node.domain != DOMAIN:
             for body in bodies(node):
-                _expand(body, builder.inner(value.name for value in body.input), products, sizes)
+                _expand(body, builder.inner(value.name for value in body.input), held)
             builder.add(node)
             continue
-        index = node.attribute[0].i
-        made = write(products[index], Symbol(builder, node.input[0], (None, sizes[index])))
+        product, size = held[node.attribute[0].i]
+        made = write(product, Symbol(builder, node.input[0], (None, size)))
         builder.renamed(made.name, node.output[0])
     nodes = list(builder.nodes)
     del graph.node[:]

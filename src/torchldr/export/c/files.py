@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from .kernels import PRELUDES
 from .report import CReport
 from .steps import Steps
-from .writer import Source, literal
+from .writer import Source, lines, literal
 
 _HEADER = """/* Written by torchldr: {title}. */
 #ifndef {NAME}_H
@@ -125,11 +123,8 @@ def render(
         f"{name}.c": _SOURCE.format(
             **facts, prelude=PRELUDES[source.weights], text=source.text(), floats=floats, body=body
         ),
-        "test.c": _TEST.format(**facts, x=numbers(example.numpy()), y=numbers(answer)),
+        "test.c": _TEST.format(
+            **facts, x=lines(map(literal, example.flatten().tolist())), y=lines(map(literal, answer))
+        ),
         "README.md": _README.format(**facts, shape=shape, table=report.markdown()),
     }
-
-
-def numbers(values: Any) -> str:
-    flat = np.asarray(values).ravel()
-    return ",\n".join(", ".join(literal(v) for v in flat[i : i + 8]) for i in range(0, len(flat), 8))

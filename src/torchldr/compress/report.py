@@ -181,7 +181,7 @@ def describe(
         shape=(matrices[0].shape[0], matrices[0].shape[1]),
         matrices=len(matrices),
         parameters_before=weight.size,
-        parameters_after=sum(structure.parameters(*W.shape) for W in matrices),
+        parameters_after=structure.parameters_of(matrices),
         bytes_before=weight.size * matrices[0].element_size(),
         bytes_after=structure.stored_bytes(matrices),
         multiply_adds_before=weight.size,

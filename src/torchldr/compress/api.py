@@ -136,7 +136,7 @@ def compress_(
             found, made, distance = _compared(model, units, found, made, data, workers)
             better = Refit(model, units, found.structures, data, workers).fitted(made, projecting)
             if better is not None:
-                weights = dense_parameters(list(zip(units, better, strict=True)), pieces)
+                weights = dense_parameters(units, better, pieces)
                 if (other := data.distance(model, weights)) < distance:
                     made, distance = better, other
                     notes.append("weights were fitted again in the order in which they run")
@@ -169,7 +169,7 @@ def _compared(
 
     def off(some: Sequence[list[Projection]], step: int) -> float:
         workers.report(CHECKING, step, 1 + len(rivals))
-        weights = dense_parameters(list(zip(units, some, strict=True)), workers.pieces)
+        weights = dense_parameters(units, some, workers.pieces)
         return data.distance(model, weights)
 
     plans = [plan for plan in (*found.alone, *found.uniform) if plan != found.structures]

@@ -159,7 +159,7 @@ class Refit:
 
     def _stage(self, part: Sequence[int], made: Made, batches: int) -> Iterator[tuple[int, Projection]]:
         """New projections of some weights, by the inputs that all before them give as they are now."""
-        weights = dense_parameters(list(zip(self.units, made, strict=True)), self.pieces)
+        weights = dense_parameters(self.units, made, self.pieces)
         pairs = _Pairs(self.pieces, part)
         for seen in self.data.seen[:batches]:
             pairs.begin(seen)

@@ -89,7 +89,8 @@ def chosen(
     structures, notes = [c.structure for c in taken], tuple(look.notes)
     if isinstance(costs, Stopwatch):
         return Choices(structures, notes=notes, watch=costs)
-    return Choices(structures, {}, alone_plans(rows, limit)[:1], uniform_shares(rows, limit), notes)
+    alone, uniform = whole_plans(rows, limit)
+    return Choices(structures, {}, alone[:1], uniform, notes)
 
 
 def described(
@@ -146,8 +147,7 @@ class _Look:
         found = [FirstLook(*looked) for looked in looks]
         self.errors = [dict(zip(self.low[i], looked.errors, strict=True)) for i, looked in enumerate(found)]
         self.plain = [dict(zip(self.low[i], looked.plain, strict=True)) for i, looked in enumerate(found)]
-        open_ones = self._hopeful(bounded, found)
-        small, large = self._waves(open_ones)
+        small, large = self._hopeful(bounded, found)
         pilots = {key: self._pilots(tasks) for key, tasks in large.items()}
         self._try(pilots, plain=True)
         won = {key for key in pilots if any(self._wins(i, s) for i, s in pilots[key])}
@@ -175,8 +175,8 @@ class _Look:
 
     def _hopeful(
         self, others: Sequence[Sequence[Structure]], looked: Sequence[FirstLook]
-    ) -> list[tuple[float, int, Structure]]:
-        """Which other structures a budget could choose: (promise, weight, structure) by rank, best first.
+    ) -> tuple[Tasks, Groups]:
+        """Which other structures a budget could choose: small ones, to try at once, and groups of others.
 
         In the plain norm, with low rank alone, the budget has a price for each unit of cost. A structure
         whose error is at least its bound is not chosen where low rank has a lower sum of error and price.
@@ -193,7 +193,13 @@ class _Look:
         dropped = sum(map(len, others)) - len(found)
         if dropped:
             self.notes.append(f"{dropped} candidates were left out by a lower bound of their residual")
-        return sorted(found, key=lambda entry: (entry[2].rank or 0, entry[0], entry[1]))
+        small: Tasks = []
+        large: Groups = {}
+        for _, i, structure in sorted(found, key=lambda entry: (entry[2].rank or 0, entry[0], entry[1])):
+            m, n = self._shape(i)
+            cheap = m * n <= _CHEAP or not all(self.low)
+            (small if cheap else large.setdefault((structure.name, m, n), [])).append((i, structure))
+        return small, large
 
     def _shape(self, i: int) -> tuple[int, int]:
         m, n = self.weights[i].matrices[0].shape
@@ -209,18 +215,6 @@ class _Look:
             alike.setdefault(self._shape(i), []).append(i)
         some = [i for group in alike.values() for i in (group[0], group[-1])]
         return {i for i, size in enumerate(sizes) if size <= _CHEAP or i in some}
-
-    def _waves(self, found: Sequence[tuple[float, int, Structure]]) -> tuple[Tasks, Groups]:
-        """What to try at once, since it is small, and the others by class and shape."""
-        small: Tasks = []
-        large: Groups = {}
-        for _, i, structure in found:
-            m, n = self._shape(i)
-            if m * n <= _CHEAP or not all(self.low):
-                small.append((i, structure))
-            else:
-                large.setdefault((structure.name, m, n), []).append((i, structure))
-        return small, large
 
     @staticmethod
     def _pilots(tasks: Tasks) -> Tasks:
@@ -272,39 +266,26 @@ def _price(rows: Sequence[Sequence[Candidate]], limit: float) -> float:
     return high
 
 
-def alone_plans(rows: Sequence[Sequence[Candidate]], limit: float) -> list[list[Structure]]:
-    """What `share_out` makes of one class and dense weights: for every class that can, by growing error."""
-    found = []
-    for name in _classes(rows):
-        some = [[c for c in row if c.structure.is_dense or c.structure.name == name] for row in rows]
-        if sum(row[0].cost for row in some) <= limit:
-            found.append(share_out(some, limit))
-    return _by_error(found)
+def whole_plans(rows: Sequence[Sequence[Candidate]], limit: float) -> list[list[list[Structure]]]:
+    """Plans of one class for all weights, for every class that can, by growing error.
 
-
-def _classes(rows: Sequence[Sequence[Candidate]]) -> list[str]:
-    """The names of the classes among the candidates."""
-    return list(dict.fromkeys(c.structure.name for row in rows for c in row if not c.structure.is_dense))
-
-
-def uniform_shares(rows: Sequence[Sequence[Candidate]], limit: float) -> list[list[Structure]]:
-    """The same share for every weight, all of one class: for every class that can, by growing error."""
+    First what `share_out` makes of the class and dense weights, then the same share for every weight.
+    """
     dense = [next(c for c in row if c.structure.is_dense) for row in rows]
     share = limit / (sum(c.cost for c in dense) or 1.0)
-    found = []
-    for name in _classes(rows):
-        fits = [
-            [c for c in row if c.structure.name == name and c.cost <= share * whole.cost]
-            for row, whole in zip(rows, dense, strict=True)
-        ]
+    alone, uniform = [], []
+    for name in dict.fromkeys(c.structure.name for row in rows for c in row if not c.structure.is_dense):
+        some = [[c for c in row if c.structure.is_dense or c.structure.name == name] for row in rows]
+        if sum(row[0].cost for row in some) <= limit:
+            alone.append(share_out(some, limit))
+        pairs = zip(some, dense, strict=True)
+        fits = [[c for c in row if c is not whole and c.cost <= share * whole.cost] for row, whole in pairs]
         if all(fits):
-            found.append([min(some, key=lambda c: c.error) for some in fits])
-    return _by_error(found)
-
-
-def _by_error(plans: Sequence[Sequence[Candidate]]) -> list[list[Structure]]:
-    ordered = sorted(plans, key=lambda taken: sum(c.error for c in taken))
-    return [[c.structure for c in taken] for taken in ordered]
+            uniform.append([min(row, key=lambda c: c.error) for row in fits])
+    return [
+        [[c.structure for c in plan] for plan in sorted(plans, key=lambda plan: sum(c.error for c in plan))]
+        for plans in (alone, uniform)
+    ]
 
 
 def share_out(

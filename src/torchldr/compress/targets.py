@@ -178,15 +178,15 @@ def find_units(
             left[names[0]] = "left out by filter_fn"
             continue
         smallest = {part: min(min(W.shape) for W in weights) for part, weights in site.weights.items()}
-        few = "has {} features, fewer than min_features=" + str(min_features)
+        few = lambda small: f"has {small} features, fewer than min_features={min_features}"
         if site.kind in RECURRENT:  # each part for itself
             for part, small in smallest.items():
                 hidden = part.startswith("weight_hh") and not recurrent
                 if hidden or small < min_features:
-                    left[f"{names[0]}.{part}"] = _HIDDEN if hidden else few.format(small)
+                    left[f"{names[0]}.{part}"] = _HIDDEN if hidden else few(small)
                     del site.weights[part], site.keys[part]
         elif (small := min(smallest.values())) < min_features:
-            left[names[0]] = few.format(small)
+            left[names[0]] = few(small)
             continue
         if site.weights:
             sites[id(module)] = site
@@ -213,7 +213,7 @@ def _drop_shared(
             if p is not None and p.ndim > 1:
                 holders[id(p)].append(module)
     while True:
-        kinds = {id(owner): (site.kind, site) for site in sites.values() for owner in site.owners}
+        kinds = {id(owner): site.kind for site in sites.values() for owner in site.owners}
         for key, site in list(sites.items()):
             shared = [
                 holder
@@ -221,7 +221,7 @@ def _drop_shared(
                 for p in owner._parameters.values()
                 if p is not None and p.ndim > 1
                 for holder in holders[id(p)]
-                if kinds.get(id(holder), ("", None))[0] != site.kind
+                if kinds.get(id(holder)) != site.kind
                 or (site.kind in ("attention", *RECURRENT) and holder not in site.owners)
             ]
             if shared:
@@ -232,13 +232,15 @@ def _drop_shared(
             return
 
 
-def dense_parameters(done: Sequence[tuple[Unit, Sequence[Any]]], pieces: Pieces) -> dict[str, Tensor]:
+def dense_parameters(
+    units: Sequence[Unit], made: Sequence[Sequence[Any]], pieces: Pieces
+) -> dict[str, Tensor]:
     """The parameters of a model with the dense matrices of projections in place of its weights, by name.
 
     They are as large as the model: on a CPU they lie in the files of `pieces`, where it has some.
     """
     parts: dict[int, tuple[Site, dict[str, list[Tensor]]]] = {}
-    for i, (unit, found) in enumerate(done):
+    for i, (unit, found) in enumerate(zip(units, made, strict=True)):
         matrices = []
         for j, projection in enumerate(found):
             M = projection.matrix.to_dense()

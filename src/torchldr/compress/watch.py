@@ -109,7 +109,7 @@ class Watch:
                     see = partial(self._see_output, name)
                     hooks.enter_context(site.module.register_forward_hook(see, with_kwargs=True))
                     continue
-                self.parameters.setdefault(name, []).extend(_owned(site, part))
+                self.parameters.setdefault(name, []).append(_owned(site, part))
                 if part in _INPUTS:
                     look = partial(self._see_input, name, _INPUTS[part])
                     hooks.enter_context(site.module.register_forward_pre_hook(look, with_kwargs=True))
@@ -199,17 +199,15 @@ class Watch:
         return torch.randperm(rows, generator=self.generator)[: max(1, int(ratio * rows))]
 
 
-def _owned(site: Site, part: str) -> list[tuple[nn.Parameter, int | None]]:
-    """The parameters that hold a part whose outputs are not seen, and which third of a joint one it is."""
-    owned, joint = site.module._parameters, site.module._parameters.get("in_proj_weight")
-    found: list[tuple[nn.Parameter | None, int | None]]
+def _owned(site: Site, part: str) -> tuple[nn.Parameter, int | None]:
+    """The parameter that holds a part whose outputs are not seen, and which third of a joint one it is."""
+    owned: Any = site.owners[part == "out_proj"]._parameters
     if part == "out_proj":
-        found = [(site.owners[1]._parameters["weight"], None)]
-    elif site.kind in RECURRENT:
-        found = [(owned[part], None)]
-    else:
-        found = [(owned[f"{part}_weight"], None) if joint is None else (joint, _INPUTS[part])]
-    return [(p, third) for p, third in found if p is not None]
+        return owned["weight"], None
+    if site.kind in RECURRENT:
+        return owned[part], None
+    joint = owned.get("in_proj_weight")
+    return (owned[f"{part}_weight"], None) if joint is None else (joint, _INPUTS[part])
 
 
 def ridged_(gram: Tensor | None, rows: int | None, least: float = 1e-6) -> Tensor | None:

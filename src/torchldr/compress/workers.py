@@ -71,7 +71,7 @@ class Form(NamedTuple, Generic[T]):
 class Parcel:
     """A weight to work on, and what its errors count by: None for its number of entries."""
 
-    weight: TensorWeight | list[Tensor]
+    weight: Weight | list[Tensor]
     counts: Metric | None = None
 
     @property
@@ -142,13 +142,8 @@ class Workers:
         """A weight for `run`: one of a file goes to our processes by its name, others by their numbers."""
         metric = None if plain else self.metrics.get(weight.name)
         # A given executor may run on another machine, which need not have the file.
-        if (
-            self._given is None
-            and isinstance(weight, TensorWeight)
-            and isinstance(weight.source, TensorFiles)
-        ):
-            return Parcel(weight, metric)
-        return Parcel(weight.matrices, metric)
+        named = isinstance(weight, TensorWeight) and isinstance(weight.source, TensorFiles)
+        return Parcel(weight if named and self._given is None else weight.matrices, metric)
 
     def run(
         self,

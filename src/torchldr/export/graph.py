@@ -74,15 +74,6 @@ class Builder:
         self.nodes.append(node)
         self._own.update(node.output)
 
-    def renamed(self, name: str, output: str) -> None:
-        from onnx import helper
-
-        self.add(helper.make_node("Identity", [name], [output]))
-
-    def inner(self, inputs: Iterable[str]) -> Builder:
-        """A builder for the body of a loop with these inputs."""
-        return Builder(self.opset, (), self, inputs)
-
     def _name(self) -> str:
         if self._outer is not None:
             return self._outer._name()
@@ -92,8 +83,8 @@ class Builder:
 class Symbol:
     """A tensor of the graph, with the interface of torch's as far as products use it."""
 
-    def __init__(self, builder: Builder, name: str, shape: Sequence[Size], *, pairs: bool = False) -> None:
-        self.builder, self.name, self.shape, self.pairs = builder, name, tuple(shape), pairs
+    def __init__(self, builder: Builder, name: str, shape: Sequence[Size]) -> None:
+        self.builder, self.name, self.shape = builder, name, tuple(shape)
 
     ndim = property(lambda self: len(self.shape))
 
@@ -233,10 +224,6 @@ def _cat(parts: Sequence[Symbol], axis: int = 0) -> Symbol:
     return first._new(first._shape(axis, total), "Concat", *(part.name for part in parts), axis=axis)
 
 
-def _stack(parts: Sequence[Symbol], axis: int = 0) -> Symbol:
-    return _cat([part.unsqueeze(axis) for part in parts], axis)
-
-
 def _pad(x: Symbol, widths: Sequence[int], *_: Any, **__: Any) -> Symbol:
     """Zeros behind the last axes; widths (0, behind) from the last axis back, as torch has them."""
     behind = [0] * len(x.shape)
@@ -248,14 +235,6 @@ def _pad(x: Symbol, widths: Sequence[int], *_: Any, **__: Any) -> Symbol:
     return x._new(shape, "Pad", x.name, x._integers(*[0] * len(behind), *behind))
 
 
-def _complex(x: Symbol) -> Symbol:
-    return Symbol(x.builder, x.name, x.shape[:-1], pairs=True)
-
-
-def _real(x: Symbol) -> Symbol:
-    return Symbol(x.builder, x.name, (*x.shape, 2))
-
-
 def _dft(x: Symbol, inverse: int) -> Symbol:
     axis = len(x.shape) - 1
     if x.builder.opset < 20:
@@ -263,15 +242,16 @@ def _dft(x: Symbol, inverse: int) -> Symbol:
     else:
         place = x.builder.constant(np.array(axis, dtype=np.int64))
         name = x.builder.node("DFT", x.name, "", place, inverse=inverse)
-    return Symbol(x.builder, name, x.shape, pairs=True)
+    return Symbol(x.builder, name, x.shape)
 
 
 _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     torch.cat: _cat,
-    torch.stack: _stack,
+    torch.stack: lambda parts, axis=0: _cat([part.unsqueeze(axis) for part in parts], axis),
     functional.pad: _pad,
-    torch.view_as_complex: _complex,
-    torch.view_as_real: _real,
+    # A complex tensor is one of pairs, whose last axis its shape does not have.
+    torch.view_as_complex: lambda x: Symbol(x.builder, x.name, x.shape[:-1]),
+    torch.view_as_real: lambda x: Symbol(x.builder, x.name, (*x.shape, 2)),
     torch.fft.fft: lambda x: _dft(x, 0),
     torch.fft.ifft: lambda x: _dft(x, 1),
     functional.embedding: lambda index, x, **_: x.index_select(0, index),
@@ -326,15 +306,18 @@ def bodies(node: Any) -> list[Any]:
 
 
 def _expand(graph: Any, builder: Builder, held: Held) -> None:
+    from onnx import helper
+
     for node in graph.node:
         if node.domain != DOMAIN:
             for body in bodies(node):
-                _expand(body, builder.inner(value.name for value in body.input), held)
+                inner = Builder(builder.opset, (), builder, (value.name for value in body.input))
+                _expand(body, inner, held)
             builder.add(node)
             continue
         product, size = held[node.attribute[0].i]
         made = write(product, Symbol(builder, node.input[0], (None, size)))
-        builder.renamed(made.name, node.output[0])
+        builder.add(helper.make_node("Identity", [made.name], [node.output[0]]))
     nodes = list(builder.nodes)
     del graph.node[:]
     graph.node.extend(nodes)

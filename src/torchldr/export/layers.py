@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from ..compress.layers import keep_state, replace_modules
+from ..compress.layers import keep_state, plain_linear, replace_modules
 from ..core.stacks import unbound
 from ..functional.exported.convolution import numbers
 from ..functional.exported.dense import DenseWeight
@@ -136,10 +136,7 @@ class _Maker:
         self.note(name, layer.structure, matrix.shape, [product])
         if not isinstance(product, DenseWeight):
             return FlatLinear(self.shown(product, matrix), layer.bias, layer.out_features)
-        made = nn.utils.skip_init(nn.Linear, layer.in_features, layer.out_features, bias=False)
-        made.weight = nn.Parameter(product.weight, requires_grad=False)
-        made._parameters["bias"] = layer.bias
-        return made
+        return plain_linear(product.weight, layer.bias, learned=False)
 
     def channels(self, name: str, layer: StructuredChannels) -> nn.Module:
         grid = layer.grid

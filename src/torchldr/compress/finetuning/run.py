@@ -18,7 +18,7 @@ from ...core.checks import check_choices
 from ...progress import Report
 from ..progress import check_count
 from .groups import parameter_groups
-from .state import StateFile, copied, random_state, set_random_state
+from .state import StateFile, copied
 from .teacher import Distillation, Teacher
 
 Loss = Callable[[Any, Any], Tensor]
@@ -175,7 +175,9 @@ class FinetuneRun:
             for _ in islice(iterator, self.within):
                 pass
         if self._random is not None:
-            set_random_state(self._random, self.device)
+            torch.set_rng_state(self._random["cpu"])
+            for state in self._random["cuda"]:
+                torch.cuda.set_rng_state(state, self.device)
             self._random = None
         return iterator
 
@@ -235,11 +237,12 @@ class FinetuneRun:
     def save(self) -> None:
         if self.file is None:
             return
+        cuda = [torch.cuda.get_rng_state(self.device)] if self.device.type == "cuda" else []
         self.file.save(
             {
                 "model": self.model.state_dict(),
                 "optimizer": self.optimizer.state_dict(),
-                "random": random_state(self.device),
+                "random": {"cpu": torch.get_rng_state(), "cuda": cuda},
                 "best_state": self.best_state,
                 "total_loss": self.total_loss,
                 "progress": {name: getattr(self, name) for name in _PROGRESS},

@@ -20,11 +20,9 @@ from ..check import ExportError, first_line, outputs
 from ..inputs import Inputs, random_like, take_inputs
 from ..layers import check_dtypes
 from ..program import exported, quiet
-from .files import render
+from .files import CReport, render
 from .graph import Tracer
 from .kernels import PRELUDES
-from .products import is_plain
-from .report import CReport
 from .steps import plan
 from .writer import Source
 
@@ -179,7 +177,7 @@ def _as_nodes_(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """Let structured layers be traced as single nodes; the layers by the index of their node."""
     layers: list[tuple[str, nn.Module]] = []
     for name, module in model.named_modules():
-        if is_plain(module, StructuredLinear):
+        if isinstance(module, StructuredLinear) and type(module).forward is StructuredLinear.forward:
             module.__dict__["forward"] = partial(_layer_node, len(layers), module)
         elif isinstance(module, StructuredRecurrent):
             module.__dict__["forward"] = partial(_recurrent_node, len(layers), module, name)

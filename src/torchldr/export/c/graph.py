@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.export.graph_signature import OutputKind
+from torch.fx.node import map_arg
+from torch.utils import _pytree as pytree
 
 from ...core import rules
 from ...core.storage import INT8, Rounded, rounded
@@ -28,19 +30,15 @@ class Tracer:
 
     def run(self, program: torch.export.ExportedProgram) -> Steps:
         signature = program.graph_signature
-        lifted = {
-            **signature.inputs_to_parameters,
-            **signature.inputs_to_buffers,
-            **signature.inputs_to_lifted_tensor_constants,
-        }
         known = {**program.state_dict, **program.constants}
+        lifted = {spec.arg.name: known.get(spec.target) for spec in signature.input_specs}
         if signature.buffers_to_mutate:
             name = next(iter(signature.buffers_to_mutate.values()))
             raise ExportError(f"to_c: the model changes its buffer {name!r}; C keeps nothing between calls.")
         for node in program.graph.nodes:
             if node.op == "placeholder":
-                if node.name in lifted:
-                    self.values[node] = known[lifted[node.name]].detach()
+                if (constant := lifted.get(node.name)) is not None:
+                    self.values[node] = constant.detach()
                 else:
                     shape = _shape(node)
                     self.made.input_size = math.prod(shape)
@@ -51,24 +49,16 @@ class Tracer:
                 for found, spec in zip(node.args[0], signature.output_specs, strict=True):
                     if spec.kind is not OutputKind.USER_OUTPUT:
                         continue  # an input that the model changes: x is the caller's
-                    value = self._get(found)
+                    value = self.values.get(found)
                     if not isinstance(value, Value):
                         raise ExportError(f"to_c: the output {found} is a constant.")
                     self.made.outputs.append(value)
         return self.made
 
-    def _get(self, argument: Any) -> Any:
-        if isinstance(argument, torch.fx.Node):
-            return self.values[argument]
-        return type(argument)(map(self._get, argument)) if isinstance(argument, list | tuple) else argument
-
     def _call(self, node: torch.fx.Node) -> Any:
-        args = [self._get(argument) for argument in node.args]
-        kwargs = {name: self._get(argument) for name, argument in node.kwargs.items()}
-        given = [*args, *kwargs.values()]
-        if node.target is operator.getitem:
-            return args[0][args[1]]
-        if not any(_holds_value(argument) for argument in given):
+        args, kwargs = map_arg((node.args, node.kwargs), self.values.__getitem__)
+        known = not any(isinstance(part, Value) for part in pytree.tree_leaves((args, kwargs)))
+        if known or node.target is operator.getitem:
             return node.target(*args, **kwargs)  # type: ignore[operator]
         target = str(node.target)
         handler = _HANDLERS.get(target.removesuffix(".default"))
@@ -115,12 +105,6 @@ class Tracer:
 
 def _refused(node: torch.fx.Node, why: str) -> ExportError:
     return ExportError(f"to_c: the node {node.name!r} ({node.target}) {why}")
-
-
-def _holds_value(argument: Any) -> bool:
-    if isinstance(argument, list | tuple):
-        return any(map(_holds_value, argument))
-    return isinstance(argument, Value)
 
 
 def _shape(node: torch.fx.Node) -> tuple[int, ...]:
@@ -191,14 +175,14 @@ def _conv2d(
     dilation: Any = (1, 1),
     groups: int = 1,
 ) -> Value:
-    shape, kernel = _image(node, x), tuple(weight.shape[2:])
+    shape, kernel = _image(node, x.shape), tuple(weight.shape[2:])
     dilation = _two(dilation)
     if isinstance(padding, str):
         padding = [
             d * (k - 1) // 2 if padding == "same" else 0 for d, k in zip(dilation, kernel, strict=True)
         ]
-    out = _image(node, Value(Buffer(0), _shape(node)))
-    window = _window(shape, out, kernel, _two(stride), _two(padding), dilation, groups)
+    out = _image(node, _shape(node))
+    window = _window(shape, out, (kernel, stride, padding, dilation), groups)
     made = _exactly(weight, t.source)
     symbol, floats = t.source.new_name("conv"), made is None and t.source.weights == "int8"
     t.source.use("conv2d_float" if floats else "conv2d")
@@ -234,9 +218,8 @@ def _max_pool2d(
     ceil_mode: bool = False,
 ) -> Value:
     out = _shape(node)
-    both = _image(node, x), _image(node, Value(Buffer(0), out))
-    kernel = _two(kernel)
-    window = _window(*both, kernel, _two(stride or kernel), _two(padding), _two(dilation), 1)
+    kernel, pairs = _two(kernel), (kernel, stride or kernel, padding, dilation)
+    window = _window(_image(node, x.shape), _image(node, out), pairs, 1)
     t.source.use("max_pool2d")
     named = t.source.object("window", t.source.new_name("pool"), window)
     t.row(node, f"max_pool2d {kernel[0]} x {kernel[1]}", "windows", 0, math.prod(out), 0)
@@ -248,26 +231,18 @@ def _two(value: Any) -> tuple[int, int]:
     return (values[0], values[-1])
 
 
-def _image(node: Any, x: Value) -> tuple[int, int, int]:
+def _image(node: Any, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Channels, height and width of one image."""
-    if len(x.shape) == 4 and x.shape[0] != 1:
-        raise _refused(node, f"sees a batch of {x.shape[0]}; export a batch of 1.")
-    c, h, w = x.shape[-3:]
-    return c, h, w
+    if len(shape) == 4 and shape[0] != 1:
+        raise _refused(node, f"sees a batch of {shape[0]}; export a batch of 1.")
+    return shape[-3:]
 
 
-def _window(
-    shape: tuple[int, ...],
-    out: tuple[int, ...],
-    kernel: Any,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
-    groups: int,
-) -> str:
-    sizes = ", ".join(map(str, (*shape, *out)))
-    pairs = ", ".join(f"{{{a}, {b}}}" for a, b in (kernel, stride, padding, dilation))
-    return f"{{{sizes}, {pairs}, {groups}}}"
+def _window(before: tuple[int, ...], after: tuple[int, ...], pairs: Sequence[Any], groups: int) -> str:
+    """The fields of `window` in C; the pairs are kernel, stride, padding and dilation."""
+    sizes = ", ".join(map(str, (*before, *after)))
+    texts = ", ".join(f"{{{a}, {b}}}" for a, b in map(_two, pairs))
+    return f"{{{sizes}, {texts}, {groups}}}"
 
 
 def _elementwise(function: str, kernel: str) -> Callable[..., Value]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...core import rules
 from ...core.storage import FLOAT, INT8, Rounded
@@ -64,11 +64,6 @@ def write_product(source: Source, M: StructuredMatrix, stored: Mapping[str, Roun
         f"\nstatic void {name}(const float *x, float *y, float *work)\n{{\n    (void)work;\n{body}}}\n"
     )
     return Product(name, (M.out_features, M.in_features), form, c.flash, c.scratch, c.multiplications)
-
-
-def is_plain(module: nn.Module, cls: type[nn.Module]) -> bool:
-    """Whether a module computes what its class computes."""
-    return isinstance(module, cls) and type(module).forward is cls.forward
 
 
 # Recurrent layers: all layers and directions as one function.

@@ -74,10 +74,10 @@ def describe_site(module: nn.Module, names: list[str]) -> Site | None:
     whose weight is computed from others (parametrizations, weight norm).
     """
     kind = type(module)
-    if kind is nn.MultiheadAttention:
-        return _attention(module, names)
-    if kind is nn.LSTM or kind is nn.GRU:
-        return _recurrent(module, names)
+    if isinstance(module, nn.MultiheadAttention):
+        return _attention(module, names) if kind is nn.MultiheadAttention else None
+    if isinstance(module, nn.LSTM | nn.GRU):
+        return _recurrent(module, names) if kind in (nn.LSTM, nn.GRU) else None
     weight = module._parameters.get("weight")
     if weight is None:
         return None
@@ -113,8 +113,7 @@ def why_not(module: nn.Module) -> str | None:
     return None
 
 
-def _attention(module: nn.Module, names: list[str]) -> Site | None:
-    assert isinstance(module, nn.MultiheadAttention)
+def _attention(module: nn.MultiheadAttention, names: list[str]) -> Site | None:
     owned, out = module._parameters, module.out_proj._parameters.get("weight")
     if out is None:
         return None
@@ -133,8 +132,7 @@ def _attention(module: nn.Module, names: list[str]) -> Site | None:
     return Site(module, names, "attention", weights, keys, [module, module.out_proj])
 
 
-def _recurrent(module: nn.Module, names: list[str]) -> Site | None:
-    assert isinstance(module, nn.RNNBase)
+def _recurrent(module: nn.RNNBase, names: list[str]) -> Site | None:
     gates = 4 if isinstance(module, nn.LSTM) else 3
     weights: dict[str, list[Tensor]] = {}
     for part in module._flat_weights_names:

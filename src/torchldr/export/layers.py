@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from ..compress.layers import keep_state
+from ..compress.layers import keep_state, plain_linear, replace_modules
 from ..core.stacks import unbound
 from ..functional.exported.convolution import numbers
 from ..functional.exported.dense import DenseWeight
@@ -23,6 +23,7 @@ from .forms import product_module
 from .recurrent import run_in_loops_
 
 DOMAIN, OPERATOR = "torchldr", "Product"  # of the node that stands for a product
+Held = list[tuple[nn.Module, int]]  # products that stand aside, and their in_features
 
 
 class ExportedLayer(NamedTuple):
@@ -106,19 +107,6 @@ class Placeholder(nn.Module):
         )
 
 
-class Held:
-    """Products that stand aside while torch's exporter sees placeholders, by the index of those."""
-
-    def __init__(self) -> None:
-        self.products: list[nn.Module] = []
-        self.sizes: list[int] = []  # in_features
-
-    def add(self, product: nn.Module, matrix: StructuredMatrix) -> nn.Module:
-        self.products.append(product)
-        self.sizes.append(matrix.in_features)
-        return Placeholder(len(self.products) - 1, matrix.out_features)
-
-
 class _Maker:
     """Replacements in one mode, and what was done."""
 
@@ -133,7 +121,8 @@ class _Maker:
         """What the exporter is shown of a product: itself, or a placeholder for it."""
         if self.held is None or isinstance(product, DenseWeight):
             return product
-        return self.held.add(product, matrix)
+        self.held.append((product, matrix.in_features))
+        return Placeholder(len(self.held) - 1, matrix.out_features)
 
     def note(
         self, name: str, structure: type[StructuredMatrix], shape: Any, made: Sequence[nn.Module]
@@ -148,10 +137,7 @@ class _Maker:
         self.note(name, layer.structure, matrix.shape, [product])
         if not isinstance(product, DenseWeight):
             return FlatLinear(self.shown(product, matrix), layer.bias, layer.out_features)
-        made = nn.utils.skip_init(nn.Linear, layer.in_features, layer.out_features, bias=False)
-        made.weight = nn.Parameter(product.weight, requires_grad=False)
-        made._parameters["bias"] = layer.bias
-        return made
+        return plain_linear(product.weight, layer.bias, learned=False)
 
     def channels(self, name: str, layer: StructuredChannels) -> nn.Module:
         grid = layer.grid
@@ -198,8 +184,8 @@ def exportable(
     Args:
         model: any module.
         mode, plan: see `forms.product_module`.
-        held: where to keep products that the exporter sees as placeholders; None shows it the products
-            themselves, and then no graph computes a matrix from its parameters.
+        held: where to keep products that the exporter sees as placeholders, by the index of these; None
+            shows it the products themselves, and then no graph computes a matrix from its parameters.
     """
     model = copy.deepcopy(model).cpu().eval()
     made: dict[int, nn.Module] = {}
@@ -215,12 +201,9 @@ def exportable(
             _keep_a_parameter_(module)  # its one matrix is a StructuredLinear
         elif isinstance(module, StructuredRecurrent):
             maker.recurrent_(name, module)
-    for module in list(model.modules()):
         if id(module) in made:
             keep_state(module, made[id(module)])
-        for key, child in module._modules.items():
-            if child is not None and id(child) in made:
-                module._modules[key] = made[id(child)]
+    replace_modules(model, made)
     return made.get(id(model), model).eval().requires_grad_(False), maker.rows
 
 

@@ -16,11 +16,10 @@ import torch
 from torch import nn
 
 from ..core.checks import check_choices
-from .check import check_program, default_tolerance
+from .check import ExportError, check_program, default_tolerance, first_line
 from .forms import MODES, PLANS
 from .inputs import Inputs, at_least_two, dynamic_axes, random_like, take_inputs
 from .layers import check_dtypes, exportable
-from .report import ExportError, first_line
 
 
 def to_program(

@@ -49,7 +49,8 @@ def materialize_(model: nn.Module) -> nn.Module:
             new: nn.Module = dense_linear(linear)
             if isinstance(module, StructuredPointwise):
                 new = _convolution(new, module.stride)
-            key = (type(new), *(id(p) for name, p in linear._parameters.items() if name != "bias"))
+            # What is not a parameter but computed, by a parametrization, say, is the layer's own.
+            key = (type(new), *(id(linear._parameters.get(name, linear)) for name in linear._learned))
             new._parameters["weight"] = tied.setdefault(key, new._parameters["weight"])
             made[id(module)] = new
         keep_state(module, made[id(module)])

@@ -72,7 +72,7 @@ def train_image_model(
         for epoch in range(epochs):
             feed.begin(epoch)
             trainer.run(sizes)
-            score = accuracy(model, tensors, x, y, validation)
+            score = accuracy(model, tensors, x[validation], y[validation])
             if best is None or score > best[1]["validation"]:
                 facts = {"validation": score, "test": accuracy(model, tensors, *test), "rate": rate}
                 best = {name: t.detach().clone() for name, t in tensors.items()}, facts
@@ -80,17 +80,11 @@ def train_image_model(
     return best
 
 
-@torch.no_grad()
-def accuracy(
-    model: nn.Module, tensors: Mapping[str, Tensor], x: Tensor, y: Tensor, rows: Tensor | None = None
-) -> float:
-    """In percent, on all images or these rows."""
-    right = 0
-    rows = torch.arange(len(x), device=x.device) if rows is None else rows
+def accuracy(model: nn.Module, tensors: Mapping[str, Tensor], x: Tensor, y: Tensor) -> float:
+    """In percent, on these images."""
     with tf32(x.device):
-        for part in rows.split(5000):
-            right += int((functional_call(model, dict(tensors), (x[part],)).argmax(-1) == y[part]).sum())
-    return 100 * right / len(rows)
+        found = in_parts(lambda part: functional_call(model, dict(tensors), (part,)).argmax(-1), x)
+    return 100 * int((found == y).sum()) / len(y)
 
 
 @torch.no_grad()

@@ -93,16 +93,21 @@ def _multiply(stack: Stack, name: str, ratio: Tensor) -> None:
     stack.learned[name] = t * ratio.view(-1, *[1] * (t.ndim - 1))
 
 
+def _plain(method: Method, W: Tensor, weight: Tensor) -> Stack:
+    """These weights, or what pruning of W leaves of them."""
+    shape = (W.shape[1], W.shape[2])
+    if method.name == "dense":
+        return Stack("dense", shape, {"weight": weight})
+    mask = magnitude_mask(W, kept(method, *shape))
+    return Stack(PRUNED, shape, {"weight": weight * mask}, {"mask": mask})
+
+
 def _drawn(method: Method, W: Tensor, source: torch.Generator) -> Stack:
     """Parameters as `init_` of the class draws them, and its constants."""
     shape = (W.shape[1], W.shape[2])
     if method.name in (PRUNED, "dense"):
         bound = shape[1] ** -0.5
-        weight = torch.empty_like(W).uniform_(-bound, bound, generator=source)
-        if method.name == "dense":
-            return Stack("dense", shape, {"weight": weight})
-        mask = magnitude_mask(W, kept(method, *shape))
-        return Stack(PRUNED, shape, {"weight": weight * mask}, {"mask": mask})
+        return _plain(method, W, torch.empty_like(W).uniform_(-bound, bound, generator=source))
     structure = structure_for(method, *shape)
     assert structure is not None
     cls, rank = get_structure(structure.name), structure.rank or 1
@@ -126,11 +131,8 @@ def _drawn(method: Method, W: Tensor, source: torch.Generator) -> Stack:
 def projected_start(method: Method, W: Tensor, seed: int = 0) -> Stack:
     """The start in closed form of a class: its best projection, or one to descend from. On the CPU."""
     name, shape = method.name, (W.shape[1], W.shape[2])
-    if name == "dense":
-        return Stack("dense", shape, {"weight": W.clone()})
-    if name == PRUNED:
-        mask = magnitude_mask(W, kept(method, *shape))
-        return Stack(PRUNED, shape, {"weight": W * mask}, {"mask": mask})
+    if name in (PRUNED, "dense"):
+        return _plain(method, W, W.clone())
     stack = _drawn(method, W, generator(seed, "start", method.key))
     if name in ("circulant", "block_circulant"):
         structure = structure_for(method, *shape)

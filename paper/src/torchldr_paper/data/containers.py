@@ -94,7 +94,7 @@ def read_files(located: Located, checksums: Mapping[str, str], *, verify: bool) 
         wanted = [file for file, path in located.found if path == container]
         known = checksums.get(container.name)
         if verify and known and not all(file.name in checksums for file in wanted):
-            _compare(str(container), known, file_digest(container, algorithm(known)))
+            _compare(str(container), known, file_digest(container, known))
         try:
             for file, stream, where in _streams(container, wanted):
                 digest = checksums.get(file.name) if verify else None

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ..data.text import Corpus
+from ..protocol import LanguageProtocol
 from ..trainer.batches import derived_seed
-from .protocol import LanguageProtocol
 
 
 @dataclass(frozen=True)

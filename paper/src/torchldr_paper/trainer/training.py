@@ -24,6 +24,7 @@ from .selection import Best, Mean, select_best, select_mean
 _log = logging.getLogger("torchldr_paper")
 
 CHECKPOINT_SECONDS = 2.0  # epochs shorter than this share a checkpoint
+_KEPT = ("epoch", "diverged", "peaks", "curves", "seconds")  # of a training, besides its fleet
 
 
 @dataclass(frozen=True)
@@ -65,12 +66,8 @@ class _Training:
         self.seconds = 0.0
 
     @property
-    def total(self) -> int:
-        return self.run.protocol.epochs * (2 if self.run.keep is not None else 1)
-
-    @property
     def finished(self) -> bool:
-        return self.epoch >= self.total or not any(self.fleet.alive)
+        return self.epoch >= self.run.epochs or not any(self.fleet.alive)
 
     def run_epoch(self) -> None:
         begun = time.perf_counter()
@@ -103,28 +100,19 @@ class _Training:
         return (max(known)[0], -max(known)[2]) if known else None
 
     def save(self, file: CheckpointFile) -> None:
-        state = {
-            "epoch": self.epoch,
-            "history": [score._asdict() for score in self.history],
-            "diverged": self.diverged,
-            "alive": self.fleet.alive,
-            "peaks": self.peaks,
-            "curves": self.curves,
-            "seconds": self.seconds,
-        }
+        state = {name: getattr(self, name) for name in _KEPT}
+        state |= {"history": [score._asdict() for score in self.history], "alive": self.fleet.alive}
         file.save({**self.fleet.tensors(), "best": self.best_rows}, state)
 
-    def resume(self, file: CheckpointFile) -> bool:
-        found = file.load()
-        if found is None:
-            return False
-        state, tensors = found.state, found.tensors
+    def resume(self, file: CheckpointFile) -> None:
+        if (found := file.load()) is None:
+            return
+        tensors, state = found
         self.fleet.restore(tensors, state["alive"])
         self.best_rows.copy_(tensors["best"])
-        self.peaks, self.curves = [peak and tuple(peak) for peak in state["peaks"]], state["curves"]
-        self.epoch, self.diverged, self.seconds = state["epoch"], state["diverged"], state["seconds"]
+        for name in _KEPT:
+            setattr(self, name, state[name])
         self.history = [Scores(**scores) for scores in state["history"]]
-        return True
 
     def outcome(self) -> Outcome:
         if not self.curves:
@@ -196,13 +184,13 @@ def train_run(
     if file is not None:
         training.resume(file)
     training.seconds += time.perf_counter() - begun
-    tell(training.epoch, training.total, "")
+    tell(training.epoch, run.epochs, "")
     saved = time.monotonic()
     while not training.finished:
         training.run_epoch()
         if training.history:
             log(run, len(training.history) - 1, training.history[-1])
-        tell(training.epoch, training.total, _note(training))
+        tell(training.epoch, run.epochs, _note(training))
         if file is not None and time.monotonic() - saved >= checkpoint_seconds:
             try:
                 training.save(file)

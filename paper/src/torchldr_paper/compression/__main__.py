@@ -14,6 +14,7 @@ import torch
 from torchldr.cli import say
 from torchldr.executors import RayExecutor
 
+from ..cli.options import HERE
 from ..data import DatasetNotFoundError
 from ..ledger.ledger import default_results
 from .images import IMAGE_TABLES, ImageTable
@@ -21,7 +22,6 @@ from .language import LANGUAGE_TABLES, LanguageTable
 from .loop import run_table
 from .tables import Rows, best, render
 
-HERE = "here"  # what --ray alone means
 TABLES: Mapping[str, ImageTable | LanguageTable] = {**IMAGE_TABLES, **LANGUAGE_TABLES}
 # Guesses for one H200, from its bandwidth: where rows are known, their own times are told instead.
 PLANNED_SECONDS = {"images": 30.0, "lstm": 60.0, "gpt": 100.0}

@@ -136,10 +136,10 @@ class Fleet:
         for name, t in head.items():
             tensors[name] = t.detach().to(device).repeat(R, *[1] * t.ndim).requires_grad_()
             rates[name], rows[name] = lrs.view(-1, *[1] * t.ndim), slice(0, R)
-        self.sizes = [batch] * (len(examples.train) // batch)
-        if not self.sizes:
+        self.batch, self.steps = batch, len(examples.train) // batch
+        if not self.steps:
             raise ValueError(f"Fleet: {len(examples.train)} images are fewer than a batch of {batch}.")
-        self.adam = Adam(tensors, rates, epochs * len(self.sizes), rows=rows, models=R)
+        self.adam = Adam(tensors, rates, epochs * self.steps, rows=rows, models=R)
         self.trainer = Trainer(self.adam, self._losses, [self.feed.position])
 
     def _outputs(self, tensors: Mapping[str, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
@@ -152,9 +152,9 @@ class Fleet:
         for g, (_, stack) in enumerate(self.groups):
             yield stack, {name: tensors[f"{g}.{name}"] for name in stack.learned}
 
-    def _losses(self, tensors: Mapping[str, Tensor], size: int) -> Tensor:
+    def _losses(self, tensors: Mapping[str, Tensor]) -> Tensor:
         data, how, T = self.examples, self.distilled, self.distilled.temperature
-        rows = self.feed.take(size)
+        rows = self.feed.take(self.batch)
         y, told = data.y.index_select(0, rows), data.logits.index_select(0, rows)
         hidden, logits = self._outputs(tensors, data.x.index_select(0, rows))
         R = len(logits)
@@ -168,9 +168,8 @@ class Fleet:
         return loss
 
     def train_epoch(self, epoch: int) -> None:
-        self.trainer.total.zero_()
         self.feed.begin(epoch)
-        self.trainer.run(self.sizes)
+        self.trainer.run(self.steps)
 
     @torch.no_grad()
     def accuracies(self) -> tuple[list[float], list[float]]:

@@ -61,17 +61,17 @@ def train_image_model(
         tensors = {name: p.clone().requires_grad_() for name, p in start.items()}
         feed = Feed(train, batch, table.seed)
 
-        def losses(now: Mapping[str, Tensor], size: int, feed: Feed = feed) -> Tensor:
-            rows = feed.take(size)
+        def losses(now: Mapping[str, Tensor], feed: Feed = feed) -> Tensor:
+            rows = feed.take(batch)
             logits = functional_call(model, dict(now), (x.index_select(0, rows),))
             return cross_entropy(logits, y.index_select(0, rows)).unsqueeze(0)
 
-        sizes = [batch] * (len(train) // batch)
-        adam = Adam(tensors, dict.fromkeys(tensors, rate), epochs * len(sizes))
+        steps = len(train) // batch
+        adam = Adam(tensors, dict.fromkeys(tensors, rate), epochs * steps)
         trainer = Trainer(adam, losses, [feed.position])
         for epoch in range(epochs):
             feed.begin(epoch)
-            trainer.run(sizes)
+            trainer.run(steps)
             score = accuracy(model, tensors, x[validation], y[validation])
             if best is None or score > best[1]["validation"]:
                 facts = {"validation": score, "test": accuracy(model, tensors, *test), "rate": rate}

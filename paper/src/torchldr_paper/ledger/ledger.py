@@ -164,16 +164,11 @@ class Ledger:
             if (name, number) in self._skipped:
                 return
             said = " (cut off while it was written?)" if torn else ""
-            problem = f"{name}, line {number}: skipped{said}: {_reason(error)}"
+            reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+            problem = f"{name}, line {number}: skipped{said}: {reason or type(error).__name__}"
             self._skipped.add((name, number))
             self.problems.append(problem)
             _log.warning("%s", problem)
-
-
-def _reason(error: Exception) -> str:
-    """An error in words; some say nothing but their class."""
-    missing = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-    return missing or type(error).__name__
 
 
 def _append(stream: IO[bytes], line: bytes) -> bool:

@@ -137,7 +137,7 @@ class Processes(Backend):
 
 def reporter(run: Run, update: Update) -> Tell:
     """What a worker tells of a run, with where it is."""
-    return lambda epoch, total, note: update(run.hash, Event(run.label, platform.node(), epoch, total, note))
+    return lambda epoch, total, note: update(run.hash, Event(run.label, platform.node(), epoch, total))
 
 
 _process: tuple[Library, Update] | None = None

@@ -25,7 +25,6 @@ class Event(NamedTuple):
     node: str
     epoch: int
     total: int
-    note: str
 
 
 class Progress:

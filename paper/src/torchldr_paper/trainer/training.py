@@ -93,12 +93,6 @@ class _Training:
             self.peaks[index] = accuracy, len(self.history) - 1
             self.best_rows[index].copy_(self.fleet.flat[index].detach())
 
-    @property
-    def best(self) -> tuple[float, int] | None:
-        """The highest validation accuracy so far and its replica; the earliest, then the first of several."""
-        known = [(peak[0], -peak[1], -index) for index, peak in enumerate(self.peaks) if peak is not None]
-        return (max(known)[0], -max(known)[2]) if known else None
-
     def save(self, file: CheckpointFile) -> None:
         state = {name: getattr(self, name) for name in _KEPT}
         state |= {"history": [score._asdict() for score in self.history], "alive": self.fleet.alive}
@@ -120,8 +114,8 @@ class _Training:
         names = Scores._fields
         metrics = {name: [_rounded(getattr(score, name)) for score in self.history] for name in names}
         replicas, images = self.run.protocol.replicas, self.fleet.images
-        best = self.best
-        row = {} if best is None else self.fleet.replica_state(self.best_rows[best[1]], best[1])
+        best = select_best(metrics, replicas)
+        row = {} if best is None else self.fleet.replica_state(self.best_rows[best.replica], best.replica)
         model = build_model(self.run, images.image_shape, images.outputs)
         notes: dict[str, Any] = {}
         if self.run.weights is not None:
@@ -132,7 +126,7 @@ class _Training:
             self.seconds += time.perf_counter() - begun
         return Outcome(
             metrics=metrics,
-            best=select_best(metrics, replicas),
+            best=best,
             mean=select_mean(metrics, replicas),
             diverged=self.diverged,
             parameters=count_parameters(model, self.run.keep, fixed=bool(self.run.fixed)),
@@ -190,7 +184,9 @@ def train_run(
         training.run_epoch()
         if training.history:
             log(run, len(training.history) - 1, training.history[-1])
-        tell(training.epoch, run.epochs, _note(training))
+        known = [peak[0] for peak in training.peaks if peak is not None]
+        none = "before pruning" if run.keep is not None else "diverged"
+        tell(training.epoch, run.epochs, f"validation {max(known):.2f}" if known else none)
         if file is not None and time.monotonic() - saved >= checkpoint_seconds:
             try:
                 training.save(file)
@@ -211,13 +207,6 @@ def outcome_json(outcome: Outcome) -> dict[str, Any]:
         "notes": outcome.notes,
         "metrics": outcome.metrics,
     }
-
-
-def _note(training: _Training) -> str:
-    best = training.best
-    if best is None:
-        return "before pruning" if training.run.keep is not None else "diverged"
-    return f"validation {best[0]:.2f}"
 
 
 def _rounded(row: list[float | None]) -> list[float | None]:

@@ -78,6 +78,8 @@ def render(ledger: Ledger, gallery: Gallery) -> str:
         devices=sorted({str(record.machine.get("device")) for record in ledger}),
         headline=headline(ledger),
         sections=shown,
+        dataset_title=dataset_title,
+        model_title=model_title,
         datasets=_titles(dataset_title, (row["dataset"] for section in shown for row in section.rows)),
         models=_titles(model_title, (row["model"] for section in shown for row in section.rows)),
         charts=sorted(charts, key=lambda picture: FIRST.index(picture.name)),

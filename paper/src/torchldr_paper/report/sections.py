@@ -33,16 +33,6 @@ class Column:
     minor: bool = False
     needed: Callable[[list[Any]], bool] = lambda values: True
 
-    @property
-    def classes(self) -> str:
-        return " ".join(["number"] * self.numeric + ["minor"] * self.minor)
-
-    def sort_value(self, row: Row) -> str:
-        """What a number is sorted by; of several the first."""
-        value = row[self.key]
-        first = next(iter(value), None) if isinstance(value, list) else value
-        return "" if first is None else str(first)
-
 
 def _varied(values: list[Any]) -> bool:
     return len(set(values)) > 1
@@ -134,11 +124,6 @@ class Section:
     def columns(self) -> list[Column]:
         """Those that say something about its rows."""
         return [column for column in COLUMNS if column.needed([row[column.key] for row in self._cells])]
-
-    def where(self, row: Row) -> str:
-        """The dataset and network below a method's name, for a screen that has no room for their columns."""
-        varied = any(column.key == "model" for column in self.columns)
-        return ", ".join([dataset_title(row["dataset"]), *([model_title(row["model"])] if varied else [])])
 
 
 def sections(ledger: Ledger) -> list[Section]:

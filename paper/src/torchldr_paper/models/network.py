@@ -142,8 +142,9 @@ class StackedNetwork:
 
     Attributes:
         layout: of the parameters.
-        buffers: what the replicas hold besides parameters: drawn constants and pruning masks with the
-            replica axis, computed constants without.
+        drawn: what each replica holds besides parameters, drawn constants and pruning masks, with a replica
+            axis.
+        buffers: these and the computed constants, which all share.
     """
 
     def __init__(
@@ -152,13 +153,13 @@ class StackedNetwork:
         self._model = model = models[0]
         self._fixed, self.layout, self.device, self.replicas = fixed, Layout(model), device, len(models)
         persistent = set(model.state_dict())
-        self.shared = frozenset(name for name, _ in model.named_buffers() if name not in persistent)
-        self.buffers = {
-            name: buffer.to(device)
-            if name in self.shared
-            else torch.stack([m.get_buffer(name) for m in models]).to(device)
-            for name, buffer in model.named_buffers()
+        named = dict(model.named_buffers())
+        self.drawn = {
+            name: torch.stack([m.get_buffer(name) for m in models]).to(device)
+            for name in named
+            if name in persistent
         }
+        self.buffers = {name: buffer.to(device) for name, buffer in named.items()} | self.drawn
         self._front: StackedLayer | None = None
         if isinstance(model, ReplacedConvolution) and isinstance(model.front, StructuredChannels):
             self._front = StackedLayer(model.front, "front")

@@ -178,7 +178,7 @@ class Fleet:
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that training changes or that was drawn."""
-        drawn = {f"buffer.{k}": t for k, t in self.network.buffers.items() if k not in self.network.shared}
+        drawn = {f"buffer.{name}": tensor for name, tensor in self.network.drawn.items()}
         return {"flat": self.flat, "velocity": self.velocity, **drawn}
 
     @torch.no_grad()
@@ -194,9 +194,4 @@ class Fleet:
     def replica_state(self, row: Tensor, index: int) -> dict[str, Tensor]:
         """The state_dict of one replica: a row of parameters with that replica's buffers."""
         parts = {name: part.clone() for name, part in self.network.layout.parts(row).items()}
-        buffers = {
-            name: tensor[index].clone()
-            for name, tensor in self.network.buffers.items()
-            if name not in self.network.shared
-        }
-        return {**parts, **buffers}
+        return parts | {name: tensor[index].clone() for name, tensor in self.network.drawn.items()}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import nn
 
@@ -45,7 +47,8 @@ def materialize_(model: nn.Module) -> nn.Module:
         elif isinstance(module, StructuredAttention):
             made[id(module)] = module.to_torch()
         else:
-            linear = module.linear if isinstance(module, StructuredPointwise) else module
+            own = module.linear if isinstance(module, StructuredPointwise) else module
+            linear = cast(StructuredLinear, own)
             new: nn.Module = dense_linear(linear)
             if isinstance(module, StructuredPointwise):
                 new = _convolution(new, module.stride)

@@ -15,10 +15,9 @@ from torchldr.kernels.cpu import compiled
 from torchldr.matrices.ldr_sd.project import evaluate, from_edges
 from torchldr.matrices.ldr_sd.recursion import ring_power, subdiagonal_dense
 from torchldr.matrices.vandermonde_like.project import columns, columns_transposed
-from torchldr.project.descent import lbfgs
 from torchldr.project.pointwise import Pointwise
 from torchldr.project.problem import Problem
-from torchldr.project.refining import refine
+from torchldr.project.refining import lbfgs, refine
 from torchldr.project.solving import conjugate_gradients, halves, leading
 from torchldr.project.stein import displacement, fit_operators
 

@@ -132,7 +132,7 @@ def test_adam_is_torchs():
     def loss(a: Tensor, b: Tensor) -> Tensor:
         return ((a - target).square().sum(1) * b.exp()).sum().unsqueeze(0)
 
-    Trainer(adam, lambda now, size: loss(now["a"], now["b"])).run([1] * 10)
+    Trainer(adam, lambda now: loss(now["a"], now["b"])).run(10)
     groups = [
         {"params": [theirs[0]], "lr": 0.1, "weight_decay": 0.3},
         {"params": [theirs[1]], "lr": 0.02, "weight_decay": 0.0},
@@ -207,7 +207,7 @@ def test_the_loss_of_a_fleet_is_the_distillation_that_is_told():
     fleet = Fleet([member], [stack], head, data, epochs=1, batch=20, distilled=how)
     fleet.feed.begin(0)
     rows = fleet.feed.order[:20]
-    loss = fleet._losses(fleet.adam.tensors, 20)
+    loss = fleet._losses(fleet.adam.tensors)
     hidden = data.x[rows] @ W[0].T
     logits = hidden.relu() @ head["logits.weight"].T + head["logits.bias"]
     soft = nn.functional.kl_div(

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from .compress import CompressionReport, compress_, materialize_
-from .compress.checkpoint.files import PICKLES, TensorFolder
+from .compress.checkpoint.files import PICKLES, TensorFiles
 from .compress.checkpoint.storage import check_target, new_folder, unfinished
 from .compress.layers import replace_modules
 from .compress.manifest import METHOD, VERSION, Entry, build
@@ -204,7 +204,7 @@ def _mapped_model(folder: Path) -> Any:
     if getattr(config, "quantization_config", None) is not None:
         raise ValueError(f"{folder}: the model is quantized or compressed already.")
     state: dict[str, Tensor] = {}
-    for file in TensorFolder(folder).files():  # which checks them
+    for file in dict.fromkeys(TensorFiles(folder).places.values()):  # which are checked
         state |= mapped(file)
     sizes: Counter[torch.dtype] = Counter()
     for tensor in state.values():

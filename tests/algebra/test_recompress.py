@@ -215,3 +215,18 @@ def test_no_member_whose_powers_of_nodes_cancel():
 def test_errors(call, error, words):
     with pytest.raises(error, match=words):
         call()
+
+
+@pytest.mark.parametrize("combine", [lambda M, N: M + N, lambda M, N: M @ N, lambda M, N: M + N.T])
+@pytest.mark.parametrize("other", ["ldr_sd", "toeplitz_like"])
+def test_operators_learned_apart_are_not_taken_for_one(combine, other):
+    """New layers of LDR-SD have shifts for operators: equal values, each with a derivative of its own."""
+    M = torchldr.StructuredLinear(16, 16, structure="ldr_sd", dtype=torch.float64).matrix()
+    N = torchldr.StructuredLinear(16, 16, structure=other, dtype=torch.float64).matrix()
+    both = combine(M, N)
+    with pytest.raises(TypeError, match="learned apart"):
+        both.recompress()
+    with torch.no_grad():
+        assert both.rank_bound < 8
+        torch.testing.assert_close(both.recompress().to_dense(), both.to_dense())
+    assert (M.inverse() + (2 * M).inverse()).rank_bound == 2  # by the very same tensors

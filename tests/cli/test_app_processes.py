@@ -30,7 +30,7 @@ GREETS = "def register(app):\n    app.command('hello')(lambda: print('hello ther
 
 
 def test_fresh_interpreters(tmp_path: Path):
-    module, typer, rich, paper, broken, greets, fails = in_forks(
+    module, typer, rich, paper, broken, greets, fails, closed = in_forks(
         [
             Case(MODULE, ["--version"]),
             Case(without("typer")),
@@ -39,6 +39,7 @@ def test_fresh_interpreters(tmp_path: Path):
             Case(without("torchldr_paper.cli.paper"), ["report"]),
             Case(other(tmp_path / "good", GREETS), ["hello"]),
             Case(other(tmp_path / "bad", "import nothing_of_this_name\n"), ["structures"]),
+            Case(f"import sys; sys.stdout = None; {MAIN}", ["structures"]),
         ]
     )
     assert module == (0, f"torchldr {torchldr.__version__}\n", "")
@@ -53,5 +54,6 @@ def test_fresh_interpreters(tmp_path: Path):
     assert "torchldr-paper, which fails: " in broken.err
     assert "torchldr_paper.cli.paper" in broken.err
     assert greets == (0, "hello there\n", "")
+    assert closed == (0, "", "")
     assert fails.code == 0
     assert fails.err.startswith("torchldr: the commands of greetings are left out: No module named")

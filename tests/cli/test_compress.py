@@ -356,12 +356,12 @@ def test_without_matplotlib_one_line_says_what_to_install(run, file, tmp_path, m
 def test_an_interrupt_is_exit_code_130_and_writes_nothing(run, file, tmp_path, monkeypatch):
     before, work = listing(tmp_path), Workers.run
 
-    def interrupted(self, stages, function, *rest):
+    def interrupted(self, stages, function, *rest, **named):
         def then(*given):
             function(*given)
             signal.raise_signal(signal.SIGINT)
 
-        return work(self, stages, then, *rest)
+        return work(self, stages, then, *rest, **named)
 
     monkeypatch.setattr(Workers, "run", interrupted)
     found = run("compress", file, "-o", tmp_path / "out", "--budget", 0.3, *LOW)

@@ -351,6 +351,16 @@ def test_wrong_activations_are_named(options, message):
     assert not model[0]._forward_pre_hooks
 
 
+def test_materialize_of_parametrized_layers():
+    """Their tensors are computed: none of them is another layer's."""
+    model = nn.Sequential(*(torchldr.StructuredLinear(32, 32, structure="circulant") for _ in range(2)))
+    for layer in model:
+        nn.utils.parametrize.register_parametrization(layer, "column", nn.Hardtanh())
+    x = torch.randn(3, 32)
+    y = model(x)
+    assert torch.allclose(torchldr.materialize_(model)(x), y, atol=1e-5)
+
+
 def test_materialize_goes_back_with_the_same_function():
     class Everything(nn.Module):
         def __init__(self) -> None:

@@ -20,17 +20,17 @@ def test_pieces_come_back_mapped(tmp_path):
     tensors = {str(dtype): torch.arange(6).reshape(2, 3).to(dtype) for dtype in DTYPES}
     tensors |= {"none": torch.zeros(0, 3), "one": torch.tensor(2.0), "turned": torch.randn(4, 3).mT}
     assert pieces.get("x") is None
-    pieces.put("x", {"a": [1.5, None]}, tensors)
+    pieces.put("x", {"a": [1.5, None, "tensor: 0", tensors]})
     again = pieces.zeros("sum", (3, 2), torch.zeros(1))
     again.add_(2)
     pieces.put("y", [1e-300], written=["sum"])
     pieces.close()
     pieces = Pieces(tmp_path / "work")
     assert pieces.begin({"a": [1, None]})
-    value, found = pieces.get("x")
-    assert value == {"a": [1.5, None]}
+    *value, found = pieces.get("x")["a"]
+    assert value == [1.5, None, "tensor: 0"]
     assert all(torch.equal(found[name], t) and found[name].dtype == t.dtype for name, t in tensors.items())
-    assert pieces.get("y").value == [1e-300]
+    assert pieces.get("y") == [1e-300]
     assert pieces.zeros("sum", (3, 2), torch.zeros(1), again=True).tolist() == [[2.0] * 2] * 3
     pieces.close(done=True)
     assert not (tmp_path / "work").exists()
@@ -40,7 +40,7 @@ def test_without_a_folder_nothing_is_kept():
     pieces = Pieces()
     x = torch.randn(3)
     assert pieces.begin({})
-    assert pieces.put("x", 1, {"x": x}).tensors["x"] is x
+    assert pieces.put("x", [1, x])[1] is x
     assert pieces.get("x") is None
 
 
@@ -48,7 +48,7 @@ def test_what_is_torn_or_damaged_is_done_again(tmp_path):
     pieces = Pieces(tmp_path)
     pieces.begin({})
     for key in "abc":
-        pieces.put(key, key, {"x": torch.ones(3)})
+        pieces.put(key, [key, torch.ones(3)])
     pieces.close()
     log = tmp_path / LOG
     log.write_bytes(log.read_bytes()[:-5])
@@ -57,18 +57,18 @@ def test_what_is_torn_or_damaged_is_done_again(tmp_path):
     pieces = Pieces(tmp_path)
     assert pieces.begin({})
     assert [pieces.get(key) is not None for key in "abc"] == [False, True, False]
-    pieces.put("c", "again", {"x": torch.zeros(2)})
+    pieces.put("c", ["again", torch.zeros(2)])
     pieces.close()
     pieces = Pieces(tmp_path)
     pieces.begin({})
-    assert pieces.get("b").tensors["x"].tolist() == [1, 1, 1]
-    assert pieces.get("c").tensors["x"].tolist() == [0, 0]
+    assert pieces.get("b")[1].tolist() == [1, 1, 1]
+    assert pieces.get("c")[1].tolist() == [0, 0]
 
 
 def test_other_work_starts_anew_and_a_strangers_folder_is_left(tmp_path):
     pieces = Pieces(tmp_path / "a")
     pieces.begin({"seed": 0})
-    pieces.put("x", 1, {"x": torch.ones(3)})
+    pieces.put("x", [1, torch.ones(3)])
     with pytest.raises(BlockingIOError, match="another process"):
         Pieces(tmp_path / "a").begin({"seed": 0})
     pieces.close()

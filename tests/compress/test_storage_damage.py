@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import torchldr
-from torchldr.compress.checkpoint.plan import read_plan
+from torchldr.compress import read_plan
 from torchldr.compress.finetuning.state import StateFile
 
 HUGE = 10**12

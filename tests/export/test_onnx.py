@@ -201,7 +201,7 @@ def test_recurrent_layers_and_channels(mode, tmp_path):
             self.gru = torchldr.StructuredGRU(40, 24, structure="low_rank", which="both", bias=False)
             self.decode = self.gru.step()
             self.grid = torchldr.StructuredChannels(2, 3, (3, 4), structure="toeplitz_like")
-            self.wide = torchldr.StructuredChannels(2, 2, 12, structure="circulant", form="wide")
+            self.wide = torchldr.StructuredChannels(2, 2, 12, structure="circulant", form="wide", bias=False)
 
         def forward(self, x):
             y, _ = self.lstm(x)

@@ -89,3 +89,39 @@ def test_a_model_may_take_any_number_of_arguments():
     program = to_program(model, (torch.randn(2, 6), torch.randn(2, 6)))
     x = torch.randn(5, 6), torch.randn(5, 6)
     torch.testing.assert_close(program.module()(*x), model(*x), rtol=1e-4, atol=1e-5)
+
+
+class AnyKeywords(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = StructuredLinear(6, 4, structure="toeplitz_like")
+
+    def forward(self, x, **kwargs):
+        return self.layer(x) * kwargs["scale"]
+
+
+def test_a_model_may_take_any_keywords():
+    model = AnyKeywords()
+    program = to_program(model, {"scale": torch.randn(2, 1), "x": torch.randn(2, 6)})
+    given = {"x": torch.randn(5, 6), "scale": torch.randn(5, 1)}
+    torch.testing.assert_close(program.module()(**given), model(**given), rtol=1e-4, atol=1e-5)
+
+
+class Adapted(StructuredLinear):
+    def forward(self, x):
+        return super().forward(x) + x
+
+
+def test_a_forward_of_ones_own_is_kept(tmp_path):
+    """By `materialize_` and `save_compressed` too, which once dropped it without a word."""
+    model, x = nn.Sequential(Adapted(6, 6, structure="circulant"), StructuredLinear(6, 4)), torch.randn(5, 6)
+    y = model(x)
+    torch.testing.assert_close(to_program(model, x).module()(x), y, rtol=1e-4, atol=1e-5)
+    torchldr.save_compressed(model, tmp_path / "saved")
+    with pytest.raises(ValueError, match="0"):
+        torchldr.load_compressed(nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 4)), tmp_path / "saved")
+    again = nn.Sequential(Adapted(6, 6, structure="circulant"), nn.Linear(6, 4))
+    torch.testing.assert_close(torchldr.load_compressed(again, tmp_path / "saved")(x), y)
+    torchldr.materialize_(model)
+    assert [type(layer) for layer in model] == [Adapted, nn.Linear]
+    torch.testing.assert_close(model(x), y, rtol=1e-4, atol=1e-5)

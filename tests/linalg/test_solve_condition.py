@@ -92,3 +92,20 @@ def test_without_scipy_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "scipy.sparse.linalg", None)
     with pytest.raises(ImportError, match="pip install scipy"):
         member("circulant", 4).as_scipy()
+
+
+@pytest.mark.parametrize("structure", ["toeplitz_like", "circulant", "dense"])
+@pytest.mark.parametrize("size", [1e-300, 1e-100, 1e100, 1e300])
+def test_no_scale_makes_a_matrix_singular(structure, size):
+    """Squares of such numbers are out of range."""
+    M = member(structure, 32)
+    x = torch.linspace(-1, 1, 32, dtype=torch.float64)
+    for system, b, want in ((size * M, M.matmul(x), x / size), (M, size * M.matmul(x), size * x)):
+        torch.testing.assert_close(system.solve(b), want, rtol=1e-9, atol=1e-9 * want.abs().max().item())
+    assert torchldr.linalg.condition_estimate(size * M) == pytest.approx(
+        torchldr.linalg.condition_estimate(M)
+    )
+    with pytest.raises(torch.linalg.LinAlgError, match="singular"):
+        torchldr.Dense(2, 2, weight=torch.full((2, 2), size, dtype=torch.float64)).solve(
+            torch.ones(2).double()
+        )

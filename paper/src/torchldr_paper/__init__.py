@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from torchldr import __version__ as _version  # noqa: F401
 
 if TYPE_CHECKING or "torch" in sys.modules:
-    from . import language  # also makes its protocol known to `Run.from_config`
+    from . import language
     from .ledger.ledger import Ledger, default_results
     from .ledger.records import Record
     from .ledger.weights import load_network

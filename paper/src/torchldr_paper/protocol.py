@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, Self
@@ -23,6 +23,7 @@ REPLACEMENTS = ("channels", "wide", "channels_square", "wide_square", "channels_
 MODELS = ("shl", "cnn", *CONVOLUTIONS, *REPLACEMENTS)
 INITS = ("linear", "paper")
 DTYPES = ("float32", "float64")
+PRECISIONS = ("full", "bf16")
 HASH_LENGTH = 16
 
 
@@ -61,16 +62,22 @@ class Protocol:
     models: ClassVar[tuple[str, ...]] = MODELS
 
     def __post_init__(self) -> None:
+        who = type(self).__name__
         object.__setattr__(self, "lrs", tuple(float(lr) for lr in self.lrs))
-        for name in ("epochs", "batch", "trials", "train_limit", "test_limit"):
-            check_whole("Protocol", name, getattr(self, name), 1)
+        for part in fields(self):
+            if part.type in ("int", "int | None"):
+                check_whole(who, part.name, getattr(self, part.name), 1)
+        for fits, what, got in self._rules():
+            check(fits, f"{who}: {what}", got)
+        check_choice(who, "dtype", self.dtype, DTYPES)
+
+    def _rules(self) -> Iterator[tuple[Any, str, Any]]:
+        """What must hold, what is said where it does not, and the value that is shown."""
         positive = self.lrs and all(lr > 0 for lr in self.lrs)
-        check(positive, "Protocol: lrs must be one or more positive numbers", self.lrs)
-        for name in ("momentum", "validation"):
-            value = getattr(self, name)
-            check(0 <= value < 1, f"Protocol: {name} must lie in [0, 1)", value)
-        check(self.validation, "Protocol: validation must exceed 0, it selects the result", self.validation)
-        check_choice("Protocol", "dtype", self.dtype, DTYPES)
+        yield positive, "lrs must be one or more positive numbers", self.lrs
+        yield 0 <= self.momentum < 1, "momentum must lie in [0, 1)", self.momentum
+        yield 0 <= self.validation < 1, "validation must lie in [0, 1)", self.validation
+        yield self.validation, "validation must exceed 0, it selects the result", self.validation
 
     @classmethod
     def quick(cls) -> Protocol:
@@ -80,7 +87,7 @@ class Protocol:
     @property
     def is_quick(self) -> bool:
         """Whether this is less than the paper's protocol."""
-        paper = Protocol()
+        paper = type(self)()
         limited = self.train_limit is not None or self.test_limit is not None
         return limited or self.epochs < paper.epochs or self.trials < paper.trials
 
@@ -88,6 +95,69 @@ class Protocol:
     def replicas(self) -> tuple[Replica, ...]:
         """The networks that are trained together, by learning rate, then by trial."""
         return tuple(Replica(lr, trial) for lr in self.lrs for trial in range(self.trials))
+
+
+@dataclass(frozen=True)
+class LanguageProtocol(Protocol):
+    """How one layer of LSTM between an embedding and a decoder trains: by plain gradient descent.
+
+    The settings are those of the PyTorch word-language-model example, as in the paper.
+
+    Attributes:
+        epochs, batch, lrs: as in `Protocol`; the text is cut into `batch` columns that are read side by
+            side. A rate is the first one: it is divided by `anneal` after an epoch without a better
+            validation loss.
+        momentum, trials, validation: 0, 1 and 0: neither momentum nor trials, and the corpus has its own
+            part for validation.
+        train_limit, test_limit: how many words of the training part, and of the validation and the test
+            part, to use at most.
+        hidden, embedding: sizes of the layer and of the words' vectors. They are equal, so that the
+            structured matrices are square.
+        bptt: words of a column a step; gradients stop there, the state goes on.
+        evaluation_batch: columns of the validation and of the test part.
+        clip: largest norm of a step's gradient over all parameters.
+        dropout: of the embedded words and of the layer's outputs.
+        anneal: see `lrs`.
+        bound: after every step the entries of learned operators (subdiagonals and corners) are brought back
+            into [-bound, bound]; 0 leaves them alone. At a learning rate of 20 they would pass 1, and
+            products of 128 of them overflow within a hundred steps; below 1 the sums over shifts stay short.
+        precision: "full" trains in `dtype` throughout; "bf16" multiplies the decoder's matrices in
+            bfloat16 while it trains, as torch.autocast does, everything else in `dtype`.
+    """
+
+    epochs: int = 40
+    batch: int = 20
+    momentum: float = 0.0
+    lrs: tuple[float, ...] = (20.0,)
+    trials: int = 1
+    validation: float = 0.0
+    hidden: int = 128
+    embedding: int = 128
+    bptt: int = 35
+    evaluation_batch: int = 10
+    clip: float = 0.25
+    dropout: float = 0.2
+    anneal: float = 4.0
+    bound: float = 0.9
+    precision: str = "bf16"
+
+    models: ClassVar[tuple[str, ...]] = ("lstm",)
+
+    def _rules(self) -> Iterator[tuple[Any, str, Any]]:
+        fixed, sizes = [self.momentum, self.trials, self.validation], (self.hidden, self.embedding)
+        yield len(self.lrs) == 1 and self.lrs[0] > 0, "lrs must be one positive rate", self.lrs
+        yield fixed == [0, 1, 0], "momentum, trials and validation are 0, 1 and 0", fixed
+        yield sizes[0] == sizes[1], "hidden and embedding must be equal, for square matrices", sizes
+        yield 0 <= self.dropout < 1, "dropout must lie in [0, 1)", self.dropout
+        yield self.bound >= 0, "bound must not be negative", self.bound
+        yield self.clip > 0, "clip must be positive", self.clip
+        yield self.anneal >= 1, "anneal must be at least 1", self.anneal
+        check_choice("LanguageProtocol", "precision", self.precision, PRECISIONS)
+
+    @classmethod
+    def quick(cls) -> LanguageProtocol:
+        """A small version for a laptop: two epochs over the first words."""
+        return cls(epochs=2, train_limit=28_000, test_limit=7_000, precision="full")
 
 
 @dataclass(frozen=True)
@@ -195,6 +265,11 @@ class Run:
         check(value is None or fits, f"Run: {name} {what}", f"{value!r} {others}")
 
     @property
+    def epochs(self) -> int:
+        """How many epochs it takes: those before pruning and those after."""
+        return self.protocol.epochs * (2 if self.keep is not None else 1)
+
+    @property
     def method(self) -> str:
         """What a table calls it: the structure's name, "pruning" or "rhu"."""
         if self.keep is not None:
@@ -248,8 +323,7 @@ class Run:
         config = _mapping("a config", config)
         known, protocol = {f.name for f in fields(cls)}, _mapping("protocol", config.get("protocol", {}))
         # Each model is trained by one kind of protocol.
-        kinds: list[type[Protocol]] = [Protocol, *Protocol.__subclasses__()]
-        kind = next((kind for kind in kinds if config.get("model", "shl") in kind.models), Protocol)
+        kind = LanguageProtocol if config.get("model") in LanguageProtocol.models else Protocol
         unknown = [k for k in config if k not in known]
         unknown += [f"protocol.{k}" for k in protocol if k not in {f.name for f in fields(kind)}]
         if unknown:

@@ -272,8 +272,8 @@ def test_lines_between_epochs() -> None:
     lines: list[str] = []
     progress = Progress(2, lines.append, pause=0)
     for epoch in (1, 2, 3):
-        progress.update("0", Event("a run", "node1", epoch, 4, "validation 50.00"))
-    progress.update("1", Event("another", "node2", 0, 4, ""))
+        progress.update("0", Event("a run", "node1", epoch, 4))
+    progress.update("1", Event("another", "node2", 0, 4))
     assert progress.shares == 0.75
     progress.finish("0", "a run: test 50.00, 1.0 s")
     assert lines[0] == "    1 at work on node1; a run at epoch 1 of 4"

@@ -35,6 +35,7 @@ from ..operators import (
     low_rank_sum,
     sparse_product,
 )
+from ..operators.compare import tolerance
 from .multiply import multiply, real_dtype, rmultiply
 from .structure import DisplacementStructure, Form, Generators, sparse_inverse
 
@@ -209,7 +210,7 @@ def sketched(known: DisplacementStructure, M: LinearMap) -> Generators:
 
 def _difference(A: Operator, B: Operator, like: LinearMap) -> LowRankSum:
     """A - B."""
-    return low_rank_sum(difference(A, B), A.n, _precision(like))
+    return low_rank_sum(difference(A, B), A.n, tolerance(A, B, _precision(like)))
 
 
 def _gap_from_inverse(B: Operator, A: Operator, like: LinearMap) -> LowRankSum:
@@ -218,7 +219,7 @@ def _gap_from_inverse(B: Operator, A: Operator, like: LinearMap) -> LowRankSum:
     i = torch.arange(A.n, device=rows.device)
     ones = torch.ones(A.n, dtype=values.dtype, device=values.device)
     gap = Entries(torch.cat((rows, i)), torch.cat((columns, i)), torch.cat((-values, ones)))
-    return low_rank_sum(gap, A.n, _precision(like))
+    return low_rank_sum(gap, A.n, tolerance(A, B, _precision(like)))
 
 
 def _precision(M: LinearMap) -> float:

@@ -14,6 +14,8 @@ For a wrong argument raise `typer.BadParameter`, which is exit code 2.
 from __future__ import annotations
 
 import functools
+import os
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -62,6 +64,9 @@ def command_line() -> typer.Typer:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit."""
+    for stream in ("stdout", "stderr"):
+        if getattr(sys, stream) is None:  # closed, as by `>&-`
+            setattr(sys, stream, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     command_line()(None if arguments is None else list(arguments), prog_name="torchldr")
 
 

@@ -85,7 +85,7 @@ def analyze_command(
     """
     from ..compress.analysis.plot import check_picture
     from ..compress.analysis.weights import BUDGETS, analyze
-    from ..compress.checkpoint.plan import write_plan
+    from ..compress.structure import write_plan
 
     budgets = [_budget(text, batch) for text in budget or ()]
     structures = _check_structures(structures)
@@ -142,10 +142,10 @@ def compress_command(
     Or by a plan, which `torchldr analyze` writes. Other tensors are copied.
     A folder with a config.json is a Hugging Face model, and so is the result.
     """
+    from ..compress.api import compress_weights
     from ..compress.candidates import CANDIDATES
-    from ..compress.checkpoint.compress import compress_weights
-    from ..compress.checkpoint.plan import read_plan
     from ..compress.checkpoint.storage import check_target, dense_beside, save_weights
+    from ..compress.structure import read_plan
 
     if (budget is None) == (plan is None):
         raise typer.BadParameter("give one of --budget and --plan.")

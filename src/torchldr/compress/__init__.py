@@ -2,17 +2,16 @@
 
 from .analysis.result import Analysis, Plan, Trial, WeightAnalysis
 from .analysis.weights import analyze
-from .api import compress_, materialize_
+from .api import compress_, compress_weights
 from .budget import Bytes, Latency, parse_budget
-from .checkpoint.compress import compress_weights
-from .checkpoint.plan import read_plan, write_plan
 from .checkpoint.storage import load_weights, save_weights
+from .dense import materialize_
 from .finetuning.groups import OPERATOR_RATE, even_factors, parameter_groups
 from .finetuning.model import FinetuneResult, finetune
 from .finetuning.teacher import Distillation
 from .report import CompressionReport, LayerReport
 from .storage import load_compressed, save_compressed
-from .structure import Structure
+from .structure import Structure, read_plan, write_plan
 
 __all__ = [
     "OPERATOR_RATE",

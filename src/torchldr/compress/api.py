@@ -1,4 +1,4 @@
-"""`compress_` and `materialize_`: a whole model in place."""
+"""`compress_`: a whole model in place; `compress_weights`: a checkpoint without the code of its model."""
 
 from __future__ import annotations
 
@@ -14,26 +14,24 @@ from torch import Tensor, nn
 
 from ..matrices import Projection, StructuredMatrix
 from ..progress import Report
-from .attention import StructuredAttention, split_attention
 from .budget import Budget
 from .calibration import Calibration, calibrate
 from .candidates import CANDIDATES, exact
-from .checkpoint.files import check_finite
-from .dense import dense_modules
-from .layers import StructuredPointwise, keep_state, linear_from, recurrent_from, replace_modules, tie
-from .manifest import declare
+from .checkpoint.files import Source, check_finite, find_tensors, open_tensors
+from .layers import fill, keep_state, replace_modules, tie
+from .manifest import declare, holders, replacement
 from .metric import Metric
 from .pieces import Pieces, opened
-from .progress import CHECKING, Clock, check_effort, shown
+from .progress import CHECKING, Clock, check_count, check_effort, shown
 from .refit import Refit
-from .report import CompressionReport, describe
-from .selection import Choices, Spec, check_count, check_spec, chosen, measured
+from .report import CompressionReport
+from .selection import Choices, Spec, check_spec, chosen, described
 from .structure import Structure
-from .targets import RECURRENT, FilterFn, Site, Unit, check_unwrapped, dense_parameters, find_units
+from .targets import RECURRENT, FilterFn, Unit, check_unwrapped, dense_parameters, find_units
 from .watch import ridged_
 from .workers import DEADLINE, Workers, project_all
 
-EFFORT = 2.0  # minutes, for a budget
+EFFORT, WEIGHTS_EFFORT = 2.0, 10.0  # minutes, for a budget
 DOUBTFUL = 0.1  # a residual above which a compression without data is not to be trusted
 IDLE = "no batch of the loader showed that the output depends on"
 
@@ -116,8 +114,7 @@ def compress_(
     check_spec("compress_", spec)
     check_count("compress_", min_features=min_features, batches=1 if batches is None else batches)
     planned = isinstance(spec, Structure | Mapping)
-    minutes = (None if planned else EFFORT) if effort is None else check_effort("compress_", effort)
-    clock = Clock(minutes)
+    clock = Clock(check_effort("compress_", effort, None if planned else EFFORT))
     units, left = find_units(model, filter_fn, min_features, recurrent)
     check_finite("compress_", units, "the weight of ")
     before = _count(model)
@@ -128,31 +125,30 @@ def compress_(
         shown(progress, clock) as report,
         Workers(1, executor, pieces, clock=clock, report=report, seed=seed) as workers,
     ):
-        metrics, data = find_metrics("compress_", model, units, activations, loader, batches, output, workers)
-        found = chosen("compress_", spec, units, left, structures, metrics, workers)
+        data = None if loader is None else calibrate(model, units, loader, batches, output, workers)
+        workers.metrics = _metrics(units, activations or {}, {} if data is None else data.metrics)
+        found = chosen("compress_", spec, units, left, structures, workers)
         begun = clock.spent
-        made = project_all(workers, units, found.structures, metrics)
+        made = project_all(workers, units, found.structures)
         projecting = clock.spent - begun
         distance, notes = None, list(found.notes)
         if data is not None and units:
-            found, made, distance = _compared(model, units, found, made, data, metrics, workers)
+            found, made, distance = _compared(model, units, found, made, data, workers)
             better = Refit(model, units, found.structures, data, workers).fitted(made, projecting)
             if better is not None:
-                weights = dense_parameters(list(zip(units, better, strict=True)), pieces)
+                weights = dense_parameters(units, better, pieces)
                 if (other := data.distance(model, weights)) < distance:
                     made, distance = better, other
                     notes.append("weights were fitted again in the order in which they run")
             if found.structures in found.uniform:
                 notes.append("every weight has the same share: outputs were nearer so on batches held out")
-            if idle := [unit.name for unit in units if metrics[unit.name].scale == 0]:
+            if idle := [unit.name for unit in units if workers.metrics[unit.name].scale == 0]:
                 notes.append(f"{IDLE} {', '.join(idle)}")
-    done = list(zip(units, found.structures, made, strict=True))
-    _install(model, done, copy=not pieces.lends)
+    _install(model, zip(units, found.structures, made, strict=True), copy=not pieces.lends)
     declare(model)
     left |= found.stays
-    vectors, latencies = measured(units, found, spec)
-    rows = [describe(*row, *latency) for row, latency in zip(done, latencies, strict=True)]
-    result = CompressionReport(tuple(rows), left, before, _count(model), distance, tuple(notes), vectors)
+    vectors, rows = described(units, found, made)
+    result = CompressionReport(rows, left, before, _count(model), distance, tuple(notes), vectors)
     _warn(result, known=loader is not None or bool(activations), planned=planned)
     return result
 
@@ -163,7 +159,6 @@ def _compared(
     found: Choices,
     made: list[list[Projection]],
     data: Calibration,
-    metrics: Mapping[str, Metric],
     workers: Workers,
 ) -> tuple[Choices, list[list[Projection]], float]:
     """The plan or, where that is measured to be better, one class for all; and the outputs' distance.
@@ -174,7 +169,7 @@ def _compared(
 
     def off(some: Sequence[list[Projection]], step: int) -> float:
         workers.report(CHECKING, step, 1 + len(rivals))
-        weights = dense_parameters(list(zip(units, some, strict=True)), workers.pieces)
+        weights = dense_parameters(units, some, workers.pieces)
         return data.distance(model, weights)
 
     plans = [plan for plan in (*found.alone, *found.uniform) if plan != found.structures]
@@ -185,7 +180,7 @@ def _compared(
             left = ", ".join(rival[0].name for rival in rivals[i:])
             found = replace(found, notes=(*found.notes, f"for want of time not compared as a whole: {left}"))
             break
-        rival = project_all(workers, units, plan, metrics)
+        rival = project_all(workers, units, plan)
         other = off(rival, i + 1)
         if other < distance:
             found, made, distance = replace(found, structures=plan), rival, other
@@ -212,43 +207,81 @@ def _warn(report: CompressionReport, *, known: bool, planned: bool) -> None:
         )
 
 
-def materialize_(model: nn.Module) -> nn.Module:
-    """Put dense layers back where structured ones stand, in place: the same function, torch's own layers.
+def compress_weights(
+    source: Source,
+    spec: Spec,
+    *,
+    skip: Sequence[str] = (),
+    min_features: int = 32,
+    structures: Sequence[str] = CANDIDATES,
+    effort: float | None = None,
+    seed: int = 0,
+    jobs: int = 1,
+    progress: bool | Report | None = None,
+) -> tuple[dict[str, Tensor | StructuredMatrix], CompressionReport]:
+    """Project the matrices of a checkpoint on structured ones; everything else stays as it is.
 
-    StructuredLinear becomes nn.Linear (also where a Hugging Face Conv1D once stood), and what `compress_`
-    put for convolutions, attention and recurrent layers becomes torch's. Weights that were tied stay so.
+    A matrix is a tensor with two axes, taken as a layer's weight (out_features, in_features). An embedding
+    looks the same: `skip` it where it should stay.
+
+    Args:
+        source: the path of a .safetensors file, of a folder of them (shards), or a mapping of names to
+            tensors (a state_dict).
+        spec: a budget, a Structure for all, or a mapping of names and patterns to structures, as for
+            `compress_`. A weight is called by its name, or by that without ".weight".
+        skip: names and patterns of matrices to leave alone.
+        min_features: matrices with fewer rows or columns are left alone.
+        structures: names of the classes that a budget may choose from.
+        effort: minutes that it may take, by default 10 for a budget and no limit for a plan.
+        seed: of the projections.
+        jobs: how many processes project; with more than one, a script needs the usual
+            `if __name__ == "__main__":`.
+        progress: as for `compress_`.
 
     Returns:
-        The model.
+        The tensors by name, structured matrices where they were replaced, and what was done.
+
+    Examples:
+        >>> weights = {"0.weight": torch.randn(64, 64), "0.bias": torch.zeros(64)}
+        >>> made, report = compress_weights(weights, 0.25, structures=["low_rank"])
+        >>> made["0.weight"]
+        LowRank(64, 64, rank=8, dtype=torch.float32)
     """
-    check_unwrapped("materialize_", model)
-    replaced = dense_modules(model)
-    for old, new in replaced.values():
-        keep_state(old, new)
-    replace_modules(model, {key: new for key, (_, new) in replaced.items()})
-    declare(model)
-    return model
+    who = "compress_weights"
+    check_spec(who, spec)
+    check_count(who, min_features=min_features)
+    tensors = open_tensors(who, source)
+    weights, left = find_tensors(who, tensors, skip, min_features)
+    if not weights:
+        raise ValueError(
+            f"{who}: no tensor can be replaced: none has two axes of {min_features} or more, or all are "
+            "skipped."
+        )
+    check_finite(who, weights)
+    planned = isinstance(spec, Structure | Mapping)
+    clock = Clock(check_effort(who, effort, None if planned else WEIGHTS_EFFORT))
+    with shown(progress, clock) as report, Workers(jobs, clock=clock, report=report, seed=seed) as workers:
+        found = chosen(who, spec, weights, left, structures, workers)
+        made = project_all(workers, weights, found.structures)
+    vectors, rows = described(weights, found, made)
+    replaced = {weight.name: p.matrix for weight, some in zip(weights, made, strict=True) for p in some}
+    whole = {name: replaced.get(name, tensors[name]) for name in tensors}
+    before = sum(tensors[name].numel() for name in tensors if tensors[name].is_floating_point())
+    saved = sum(row.parameters_before - row.parameters_after for row in rows)
+    return whole, CompressionReport(
+        rows, {**left, **found.stays}, before, before - saved, None, found.notes, vectors
+    )
 
 
 # The parts of compress_, in the order of their use.
 
 
-def find_metrics(
-    who: str,
-    model: nn.Module,
-    units: Sequence[Unit],
-    activations: Mapping[str, Tensor] | None,
-    loader: Iterable[Any] | None,
-    batches: int | None,
-    output: str | None,
-    workers: Workers,
-) -> tuple[dict[str, Metric], Calibration | None]:
-    """What errors of the weights count by, by their names, from a loader or activations as given."""
-    data = None
-    if loader is not None:
-        data = calibrate(model, units, loader, batches, output, workers)
-    metrics = {} if data is None else dict(data.metrics)
-    for name, X in (activations or {}).items():
+def _metrics(
+    units: Sequence[Unit], activations: Mapping[str, Tensor], seen: Mapping[str, Metric]
+) -> dict[str, Metric]:
+    """What errors of the weights count by, by their names: what a loader showed, or activations as given."""
+    who, metrics = "compress_", dict(seen)
+    for name, X in activations.items():
         unit = next((unit for unit in units if name in unit.names), None)
         if unit is None:
             raise ValueError(f"{who}: activations for {name!r}, which is no weight that can be replaced.")
@@ -267,55 +300,29 @@ def find_metrics(
         inputs = ridged_(rows.mT @ rows, None, 1e-9)
         new = Metric(inputs) if old is None else Metric(inputs, old.outputs, old.scale)
         metrics[unit.name] = new.relative(unit.size, unit.matrices) if old is None else new
-    return metrics, data
+    return metrics
 
 
 def _install(
-    model: nn.Module, done: Sequence[tuple[Unit, Structure, list[Projection]]], *, copy: bool
+    model: nn.Module, done: Iterable[tuple[Unit, Structure, list[Projection]]], *, copy: bool
 ) -> None:
     """Build every replacement, with copies of the projections' tensors or these themselves; put them in."""
-    parts: dict[int, tuple[Site, dict[str, Any]]] = {}
-    for unit, _, found in done:
-        if found and unit.kind in RECURRENT:
-            for site, part in unit.places:
-                gates = [projection.matrix for projection in found]
-                parts.setdefault(id(site.module), (site, {}))[1][part] = gates
-            continue
-        leader: nn.Module | None = None
+    parts: dict[int, tuple[nn.Module, dict[str, tuple[Structure, list[Projection]]]]] = {}
+    for unit, structure, found in done:
         for site, part in unit.places if found else []:
-            made = _make(site, part, [projection.matrix for projection in found], copy)
-            if leader is not None:
-                tie(made, leader)
-            leader = leader or made
-            parts.setdefault(id(site.module), (site, {}))[1][part] = made
-    replacements = {key: _assemble(site, layers) for key, (site, layers) in parts.items()}
-    for key, (site, _) in parts.items():
-        keep_state(site.module, replacements[key])
-    replace_modules(model, replacements)
-
-
-def _make(site: Site, part: str, matrices: list[StructuredMatrix], copy: bool) -> nn.Module:
-    module = site.module
-    if isinstance(module, nn.MultiheadAttention):
-        dense = split_attention(module)[part]
-        learned = dense.weight.requires_grad
-        return linear_from(matrices[0], dense._parameters["bias"], learned=learned, copy=copy)
-    weight = module._parameters["weight"]
-    learned = weight is not None and weight.requires_grad
-    return linear_from(matrices[0], module._parameters.get("bias"), learned=learned, copy=copy)
-
-
-def _assemble(site: Site, layers: dict[str, Any]) -> nn.Module:
-    """The replacement of a module from the layers for its parts, of a recurrent one from their matrices."""
-    module = site.module
-    if isinstance(module, nn.LSTM | nn.GRU):
-        return recurrent_from(module, layers)
-    if isinstance(module, nn.MultiheadAttention):
-        return StructuredAttention(module, {**split_attention(module), **layers})
-    if isinstance(module, nn.Conv2d):
-        return StructuredPointwise(layers[""], module.stride)
-    made: nn.Module = layers[""]
-    return made
+            parts.setdefault(id(site.module), (site.module, {}))[1][part] = structure, found
+    made: dict[int, nn.Module] = {}
+    leaders: dict[int, Any] = {}  # what holds a projection first
+    for key, (module, some) in parts.items():
+        made[key] = replacement(module, {part: structure for part, (structure, _) in some.items()})
+        for part, holder in holders(made[key]).items():
+            found = some[part][1]
+            if (leader := leaders.setdefault(id(found), holder)) is holder:
+                fill(holder, [projection.matrix for projection in found], copy=copy)
+            else:
+                tie(holder, leader)
+        keep_state(module, made[key])
+    replace_modules(model, made)
 
 
 def _count(model: nn.Module) -> int:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout, pad, scaled_dot_product_attention
 
-from .layers import dense_linear
+from .layers import dense_linear, plain_linear
 from .targets import PROJECTIONS
 
 
@@ -119,20 +119,11 @@ class StructuredAttention(nn.Module):
         layers: dict[str, Any] = {part: self.get_submodule(part) for part in PROJECTIONS}
         dense = {part: dense_linear(layer) for part, layer in layers.items()}
         some = dense["out_proj"]
-        made = nn.utils.skip_init(
-            nn.MultiheadAttention,
-            self.embed_dim,
-            self.num_heads,
-            self.dropout,
-            some.bias is not None,
-            self.bias_k is not None,
-            self.add_zero_attn,
-            self.kdim,
-            self.vdim,
-            self.batch_first,
-            dtype=some.weight.dtype,
-            device=some.weight.device,
-        )
+        names = ("embed_dim", "num_heads", "dropout", "add_zero_attn", "kdim", "vdim", "batch_first")
+        given: Any = {name: getattr(self, name) for name in names}
+        given |= {"bias": some.bias is not None, "add_bias_kv": self.bias_k is not None}
+        given |= {"dtype": some.weight.dtype, "device": some.weight.device}
+        made = nn.utils.skip_init(nn.MultiheadAttention, **given)
         inputs = [dense[part] for part in PROJECTIONS[:3]]
         learned = any(layer.weight.requires_grad for layer in inputs)
         if made.in_proj_weight is not None:
@@ -143,9 +134,11 @@ class StructuredAttention(nn.Module):
                 setattr(made, f"{part}_weight", dense[part].weight)
         if made.in_proj_bias is not None:
             biases = [layer.bias for layer in inputs]
-            frozen = not any(bias.requires_grad for bias in biases)
-            joint = torch.cat([bias.detach() for bias in biases])
-            made.in_proj_bias = nn.Parameter(joint, requires_grad=not frozen)
+            joint, learned = (
+                torch.cat([bias.detach() for bias in biases]),
+                any(b.requires_grad for b in biases),
+            )
+            made.in_proj_bias = nn.Parameter(joint, requires_grad=learned)
         made.out_proj.weight, made.out_proj.bias = some.weight, some.bias
         made.bias_k, made.bias_v = self.bias_k, self.bias_v
         return made
@@ -163,21 +156,13 @@ def _added(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 def split_attention(original: nn.MultiheadAttention) -> dict[str, nn.Linear]:
     """The projections of torch's module as dense layers with copies of its numbers; the last bias itself."""
-    made = {}
+    joint, bias, made = original.in_proj_weight, original.in_proj_bias, {}
     for i, part in enumerate(PROJECTIONS[:3]):
-        joint, bias = original.in_proj_weight, original.in_proj_bias
-        weight = joint if joint is not None else getattr(original, f"{part}_weight")
-        made[part] = _linear(weight.detach().chunk(3)[i] if joint is not None else weight, weight)
+        owner = getattr(original, f"{part}_weight") if joint is None else joint
+        weight, third = owner if joint is None else joint.detach().chunk(3)[i], None
         if bias is not None:
-            third = bias.detach().chunk(3)[i].clone()
-            made[part].bias = nn.Parameter(third, requires_grad=bias.requires_grad)
-    made["out_proj"] = _linear(original.out_proj.weight, original.out_proj.weight)
-    made["out_proj"].bias = original.out_proj._parameters["bias"]  # type: ignore[assignment]
-    return made
-
-
-def _linear(weight: Tensor, like: Tensor) -> nn.Linear:
-    out_features, in_features = weight.shape
-    made = nn.utils.skip_init(nn.Linear, in_features, out_features, False, dtype=weight.dtype)
-    made.weight = nn.Parameter(weight.detach().clone(), requires_grad=like.requires_grad)
+            third = nn.Parameter(bias.detach().chunk(3)[i].clone(), requires_grad=bias.requires_grad)
+        made[part] = plain_linear(weight, third, owner.requires_grad)
+    last = original.out_proj
+    made["out_proj"] = plain_linear(last.weight, last._parameters["bias"], last.weight.requires_grad)
     return made

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from ..nn import MatrixStack
 from ..timing import minimum_seconds
 from .candidates import Weight
 from .layers import quiet_linear
+from .progress import check_count
 from .structure import Structure
 
 REPEATS, SECONDS = 10, 0.02  # to time each layer
@@ -64,20 +65,11 @@ class Latency:
             raise TypeError(f"Latency: ms must be a number, got {self.ms!r}.")
         if not (math.isfinite(self.ms) and self.ms > 0):
             raise ValueError(f"Latency: ms must be positive and finite, got {self.ms}.")
-        if not isinstance(self.batch, int) or isinstance(self.batch, bool) or self.batch < 1:
-            raise ValueError(f"Latency: batch must be an int of at least 1, got {self.batch!r}.")
+        check_count("Latency", batch=self.batch)
 
 
 Budget = float | int | Bytes | Latency
 Costs = Callable[[Weight, Sequence[Structure]], list[float]]
-
-
-class Allowance(NamedTuple):
-    """What a budget comes to for some weights: the limit of the sum of costs, their unit, and the costs."""
-
-    limit: float
-    unit: str
-    costs: Costs
 
 
 def check_budget(who: str, budget: object) -> None:
@@ -96,23 +88,15 @@ def check_budget(who: str, budget: object) -> None:
         raise ValueError(f"{who}: a budget in parameters must be at least 1, got {budget}.")
 
 
-def allowance(budget: Budget, weights: Sequence[Weight]) -> Allowance:
-    """What a budget comes to."""
+def allowance(budget: Budget, weights: Sequence[Weight]) -> tuple[float, str, Costs]:
+    """What a budget comes to for some weights: the limit of the sum of costs, their unit, and the costs."""
     if isinstance(budget, Latency):
-        return Allowance(budget.ms, "ms", Stopwatch(budget.batch))
+        return budget.ms, "ms", Stopwatch(budget.batch)
     if isinstance(budget, Bytes):
-        return Allowance(budget.amount, "bytes", _bytes)
+        return budget.amount, "bytes", lambda weight, some: [s.stored_bytes(weight.matrices) for s in some]
     whole = sum(weight.size for weight in weights)
-    return Allowance(int(budget * whole) if isinstance(budget, float) else budget, "parameters", _parameters)
-
-
-def _parameters(weight: Weight, structures: Sequence[Structure]) -> list[float]:
-    shapes = [(W.shape[0], W.shape[1]) for W in weight.matrices]
-    return [sum(structure.parameters(*shape) for shape in shapes) for structure in structures]
-
-
-def _bytes(weight: Weight, structures: Sequence[Structure]) -> list[float]:
-    return [structure.stored_bytes(weight.matrices) for structure in structures]
+    limit = int(budget * whole) if isinstance(budget, float) else budget
+    return limit, "parameters", lambda weight, some: [s.parameters_of(weight.matrices) for s in some]
 
 
 class Stopwatch:
@@ -142,35 +126,28 @@ class Stopwatch:
 
     def _call(self, structure: Structure, W: Tensor, gates: int) -> Callable[[], object]:
         m, n = W.shape
-        made: nn.Module
+        made: Any
         with torch.random.fork_rng(devices=[]):
             if structure.is_dense:
                 made = nn.Linear(n, gates * m, False, dtype=W.dtype)
-            elif gates > 1:
-                made = _Gates(
-                    (gates,), n, m, structure=structure.cls, rank=structure.rank, options=structure.options,
-                    layer=None, dtype=W.dtype,
-                )  # fmt: skip
+            elif gates > 1:  # the input products of one step
+                chosen: Any = {
+                    "structure": structure.cls,
+                    "rank": structure.rank,
+                    "options": structure.options,
+                }
+                made = MatrixStack((gates,), n, m, dtype=W.dtype, **chosen)
             else:
-                made = quiet_linear(
-                    m, n, structure.cls, rank=structure.rank, dtype=W.dtype, **structure.options
-                )
+                made = quiet_linear(m, n, structure, W.dtype)
         made.to(W.device).eval()
         x = torch.ones(self.batch, n, dtype=W.dtype, device=W.device)
 
         def call() -> None:
-            made(x)
+            made.matrix().multiply(x) if isinstance(made, MatrixStack) else made(x)
             if x.is_cuda:
                 torch.cuda.synchronize()
 
         return call
-
-
-class _Gates(MatrixStack):
-    """The input products of one step of a recurrent layer."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.matrix().multiply(x)
 
 
 _UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}

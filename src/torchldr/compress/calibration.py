@@ -9,16 +9,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
+from operator import length_hint
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
 from ..nn.tune import evaluating
 from .metric import Metric
-from .outputs import LOGITS, distance, kept, main_output
+from .outputs import LOGITS, called, copied, distance, kept, main_output
 from .pieces import DTYPES, Pieces
 from .progress import CALIBRATING
 from .targets import Unit
@@ -28,7 +28,7 @@ from .workers import Workers
 SHARE = 0.45  # of the time, at most
 HELD, EVERY = 4, 4  # one batch in four is held out to compare plans on, four at most
 SEEN, _BYTES = 32, 1 << 28  # batches that are kept for a second fit, at most, and the memory that they take
-_KEY = "calibration with batches"  # without them its form was another
+_KEY = "calibration and its batches"  # named anew where its form is another
 
 
 class Held(NamedTuple):
@@ -101,7 +101,8 @@ def calibrate(
     if known is not None:
         return known
     found = Calibration()
-    total = _total(loader, batches)
+    total = length_hint(loader, batches or 0)
+    total = total if batches is None else min(total, batches)
     report(CALIBRATING, 0, total)
     watch = Watch(units, torch.Generator().manual_seed(workers.seed), pieces)
     with evaluating(model), _gradients(units), watch.hooked(units):
@@ -112,7 +113,7 @@ def calibrate(
             if i % EVERY == EVERY - 1 and len(found.held) < HELD:
                 found.held.append(_hold(i, batch, model, output, pieces))
             else:
-                one = Seen(i, _copied(batch), watch.see(model, batch, output))
+                one = Seen(i, copied(batch), watch.see(model, batch, output))
                 room -= sum(t.nbytes for t in pytree.tree_leaves(one[1:]) if _is_strided(t))
                 if not found.seen or (len(found.seen) < SEEN and room >= 0):
                     found.seen.append(one)
@@ -133,62 +134,55 @@ def calibrate(
 
 def _keep(pieces: Pieces, units: Sequence[Unit], found: Calibration) -> None:
     """Keep what was found, batches too: a loader may give others next time."""
-    metrics = {
-        name: {"scale": metric.scale, "inputs": _length(metric.inputs), "outputs": _length(metric.outputs)}
-        for name, metric in found.metrics.items()
+    home, fits = _home(units), list[bool]()
+
+    def placed(x: Any) -> Any:
+        """A tensor with its device, where that is not the model's."""
+        fits.append(_fits_files(x))
+        return [x, None if x.device == home else str(x.device)] if isinstance(x, Tensor) else x
+
+    def entry(batch: Any) -> dict[str, Any]:
+        named = batch if isinstance(batch, dict) else {"": batch[0]}
+        return {key: placed(x) for key, x in named.items()}
+
+    files, metrics = [f"held-{one.place}" for one in found.held], {}
+    for name, metric in found.metrics.items():
+        parts = {"inputs": metric.inputs, "outputs": metric.outputs}
+        files += [moments_file(units, name, what) for what, t in parts.items() if t is not None]
+        metrics[name] = [metric.scale, {what: len(t) for what, t in parts.items() if t is not None}]
+    held, seen = found.held, found.seen
+    value = {
+        "metrics": metrics,
+        "held": [[p, entry(b), name, y.shape, y.dtype == WIDE.dtype] for p, b, name, y in held],
+        "seen": [[p, entry(b), {rows: placed(t) for rows, t in weights.items()}] for p, b, weights in seen],
     }
-    held = [[one.place, one.name, one.output.shape, one.output.dtype == WIDE.dtype] for one in found.held]
-    files = [
-        moments_file(units, name, what)
-        for name, entry in metrics.items()
-        for what in ("inputs", "outputs")
-        if entry[what] is not None
-    ]
-    files += [f"held-{one.place}" for one in found.held]
-    others: dict[int, dict[str, Any]] = {}
-    tensors = {f"{one.place} rows {rows}": t for one in found.seen for rows, t in one.weights.items()}
-    both: list[Held | Seen] = [*found.held, *found.seen]
-    for one in both:
-        named = one.batch if isinstance(one.batch, dict) else {"": one.batch[0]}
-        others[one.place] = {key: x for key, x in named.items() if not isinstance(x, Tensor)}
-        tensors |= {f"{one.place} of {key}": x for key, x in named.items() if isinstance(x, Tensor)}
-    values = [*tensors.values(), *(x for some in others.values() for x in some.values())]
-    if all(map(_fits_files, values)):  # else it is found anew
-        places = [one.place for one in found.seen]
-        home = _home(units)
-        devices = {name: None if t.device == home else str(t.device) for name, t in tensors.items()}
-        value = {
-            "metrics": metrics, "held": held, "seen": places, "others": [*others.items()], "devices": devices,
-        }  # fmt: skip
-        pieces.put(_KEY, value, tensors, written=files)
+    if all(fits):
+        pieces.put(_KEY, value, written=files)  # else it is found anew
 
 
 def _recalled(pieces: Pieces, units: Sequence[Unit]) -> Calibration | None:
-    piece = pieces.get(_KEY)
-    if piece is None:
+    value, found = pieces.get(_KEY), Calibration()
+    if value is None:
         return None
-    found = Calibration()
-    for name, entry in piece.value["metrics"].items():
+
+    def moved(x: Any) -> Any:
+        return x[0].to(x[1] or _home(units)) if isinstance(x, list) else x
+
+    def batch(entry: dict[str, Any]) -> Any:
+        named = {key: moved(x) for key, x in entry.items()}
+        return (named[""],) if [*named] == [""] else named
+
+    for name, (scale, lengths) in value["metrics"].items():
         parts = {
-            what: pieces.zeros(moments_file(units, name, what), (entry[what],) * 2, WIDE, again=True)
-            for what in ("inputs", "outputs")
-            if entry[what] is not None
+            what: pieces.zeros(moments_file(units, name, what), (n, n), WIDE, again=True)
+            for what, n in lengths.items()
         }
-        found.metrics[name] = Metric(**parts, scale=entry["scale"])
-    named: dict[int, dict[str, Any]] = dict(piece.value["others"])
-    weights: dict[int, dict[int, Tensor]] = {place: {} for place in named}
-    for name, t in piece.tensors.items():
-        place, what, key = name.split(" ", 2)
-        t = t.to(piece.value["devices"][name] or _home(units))
-        if what == "of":
-            named[int(place)][key] = t
-        else:
-            weights[int(place)][int(key)] = t
-    batches = {place: (some[""],) if [*some] == [""] else some for place, some in named.items()}
-    for place, name, shape, wide in piece.value["held"]:
+        found.metrics[name] = Metric(**parts, scale=scale)
+    for place, entry, name, shape, wide in value["held"]:
         output = pieces.zeros(f"held-{place}", shape, WIDE if wide else WIDE.float(), again=True)
-        found.held.append(Held(place, batches[place], name, output))
-    found.seen = [Seen(place, batches[place], weights[place]) for place in piece.value["seen"]]
+        found.held.append(Held(place, batch(entry), name, output))
+    for place, entry, weights in value["seen"]:
+        found.seen.append(Seen(place, batch(entry), {int(rows): moved(x) for rows, x in weights.items()}))
     return found
 
 
@@ -208,43 +202,13 @@ def _fits_files(x: Any) -> bool:
     return x is None or isinstance(x, bool | int | float | str)
 
 
-def _length(moments: Tensor | None) -> int | None:
-    return None if moments is None else len(moments)
-
-
-def _total(loader: Iterable[Any], batches: int | None) -> int:
-    try:
-        length: int = len(loader)  # type: ignore[arg-type]
-    except TypeError:
-        return batches or 0
-    return length if batches is None else min(length, batches)
-
-
 def _hold(place: int, batch: Any, model: nn.Module, output: str | None, pieces: Pieces) -> Held:
-    batch = _copied(batch)
+    batch = copied(batch)
     with torch.no_grad():
         name, value = main_output(called(model, {}, batch), output)
         value = kept(batch, value)
         output_ = pieces.zeros(f"held-{place}", value.shape, value).copy_(value)
     return Held(place, batch, name, output_)
-
-
-def _copied(batch: Any) -> dict[str, Any] | tuple[Any]:
-    """What the model takes of a batch, as it is now: a loader may use its memory again."""
-    taken = (
-        dict(batch)
-        if isinstance(batch, Mapping)
-        else (batch[0] if isinstance(batch, tuple | list) else batch,)
-    )
-    copied: dict[str, Any] | tuple[Any] = pytree.tree_map_only(Tensor, lambda t: t.detach().clone(), taken)
-    return copied
-
-
-def called(model: nn.Module, weights: Mapping[str, Tensor], batch: Any) -> Any:
-    """The output with other parameters; neither the model nor the batch is changed, if it works in place."""
-    given = _copied(batch)
-    args, kwargs = ((), given) if isinstance(given, dict) else (given, {})
-    return functional_call(model, dict(weights), args, kwargs)
 
 
 @contextmanager

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ..matrices import get_structure, structures
 from .finetuning.groups import operator_names
@@ -29,17 +31,25 @@ class Weight(Protocol):
     """Matrices that take one structure, and what they are called."""
 
     @property
-    def name(self) -> str: ...
-    @property
     def kind(self) -> str: ...
     @property
     def names(self) -> list[str]: ...
     @property
     def aliases(self) -> list[str]: ...
     @property
-    def size(self) -> int: ...
-    @property
     def matrices(self) -> list[Tensor]: ...
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+    @property
+    def size(self) -> int:
+        return sum(W.numel() for W in self.matrices)
+
+    def matches(self, patterns: Iterable[str]) -> bool:
+        """Whether one of these is one of its names, or a pattern that fits one."""
+        return any(fnmatchcase(alias, pattern) for alias in self.aliases for pattern in patterns)
 
 
 @dataclass(frozen=True)
@@ -76,27 +86,19 @@ class Search:
 
     def structures(self, name: str, weight: Weight) -> list[Structure]:
         """The structures of a class, all smaller than the weight itself."""
-        shapes = [(W.shape[0], W.shape[1]) for W in weight.matrices]
-        smallest = min(min(shape) for shape in shapes)
-
-        def parameters(structure: Structure) -> int:
-            return sum(structure.parameters(*shape) for shape in shapes)
-
-        cls = get_structure(name)
-        if not cls.structured:
-            found = []
-        elif not cls.ranked:
-            found = [Structure(name, **options) for options in cls.variants(smallest, smallest)]
-        else:
-            found = []
-            for options in cls.variants(smallest, smallest):
-                ranks = set(self._ranks(name, smallest))
-                for share in self.shares if self.ranks is None else ():
-                    fits = lambda rank, options=options: parameters(Structure(name, rank, **options))
-                    ranks.add(bisect_right(range(1, smallest + 1), share * weight.size, key=fits))
-                found += [Structure(name, rank, **options) for rank in sorted(ranks) if 1 <= rank <= smallest]
-        entries = max(m * n for m, n in shapes)
-        return [s for s in found if self._affordable(s, entries) and parameters(s) < weight.size]
+        matrices, cls = weight.matrices, get_structure(name)
+        smallest, entries = min(min(W.shape) for W in matrices), max(W.numel() for W in matrices)
+        found = []
+        for options in cls.variants(smallest, smallest) if cls.structured else ():
+            if not cls.ranked:
+                found.append(Structure(name, **options))
+                continue
+            ranks = set(self._ranks(name, smallest))
+            size = lambda rank, options=options: Structure(name, rank, **options).parameters_of(matrices)
+            for share in self.shares if self.ranks is None else ():
+                ranks.add(bisect_right(range(1, smallest + 1), share * weight.size, key=size))
+            found += [Structure(name, rank, **options) for rank in sorted(ranks) if 1 <= rank <= smallest]
+        return [s for s in found if self._affordable(s, entries) and s.parameters_of(matrices) < weight.size]
 
     def _ranks(self, name: str, smallest: int) -> Sequence[int]:
         if self.ranks is not None:
@@ -124,11 +126,8 @@ def at_once(name: str) -> bool:
 
 def priced(weight: Weight, structures: Sequence[Structure], found: Sequence[float]) -> list[Candidate]:
     """Candidates with their parameters and errors, and the dense weight itself as the last."""
-    shapes = [(W.shape[0], W.shape[1]) for W in weight.matrices]
-    rows = [
-        Candidate(structure, sum(structure.parameters(*shape) for shape in shapes), error)
-        for structure, error in zip(structures, found, strict=True)
-    ]
+    pairs, matrices = zip(structures, found, strict=True), weight.matrices
+    rows = [Candidate(structure, structure.parameters_of(matrices), error) for structure, error in pairs]
     return [*rows, Candidate(DENSE, weight.size, 0.0)]
 
 
@@ -184,9 +183,7 @@ def plain_curve(matrices: Sequence[Tensor]) -> list[float]:
         gram = wide @ wide.mT if wide.shape[0] <= wide.shape[1] else wide.mT @ wide
         squares.append(torch.linalg.eigvalsh(gram).clamp(min=0))
     length = max(map(len, squares))
-    total = sum(torch.cat([s.new_zeros(length - len(s)), s]) for s in squares)
-    assert isinstance(total, Tensor)
-    tails = total.cumsum(0)
+    tails = torch.stack([pad(s, (length - len(s), 0)) for s in squares]).sum(0).cumsum(0)
     return [*tails.flip(0).tolist(), 0.0]
 
 

@@ -1,4 +1,4 @@
-"""The way back: torch's layers with the functions of the structured ones."""
+"""`materialize_`: torch's layers with the functions of the structured ones."""
 
 from __future__ import annotations
 
@@ -9,62 +9,66 @@ from torch import nn
 
 from ..nn import StructuredLinear
 from ..nn.recurrent.base import StructuredRecurrent
+from ..nn.tensors import runs_as_made
 from .attention import StructuredAttention
-from .layers import StructuredPointwise, dense_linear
+from .layers import StructuredPointwise, dense_linear, keep_state, replace_modules
+from .manifest import declare
+from .targets import check_unwrapped
 
 REPLACED = (StructuredLinear, StructuredPointwise, StructuredAttention, StructuredRecurrent)
 
 
 @torch.no_grad()
-def dense_modules(model: nn.Module) -> dict[int, tuple[nn.Module, nn.Module]]:
-    """Every structured module of a model, by its id, with the dense one that takes its place."""
+def materialize_(model: nn.Module) -> nn.Module:
+    """Put dense layers back where structured ones stand, in place: the same function, torch's own layers.
+
+    StructuredLinear becomes nn.Linear (also where a Hugging Face Conv1D once stood), and what `compress_`
+    put for convolutions, attention and recurrent layers becomes torch's. Weights that were tied stay so, and
+    so do subclasses with a `forward` of their own.
+
+    Returns:
+        The model.
+    """
+    check_unwrapped("materialize_", model)
     if isinstance(model, REPLACED):
         raise ValueError(
             f"materialize_: the model is itself a {type(model).__name__}, which cannot be replaced in place; "
             "put it into an nn.Sequential."
         )
-    made: dict[int, tuple[nn.Module, nn.Module]] = {}
-    inner = {
-        id(part)
-        for module in model.modules()
-        if isinstance(module, StructuredPointwise | StructuredAttention)
-        for part in module.children()
-    }
-    tied: dict[tuple[int, ...], nn.Parameter] = {}
-    for module in model.modules():
-        if id(module) in inner:
+    made: dict[int, nn.Module] = {}
+    inner: set[int] = set()
+    tied: dict[tuple[object, ...], nn.Parameter | None] = {}
+    for module in model.modules():  # parents come before their children
+        if not isinstance(module, REPLACED) or id(module) in inner or not runs_as_made(module):
             continue
-        if isinstance(module, StructuredLinear):
-            layer = dense_linear(module)
-            key = tuple(id(p) for name, p in module._parameters.items() if name != "bias")
-            layer._parameters["weight"] = tied.setdefault(key, cast(nn.Parameter, layer.weight))
-            made[id(module)] = module, layer
-        elif isinstance(module, StructuredPointwise):
-            made[id(module)] = module, _convolution(module, tied)
+        inner |= set(map(id, module.children()))
+        if isinstance(module, StructuredRecurrent):
+            made[id(module)] = _recurrent(module)
         elif isinstance(module, StructuredAttention):
-            made[id(module)] = module, module.to_torch()
-        elif isinstance(module, StructuredRecurrent):
-            made[id(module)] = module, _recurrent(module)
-    return made
+            made[id(module)] = module.to_torch()
+        else:
+            own = module.linear if isinstance(module, StructuredPointwise) else module
+            linear = cast(StructuredLinear, own)
+            new: nn.Module = dense_linear(linear)
+            if isinstance(module, StructuredPointwise):
+                new = _convolution(new, module.stride)
+            # What is not a parameter but computed, by a parametrization, say, is the layer's own.
+            key = (type(new), *(id(linear._parameters.get(name, linear)) for name in linear._learned))
+            new._parameters["weight"] = tied.setdefault(key, new._parameters["weight"])
+            made[id(module)] = new
+        keep_state(module, made[id(module)])
+    replace_modules(model, made)
+    declare(model)
+    return model
 
 
-def _convolution(module: StructuredPointwise, tied: dict[tuple[int, ...], nn.Parameter]) -> nn.Conv2d:
-    dense = dense_linear(module.linear)
-    made = nn.utils.skip_init(
-        nn.Conv2d,
-        dense.in_features,
-        dense.out_features,
-        1,
-        module.stride,
-        bias=False,
-        dtype=dense.weight.dtype,
-    )
-    weight = nn.Parameter(dense.weight.detach()[..., None, None], requires_grad=dense.weight.requires_grad)
-    key = tuple(id(p) for name, p in module.linear._parameters.items() if name != "bias")
-    made.weight, made.bias = (
-        tied.setdefault((*key, 2), weight),
-        dense.bias,
-    )  # 2: not to be mixed with nn.Linear
+def _convolution(dense: nn.Module, stride: tuple[int, int]) -> nn.Module:
+    old = dense._parameters["weight"]
+    assert old is not None
+    m, n = old.shape
+    made = nn.utils.skip_init(nn.Conv2d, n, m, 1, stride, bias=False, dtype=old.dtype)
+    made.weight = nn.Parameter(old.detach()[..., None, None], requires_grad=old.requires_grad)
+    made._parameters["bias"] = dense._parameters["bias"]
     return made
 
 

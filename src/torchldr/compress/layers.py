@@ -9,24 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from ..core.stacks import stack as stack_matrices
-from ..matrices import StructuredMatrix, get_structure
+from ..matrices import StructuredMatrix
 from ..nn import MatrixStack, StructuredGRU, StructuredLinear, StructuredLSTM
 from ..nn.graph import as_node, is_proxy
 from ..nn.recurrent.base import StructuredRecurrent, arguments_of
 from ..nn.tensors import in_format_of
-from .structure import DENSE
+from .structure import DENSE, Structure
 
 # What nn.Module keeps of hooks. The registries themselves move, so that handles given out still remove.
-_HOOKS = (
-    "_forward_hooks",
-    "_forward_hooks_with_kwargs",
-    "_forward_hooks_always_called",
-    "_forward_pre_hooks",
-    "_forward_pre_hooks_with_kwargs",
-    "_backward_hooks",
-    "_backward_pre_hooks",
-    "_is_full_backward_hook",
-)
+_HOOKS = tuple(name for name in vars(nn.Module()) if "forward" in name or "backward" in name)
 
 
 class StructuredPointwise(nn.Module):
@@ -72,64 +63,20 @@ class StructuredPointwise(nn.Module):
 
 
 def quiet_linear(
-    out_features: int, in_features: int, matrix: StructuredMatrix | type[StructuredMatrix], **more: Any
+    out_features: int, in_features: int, structure: Structure, dtype: torch.dtype
 ) -> StructuredLinear:
     """A StructuredLinear without a bias that leaves torch's random numbers alone."""
-    structure = matrix if isinstance(matrix, type) else type(matrix)
+    chosen: Any = {"structure": structure.cls, "rank": structure.rank, **structure.options}
     with torch.random.fork_rng(devices=[]):
-        return StructuredLinear(in_features, out_features, False, structure=structure, **more)
+        return StructuredLinear(in_features, out_features, False, dtype=dtype, **chosen)
 
 
-def linear_from(
-    matrix: StructuredMatrix, bias: nn.Parameter | None, *, learned: bool, copy: bool = True
-) -> StructuredLinear:
-    """The layer that holds this matrix, or a copy of it, and this very bias."""
-    layer = quiet_linear(
-        matrix.out_features,
-        matrix.in_features,
-        matrix,
-        rank=matrix.rank,
-        dtype=matrix.dtype,
-        **matrix.options,
-    ).to(matrix.device)
-    for name, tensor in matrix.tensors.items():
-        held = tensor.detach().clone() if copy else tensor.detach()
-        if name in layer._parameters:
-            layer._parameters[name] = nn.Parameter(held, requires_grad=learned)
-        elif name not in layer._non_persistent_buffers_set:
-            layer._buffers[name] = held
-    layer._parameters["bias"] = bias
-    return layer
-
-
-def recurrent_from(
-    layer: nn.RNNBase, weights: Mapping[str, Sequence[StructuredMatrix]]
-) -> StructuredRecurrent:
-    """The structured LSTM or GRU with these matrices, gate by gate, and everything else as it was."""
-    plan = {name: (type(gates[0]), gates[0].rank, gates[0].options) for name, gates in weights.items()}
-    ours = empty_recurrent(layer, plan)
-    for name, stack in ours._stacks().items():
-        group, weight = weights[name], layer._parameters[name]
-        for key, value in stack_matrices(group).tensors.items():
-            value = value.detach()
-            if key in stack._parameters:
-                learned = weight is not None and weight.requires_grad
-                stack._parameters[key] = nn.Parameter(value, requires_grad=learned)
-            else:
-                stack._buffers[key] = value
-    for name in ours._parameters:
-        ours._parameters[name] = layer._parameters[name]
-    return ours
-
-
-def empty_recurrent(
-    layer: nn.RNNBase, plan: Mapping[str, tuple[type[StructuredMatrix], int | None, Mapping[str, Any]]]
-) -> StructuredRecurrent:
-    """A structured layer of the same sizes, with numbers of its own.
+def quiet_recurrent(layer: nn.RNNBase, plan: Mapping[str, Structure]) -> StructuredRecurrent:
+    """A structured layer for one of torch's, with its biases and other weights, and new numbers elsewhere.
 
     Args:
         layer: torch's.
-        plan: class, rank and options for the weights that are structured, by torch's names for them.
+        plan: the weights that are structured, by torch's names for them.
     """
     some = next(layer.parameters())
     cls: Any = StructuredLSTM if isinstance(layer, nn.LSTM) else StructuredGRU
@@ -137,18 +84,35 @@ def empty_recurrent(
     which = "both" if len(sides) > 1 else "input" if sides == {"weight_ih"} else "hidden"
     with torch.random.fork_rng(devices=[]):
         made: StructuredRecurrent = cls(
-            **arguments_of(layer), dtype=some.dtype, structure=get_structure(DENSE.name), which=which
+            **arguments_of(layer), dtype=some.dtype, structure=DENSE.cls, which=which
         )
         for name, dense in made._stacks().items():
             m, n, gates = dense.out_features, dense.in_features, len(made.gates)
             del made._modules[name]
             if name not in plan:
-                made.register_parameter(name, nn.Parameter(torch.empty(gates * m, n, dtype=some.dtype)))
+                made.register_parameter(name, None)
                 continue
-            made.structure, rank, options = plan[name]
-            common: Any = {"options": dict(options), "layer": type(made), "dtype": some.dtype}
-            made.add_module(name, MatrixStack((gates,), n, m, structure=made.structure, rank=rank, **common))
-    return made.to(some.device)
+            made.structure, common = plan[name].cls, {"layer": type(made), "dtype": some.dtype}
+            chosen: Any = {"rank": plan[name].rank, "options": plan[name].options, **common}
+            made.add_module(name, MatrixStack((gates,), n, m, structure=made.structure, **chosen))
+    made.to(some.device)
+    for name, p in layer._parameters.items():
+        if name in made._parameters:
+            made._parameters[name] = p
+        elif p is not None:
+            made.get_submodule(name).requires_grad_(p.requires_grad)
+    return made
+
+
+def fill(holder: StructuredLinear | MatrixStack, matrices: Sequence[StructuredMatrix], *, copy: bool) -> None:
+    """Let a layer hold a matrix, or a stack of them; copies of their tensors, or these themselves."""
+    matrix = stack_matrices(matrices) if isinstance(holder, MatrixStack) else matrices[0]
+    for name, tensor in matrix.tensors.items():
+        held = tensor.detach().clone() if copy else tensor.detach()
+        if (before := holder._parameters.get(name)) is not None:
+            holder._parameters[name] = nn.Parameter(held, requires_grad=before.requires_grad)
+        elif name not in holder._non_persistent_buffers_set:
+            holder._buffers[name] = held
 
 
 def keep_state(old: nn.Module, new: nn.Module) -> None:
@@ -196,9 +160,14 @@ def tie(follower: nn.Module, leader: nn.Module) -> None:
 def dense_linear(layer: nn.Module) -> nn.Linear:
     """The nn.Linear of the same function, with the same bias."""
     weight: Any = layer.weight
+    learned = any(p.requires_grad for name, p in layer.named_parameters() if name != "bias")
+    return plain_linear(weight, layer._parameters["bias"], learned)
+
+
+def plain_linear(weight: Tensor, bias: nn.Parameter | None, learned: bool) -> nn.Linear:
+    """An nn.Linear with a copy of a weight, and this very bias."""
     out_features, in_features = weight.shape
     made = nn.utils.skip_init(nn.Linear, in_features, out_features, False, dtype=weight.dtype)
-    learned = any(p.requires_grad for name, p in layer.named_parameters() if name != "bias")
     made.weight = nn.Parameter(weight.detach().clone(), requires_grad=learned)
-    made._parameters["bias"] = layer._parameters["bias"]
+    made._parameters["bias"] = bias
     return made

@@ -1,17 +1,18 @@
-"""The entry of a structured layer in a manifest, and the layer that is built from an entry."""
+"""Structured modules in the place of dense ones, by a plan or by their entries in a manifest."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
-from ..matrices import get_structure
 from ..nn import MatrixStack, StructuredLinear
 from ..nn.recurrent.base import StructuredRecurrent
+from ..nn.tensors import runs_as_made
 from .attention import StructuredAttention, split_attention
-from .layers import StructuredPointwise, empty_recurrent, quiet_linear
+from .layers import StructuredPointwise, quiet_linear, quiet_recurrent
+from .structure import Structure
 from .targets import describe_site
 
 Entry = dict[str, Any]
@@ -26,6 +27,8 @@ def record(module: nn.Module) -> Entry | None:
     ... }
     True
     """
+    if not runs_as_made(module):  # a subclass with a forward of its own is for its own class to make
+        return None
     if isinstance(module, StructuredLinear):
         shape = [module.out_features, module.in_features]
         return {"kind": "linear", **_structure(module), "shape": shape, "bias": module.bias is not None}
@@ -76,18 +79,57 @@ def declare(model: nn.Module) -> None:
     layers = records(model)
     if layers:
         config.quantization_config = {"quant_method": METHOD, "version": VERSION, "layers": layers}
-    elif _method(getattr(config, "quantization_config", None)) == METHOD:
+        return
+    old = getattr(config, "quantization_config", None)
+    method = old.get("quant_method") if isinstance(old, Mapping) else getattr(old, "quant_method", None)
+    if method == METHOD:
         del config.quantization_config
-
-
-def _method(config: Any) -> Any:
-    return (
-        config.get("quant_method") if isinstance(config, Mapping) else getattr(config, "quant_method", None)
-    )
 
 
 def _structure(layer: StructuredLinear | MatrixStack) -> Entry:
     return {"structure": layer.structure.name, "rank": layer.rank, "options": dict(layer.options)}
+
+
+def holders(module: nn.Module) -> dict[str, StructuredLinear | MatrixStack]:
+    """What holds the matrices of a structured module, by the parts that a `Site` has."""
+    if isinstance(module, StructuredPointwise):
+        module = module.linear
+    if isinstance(module, StructuredLinear):
+        return {"": module}
+    if isinstance(module, StructuredRecurrent):
+        return dict(module._stacks())
+    return {name: part for name, part in module.named_children() if isinstance(part, StructuredLinear)}
+
+
+def replacement(old: nn.Module, plan: Mapping[str, Structure]) -> nn.Module:
+    """The structured module in the place of a dense one; the numbers of its matrices are still to come.
+
+    Args:
+        old: what `describe_site` knows.
+        plan: what becomes of its parts; others stay dense.
+    """
+    if isinstance(old, nn.MultiheadAttention):
+        parts: dict[str, nn.Module] = dict(split_attention(old))
+        parts |= {name: _linear(parts[name], structure) for name, structure in plan.items()}
+        return StructuredAttention(old, parts)
+    if isinstance(old, nn.LSTM | nn.GRU):
+        return quiet_recurrent(old, plan)
+    made = _linear(old, plan[""])
+    return StructuredPointwise(made, old.stride) if isinstance(old, nn.Conv2d) else made
+
+
+def _linear(old: nn.Module, structure: Structure) -> StructuredLinear:
+    W, weight = _matrix(old), old._parameters["weight"]
+    made = quiet_linear(W.shape[0], W.shape[1], structure, W.dtype).to(W.device)
+    made.requires_grad_(weight is not None and weight.requires_grad)
+    made._parameters["bias"] = old._parameters.get("bias")
+    return made
+
+
+def _matrix(old: nn.Module) -> Tensor:
+    site = describe_site(old, [""])
+    assert site is not None
+    return site.weights[""][0]
 
 
 def build(old: nn.Module, entry: Mapping[str, Any]) -> nn.Module:
@@ -104,56 +146,34 @@ def build(old: nn.Module, entry: Mapping[str, Any]) -> nn.Module:
                 "the model's layer is compressed in another way than the folder's; load into a dense one"
             )
         raise ValueError(f"the folder has a layer of kind {entry['kind']}, the model a {type(old).__name__}")
-    made: nn.Module
     if isinstance(old, nn.MultiheadAttention):
         _same(old, entry, "embed_dim", "num_heads")
-        parts: dict[str, nn.Module] = dict(split_attention(old))
-        for name, part in entry["parts"].items():
-            if name not in parts:
+        entries, linears = entry["parts"], split_attention(old)
+        for name, part in entries.items():
+            if name not in linears:
                 raise ValueError(f"an attention has no part {name!r}")
-            parts[name] = _linear(parts[name], part)
-        made = StructuredAttention(old, parts)
+            _check_linear(linears[name], part)
     elif isinstance(old, nn.LSTM | nn.GRU):
         _same(old, entry, "input_size", "hidden_size", "num_layers", "bidirectional")
         inputs = [name for name in old._flat_weights_names if name.startswith("weight_ih")]
-        weights = entry.get("weights") or dict.fromkeys(inputs, entry)  # without: the same for all inputs
-        if unknown := [name for name in weights if name not in old._flat_weights_names]:
+        entries = entry.get("weights") or dict.fromkeys(inputs, entry)  # without: the same for all inputs
+        if unknown := [name for name in entries if name not in old._flat_weights_names]:
             raise ValueError(f"a {type(old).__name__} of these sizes has no {unknown[0]}")
-        plan = {
-            name: (get_structure(one["structure"]), one["rank"], one["options"])
-            for name, one in weights.items()
-        }
-        made = empty_recurrent(old, plan)
-        for name, p in old._parameters.items():
-            if name in made._parameters:
-                made._parameters[name] = p
-    elif isinstance(old, nn.Conv2d):
-        if list(old.stride) != entry["stride"]:
-            raise ValueError(f"stride is {list(old.stride)} in the model and {entry['stride']} in the folder")
-        made = StructuredPointwise(_linear(old, entry["linear"]), old.stride)
     else:
-        made = _linear(old, entry)
-    return made
+        if isinstance(old, nn.Conv2d) and list(old.stride) != entry["stride"]:
+            raise ValueError(f"stride is {list(old.stride)} in the model and {entry['stride']} in the folder")
+        entries = {"": entry["linear"] if isinstance(old, nn.Conv2d) else entry}
+        _check_linear(old, entries[""])
+    named = {key: Structure(one["structure"], one["rank"], **one["options"]) for key, one in entries.items()}
+    return replacement(old, named)
 
 
-def _linear(old: nn.Module, entry: Mapping[str, Any]) -> StructuredLinear:
-    site = describe_site(old, [""])
-    assert site is not None
-    (W,) = site.weights[""]
-    bias = old._parameters.get("bias")
-    if list(W.shape) != entry["shape"]:
-        raise ValueError(
-            f"the weight has shape {list(W.shape)} in the model and {entry['shape']} in the folder"
-        )
-    if (bias is not None) != entry["bias"]:
-        raise ValueError(f"bias={bias is not None} in the model and bias={entry['bias']} in the folder")
-    structure = get_structure(entry["structure"])
-    options = {"rank": entry["rank"], "dtype": W.dtype, **entry["options"]}
-    made = quiet_linear(W.shape[0], W.shape[1], structure, **options).to(W.device)
-    weight = old._parameters["weight"]
-    made.requires_grad_(weight is not None and weight.requires_grad)
-    made._parameters["bias"] = bias
-    return made
+def _check_linear(old: nn.Module, entry: Mapping[str, Any]) -> None:
+    shape, bias = list(_matrix(old).shape), old._parameters.get("bias") is not None
+    if shape != entry["shape"]:
+        raise ValueError(f"the weight has shape {shape} in the model and {entry['shape']} in the folder")
+    if bias != entry["bias"]:
+        raise ValueError(f"bias={bias} in the model and bias={entry['bias']} in the folder")
 
 
 def _same(old: Any, entry: Mapping[str, Any], *names: str) -> None:

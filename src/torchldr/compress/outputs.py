@@ -1,4 +1,4 @@
-"""Which output of a model counts: of a tensor, a mapping, a dataclass or a tuple; how far two are apart."""
+"""A model is called with a batch; which of its outputs counts, and how far two are apart."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils import _pytree as pytree
 
 # Which entry of an output counts where none is named; else the first tensor of floating point.
 PREFERRED = ("logits", "sentence_embedding", "last_hidden_state")
@@ -54,11 +56,22 @@ def main_output(output: Any, name: str | None = None, who: str = "compress_") ->
     return found, known[found]
 
 
-def call(model: Any, batch: Any) -> Any:
-    """A mapping is keyword arguments, a list or tuple begins with the input, anything else is the input."""
-    if isinstance(batch, Mapping):
-        return model(**batch)
-    return model(batch[0] if isinstance(batch, tuple | list) else batch)
+def copied(batch: Any) -> dict[str, Any] | tuple[Any]:
+    """What the model takes of a batch, as it is now: a loader may use its memory again.
+
+    A mapping is keyword arguments, a list or tuple begins with the input, anything else is the input.
+    """
+    taken: Any = dict(batch) if isinstance(batch, Mapping) else batch
+    if not isinstance(taken, dict):
+        taken = (batch[0] if isinstance(batch, tuple | list) else batch,)
+    return pytree.tree_map_only(Tensor, lambda t: t.detach().clone(), taken)
+
+
+def called(model: nn.Module, weights: Mapping[str, Tensor], batch: Any) -> Any:
+    """The output with other parameters; neither the model nor the batch is changed, if it works in place."""
+    given = copied(batch)
+    args, kwargs = ((), given) if isinstance(given, dict) else (given, {})
+    return functional_call(model, dict(weights), args, kwargs)
 
 
 def counted(batch: Any, output: Tensor) -> Tensor | None:

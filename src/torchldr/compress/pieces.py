@@ -1,7 +1,7 @@
 """Finished pieces of long work, kept in a folder: a run that was interrupted or killed goes on with them.
 
-A piece is a value of JSON, and tensors where it has some, under a key. The log has one line for each piece;
-its first line says what work they belong to, so that other work starts anew. Tensors lie in files and are
+A piece is a value of JSON under a key, with tensors anywhere in it. The log has one line for each piece; its
+first line says what work they belong to, so that other work starts anew. Tensors lie in files and are
 mapped from there: they take memory only while they are used, and the system takes it back when it is short.
 Without a folder nothing is kept, and tensors stay in memory.
 """
@@ -19,10 +19,11 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from ..version import __version__
 
@@ -33,13 +34,7 @@ _DTYPES = {
     "BOOL": torch.bool,
 }  # fmt: skip
 DTYPES = frozenset(_DTYPES.values())  # that pieces can have
-
-
-class Piece(NamedTuple):
-    """What was finished."""
-
-    value: Any
-    tensors: dict[str, Tensor]
+_MARK = "\0tensor "  # and its name, where a tensor stood: no text begins so
 
 
 class Pieces:
@@ -92,48 +87,49 @@ class Pieces:
         if not lines:
             self._append(dict(work))
         self._count = len(lines)
-        self._lines = {line["key"]: line for line in lines[1:] if self._whole(line)}
+        for line in lines[1:]:  # a machine that goes down may not have written all files
+            if all(_sum(self.folder / name) == written for name, written in line["files"].items()):
+                self._lines[line["key"]] = line
         return known
 
-    def _whole(self, line: Mapping[str, Any]) -> bool:
-        """Whether a piece has its files: a machine that goes down may not have written them."""
-        assert self.folder is not None
-        return all(_sum(self.folder / name) == known for name, known in line["files"].items())
-
-    def get(self, key: str) -> Piece | None:
-        """A finished piece, its tensors read-only."""
+    def get(self, key: str) -> Any:
+        """A finished piece, its tensors read-only; None where there is none."""
         line = self._lines.get(key)
         if line is None or self.folder is None:
             return None
-        return Piece(line["value"], mapped(self.folder / line["tensors"]) if "tensors" in line else {})
+        tensors = mapped(self.folder / line["tensors"]) if "tensors" in line else {}
+        found = {_MARK + name: tensor for name, tensor in tensors.items()}
+        return pytree.tree_map_only(str, lambda text: found.get(text, text), line["value"])
 
-    def put(
-        self, key: str, value: Any, tensors: Mapping[str, Tensor] | None = None, written: Iterable[str] = ()
-    ) -> Piece:
-        """Keep a finished piece; its tensors come back read-only where there is a folder.
+    def put(self, key: str, value: Any, written: Iterable[str] = ()) -> Any:
+        """Keep a finished piece; it comes back as `get` gives it where there is a folder.
 
         Args:
-            key, value, tensors: the piece.
+            key, value: the piece.
             written: the names of `zeros` that belong to it.
         """
         if self.folder is None or self._log is None:
-            return Piece(value, dict(tensors or {}))
-        line: dict[str, Any] = {"key": key, "value": value}
+            return value
+        tensors: dict[str, Tensor] = {}
+
+        def mark(tensor: Tensor) -> str:
+            name = str(len(tensors))
+            tensors[name] = tensor.detach().to("cpu", copy=True).contiguous()
+            return _MARK + name
+
+        line: dict[str, Any] = {"key": key, "value": pytree.tree_map_only(Tensor, mark, value)}
         names = [f"{name}.bin" for name in written]
         if tensors:
             from safetensors.torch import save_file
 
             line["tensors"] = f"{self._count:06d}.safetensors"
-            copies = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}
-            save_file(copies, self.folder / line["tensors"])
+            save_file(tensors, self.folder / line["tensors"])
             names.append(line["tensors"])
         line["files"] = {name: _sum(self.folder / name) for name in names}
         self._append(line)
         self._lines[key] = line
         self._count += 1
-        found = self.get(key)
-        assert found is not None
-        return found
+        return self.get(key)
 
     def zeros(self, name: str, shape: Iterable[int], like: Tensor, *, again: bool = False) -> Tensor:
         """A tensor to be written in place: in a file of this name, or in memory on the device of `like`.

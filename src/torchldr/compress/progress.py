@@ -55,8 +55,17 @@ class Clock:
         return guess if rest is None else min(guess, rest)
 
 
-def check_effort(who: str, effort: object) -> float:
+def check_count(who: str, **values: object) -> None:
+    """Raise for values that are not ints of at least 1."""
+    for key, value in values.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ValueError(f"{who}: {key} must be an int of at least 1, got {value!r}.")
+
+
+def check_effort(who: str, effort: object, default: float | None) -> float | None:
     """The minutes, or an error."""
+    if effort is None:
+        return default
     if isinstance(effort, bool) or not isinstance(effort, float | int) or not 0 < effort < float("inf"):
         raise ValueError(f"{who}: effort is in minutes, a positive number, got {effort!r}.")
     return float(effort)

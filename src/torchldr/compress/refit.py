@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -24,10 +24,11 @@ from torch import Tensor, nn
 
 from ..matrices import Projection
 from ..nn.tune import evaluating
-from .calibration import Calibration, Seen, called
+from .calibration import Calibration, Seen
 from .candidates import exact
 from .metric import Metric, measured, project, widened
-from .pieces import Piece, Pieces
+from .outputs import called
+from .pieces import Pieces
 from .progress import FITTING
 from .structure import Structure
 from .targets import Unit, dense_parameters
@@ -84,10 +85,10 @@ class Refit:
             order, cost = self._order(wanted)
             batches, stages = self._affordable(len(order), cost, projecting)
             plan = self.pieces.put(FITTING, [order, batches, stages, stages])
-        order, batches, stages, last = plan.value
+        order, batches, stages, last = plan
         took = 0.0
         for stage in range(last):
-            key = f"{FITTING}: {stage + 1} of {stages}"
+            key = f"{FITTING}, {stage + 1} of {stages}"
             piece = self.pieces.get(key)
             if piece is None and stage and self.clock.lacks(1.5 * took):  # each runs more of the model
                 self.pieces.put(FITTING, [order, batches, stages, stage])
@@ -97,14 +98,10 @@ class Refit:
                 begun = self.clock.spent
                 part = order[len(order) * stage // stages : len(order) * (stage + 1) // stages]
                 new = dict(self._stage([i for group in part for i in group], made, batches))
-                packed = PROJECTIONS.pack([*new.values()])
-                assert packed is not None
-                piece = self.pieces.put(key, [[*new], packed.value], packed.tensors)
+                piece = self.pieces.put(key, [[*new], PROJECTIONS.pack([*new.values()])])
                 took = self.clock.spent - begun
-            places, value = piece.value
-            found = PROJECTIONS.unpack(Piece(value, piece.tensors))
-            made = list(made)
-            for i, projection in zip(places, found, strict=True):
+            made, (places, found) = list(made), piece
+            for i, projection in zip(places, PROJECTIONS.unpack(found), strict=True):
                 matrix = projection.matrix.to(self.units[i].matrices[0].device)  # files give back the CPU's
                 made[i] = [projection._replace(matrix=matrix)]
         return made if stages else None
@@ -162,7 +159,7 @@ class Refit:
 
     def _stage(self, part: Sequence[int], made: Made, batches: int) -> Iterator[tuple[int, Projection]]:
         """New projections of some weights, by the inputs that all before them give as they are now."""
-        weights = dense_parameters(list(zip(self.units, made, strict=True)), self.pieces)
+        weights = dense_parameters(self.units, made, self.pieces)
         pairs = _Pairs(self.pieces, part)
         for seen in self.data.seen[:batches]:
             pairs.begin(seen)
@@ -191,14 +188,11 @@ class Refit:
 
             return see
 
-        sites = [(i, site) for i in wanted for site, _ in self.units[i].places]
-        handles = [site.module.register_forward_pre_hook(hook(i), with_kwargs=True) for i, site in sites]
-        try:
-            with evaluating(self.model), torch.no_grad(), suppress(_EnoughError):
-                called(self.model, weights, batch)
-        finally:
-            for handle in handles:
-                handle.remove()
+        with ExitStack() as hooks, evaluating(self.model), torch.no_grad(), suppress(_EnoughError):
+            for i in wanted:
+                for site, _ in self.units[i].places:
+                    hooks.enter_context(site.module.register_forward_pre_hook(hook(i), with_kwargs=True))
+            called(self.model, weights, batch)
 
     def _projected(self, i: int, moments: Moments) -> Projection | None:
         (W,), old = self.units[i].matrices, self.data.metrics[self.units[i].name]

@@ -160,11 +160,7 @@ def words(structure: Structure) -> str:
 
 
 def describe(
-    weight: Weight,
-    structure: Structure,
-    found: Sequence[Projection],
-    latency_before: float | None = None,
-    latency_after: float | None = None,
+    weight: Weight, structure: Structure, found: Sequence[Projection], before: float, after: float
 ) -> LayerReport:
     """The row of a weight that became these projections; of one that stays dense, of none."""
     matrices = weight.matrices
@@ -181,7 +177,7 @@ def describe(
         shape=(matrices[0].shape[0], matrices[0].shape[1]),
         matrices=len(matrices),
         parameters_before=weight.size,
-        parameters_after=sum(structure.parameters(*W.shape) for W in matrices),
+        parameters_after=structure.parameters_of(matrices),
         bytes_before=weight.size * matrices[0].element_size(),
         bytes_after=structure.stored_bytes(matrices),
         multiply_adds_before=weight.size,
@@ -189,8 +185,8 @@ def describe(
         residual=(lost / (sum(squares) or 1.0)) ** 0.5,
         weighted_residual=found[0].weighted_residual if found else None,
         tied=tuple(weight.names[1:]),
-        latency_before=latency_before,
-        latency_after=latency_after,
+        latency_before=before,
+        latency_after=after,
     )
 
 

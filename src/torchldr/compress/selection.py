@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..matrices import get_structure
+from ..matrices import Projection, get_structure
 from .budget import Budget, Bytes, Costs, Latency, Stopwatch, allowance, check_budget
 from .candidates import SCREEN_EFFORT, Candidate, Search, Weight, at_once, charged, priced
-from .metric import Metric
 from .progress import CHOOSING
-from .structure import DENSE, Structure, check_plan, matching
-from .workers import FIRST_LOOK, LOOKS, Parcel, Workers, first_look, looks_of
+from .report import LayerReport, describe
+from .structure import DENSE, Structure, matching
+from .workers import LOOKS, FirstLook, Workers, first_look, looks_of
 
 Spec = Budget | Structure | Mapping[str, Structure]
 SHARE = 0.7  # of the time after which no further class is looked at
@@ -31,7 +31,7 @@ class Choices:
 
     Attributes:
         structures: one for each weight.
-        latencies: measured milliseconds (dense, then so), or none.
+        watch: that has timed them, under a budget of latency.
         stays: why weights stay dense, by name.
         alone: the best plan of one class and dense weights, shared out by error, if any, and
         uniform: plans of one class with the same share for all. Both may do better than they promise.
@@ -39,17 +39,21 @@ class Choices:
     """
 
     structures: list[Structure]
-    latencies: list[tuple[float | None, float | None]]
     stays: dict[str, str] = field(default_factory=dict)
     alone: list[list[Structure]] = field(default_factory=list)
     uniform: list[list[Structure]] = field(default_factory=list)
     notes: tuple[str, ...] = ()
+    watch: Stopwatch | None = None
 
 
 def check_spec(who: str, spec: object) -> None:
     """Raise for what is neither a budget nor a plan."""
     if isinstance(spec, Mapping):
-        check_plan(spec)
+        for key, value in spec.items():
+            if not isinstance(key, str):
+                raise TypeError(f"{who}: the keys of a mapping are names or patterns, got {key!r}.")
+            if not isinstance(value, Structure):
+                raise TypeError(f"{who}: {key!r} must map to a torchldr.Structure, got {value!r}.")
     elif isinstance(spec, bool) or not isinstance(spec, float | int | Bytes | Latency | Structure):
         raise TypeError(
             f"{who}: spec must be a fraction, a number of parameters, compress.Bytes, compress.Latency, a "
@@ -59,56 +63,43 @@ def check_spec(who: str, spec: object) -> None:
         check_budget(who, spec)
 
 
-def check_count(who: str, **values: object) -> None:
-    """Raise for values that are not ints of at least 1."""
-    for key, value in values.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ValueError(f"{who}: {key} must be an int of at least 1, got {value!r}.")
-
-
 def chosen(
     who: str,
     spec: Spec,
     weights: Sequence[Weight],
     left: Mapping[str, str],
     names: Sequence[str],
-    metrics: Mapping[str, Metric],
     workers: Workers,
 ) -> Choices:
     """The structure of every weight."""
-    none: list[tuple[float | None, float | None]] = [(None, None)] * len(weights)
     if isinstance(spec, Structure | Mapping):
         structures = planned(spec, weights, left, who)
-        stays = {w.name: "stays dense by the plan" for w, s in zip(weights, structures, strict=True)
-                 if s.is_dense}  # fmt: skip
-        return Choices(structures, none, stays)
+        pairs = zip(weights, structures, strict=True)
+        return Choices(structures, {w.name: "stays dense by the plan" for w, s in pairs if s.is_dense})
     if isinstance(names, str):
         raise TypeError(f"{who}: structures must be a sequence of names, got {names!r}.")
     for name in names:
         get_structure(name)
     if not weights:
-        return Choices([], [])
+        return Choices([])
     limit, unit, costs = allowance(spec, weights)
-    look = _Look(list(dict.fromkeys(names)), weights, metrics, costs, limit, workers)
+    look = _Look(list(dict.fromkeys(names)), weights, costs, limit, workers)
     rows = look.rows()
     taken = share_out(rows, limit, unit, who)
-    latencies = none
-    if unit == "ms":
-        dense = [costs(weight, [DENSE])[0] for weight in weights]
-        latencies = [(before, candidate.cost) for before, candidate in zip(dense, taken, strict=True)]
-    alone, uniform = ([], []) if unit == "ms" else (alone_plans(rows, limit)[:1], uniform_shares(rows, limit))
-    return Choices([c.structure for c in taken], latencies, {}, alone, uniform, tuple(look.notes))
+    structures, notes = [c.structure for c in taken], tuple(look.notes)
+    if isinstance(costs, Stopwatch):
+        return Choices(structures, notes=notes, watch=costs)
+    alone, uniform = whole_plans(rows, limit)
+    return Choices(structures, {}, alone[:1], uniform, notes)
 
 
-def measured(
-    weights: Sequence[Weight], found: Choices, spec: Spec
-) -> tuple[int, list[tuple[float | None, float | None]]]:
-    """Milliseconds of every weight's layer before and after, for so many vectors: at least a short look."""
-    if isinstance(spec, Latency):
-        return spec.batch, found.latencies
-    watch = Stopwatch(VECTORS, 3, 0.002)
-    times = [watch(weight, [DENSE, s]) for weight, s in zip(weights, found.structures, strict=True)]
-    return VECTORS, [(before, after) for before, after in times]
+def described(
+    weights: Sequence[Weight], found: Choices, made: Sequence[Sequence[Projection]]
+) -> tuple[int, tuple[LayerReport, ...]]:
+    """The rows of a report, and for how many vectors their milliseconds are: of at least a short look."""
+    watch = found.watch or Stopwatch(VECTORS, 3, 0.002)
+    done = zip(weights, found.structures, made, strict=True)
+    return watch.batch, tuple(describe(w, s, some, *watch(w, [DENSE, s])) for w, s, some in done)
 
 
 class _Look:
@@ -124,19 +115,18 @@ class _Look:
         self,
         names: Sequence[str],
         weights: Sequence[Weight],
-        metrics: Mapping[str, Metric],
         costs: Costs,
         limit: float,
         workers: Workers,
     ) -> None:
         self.names, self.weights, self.costs, self.limit = names, weights, costs, limit
         self.workers, self.clock = workers, workers.clock
-        self.parcels: list[Parcel] = [workers.parcel(weight, metrics.get(weight.name)) for weight in weights]
+        self.parcels = [workers.parcel(weight) for weight in weights]
         self.notes: list[str] = []
         self.low: list[list[Structure]] = []
         self.errors: list[dict[Structure, float]] = []
         self.plain: list[dict[Structure, float]] = []
-        self.plain_parcels = [workers.parcel(weight) for weight in weights]
+        self.plain_parcels = [workers.parcel(weight, plain=True) for weight in weights]
 
     def rows(self) -> list[list[Candidate]]:
         """The candidates of every weight, the weight itself among them, by growing cost."""
@@ -153,17 +143,11 @@ class _Look:
         bounded = [some if place in self._bounded() else [] for place, some in enumerate(others)]
         tasks = list(zip(self.parcels, self.low, bounded, [self.workers.seed] * len(stages), strict=True))
         keys = [f"first look at {weight.name}" for weight in self.weights]
-        found = self.workers.run(stages, first_look, tasks, keys, FIRST_LOOK)
-        self.errors = [
-            dict(zip(low, looked.errors, strict=True)) for low, looked in zip(self.low, found, strict=True)
-        ]
-        self.plain = [
-            dict(zip(low, looked.plain, strict=True)) for low, looked in zip(self.low, found, strict=True)
-        ]
-        open_ones = self._hopeful(
-            bounded, [looked.plain for looked in found], [looked.bounds for looked in found]
-        )
-        small, large = self._waves(open_ones)
+        looks = self.workers.run(stages, first_look, tasks, keys=keys).values()
+        found = [FirstLook(*looked) for looked in looks]
+        self.errors = [dict(zip(self.low[i], looked.errors, strict=True)) for i, looked in enumerate(found)]
+        self.plain = [dict(zip(self.low[i], looked.plain, strict=True)) for i, looked in enumerate(found)]
+        small, large = self._hopeful(bounded, found)
         pilots = {key: self._pilots(tasks) for key, tasks in large.items()}
         self._try(pilots, plain=True)
         won = {key for key in pilots if any(self._wins(i, s) for i, s in pilots[key])}
@@ -190,31 +174,32 @@ class _Look:
         return charged(row, self.costs(weight, [candidate.structure for candidate in row]))
 
     def _hopeful(
-        self,
-        others: Sequence[Sequence[Structure]],
-        plain: Sequence[Sequence[float]],
-        bounds: Sequence[Sequence[float]],
-    ) -> list[tuple[float, int, Structure]]:
-        """Which other structures a budget could choose: (promise, weight, structure) by rank, best first.
+        self, others: Sequence[Sequence[Structure]], looked: Sequence[FirstLook]
+    ) -> tuple[Tasks, Groups]:
+        """Which other structures a budget could choose: small ones, to try at once, and groups of others.
 
         In the plain norm, with low rank alone, the budget has a price for each unit of cost. A structure
         whose error is at least its bound is not chosen where low rank has a lower sum of error and price.
         """
-        rows = [
-            charged(priced(weight, low, errors), self.costs(weight, [*low, DENSE]))
-            for weight, low, errors in zip(self.weights, self.low, plain, strict=True)
-        ]
+        rows = [self._row(i, errors) for i, errors in enumerate(self.plain)]
         price = _price(rows, self.limit) if all(self.low) else 0.0
         found = []
-        for i, (row, some, least) in enumerate(zip(rows, others, bounds, strict=True)):
+        for i, (row, some, look) in enumerate(zip(rows, others, looked, strict=True)):
             best = min(candidate.error + price * candidate.cost for candidate in row)
-            for structure, error, cost in zip(some, least, self.costs(self.weights[i], some), strict=True):
+            costs = self.costs(self.weights[i], some)
+            for structure, error, cost in zip(some, look.bounds, costs, strict=True):
                 if not all(self.low) or error + price * cost < best:
                     found.append((error + price * cost - best, i, structure))
         dropped = sum(map(len, others)) - len(found)
         if dropped:
             self.notes.append(f"{dropped} candidates were left out by a lower bound of their residual")
-        return sorted(found, key=lambda entry: (entry[2].rank or 0, entry[0], entry[1]))
+        small: Tasks = []
+        large: Groups = {}
+        for _, i, structure in sorted(found, key=lambda entry: (entry[2].rank or 0, entry[0], entry[1])):
+            m, n = self._shape(i)
+            cheap = m * n <= _CHEAP or not all(self.low)
+            (small if cheap else large.setdefault((structure.name, m, n), [])).append((i, structure))
+        return small, large
 
     def _shape(self, i: int) -> tuple[int, int]:
         m, n = self.weights[i].matrices[0].shape
@@ -230,18 +215,6 @@ class _Look:
             alike.setdefault(self._shape(i), []).append(i)
         some = [i for group in alike.values() for i in (group[0], group[-1])]
         return {i for i, size in enumerate(sizes) if size <= _CHEAP or i in some}
-
-    def _waves(self, found: Sequence[tuple[float, int, Structure]]) -> tuple[Tasks, Groups]:
-        """What to try at once, since it is small, and the others by class and shape."""
-        small: Tasks = []
-        large: Groups = {}
-        for _, i, structure in found:
-            m, n = self._shape(i)
-            if m * n <= _CHEAP or not all(self.low):
-                small.append((i, structure))
-            else:
-                large.setdefault((structure.name, m, n), []).append((i, structure))
-        return small, large
 
     @staticmethod
     def _pilots(tasks: Tasks) -> Tasks:
@@ -263,7 +236,7 @@ class _Look:
         look = "plain look" if plain else "look"
         keys = [f"{look} at {self.weights[i].name} as {s}" for i, s in tasks]
         over = lambda: hurry and self.clock.past(SHARE)
-        found = self.workers.some(stages, looks_of, arguments, over, keys=keys, form=LOOKS)
+        found = self.workers.run(stages, looks_of, arguments, over, keys=keys, form=LOOKS)
         known = 0
         for place, errors in found.items():
             i, structure = tasks[place]
@@ -293,36 +266,26 @@ def _price(rows: Sequence[Sequence[Candidate]], limit: float) -> float:
     return high
 
 
-def alone_plans(rows: Sequence[Sequence[Candidate]], limit: float) -> list[list[Structure]]:
-    """What `share_out` makes of one class and dense weights: for every class that can, by growing error."""
-    found: list[tuple[float, list[Structure]]] = []
-    for name in _classes(rows):
-        some = [[c for c in row if c.structure.is_dense or c.structure.name == name] for row in rows]
-        if sum(row[0].cost for row in some) <= limit:
-            taken = share_out(some, limit)
-            found.append((sum(c.error for c in taken), [c.structure for c in taken]))
-    return [plan for _, plan in sorted(found, key=lambda pair: pair[0])]
+def whole_plans(rows: Sequence[Sequence[Candidate]], limit: float) -> list[list[list[Structure]]]:
+    """Plans of one class for all weights, for every class that can, by growing error.
 
-
-def _classes(rows: Sequence[Sequence[Candidate]]) -> list[str]:
-    """The names of the classes among the candidates."""
-    return list(dict.fromkeys(c.structure.name for row in rows for c in row if not c.structure.is_dense))
-
-
-def uniform_shares(rows: Sequence[Sequence[Candidate]], limit: float) -> list[list[Structure]]:
-    """The same share for every weight, all of one class: for every class that can, by growing error."""
+    First what `share_out` makes of the class and dense weights, then the same share for every weight.
+    """
     dense = [next(c for c in row if c.structure.is_dense) for row in rows]
     share = limit / (sum(c.cost for c in dense) or 1.0)
-    found: list[tuple[float, list[Structure]]] = []
-    for name in _classes(rows):
-        taken = []
-        for row, whole in zip(rows, dense, strict=True):
-            fits = [c for c in row if c.structure.name == name and c.cost <= share * whole.cost]
-            if fits:
-                taken.append(min(fits, key=lambda c: c.error))
-        if len(taken) == len(rows):
-            found.append((sum(c.error for c in taken), [c.structure for c in taken]))
-    return [plan for _, plan in sorted(found, key=lambda pair: pair[0])]
+    alone, uniform = [], []
+    for name in dict.fromkeys(c.structure.name for row in rows for c in row if not c.structure.is_dense):
+        some = [[c for c in row if c.structure.is_dense or c.structure.name == name] for row in rows]
+        if sum(row[0].cost for row in some) <= limit:
+            alone.append(share_out(some, limit))
+        pairs = zip(some, dense, strict=True)
+        fits = [[c for c in row if c is not whole and c.cost <= share * whole.cost] for row, whole in pairs]
+        if all(fits):
+            uniform.append([min(row, key=lambda c: c.error) for row in fits])
+    return [
+        [[c.structure for c in plan] for plan in sorted(plans, key=lambda plan: sum(c.error for c in plan))]
+        for plans in (alone, uniform)
+    ]
 
 
 def share_out(

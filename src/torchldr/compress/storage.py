@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from ..nn.quantize import quantize_
 from ..nn.tensors import add_axes
+from ..version import __version__
 from ..whole_file import whole_file
 from .layers import keep_state, replace_modules
 from .manifest import build, record, records
@@ -34,16 +36,20 @@ def save_compressed(model: nn.Module, folder: str | os.PathLike[str]) -> None:
         model: any module; its whole state_dict is written.
         folder: made where it does not exist.
     """
-    save = safetensors_torch("save_compressed").save
-    layers = records(model)
+    write_folder("save_compressed", Path(folder), model.state_dict(keep_vars=True), records(model))
+
+
+def write_folder(
+    who: str, path: Path, state: Mapping[str, Any], layers: Mapping[str, Any], **more: Any
+) -> None:
+    """Write tensors by name and a manifest with these layers, and more entries; `who` does, for errors."""
+    save = safetensors_torch(who).save
     tensors: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}
     first: dict[int, str] = {}
-    for key, value in model.state_dict(keep_vars=True).items():
+    for key, value in state.items():
         if not isinstance(value, Tensor):
-            raise TypeError(
-                f"save_compressed: {key} is a {type(value).__name__}, only tensors can be written."
-            )
+            raise TypeError(f"{who}: {key} is a {type(value).__name__}, only tensors can be written.")
         if id(value) in first:
             aliases[key] = first[id(value)]
         else:
@@ -53,8 +59,6 @@ def save_compressed(model: nn.Module, folder: str | os.PathLike[str]) -> None:
     content = save(tensors)
     checksum = hashlib.sha256(content).hexdigest()
     file = f"model-{checksum[:16]}.safetensors"
-    from ..version import __version__
-
     manifest = {
         "format": FORMAT,
         "version": VERSION,
@@ -63,12 +67,14 @@ def save_compressed(model: nn.Module, folder: str | os.PathLike[str]) -> None:
         "shapes": {key: list(value.shape) for key, value in tensors.items()},
         "aliases": aliases,
         "layers": layers,
+        **more,
     }
-    path = Path(folder)
+    manifest[_CHECKSUM] = _checksum(manifest)
     path.mkdir(parents=True, exist_ok=True)
     with whole_file(path / file) as stream:
         stream.write(content)
-    write_manifest(path, manifest)
+    with whole_file(path / MANIFEST) as stream:
+        stream.write((json.dumps(manifest, indent=2, sort_keys=True) + "\n").encode())
     for old in path.glob("model-*.safetensors"):
         if old.name != file:
             old.unlink()
@@ -166,13 +172,6 @@ def safetensors_torch(who: str) -> Any:
 
 def _misfit(what: str, who: str = _WHO) -> ValueError:
     return ValueError(f"{who}: {what}.")
-
-
-def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
-    """Write a manifest, with the checksum of what it says."""
-    signed = {**manifest, _CHECKSUM: _checksum(manifest)}
-    with whole_file(folder / MANIFEST) as stream:
-        stream.write((json.dumps(signed, indent=2, sort_keys=True) + "\n").encode())
 
 
 def _checksum(manifest: dict[str, Any]) -> str:

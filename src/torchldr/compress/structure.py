@@ -1,11 +1,14 @@
-"""What to put where: the frozen `Structure`, and which entry of a mapping a layer's name takes."""
+"""What to put where: the frozen `Structure`, and plans, which give names and patterns one, also as JSON."""
 
 from __future__ import annotations
 
+import json
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +16,8 @@ from torch import Tensor
 
 from ..core.checks import check_int
 from ..matrices import StructuredMatrix, get_structure, structures
+
+_FORM = '{"name or pattern": {"structure": "ldr_sd", "rank": 4, "options": {}}, ..}'
 
 
 @dataclass(frozen=True, init=False)
@@ -67,6 +72,10 @@ class Structure:
         shapes = cls.check_shapes(out_features, in_features, self.rank, cls.check_options(self.options))
         return sum(map(math.prod, shapes.values()))
 
+    def parameters_of(self, matrices: Sequence[Tensor]) -> int:
+        """How many parameters matrices of these shapes have together."""
+        return sum(self.parameters(*W.shape) for W in matrices)
+
     def multiply_adds(self, out_features: int, in_features: int) -> int | None:
         """An estimate of the multiply-adds of one fast product with a vector; None for a class without one.
 
@@ -100,15 +109,6 @@ class Structure:
 DENSE = Structure(next(name for name, cls in structures().items() if not cls.structured))
 
 
-def check_plan(plan: Mapping[str, Structure]) -> None:
-    """Every key a name or a pattern, every value a Structure."""
-    for key, value in plan.items():
-        if not isinstance(key, str):
-            raise TypeError(f"compress_: the keys of a mapping are names or patterns, got {key!r}.")
-        if not isinstance(value, Structure):
-            raise TypeError(f"compress_: {key!r} must map to a torchldr.Structure, got {value!r}.")
-
-
 def matching(plan: Mapping[str, Structure], names: Iterable[str]) -> str | None:
     """The key that decides for a layer with these names: exact before longer before later.
 
@@ -126,3 +126,80 @@ def matching(plan: Mapping[str, Structure], names: Iterable[str]) -> str | None:
             if best is None or score > best:
                 best, decides = score, key
     return decides
+
+
+# Plans as JSON.
+
+
+def structure_to_dict(structure: Structure) -> dict[str, Any]:
+    """A structure as JSON has it.
+
+    >>> structure_to_dict(Structure("low_rank", 2))
+    {'structure': 'low_rank', 'rank': 2, 'options': {}}
+    """
+    return {"structure": structure.name, "rank": structure.rank, "options": structure.options}
+
+
+def plan_to_dict(plan: Mapping[str, Structure]) -> dict[str, dict[str, Any]]:
+    """A plan as JSON has it."""
+    return {key: structure_to_dict(structure) for key, structure in plan.items()}
+
+
+def plan_from_dict(plan: object, who: str = "plan") -> dict[str, Structure]:
+    """The plan of a parsed JSON document; "rank" and "options" may be left out.
+
+    Args:
+        plan: what JSON gave.
+        who: what to call it in errors.
+
+    Raises:
+        ValueError: for another form, an unknown structure or option, naming the entry.
+
+    Examples:
+        >>> plan_from_dict({"encoder.*": {"structure": "low_rank", "rank": 8}})
+        {'encoder.*': Structure('low_rank', rank=8)}
+    """
+    if not isinstance(plan, Mapping) or not plan:
+        raise ValueError(f"{who}: a plan must be {_FORM}, got {_short(plan)}.")
+    made = {}
+    for key, entry in plan.items():
+        if not isinstance(entry, Mapping) or not isinstance(entry.get("structure"), str):
+            raise ValueError(f"{who}: {key!r}: a plan must be {_FORM}, got {_short(entry)} here.")
+        if unknown := sorted(set(entry) - {"structure", "rank", "options"}):
+            raise ValueError(f"{who}: {key!r}: unknown entry {unknown[0]!r}; a plan must be {_FORM}.")
+        options = entry.get("options") or {}
+        if not isinstance(options, Mapping):
+            raise ValueError(f"{who}: {key!r}: options must be an object, got {_short(options)}.")
+        try:
+            made[key] = Structure(entry["structure"], entry.get("rank"), **options)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{who}: {key!r}: {error}") from None
+    return made
+
+
+def read_plan(path: str | os.PathLike[str]) -> dict[str, Structure]:
+    """The plan in a JSON file: for `compress_`, or for `torchldr compress --plan`.
+
+    Raises:
+        FileNotFoundError: where there is no such file.
+        ValueError: where it holds no plan, naming the entry.
+    """
+    file = Path(path)
+    if not file.exists():
+        raise FileNotFoundError(f"{file} does not exist.")
+    try:
+        document = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, OSError, RecursionError) as error:
+        raise ValueError(f"{file} is no JSON file ({error}).") from None
+    return plan_from_dict(document, str(file))
+
+
+def write_plan(plan: Mapping[str, Structure], path: str | os.PathLike[str]) -> None:
+    """Write a plan to a JSON file, which `read_plan` reads."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_text(json.dumps(plan_to_dict(plan), indent=2) + "\n", encoding="utf-8")
+
+
+def _short(value: object) -> str:
+    text = json.dumps(value, default=str)
+    return text if len(text) <= 60 else text[:57] + "..."

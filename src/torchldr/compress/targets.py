@@ -14,11 +14,14 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.utils import parametrize
 
+from .candidates import Weight
 from .pieces import Pieces
 
 FilterFn = Callable[[nn.Module, str], bool]
 RECURRENT = ("lstm", "gru")
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
+_UNPADDED = ((0, 0), "valid", "same")  # for a kernel of 1 x 1
+_HIDDEN = "multiplies the state, where errors grow from step to step: only with recurrent=True"
 
 
 @dataclass
@@ -40,7 +43,7 @@ class Site:
 
 
 @dataclass
-class Unit:
+class Unit(Weight):
     """Matrices that get one structure: a weight, with everything that is tied to it."""
 
     places: list[tuple[Site, str]] = field(default_factory=list)
@@ -63,14 +66,6 @@ class Unit:
         """The names that a plan may call it by: its own, and those of the modules that it is part of."""
         return list(dict.fromkeys(self.names + [name for site, _ in self.places for name in site.names]))
 
-    @property
-    def name(self) -> str:
-        return self.names[0]
-
-    @property
-    def size(self) -> int:
-        return sum(W.numel() for W in self.matrices)
-
 
 def describe_site(module: nn.Module, names: list[str]) -> Site | None:
     """What can be replaced in a module, or None.
@@ -79,10 +74,10 @@ def describe_site(module: nn.Module, names: list[str]) -> Site | None:
     whose weight is computed from others (parametrizations, weight norm).
     """
     kind = type(module)
-    if kind is nn.MultiheadAttention:
-        return _attention(module, names)
-    if kind is nn.LSTM or kind is nn.GRU:
-        return _recurrent(module, names)
+    if isinstance(module, nn.MultiheadAttention):
+        return _attention(module, names) if kind is nn.MultiheadAttention else None
+    if isinstance(module, nn.LSTM | nn.GRU):
+        return _recurrent(module, names) if kind in (nn.LSTM, nn.GRU) else None
     weight = module._parameters.get("weight")
     if weight is None:
         return None
@@ -91,7 +86,7 @@ def describe_site(module: nn.Module, names: list[str]) -> Site | None:
         name, matrix = "linear", weight.detach()
     elif transposed:  # Hugging Face's, y = x W + b
         name, matrix = "conv1d", weight.detach().T
-    elif isinstance(module, nn.Conv2d) and kind is nn.Conv2d and _is_pointwise(module):
+    elif isinstance(module, nn.Conv2d) and kind is nn.Conv2d and why_not(module) is None:
         name, matrix = "conv2d", weight.detach().flatten(1)
     else:
         return None
@@ -113,16 +108,12 @@ def why_not(module: nn.Module) -> str | None:
         return "its weight is computed by a parametrization"
     if type(module) is not kind:
         return f"a {type(module).__name__}, whose forward may differ from that of nn.{kind.__name__}"
-    return "a 1x1 convolution with groups or padding" if kind is nn.Conv2d else None
+    if isinstance(module, nn.Conv2d) and (module.groups != 1 or module.padding not in _UNPADDED):
+        return "a 1x1 convolution with groups or padding"
+    return None
 
 
-def _is_pointwise(module: nn.Conv2d) -> bool:
-    unpadded = module.padding in ((0, 0), "valid", "same")
-    return tuple(module.kernel_size) == (1, 1) and module.groups == 1 and unpadded
-
-
-def _attention(module: nn.Module, names: list[str]) -> Site | None:
-    assert isinstance(module, nn.MultiheadAttention)
+def _attention(module: nn.MultiheadAttention, names: list[str]) -> Site | None:
     owned, out = module._parameters, module.out_proj._parameters.get("weight")
     if out is None:
         return None
@@ -141,8 +132,7 @@ def _attention(module: nn.Module, names: list[str]) -> Site | None:
     return Site(module, names, "attention", weights, keys, [module, module.out_proj])
 
 
-def _recurrent(module: nn.Module, names: list[str]) -> Site | None:
-    assert isinstance(module, nn.RNNBase)
+def _recurrent(module: nn.RNNBase, names: list[str]) -> Site | None:
     gates = 4 if isinstance(module, nn.LSTM) else 3
     weights: dict[str, list[Tensor]] = {}
     for part in module._flat_weights_names:
@@ -184,15 +174,19 @@ def find_units(
             continue
         if filter_fn is not None and not all(filter_fn(module, name) for name in names):
             left[names[0]] = "left out by filter_fn"
-        elif site.kind in RECURRENT:
-            for part, why in _unwanted(site, min_features, recurrent).items():
-                left[f"{names[0]}.{part}"] = why
-                del site.weights[part], site.keys[part]
-            if site.weights:
-                sites[id(module)] = site
-        elif (small := _smallest(site)) < min_features:
-            left[names[0]] = f"has {small} features, fewer than min_features={min_features}"
-        else:
+            continue
+        smallest = {part: min(min(W.shape) for W in weights) for part, weights in site.weights.items()}
+        few = lambda small: f"has {small} features, fewer than min_features={min_features}"
+        if site.kind in RECURRENT:  # each part for itself
+            for part, small in smallest.items():
+                hidden = part.startswith("weight_hh") and not recurrent
+                if hidden or small < min_features:
+                    left[f"{names[0]}.{part}"] = _HIDDEN if hidden else few(small)
+                    del site.weights[part], site.keys[part]
+        elif (small := min(smallest.values())) < min_features:
+            left[names[0]] = few(small)
+            continue
+        if site.weights:
             sites[id(module)] = site
     # An out_proj belongs to its attention, also where someone has put a plain nn.Linear there.
     for site in list(sites.values()):
@@ -207,24 +201,6 @@ def find_units(
     return list(units.values()), left
 
 
-def _unwanted(site: Site, min_features: int, recurrent: bool) -> dict[str, str]:
-    """Why weights of a recurrent layer are left alone."""
-    found = {}
-    for part, weights in site.weights.items():
-        small = min(min(W.shape) for W in weights)
-        if part.startswith("weight_hh") and not recurrent:
-            found[part] = (
-                "multiplies the state, where errors grow from step to step: only with recurrent=True"
-            )
-        elif small < min_features:
-            found[part] = f"has {small} features, fewer than min_features={min_features}"
-    return found
-
-
-def _smallest(site: Site) -> int:
-    return min(min(W.shape) for weights in site.weights.values() for W in weights)
-
-
 def _drop_shared(
     model: nn.Module, sites: dict[int, Site], paths: dict[int, list[str]], left: dict[str, str]
 ) -> None:
@@ -235,7 +211,7 @@ def _drop_shared(
             if p is not None and p.ndim > 1:
                 holders[id(p)].append(module)
     while True:
-        kinds = {id(owner): (site.kind, site) for site in sites.values() for owner in site.owners}
+        kinds = {id(owner): site.kind for site in sites.values() for owner in site.owners}
         for key, site in list(sites.items()):
             shared = [
                 holder
@@ -243,7 +219,7 @@ def _drop_shared(
                 for p in owner._parameters.values()
                 if p is not None and p.ndim > 1
                 for holder in holders[id(p)]
-                if kinds.get(id(holder), ("", None))[0] != site.kind
+                if kinds.get(id(holder)) != site.kind
                 or (site.kind in ("attention", *RECURRENT) and holder not in site.owners)
             ]
             if shared:
@@ -254,13 +230,15 @@ def _drop_shared(
             return
 
 
-def dense_parameters(done: Sequence[tuple[Unit, Sequence[Any]]], pieces: Pieces) -> dict[str, Tensor]:
+def dense_parameters(
+    units: Sequence[Unit], made: Sequence[Sequence[Any]], pieces: Pieces
+) -> dict[str, Tensor]:
     """The parameters of a model with the dense matrices of projections in place of its weights, by name.
 
     They are as large as the model: on a CPU they lie in the files of `pieces`, where it has some.
     """
     parts: dict[int, tuple[Site, dict[str, list[Tensor]]]] = {}
-    for i, (unit, found) in enumerate(done):
+    for i, (unit, found) in enumerate(zip(units, made, strict=True)):
         matrices = []
         for j, projection in enumerate(found):
             M = projection.matrix.to_dense()

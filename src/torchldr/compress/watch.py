@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from ..core.products import without_autocast
 from .metric import Metric, widened
-from .outputs import LOGITS, call, counted, main_output
+from .outputs import LOGITS, called, counted, main_output
 from .pieces import Pieces
 from .targets import RECURRENT, Site, Unit
 
@@ -47,8 +48,7 @@ class Watch:
     def __init__(self, units: Sequence[Unit], generator: torch.Generator, pieces: Pieces) -> None:
         self.units, self.generator, self.pieces = units, generator, pieces
         self.moments: dict[str, Moments] = {}
-        self.sensitive = False  # whether gradients were seen
-        self.differentiable: bool | None = None  # None: not tried yet
+        self.differentiable: bool | None = None  # whether gradients are seen; None: not tried yet
         self.seeing = False  # not while a held batch runs
         self.weights: dict[int, Tensor] = {}  # of the batch's rows
         self.probes: list[Tensor] = []
@@ -57,15 +57,15 @@ class Watch:
     def see(self, model: nn.Module, batch: Any, output: str | None) -> dict[int, Tensor]:
         """One batch; how much its rows count. Without derivatives a model is seen by its inputs alone."""
         self.seeing, self.weights = True, {}
-        if self.differentiable is None:
-            self.sensitive = self.differentiable = self._differentiate(model, batch, output)
-            if not self.differentiable:
+        first = self.differentiable is None
+        known = self._differentiate(model, batch, output) if first or self.differentiable else False
+        if first:
+            self.differentiable = known
+            if not known:
                 self.moments.clear()
-        elif self.differentiable:
-            self._differentiate(model, batch, output)
         if not self.differentiable:
             with torch.no_grad():
-                call(model, batch)
+                called(model, {}, batch)
         self.seeing = False
         return self.weights
 
@@ -73,7 +73,7 @@ class Watch:
         self.probes = []
         owned = [(key, p, third) for key, row in self.parameters.items() for p, third in row]
         with torch.enable_grad():
-            name, y = main_output(call(model, batch), output)
+            name, y = main_output(called(model, {}, batch), output)
             if not y.requires_grad:
                 return False
             wanted = [*self.probes, *(p for _, p, _ in owned)]
@@ -103,57 +103,47 @@ class Watch:
 
     @contextmanager
     def hooked(self, units: Sequence[Unit]) -> Iterator[None]:
-        handles = []
-        try:
-            for unit in units:
-                for site, part in unit.places:
-                    if site.kind in ("linear", "conv1d", "conv2d"):
-                        handles.append(
-                            site.module.register_forward_hook(self._output(unit.name, site), with_kwargs=True)
-                        )
-                        continue
-                    self.parameters.setdefault(unit.name, []).extend(_owned(site, part))
-                    if part in _INPUTS:
-                        look = self._input(unit.name, part)
-                        handles.append(site.module.register_forward_pre_hook(look, with_kwargs=True))
+        with ExitStack() as hooks:  # gone at the end
+            for name, site, part in ((unit.name, *place) for unit in units for place in unit.places):
+                if site.kind in ("linear", "conv1d", "conv2d"):
+                    see = partial(self._see_output, name)
+                    hooks.enter_context(site.module.register_forward_hook(see, with_kwargs=True))
+                    continue
+                self.parameters.setdefault(name, []).append(_owned(site, part))
+                if part in _INPUTS:
+                    look = partial(self._see_input, name, _INPUTS[part])
+                    hooks.enter_context(site.module.register_forward_pre_hook(look, with_kwargs=True))
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
-    def _input(self, name: str, part: str) -> Callable[..., None]:
-        place = _INPUTS[part]
+    def _see_input(
+        self, name: str, place: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        x = args[place] if len(args) > place else kwargs.get(_ARGUMENTS[place])
+        if self.seeing and isinstance(x, Tensor):
+            self._add_inputs(name, x.detach().reshape(-1, x.shape[-1]), None, x.shape[-1])
 
-        def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            x = args[place] if len(args) > place else kwargs.get(_ARGUMENTS[place])
-            if self.seeing and isinstance(x, Tensor):
-                self._add_inputs(name, x.detach().reshape(-1, x.shape[-1]), None, x.shape[-1])
+    def _see_output(
+        self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], y: Any
+    ) -> Any:
+        x = args[0] if args else next(iter(kwargs.values()), None)
+        if not (self.seeing and isinstance(x, Tensor) and isinstance(y, Tensor)):
+            return None
+        X = input_rows(module, x.detach())
+        if not torch.is_grad_enabled():
+            self._add_inputs(name, X, None, y.shape[-1])
+            return None
+        version = x._version
+        probe = torch.zeros((), dtype=y.dtype, device=y.device, requires_grad=True)
+        made = y + probe
 
-        return look
+        def back(g: Tensor) -> None:
+            if x._version == version:  # else the input was overwritten since
+                g = g.movedim(-3, -1) if isinstance(module, nn.Conv2d) else g
+                self._add(name, X, g.detach().reshape(-1, g.shape[-1]))
 
-    def _output(self, name: str, site: Site) -> Callable[..., Any]:
-        def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], y: Any) -> Any:
-            x = args[0] if args else next(iter(kwargs.values()), None)
-            if not (self.seeing and isinstance(x, Tensor) and isinstance(y, Tensor)):
-                return None
-            X = input_rows(module, x.detach())
-            if not torch.is_grad_enabled():
-                self._add_inputs(name, X, None, y.shape[-1])
-                return None
-            version = x._version
-            probe = torch.zeros((), dtype=y.dtype, device=y.device, requires_grad=True)
-            made = y + probe
-
-            def back(g: Tensor) -> None:
-                if x._version == version:  # else the input was overwritten since
-                    g = g.movedim(-3, -1) if isinstance(module, nn.Conv2d) else g
-                    self._add(name, X, g.detach().reshape(-1, g.shape[-1]))
-
-            made.register_hook(back)
-            self.probes.append(probe)
-            return made
-
-        return look
+        made.register_hook(back)
+        self.probes.append(probe)
+        return made
 
     @torch.no_grad()
     def _add(self, name: str, X: Tensor, g: Tensor) -> None:
@@ -194,7 +184,7 @@ class Watch:
         mean = 0.0 if found.inputs is None else float(found.inputs.diagonal().mean())
         C, S = ridged_(found.inputs, found.rows), ridged_(found.outputs, found.rows, 1e-3)
         C, S = (None if t is None else t.cpu() for t in (C, S))  # together they are larger than the model
-        if not self.sensitive:
+        if not self.differentiable:
             return Metric(C).relative(unit.size, unit.matrices)
         if found.outputs is None or found.inputs is None:
             return Metric(C, None, found.total / (m * n))
@@ -209,17 +199,15 @@ class Watch:
         return torch.randperm(rows, generator=self.generator)[: max(1, int(ratio * rows))]
 
 
-def _owned(site: Site, part: str) -> list[tuple[nn.Parameter, int | None]]:
-    """The parameters that hold a part whose outputs are not seen, and which third of a joint one it is."""
-    owned, joint = site.module._parameters, site.module._parameters.get("in_proj_weight")
-    found: list[tuple[nn.Parameter | None, int | None]]
+def _owned(site: Site, part: str) -> tuple[nn.Parameter, int | None]:
+    """The parameter that holds a part whose outputs are not seen, and which third of a joint one it is."""
+    owned: Any = site.owners[part == "out_proj"]._parameters
     if part == "out_proj":
-        found = [(site.owners[1]._parameters["weight"], None)]
-    elif site.kind in RECURRENT:
-        found = [(owned[part], None)]
-    else:
-        found = [(owned[f"{part}_weight"], None) if joint is None else (joint, _INPUTS[part])]
-    return [(p, third) for p, third in found if p is not None]
+        return owned["weight"], None
+    if site.kind in RECURRENT:
+        return owned[part], None
+    joint = owned.get("in_proj_weight")
+    return (owned[f"{part}_weight"], None) if joint is None else (joint, _INPUTS[part])
 
 
 def ridged_(gram: Tensor | None, rows: int | None, least: float = 1e-6) -> Tensor | None:

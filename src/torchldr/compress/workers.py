@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import math
 import os
+import pickle
 import signal
 import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, as_completed
-from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import Any, Generic, NamedTuple, Self, TypeVar
@@ -20,9 +21,9 @@ from torch import Tensor
 from ..matrices import Projection, get_structure
 from ..progress import Report, silent
 from .candidates import SCREEN_EFFORT, Weight, bound, exact, looks, plain_curve
-from .checkpoint.files import TensorFile, TensorFolder, TensorWeight
+from .checkpoint.files import TensorFiles, TensorWeight
 from .metric import PLAIN, Metric, project
-from .pieces import Piece, Pieces
+from .pieces import Pieces
 from .progress import PROJECTING, Clock
 from .structure import Structure
 
@@ -31,50 +32,58 @@ DEADLINE = 0.9  # of the time: then projections are quick ones
 _LARGE = 1 << 16
 
 
-class Packed(NamedTuple):
-    """A tensor as bytes: torch's own way between processes keeps a file open for each."""
+class Luggage:
+    """What may go to another process, its tensors as bytes: torch's own way keeps a file open for each."""
 
-    data: bytes
-    shape: tuple[int, ...]
-    dtype: torch.dtype
+    def __init__(self, value: Any) -> None:
+        self.value = value
 
-    @classmethod
-    def of(cls, tensor: Tensor) -> Packed:
-        flat = tensor.detach().to("cpu").contiguous().reshape(-1)
-        return cls(flat.view(torch.uint8).numpy().tobytes(), tuple(tensor.shape), tensor.dtype)
+    def __reduce__(self) -> tuple[Callable[[bytes], Luggage], tuple[bytes]]:
+        stream = io.BytesIO()
+        _Packer(stream).dump(self.value)
+        return _unpacked, (stream.getvalue(),)
 
-    def tensor(self) -> Tensor:
-        return torch.frombuffer(bytearray(self.data), dtype=self.dtype).reshape(self.shape)
+
+class _Packer(pickle.Pickler):
+    def reducer_override(self, value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return NotImplemented
+        flat = value.detach().to("cpu").contiguous().reshape(-1)
+        return _tensor, (flat.view(torch.uint8).numpy().tobytes(), tuple(value.shape), value.dtype)
+
+
+def _tensor(data: bytes, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape)
+
+
+def _unpacked(data: bytes) -> Luggage:
+    return Luggage(pickle.loads(data))
 
 
 class Form(NamedTuple, Generic[T]):
     """How results are kept: as a piece, or not at all (None), and back."""
 
-    pack: Callable[[T], Piece | None]
-    unpack: Callable[[Piece], T]
+    pack: Callable[[T], Any]
+    unpack: Callable[[Any], T]
 
 
 @dataclass(frozen=True)
 class Parcel:
-    """A weight as it goes to a process, with what its errors count by."""
+    """A weight to work on, and what its errors count by: None for its number of entries."""
 
-    weight: TensorWeight | list[Packed] | list[Tensor]
-    inputs: Packed | Tensor | None = None
-    outputs: Packed | Tensor | None = None
-    scale: float | None = None  # None: the weight counts by its number of entries
+    weight: Weight | list[Tensor]
+    counts: Metric | None = None
 
     @property
     def matrices(self) -> list[Tensor]:
-        if isinstance(self.weight, TensorWeight):
-            return self.weight.matrices
-        return [W.tensor() if isinstance(W, Packed) else W for W in self.weight]
+        return self.weight if isinstance(self.weight, list) else self.weight.matrices
 
     def metric(self) -> Metric:
-        C, S = (t.tensor() if isinstance(t, Packed) else t for t in (self.inputs, self.outputs))
-        if self.scale is not None:
-            return Metric(C, S, self.scale)
+        """One for a single piece of work: what it keeps goes with it."""
+        if self.counts is not None:
+            return replace(self.counts)
         matrices = self.matrices
-        return Metric(C, S).relative(sum(W.numel() for W in matrices), matrices)
+        return PLAIN.relative(sum(W.numel() for W in matrices), matrices)
 
 
 class Workers:
@@ -90,6 +99,9 @@ class Workers:
         clock: the time that the work may take.
         report: called with (stage, done, total).
         seed: of what is drawn.
+
+    Attributes:
+        metrics: what errors of weights count by, by their names; of others, by the number of entries.
     """
 
     def __init__(
@@ -111,11 +123,7 @@ class Workers:
         self.jobs, self.interrupted, self.pieces = jobs, False, Pieces() if pieces is None else pieces
         self.clock, self.report, self.seed = clock or Clock(None), report, seed
         self._given = self._pool = executor
-
-    @property
-    def here(self) -> bool:
-        """Whether functions run in this process, one after the other."""
-        return self._pool is None
+        self.metrics: dict[str, Metric] = {}
 
     def __enter__(self) -> Self:
         if self._pool is None and self.jobs > 1:
@@ -130,33 +138,14 @@ class Workers:
             self._pool.shutdown(wait=kind is None and not self.interrupted, cancel_futures=True)
             self._life.close()  # ends what still runs at once, whatever it is doing
 
-    def parcel(self, weight: Weight, metric: Metric | None = None) -> Parcel:
+    def parcel(self, weight: Weight, *, plain: bool = False) -> Parcel:
         """A weight for `run`: one of a file goes to our processes by its name, others by their numbers."""
-        pack: Callable[[Tensor], Any] = (lambda t: t) if self.here else Packed.of
-        more: dict[str, Any] = {}
-        if metric is not None:
-            parts = {"inputs": metric.inputs, "outputs": metric.outputs}
-            more = {name: None if t is None else pack(t) for name, t in parts.items()}
-            more["scale"] = metric.scale
+        metric = None if plain else self.metrics.get(weight.name)
         # A given executor may run on another machine, which need not have the file.
-        source = weight.source if isinstance(weight, TensorWeight) else None
-        if self._given is None and isinstance(source, TensorFile | TensorFolder):
-            return Parcel(TensorWeight(source, weight.name), **more)
-        return Parcel([pack(W) for W in weight.matrices], **more)
+        named = isinstance(weight, TensorWeight) and isinstance(weight.source, TensorFiles)
+        return Parcel(weight if named and self._given is None else weight.matrices, metric)
 
     def run(
-        self,
-        stages: Sequence[str],
-        function: Callable[..., T],
-        arguments: Sequence[Sequence[Any]],
-        keys: Sequence[str] = (),
-        form: Form[T] | None = None,
-    ) -> list[T]:
-        """function(*a) for each of the arguments, in their order; see `some`."""
-        found = self.some(stages, function, arguments, keys=keys, form=form)
-        return [found[i] for i in range(len(arguments))]
-
-    def some(
         self,
         stages: Sequence[str],
         function: Callable[..., T],
@@ -166,7 +155,7 @@ class Workers:
         keys: Sequence[str] = (),
         form: Form[T] | None = None,
     ) -> dict[int, T]:
-        """function(*a) for as many of the arguments as there is time for, by their places.
+        """function(*a) for all of the arguments, or as many as there is time for, by their places in order.
 
         Args:
             stages: what each is called in the progress.
@@ -180,57 +169,54 @@ class Workers:
         Raises:
             ChildProcessError: where a process ended without a result.
         """
-        form = form or Form(lambda result: Piece(result, {}), lambda piece: piece.value)
+        form = form or Form(lambda result: result, lambda piece: piece)
         known = {i: piece for i, key in enumerate(keys) if (piece := self.pieces.get(key)) is not None}
         results: dict[int, T] = {i: form.unpack(piece) for i, piece in known.items()}
         todo = [i for i in range(len(arguments)) if i not in known]
+        futures: dict[Future[Luggage], int] = {}
 
         def finished(i: int, result: T) -> None:
             if keys and self.pieces.folder is not None and (piece := form.pack(result)) is not None:
-                result = form.unpack(self.pieces.put(keys[i], *piece))
+                result = form.unpack(self.pieces.put(keys[i], piece))
             results[i] = result
 
+        def cancel() -> None:
+            for future in futures:
+                future.cancel()
+
         try:
+            if self.interrupted:
+                return results
             if self._pool is None:
                 for i in todo:
-                    if self.interrupted or stop():
+                    if stop():
                         break
                     self.report(stages[i], len(results), len(arguments))
                     finished(i, function(*arguments[i]))
-            elif not self.interrupted:
-                with closing(_as_done(self._pool, function, {i: arguments[i] for i in todo}, stop)) as done:
-                    for i, result in done:
-                        finished(i, result)
+            else:
+                futures |= {self._pool.submit(_call, function, Luggage(arguments[i])): i for i in todo}
+                for done in as_completed(futures):
+                    if not done.cancelled():
+                        i = futures[done]
+                        finished(i, done.result().value)
                         self.report(stages[i], len(results), len(arguments))
+                        if stop():
+                            cancel()
         except KeyboardInterrupt:
             if not (partial and results):
                 raise
             self.interrupted = True
-        return results
+        except BrokenExecutor:
+            raise ChildProcessError(
+                "a process ended without a result, perhaps for want of memory; try fewer jobs."
+            ) from None
+        finally:
+            cancel()  # at an error or an interrupt, what was not begun
+        return dict(sorted(results.items()))
 
 
-def _as_done(
-    pool: Executor,
-    function: Callable[..., T],
-    arguments: Mapping[int, Sequence[Any]],
-    stop: Callable[[], bool],
-) -> Generator[tuple[int, T], None, None]:
-    """Places and results as they are done; once it is closed, or `stop` says so, no other is begun."""
-    places: dict[Future[T], int] = {pool.submit(function, *given): i for i, given in arguments.items()}
-    try:
-        for done in as_completed(places):
-            if not done.cancelled():
-                yield places[done], done.result()
-                if stop():
-                    for other in places:
-                        other.cancel()
-    except BrokenExecutor:
-        raise ChildProcessError(
-            "a process ended without a result, perhaps for want of memory; try fewer jobs."
-        ) from None
-    finally:
-        for other in places:
-            other.cancel()  # at an error or an interrupt, what was not begun
+def _call(function: Callable[..., Any], given: Luggage) -> Luggage:
+    return Luggage(function(*given.value))
 
 
 def _start(life: Connection, threads: int) -> None:
@@ -253,10 +239,9 @@ class FirstLook(NamedTuple):
     bounds: list[float]
 
 
-FIRST_LOOK: Form[FirstLook] = Form(lambda look: Piece(look, {}), lambda piece: FirstLook(*piece.value))
 # A look that was given up for want of time is taken again.
 LOOKS: Form[list[float]] = Form(
-    lambda found: Piece(found, {}) if all(map(math.isfinite, found)) else None, lambda piece: piece.value
+    lambda found: found if all(map(math.isfinite, found)) else None, lambda piece: piece
 )
 
 
@@ -303,53 +288,36 @@ def projections(parcel: Parcel, structure: Structure, seed: int, deadline: float
     return [project(W, structure, metric, seed, 1.0, deadline) for W in parcel.matrices]
 
 
-def _pack_projections(made: list[Projection]) -> Piece:
-    tensors = {f"{i}.{name}": t for i, p in enumerate(made) for name, t in p.matrix.tensors.items()}
-    value = [
-        (p.matrix.name, (p.matrix.out_features, p.matrix.in_features), p.matrix.options, *p[1:]) for p in made
-    ]
-    return Piece(value, tensors)
-
-
-def _unpack_projections(piece: Piece) -> list[Projection]:
-    made = []
-    for i, (name, (m, n), options, *residuals) in enumerate(piece.value):
-        tensors = {
-            key.removeprefix(f"{i}."): t for key, t in piece.tensors.items() if key.startswith(f"{i}.")
-        }
-        made.append(Projection(get_structure(name).unchecked(m, n, tensors, options), *residuals))
-    return made
-
-
-PROJECTIONS = Form(_pack_projections, _unpack_projections)
+PROJECTIONS: Form[list[Projection]] = Form(
+    lambda made: [
+        [
+            p.matrix.name,
+            (p.matrix.out_features, p.matrix.in_features),
+            p.matrix.options,
+            p.matrix.tensors,
+            *p[1:],
+        ]
+        for p in made
+    ],
+    lambda piece: [
+        Projection(get_structure(name).unchecked(m, n, tensors, options), *residuals)
+        for name, (m, n), options, tensors, *residuals in piece
+    ],
+)
 
 
 def project_all(
     workers: Workers,
     weights: Sequence[Weight],
     structures: Sequence[Structure],
-    metrics: Mapping[str, Metric],
 ) -> list[list[Projection]]:
     """`projections` of each of the weights, wherever the workers are; quick ones where time is short."""
     pairs, deadline = list(zip(weights, structures, strict=True)), workers.clock.deadline(DEADLINE)
     stages = [f"{PROJECTING} {weight.name}" for weight in weights]
-    arguments = [(workers.parcel(w, metrics.get(w.name)), s, workers.seed, deadline) for w, s in pairs]
-    if workers.here:
-        keys = [f"{weight.name} as {structure}" for weight, structure in pairs]
-        made = workers.run(stages, projections, arguments, keys, PROJECTIONS)
-    else:
-        found = workers.run(stages, project_packed, arguments)
-        tensors = [{name: packed.tensor() for name, packed in some.items()} for _, some in found]
-        made = [_unpack_projections(Piece(value, t)) for (value, _), t in zip(found, tensors, strict=True)]
+    arguments = [(workers.parcel(w), s, workers.seed, deadline) for w, s in pairs]
+    keys = [f"{weight.name} projected as {structure}" for weight, structure in pairs]
+    made = workers.run(stages, projections, arguments, keys=keys, form=PROJECTIONS).values()
     return [  # files and processes give them back on the CPU
         [p._replace(matrix=p.matrix.to(weight.matrices[0].device)) for p in some]
         for weight, some in zip(weights, made, strict=True)
     ]
-
-
-def project_packed(
-    parcel: Parcel, structure: Structure, seed: int, deadline: float | None
-) -> tuple[Any, dict[str, Packed]]:
-    """The same as `projections`, ready to travel."""
-    value, tensors = _pack_projections(projections(parcel, structure, seed, deadline))
-    return value, {name: Packed.of(t) for name, t in tensors.items()}

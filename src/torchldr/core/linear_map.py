@@ -127,7 +127,8 @@ class LinearMap:
         if found is None:
             raise TypeError(
                 f"{type(self).__name__} has no displacement operators of its own; "
-                "torchldr.algebra.displacement(M, A, B) takes them as arguments."
+                "torchldr.algebra.displacement(M, A, B) takes them as arguments. (Operators that are learned "
+                "apart count as different outside of torch.no_grad(), whatever their values.)"
             )
         return found
 
@@ -160,6 +161,8 @@ class LinearMap:
 
     def recompress(self, tol: float | None = None, structure: str | None = None) -> LinearMap:
         """The same matrix with the fewest generators, as a member of a structured class where one fits.
+
+        Operators that are learned apart count as different, whatever their values, unless gradients are off.
 
         Args:
             tol: as for `displacement_rank`.

@@ -1,12 +1,12 @@
 """Export: models with structured layers for torch.export, ONNX and C."""
 
 from .c import CReport, to_c
+from .check import ExportError
 from .compare import Comparison, compare
 from .forms import MODES, product_module, register_form
 from .layers import ExportedLayer
-from .onnx import to_onnx
+from .onnx import ExportReport, to_onnx
 from .program import to_program
-from .report import ExportError, ExportReport
 
 __all__ = [
     "MODES",

@@ -1,9 +1,9 @@
-"""An exported file against its model, in onnxruntime."""
+"""What an export computes against its model, and the error of all exports."""
 
 from __future__ import annotations
 
 import os
-from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -12,19 +12,22 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from .inputs import Inputs
-from .report import ExportError, first_line
 
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-10}
 
 
+class ExportError(RuntimeError):
+    """A model that cannot be exported as asked, or whose exported file computes something else."""
+
+
+def first_line(error: BaseException) -> str:
+    """What another package's error says, in one line."""
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
 def require(who: str, *packages: str) -> None:
     """One clear error where packages are missing."""
-    missing = []
-    for package in packages:
-        try:
-            import_module(package)
-        except ImportError:
-            missing.append(package)
+    missing = [package for package in packages if find_spec(package) is None]
     if missing:
         raise ImportError(f"{who} needs {', '.join(missing)}: pip install 'torchldr[onnx]'.")
 
@@ -95,11 +98,7 @@ def check_file(file: bytes, model: nn.Module, examples: list[Inputs], tolerance:
                 f"to_onnx: onnxruntime fails on inputs of shapes {shapes}: {first_line(error)}"
             ) from error
         worst = max(worst, deviation(found, outputs(model, inputs)))
-    if not worst <= tolerance:
-        raise ExportError(
-            f"to_onnx: onnxruntime's results differ from the model's by {worst:.1e} of the largest entry, "
-            f"more than tolerance={tolerance:.1e}; nothing was written."
-        )
+    _require_near("to_onnx", "onnxruntime's", worst, tolerance, "; nothing was written")
     return worst
 
 
@@ -109,10 +108,14 @@ def check_program(
     """An error where a program differs from its model."""
     found = [output.numpy() for output in outputs(program.module(), inputs)]
     worst = deviation(found, outputs(model, inputs), "to_program")
+    _require_near("to_program", "the program's", worst, tolerance)
+
+
+def _require_near(who: str, whose: str, worst: float, tolerance: float, rest: str = "") -> None:
     if not worst <= tolerance:
         raise ExportError(
-            f"to_program: the program's results differ from the model's by {worst:.1e} of the largest entry, "
-            f"more than tolerance={tolerance:.1e}."
+            f"{who}: {whose} results differ from the model's by {worst:.1e} of the largest entry, more than "
+            f"tolerance={tolerance:.1e}{rest}."
         )
 
 

@@ -88,16 +88,9 @@ def compare(
         calls = {mode: partial(s.run, None, feeds(s, inputs)) for mode, s in sessions.items()}
         times = minimum_seconds(calls, repeats, seconds)
     dense = reports["dense"].bytes, times["dense"]
-    rows = [
-        Measured(
-            mode,
-            report.bytes,
-            dense[0] / report.bytes,
-            loads[mode],
-            times[mode],
-            dense[1] / times[mode],
-            float("nan") if report.deviation is None else report.deviation,
-        )
-        for mode, report in reports.items()
-    ]
+    rows = []
+    for mode, report in reports.items():
+        smaller, faster = dense[0] / report.bytes, dense[1] / times[mode]
+        off = float("nan") if report.deviation is None else report.deviation
+        rows.append(Measured(mode, report.bytes, smaller, loads[mode], times[mode], faster, off))
     return Comparison(tuple(rows))

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 
-from .layers import DOMAIN
-from .report import ExportError
+from .check import ExportError
+from .layers import DOMAIN, Held
 
 _LAST = np.iinfo(np.int64).max
 _FLOAT, _DOUBLE = 1, 11  # of onnx.TensorProto
@@ -74,15 +74,6 @@ class Builder:
         self.nodes.append(node)
         self._own.update(node.output)
 
-    def renamed(self, name: str, output: str) -> None:
-        from onnx import helper
-
-        self.add(helper.make_node("Identity", [name], [output]))
-
-    def inner(self, inputs: Iterable[str]) -> Builder:
-        """A builder for the body of a loop with these inputs."""
-        return Builder(self.opset, (), self, inputs)
-
     def _name(self) -> str:
         if self._outer is not None:
             return self._outer._name()
@@ -92,8 +83,8 @@ class Builder:
 class Symbol:
     """A tensor of the graph, with the interface of torch's as far as products use it."""
 
-    def __init__(self, builder: Builder, name: str, shape: Sequence[Size], *, pairs: bool = False) -> None:
-        self.builder, self.name, self.shape, self.pairs = builder, name, tuple(shape), pairs
+    def __init__(self, builder: Builder, name: str, shape: Sequence[Size]) -> None:
+        self.builder, self.name, self.shape = builder, name, tuple(shape)
 
     ndim = property(lambda self: len(self.shape))
 
@@ -105,6 +96,10 @@ class Symbol:
 
     def _axis(self, axis: int) -> int:
         return axis % len(self.shape)
+
+    def _shape(self, axis: int, *sizes: Size) -> tuple[Size, ...]:
+        """The shape with these sizes in the place of one."""
+        return *self.shape[:axis], *sizes, *self.shape[axis + 1 :]
 
     # Elementwise operations and products.
 
@@ -135,8 +130,7 @@ class Symbol:
 
     def sum(self, axis: int, keepdim: bool = False) -> Symbol:
         axis = self._axis(axis)
-        middle = (1,) if keepdim else ()
-        shape = (*self.shape[:axis], *middle, *self.shape[axis + 1 :])
+        shape = self._shape(axis, 1) if keepdim else self._shape(axis)
         return self._new(shape, "ReduceSum", self.name, self._integers(axis), keepdims=int(keepdim))
 
     # Shapes.
@@ -148,9 +142,7 @@ class Symbol:
 
     def squeeze(self, axis: int) -> Symbol:
         axis = self._axis(axis)
-        return self._new(
-            self.shape[:axis] + self.shape[axis + 1 :], "Squeeze", self.name, self._integers(axis)
-        )
+        return self._new(self._shape(axis), "Squeeze", self.name, self._integers(axis))
 
     def reshape(self, *shape: Any) -> Symbol:
         sizes = list(shape[0]) if isinstance(shape[0], tuple) else list(shape)
@@ -178,9 +170,8 @@ class Symbol:
     # Parts.
 
     def _slice(self, axis: int, start: int, end: int, step: int, size: Size) -> Symbol:
-        shape = (*self.shape[:axis], size, *self.shape[axis + 1 :])
         bounds = [self._integers(v) for v in (start, end, axis, step)]
-        return self._new(shape, "Slice", self.name, *bounds)
+        return self._new(self._shape(axis, size), "Slice", self.name, *bounds)
 
     def flip(self, axis: int) -> Symbol:
         axis = self._axis(axis)
@@ -188,8 +179,7 @@ class Symbol:
 
     def index_select(self, axis: int, index: Symbol) -> Symbol:
         axis = self._axis(axis)
-        shape = (*self.shape[:axis], *index.shape, *self.shape[axis + 1 :])
-        return self._new(shape, "Gather", self.name, index.name, axis=axis)
+        return self._new(self._shape(axis, *index.shape), "Gather", self.name, index.name, axis=axis)
 
     def __getitem__(self, index: Any) -> Symbol:
         parts = index if isinstance(index, tuple) else (index,)
@@ -202,8 +192,7 @@ class Symbol:
             size = made.shape[axis]
             if isinstance(part, int):
                 scalar = self.builder.constant(np.array(part % size if size else part, dtype=np.int64))
-                shape = made.shape[:axis] + made.shape[axis + 1 :]
-                made = made._new(shape, "Gather", made.name, scalar, axis=axis)
+                made = made._new(made._shape(axis), "Gather", made.name, scalar, axis=axis)
                 continue
             if part != slice(None):
                 assert size is not None
@@ -232,12 +221,7 @@ def _cat(parts: Sequence[Symbol], axis: int = 0) -> Symbol:
     first = parts[0]
     axis = first._axis(axis)
     total = sum(part.shape[axis] or 0 for part in parts)
-    shape = (*first.shape[:axis], total, *first.shape[axis + 1 :])
-    return first._new(shape, "Concat", *(part.name for part in parts), axis=axis)
-
-
-def _stack(parts: Sequence[Symbol], axis: int = 0) -> Symbol:
-    return _cat([part.unsqueeze(axis) for part in parts], axis)
+    return first._new(first._shape(axis, total), "Concat", *(part.name for part in parts), axis=axis)
 
 
 def _pad(x: Symbol, widths: Sequence[int], *_: Any, **__: Any) -> Symbol:
@@ -251,14 +235,6 @@ def _pad(x: Symbol, widths: Sequence[int], *_: Any, **__: Any) -> Symbol:
     return x._new(shape, "Pad", x.name, x._integers(*[0] * len(behind), *behind))
 
 
-def _complex(x: Symbol) -> Symbol:
-    return Symbol(x.builder, x.name, x.shape[:-1], pairs=True)
-
-
-def _real(x: Symbol) -> Symbol:
-    return Symbol(x.builder, x.name, (*x.shape, 2))
-
-
 def _dft(x: Symbol, inverse: int) -> Symbol:
     axis = len(x.shape) - 1
     if x.builder.opset < 20:
@@ -266,15 +242,16 @@ def _dft(x: Symbol, inverse: int) -> Symbol:
     else:
         place = x.builder.constant(np.array(axis, dtype=np.int64))
         name = x.builder.node("DFT", x.name, "", place, inverse=inverse)
-    return Symbol(x.builder, name, x.shape, pairs=True)
+    return Symbol(x.builder, name, x.shape)
 
 
 _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     torch.cat: _cat,
-    torch.stack: _stack,
+    torch.stack: lambda parts, axis=0: _cat([part.unsqueeze(axis) for part in parts], axis),
     functional.pad: _pad,
-    torch.view_as_complex: _complex,
-    torch.view_as_real: _real,
+    # A complex tensor is one of pairs, whose last axis its shape does not have.
+    torch.view_as_complex: lambda x: Symbol(x.builder, x.name, x.shape[:-1]),
+    torch.view_as_real: lambda x: Symbol(x.builder, x.name, (*x.shape, 2)),
     torch.fft.fft: lambda x: _dft(x, 0),
     torch.fft.ifft: lambda x: _dft(x, 1),
     functional.embedding: lambda index, x, **_: x.index_select(0, index),
@@ -286,7 +263,10 @@ def write(product: nn.Module, x: Symbol) -> Symbol:
     kept = [(part, part._buffers) for part in product.modules()]
     try:
         for part, buffers in kept:
-            symbols: Any = {name: _initializer(x.builder, values) for name, values in buffers.items()}
+            symbols: dict[str, Any] = {}
+            for name, t in buffers.items():
+                known = None if t is None else x.builder.constant(t.detach().cpu().numpy())
+                symbols[name] = None if t is None else Symbol(x.builder, str(known), t.shape)
             part._buffers = symbols
         return product(x)
     finally:
@@ -294,19 +274,12 @@ def write(product: nn.Module, x: Symbol) -> Symbol:
             part._buffers = buffers
 
 
-def _initializer(builder: Builder, values: Tensor | None) -> Symbol | None:
-    if values is None:
-        return None
-    return Symbol(builder, builder.constant(values.detach().cpu().numpy()), values.shape)
-
-
-def expand(model: Any, products: Sequence[nn.Module], sizes: Sequence[int], opset: int) -> None:
+def expand(model: Any, held: Held, opset: int) -> None:
     """Replace the placeholders of an ONNX model by the nodes of their products, in place.
 
     Args:
         model: an onnx.ModelProto.
-        products: the modules, by the index of their placeholder.
-        sizes: in_features of each.
+        held: the products, by the index of their placeholder, and in_features of each.
         opset: of the model.
     """
     taken = {value.name for value in model.graph.initializer}
@@ -314,7 +287,7 @@ def expand(model: Any, products: Sequence[nn.Module], sizes: Sequence[int], opse
         taken |= {value.name for value in graph.input}
         taken |= {name for node in graph.node for name in (*node.input, *node.output)}
     builder = Builder(opset, taken)
-    _expand(model.graph, builder, products, sizes)
+    _expand(model.graph, builder, held)
     model.graph.initializer.extend(builder.initializers)
     for imported in [each for each in model.opset_import if each.domain == DOMAIN]:
         model.opset_import.remove(imported)
@@ -332,16 +305,19 @@ def bodies(node: Any) -> list[Any]:
     return [attribute.g for attribute in node.attribute if attribute.HasField("g")]
 
 
-def _expand(graph: Any, builder: Builder, products: Sequence[nn.Module], sizes: Sequence[int]) -> None:
+def _expand(graph: Any, builder: Builder, held: Held) -> None:
+    from onnx import helper
+
     for node in graph.node:
         if node.domain != DOMAIN:
             for body in bodies(node):
-                _expand(body, builder.inner(value.name for value in body.input), products, sizes)
+                inner = Builder(builder.opset, (), builder, (value.name for value in body.input))
+                _expand(body, inner, held)
             builder.add(node)
             continue
-        index = node.attribute[0].i
-        made = write(products[index], Symbol(builder, node.input[0], (None, sizes[index])))
-        builder.renamed(made.name, node.output[0])
+        product, size = held[node.attribute[0].i]
+        made = write(product, Symbol(builder, node.input[0], (None, size)))
+        builder.add(helper.make_node("Identity", [made.name], [node.output[0]]))
     nodes = list(builder.nodes)
     del graph.node[:]
     graph.node.extend(nodes)

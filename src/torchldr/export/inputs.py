@@ -50,8 +50,7 @@ def take_inputs(who: str, model: nn.Module, example: Any) -> Inputs:
         raise TypeError(
             f"{who}: example_inputs do not fit {type(model).__name__}.forward: {error}."
         ) from error
-    bound_kwargs = {name: kwargs[name] for name in bound.arguments if name in kwargs}
-    kwargs = {**bound_kwargs, **{k: v for k, v in kwargs.items() if k not in bound_kwargs}}
+    kwargs = {**{name: kwargs[name] for name in bound.arguments if name in kwargs}, **kwargs}
     positional = [name for name in bound.arguments if name not in kwargs][: len(args)]
     positional += [f"input_{i}" for i in range(len(positional), len(args))]
     made = Inputs(args, kwargs, (*positional, *kwargs))

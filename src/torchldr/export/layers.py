@@ -11,17 +11,19 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from ..compress.layers import keep_state
+from ..compress.layers import keep_state, plain_linear, replace_modules
 from ..core.stacks import unbound
 from ..functional.exported.convolution import numbers
 from ..functional.exported.dense import DenseWeight
 from ..matrices import StructuredMatrix
 from ..nn import StructuredChannels, StructuredLinear
 from ..nn.recurrent.base import StructuredRecurrent
+from ..nn.tensors import runs_as_made
 from .forms import product_module
 from .recurrent import run_in_loops_
 
 DOMAIN, OPERATOR = "torchldr", "Product"  # of the node that stands for a product
+Held = list[tuple[nn.Module, int]]  # products that stand aside, and their in_features
 
 
 class ExportedLayer(NamedTuple):
@@ -105,19 +107,6 @@ class Placeholder(nn.Module):
         )
 
 
-class Held:
-    """Products that stand aside while torch's exporter sees placeholders, by the index of those."""
-
-    def __init__(self) -> None:
-        self.products: list[nn.Module] = []
-        self.sizes: list[int] = []  # in_features
-
-    def add(self, product: nn.Module, matrix: StructuredMatrix) -> nn.Module:
-        self.products.append(product)
-        self.sizes.append(matrix.in_features)
-        return Placeholder(len(self.products) - 1, matrix.out_features)
-
-
 class _Maker:
     """Replacements in one mode, and what was done."""
 
@@ -132,7 +121,8 @@ class _Maker:
         """What the exporter is shown of a product: itself, or a placeholder for it."""
         if self.held is None or isinstance(product, DenseWeight):
             return product
-        return self.held.add(product, matrix)
+        self.held.append((product, matrix.in_features))
+        return Placeholder(len(self.held) - 1, matrix.out_features)
 
     def note(
         self, name: str, structure: type[StructuredMatrix], shape: Any, made: Sequence[nn.Module]
@@ -147,10 +137,7 @@ class _Maker:
         self.note(name, layer.structure, matrix.shape, [product])
         if not isinstance(product, DenseWeight):
             return FlatLinear(self.shown(product, matrix), layer.bias, layer.out_features)
-        made = nn.utils.skip_init(nn.Linear, layer.in_features, layer.out_features, bias=False)
-        made.weight = nn.Parameter(product.weight, requires_grad=False)
-        made._parameters["bias"] = layer.bias
-        return made
+        return plain_linear(product.weight, layer.bias, learned=False)
 
     def channels(self, name: str, layer: StructuredChannels) -> nn.Module:
         grid = layer.grid
@@ -165,6 +152,7 @@ class _Maker:
 
     def recurrent_(self, name: str, layer: StructuredRecurrent) -> None:
         """Let a layer multiply by products that are modules, in place."""
+        _keep_a_parameter_(layer)
         for part, stack in layer._stacks().items():
             matrices = list(stack.matrix())
             products = [self.product(matrix) for matrix in matrices]
@@ -175,10 +163,13 @@ class _Maker:
                 if len(dense) == len(products)
                 else StackedProduct(list(map(self.shown, products, matrices)))
             )
-            like = matrices[0].tensors[stack.structure.scaled[0]]
-        if next(layer.parameters(), None) is None:  # the layer asks one for its dtype
-            layer.register_parameter("_like", nn.Parameter(like.new_empty(0), requires_grad=False))
         run_in_loops_(layer, onnx=self.held is not None)
+
+
+def _keep_a_parameter_(layer: nn.Module) -> None:
+    """One without numbers where others become constants: the layer asks its first one for its dtype."""
+    like = next(layer.parameters())
+    layer.register_parameter("_like", nn.Parameter(like.new_empty(0), requires_grad=False))
 
 
 @torch.no_grad()
@@ -193,25 +184,26 @@ def exportable(
     Args:
         model: any module.
         mode, plan: see `forms.product_module`.
-        held: where to keep products that the exporter sees as placeholders; None shows it the products
-            themselves, and then no graph computes a matrix from its parameters.
+        held: where to keep products that the exporter sees as placeholders, by the index of these; None
+            shows it the products themselves, and then no graph computes a matrix from its parameters.
     """
     model = copy.deepcopy(model).cpu().eval()
     made: dict[int, nn.Module] = {}
     maker = _Maker(mode, plan, held)
     for name, module in list(model.named_modules()):
+        if isinstance(module, StructuredLinear | StructuredChannels) and not runs_as_made(module):
+            continue
         if isinstance(module, StructuredLinear):
             made[id(module)] = maker.linear(name, module)
         elif isinstance(module, StructuredChannels) and module.grid is not None:
             made[id(module)] = maker.channels(name, module)
+        elif isinstance(module, StructuredChannels):
+            _keep_a_parameter_(module)  # its one matrix is a StructuredLinear
         elif isinstance(module, StructuredRecurrent):
             maker.recurrent_(name, module)
-    for module in list(model.modules()):
         if id(module) in made:
             keep_state(module, made[id(module)])
-        for key, child in module._modules.items():
-            if child is not None and id(child) in made:
-                module._modules[key] = made[id(child)]
+    replace_modules(model, made)
     return made.get(id(model), model).eval().requires_grad_(False), maker.rows
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -14,15 +16,49 @@ from torch import nn
 
 from ..core.checks import check_choices
 from ..whole_file import whole_file
-from .check import check_file, default_tolerance, require
+from .check import ExportError, check_file, default_tolerance, first_line, require
 from .forms import MODES, PLANS
 from .graph import expand, graphs
 from .inputs import Inputs, random_like, take_inputs
-from .layers import Held, check_dtypes, exportable
+from .layers import ExportedLayer, Held, check_dtypes, exportable
 from .program import input_shapes, quiet, reference, traced
-from .report import ExportError, ExportReport, first_line
 
 OPSETS = range(18, 24)
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """What `to_onnx` wrote.
+
+    Attributes:
+        path: the file.
+        mode: "fft", "matmul" or "dense".
+        opset: of the file.
+        bytes: its size.
+        layers: what became of each structured layer.
+        operators: the file's operators with their numbers.
+        deviation: the largest difference of an output of onnxruntime and of the model on random input,
+            relative to the largest entry of that output; None if it was not checked.
+        tolerance: what was allowed.
+    """
+
+    path: str
+    mode: str
+    opset: int
+    bytes: int
+    layers: tuple[ExportedLayer, ...]
+    operators: dict[str, int]
+    deviation: float | None
+    tolerance: float
+
+    def to_json(self) -> str:
+        content: dict[str, Any] = {**self.__dict__, "layers": [layer._asdict() for layer in self.layers]}
+        return json.dumps(content, indent=1)
+
+    def __str__(self) -> str:
+        checked = "not checked" if self.deviation is None else f"deviation {self.deviation:.1e}"
+        lines = [f"{self.path}: mode {self.mode}, opset {self.opset}, {self.bytes:,} bytes, {checked}"]
+        return "\n".join([*lines, *(f"  {layer}" for layer in self.layers)])
 
 
 def to_onnx(
@@ -75,11 +111,11 @@ def to_onnx(
     inputs = take_inputs("to_onnx", model, example_inputs)
     check_dtypes("to_onnx", model, torch.float32, torch.float64)
     allowed = default_tolerance("to_onnx", model, tolerance)
-    held = Held()
+    held: Held = []
     plain, layers = exportable(model, mode, plan, held)
     program = traced("to_onnx", plain, inputs, dynamic_shapes)
     proto = _converted(program, opset, input_names or inputs.tensor_names(), output_names)
-    expand(proto, held.products, held.sizes, opset)
+    expand(proto, held, opset)
     file = proto.SerializeToString()
     found = None
     if check:

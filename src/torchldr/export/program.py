@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import logging
 import warnings
 from collections.abc import Iterator
@@ -15,11 +16,10 @@ import torch
 from torch import nn
 
 from ..core.checks import check_choices
-from .check import check_program, default_tolerance
+from .check import ExportError, check_program, default_tolerance, first_line
 from .forms import MODES, PLANS
 from .inputs import Inputs, at_least_two, dynamic_axes, random_like, take_inputs
 from .layers import check_dtypes, exportable
-from .report import ExportError, first_line
 
 
 def to_program(
@@ -76,7 +76,8 @@ def reference(model: nn.Module) -> nn.Module:
 
 
 def traced(who: str, model: nn.Module, inputs: Inputs, dynamic_shapes: Any) -> torch.export.ExportedProgram:
-    """The program of a plain model."""
+    """The program of a plain model, which is ours."""
+    _name_keywords_(model, inputs)
     if dynamic_shapes is not None:
         return exported(who, model, inputs, dynamic_shapes)
     for sequences in (True, False):
@@ -89,6 +90,24 @@ def traced(who: str, model: nn.Module, inputs: Inputs, dynamic_shapes: Any) -> t
             if example is inputs or not _fixed(program, inputs):
                 return program
     raise failed
+
+
+def _name_keywords_(model: nn.Module, inputs: Inputs) -> None:
+    """Let a `forward` with **kwargs name those that it is given: torch.export fails at others."""
+    forward = model.forward
+    signature = inspect.signature(forward)
+    own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    if len(own) == len(signature.parameters):
+        return
+    given = inputs.kwargs.keys() - {p.name for p in own}
+    named: Any = lambda *args, **kwargs: forward(*args, **kwargs)
+    named.__signature__ = signature.replace(
+        parameters=[
+            *own,
+            *(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in sorted(given)),
+        ]
+    )
+    model.forward = named
 
 
 def _fixed(program: torch.export.ExportedProgram, inputs: Inputs) -> bool:

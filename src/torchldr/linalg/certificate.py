@@ -96,8 +96,10 @@ def _unknown(solver: Solver) -> float:
 
 
 def lengths(rows: Tensor) -> list[float]:
-    """The 2-norms of rows."""
-    found: list[float] = torch.linalg.vector_norm(rows, dim=-1).tolist()
+    """The 2-norms of rows, whose squares may be out of range."""
+    largest = torch.linalg.vector_norm(rows, torch.inf, -1, keepdim=True)
+    unit = rows / torch.where(largest > 0, largest, 1)
+    found: list[float] = (largest.squeeze(-1) * torch.linalg.vector_norm(unit, dim=-1)).tolist()
     return found
 
 
@@ -117,8 +119,9 @@ def _largest(values: list[float]) -> float:
 
 def _norm(before: Tensor, after: Tensor, adjoint: Product) -> float:
     """A bound of |M| from below, given a vector and its product."""
-    first, second, third = (*lengths(torch.cat((before, after))), *lengths(adjoint(after)))
-    return max(second / first if first else 0.0, third / second if second else 0.0)
+    first, second = lengths(torch.cat((before, after)))
+    (third,) = lengths(adjoint(after / (second or 1.0)))
+    return max(second / first if first else 0.0, third)
 
 
 def random_rows(count: int, n: int, like: Tensor) -> Tensor:
@@ -132,13 +135,14 @@ def norm_estimate(product: Product, adjoint: Product, n: int, like: Tensor, step
     x = random_rows(1, n, like)
     largest = 0.0
     for step in range(steps):
-        length = torch.linalg.vector_norm(x)
+        (length,) = lengths(x)
         if not length > 0:
             break
         y = product(x / length)
-        largest = max(largest, float(torch.linalg.vector_norm(y)))
+        (length,) = lengths(y)
+        largest = max(largest, length)
         if step < steps - 1:
-            x = adjoint(y)
+            x = adjoint(y / (length or 1.0))
     return largest
 
 

@@ -74,6 +74,11 @@ def in_format_of(y: Tensor, x: Tensor) -> Tensor:
     return y.contiguous()
 
 
+def runs_as_made(layer: nn.Module) -> bool:
+    """Whether a layer of this package runs its own `forward`, not that of a subclass or a wrapper."""
+    return str(layer.forward.__module__).startswith("torchldr.")
+
+
 def let_prune(layer: nn.Module) -> None:
     """Let pruning set its parameters, as it does before a call, where a module's are used without one."""
     for hook in layer._forward_pre_hooks.values():

@@ -6,7 +6,7 @@ climbing     from rank to rank, so that a higher one is never worse
 pointwise    alternating least squares for fixed operators, after the displacement's SVD
 diagonals    one diagonal at a time
 stein        operators from the displacement
-refining     descent on everything (`descent`)
+refining     descent on everything
 """
 
 from ..core.matrix import Projection

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -73,7 +73,9 @@ def from_dense(
     if not (isinstance(effort, int | float) and math.isfinite(effort) and effort > 0):
         raise ValueError(f"{who}: effort must be a positive number, got {effort!r}.")
     root = _root(who, activations, n)
-    with torch.no_grad(), _on_the_cpu(), reporting(progress or False) as report:
+    # New tensors are made on the CPU. A context is for other defaults alone: it slows every operation.
+    on_the_cpu: Any = nullcontext() if torch.empty(0).device.type == "cpu" else torch.device("cpu")
+    with torch.no_grad(), on_the_cpu, reporting(progress or False) as report:
         wide = W.detach().to("cpu", torch.float64)
         constants = _constants(cls, who, W, rank or 1, given, seed, chosen)
         # W is known to its own rounding errors, and they grow a little in a displacement.
@@ -93,11 +95,6 @@ def from_dense(
         residual = _ratio(rest, wide)
         weighted = None if root is None else _ratio(rest @ root.mT, wide @ root.mT)
         return Projection(M.to(W.device), residual, weighted)
-
-
-def _on_the_cpu() -> AbstractContextManager[Any]:
-    """New tensors are made on the CPU. A context is for other defaults alone: it slows every operation."""
-    return nullcontext() if torch.empty(0).device.type == "cpu" else torch.device("cpu")
 
 
 def _check_matrix(who: str, W: Tensor, what: str = "W") -> None:

@@ -74,11 +74,9 @@ def by_descent(problem: Problem, rank: int) -> Tensors:
         q = len(state.tensors["G"]) + 1
         if "H" not in state.tensors:
             return fresh(q)
-        more = drawn(q, _STARTS)
-        tensors = dict(state.tensors)
-        tensors["G"] = torch.cat((tensors["G"], torch.zeros_like(more["G"][:1])))
-        tensors["H"] = torch.cat((tensors["H"], more["H"][:1]))
-        return refine(problem, tensors, problem.steps(_STEPS), stage=f"rank {q} from {q - 1}")
+        G, H = with_one_more(state.tensors["G"], state.tensors["H"], drawn(q, _STARTS)["H"][:1])
+        start = {**state.tensors, "G": G, "H": H}
+        return refine(problem, start, problem.steps(_STEPS), stage=f"rank {q} from {q - 1}")
 
     if not cls.ranked:
         return fresh(1).tensors
@@ -104,7 +102,7 @@ def learn_nodes(problem: Problem, rank: int, names: tuple[str, ...]) -> Tensors:
         q = len(G) + 1
         more = torch.randn(1, H.shape[1], dtype=H.dtype, generator=problem.generator(q))
         more *= H.norm() / len(H) ** 0.5 / H.shape[1] ** 0.5
-        start = dict(zip("GH", with_one_more(G, H, more), strict=True))
-        return refine(problem, {**state.tensors, **start}, steps, stage=f"rank {q} from {q - 1}")
+        G, H = with_one_more(G, H, more)
+        return refine(problem, {**state.tensors, "G": G, "H": H}, steps, stage=f"rank {q} from {q - 1}")
 
     return climb(problem, rank, fresh, grown).tensors

@@ -1,4 +1,9 @@
-"""Descent on the residual itself: L-BFGS over any of the parameters."""
+"""Descent on the residual itself: L-BFGS over any of the parameters, as one flat vector.
+
+Small problems spend their time between evaluations, so the directions come from the compact form of the
+inverse Hessian: with the last steps S and gradient differences Y as rows, two products with each of them
+and two triangular solves of their size, instead of a loop over them.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +14,12 @@ import torch
 from torch import Tensor
 
 from .climbing import State
-from .descent import lbfgs
 from .problem import Problem, Tensors
 
 Evaluate = Callable[[Tensors], Tensor]
+HISTORY = 20
+_DECREASE, _CURVATURE = 1e-4, 0.9
+_TRIALS = 12
 
 
 def refine(
@@ -64,3 +71,92 @@ def refine(
 def _comparable(loss: float) -> float:
     """Powers of an operator may overflow: such a start is the worst, where nan would compare as nothing."""
     return loss if math.isfinite(loss) else math.inf
+
+
+class _History:
+    """The last steps and gradient differences, and the inverse Hessian that they give."""
+
+    def __init__(self) -> None:
+        self.S: list[Tensor] = []
+        self.Y: list[Tensor] = []
+
+    def add(self, s: Tensor, y: Tensor) -> None:
+        if (s @ y).item() <= 1e-14 * s.norm().item() * y.norm().item():
+            return  # no curvature to learn from
+        self.S, self.Y = [*self.S, s][-HISTORY:], [*self.Y, y][-HISTORY:]
+
+    def direction(self, g: Tensor) -> Tensor:
+        """-H g with H = gamma I + Z^T [[R^-T (D + gamma Y Y^T) R^-1, -R^-T], [-R^-1, 0]] Z.
+
+        Z has the rows S and gamma Y, R is the upper triangle of S Y^T and D its diagonal.
+        """
+        if not self.S:
+            return -g
+        S, Y = torch.stack(self.S), torch.stack(self.Y)
+        SY, YY = S @ Y.mT, Y @ Y.mT
+        R, D = SY.triu(), SY.diagonal()
+        gamma = D[-1] / YY[-1, -1]
+        p = torch.linalg.solve_triangular(R, (S @ g).unsqueeze(1), upper=True)
+        middle = D.unsqueeze(1) * p + gamma * (YY @ p) - gamma * (Y @ g).unsqueeze(1)
+        q = torch.linalg.solve_triangular(R.mT, middle, upper=False)
+        return -(gamma * g + q.squeeze(1) @ S - gamma * (p.squeeze(1) @ Y))
+
+
+def lbfgs(function: Callable[[Tensor], tuple[float, Tensor]], x: Tensor, steps: int) -> tuple[Tensor, float]:
+    """Minimise a function that returns its value and gradient, from x, in at most `steps` steps.
+
+    A step is accepted by the weak Wolfe conditions, found by bisection, or as the lowest that was seen.
+    Values that are not finite count as too far.
+
+    Returns:
+        The lowest point that was seen and its value, never higher than that of x.
+    """
+    value, g = function(x)
+    history = _History()
+    for step in range(steps):
+        d = history.direction(g)
+        slope = (d @ g).item()
+        if not slope < 0:
+            history, d = _History(), -g
+            slope = (d @ g).item()
+        if not math.isfinite(slope) or slope == 0 or value == 0:
+            break
+        first = 1.0 if history.S else min(1.0, 0.1 / d.abs().max().item())
+        found = _search(function, x, d, value, slope, first)
+        if found is None:
+            if step == 0 or not history.S:
+                break
+            history = _History()  # once more along the gradient
+            continue
+        x_new, value_new, g_new = found
+        history.add(x_new - x, g_new - g)
+        gain, x, value, g = value - value_new, x_new, value_new, g_new
+        if gain <= 1e-15 * abs(value):
+            break
+    return x, value
+
+
+def _search(
+    function: Callable[[Tensor], tuple[float, Tensor]],
+    x: Tensor,
+    d: Tensor,
+    value: float,
+    slope: float,
+    t: float,
+) -> tuple[Tensor, float, Tensor] | None:
+    """A point along d by bisection between too far and not far enough; None where nothing is lower."""
+    low, high = 0.0, math.inf
+    best: tuple[Tensor, float, Tensor] | None = None
+    for _ in range(_TRIALS):
+        trial = x + t * d
+        there, g = function(trial)
+        if math.isfinite(there) and there < (value if best is None else best[1]):
+            best = trial, there, g
+        if not there <= value + _DECREASE * t * slope:
+            high = t
+        elif (g @ d).item() < _CURVATURE * slope:
+            low = t
+        else:
+            return trial, there, g
+        t = (low + high) / 2 if high < math.inf else 2 * t
+    return best

@@ -70,7 +70,8 @@ def paper_command(
         sweeps.show_rows(flash_rows(table, ledger), sweep.as_json, title=title)
     else:
         rows = table_rows(table, ledger, sweep.seeds)
-        sweeps.show_rows(rows, sweep.as_json, title=title, columns=sweeps.columns_of(rows))
+        columns = sweeps.columns_of(rows, sweeps.PAPER_COLUMNS, sweeps.ONLY_IF_VARIED)
+        sweeps.show_rows(rows, sweep.as_json, title=title, columns=columns)
     sweeps.exit_where_incomplete(report)
 
 
@@ -129,23 +130,22 @@ def train_command(
         starts = {"init": init, "init_std": init_std, "output_std": output_std}
         common: dict[str, Any] = {**starts, "hidden": hidden, "keep": keep, "protocol": protocol}
         chosen = sweeps.parse_options(option or [])
+        apart = (part.strip() for joined in structure or () for part in joined.split(","))
+        names = [part for part in apart if part]
         return [
             Run(data, model, name, r, chosen, train_fraction=share, seed=seed, **common)
             for seed in range(sweep.seeds)
-            for name in sweeps.separate(structure) or (["dense"] if keep else ["ldr_sd"])
+            for name in names or (["dense"] if keep else ["ldr_sd"])
             for r in sweeps.ranks_of(name, rank)
             for share in fraction or [1.0]
         ]
 
     if not data.endswith(".npz"):
         sweeps.well_used(lambda: lookup(data))
-    runs, ledger, library = (
-        sweeps.well_used(build),
-        Ledger(sweep.results, curves=False),
-        sweeps.library_of(sweep),
-    )
+    runs, ledger = sweeps.well_used(build), Ledger(sweep.results, curves=False)
+    library = sweeps.library_of(sweep)
     sweeps.check_images(runs, library)
     report = sweeps.train_missing(runs, ledger, library, sweep)
     rows = run_rows(runs, ledger)
-    sweeps.show_rows(rows, sweep.as_json, columns=sweeps.train_columns_of(rows))
+    sweeps.show_rows(rows, sweep.as_json, columns=sweeps.columns_of(rows, sweeps.TRAIN_COLUMNS))
     sweeps.exit_where_incomplete(report)

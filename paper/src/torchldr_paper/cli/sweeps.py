@@ -44,12 +44,6 @@ def ranks_of(structure: str, ranks: Sequence[int] | None) -> Sequence[int | None
     return [*ranks] if ranks and get_structure(structure).ranked else [None]
 
 
-def separate(names: Sequence[str] | None) -> list[str]:
-    """Names apart that commas join."""
-    parts = (part.strip() for joined in names or () for part in joined.split(","))
-    return [part for part in parts if part]
-
-
 def find_table(name: str) -> Table:
     try:
         return get_table(name)
@@ -134,7 +128,16 @@ def train_missing(runs: Sequence[Run], ledger: Ledger, library: Library, sweep: 
     except KeyboardInterrupt:
         say("interrupted; the same command goes on from here.")
         raise typer.Exit(130) from None
-    _tell(report, ledger)
+    for message in report.absent.values():
+        say(f"left out: {message}")
+    for label, why in report.unsaved.items():
+        say(f"{label}: the run is in the ledger, its weights are not kept: {why}")
+    for label, why in report.failed.items():
+        say(f"{label}: failed: {why}")
+    if report.left:
+        say(f"{len(report.left)} runs are left; the same command goes on from here.")
+    if report.finished:
+        say(f"{len(report.finished)} runs finished, {len(report.present)} were there: {ledger.path}")
     if report.absent and not (report.finished or report.present or report.left):
         raise typer.Exit(1)
     return report
@@ -174,19 +177,6 @@ def say_what_data(table: Table, ledger: Ledger, library: Library) -> None:
         known = any(ledger.find(run, source="official") for run in table.runs() if run.data == name)
         shown = "; the table shows our results on the official data, as --show does" if known else ""
         say(f"{name}: its official files are not here, so that this runs on a stand-in{shown}.")
-
-
-def _tell(report: Report, ledger: Ledger) -> None:
-    for message in report.absent.values():
-        say(f"left out: {message}")
-    for label, why in report.unsaved.items():
-        say(f"{label}: the run is in the ledger, its weights are not kept: {why}")
-    for label, why in report.failed.items():
-        say(f"{label}: failed: {why}")
-    if report.left:
-        say(f"{len(report.left)} runs are left; the same command goes on from here.")
-    if report.finished:
-        say(f"{len(report.finished)} runs finished, {len(report.present)} were there: {ledger.path}")
 
 
 # Filters of a table, and options of a class.
@@ -267,31 +257,23 @@ def _text(value: Any) -> str:
 # Rows on stdout.
 
 
-_PAPER_COLUMNS = (
+PAPER_COLUMNS = (
     "dataset", "model", "structure", "rank", "fraction", "init", "parameters", "paper_parameters",
     "test", "deviation", "paper", "difference", "data", "seconds", "seeds", "lr", "diverged", "source",
 )  # fmt: skip
-_ONLY_IF_VARIED = ("model", "fraction", "init")
+ONLY_IF_VARIED = ("model", "fraction", "init")
 _ONLY_IF_ANY = ("paper_parameters", "deviation", "difference", "diverged", "hidden")
-_TRAIN_COLUMNS = (
+TRAIN_COLUMNS = (
     "dataset", "model", "structure", "rank", "hidden", "fraction", "init", "epochs", "parameters",
     "validation", "test", "deviation", "data", "seconds", "seeds", "lr", "diverged",
 )  # fmt: skip
 
 
-def columns_of(rows: Sequence[Row]) -> list[str]:
-    """The columns of a paper's table that say something about these rows."""
-    dull = {name for name in _ONLY_IF_VARIED if not tells(name, (row[name] for row in rows))}
-    return [name for name in _PAPER_COLUMNS if name not in dull and _says_something(name, rows)]
-
-
-def train_columns_of(rows: Sequence[Row]) -> list[str]:
-    """The columns for runs of one's own."""
-    return [name for name in _TRAIN_COLUMNS if _says_something(name, rows)]
-
-
-def _says_something(name: str, rows: Sequence[Row]) -> bool:
-    return name not in _ONLY_IF_ANY or any(row[name] for row in rows)
+def columns_of(rows: Sequence[Row], names: Sequence[str], only_if_varied: Sequence[str] = ()) -> list[str]:
+    """The columns that say something about these rows."""
+    dull = {name for name in only_if_varied if not tells(name, (row[name] for row in rows))}
+    dull |= {name for name in _ONLY_IF_ANY if not any(row[name] for row in rows)}
+    return [name for name in names if name not in dull]
 
 
 def show_rows(

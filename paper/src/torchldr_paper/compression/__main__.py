@@ -14,6 +14,7 @@ import torch
 from torchldr.cli import say
 from torchldr.executors import RayExecutor
 
+from ..cli.options import HERE
 from ..data import DatasetNotFoundError
 from ..ledger.ledger import default_results
 from .images import IMAGE_TABLES, ImageTable
@@ -21,7 +22,6 @@ from .language import LANGUAGE_TABLES, LanguageTable
 from .loop import run_table
 from .tables import Rows, best, render
 
-HERE = "here"  # what --ray alone means
 TABLES: Mapping[str, ImageTable | LanguageTable] = {**IMAGE_TABLES, **LANGUAGE_TABLES}
 # Guesses for one H200, from its bandwidth: where rows are known, their own times are told instead.
 PLANNED_SECONDS = {"images": 30.0, "lstm": 60.0, "gpt": 100.0}
@@ -50,35 +50,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = Rows(default_results() if chosen.results is None else chosen.results)
     for problem in rows.problems:
         say(problem)
-    complete = True
+    complete, executor = True, None
     deadline = time.monotonic() + chosen.max_seconds
     if not chosen.show:
-        device = torch.device(chosen.device)
-        say(f"estimate for one H200: {_planned(names, rows, quick=chosen.quick):.0f} s, less what is done")
-        try:
-            executor = _executor(chosen)
-        except ImportError as error:
-            parser.error(f"--ray: {error}")
-        except ConnectionError as error:
-            say(str(error))
-            return 1
-        try:
-            for name in names:
-                if time.monotonic() > deadline:
-                    say(f"{name}: no time left")
-                    complete = False
-                    continue
-                try:
-                    table = TABLES[name].quick() if chosen.quick else TABLES[name]
-                    limits = {"deadline": deadline, "thorough": chosen.thorough, "executor": executor}
-                    done = run_table(table, rows, device, data_dir=chosen.data_dir, say=say, **limits)
-                except DatasetNotFoundError as error:
-                    say(str(error))
-                    done = False
-                complete = complete and done
-        finally:
-            if executor is not None:
-                executor.shutdown(cancel_futures=True)
+        # What the tables took, or are planned to take where nothing is known.
+        known = {name: sum(row["seconds"] for row in rows.of(name, quick=chosen.quick)) for name in names}
+        planned = sum(known[name] or PLANNED_SECONDS.get(name, PLANNED_SECONDS["images"]) for name in names)
+        say(f"estimate for one H200: {planned:.0f} s, less what is done")
+        if chosen.ray is not None:
+            address = None if chosen.ray == HERE else chosen.ray
+            gpus = 0.0 if chosen.device == "cpu" else chosen.gpus
+            try:
+                executor = RayExecutor(address, cpus=chosen.cpus, gpus=gpus, retries=chosen.retries)
+            except ImportError as error:
+                parser.error(f"--ray: {error}")
+            except ConnectionError as error:
+                say(str(error))
+                return 1
+    try:
+        for name in () if chosen.show else names:
+            if time.monotonic() > deadline:
+                say(f"{name}: no time left")
+                complete = False
+                continue
+            try:
+                table = TABLES[name].quick() if chosen.quick else TABLES[name]
+                where = {"device": torch.device(chosen.device), "data_dir": chosen.data_dir, "say": say}
+                limits = {"deadline": deadline, "thorough": chosen.thorough, "executor": executor}
+                complete &= run_table(table, rows, **where, **limits)
+            except DatasetNotFoundError as error:
+                say(str(error))
+                complete = False
+    finally:
+        if executor is not None:
+            executor.shutdown(cancel_futures=True)
     for name in names:
         found = rows.of(name, quick=chosen.quick)
         print(f"{name}\n\n{render(found)}")
@@ -86,23 +91,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if top is not None:
             print(f"best structured class at 10 times: {top['method']}, {top['after'] - top['dense']:+.2f}\n")
     return 0 if complete else 1
-
-
-def _executor(chosen: argparse.Namespace) -> RayExecutor | None:
-    if chosen.ray is None:
-        return None
-    gpus = 0.0 if chosen.device == "cpu" else chosen.gpus
-    address = None if chosen.ray == HERE else chosen.ray
-    return RayExecutor(address, cpus=chosen.cpus, gpus=gpus, retries=chosen.retries)
-
-
-def _planned(names: Sequence[str], rows: Rows, *, quick: bool) -> float:
-    """Seconds that the tables took, or are planned to take where nothing is known."""
-    total = 0.0
-    for name in names:
-        known = sum(row["seconds"] for row in rows.of(name, quick=quick))
-        total += known or PLANNED_SECONDS["images" if name in IMAGE_TABLES else name]
-    return total
 
 
 if __name__ == "__main__":

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -135,24 +136,25 @@ class Fleet:
         for name, t in head.items():
             tensors[name] = t.detach().to(device).repeat(R, *[1] * t.ndim).requires_grad_()
             rates[name], rows[name] = lrs.view(-1, *[1] * t.ndim), slice(0, R)
-        self.sizes = [batch] * (len(examples.train) // batch)
-        if not self.sizes:
+        self.batch, self.steps = batch, len(examples.train) // batch
+        if not self.steps:
             raise ValueError(f"Fleet: {len(examples.train)} images are fewer than a batch of {batch}.")
-        self.adam = Adam(tensors, rates, epochs * len(self.sizes), rows=rows, models=R)
+        self.adam = Adam(tensors, rates, epochs * self.steps, rows=rows, models=R)
         self.trainer = Trainer(self.adam, self._losses, [self.feed.position])
 
     def _outputs(self, tensors: Mapping[str, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
         """The hidden layer's outputs (R, b, m) and the logits (R, b, classes)."""
-        parts = []
-        for g, (_, stack) in enumerate(self.groups):
-            own = {name: tensors[f"{g}.{name}"] for name in stack.learned}
-            parts.append(stack.matrix(own).matmul(x))
-        hidden = torch.cat(parts)
+        hidden = torch.cat([stack.matrix(own).matmul(x) for stack, own in self._own(tensors)])
         return with_bias(tensors, hidden), logits_of(tensors, hidden)
 
-    def _losses(self, tensors: Mapping[str, Tensor], size: int) -> Tensor:
+    def _own(self, tensors: Mapping[str, Tensor]) -> Iterator[tuple[Stack, dict[str, Tensor]]]:
+        """Each group with what its matrices learn."""
+        for g, (_, stack) in enumerate(self.groups):
+            yield stack, {name: tensors[f"{g}.{name}"] for name in stack.learned}
+
+    def _losses(self, tensors: Mapping[str, Tensor]) -> Tensor:
         data, how, T = self.examples, self.distilled, self.distilled.temperature
-        rows = self.feed.take(size)
+        rows = self.feed.take(self.batch)
         y, told = data.y.index_select(0, rows), data.logits.index_select(0, rows)
         hidden, logits = self._outputs(tensors, data.x.index_select(0, rows))
         R = len(logits)
@@ -166,21 +168,15 @@ class Fleet:
         return loss
 
     def train_epoch(self, epoch: int) -> None:
-        self.trainer.total.zero_()
         self.feed.begin(epoch)
-        self.trainer.run(self.sizes)
+        self.trainer.run(self.steps)
 
     @torch.no_grad()
     def accuracies(self) -> tuple[list[float], list[float]]:
         """In percent, on validation and test; nan for a model that is not finite any more."""
         data = self.examples
         with tf32(data.x.device):
-            weights = torch.cat(
-                [
-                    stack.dense({name: self.adam.tensors[f"{g}.{name}"] for name in stack.learned})
-                    for g, (_, stack) in enumerate(self.groups)
-                ]
-            )
+            weights = torch.cat([stack.dense(own) for stack, own in self._own(self.adam.tensors)])
             validation = self._score(weights, data.x, data.y, data.validation)
             test = self._score(weights, data.test_x, data.test_y, None)
         return validation.tolist(), test.tolist()
@@ -206,14 +202,11 @@ def _group_key(stack: Stack) -> tuple[str, int]:
 
 
 def _grouped(stacks: Sequence[Stack]) -> list[tuple[slice, Stack]]:
-    groups: list[tuple[slice, Stack]] = []
-    start = 0
-    while start < len(stacks):
-        stop = start
-        while stop < len(stacks) and _group_key(stacks[stop]) == _group_key(stacks[start]):
-            stop += 1
-        groups.append((slice(start, stop), joined(stacks[start:stop])))
-        start = stop
+    groups, start = [], 0
+    for _, same in groupby(stacks, _group_key):
+        own = list(same)
+        groups.append((slice(start, start + len(own)), joined(own)))
+        start += len(own)
     return groups
 
 

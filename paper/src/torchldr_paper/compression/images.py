@@ -61,18 +61,18 @@ def train_image_model(
         tensors = {name: p.clone().requires_grad_() for name, p in start.items()}
         feed = Feed(train, batch, table.seed)
 
-        def losses(now: Mapping[str, Tensor], size: int, feed: Feed = feed) -> Tensor:
-            rows = feed.take(size)
+        def losses(now: Mapping[str, Tensor], feed: Feed = feed) -> Tensor:
+            rows = feed.take(batch)
             logits = functional_call(model, dict(now), (x.index_select(0, rows),))
             return cross_entropy(logits, y.index_select(0, rows)).unsqueeze(0)
 
-        sizes = [batch] * (len(train) // batch)
-        adam = Adam(tensors, dict.fromkeys(tensors, rate), epochs * len(sizes))
+        steps = len(train) // batch
+        adam = Adam(tensors, dict.fromkeys(tensors, rate), epochs * steps)
         trainer = Trainer(adam, losses, [feed.position])
         for epoch in range(epochs):
             feed.begin(epoch)
-            trainer.run(sizes)
-            score = accuracy(model, tensors, x, y, validation)
+            trainer.run(steps)
+            score = accuracy(model, tensors, x[validation], y[validation])
             if best is None or score > best[1]["validation"]:
                 facts = {"validation": score, "test": accuracy(model, tensors, *test), "rate": rate}
                 best = {name: t.detach().clone() for name, t in tensors.items()}, facts
@@ -80,17 +80,11 @@ def train_image_model(
     return best
 
 
-@torch.no_grad()
-def accuracy(
-    model: nn.Module, tensors: Mapping[str, Tensor], x: Tensor, y: Tensor, rows: Tensor | None = None
-) -> float:
-    """In percent, on all images or these rows."""
-    right = 0
-    rows = torch.arange(len(x), device=x.device) if rows is None else rows
+def accuracy(model: nn.Module, tensors: Mapping[str, Tensor], x: Tensor, y: Tensor) -> float:
+    """In percent, on these images."""
     with tf32(x.device):
-        for part in rows.split(5000):
-            right += int((functional_call(model, dict(tensors), (x[part],)).argmax(-1) == y[part]).sum())
-    return 100 * right / len(rows)
+        found = in_parts(lambda part: functional_call(model, dict(tensors), (part,)).argmax(-1), x)
+    return 100 * int((found == y).sum()) / len(y)
 
 
 @torch.no_grad()

@@ -132,9 +132,7 @@ class LanguageRun(TableRun):
         rates = dict.fromkeys(tensors, table.dense_rate)
         adam = Adam(tensors, rates, table.dense_steps, decay=table.decay, decayed=decayed)
         read, state = self.model.reader(self.train, table.dense_steps, table.seed)
-        Trainer(adam, lambda now, size: read(now).unsqueeze(0), state, graphs=False).run(
-            [1] * table.dense_steps
-        )
+        Trainer(adam, lambda now: read(now).unsqueeze(0), state, graphs=False).run(table.dense_steps)
         facts = {
             "validation": perplexity(self._loss(tensors, self.valid)),
             "test": perplexity(self._loss(tensors, self.test)),
@@ -190,11 +188,11 @@ class LanguageRun(TableRun):
         best, stopped = score(self.valid), 0
         read, state = self.model.reader(self.train, table.steps, table.seed + 1)
         adam = Adam(tensors, rates, table.steps)
-        trainer = Trainer(adam, lambda now, size: read(assembled(now)).unsqueeze(0), state, graphs=False)
+        trainer = Trainer(adam, lambda now: read(assembled(now)).unsqueeze(0), state, graphs=False)
         done = 0
         for quarter in range(1, _LOOKS + 1):
             ahead = table.steps * quarter // _LOOKS
-            trainer.run([1] * (ahead - done))
+            trainer.run(ahead - done)
             done, found = ahead, score(self.valid)
             if found < best or not math.isfinite(best):
                 best, stopped, after = found, done, score(self.test)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, Future, as_completed
 from dataclasses import asdict
 from functools import partial
+from operator import methodcaller
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -169,7 +170,7 @@ def run_table(
         if executor is None:
             complete = take(partial(run.rows, group), group) and complete
         else:
-            waiting[executor.submit(_rows, shared, group)] = group
+            waiting[executor.submit(methodcaller("rows", group), shared)] = group
     for future in as_completed(waiting):
         complete = take(future.result, waiting[future]) and complete
     return complete
@@ -177,10 +178,6 @@ def run_table(
 
 def _names(group: Iterable[Method]) -> list[str]:
     return [*dict.fromkeys(method.name for method in group)]
-
-
-def _rows(run: TableRun, group: list[Method]) -> list[Row]:
-    return run.rows(group)
 
 
 def _number(value: float | None, metric: str = "") -> str:

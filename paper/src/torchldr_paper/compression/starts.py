@@ -93,16 +93,21 @@ def _multiply(stack: Stack, name: str, ratio: Tensor) -> None:
     stack.learned[name] = t * ratio.view(-1, *[1] * (t.ndim - 1))
 
 
+def _plain(method: Method, W: Tensor, weight: Tensor) -> Stack:
+    """These weights, or what pruning of W leaves of them."""
+    shape = (W.shape[1], W.shape[2])
+    if method.name == "dense":
+        return Stack("dense", shape, {"weight": weight})
+    mask = magnitude_mask(W, kept(method, *shape))
+    return Stack(PRUNED, shape, {"weight": weight * mask}, {"mask": mask})
+
+
 def _drawn(method: Method, W: Tensor, source: torch.Generator) -> Stack:
     """Parameters as `init_` of the class draws them, and its constants."""
     shape = (W.shape[1], W.shape[2])
     if method.name in (PRUNED, "dense"):
         bound = shape[1] ** -0.5
-        weight = torch.empty_like(W).uniform_(-bound, bound, generator=source)
-        if method.name == "dense":
-            return Stack("dense", shape, {"weight": weight})
-        mask = magnitude_mask(W, kept(method, *shape))
-        return Stack(PRUNED, shape, {"weight": weight * mask}, {"mask": mask})
+        return _plain(method, W, torch.empty_like(W).uniform_(-bound, bound, generator=source))
     structure = structure_for(method, *shape)
     assert structure is not None
     cls, rank = get_structure(structure.name), structure.rank or 1
@@ -126,11 +131,8 @@ def _drawn(method: Method, W: Tensor, source: torch.Generator) -> Stack:
 def projected_start(method: Method, W: Tensor, seed: int = 0) -> Stack:
     """The start in closed form of a class: its best projection, or one to descend from. On the CPU."""
     name, shape = method.name, (W.shape[1], W.shape[2])
-    if name == "dense":
-        return Stack("dense", shape, {"weight": W.clone()})
-    if name == PRUNED:
-        mask = magnitude_mask(W, kept(method, *shape))
-        return Stack(PRUNED, shape, {"weight": W * mask}, {"mask": mask})
+    if name in (PRUNED, "dense"):
+        return _plain(method, W, W.clone())
     stack = _drawn(method, W, generator(seed, "start", method.key))
     if name in ("circulant", "block_circulant"):
         structure = structure_for(method, *shape)
@@ -164,22 +166,17 @@ def _start_from_svd(stack: Stack, W: Tensor) -> None:
 
 def leading_factors(W: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """g (S, r, m) and h (S, r, n) with g^T h the truncated SVD of each W, float64."""
-    U, s, V = _svd(W)
+    found = next((found for known, found in _known if torch.equal(known, W)), None)
+    if found is None:
+        found = torch.linalg.svd(W.double(), full_matrices=False)
+        _known.append((W.clone(), found))
+        del _known[:-6]
+    U, s, V = found
     root = s[:, :rank].sqrt()
     return (U[..., :rank] * root.unsqueeze(1)).mT, root.unsqueeze(-1) * V[:, :rank]
 
 
-_known: list[tuple[Tensor, tuple[Tensor, Tensor, Tensor]]] = []  # the last few, since methods share them
-
-
-def _svd(W: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    for known, found in _known:
-        if known.shape == W.shape and torch.equal(known, W):
-            return found
-    U, s, V = torch.linalg.svd(W.double(), full_matrices=False)
-    _known.append((W.clone(), (U, s, V)))
-    del _known[:-6]
-    return U, s, V
+_known: list[tuple[Tensor, tuple[Tensor, Tensor, Tensor]]] = []  # the last SVDs, since methods share them
 
 
 def _in_class(stack: Stack, g: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
@@ -211,12 +208,12 @@ def descend(stack: Stack, W: Tensor, steps: int = STEPS) -> Stack:
     rows = dict.fromkeys(begin, slice(0, len(W)))
     adam = Adam(begin, rates, steps, rows=rows, models=len(W), clip=None)
 
-    def losses(tensors: Mapping[str, Tensor], size: int) -> Tensor:
+    def losses(tensors: Mapping[str, Tensor]) -> Tensor:
         return (stack.dense(tensors) - W).square().sum((1, 2)) / squares
 
-    Trainer(adam, losses, graphs=False).run([1] * steps)
+    Trainer(adam, losses, graphs=False).run(steps)
     with torch.no_grad():
-        after, before = losses(begin, 1), losses(stack.learned, 1)
+        after, before = losses(begin), losses(stack.learned)
         better = (after < before) & after.isfinite()
         learned = {
             name: torch.where(better.view(-1, *[1] * (t.ndim - 1)), t.detach(), stack.learned[name])

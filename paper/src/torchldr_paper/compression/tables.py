@@ -117,7 +117,10 @@ def render(rows: Sequence[Row]) -> str:
         gain = "no better, so validation kept it" if kept else _number(further, "after")
         how = "trained anew" if further.get("start") == "fresh" else "trained further"
         lines[0] += f"; {how} in the same way {gain}"
-    lines[0] += f". The weights that are compressed have {first['weights']:,}{_share(first)} parameters."
+    lines[0] += f". The weights that are compressed have {first['weights']:,}"
+    if "model_parameters" in first:
+        lines[0] += f" of the model's {first['model_parameters'] - first['parameters'] + first['weights']:,}"
+    lines[0] += " parameters."
     factors = [factor for factor in FACTORS if any(row["factor"] == factor for row in rows)]
     body = []
     ranked = [name for name in dict.fromkeys(m.name for m in methods()) if name not in ("dense", *FIXED)]
@@ -141,13 +144,6 @@ def render(rows: Sequence[Row]) -> str:
 
 def title(method: str) -> str:
     return _NAMES.get(method, f"`{method}`")
-
-
-def _share(row: Row) -> str:
-    """How many parameters the whole dense model has."""
-    if "model_parameters" not in row:
-        return ""
-    return f" of the model's {row['model_parameters'] - row['parameters'] + row['weights']:,}"
 
 
 def times(factors: Sequence[int]) -> list[str]:

@@ -46,10 +46,6 @@ class Group:
         return {name: part.flatten(0, 1) for name, part in zip(self.names, each, strict=True)}
 
 
-def _words(words: int) -> int:
-    return -(-words // 64) * 64
-
-
 class GPTModel:
     """The model of examples/gpt.py on random stretches of the text.
 
@@ -136,14 +132,15 @@ class LSTMModel:
 
     def initial(self, seed: int) -> dict[str, Tensor]:
         n, source = self.hidden, generator(seed, "lstm")
+        words = -(-self.words // 64) * 64
 
         def uniform(bound: float, *shape: int) -> Tensor:
             return torch.empty(shape).uniform_(-bound, bound, generator=source)
 
         bound = n**-0.5
         return {
-            "embedding": uniform(0.1, _words(self.words), n),
-            "decoder_bias": torch.zeros(_words(self.words)),
+            "embedding": uniform(0.1, words, n),
+            "decoder_bias": torch.zeros(words),
             "weight_ih": uniform(bound, 4 * n, n),
             "weight_hh": uniform(bound, 4 * n, n),
             "bias_ih": uniform(bound, 4 * n),

@@ -13,7 +13,7 @@ from ..trainer.graphs import StepGraphs, tf32
 
 _log = logging.getLogger("torchldr_paper")
 
-Losses = Callable[[Mapping[str, Tensor], int], Tensor]
+Losses = Callable[[Mapping[str, Tensor]], Tensor]
 BETAS, EPSILON = (0.9, 0.99), 1e-8
 
 
@@ -111,42 +111,33 @@ class Trainer:
 
     Args:
         adam: the optimizer and what it learns.
-        losses: of (tensors, size) to the models' losses on the next `size` examples; it moves on by itself.
+        losses: of the tensors to the models' losses on the next examples; it moves on by itself.
         state: the tensors that `losses` changes.
         graphs: whether to capture steps on a GPU.
-
-    Attributes:
-        total: the models' losses, summed over the steps since it was last set to 0.
     """
 
     def __init__(
         self, adam: Adam, losses: Losses, state: Sequence[Tensor] = (), *, graphs: bool = True
     ) -> None:
         self.adam, self.losses = adam, losses
-        self.total = torch.zeros(adam.models, dtype=torch.float64, device=adam.device)
-        changed = [*adam.state(), *state, self.total]
         captured = graphs and adam.device.type == "cuda"
-        self._replay = StepGraphs(self._step, changed).replay if captured else self._step
+        self._replay = StepGraphs(self._step, [*adam.state(), *state]).replay if captured else self._step
 
-    def _step(self, size: int) -> None:
+    def _step(self, graph: int) -> None:
         tensors = self.adam.tensors
         with torch.enable_grad():
-            losses = self.losses(tensors, size)
-            gradients = torch.autograd.grad(losses.sum(), list(tensors.values()))
-        with torch.no_grad():
-            self.total.add_(losses.detach())
+            gradients = torch.autograd.grad(self.losses(tensors).sum(), list(tensors.values()))
         self.adam.step(gradients)
 
-    def run(self, sizes: Sequence[int]) -> None:
-        """A step on each of these numbers of examples."""
+    def run(self, steps: int) -> None:
         with tf32(self.adam.device):
-            for size in sizes:
+            for _ in range(steps):
                 try:
-                    self._replay(size)
+                    self._replay(0)  # there is one graph, since all steps are alike
                 except RuntimeError as error:
                     if self._replay == self._step:
                         raise
                     # A library that cannot be captured: nothing was changed, and it runs as it is written.
                     _log.warning("a step could not be captured as a CUDA graph and runs without (%s)", error)
                     self._replay = self._step
-                    self._step(size)
+                    self._step(0)

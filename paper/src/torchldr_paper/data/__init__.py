@@ -30,8 +30,6 @@ Texts are loaded by `load_corpus`, see `torchldr_paper.data.text`:
     wikitext-2/    {train,valid,test}.txt                     or wiki.{train,valid,test}.tokens
 """
 
-from __future__ import annotations
-
 from torchldr_paper.data.dataset import (
     DataFileError,
     Dataset,

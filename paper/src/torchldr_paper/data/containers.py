@@ -94,7 +94,7 @@ def read_files(located: Located, checksums: Mapping[str, str], *, verify: bool) 
         wanted = [file for file, path in located.found if path == container]
         known = checksums.get(container.name)
         if verify and known and not all(file.name in checksums for file in wanted):
-            _compare(str(container), known, file_digest(container, algorithm(known)))
+            _compare(str(container), known, file_digest(container, known))
         try:
             for file, stream, where in _streams(container, wanted):
                 digest = checksums.get(file.name) if verify else None
@@ -133,10 +133,6 @@ def _compare(where: str, expected: str, got: str) -> None:
 
 def _streams(container: Path, wanted: list[OfficialFile]) -> Iterator[tuple[OfficialFile, IO[bytes], str]]:
     """Yield (file, its uncompressed stream, its name for messages), each valid until the next."""
-    if not container.name.endswith(ARCHIVE_SUFFIXES):
-        with gzip.open(container) if container.suffix == ".gz" else container.open("rb") as plain:
-            yield wanted[0], cast(IO[bytes], plain), str(container)
-        return
     left = {name: file for file in wanted for name in (file.name, *file.aliases)}
     for member, stream in _members(container):
         base = PurePosixPath(member).name
@@ -145,7 +141,7 @@ def _streams(container: Path, wanted: list[OfficialFile]) -> Iterator[tuple[Offi
             continue
         for name in (file.name, *file.aliases):
             left.pop(name)
-        where = f"{container} ({member})"
+        where = str(container) if member == container.name else f"{container} ({member})"
         if base.endswith(".gz"):
             with gzip.GzipFile(fileobj=stream) as unzipped:
                 yield file, cast(IO[bytes], unzipped), where
@@ -156,13 +152,17 @@ def _streams(container: Path, wanted: list[OfficialFile]) -> Iterator[tuple[Offi
 
 
 def _members(container: Path) -> Iterator[tuple[str, IO[bytes]]]:
-    if container.suffix == ".zip":
+    """What an archive holds; a file that is none holds itself."""
+    if not container.name.endswith(ARCHIVE_SUFFIXES):
+        with container.open("rb") as stream:
+            yield container.name, stream
+    elif container.suffix == ".zip":
         with zipfile.ZipFile(container) as archive:
             for member in archive.infolist():
                 if member.compress_type not in _ZIPPED:  # the others give all that they hold at one reading
                     raise zipfile.BadZipFile(f"{member.filename} is not deflated")
-                with archive.open(member) as stream:
-                    yield member.filename, stream
+                with archive.open(member) as packed:
+                    yield member.filename, packed
     else:
         # "r|*" reads forward only: a compressed tar is decompressed once however many files it has.
         with tarfile.open(container, "r|*", tarinfo=_Header) as tar:

@@ -129,7 +129,12 @@ def standardize(train: Array, *others: Array) -> tuple[Array, ...]:
     Returns:
         `train` and each of `others`, float32.
     """
-    mean, deviation = _moments(train)
+    chunks = [slice(start, start + _ROWS) for start in range(0, len(train), _ROWS)]
+    mean = sum(as_pixels(train[rows]).sum(axis=0, dtype=np.float64) for rows in chunks) / len(train)
+    squares = sum(np.square(as_pixels(train[rows]) - mean).sum(axis=0) for rows in chunks)
+    deviation = np.sqrt(squares / len(train))
+    # Compared exactly: rounding in the mean gives a constant pixel a tiny deviation, not none.
+    deviation[train.max(axis=0) == train.min(axis=0)] = 1.0
     shift, scale = mean.astype(np.float32), (1.0 / deviation).astype(np.float32)
     results = []
     for x in (train, *others):
@@ -148,17 +153,6 @@ def fingerprint(splits: Splits) -> str:
         digest.update(f"{name} {portable.dtype.str} {portable.shape}\n".encode())
         digest.update(portable.reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
-
-
-def _moments(x: Array) -> tuple[Array, Array]:
-    """Mean and deviation over the first axis in float64, the deviation 1 where nothing varies."""
-    chunks = [slice(start, start + _ROWS) for start in range(0, len(x), _ROWS)]
-    mean = sum(as_pixels(x[rows]).sum(axis=0, dtype=np.float64) for rows in chunks) / len(x)
-    squares = sum(np.square(as_pixels(x[rows]) - mean).sum(axis=0) for rows in chunks)
-    deviation = np.sqrt(squares / len(x))
-    # Compared exactly: rounding in the mean gives a constant pixel a tiny deviation, not none.
-    deviation[x.max(axis=0) == x.min(axis=0)] = 1.0
-    return mean, deviation
 
 
 def _rows(x: Array) -> Array:

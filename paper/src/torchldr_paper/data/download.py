@@ -16,7 +16,7 @@ from pathlib import Path
 
 from torchldr.progress import Report, reporting, silent
 from torchldr_paper.data.dataset import DataFileError, DownloadError
-from torchldr_paper.data.places import download_place
+from torchldr_paper.data.places import search_path
 from torchldr_paper.data.registry import algorithm, file_digest, largest_download, lookup
 
 _log = logging.getLogger("torchldr_paper.data")
@@ -63,7 +63,8 @@ def fetch(
         DataFileError: when what came fails its checksum; nothing of it is left.
     """
     spec = lookup(name)
-    folder = download_place(data_dir) / spec.folders[0]
+    root = search_path()[0] if data_dir is None else Path(data_dir).expanduser()
+    folder = root / spec.folders[0]
     addresses = spec.addresses if url is None else (url.removesuffix(_last(url, spec.downloads)),)
     for address in addresses:
         if urllib.parse.urlsplit(address).scheme not in ("http", "https"):
@@ -146,14 +147,10 @@ class Download:
                 raise DownloadError(f"{url}: the download failed ({reason}).{kept}") from reason
             _log.info("%s: interrupted (%s), trying again", url, reason)
             time.sleep(min(0.5 * 2**failures, 8.0) if failures else 0.0)
-        if not _is_whole(part, self.digest):
-            assert self.digest is not None  # without one, a file that is there is whole
-            kind = algorithm(self.digest)
-            got = file_digest(part, kind)
+        if self.digest is not None and (got := file_digest(part, self.digest)) != self.digest:
             part.unlink()
-            raise DataFileError(
-                f"{url}: {kind} of what came is {got}, expected {self.digest}. It was removed."
-            )
+            what = f"{algorithm(self.digest)} of what came is {got}, expected {self.digest}"
+            raise DataFileError(f"{url}: {what}. It was removed.")
         os.replace(part, self.path)
 
     def _attempt(self, url: str) -> None:
@@ -202,9 +199,7 @@ class Download:
 
 
 def _is_whole(path: Path, digest: str | None) -> bool:
-    if not path.is_file():
-        return False
-    return digest is None or file_digest(path, algorithm(digest)) == digest
+    return path.is_file() and (digest is None or file_digest(path, digest) == digest)
 
 
 def _last(url: str, files: tuple[str, ...]) -> str:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 
@@ -30,7 +30,7 @@ Shape = tuple[int, ...]
 Reader = Callable[[BinaryIO, str, Shape], Array]
 
 NORB_SIZE = 32  # NORB images are downsampled to NORB_SIZE x NORB_SIZE, as in the paper
-_NORB_TYPES: dict[int, np.dtype[Any]] = {0x1E3D4C55: np.dtype("u1"), 0x1E3D4C54: np.dtype("<i4")}
+_NORB_BYTES, _NORB_INTEGERS = 0x1E3D4C55, 0x1E3D4C54  # how a NORB matrix of these begins
 _NUMBER = 64  # bytes that a number of an amat file may take; the owners' take 16 to 25
 _HEADER = 1024  # bytes, more than any header has
 _NORB_PAIRS = 512  # stereo pairs held at a time: 12 MB of a file's 680 MB
@@ -91,7 +91,7 @@ def _rows(stream: BinaryIO, name: str, shape: Shape) -> Iterator[bytes]:
 
 def read_norb_labels(stream: BinaryIO, name: str, shape: Shape) -> Array:
     """Read a NORB "-cat" matrix of 32-bit integers; `shape` is (n,)."""
-    _norb_header(stream, name, shape, np.dtype("<i4"))
+    _norb_header(stream, name, shape, _NORB_INTEGERS, "int32")
     return np.frombuffer(_body(stream, shape, 4, name), dtype="<i4").reshape(shape)
 
 
@@ -106,7 +106,7 @@ def read_norb_left(stream: BinaryIO, name: str, shape: Shape) -> Array:
     Returns:
         Bytes of shape (n, 32, 32).
     """
-    _norb_header(stream, name, shape, np.dtype("u1"))
+    _norb_header(stream, name, shape, _NORB_BYTES, "uint8")
     count, _, size, _ = shape
     average = area_average(size, NORB_SIZE).astype(np.float32)
     images = np.empty((count, NORB_SIZE, NORB_SIZE), dtype=np.uint8)
@@ -147,16 +147,14 @@ def area_average(size: int, target: int) -> Array:
     return weights
 
 
-def _norb_header(stream: BinaryIO, name: str, shape: Shape, expected: np.dtype[Any]) -> None:
-    magic, dimensions = np.frombuffer(_exactly(stream, 8, name, "the matrix header"), "<u4")
-    if _NORB_TYPES.get(int(magic)) != expected:
-        raise DataFileError(
-            f"{name}: not a NORB matrix of {expected.name} (magic number {int(magic):#010x})."
-        )
+def _norb_header(stream: BinaryIO, name: str, shape: Shape, expected: int, kind: str) -> None:
+    magic, dimensions = np.frombuffer(_exactly(stream, 8, name, "the matrix header"), "<u4").tolist()
+    if magic != expected:
+        raise DataFileError(f"{name}: not a NORB matrix of {kind} (magic number {magic:#010x}).")
     # The format always stores at least three sizes, the unused ones being 1.
-    stored = max(3, int(dimensions)) if dimensions <= 8 else 3
+    stored = max(3, dimensions) if dimensions <= 8 else 3
     sizes = np.frombuffer(_exactly(stream, 4 * stored, name, "the matrix header"), "<i4")
-    _check_shape(name, tuple(sizes[: int(dimensions)].tolist()), shape)
+    _check_shape(name, tuple(sizes[:dimensions].tolist()), shape)
 
 
 def _check_shape(name: str, got: Shape, expected: Shape) -> None:

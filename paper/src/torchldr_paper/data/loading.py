@@ -90,8 +90,24 @@ def load(
 
 def status(data_dir: str | os.PathLike[str] | None = None) -> list[DatasetStatus]:
     """Every dataset of the registry with what is present here; opens no file."""
-    places = search_path(data_dir)
-    return [_status(spec, places) for spec in DATASETS.values()]
+    places, rows = search_path(data_dir), []
+    for spec in DATASETS.values():
+        located, incomplete = official.find(spec, places)
+        lacking = _lacking(spec, places)
+        state: Literal["official", "stand-in", "absent"] = "absent"
+        if located is not None:
+            state, where = "official", str(located.containers[0].parent)
+        elif incomplete:
+            where = _partly(spec, incomplete[0])
+        elif spec.recipe is None:
+            where = f"get it from {spec.addresses[0]}"
+        elif lacking:
+            where = f"a stand-in needs {' and '.join(lacking)}"
+        else:
+            state, where = "stand-in", "made from a seed"
+        known = {fact.name: getattr(spec, fact.name) for fact in fields(Facts)}
+        rows.append(DatasetStatus(**known, state=state, where=where))
+    return rows
 
 
 def table() -> list[dict[str, str | int]]:
@@ -128,25 +144,6 @@ def _make(spec: Spec, places: list[Path], seed: int, *, verify: bool) -> Dataset
             splits = recipes.mnist_bg_rot(mnist, photographs, spec.train, spec.test, seed)
             made = f"recipe, MNIST and {len(pictures)} photographs in {pictures[0].parent}"
     return Dataset.of(splits, **spec.facts, source="stand-in", origin=f"made from seed {seed} by {made}")
-
-
-def _status(spec: Spec, places: list[Path]) -> DatasetStatus:
-    located, incomplete = official.find(spec, places)
-    state: Literal["official", "stand-in", "absent"] = "absent"
-    if located is not None:
-        state, where = "official", str(located.containers[0].parent)
-    elif incomplete:
-        where = _partly(spec, incomplete[0])
-    else:
-        lacking = _lacking(spec, places)
-        if spec.recipe and not lacking:
-            state, where = "stand-in", "made from a seed"
-        elif spec.recipe:
-            where = f"a stand-in needs {' and '.join(lacking)}"
-        else:
-            where = f"get it from {spec.addresses[0]}"
-    known = {fact.name: getattr(spec, fact.name) for fact in fields(Facts)}
-    return DatasetStatus(**known, state=state, where=where)
 
 
 def _lacking(spec: Spec, places: list[Path]) -> list[str]:

@@ -57,10 +57,3 @@ def search_path(data_dir: str | os.PathLike[str] | None = None) -> list[Path]:
         places.append(Path(os.environ[VARIABLE]).expanduser())
     places.append(user_cache())
     return list(dict.fromkeys(places))
-
-
-def download_place(data_dir: str | os.PathLike[str] | None = None) -> Path:
-    """The folder into which `fetch` downloads: the first of `search_path`, made if need be."""
-    if data_dir is not None:
-        return Path(data_dir).expanduser()
-    return search_path()[0]

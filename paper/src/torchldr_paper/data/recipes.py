@@ -52,9 +52,7 @@ def rectangles(train: int, test: int, seed: int) -> Splits:
     column_inside, column_edge = _extent(left, width)
     outline = row_edge[:, :, None] & column_inside[:, None, :]
     outline |= row_inside[:, :, None] & column_edge[:, None, :]
-    x = outline[:, None].astype(np.uint8) * np.uint8(255)
-    y = (height > width).astype(np.int64)
-    return Splits(x[:train], y[:train], x[train:], y[train:])
+    return _parts(outline.astype(np.uint8) * np.uint8(255), (height > width).astype(np.int64), train)
 
 
 def mnist_noise(mnist: Splits, level: int, train: int, test: int, seed: int) -> Splits:
@@ -77,8 +75,7 @@ def mnist_noise(mnist: Splits, level: int, train: int, test: int, seed: int) -> 
         s = np.sqrt(1 - w) * white + np.sqrt(w) * (root @ smooth @ root)
         noise = torch.special.ndtr(torch.from_numpy(s)).numpy()
         x[part] = np.maximum(digits[part], np.rint(255 * noise))
-    x = x[:, None]
-    return Splits(x[:train], y[:train], x[train:], y[train:])
+    return _parts(x, y, train)
 
 
 def mnist_bg_rot(mnist: Splits, photographs: list[Array], train: int, test: int, seed: int) -> Splits:
@@ -97,8 +94,7 @@ def mnist_bg_rot(mnist: Splits, photographs: list[Array], train: int, test: int,
         part = slice(start, start + _ROWS)
         alpha = rotate(digits[part] / 255, angles[part])
         x[part] = np.rint(255 * alpha + (1 - alpha) * x[part])
-    x = x[:, None]
-    return Splits(x[:train], y[:train], x[train:], y[train:])
+    return _parts(x, y, train)
 
 
 def rotate(images: Array, angles: Array) -> Array:
@@ -127,6 +123,11 @@ def rotate(images: Array, angles: Array) -> Array:
     lower = flat[corner + width] * (1 - across) + flat[corner + width + 1] * across
     turned: Array = (upper * (1 - down) + lower * down).reshape(count, size, size)
     return turned
+
+
+def _parts(x: Array, y: Array, train: int) -> Splits:
+    """Images (n, 28, 28) with an axis for their channel, the first `train` of them for training."""
+    return Splits(x[:train, None], y[:train], x[train:, None], y[train:])
 
 
 def _extent(start: Array, length: Array) -> tuple[Array, Array]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,7 +63,13 @@ def load_corpus(name: str = "wikitext2", data_dir: str | os.PathLike[str] | None
     if name != "wikitext2":
         raise ValueError(f"unknown corpus {name!r}. Known: wikitext2.")
     places = search_path(data_dir)
-    files = find_corpus(places)
+    sets = (
+        tuple(place / folder / name.format(part) for part in PARTS)
+        for place in places
+        for folder in FOLDERS
+        for name in NAMES
+    )
+    files = next((files for files in sets if all(file.is_file() for file in files)), None)
     if files is None:
         looked = ", ".join(map(str, places))
         raise DatasetNotFoundError(
@@ -83,17 +88,6 @@ def load_corpus(name: str = "wikitext2", data_dir: str | os.PathLike[str] | None
     return Corpus(
         name, train, valid, test, len(numbers), source, digest.hexdigest(), origin=str(files[0].parent)
     )
-
-
-def find_corpus(places: Sequence[Path]) -> tuple[Path, ...] | None:
-    """The three files of the first folder that has them all."""
-    for place in places:
-        for folder in FOLDERS:
-            for name in NAMES:
-                files = tuple(place / folder / name.format(part) for part in PARTS)
-                if all(file.is_file() for file in files):
-                    return files
-    return None
 
 
 def _read(file: Path, numbers: dict[str, int]) -> Array:

@@ -31,10 +31,6 @@ _MOST_CLASSES = 1_000_000  # a network has an output for each
 _Shape = tuple[int, int, int]
 
 
-class _MistakeError(ValueError):
-    """What is wrong with a file, without its name."""
-
-
 def load_npz(path: str | os.PathLike[str]) -> Dataset:
     """Load a user's dataset from a .npz file; the module's text says which arrays it holds.
 
@@ -46,7 +42,7 @@ def load_npz(path: str | os.PathLike[str]) -> Dataset:
     path = Path(path).expanduser()
     try:
         splits, facts = _checked(_read(path))
-    except _MistakeError as mistake:
+    except DataFileError as mistake:  # which says what is wrong, without the file's name
         raise DataFileError(f"{path}: {mistake}") from mistake
     return Dataset.of(splits, name=path.stem, **facts, source="user", origin=str(path))
 
@@ -62,14 +58,14 @@ def _read(path: Path) -> dict[str, Array]:
                 if name in stored.names:
                     arrays[name] = stored.read(name)
                 elif name not in _OPTIONAL:
-                    raise _MistakeError(_missing(name, stored.names))
+                    raise DataFileError(_missing(name, stored.names))
             return arrays
-    except _MistakeError:
+    except DataFileError:
         raise
     except Exception as error:
         # Damage shows in many ways: from zipfile, from NumPy's header, or as too little memory.
         what = f"array {name} cannot be read" if name else "damaged or not a .npz file, which np.savez writes"
-        raise _MistakeError(f"{what} ({error}).") from error
+        raise DataFileError(f"{what} ({error}).") from error
 
 
 def _missing(name: str, present: list[str]) -> str:
@@ -94,12 +90,12 @@ def _checked(arrays: dict[str, Array]) -> tuple[Splits, dict[str, Any]]:
         wrong = np.flatnonzero((y < 0) | (y >= classes))
         if len(wrong):
             told = "" if "classes" in arrays else ", from the largest label in train_y"
-            raise _MistakeError(
+            raise DataFileError(
                 f"labels in {name} must lie in 0 .. {classes - 1} ({classes} classes{told}), got "
                 f"{y[wrong[0]]} in row {wrong[0]}."
             )
     if test_x.dtype != train_x.dtype:
-        raise _MistakeError(
+        raise DataFileError(
             f"train_x and test_x must both be uint8 or neither, got {arrays['train_x'].dtype} and "
             f"{arrays['test_x'].dtype}; bytes are divided by 255."
         )
@@ -109,13 +105,13 @@ def _checked(arrays: dict[str, Array]) -> tuple[Splits, dict[str, Any]]:
 def _image_shape(arrays: dict[str, Array]) -> _Shape:
     shape = arrays["train_x"].shape
     if len(shape) not in (2, 3, 4) or 0 in shape:
-        raise _MistakeError(
+        raise DataFileError(
             "train_x must be rows (n, d), grey images (n, h, w) or images (n, c, h, w), none of them empty, "
             f"got shape {shape}."
         )
     if len(shape) == 4:
         if shape[3] in (1, 3, 4) and shape[1] not in (1, 3, 4):
-            raise _MistakeError(
+            raise DataFileError(
                 f"train_x of shape {shape} seems to have its channels last, expected (n, c, h, w): "
                 "save x.transpose(0, 3, 1, 2)."
             )
@@ -126,7 +122,7 @@ def _image_shape(arrays: dict[str, Array]) -> _Shape:
         given = arrays["image_shape"]
         fits = given.shape == (3,) and given.dtype.kind in "iu" and (given > 0).all()
         if not fits or math.prod(given.tolist()) != shape[1]:
-            raise _MistakeError(
+            raise DataFileError(
                 f"image_shape must be three integers (c, h, w) with product {shape[1]}, the width of "
                 f"train_x, got {given.tolist()}."
             )
@@ -138,17 +134,17 @@ def _image_shape(arrays: dict[str, Array]) -> _Shape:
 
 def _images(name: str, x: Array, shape: _Shape) -> Array:
     if x.shape[:1] == (0,):
-        raise _MistakeError(f"{name} is empty, got shape {x.shape}.")
+        raise DataFileError(f"{name} is empty, got shape {x.shape}.")
     if x.ndim < 2 or math.prod(x.shape[1:]) != math.prod(shape):
-        raise _MistakeError(f"{name} has shape {x.shape}, expected images of {shape} as in train_x.")
+        raise DataFileError(f"{name} has shape {x.shape}, expected images of {shape} as in train_x.")
     if x.dtype.kind not in "biuf":
-        raise _MistakeError(f"{name} must hold real numbers, got {x.dtype}.")
+        raise DataFileError(f"{name} must hold real numbers, got {x.dtype}.")
     if x.dtype != np.uint8:
         x = x.astype(np.float32)
         bad = np.flatnonzero(~np.isfinite(x.reshape(len(x), -1)).all(axis=1))
         if len(bad):
             where = f"in {len(bad)} of {len(x)} rows, the first is row {bad[0]}"
-            raise _MistakeError(f"{name} has NaN or infinity (in float32) {where}.")
+            raise DataFileError(f"{name} has NaN or infinity (in float32) {where}.")
     return np.ascontiguousarray(x).reshape(len(x), *shape)
 
 
@@ -157,13 +153,13 @@ def _labels(name: str, y: Array, count: int) -> Array:
         hint = ""
         if y.ndim == 2:
             hint = " (save y[:, 0])" if y.shape[1] == 1 else " (for one-hot rows save y.argmax(1))"
-        raise _MistakeError(f"{name} must have shape ({count},), one label an image{hint}, got {y.shape}.")
+        raise DataFileError(f"{name} must have shape ({count},), one label an image{hint}, got {y.shape}.")
     if y.dtype.kind not in "biuf":
-        raise _MistakeError(f"{name} must hold integers, got {y.dtype}.")
+        raise DataFileError(f"{name} must hold integers, got {y.dtype}.")
     if y.dtype.kind == "f":
         bad = np.flatnonzero(~(np.isfinite(y) & (y == np.rint(y)) & (np.abs(y) < 2**53)))
         if len(bad):
-            raise _MistakeError(f"{name} must hold integers, got {y[bad[0]]} in row {bad[0]}.")
+            raise DataFileError(f"{name} must hold integers, got {y[bad[0]]} in row {bad[0]}.")
     return y.astype(np.int64)
 
 
@@ -173,18 +169,18 @@ def _classes(arrays: dict[str, Array], train_y: Array) -> int:
         given = arrays["classes"]
         fits = given.size == 1 and given.dtype.kind in "iu"
         if not fits or not 2 <= int(given.reshape(())) <= _MOST_CLASSES:
-            raise _MistakeError(
+            raise DataFileError(
                 f"classes must be one integer from 2 to {_MOST_CLASSES:,}, got {given!s:.60}."
             )
         return int(given.reshape(()))
     if len(np.unique(train_y)) < 2:
-        raise _MistakeError(
+        raise DataFileError(
             f"train_y must have two classes or more, all its labels are {train_y[0]}; {meant}."
         )
     row = int(train_y.argmax())
     classes = int(train_y[row]) + 1
     if classes > len(train_y):
-        raise _MistakeError(
+        raise DataFileError(
             f"labels in train_y must be 0 .. classes - 1, got {train_y[row]} in row {row} of only "
             f"{len(train_y)} rows; {meant}."
         )

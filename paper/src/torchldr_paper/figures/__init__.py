@@ -93,12 +93,11 @@ Step = Callable[[str], None]
 """Called with a line when a figure is drawn or left out."""
 
 
-def _silent(line: str) -> None:
-    """No progress."""
-
-
 def draw_all(
-    ledger: Ledger, data_dir: DataDir = None, names: Iterable[str] | None = None, progress: Step = _silent
+    ledger: Ledger,
+    data_dir: DataDir = None,
+    names: Iterable[str] | None = None,
+    progress: Step = lambda line: None,
 ) -> Gallery:
     """All figures, or those named, that can be drawn.
 
@@ -122,7 +121,7 @@ def save_figures(
     names: Iterable[str] | None = None,
     formats: Iterable[str] = FORMATS,
     data_dir: DataDir = None,
-    progress: Step = _silent,
+    progress: Step = lambda line: None,
 ) -> tuple[list[Path], dict[str, str]]:
     """Save figures, by default all that can be drawn, to a folder, which is made where it is missing.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from torchldr.pictures import NothingToDrawError, Picture, look, new_figure, styled
@@ -13,7 +13,7 @@ from ..tables.flash import BUDGETS, METHODS, flash_rows
 from ..tables.paper import SWEEPS, TABLES, get_table
 from ..tables.rows import Row
 from .names import dataset_title, method_title, model_title
-from .series import Point, about, by, points
+from .series import about, by, finished, spread
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 BAND = 2.0  # deviations on either side, as in the paper
 DASHED = (0, (5, 3))
-Draw = Callable[["Axes", str, Sequence[Point]], None]
 
 # In which order methods are drawn and listed; others follow.
 ORDER = (
@@ -34,7 +33,7 @@ ORDER = (
 @styled
 def accuracy_against_rank(ledger: Ledger) -> Picture:
     """The paper's figure: mean test accuracy of the trials by rank, with bands of two deviations."""
-    figure, datasets = _accuracies(get_table("rank"), ledger, "rank", _band, dashed="dense")
+    figure, datasets = _accuracies(get_table("rank"), ledger, "rank", dashed="dense")
     return Picture(
         "accuracy_rank",
         "Test accuracy against rank",
@@ -51,7 +50,7 @@ def accuracy_against_rank(ledger: Ledger) -> Picture:
 @styled
 def accuracy_against_parameters(ledger: Ledger, model: str = "shl") -> Picture:
     """Test accuracy by number of parameters, every method, a panel a dataset; `model` is "shl" or "cnn"."""
-    figure, datasets = _accuracies(_all_budgets(model), ledger, "parameters", _line)
+    figure, datasets = _accuracies(_all_budgets(model), ledger, "parameters")
     return Picture(
         f"accuracy_parameters_{model}",
         f"Test accuracy against parameters, {model_title(model)}",
@@ -64,25 +63,24 @@ def accuracy_against_parameters(ledger: Ledger, model: str = "shl") -> Picture:
     )
 
 
-def _accuracies(
-    table: Table, ledger: Ledger, key: str, draw: Draw, dashed: str = ""
-) -> tuple[Figure, tuple[str, ...]]:
+def _accuracies(table: Table, ledger: Ledger, key: str, dashed: str = "") -> tuple[Figure, tuple[str, ...]]:
     """A panel a dataset, a line a method, by a number of their rows; the method `dashed` is a level."""
-    found, quick = points(table, ledger)
+    found, quick = finished(table, ledger)
     panels = by(found, "dataset")
     figure, axes = _panels(len(panels))
     for ax, (dataset, group) in zip(axes, panels.items(), strict=True):
         for method, line in by(group, "structure").items():
-            draw(ax, method, sorted(line, key=lambda point: point.row[key] or 0))
+            _line(ax, method, sorted(line, key=lambda row: row[key] or 0), key)
         if key == "rank":
-            ax.set_xticks(sorted({point.row[key] for point in group if point.row[key] is not None}))
+            ax.set_xticks(sorted({row[key] for row in group if row[key] is not None}))
         else:
             ax.set_xscale("log")
         ax.set_xlabel(key)
         ax.set_title(f"{dataset_title(dataset)}\n({about(group, quick)})")
         ax.margins(x=0.06)
-    methods = sorted({point.row["structure"] for point in found}, key=_order)
-    _legend(figure, methods, 6, dashed, hollow=any(point.row["paper"] is not None for point in found))
+    present = {row["structure"] for row in found}
+    methods = [*(m for m in ORDER if m in present), *sorted(present.difference(ORDER))]
+    _legend(figure, methods, 6, dashed, hollow=any(row["paper"] is not None for row in found))
     return figure, tuple(panels)
 
 
@@ -91,48 +89,35 @@ def _all_budgets(model: str) -> Table:
     cells: dict[str, Cell] = {}
     for cell in (cell for table in TABLES.values() if table.name not in SWEEPS for cell in table.cells):
         run = cell.run
-        if (cell.metric, run.model, run.train_fraction) == ("test", model, 1) and _main(run.data):
+        # Not the lower levels of noise, at which only three methods are run.
+        main = not run.data.startswith("mnist_noise_") or run.data == "mnist_noise_6"
+        if (cell.metric, run.model, run.train_fraction) == ("test", model, 1) and main:
             cells.setdefault(run.hash, cell)
     return Table(
         "rectangles" if model == "shl" else model, "Accuracy against parameters", tuple(cells.values())
     )
 
 
-def _main(dataset: str) -> bool:
-    """Not the lower levels of noise, at which only three methods are run."""
-    return not dataset.startswith("mnist_noise_") or dataset == "mnist_noise_6"
-
-
-def _band(ax: Axes, method: str, line: Sequence[Point]) -> None:
+def _line(ax: Axes, method: str, line: Sequence[Row], key: str) -> None:
+    """A method's values, by rank with bands; one without a rank is a level. Hollow marks are the paper's."""
     colour, marker = look(method)
-    values = [point.value for point in line]
-    low = [point.value - BAND * point.deviation for point in line]
-    high = [point.value + BAND * point.deviation for point in line]
-    if line[0].row["rank"] is None:
+    x, values = [row[key] for row in line], [row["test"] for row in line]
+    low, high = ([row["test"] + side * BAND * spread(row["records"]) for row in line] for side in (-1, 1))
+    if x[0] is None:
         ax.axhspan(low[0], high[0], color=colour, alpha=0.12, linewidth=0)
         ax.axhline(values[0], color=colour, linestyle=DASHED, linewidth=1.2)
         return
-    ranks = [point.row["rank"] for point in line]
-    ax.fill_between(ranks, low, high, color=colour, alpha=0.18, linewidth=0)
-    ax.plot(ranks, values, color=colour, marker=marker, markersize=4.5, linewidth=1.6)
-    _paper(ax, method, [(point.row["rank"], point.row["paper"]) for point in line])
-
-
-def _line(ax: Axes, method: str, line: Sequence[Point]) -> None:
-    colour, marker = look(method)
-    counts = [point.row["parameters"] for point in line]
-    values = [point.value for point in line]
-    ax.plot(counts, values, color=colour, marker=marker, markersize=5, linewidth=1, alpha=0.9)
-    _paper(ax, method, [(point.row["parameters"], point.row["paper"]) for point in line])
-
-
-def _paper(ax: Axes, method: str, pairs: Sequence[tuple[float, float | None]]) -> None:
-    """The paper's values as hollow marks."""
-    stated = [(x, y) for x, y in pairs if y is not None]
+    if key == "rank":
+        ax.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
+        ax.plot(x, values, color=colour, marker=marker, markersize=4.5, linewidth=1.6)
+    else:
+        ax.plot(x, values, color=colour, marker=marker, markersize=5, linewidth=1, alpha=0.9)
+    stated = [(row[key], row["paper"]) for row in line if row["paper"] is not None]
     if stated:
-        colour, marker = look(method)
-        x, y = zip(*stated, strict=True)
-        ax.scatter(x, y, marker=marker, s=38, facecolors="none", edgecolors=colour, linewidths=0.9, zorder=3)
+        at, paper = zip(*stated, strict=True)
+        ax.scatter(
+            at, paper, marker=marker, s=38, facecolors="none", edgecolors=colour, linewidths=0.9, zorder=3
+        )
 
 
 def _panels(count: int) -> tuple[Figure, list[Axes]]:
@@ -166,10 +151,6 @@ def _legend(
         style = {"marker": "o", "markersize": 6, "markerfacecolor": "none", "color": "#555555"}
         handles.append(Line2D([], [], linestyle="none", label="hollow: the paper", **style))
     figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), columns), fontsize=8)
-
-
-def _order(method: str) -> int:
-    return ORDER.index(method) if method in ORDER else len(ORDER)
 
 
 @styled

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torchldr.pictures import PLAIN, NothingToDrawError, Picture, bare, new_figure, styled
 
 from .. import data as datasets
-from ..data import DataFileError, Dataset
+from ..data import DataFileError
 from ..data.dataset import as_pixels
 from .names import dataset_title, source_title
 
@@ -39,7 +39,9 @@ def examples(data_dir: DataDir = None, names: list[str] | None = None, columns: 
     rows, damaged = [], []
     for name in names:
         try:
-            rows.append((name, *_examples(datasets.load(name, data_dir), columns)))
+            data = datasets.load(name, data_dir)
+            rows.append((name, data.source, as_pixels(data.train_x[choose(data.train_y, columns)])))
+            del data  # before the next is loaded: two would need the memory of both
         except DataFileError:
             damaged.append(name)
     if not rows:
@@ -81,22 +83,15 @@ def choose(labels: NDArray[Any], count: int) -> list[int]:
 
 
 def show_image(ax: Axes, image: NDArray[Any]) -> None:
-    """Draw one image of shape (channels, height, width): three channels are colours."""
+    """Draw one image of shape (channels, height, width): three channels are colours.
+
+    Colours are stretched to [0, 1] where they do not lie there: a user's own floats.
+    """
     if image.shape[0] == 3:
-        ax.imshow(np.moveaxis(_unit(image), 0, -1), interpolation="nearest")
+        low, high = float(image.min()), float(image.max())
+        if low < 0 or high > 1:
+            image = (image - low) / max(high - low, 1e-12)
+        ax.imshow(np.moveaxis(image, 0, -1), interpolation="nearest")
     else:
         ax.imshow(image[0], cmap=PLAIN, interpolation="nearest")
     bare(ax)
-
-
-def _examples(data: Dataset, columns: int) -> tuple[str, NDArray[Any]]:
-    """Its source and its images, (count, c, h, w); the arrays of the dataset itself are let go."""
-    return data.source, as_pixels(data.train_x[choose(data.train_y, columns)])
-
-
-def _unit(image: NDArray[Any]) -> NDArray[Any]:
-    """Stretched to [0, 1] where it does not lie there: a user's own floats."""
-    low, high = float(image.min()), float(image.max())
-    if low >= 0 and high <= 1:
-        return image
-    return (image - low) / max(high - low, 1e-12)

@@ -10,29 +10,31 @@ from torchldr.pictures import Picture, look, new_figure, styled
 from ..ledger.ledger import Ledger
 from ..ledger.records import Record
 from ..tables.paper import get_table
+from ..tables.rows import Row
+from .accuracy import DASHED
 from .names import method_title
-from .series import Point, about, by, index, points, records_of
+from .series import about, by, finished
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-DASHED = (0, (5, 3))
 
 
 @styled
 def perplexity_against_parameters(ledger: Ledger) -> Picture:
     """Test perplexity by parameters of the four input matrices, the paper's values beside ours."""
-    found, quick = points(get_table("lstm"), ledger)
+    found, quick = finished(get_table("lstm"), ledger)
     figure, axes = new_figure(6.0, 4.0, 1, 1)
     ax: Axes = axes[0][0]
     for method, line in by(found, "structure").items():
         colour, marker = look(method)
-        ordered = sorted(line, key=lambda point: point.row["parameters"])
-        counts = [point.row["parameters"] for point in ordered]
+        ordered = sorted(line, key=lambda row: row["parameters"])
+        counts = [row["parameters"] for row in ordered]
         if method == "dense":
-            ax.axhline(ordered[0].value, color=colour, linestyle=DASHED, linewidth=1.2, label="Unstructured")
+            ax.axhline(
+                ordered[0]["test"], color=colour, linestyle=DASHED, linewidth=1.2, label="Unstructured"
+            )
             continue
-        values, stated = [point.value for point in ordered], [point.row["paper"] for point in ordered]
+        values, stated = [row["test"] for row in ordered], [row["paper"] for row in ordered]
         ax.plot(counts, values, color=colour, marker=marker, markersize=5, label=method_title(method))
         ax.plot(counts, stated, color=colour, marker=marker, markerfacecolor="none", linewidth=0.8,
                 linestyle=(0, (1, 2)))  # fmt: skip
@@ -60,20 +62,19 @@ def validation_curves(ledger: Ledger) -> Picture:
     """Validation perplexity by epoch, a panel a class, a line a rank."""
     from matplotlib.ticker import LogLocator, NullLocator
 
-    found, quick = points(get_table("lstm"), ledger)
-    known = index(ledger)
+    found, quick = finished(get_table("lstm"), ledger)
     groups = by(found, "structure")
     dense = groups.pop("dense", [])
     panels = groups or {"dense": dense}
     figure, axes = new_figure(3.4 * len(panels), 3.6, 1, len(panels), sharey=True)
     for ax, (method, line) in zip(axes[0], panels.items(), strict=True):
-        ordered = sorted(line, key=lambda point: point.row["rank"] or 0)
-        for place, point in enumerate(ordered):
+        ordered = sorted(line, key=lambda row: row["rank"] or 0)
+        for place, row in enumerate(ordered):
             shade = 0.35 + 0.65 * (place + 1) / len(ordered)
-            label = f"r = {point.row['rank']}" if point.row["rank"] else "Unstructured"
-            _curve(ax, records_of(point.row, known)[0], look(method).colour, shade, label)
+            label = f"r = {row['rank']}" if row["rank"] else "Unstructured"
+            _curve(ax, row["records"][0], look(method).colour, shade, label)
         if method != "dense" and dense:
-            _curve(ax, records_of(dense[0].row, known)[0], look("dense").colour, 0.8, "Unstructured")
+            _curve(ax, dense[0]["records"][0], look("dense").colour, 0.8, "Unstructured")
         ax.set_title(f"{method_title(method)}\n({about(line, quick)})")
         ax.set_xlabel("epoch")
         ax.set_yscale("log")
@@ -83,7 +84,7 @@ def validation_curves(ledger: Ledger) -> Picture:
         ax.grid(True, axis="y")
         ax.legend(fontsize=7)
     axes[0][0].set_ylabel("validation perplexity")
-    _limits(axes[0], found, known)
+    _limits(axes[0], found)
     return Picture(
         "perplexity_curves",
         "Validation perplexity by epoch, LSTM",
@@ -104,9 +105,9 @@ def _curve(ax: Axes, record: Record, colour: str, shade: float, label: str) -> N
         ax.plot(x, y, color=colour, alpha=shade, linewidth=1.3, label=label)
 
 
-def _limits(axes: Sequence[Axes], found: Sequence[Point], known: dict[tuple[str, str], Record]) -> None:
+def _limits(axes: Sequence[Axes], found: Sequence[Row]) -> None:
     """Leave the first epochs' large values above the frame."""
-    records = [record for point in found for record in records_of(point.row, known)]
+    records: list[Record] = [record for row in found for record in row["records"]]
     last = [record.result["metrics"]["validation"][-1][0] for record in records]
     best = [record.best.validation for record in records if record.best is not None]
     ends = [value for value in last if value is not None]

@@ -61,19 +61,28 @@ def operators(n: int = SMALL, seed: int = 0) -> Picture:
     def draw(*shape: int) -> Tensor:
         return torch.rand(shape, generator=g, dtype=torch.float64) * 1.1 + 0.4
 
+    corner, inner = (0, n - 1), range(n - 1)
     panels = [
-        (shift(n, 0.6), r"Shift $Z_f$", "fixed: Toeplitz-like", ("1", "f")),
+        (
+            shift(n, 0.6),
+            r"Shift $Z_f$",
+            "fixed: Toeplitz-like",
+            {**{(i + 1, i): "1" for i in inner}, corner: "f"},
+        ),
         (
             Subdiagonal(draw(n - 1), draw()).to_dense(),
             "Subdiagonal + corner",
             f"learned by LDR-SD: $n$ = {n} numbers",
-            ("x", "x"),
+            {**{(i + 1, i): f"$x_{i + 1}$" for i in inner}, corner: "$x_0$"},
         ),
         (
             Tridiagonal(draw(n - 1), -draw(n), draw(n - 1), -draw(2)).to_dense(),
             "Tridiagonal + corners",
             f"learned by LDR-TD: $3n$ = {3 * n} numbers",
-            ("abc", "st"),
+            {(i, i): f"$b_{i}$" for i in range(n)}
+            | {(i, i + 1): f"$a_{i}$" for i in inner}
+            | {(i + 1, i): f"$c_{i}$" for i in inner}
+            | {corner: "$s$", (n - 1, 0): "$t$"},
         ),
     ]
     figure, axes = new_figure(9.6, 3.8, 1, len(panels))
@@ -81,7 +90,7 @@ def operators(n: int = SMALL, seed: int = 0) -> Picture:
         _matrix(ax, matrix, 2.2)
         ax.set_title(title)
         ax.set_xlabel(words)
-        for (i, j), text in _letters(n, letters).items():
+        for (i, j), text in letters.items():
             ax.text(j, i, text, ha="center", va="center", fontsize=9)
     return Picture(
         "operators",
@@ -103,18 +112,6 @@ def toeplitz(n: int) -> Tensor:
     values = torch.cos(0.9 * t) * torch.exp(-t.abs() / n) + 0.35 * torch.sin(2.1 * t)
     i = torch.arange(n)
     return values[i[:, None] - i[None, :] + n - 1]
-
-
-def _letters(n: int, letters: tuple[str, str]) -> dict[tuple[int, int], str]:
-    """What stands where in an operator, in the paper's letters."""
-    inner, corners = letters
-    if inner == "1":
-        return {**{(i + 1, i): "1" for i in range(n - 1)}, (0, n - 1): corners}
-    if inner == "x":
-        return {**{(i, i - 1): f"$x_{i}$" for i in range(1, n)}, (0, n - 1): "$x_0$"}
-    text = {(i, i): f"$b_{i}$" for i in range(n)}
-    text |= {(i, i + 1): f"$a_{i}$" for i in range(n - 1)} | {(i + 1, i): f"$c_{i}$" for i in range(n - 1)}
-    return {**text, (0, n - 1): "$s$", (n - 1, 0): "$t$"}
 
 
 def _matrix(ax: Axes, M: Tensor, limit: float) -> None:

@@ -10,10 +10,8 @@ A run is a `Run` with model "lstm" and a `LanguageProtocol`; its record lies in 
 experiments', with perplexities where those have accuracies. On the command line: `torchldr paper lstm`.
 """
 
-from __future__ import annotations
-
+from ..protocol import LanguageProtocol
 from .fleet import LanguageFleet
-from .protocol import LanguageProtocol
 from .sweep import sweep_language, train_language
 from .text import Masks, Text
 

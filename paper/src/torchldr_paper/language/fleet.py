@@ -14,11 +14,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..protocol import Run
+from ..protocol import LanguageProtocol, Run
 from ..trainer.batches import generator
 from ..trainer.graphs import StepGraphs
 from . import decoder, recurrence
-from .protocol import LanguageProtocol
 from .text import Masks, Text
 from .weights import GATES, build, even_rates, initial_tensors
 

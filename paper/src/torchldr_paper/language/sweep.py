@@ -23,15 +23,14 @@ from ..data import DatasetNotFoundError
 from ..data.text import Corpus, load_corpus
 from ..ledger.ledger import Ledger
 from ..ledger.records import Record
-from ..protocol import Run
-from ..trainer.checkpoint import CheckpointFile, Claim, is_claimed
+from ..protocol import LanguageProtocol, Run
+from ..trainer.checkpoint import CheckpointFile, Claim
 from ..trainer.library import Library
 from ..trainer.parallel import Done, Task
 from ..trainer.progress import Tell
 from ..trainer.selection import Best
 from ..trainer.sweep import Report
 from .fleet import LanguageFleet
-from .protocol import LanguageProtocol
 from .text import Masks, Text
 from .weights import count_parameters
 
@@ -40,6 +39,7 @@ Say = Callable[[str], None]
 CHECKPOINT_SECONDS = 180.0  # the tables of words are large: save them seldom
 _SLACK = 1.15  # an epoch may take so much longer than the last one
 _METRICS = ("train", "validation", "test", "rate")
+_KEPT = ("epoch", "seconds", "history", "best")  # of a training, besides its tensors
 
 
 class FleetTraining:
@@ -88,18 +88,18 @@ class FleetTraining:
         self.epoch += 1
 
     def save(self) -> None:
-        state = {"epoch": self.epoch, "seconds": self.seconds, "history": self.history, "best": self.best}
+        state = {name: getattr(self, name) for name in _KEPT}
         self.file.save({**self.fleet.parameters(), "rates": self.fleet.rates}, state)
 
     @torch.no_grad()
     def _resume(self) -> None:
-        found = self.file.load()
-        if found is None:
+        if (found := self.file.load()) is None:
             return
+        tensors, state = found
         for name, tensor in {**self.fleet.parameters(), "rates": self.fleet.rates}.items():
-            tensor.copy_(found.tensors[name].reshape(tensor.shape))
-        self.epoch, self.seconds = found.state["epoch"], found.state["seconds"]
-        self.history, self.best = found.state["history"], found.state["best"]
+            tensor.copy_(tensors[name].reshape(tensor.shape))
+        for name in _KEPT:
+            setattr(self, name, state[name])
 
     def records(self) -> list[Record]:
         """What the ledger keeps, one record a run."""
@@ -205,6 +205,7 @@ def sweep_language(
         What became of each run. A corpus that is not here is reported, not raised.
     """
     begun, report = time.monotonic(), Report()
+    deadline = begun + (math.inf if max_seconds is None else max_seconds)
     wanted = list({run.hash: run for run in runs}.values())
     if not wanted:
         return report
@@ -221,10 +222,14 @@ def sweep_language(
         return report
     ledger.prepare()
     with ExitStack() as claims:
-        seconds = math.inf if max_seconds is None else max_seconds
-        if not _claim(todo, ledger, claims, begun + seconds, say):
-            report.left.extend(todo)
-            return report
+        for run in sorted(todo, key=lambda run: run.hash):  # so that two processes do not wait for each other
+            claim = Claim(ledger.results, run.hash)
+            if not claim.take():
+                say(f"{run.label}: another process trains it, waiting")
+                if not claim.take(deadline - time.monotonic()):
+                    report.left.extend(todo)
+                    return report
+            claims.callback(claim.release)
         ledger.read_again()  # what other processes have finished before they gave it free
         missing = [
             run for run in todo if ledger.find(run, fingerprint=corpus.fingerprint) is before[run.hash]
@@ -234,24 +239,22 @@ def sweep_language(
         for run in missing:
             alike.setdefault((run.seed, run.protocol), []).append(run)
         for group in alike.values():
-            _train(group, corpus, ledger, device, begun, max_seconds, say, checkpoint_seconds, report)
+            trainings, masks = _begin(group, corpus, device, ledger.results)
+            _train(trainings, masks, ledger, report, begun, deadline, say, checkpoint_seconds)
     return report
 
 
 def train_language(task: Task, library: Library, tell: Tell) -> Done:
     """Train one run by itself, as `sweep` wants it; its record is that of `sweep_language`."""
     run, corpus = task.run, library.data(task.run)
-    protocol = run.protocol
-    if not isinstance(protocol, LanguageProtocol) or not isinstance(corpus, Corpus):
+    if not isinstance(corpus, Corpus):
         raise TypeError(f"{run.label}: no language model.")
-    text = Text.of(corpus, protocol, library.device)
-    masks = Masks(text, protocol, run.seed)
-    seen = is_claimed(task.results, run.hash)
-    training, saved = FleetTraining([run], text, masks, task.results), time.monotonic()
-    tell(training.epoch, protocol.epochs, "")
+    seen, saved = Claim(task.results, run.hash).is_seen(), time.monotonic()
+    (training,), masks = _begin([run], corpus, library.device, task.results)
+    tell(training.epoch, run.epochs, "")
     while not training.finished:
         train_epoch([training], masks)
-        tell(training.epoch, protocol.epochs, describe([training]))
+        tell(training.epoch, run.epochs, describe([training]))
         if seen and time.monotonic() - saved >= CHECKPOINT_SECONDS:
             training.save()
             saved = time.monotonic()
@@ -260,46 +263,39 @@ def train_language(task: Task, library: Library, tell: Tell) -> Done:
     return Done(dataclasses.replace(record, result={**record.result, "notes": notes}))
 
 
-def _claim(runs: list[Run], ledger: Ledger, claims: ExitStack, deadline: float, say: Say) -> bool:
-    """Claim all runs, in an order in which two processes do not wait for each other."""
-    for run in sorted(runs, key=lambda run: run.hash):
-        claim = Claim(ledger.results, run.hash)
-        if not claim.take():
-            say(f"{run.label}: another process trains it, waiting")
-            if not claim.take(deadline - time.monotonic()):
-                return False
-        claims.callback(claim.release)
-    return True
-
-
-def _train(
-    runs: list[Run],
-    corpus: Corpus,
-    ledger: Ledger,
-    device: torch.device,
-    begun: float,
-    max_seconds: float | None,
-    say: Say,
-    checkpoint_seconds: float,
-    report: Report,
-) -> None:
-    """Train runs of one seed and protocol, their classes side by side."""
+def _begin(
+    runs: Sequence[Run], corpus: Corpus, device: torch.device, results: Path
+) -> tuple[list[FleetTraining], Masks]:
+    """A fleet for each class of runs of one seed and protocol, as it starts or was left."""
     protocol = runs[0].protocol
     if not isinstance(protocol, LanguageProtocol):
-        raise TypeError(f"sweep_language: expected a LanguageProtocol, got {type(protocol).__name__}.")
+        raise TypeError(f"{runs[0].label}: expected a LanguageProtocol, got {type(protocol).__name__}.")
     classes: dict[object, list[Run]] = {}
     for run in runs:
         alike = run.structure, run.init, run.init_std, run.gain, run.even, run.fixed
         classes.setdefault(alike, []).append(run)
     text = Text.of(corpus, protocol, device)
     masks = Masks(text, protocol, runs[0].seed)
-    trainings = [FleetTraining(group, text, masks, ledger.results) for group in classes.values()]
+    return [FleetTraining(group, text, masks, results) for group in classes.values()], masks
+
+
+def _train(
+    trainings: Sequence[FleetTraining],
+    masks: Masks,
+    ledger: Ledger,
+    report: Report,
+    begun: float,
+    deadline: float,
+    say: Say,
+    checkpoint_seconds: float,
+) -> None:
+    """Train fleets side by side to their end, or until the deadline would be passed."""
     for one in trainings:
         say(f"{one.label}: {'goes on after epoch' if one.epoch else 'epoch'} {one.epoch}")
-    saved, length = time.monotonic(), 0.0
+    epochs, saved, length = trainings[0].fleet.protocol.epochs, time.monotonic(), 0.0
     while waiting := [one for one in trainings if not one.finished]:
         started = time.monotonic()
-        if max_seconds is not None and started - begun + _SLACK * length >= max_seconds:
+        if started + _SLACK * length >= deadline:
             for one in waiting:
                 one.save()
                 report.left.extend(one.runs)
@@ -310,9 +306,9 @@ def _train(
         active = [one for one in waiting if one.epoch == lowest]
         train_epoch(active, masks)
         length = time.monotonic() - started
-        left = length * (protocol.epochs - lowest - 1)
+        left = length * (epochs - lowest - 1)
         say(
-            f"epoch {lowest + 1} of {protocol.epochs}, {length:.1f} s, about {left:.0f} s left, "
+            f"epoch {lowest + 1} of {epochs}, {length:.1f} s, about {left:.0f} s left, "
             f"validation: {describe(active)}"
         )
         if time.monotonic() - saved >= checkpoint_seconds:

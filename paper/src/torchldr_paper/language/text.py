@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ..data.text import Corpus
+from ..protocol import LanguageProtocol
 from ..trainer.batches import derived_seed
-from .protocol import LanguageProtocol
 
 
 @dataclass(frozen=True)
@@ -18,14 +18,13 @@ class Text:
     """A corpus on a device, within the limits of a protocol.
 
     Attributes:
-        name, source, fingerprint, words: of the corpus.
+        source, fingerprint, words: of the corpus.
         train: (T, batch), each column a stretch of the text.
         scored: (S, 2 evaluation_batch): the columns of validation, then those of the test, the shorter
             ones filled up; both are read at once.
         weights: 1 for an entry of `scored` that is to be predicted, else 0, alike.
     """
 
-    name: str
     source: str
     fingerprint: str
     words: int
@@ -49,7 +48,6 @@ class Text:
             scored[: len(part), place] = part
             weights[1 : len(part), place] = 1
         return cls(
-            name=corpus.name,
             source=corpus.source,
             fingerprint=corpus.fingerprint,
             words=corpus.words,

@@ -134,8 +134,7 @@ class Ledger:
             lock = FileLock(self.results / LOCK, timeout=_WAIT_SECONDS)
             with lock, self.path.open("ab+", buffering=0) as stream:
                 self.read_again()
-                broken = _cut_off(stream)  # such a line ends here and stays what it is
-                _append(stream, b"\n" + line if broken else line)
+                broken = _append(stream, line)
                 self._bytes, self._lines = stream.tell(), self._lines + 1 + broken
         except Timeout:
             message = f"{self.path}: another process has held the ledger for {_WAIT_SECONDS:.0f} s."
@@ -165,21 +164,23 @@ class Ledger:
             if (name, number) in self._skipped:
                 return
             said = " (cut off while it was written?)" if torn else ""
-            problem = f"{name}, line {number}: skipped{said}: {_reason(error)}"
+            reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+            problem = f"{name}, line {number}: skipped{said}: {reason or type(error).__name__}"
             self._skipped.add((name, number))
             self.problems.append(problem)
             _log.warning("%s", problem)
 
 
-def _reason(error: Exception) -> str:
-    """An error in words; some say nothing but their class."""
-    missing = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-    return missing or type(error).__name__
+def _append(stream: IO[bytes], line: bytes) -> bool:
+    """Write all of a line, or take back what was written of it; whether the one before had no end.
 
-
-def _append(stream: IO[bytes], line: bytes) -> None:
-    """Write all of a line, or take back what was written of it."""
-    size, left = stream.seek(0, os.SEEK_END), memoryview(line)
+    Such a line ends here and stays what it is.
+    """
+    size, broken = stream.seek(0, os.SEEK_END), False
+    if size:
+        stream.seek(-1, os.SEEK_END)
+        broken = stream.read(1) != b"\n"
+    left = memoryview(b"\n" + line if broken else line)
     try:
         while left:
             left = left[stream.write(left) :]
@@ -188,6 +189,7 @@ def _append(stream: IO[bytes], line: bytes) -> None:
         with contextlib.suppress(OSError):
             stream.truncate(size)
         raise
+    return broken
 
 
 def merged(records: Iterable[Record]) -> str:
@@ -200,11 +202,3 @@ def merged(records: Iterable[Record]) -> str:
 def _published() -> Iterator[tuple[str, str]]:
     for file in sorted(PUBLISHED.glob("*.jsonl")):
         yield f"published/{file.name}", file.read_text(encoding="utf-8")
-
-
-def _cut_off(stream: IO[bytes]) -> bool:
-    """Whether the file's last line has no end."""
-    if stream.seek(0, os.SEEK_END) == 0:
-        return False
-    stream.seek(-1, os.SEEK_END)
-    return stream.read(1) != b"\n"

@@ -142,30 +142,27 @@ class StackedNetwork:
 
     Attributes:
         layout: of the parameters.
-        buffers: what the replicas hold besides parameters: drawn constants and pruning masks with the
-            replica axis, computed constants without.
+        drawn: what each replica holds besides parameters, drawn constants and pruning masks, with a replica
+            axis.
+        buffers: these and the computed constants, which all share.
     """
 
     def __init__(
         self, models: Sequence[SingleHiddenLayer], device: torch.device, *, fixed: bool = False
     ) -> None:
-        model, self._fixed = models[0], fixed
-        self.layout, self.device, self.replicas = Layout(model), device, len(models)
-        self.convolutional = isinstance(model, ConvNet)
+        self._model = model = models[0]
+        self._fixed, self.layout, self.device, self.replicas = fixed, Layout(model), device, len(models)
         persistent = set(model.state_dict())
-        self.shared = frozenset(name for name, _ in model.named_buffers() if name not in persistent)
-        self.buffers = {
-            name: buffer.to(device)
-            if name in self.shared
-            else torch.stack([m.get_buffer(name) for m in models]).to(device)
-            for name, buffer in model.named_buffers()
+        named = dict(model.named_buffers())
+        self.drawn = {
+            name: torch.stack([m.get_buffer(name) for m in models]).to(device)
+            for name in named
+            if name in persistent
         }
-        self.gain = model.gain
-        self._replaced = isinstance(model, ReplacedConvolution)
-        if isinstance(model, ReplacedConvolution):
-            self._pool, self._front_gain = model.pool, model.front_gain
-            structured = isinstance(model.front, StructuredChannels)
-            self._channels = StackedLayer(model.front, "front") if structured else None
+        self.buffers = {name: buffer.to(device) for name, buffer in named.items()} | self.drawn
+        self._front: StackedLayer | None = None
+        if isinstance(model, ReplacedConvolution) and isinstance(model.front, StructuredChannels):
+            self._front = StackedLayer(model.front, "front")
         hidden, name = model.hidden, "hidden"
         if isinstance(hidden, BlockedLinear):
             hidden, name = hidden.blocks, "hidden.blocks"
@@ -181,23 +178,23 @@ class StackedNetwork:
 
     def _features(self, parts: Tensors, x: Tensor) -> Tensor:
         """What the hidden layer sees: rows (b, n) common to all replicas, or (R, b, n)."""
-        if self._replaced:
-            return self._first_layer(parts, x)
-        if not self.convolutional:
+        if isinstance(self._model, ReplacedConvolution):
+            return self._first_layer(self._model, parts, x)
+        if not isinstance(self._model, ConvNet):
             return x
         x = x.unsqueeze(0)
         for name in ("conv1", "conv2"):
             x = stage(x, parts[f"{name}.weight"], parts[f"{name}.bias"])
         return x.flatten(2)
 
-    def _first_layer(self, parts: Tensors, x: Tensor) -> Tensor:
+    def _first_layer(self, model: ReplacedConvolution, parts: Tensors, x: Tensor) -> Tensor:
         """Convolutions or what replaces them: images (b, c, h, w) to (R, b, n)."""
-        if self._channels is not None:
-            y = self._channels({**parts, **self.buffers}, x.flatten(1))
-            y = y if self._front_gain == 1 else self._front_gain * y
+        if self._front is not None:
+            y = self._front({**parts, **self.buffers}, x.flatten(1))
+            y = y if model.front_gain == 1 else model.front_gain * y
             return relu(y + parts["front_bias"].unsqueeze(1) if "front_bias" in parts else y)
         weight, bias = parts["front.weight"], parts.get("front.bias")
-        if self._pool:
+        if model.pool:
             bias = weight.new_zeros(weight.shape[:2]) if bias is None else bias
             return stage(x.unsqueeze(0), weight, bias).flatten(2)
         y = conv2d(x, weight.flatten(0, 1), None if bias is None else bias.flatten(), padding=2)
@@ -207,7 +204,7 @@ class StackedNetwork:
         if self._layer is None:
             return torch.matmul(x, (parts["hidden.weight"] * self.buffers["hidden.mask"]).mT)
         y = self._layer({**parts, **self.buffers}, x)
-        return y if self.gain == 1 else self.gain * y
+        return y if self._model.gain == 1 else self._model.gain * y
 
     # Evaluation.
 
@@ -223,7 +220,11 @@ class StackedNetwork:
         parts = self.layout.parts(flat)
         weight = self._materialized(parts)
         total = torch.zeros(2, self.replicas, dtype=torch.float64, device=self.device)
-        count, size = len(x) if rows is None else len(rows), self._chunk(x)
+        # Images at a time: on a GPU some gigabyte of activations, on a CPU what a cache holds.
+        several = isinstance(self._model, ConvNet | ReplacedConvolution)
+        per_image = math.prod(x.shape[1:]) * (8 if several else 1) * self.replicas
+        size = max(1, (1 << (28 if self.device.type == "cuda" else 22)) // per_image)
+        count = len(x) if rows is None else len(rows)
         for start in range(0, count, size):
             part = slice(start, start + size) if rows is None else rows[start : start + size]
             features = self._features(parts, x[part])
@@ -239,11 +240,4 @@ class StackedNetwork:
             return (parts["hidden.weight"] * self.buffers["hidden.mask"]).mT
         if self._layer.structure.name in ("dense", "low_rank"):
             return None
-        return self.gain * self._layer.transposed({**parts, **self.buffers})
-
-    def _chunk(self, x: Tensor) -> int:
-        """Images at a time: on a GPU some gigabyte of activations, on a CPU what a cache holds."""
-        several = self.convolutional or self._replaced
-        per_image = math.prod(x.shape[1:]) * (8 if several else 1) * self.replicas
-        budget = 1 << (28 if self.device.type == "cuda" else 22)
-        return max(1, budget // per_image)
+        return self._model.gain * self._layer.transposed({**parts, **self.buffers})

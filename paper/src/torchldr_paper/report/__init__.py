@@ -10,8 +10,6 @@ figures; and behind each number the runs that it comes from, with their configs 
 On the command line: `torchldr report`.
 """
 
-from __future__ import annotations
-
 from .page import report
 
 __all__ = ["report"]

@@ -43,7 +43,11 @@ def report(
     path = Path(out)
     if path.is_dir():
         path /= "report.html"
-    page = render(ledger, _gallery(ledger, data_dir, progress) if figures else Gallery([], {}))
+    try:
+        gallery = draw_all(ledger, data_dir, names=None if figures else (), progress=progress)
+    except ImportError as error:
+        gallery = Gallery([], {"figures": str(error)})
+    page = render(ledger, gallery)
     with whole_file(path) as stream:
         stream.write(page.encode())
     return path
@@ -74,6 +78,8 @@ def render(ledger: Ledger, gallery: Gallery) -> str:
         devices=sorted({str(record.machine.get("device")) for record in ledger}),
         headline=headline(ledger),
         sections=shown,
+        dataset_title=dataset_title,
+        model_title=model_title,
         datasets=_titles(dataset_title, (row["dataset"] for section in shown for row in section.rows)),
         models=_titles(model_title, (row["model"] for section in shown for row in section.rows)),
         charts=sorted(charts, key=lambda picture: FIRST.index(picture.name)),
@@ -82,13 +88,6 @@ def render(ledger: Ledger, gallery: Gallery) -> str:
         image=_image,
         version=__version__,
     )
-
-
-def _gallery(ledger: Ledger, data_dir: DataDir, progress: Callable[[str], None]) -> Gallery:
-    try:
-        return draw_all(ledger, data_dir, progress=progress)
-    except ImportError as error:
-        return Gallery([], {"figures": str(error)})
 
 
 def _titles(title: Callable[[str], str], names: Iterable[str]) -> list[tuple[str, str]]:
@@ -122,6 +121,10 @@ def packed_runs(ledger: Ledger) -> str:
 def run_json(record: Record) -> dict[str, Any]:
     """What a panel shows of a run: all but the metrics of the replicas that were not chosen."""
     result, best = record.result, record.best
+    curves = {}
+    if best is not None:
+        known = {name: rows for name, rows in result["metrics"].items() if name in CURVES}
+        curves = {name: [_short(row[best.replica]) for row in rows] for name, rows in known.items()}
     return {
         "label": record.run.label,
         "hash": record.hash,
@@ -131,17 +134,12 @@ def run_json(record: Record) -> dict[str, Any]:
         "seconds": result["seconds"],
         "best": result["best"],
         "mean": result["mean"],
-        "curves": {} if best is None else _curves(result["metrics"], best.replica),
+        "curves": curves,
         "replicas": _replicas(record),
         "notes": result.get("notes") or {},
         "machine": dict(record.machine),
         "time": record.time,
     }
-
-
-def _curves(metrics: Any, replica: int) -> dict[str, list[float | None]]:
-    """Accuracies of one replica by epoch."""
-    return {name: [_short(row[replica]) for row in metrics[name]] for name in CURVES if name in metrics}
 
 
 def _replicas(record: Record) -> list[dict[str, Any]]:

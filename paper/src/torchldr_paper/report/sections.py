@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from markupsafe import Markup
-
 from ..figures.names import dataset_title, method_title, model_title
 from ..ledger.ledger import Ledger
 from ..tables.cells import Table
@@ -17,13 +15,11 @@ from ..tables.paper import TABLES
 from ..tables.rows import Row, run_rows, table_rows, tells
 
 ABSENT = "\N{EN DASH}"
-NEAR = 1.0  # points below the paper that count as near it
-SOURCES = {"official": "official", "stand-in": "stand-in", "user": "own", "literature": "quoted"}
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column: its key in a row, its heading, how a row's value is shown, and when.
+    """A column: its key in a row, its heading, how a value is written where the template does not, and when.
 
     Attributes:
         minor: left out on a narrow screen.
@@ -32,26 +28,10 @@ class Column:
 
     key: str
     heading: str
-    show: Callable[[Row], str]
+    form: Callable[[Any], str] = str
     numeric: bool = False
     minor: bool = False
     needed: Callable[[list[Any]], bool] = lambda values: True
-
-    @property
-    def classes(self) -> str:
-        return " ".join(["number"] * self.numeric + ["minor"] * self.minor)
-
-    def sort_value(self, row: Row) -> str:
-        """What a number is sorted by; of several the first."""
-        value = row[self.key]
-        first = next(iter(value), None) if isinstance(value, list) else value
-        return "" if first is None else str(first)
-
-
-def columns_of(rows: Sequence[Row]) -> list[Column]:
-    """The columns that say something about these rows."""
-    ours = [row for row in rows if row["state"] != "quoted"]
-    return [column for column in COLUMNS if column.needed([row[column.key] for row in ours])]
 
 
 def _varied(values: list[Any]) -> bool:
@@ -62,76 +42,34 @@ def _given(values: list[Any]) -> bool:
     return any(value is not None and value != 0 for value in values)
 
 
-def _plain(key: str, form: Callable[[Any], str] = str) -> Callable[[Row], str]:
-    return lambda row: ABSENT if row[key] is None else form(row[key])
-
-
-def _ours(row: Row) -> Markup:
-    """Our number, which leads to its runs."""
-    words = {"quoted": ABSENT, "missing": "not run"}.get(row["state"], "diverged")
-    number = Markup("{}").format(words if row["test"] is None else f"{row['test']:.2f}")
-    if row["deviation"] is not None:
-        number += Markup("<small> ± {:.2f}</small>").format(row["deviation"])
-    count = len(row["hashes"])
-    if not count:
-        return Markup('<span class="absent">{}</span>').format(number)
-    link = f"#runs/{'/'.join([row['data'], *row['hashes']])}"
-    title = f"its {'run' if count == 1 else f'{count} runs'}"
-    return Markup('<a href="{}" title="{}">{}</a>').format(link, title, number)
-
-
-def _difference(row: Row) -> str:
-    value = row["difference"]
-    if value is None:
-        return ABSENT
-    # The sign says it too: colour is not needed to read it.
-    better = -value if row["metric"] == "perplexity" else value
-    level = "above" if better >= 0 else "near" if better >= -NEAR else "below"
-    kind = level if row["metric"] != "generalization" else "plain"
-    text = f"{value:+.2f}".replace("-", "\N{MINUS SIGN}")
-    return Markup('<span class="difference {}">{}</span>').format(kind, text)
-
-
-def _source(row: Row) -> str:
-    source = row["data"]
-    if source is None:
-        return ABSENT
-    return Markup('<span class="badge {}">{}</span>').format(source, SOURCES.get(source, source))
-
-
-def _rates(row: Row) -> str:
+def _rates(rates: list[float | None]) -> str:
     """The chosen learning rate of each seed, once where all agree."""
-    rates = [ABSENT if rate is None else f"{rate:g}" for rate in row["lr"]]
-    return ", ".join(rates[:1] if len(set(rates)) == 1 else rates) or ABSENT
+    texts = [ABSENT if rate is None else f"{rate:g}" for rate in rates]
+    return ", ".join(texts[:1] if len(set(texts)) == 1 else texts)
 
 
 COLUMNS = (
-    Column("structure", "Method", lambda row: method_title(row["structure"])),
-    Column("rank", "Rank", _plain("rank"), numeric=True, needed=_given),
-    Column("dataset", "Dataset", lambda row: dataset_title(row["dataset"]), minor=True),
-    Column("model", "Network", lambda row: model_title(row["model"]), minor=True, needed=_varied),
-    Column("fraction", "Training data", _plain("fraction", "{:.0%}".format), numeric=True, needed=_varied),
-    Column("test", "Ours", _ours, numeric=True),
-    Column("paper", "Paper", _plain("paper", "{:.2f}".format), numeric=True, needed=_given),
-    Column("difference", "Difference", _difference, numeric=True, needed=_given),
-    Column("init", "Start", _plain("init"), needed=lambda values: tells("init", values)),
-    Column("hidden", "Hidden units", _plain("hidden"), numeric=True, minor=True, needed=_given),
-    Column("epochs", "Epochs", _plain("epochs"), numeric=True, minor=True, needed=_varied),
-    Column("parameters", "Parameters", _plain("parameters", "{:,}".format), numeric=True),
+    Column("structure", "Method", method_title),
+    Column("rank", "Rank", numeric=True, needed=_given),
+    Column("dataset", "Dataset", dataset_title, minor=True),
+    Column("model", "Network", model_title, minor=True, needed=_varied),
+    Column("fraction", "Training data", "{:.0%}".format, numeric=True, needed=_varied),
+    Column("test", "Ours", numeric=True),
+    Column("paper", "Paper", "{:.2f}".format, numeric=True, needed=_given),
+    Column("difference", "Difference", numeric=True, needed=_given),
+    Column("init", "Start", needed=lambda values: tells("init", values)),
+    Column("hidden", "Hidden units", numeric=True, minor=True, needed=_given),
+    Column("epochs", "Epochs", numeric=True, minor=True, needed=_varied),
+    Column("parameters", "Parameters", "{:,}".format, numeric=True),
     Column(
-        "paper_parameters",
-        "Parameters in the paper",
-        _plain("paper_parameters", "{:,}".format),
-        numeric=True,
-        minor=True,
-        needed=_given,
+        "paper_parameters", "Parameters in the paper", "{:,}".format, numeric=True, minor=True, needed=_given
     ),
-    Column("data", "Data", _source),
+    Column("data", "Data"),
     Column("lr", "Rate", _rates, numeric=True, minor=True),
-    Column("seeds", "Seeds", _plain("seeds"), numeric=True, minor=True),
-    Column("diverged", "Diverged", _plain("diverged"), numeric=True, minor=True, needed=_given),
-    Column("seconds", "Seconds", _plain("seconds", "{:,.1f}".format), numeric=True, minor=True),
-    Column("source", "In the paper", _plain("source"), minor=True, needed=_varied),
+    Column("seeds", "Seeds", numeric=True, minor=True),
+    Column("diverged", "Diverged", numeric=True, minor=True, needed=_given),
+    Column("seconds", "Seconds", "{:,.1f}".format, numeric=True, minor=True),
+    Column("source", "In the paper", minor=True, needed=_varied),
 )
 
 
@@ -184,12 +122,8 @@ class Section:
 
     @cached_property
     def columns(self) -> list[Column]:
-        return columns_of(self.rows)
-
-    def where(self, row: Row) -> str:
-        """The dataset and network below a method's name, for a screen that has no room for their columns."""
-        varied = any(column.key == "model" for column in self.columns)
-        return ", ".join([dataset_title(row["dataset"]), *([model_title(row["model"])] if varied else [])])
+        """Those that say something about its rows."""
+        return [column for column in COLUMNS if column.needed([row[column.key] for row in self._cells])]
 
 
 def sections(ledger: Ledger) -> list[Section]:

@@ -36,13 +36,6 @@ _EPOCHS = {  # batch, epochs of the single hidden layer and of the CNN
 SHAPES = {name: DATASETS[name].image_shape for name in _EPOCHS}
 
 
-def protocol_of(data: str, model: str) -> Protocol:
-    """How the networks of the table are trained: large batches, few epochs, three rates and trials."""
-    batch, *epochs = _EPOCHS[data]
-    lrs = tuple(rate * batch / 50 for rate in RATES)
-    return Protocol(epochs=epochs[model == "cnn"], batch=batch, lrs=lrs, trials=3)
-
-
 def flash_table() -> Table:
     """All sizes of all methods that some budget asks for."""
     cells = []
@@ -59,11 +52,13 @@ def flash_table() -> Table:
 def candidates(data: str, model: str, method: str, budget: int) -> Iterator[Run]:
     """The largest networks of a method that fit a budget, besides those of smaller budgets."""
     size = hidden_input(model, SHAPES[data])
-
+    batch, *epochs = _EPOCHS[data]
+    lrs = tuple(rate * batch / 50 for rate in RATES)
+    protocol = Protocol(epochs=epochs[model == "cnn"], batch=batch, lrs=lrs, trials=3)
     start = LOW_RANK_START if (method, data) == ("low_rank", "rectangles") else {}
 
     def run(structure: str, rank: int | None = None, **fields: Any) -> Run:
-        common = {"weights": "int8", "protocol": protocol_of(data, model), **start}
+        common = {"weights": "int8", "protocol": protocol, **start}
         return paper_run(data, model, structure, rank, **common, **fields)
 
     # Rectangular LDR-TD has no fast training on a GPU, and fewer hidden units are a method of their own.
@@ -83,7 +78,7 @@ def _sizes(
         return (lambda units: make("dense", hidden=units)), size - 1
     if method == "pruning":
         return (lambda keep: make("dense", hidden=width, keep=keep)), size * rows - 1
-    blocks = [b for b in range(size, 1, -1) if _is_smooth(b)]
+    blocks = [b for b in range(size, 1, -1) if 210**20 % b == 0]  # products of 2, 3, 5 and 7
     return (lambda i: make(method, hidden=width, options={"block_size": blocks[i - 1]})), len(blocks)
 
 
@@ -96,13 +91,6 @@ def _largest(budget: int, run: Callable[[int], Run], most: int) -> Iterator[Run]
         low, high = (middle, high) if size_of(run(middle)) <= budget else (low, middle - 1)
     if low:
         yield run(low)
-
-
-def _is_smooth(number: int) -> bool:
-    for prime in (2, 3, 5, 7):
-        while number % prime == 0:
-            number //= prime
-    return number == 1
 
 
 def size_of(run: Run) -> int:

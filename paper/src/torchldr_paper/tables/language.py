@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from ..language.protocol import LanguageProtocol
-from ..protocol import Protocol, Run
+from ..protocol import LanguageProtocol, Protocol, Run
 from . import values
 from .cells import Cell, Table, paper_run
 

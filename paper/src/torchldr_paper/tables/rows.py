@@ -119,6 +119,7 @@ def _cell_row(table: str, cell: Cell, records: Sequence[Record], seeds: int) -> 
     numbers = [metric_of(record, cell.metric) for record in records]
     kept = [number for number in numbers if number is not None]
     test = _mean(kept)
+    selected = [record.mean if cell.metric == "mean" else record.best for record in records]
     sources = {record.source for record in records}
     official = sources == {"official"}
     difference = test - cell.paper if official and test is not None and cell.paper is not None else None
@@ -144,7 +145,7 @@ def _cell_row(table: str, cell: Cell, records: Sequence[Record], seeds: int) -> 
         "data": next(iter(sources), None),
         "seconds": round(sum(record.result["seconds"] for record in records), 1) if records else None,
         "seeds": len(records),
-        "lr": [_rate(record, cell.metric) for record in records],
+        "lr": [None if chosen is None else chosen.lr for chosen in selected],
         "diverged": sum(epoch is not None for record in records for epoch in record.result["diverged"]),
         "quick": run.protocol.is_quick,
         "state": "done" if len(records) >= seeds else "partial" if records else "missing",
@@ -175,11 +176,6 @@ def _deviation(metric: str, numbers: Sequence[float], records: Sequence[Record])
     if metric == "mean" and records and records[0].mean is not None:
         return records[0].mean.deviation
     return None
-
-
-def _rate(record: Record, metric: str) -> float | None:
-    chosen = record.mean if metric == "mean" else record.best
-    return None if chosen is None else chosen.lr
 
 
 def _rounded(number: float | None) -> float | None:

@@ -105,8 +105,10 @@ def vc_bound(layers: Sequence[Layer]) -> VCBound:
     terms = tuple((W, N * d) for W, N, d in zip(cumulative, polynomials, cut, strict=True) if W > 0 and N > 0)
     W, V, L = cumulative[-1], sum(cumulative), len(layers)
     units = layers[0].in_features + sum(layer.out_features for layer in layers)
+    # Warren's lemma holds for m >= W, and log2 K(W) >= W: log2 K is concave, so that it is crossed once.
+    bound = _first(lambda m: m > _log2_patterns(terms, m), W) - 1
     return VCBound(
-        bound=_largest(terms, W),
+        bound=bound,
         closed=_growth_to_dimension(L, V, 2 * e * sum(size for _, size in terms)),
         theorem=_growth_to_dimension(L, V, _theorem_ratio(layers, units, rational)),
         depth=L, parameters=W, effective_depth=V / W, units=units, degrees=tuple(degrees),
@@ -116,14 +118,6 @@ def vc_bound(layers: Sequence[Layer]) -> VCBound:
 
 def _log2_patterns(terms: Sequence[tuple[int, int]], samples: int) -> float:
     return sum(1 + W * log2(2 * e * samples * size / W) for W, size in terms)
-
-
-def _largest(terms: Sequence[tuple[int, int]], parameters: int) -> int:
-    """The largest m with m <= log2 K(m); Warren's lemma holds for m >= W, and log2 K(W) >= W.
-
-    log2 K is concave: one crossing lies to the right of W.
-    """
-    return _first(lambda m: m > _log2_patterns(terms, m), parameters) - 1
 
 
 def _first(holds: Callable[[int], bool], start: int) -> int:
@@ -146,9 +140,8 @@ def _growth_to_dimension(t: int, w: int, r: float) -> int:
 
 def _theorem_ratio(layers: Sequence[Layer], units: int, rational: bool) -> float:
     """R of the theorem; c_1 and c_2 are the largest of the layers', for n_{l-1} the larger U."""
+    c_1 = max(2 if layer.degree.exponent else layer.degree.step(layer.bias) for layer in layers)
     c_2 = max(layer.degree.exponent for layer in layers)
-    own = (2 if layer.degree.exponent else layer.degree.step(layer.bias) for layer in layers)
-    c_1 = max(own)
     p = max([1.0] + [layer.activation.breakpoints + (layer.pool - 1) / 2 for layer in layers[:-1]])
     k = max(layer.activation.degree for layer in layers)
     return (2 if rational else 1) * 2 * e * c_1 * p * float(units) ** (2 + c_2) * float(k) ** len(layers)

@@ -262,16 +262,11 @@ def layers_of(model: nn.Sequential) -> list[Layer]:
     """
     layers: list[Layer] = []
     for module in model:
-        if isinstance(module, StructuredLinear):
-            layer = structured_layer(
-                module.in_features, module.out_features, module.structure, module.rank,
-                bias=module.bias is not None, phi="identity", **module.options,
-            )  # fmt: skip
-            layers.append(layer)
-        elif isinstance(module, nn.Linear):
-            bias = module.bias is not None
-            layer = structured_layer(module.in_features, module.out_features, bias=bias, phi="identity")
-            layers.append(layer)
+        if isinstance(module, StructuredLinear | nn.Linear):
+            kind: dict[str, Any] = {"bias": module.bias is not None, "phi": "identity"}
+            if isinstance(module, StructuredLinear):
+                kind |= {"structure": module.structure, "rank": module.rank, **module.options}
+            layers.append(structured_layer(module.in_features, module.out_features, **kind))
         elif isinstance(module, nn.Flatten | nn.Dropout):
             continue  # moves numbers, or is switched off
         elif type(module) in _MODULES and layers and layers[-1].activation == ACTIVATIONS["identity"]:

@@ -6,7 +6,7 @@ parameters where the experiments' has classes (n + 1).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from ..tables.values import CNN, SHL
@@ -30,7 +30,7 @@ class Network(NamedTuple):
 
 
 NETWORKS = (Network("shl", 28), Network("shl", 32), Network("cnn", 28), Network("cnn", 32, 3))
-MODELS = ("shl", "cnn")
+MODELS = {"shl": SHL, "cnn": CNN}  # with the paper's tables of them
 
 
 def network_layers(network: Network, structure: str, rank: int | None) -> list[Layer]:
@@ -64,39 +64,28 @@ def rows(
     wanted = set(models)
     if unknown := wanted - set(MODELS):
         raise ValueError(f"model must be one of {', '.join(MODELS)}, got {sorted(unknown)[0]!r}.")
-    return [
-        row
-        for network in NETWORKS
-        if network.model in wanted
-        for row in _network_rows(network, epsilon, delta, agnostic)
-    ]
-
-
-def _network_rows(network: Network, epsilon: float, delta: float, agnostic: bool) -> Iterator[dict[str, Any]]:
-    dense = vc_bound(network_layers(network, "dense", None)).bound
-    for structure, rank in _structures(network.model):
-        layers = network_layers(network, structure, rank)
-        found = vc_bound(layers)
-        yield {
-            "model": network.model,
-            "hidden": network.hidden,
-            "structure": structure,
-            "rank": rank,
-            "paper_parameters": layers[-2].parameters + _CLASSES * layers[-1].parameters,
-            "parameters": found.parameters,
-            "depth": found.depth,
-            "effective_depth": found.effective_depth,
-            "degree": found.degrees[-1],
-            "vc_bound": found.bound,
-            "vc_closed": found.closed,
-            "vc_theorem": found.theorem,
-            "of_dense": found.bound / dense,
-            "samples": pac_sample_size(found.bound, epsilon, delta, agnostic=agnostic),
-        }
-
-
-def _structures(model: str) -> Iterator[tuple[str, int | None]]:
-    """The rows of the paper's table, then rank 16 of its Section 5 and the rational case."""
-    yield from SHL if model == "shl" else CNN
-    yield "ldr_sd", 16
-    yield GENERIC, 1
+    found = []
+    for network in (network for network in NETWORKS if network.model in wanted):
+        dense = vc_bound(network_layers(network, "dense", None)).bound
+        # The rows of the paper's table, then rank 16 of its Section 5 and the rational case.
+        for structure, rank in (*MODELS[network.model], ("ldr_sd", 16), (GENERIC, 1)):
+            layers = network_layers(network, structure, rank)
+            bounds = vc_bound(layers)
+            row = {
+                "model": network.model,
+                "hidden": network.hidden,
+                "structure": structure,
+                "rank": rank,
+                "paper_parameters": layers[-2].parameters + _CLASSES * layers[-1].parameters,
+                "parameters": bounds.parameters,
+                "depth": bounds.depth,
+                "effective_depth": bounds.effective_depth,
+                "degree": bounds.degrees[-1],
+                "vc_bound": bounds.bound,
+                "vc_closed": bounds.closed,
+                "vc_theorem": bounds.theorem,
+                "of_dense": bounds.bound / dense,
+                "samples": pac_sample_size(bounds.bound, epsilon, delta, agnostic=agnostic),
+            }
+            found.append(row)
+    return found

@@ -11,7 +11,6 @@ import contextlib
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +26,6 @@ FOLDER = ".checkpoints"
 _PAUSE = 0.5  # seconds between two attempts to claim a run
 
 
-@dataclass(frozen=True)
-class Checkpoint:
-    """A run after some epochs: its tensors, and all else as JSON values."""
-
-    tensors: dict[str, Tensor]
-    state: dict[str, Any]
-
-
 class CheckpointFile:
     """The checkpoint of one run, by the folder of the ledger, the run's hash and the data's fingerprint."""
 
@@ -42,8 +33,8 @@ class CheckpointFile:
         self.path = results / FOLDER / f"{key}.safetensors"
         self._identity = {"version": VERSION, "run": key, "data": fingerprint}
 
-    def load(self) -> Checkpoint | None:
-        """What was saved; None where there is nothing, or nothing that can be used (which is logged)."""
+    def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """Tensors and state as saved; None where there is nothing, or nothing of use (which is logged)."""
         if not self.path.is_file():
             return None
         try:
@@ -56,7 +47,7 @@ class CheckpointFile:
         if checksum is None or known != self._identity:
             _log.warning("%s: the checkpoint is of other data or code, the run starts anew", self.path)
             return None
-        return Checkpoint(tensors, about["state"])
+        return tensors, about["state"]
 
     def save(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
         """Replace what was saved; at any moment the file is the old or the new one."""
@@ -70,21 +61,16 @@ class CheckpointFile:
             self.path.parent.rmdir()
 
 
-def is_claimed(results: Path, key: str) -> bool:
-    """Whether the file of a claim can be seen here: the machine shares the folder with whoever holds it."""
-    return _path(results, key).exists()
-
-
-def _path(results: Path, key: str) -> Path:
-    return results / FOLDER / f"{key}.lock"
-
-
 class Claim:
     """The claim of one run, by the folder of the ledger and the run's hash."""
 
     def __init__(self, results: Path, key: str) -> None:
-        self._path = _path(results, key)
+        self._path = results / FOLDER / f"{key}.lock"
         self._lock = FileLock(self._path)
+
+    def is_seen(self) -> bool:
+        """Whether its file is here: the machine shares the folder with whoever holds the claim."""
+        return self._path.exists()
 
     def take(self, seconds: float = 0.0) -> bool:
         """Whether the run is this process's now, or within so many seconds; infinity waits for ever."""

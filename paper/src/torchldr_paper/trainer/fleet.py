@@ -70,16 +70,13 @@ class Fleet:
         self._train = self.split.train.to(self.device)
         self.feed = Feed(self._train, run.protocol.batch, run.seed)
         self._validation = self.split.validation.to(self.device)
-        self._penalty = None if run.l1 is None else run.l1 * self._penalised()
+        self._penalty: Tensor | None = None  # what `Run.l1` counts of a row of parameters
+        if run.l1 is not None:
+            self._penalty = torch.zeros_like(self.flat[0], requires_grad=False)
+            for name, part in self.network.layout.parts(self._penalty).items():
+                part.fill_(run.l1 * is_penalised(name))
         changed = [self.flat, self.velocity, self.feed.position, self._losses]
         self._graphs = StepGraphs(self.step, changed)
-
-    def _penalised(self) -> Tensor:
-        """1 where a row of parameters holds what `Run.l1` counts, else 0."""
-        chosen = torch.zeros_like(self.flat[0], requires_grad=False)
-        for name, part in self.network.layout.parts(chosen).items():
-            part.fill_(float(is_penalised(name)))
-        return chosen
 
     def step(self, size: int) -> None:
         """One step of gradient descent on the next `size` images. Reads no value on the host."""
@@ -181,7 +178,7 @@ class Fleet:
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that training changes or that was drawn."""
-        drawn = {f"buffer.{k}": t for k, t in self.network.buffers.items() if k not in self.network.shared}
+        drawn = {f"buffer.{name}": tensor for name, tensor in self.network.drawn.items()}
         return {"flat": self.flat, "velocity": self.velocity, **drawn}
 
     @torch.no_grad()
@@ -197,9 +194,4 @@ class Fleet:
     def replica_state(self, row: Tensor, index: int) -> dict[str, Tensor]:
         """The state_dict of one replica: a row of parameters with that replica's buffers."""
         parts = {name: part.clone() for name, part in self.network.layout.parts(row).items()}
-        buffers = {
-            name: tensor[index].clone()
-            for name, tensor in self.network.buffers.items()
-            if name not in self.network.shared
-        }
-        return {**parts, **buffers}
+        return parts | {name: tensor[index].clone() for name, tensor in self.network.drawn.items()}

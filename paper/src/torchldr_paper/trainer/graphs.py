@@ -59,7 +59,9 @@ class StepGraphs:
             for _ in range(_WARM_UP):
                 self._step(size)
                 # Back at once: further steps would leave the epoch's images behind.
-                self._restore(saved)
+                with torch.no_grad():
+                    for tensor, value in zip(self._state, saved, strict=True):
+                        tensor.copy_(value)
         torch.cuda.current_stream().wait_stream(side)
         gc.collect()  # a graph of an earlier run that is collected during capture would spoil it
         graph = torch.cuda.CUDAGraph()
@@ -67,11 +69,6 @@ class StepGraphs:
         with torch.cuda.graph(graph, pool=pool, stream=self._stream):
             self._step(size)
         return graph
-
-    @torch.no_grad()
-    def _restore(self, saved: Sequence[Tensor]) -> None:
-        for tensor, value in zip(self._state, saved, strict=True):
-            tensor.copy_(value)
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ import torch
 from ..ledger.records import Record
 from ..ledger.weights import Network
 from ..protocol import Run
-from .checkpoint import is_claimed
+from .checkpoint import Claim
 from .library import Library
 from .progress import Event, Log, Tell, no_log
 from .training import CHECKPOINT_SECONDS, train_run
@@ -60,7 +60,7 @@ def train_images(task: Task, library: Library, tell: Tell) -> Done:
     outcome = train_run(
         run,
         images,
-        results=task.results if is_claimed(task.results, run.hash) else None,
+        results=task.results if Claim(task.results, run.hash).is_seen() else None,
         tell=tell,
         log=task.log,
         checkpoint_seconds=task.checkpoint_seconds,
@@ -137,7 +137,7 @@ class Processes(Backend):
 
 def reporter(run: Run, update: Update) -> Tell:
     """What a worker tells of a run, with where it is."""
-    return lambda epoch, total, note: update(run.hash, Event(run.label, platform.node(), epoch, total, note))
+    return lambda epoch, total, note: update(run.hash, Event(run.label, platform.node(), epoch, total))
 
 
 _process: tuple[Library, Update] | None = None

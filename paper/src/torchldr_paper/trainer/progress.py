@@ -25,7 +25,6 @@ class Event(NamedTuple):
     node: str
     epoch: int
     total: int
-    note: str
 
 
 class Progress:
@@ -114,17 +113,17 @@ def tensorboard_log(folder: Path) -> Log:
         raise ImportError(
             "--logdir needs tensorboard, which is not installed: pip install tensorboard"
         ) from error
-    writers: dict[str, SummaryWriter] = {}
+    writer: SummaryWriter | None = None
+    of: Run | None = None
 
     def log(run: Run, epoch: int, scores: Scores) -> None:
-        if run.hash not in writers:
-            for writer in writers.values():
+        nonlocal writer, of
+        if writer is None or run != of:
+            if writer is not None:
                 writer.close()
-            writers.clear()
             name = f"{run.label.replace('/', '_')} {run.hash}".replace(" ", "-")
-            writers[run.hash] = SummaryWriter(str(folder / name))
-            writers[run.hash].add_text("config", str(run.config()))
-        writer = writers[run.hash]
+            writer, of = SummaryWriter(str(folder / name)), run
+            writer.add_text("config", str(run.config()))
         for metric, row in scores._asdict().items():
             for replica, value in zip(run.protocol.replicas, row, strict=True):
                 if value is not None:

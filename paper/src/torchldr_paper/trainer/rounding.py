@@ -49,11 +49,8 @@ def flash_bytes(run: Run, image_shape: tuple[int, int, int], outputs: int) -> in
             shapes |= {f"conv{i}.weight": (channels, before, 5, 5), f"conv{i}.bias": (channels,)}
             before = channels
         shapes["hidden.bias"] = (units,)
-    if run.keep is not None:
-        pruned = sparse_bytes(run.keep, *shapes.pop("hidden.weight"))
-    return (0 if run.keep is None else pruned) + sum(
-        stored_bytes(shape, storage_of(run, name)) for name, shape in shapes.items()
-    )
+    pruned = 0 if run.keep is None else sparse_bytes(run.keep, *shapes.pop("hidden.weight"))
+    return pruned + sum(stored_bytes(shape, storage_of(run, name)) for name, shape in shapes.items())
 
 
 def sparse_bytes(keep: int, m: int, n: int) -> int:
@@ -98,8 +95,7 @@ def score_rounded(run: Run, fleet: Fleet, best: Tensor, validation: list[float |
     trained = lost > LOSS
     if trained:
         fleet.continue_from(best, rounded, RATE)
-        epochs = run.protocol.epochs * (2 if run.keep is not None else 1)
-        for epoch in range(epochs, epochs + EPOCHS):
+        for epoch in range(run.epochs, run.epochs + EPOCHS):
             fleet.train_epoch(epoch)
             fleet.finish_epoch()
             now = rounded(fleet.flat.detach()).detach()

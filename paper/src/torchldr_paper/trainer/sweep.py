@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import BrokenExecutor, Future
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
 
 from ..data import DatasetNotFoundError
 from ..ledger.ledger import Ledger
@@ -131,14 +130,6 @@ def sweep(
     return under_way.report
 
 
-class _Flight(NamedTuple):
-    """A run that was handed to the backend."""
-
-    run: Run
-    claim: Claim
-    tries: int
-
-
 @dataclass
 class _Sweep:
     """A sweep under way; `sweep` says what the first fields are."""
@@ -154,7 +145,7 @@ class _Sweep:
     retries: int
     progress: Progress
     report: Report = field(default_factory=Report)
-    _flying: dict[Future[Done], _Flight] = field(default_factory=dict)
+    _flying: dict[Future[Done], tuple[Run, Claim, int]] = field(default_factory=dict)  # with its tries
     _arrived: queue.SimpleQueue[Future[Done]] = field(default_factory=queue.SimpleQueue)
     _before: dict[str, Record | None] = field(default_factory=dict)  # what the ledger had before this sweep
 
@@ -188,8 +179,8 @@ class _Sweep:
 
     def release(self) -> None:
         """Give up the runs that have not come."""
-        for flight in self._flying.values():
-            flight.claim.release()
+        for _, claim, _ in self._flying.values():
+            claim.release()
         self._flying.clear()
 
     def _visit(self, run: Run) -> bool:
@@ -220,29 +211,27 @@ class _Sweep:
             report.present.append(run)
             claim.release()
         else:
-            self._launch(_Flight(run, claim, 0))
+            self._launch(run, claim, 0)
         return True
 
-    def _launch(self, flight: _Flight) -> None:
-        task = self.task(flight.run)
+    def _launch(self, run: Run, claim: Claim, tries: int) -> None:
         try:
-            future = self.backend.submit(self.work, task, self.library, self.progress.update)
+            future = self.backend.submit(self.work, self.task(run), self.library, self.progress.update)
         except BaseException:
-            flight.claim.release()
+            claim.release()
             raise
-        self._flying[future] = flight
+        self._flying[future] = run, claim, tries
         future.add_done_callback(self._arrived.put)
 
     def _take(self, future: Future[Done]) -> None:
         """Keep what a run gave, or begin it again where its process died."""
-        flight = self._flying.pop(future)
-        run, claim, tries = flight
+        run, claim, tries = self._flying.pop(future)
         try:
             done = future.result()
         except Exception as error:
             if isinstance(error, BrokenExecutor) and tries < self.retries:
                 _log.warning("%s: its process died, it is tried again", run.label)
-                self._launch(_Flight(run, claim, tries + 1))
+                self._launch(run, claim, tries + 1)
                 return
             claim.release()
             self._fail(run, error)

@@ -24,6 +24,7 @@ from .selection import Best, Mean, select_best, select_mean
 _log = logging.getLogger("torchldr_paper")
 
 CHECKPOINT_SECONDS = 2.0  # epochs shorter than this share a checkpoint
+_KEPT = ("epoch", "diverged", "peaks", "curves", "seconds")  # of a training, besides its fleet
 
 
 @dataclass(frozen=True)
@@ -65,12 +66,8 @@ class _Training:
         self.seconds = 0.0
 
     @property
-    def total(self) -> int:
-        return self.run.protocol.epochs * (2 if self.run.keep is not None else 1)
-
-    @property
     def finished(self) -> bool:
-        return self.epoch >= self.total or not any(self.fleet.alive)
+        return self.epoch >= self.run.epochs or not any(self.fleet.alive)
 
     def run_epoch(self) -> None:
         begun = time.perf_counter()
@@ -96,35 +93,20 @@ class _Training:
             self.peaks[index] = accuracy, len(self.history) - 1
             self.best_rows[index].copy_(self.fleet.flat[index].detach())
 
-    @property
-    def best(self) -> tuple[float, int] | None:
-        """The highest validation accuracy so far and its replica; the earliest, then the first of several."""
-        known = [(peak[0], -peak[1], -index) for index, peak in enumerate(self.peaks) if peak is not None]
-        return (max(known)[0], -max(known)[2]) if known else None
-
     def save(self, file: CheckpointFile) -> None:
-        state = {
-            "epoch": self.epoch,
-            "history": [score._asdict() for score in self.history],
-            "diverged": self.diverged,
-            "alive": self.fleet.alive,
-            "peaks": self.peaks,
-            "curves": self.curves,
-            "seconds": self.seconds,
-        }
+        state = {name: getattr(self, name) for name in _KEPT}
+        state |= {"history": [score._asdict() for score in self.history], "alive": self.fleet.alive}
         file.save({**self.fleet.tensors(), "best": self.best_rows}, state)
 
-    def resume(self, file: CheckpointFile) -> bool:
-        found = file.load()
-        if found is None:
-            return False
-        state, tensors = found.state, found.tensors
+    def resume(self, file: CheckpointFile) -> None:
+        if (found := file.load()) is None:
+            return
+        tensors, state = found
         self.fleet.restore(tensors, state["alive"])
         self.best_rows.copy_(tensors["best"])
-        self.peaks, self.curves = [peak and tuple(peak) for peak in state["peaks"]], state["curves"]
-        self.epoch, self.diverged, self.seconds = state["epoch"], state["diverged"], state["seconds"]
+        for name in _KEPT:
+            setattr(self, name, state[name])
         self.history = [Scores(**scores) for scores in state["history"]]
-        return True
 
     def outcome(self) -> Outcome:
         if not self.curves:
@@ -132,8 +114,8 @@ class _Training:
         names = Scores._fields
         metrics = {name: [_rounded(getattr(score, name)) for score in self.history] for name in names}
         replicas, images = self.run.protocol.replicas, self.fleet.images
-        best = self.best
-        row = {} if best is None else self.fleet.replica_state(self.best_rows[best[1]], best[1])
+        best = select_best(metrics, replicas)
+        row = {} if best is None else self.fleet.replica_state(self.best_rows[best.replica], best.replica)
         model = build_model(self.run, images.image_shape, images.outputs)
         notes: dict[str, Any] = {}
         if self.run.weights is not None:
@@ -144,7 +126,7 @@ class _Training:
             self.seconds += time.perf_counter() - begun
         return Outcome(
             metrics=metrics,
-            best=select_best(metrics, replicas),
+            best=best,
             mean=select_mean(metrics, replicas),
             diverged=self.diverged,
             parameters=count_parameters(model, self.run.keep, fixed=bool(self.run.fixed)),
@@ -196,13 +178,15 @@ def train_run(
     if file is not None:
         training.resume(file)
     training.seconds += time.perf_counter() - begun
-    tell(training.epoch, training.total, "")
+    tell(training.epoch, run.epochs, "")
     saved = time.monotonic()
     while not training.finished:
         training.run_epoch()
         if training.history:
             log(run, len(training.history) - 1, training.history[-1])
-        tell(training.epoch, training.total, _note(training))
+        known = [peak[0] for peak in training.peaks if peak is not None]
+        none = "before pruning" if run.keep is not None else "diverged"
+        tell(training.epoch, run.epochs, f"validation {max(known):.2f}" if known else none)
         if file is not None and time.monotonic() - saved >= checkpoint_seconds:
             try:
                 training.save(file)
@@ -223,13 +207,6 @@ def outcome_json(outcome: Outcome) -> dict[str, Any]:
         "notes": outcome.notes,
         "metrics": outcome.metrics,
     }
-
-
-def _note(training: _Training) -> str:
-    best = training.best
-    if best is None:
-        return "before pruning" if training.run.keep is not None else "diverged"
-    return f"validation {best[0]:.2f}"
 
 
 def _rounded(row: list[float | None]) -> list[float | None]:

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ...version import __version__
 from ..budget import Budget, Bytes, Latency, budget_text, check_budget
 from ..candidates import Candidate, charged
-from ..checkpoint.plan import plan_to_dict, structure_to_dict
 from ..report import table_lines, words
 from ..selection import share_out
-from ..structure import Structure
+from ..structure import Structure, plan_to_dict, structure_to_dict
 from .plot import save_plot
 
 
@@ -32,12 +32,8 @@ class Trial:
     refined: bool
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            **structure_to_dict(self.structure),
-            "parameters": self.parameters,
-            "residual": self.residual,
-            "refined": self.refined,
-        }
+        numbers = {key: value for key, value in vars(self).items() if key != "structure"}
+        return {**structure_to_dict(self.structure), **numbers}
 
 
 @dataclass(frozen=True)
@@ -53,15 +49,9 @@ class WeightAnalysis:
     best: tuple[Trial | None, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "kind": self.kind,
-            "shape": list(self.shape),
-            "matrices": self.matrices,
-            "parameters": self.parameters,
-            "best": [None if trial is None else trial.to_dict() for trial in self.best],
-            "trials": [trial.to_dict() for trial in self.trials],
-        }
+        best = [None if trial is None else trial.to_dict() for trial in self.best]
+        trials = [trial.to_dict() for trial in self.trials]
+        return {**vars(self), "shape": list(self.shape), "best": best, "trials": trials}
 
 
 @dataclass(frozen=True)
@@ -136,13 +126,18 @@ class Analysis:
             raise ValueError(f"plan: {budget} was not analysed, this analysis has {self._known()}.")
         whole = sum(weight.parameters for weight in self.weights)
         limit = int(budget * whole) if isinstance(budget, float) else budget
-        taken = share_out([_charged_by_size(weight) for weight in self.weights], limit, who="plan")
+        rows = []
+        for weight in self.weights:
+            # A residual of a large weight counts for more: by its number of entries.
+            errors = [weight.parameters * trial.residual**2 for trial in weight.trials]
+            pairs = zip(weight.trials, errors, strict=True)
+            row = [Candidate(trial.structure, trial.parameters, error) for trial, error in pairs]
+            rows.append(charged(row, [trial.parameters for trial in weight.trials]))
+        taken = share_out(rows, limit, who="plan")
         return {w.name: c.structure for w, c in zip(self.weights, taken, strict=True)}
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as JSON has it."""
-        from ...version import __version__
-
         return {
             "torchldr": __version__,
             "source": self.source,
@@ -200,10 +195,3 @@ class Analysis:
 
 def _cell(trial: Trial | None) -> str:
     return "-" if trial is None else f"{words(trial.structure)}: {trial.residual:.3f}"
-
-
-def _charged_by_size(weight: WeightAnalysis) -> list[Candidate]:
-    # A residual of a large weight counts for more: by its number of entries.
-    size = weight.parameters
-    rows = [Candidate(t.structure, t.parameters, size * t.residual**2) for t in weight.trials]
-    return charged(rows, [trial.parameters for trial in weight.trials])

@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from typing import Any
 
 from torch import nn
@@ -15,24 +14,24 @@ from torch import nn
 from ...matrices import get_structure
 from ...matrices import structures as known_structures
 from ...progress import Report
-from ..api import find_metrics
-from ..budget import Budget, check_budget
-from ..candidates import SCREEN_EFFORT, WORK, Candidate, Search, Weight, exact, priced
+from ..budget import Budget, allowance, check_budget
+from ..calibration import calibrate
+from ..candidates import SCREEN_EFFORT, WORK, Candidate, Search, Weight, charged, exact, priced
 from ..checkpoint.files import Source, check_finite, find_tensors, open_tensors
 from ..metric import Metric
-from ..progress import CHOOSING, Clock, check_effort, shown
-from ..selection import check_count
+from ..progress import CHOOSING, Clock, check_count, check_effort, shown
+from ..selection import share_out
 from ..structure import Structure
 from ..targets import FilterFn, Unit, describe_site, find_units
 from ..workers import Workers, looks_of
 from .result import Analysis, Plan, Trial, WeightAnalysis
-from .shares import Rows, Share
 
 BUDGETS = (1 / 2, 1 / 5, 1 / 10, 1 / 20)
 USUAL_RANKS = (1, 2, 4, 8, 16)
 REFINED = 3
 EFFORT = 10.0  # minutes
 _SCREENING = 0.6  # of the time, for quick looks
+Rows = Sequence[Sequence[Candidate]]
 
 
 def analyze(
@@ -87,11 +86,21 @@ def analyze(
         >>> found.plan(0.1)
         {'W': Structure('low_rank', rank=2)}
     """
-    budgets = _budgets(budget)
-    search = _search(budgets, structures, ranks)
+    budgets = tuple(dict.fromkeys(budget)) if isinstance(budget, list | tuple) else (budget,)
+    if not budgets:
+        raise ValueError("analyze: budget must be one or more, got none.")
+    for one in budgets:
+        check_budget("analyze", one)
+    if isinstance(structures, str):
+        raise TypeError(f"analyze: structures must be a sequence of names, got {structures!r}.")
+    for rank in ranks or ():
+        check_count("analyze", ranks=rank)
+    names = [get_structure(name).name for name in structures or known_structures()]
+    fractions = [one for one in budgets if isinstance(one, float)]
+    search = Search(names, ranks, USUAL_RANKS, WORK if ranks is None else None, fractions)
     check_count("analyze", min_features=min_features, batches=1 if batches is None else batches)
     weights, left = _weights(source, skip, filter_fn, min_features, loader)
-    clock = Clock(EFFORT if effort is None else check_effort("analyze", effort))
+    clock = Clock(check_effort("analyze", effort, EFFORT))
     if not weights:
         raise ValueError(f"analyze: no weight with two axes of {min_features} or more was found.")
     check_finite("analyze", weights)
@@ -99,10 +108,16 @@ def analyze(
         shown(progress, clock) as report,
         Workers(jobs, executor, clock=clock, report=report, seed=seed) as workers,
     ):
-        metrics = _metrics(source, weights, loader, batches, workers)
-        rows = _screen(search, weights, metrics, workers)
+        inputs: dict[str, Metric] = {}
+        if loader is not None and isinstance(source, nn.Module):
+            units = [weight for weight in weights if isinstance(weight, Unit)]
+            inputs = calibrate(source, units, loader, batches, None, workers).metrics
+        for weight in weights:  # squares of relative residuals, by the inputs of a module's layers if known
+            metric = Metric(inputs[weight.name].inputs if inputs else None)
+            workers.metrics[weight.name] = metric.relative(1, weight.matrices)
+        rows = _screen(search, weights, workers)
         shares = [Share(budget, weights, rows) for budget in budgets]
-        refined = _refine(shares, weights, rows, metrics, workers)
+        refined = _refine(shares, weights, rows, workers)
     rows = [
         [replace(c, error=refined.get((w, c.structure), c.error)) for c in row] for w, row in enumerate(rows)
     ]
@@ -121,50 +136,110 @@ def analyze(
     return Analysis(budgets, tuple(analysed), tuple(plans), left, name, workers.interrupted)
 
 
-def _screen(
-    search: Search, weights: Sequence[Weight], metrics: Mapping[str, Metric], workers: Workers
-) -> list[list[Candidate]]:
+class Share:
+    """A budget over some weights and their candidates.
+
+    Attributes:
+        costs: of every candidate of each weight, in the budget's unit.
+        limits: what each weight may cost: its own fraction, or what sharing out gives to it.
+    """
+
+    def __init__(self, budget: Budget, weights: Sequence[Weight], rows: Rows) -> None:
+        self.budget = budget
+        self.limit, self.unit, costs = allowance(budget, weights)
+        self.costs: list[dict[Structure, float]] = []
+        for weight, row in zip(weights, rows, strict=True):
+            structures = [candidate.structure for candidate in row]
+            self.costs.append(dict(zip(structures, costs(weight, structures), strict=True)))
+        if isinstance(budget, float):
+            self.limits = [budget * weight.size for weight in weights]
+        else:
+            plan = self.plan(weights, rows)
+            self.limits = [
+                cost[plan.structures[weight.name]] if plan.structures else 0.0
+                for weight, cost in zip(weights, self.costs, strict=True)
+            ]
+
+    def leaders(self, w: int, row: Sequence[Candidate], count: int) -> list[Structure]:
+        """The best candidate of each class that fits weight w's part: of the best `count` classes.
+
+        One alone where it is the weight itself: there is nothing better to find.
+        """
+        key = lambda candidate: (candidate.error, candidate.parameters)
+        best: dict[str, Candidate] = {}
+        for candidate in row:
+            name = candidate.structure.name
+            fits = not candidate.structure.is_dense and self.costs[w][candidate.structure] <= self.limits[w]
+            if fits and (name not in best or key(candidate) < key(best[name])):
+                best[name] = candidate
+        ordered = sorted(best.values(), key=key)
+        return [c.structure for c in ordered[: count if ordered and ordered[0].error > 0 else 1]]
+
+    def plan(self, weights: Sequence[Weight], rows: Rows) -> Plan:
+        """The budget shared out over all weights, with the errors that are known now."""
+        # A residual of a large weight counts for more: by its number of entries.
+        choices = [
+            charged([replace(c, error=weight.size * c.error) for c in row], [cost[c.structure] for c in row])
+            for weight, row, cost in zip(weights, rows, self.costs, strict=True)
+        ]
+        try:
+            taken = share_out(choices, self.limit, self.unit, "analyze")
+        except ValueError as error:
+            return Plan(self.budget, {}, 0, 0.0, self.unit, float("nan"), str(error))
+        return Plan(
+            self.budget,
+            {weight.name: c.structure for weight, c in zip(weights, taken, strict=True)},
+            sum(c.parameters for c in taken),
+            sum(c.cost for c in taken),
+            self.unit,
+            (sum(c.error for c in taken) / sum(weight.size for weight in weights)) ** 0.5,
+        )
+
+
+def _screen(search: Search, weights: Sequence[Weight], workers: Workers) -> list[list[Candidate]]:
     """What each weight may become, with errors by quick projections; a piece of work for every class.
 
     Classes whose members are found at once come first, so that there is something to show at any time.
     """
-    stages, arguments, owners = [], [], []
-    seed, clock = workers.seed, workers.clock
-    parcels = [workers.parcel(weight, metrics[weight.name]) for weight in weights]
-    for name in sorted(dict.fromkeys(search.names), key=lambda name: not exact(name)):
-        for i, weight in enumerate(weights):
-            if structures := search.structures(name, weight):
-                stages.append(f"{CHOOSING} {weight.name}")
-                arguments.append((parcels[i], structures, seed, SCREEN_EFFORT, clock.deadline(_SCREENING)))
-                owners.append(i)
-    found = workers.some(stages, looks_of, arguments, lambda: clock.past(_SCREENING), partial=True)
+    names = sorted(dict.fromkeys(search.names), key=lambda name: not exact(name))
+    tried = [(w, search.structures(name, weight)) for name in names for w, weight in enumerate(weights)]
+    tasks = [(w, structures) for w, structures in tried if structures]
     known: list[dict[Structure, float]] = [{} for _ in weights]
-    for place, values in found.items():
-        pairs = zip(arguments[place][1], values, strict=True)
-        known[owners[place]] |= {s: error for s, error in pairs if math.isfinite(error)}
+    for (w, structure), error in _looked(
+        CHOOSING, weights, tasks, workers, SCREEN_EFFORT, _SCREENING
+    ).items():
+        known[w][structure] = error
     return [priced(w, list(row), list(row.values())) for w, row in zip(weights, known, strict=True)]
 
 
 def _refine(
-    shares: Sequence[Share],
-    weights: Sequence[Weight],
-    rows: Rows,
-    metrics: Mapping[str, Metric],
-    workers: Workers,
+    shares: Sequence[Share], weights: Sequence[Weight], rows: Rows, workers: Workers
 ) -> dict[tuple[int, Structure], float]:
     """The errors of the best candidates by full projections, by the weight's place and the structure."""
-    seed, clock = workers.seed, workers.clock
     leaders = [
         (w, s) for w, row in enumerate(rows) for share in shares for s in share.leaders(w, row, REFINED)
     ]
-    tasks = [(w, s) for w, s in dict.fromkeys(leaders) if not exact(s.name)]
-    arguments = [
-        (workers.parcel(weights[w], metrics[weights[w].name]), [structure], seed, 1.0, clock.deadline(1.0))
-        for w, structure in tasks
+    tasks = [(w, [s]) for w, s in dict.fromkeys(leaders) if not exact(s.name)]
+    return _looked("refining", weights, tasks, workers, 1.0, 1.0)
+
+
+def _looked(
+    stage: str,
+    weights: Sequence[Weight],
+    tasks: Sequence[tuple[int, list[Structure]]],
+    workers: Workers,
+    effort: float,
+    share: float,
+) -> dict[tuple[int, Structure], float]:
+    """Errors by the weight's place and the structure, as far as this share of the time goes."""
+    clock, parcels = workers.clock, [workers.parcel(weight) for weight in weights]
+    until, stages = clock.deadline(share), [f"{stage} {weights[w].name}" for w, _ in tasks]
+    arguments = [(parcels[w], structures, workers.seed, effort, until) for w, structures in tasks]
+    found = workers.run(stages, looks_of, arguments, lambda: clock.past(share), partial=True)
+    pairs = [
+        (tasks[i][0], *pair) for i, errors in found.items() for pair in zip(tasks[i][1], errors, strict=True)
     ]
-    stages = [f"refining {weights[w].name}" for w, _ in tasks]
-    found = workers.some(stages, looks_of, arguments, lambda: clock.past(1.0), partial=True)
-    return {tasks[place]: error for place, (error,) in found.items() if math.isfinite(error)}
+    return {(w, structure): error for w, structure, error in pairs if math.isfinite(error)}
 
 
 def _best(
@@ -176,27 +251,6 @@ def _best(
         return None if structure is None else trials[structure]
     fitting = [t for s, t in trials.items() if t.refined and share.costs[w][s] <= share.limits[w]]
     return min(fitting, key=lambda trial: (trial.residual, trial.parameters), default=None)
-
-
-def _budgets(budget: Budget | Sequence[Budget]) -> tuple[Budget, ...]:
-    budgets = tuple(budget) if isinstance(budget, list | tuple) else (budget,)
-    for one in budgets:
-        check_budget("analyze", one)
-    if not budgets:
-        raise ValueError("analyze: budget must be one or more, got none.")
-    return tuple(dict.fromkeys(budgets))
-
-
-def _search(
-    budgets: Sequence[Budget], structures: Sequence[str] | None, ranks: Sequence[int] | None
-) -> Search:
-    if isinstance(structures, str):
-        raise TypeError(f"analyze: structures must be a sequence of names, got {structures!r}.")
-    names = [get_structure(name).name for name in structures or known_structures()]
-    for rank in ranks or ():
-        check_count("analyze", ranks=rank)
-    shares = [budget for budget in budgets if isinstance(budget, float)]
-    return Search(names, ranks, USUAL_RANKS, WORK if ranks is None else None, shares)
 
 
 def _weights(
@@ -213,36 +267,11 @@ def _weights(
         tensors = open_tensors("analyze", source)
         found, left = find_tensors("analyze", tensors, skip, min_features)
         return list(found), left
-
-    def keep(module: nn.Module, name: str) -> bool:
-        return filter_fn is None or filter_fn(module, name)
-
     alone = describe_site(source, [""]) is not None
     model = nn.ModuleDict({"weight": source}) if alone else source
-    units, left = find_units(model, keep, min_features)
+    units, left = find_units(model, filter_fn, min_features)
     for pattern in skip:
-        if not any(fnmatchcase(alias, pattern) for unit in units for alias in unit.aliases):
+        if not any(unit.matches([pattern]) for unit in units):
             raise ValueError(f"analyze: no weight matches skip={pattern!r}.")
-    kept: list[Unit] = []
-    for unit in units:
-        if any(fnmatchcase(alias, pattern) for alias in unit.aliases for pattern in skip):
-            left[unit.name] = "skipped"
-        else:
-            kept.append(unit)
-    return list(kept), left
-
-
-def _metrics(
-    source: nn.Module | Source,
-    weights: Sequence[Weight],
-    loader: Iterable[Any] | None,
-    batches: int | None,
-    workers: Workers,
-) -> dict[str, Metric]:
-    """Squares of relative residuals, by the inputs of a module's layers where there is a loader."""
-    found: dict[str, Metric] = {}
-    if loader is not None and isinstance(source, nn.Module):
-        units = [weight for weight in weights if isinstance(weight, Unit)]
-        found, _ = find_metrics("analyze", source, units, None, loader, batches, None, workers)
-    return {w.name: Metric(found[w.name].inputs if w.name in found else None).relative(1, w.matrices)
-            for w in weights}  # fmt: skip
+    left |= {unit.name: "skipped" for unit in units if unit.matches(skip)}
+    return [unit for unit in units if not unit.matches(skip)], left

@@ -5,160 +5,122 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..candidates import Weight
+
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _SUFFIX = ".weight"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
-class TensorFile(Mapping[str, Tensor]):
-    """The tensors of a .safetensors file, each read when it is asked for.
+class TensorFiles(Mapping[str, Tensor]):
+    """The tensors of a .safetensors file, or of all such files (shards) of a folder, read when asked for.
 
     Args:
-        path: the file; its header is checked at once.
+        path: the file or folder; headers are checked at once.
 
     Raises:
         FileNotFoundError: where there is no such file.
-        ValueError: where it is no .safetensors file, or damaged.
+        ValueError: where it is no .safetensors file, damaged, or a folder without any or with a tensor twice.
         ImportError: without the package safetensors.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        try:
-            from safetensors import SafetensorError, safe_open
-        except ImportError:
-            raise ImportError(
-                "reading .safetensors files needs the package safetensors: pip install safetensors"
-            ) from None
-        if not self.path.exists():
-            raise FileNotFoundError(f"{self.path} does not exist.")
-        if self.path.suffix in PICKLES:
-            raise ValueError(
-                f"{self.path} is a pickle, which is never read here: write it anew with "
-                "safetensors.torch.save_file(torch.load(path, weights_only=True), 'model.safetensors')."
-            )
-        if not self.path.is_file():
-            raise ValueError(f"{self.path} is not a file; name a .safetensors file, or a folder of them.")
-        try:
-            with safe_open(self.path, "numpy") as file:  # torch would ask for memory of the file's size
-                self._names: tuple[str, ...] = tuple(file.keys())
-                self.metadata: dict[str, str] = dict(file.metadata() or {})
-        except SafetensorError as error:
-            raise ValueError(
-                f"{self.path} is damaged or no .safetensors file ({str(error).rstrip('.')})."
-            ) from None
-
-    @cached_property
-    def _open(self) -> Any:
-        from safetensors import safe_open
-
-        return safe_open(self.path, "pt").__enter__()
-
-    def __getitem__(self, name: str) -> Tensor:
-        if name not in self._names:
-            raise KeyError(name)
-        try:
-            tensor: Tensor = self._open.get_tensor(name)
-        except Exception as error:
-            # A dtype that this torch does not have; safetensors raises several classes.
-            raise ValueError(f"{self.path}: {name} cannot be read ({error}).") from None
-        return tensor
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-    def __reduce__(self) -> tuple[type[TensorFile], tuple[Path]]:
-        return TensorFile, (self.path,)  # a worker opens the file for itself
-
-
-class TensorFolder(Mapping[str, Tensor]):
-    """The tensors of all .safetensors files (shards) of a folder, each read when it is asked for.
-
-    Raises:
-        ValueError: where there are none, they are pickles, or two files hold a tensor of one name.
-    """
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
-        self._files: dict[str, TensorFile] = {}
-        found = sorted(self.path.glob("*.safetensors"))
-        if not found:
+        self.places: dict[str, Path] = {}  # the file of each tensor
+        self._open: dict[Path, Any] = {}
+        files = sorted(self.path.glob("*.safetensors")) if self.path.is_dir() else [self.path]
+        if not files:
             pickles = sorted(p.name for p in self.path.iterdir() if p.suffix in PICKLES)
             hint = f"; {pickles[0]} is a pickle, which is never read here: write it anew" if pickles else ""
             raise ValueError(f"{self.path} has no .safetensors file{hint}.")
-        for file in found:
-            tensors = TensorFile(file)
-            for name in tensors:
-                if name in self._files:
-                    other = self._files[name].path.name
-                    raise ValueError(f"{self.path}: {name} is in {other} and {file.name}.")
-                self._files[name] = tensors
-
-    def files(self) -> list[Path]:
-        """The files, each once."""
-        return list(dict.fromkeys(file.path for file in self._files.values()))
+        for file in files:
+            for name in _names(file):
+                if name in self.places:
+                    raise ValueError(f"{path}: {name} is in {self.places[name].name} and {file.name}.")
+                self.places[name] = file
 
     def __getitem__(self, name: str) -> Tensor:
-        return self._files[name][name]
+        from safetensors import safe_open
+
+        file = self.places[name]
+        if file not in self._open:
+            self._open[file] = safe_open(file, "pt").__enter__()
+        try:
+            tensor: Tensor = self._open[file].get_tensor(name)
+        except Exception as error:
+            # A dtype that this torch does not have; safetensors raises several classes.
+            raise ValueError(f"{file}: {name} cannot be read ({error}).") from None
+        return tensor
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._files)
+        return iter(self.places)
 
     def __len__(self) -> int:
-        return len(self._files)
+        return len(self.places)
 
-    def __reduce__(self) -> tuple[type[TensorFolder], tuple[Path]]:
-        return TensorFolder, (self.path,)
+    def __reduce__(self) -> tuple[type[TensorFiles], tuple[Path]]:
+        return TensorFiles, (self.path,)  # a worker opens the files for itself
+
+
+def _names(file: Path) -> list[str]:
+    """The names of a file's tensors."""
+    try:
+        from safetensors import SafetensorError, safe_open
+    except ImportError:
+        raise ImportError(
+            "reading .safetensors files needs the package safetensors: pip install safetensors"
+        ) from None
+    if not file.exists():
+        raise FileNotFoundError(f"{file} does not exist.")
+    if file.suffix in PICKLES:
+        raise ValueError(
+            f"{file} is a pickle, which is never read here: write it anew with "
+            "safetensors.torch.save_file(torch.load(path, weights_only=True), 'model.safetensors')."
+        )
+    if not file.is_file():
+        raise ValueError(f"{file} is not a file; name a .safetensors file, or a folder of them.")
+    try:
+        with safe_open(file, "numpy") as opened:  # torch would ask for memory of the file's size
+            return list(opened.keys())
+    except SafetensorError as error:
+        raise ValueError(f"{file} is damaged or no .safetensors file ({str(error).rstrip('.')}).") from None
 
 
 Source = Mapping[str, Tensor] | str | os.PathLike[str]
 
 
 @dataclass(frozen=True)
-class TensorWeight:
+class TensorWeight(Weight):
     """One matrix (out, in) of a source, under the name that it has there."""
 
     source: Mapping[str, Tensor]
-    name: str
+    key: str
     kind = "tensor"
 
     @property
     def matrices(self) -> list[Tensor]:
-        return [self.source[self.name].detach()]
+        return [self.source[self.key].detach()]
 
     @property
     def names(self) -> list[str]:
-        return [self.name]
-
-    @property
-    def layer(self) -> str:
-        """The module that a matrix of this name is the weight of, or else its own name."""
-        return self.name.removesuffix(_SUFFIX)
+        return [self.key]
 
     @property
     def aliases(self) -> list[str]:
-        return list(dict.fromkeys((self.name, self.layer)))
-
-    @property
-    def size(self) -> int:
-        return self.matrices[0].numel()
+        """Its name, and that of the module that it is the weight of."""
+        return list(dict.fromkeys((self.key, self.key.removesuffix(_SUFFIX))))
 
 
 def open_tensors(who: str, source: Source) -> Mapping[str, Tensor]:
-    """A mapping as it is, a path as a `TensorFile` or `TensorFolder`."""
+    """A mapping as it is, a path as `TensorFiles`."""
     if isinstance(source, str | os.PathLike):
-        return TensorFolder(source) if Path(source).is_dir() else TensorFile(source)
+        return TensorFiles(source)
     if not isinstance(source, Mapping):
         raise TypeError(f"{who}: wanted a path or a mapping of names to tensors, got {source!r}.")
     for name, tensor in source.items():
@@ -184,34 +146,32 @@ def find_tensors(
         ValueError: where nothing matches an entry of `skip`, or a matrix is not finite.
     """
     found, left = [], {}
+    weights = [TensorWeight(source, name) for name in source]
     for pattern in skip:
-        if not any(fnmatchcase(alias, pattern) for name in source for alias in _aliases(source, name)):
+        if not any(weight.matches([pattern]) for weight in weights):
             raise ValueError(f"{who}: no tensor matches skip={pattern!r}.")
-    for name in source:
-        W = source[name]
+    for weight in weights:
+        W = source[weight.key]
         if W.ndim != 2:
             continue
-        if any(fnmatchcase(alias, pattern) for alias in _aliases(source, name) for pattern in skip):
-            left[name] = "skipped"
+        if weight.matches(skip):
+            left[weight.key] = "skipped"
         elif W.dtype not in DTYPES:
-            left[name] = f"is {str(W.dtype).removeprefix('torch.')}, not floating point of 16 bits or more"
+            dtype = str(W.dtype).removeprefix("torch.")
+            left[weight.key] = f"is {dtype}, not floating point of 16 bits or more"
         elif min(W.shape) < min_features:
-            left[name] = f"has {min(W.shape)} features, fewer than min_features={min_features}"
+            left[weight.key] = f"has {min(W.shape)} features, fewer than min_features={min_features}"
         else:
-            found.append(TensorWeight(source, name))
+            found.append(weight)
     return found, left
 
 
-def _aliases(source: Mapping[str, Tensor], name: str) -> list[str]:
-    return TensorWeight(source, name).aliases
-
-
-def check_finite(who: str, weights: Sequence[Any], what: str = "") -> None:
+def check_finite(who: str, weights: Sequence[Weight], what: str = "") -> None:
     """Raise for a weight with entries that are not finite, or without any numbers (on the meta device).
 
     Args:
         who: the caller, for the error.
-        weights: as `candidates.Weight`.
+        weights: which.
         what: they are called in the error, before their name.
     """
     for weight in weights:

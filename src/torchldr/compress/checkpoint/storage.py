@@ -5,28 +5,20 @@ from __future__ import annotations
 import json
 import math
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
+from ...core.stacks import own_names
 from ...matrices import StructuredMatrix, get_structure
-from ...nn.tensors import add_axes
-from ..layers import linear_from, quiet_linear
 from ..manifest import METHOD
 from ..report import CompressionReport
-from ..storage import (
-    MANIFEST,
-    read_manifest,
-    read_tensors,
-    safetensors_torch,
-    save_compressed,
-    write_manifest,
-)
+from ..storage import MANIFEST, read_manifest, read_tensors, safetensors_torch, write_folder
+from ..structure import Structure, structure_to_dict
 
 REPORT = "report.json"
 _SUFFIX = ".weight"
@@ -54,10 +46,25 @@ def save_weights(
     Raises:
         FileExistsError: where the folder has something in it; with `force`, where that is no such model.
     """
+    state: dict[str, Tensor] = {}
+    layers: dict[str, Any] = {}
+    origins: dict[str, str] = {}  # the name of the weight that each structured layer came from
+    for name, W in weights.items():
+        if not isinstance(W, StructuredMatrix):
+            state[name] = W
+            continue
+        layer, (m, n) = name.removesuffix(_SUFFIX), W.shape
+        for leaf in W.tensors:
+            if f"{layer}.{leaf}" in weights:
+                raise ValueError(f"save_weights: {layer}.{leaf} is also the name of a tensor of {name}.")
+        state |= {f"{layer}.{leaf}": W.tensors[leaf] for leaf in sorted(own_names(W))}
+        bias = weights.get(f"{layer}.bias") if layer != name else None
+        biased = isinstance(bias, Tensor) and bias.shape == (m,) and bias.is_floating_point()
+        chosen = structure_to_dict(Structure(W.name, W.rank, **W.options))
+        layers[layer] = {"kind": "linear", **chosen, "shape": [m, n], "bias": biased}
+        origins[layer] = name
     with new_folder(folder, force=force) as partial:
-        model, origins = _module_tree(weights)
-        save_compressed(model, partial)
-        write_manifest(partial, {**read_manifest("save_weights", partial), "weights": origins})
+        write_folder("save_weights", partial, state, layers, weights=origins)
         if report is not None:
             report.save(partial / REPORT)
 
@@ -175,63 +182,23 @@ def _matrix(
             if state[f"{name}.{leaf}"].numel() != math.prod(wanted):
                 got = tuple(state[f"{name}.{leaf}"].shape)
                 raise ValueError(f"{leaf} has shape {got}, rank={rank} needs {tuple(wanted)}.")
-        dtype = state[f"{name}.{next(iter(shapes))}"].dtype
-        layer = quiet_linear(m, n, cls, rank=rank, dtype=dtype, **entry["options"])
-        keys = {leaf: f"{name}.{leaf}" for leaf in layer.state_dict()}
-        own = {leaf: state[key] for leaf, key in keys.items()}
-        add_axes(layer, own)
-        layer.load_state_dict(own)
+        keys = {leaf: f"{name}.{leaf}" for leaf in (*shapes, *cls.drawn)}
+        made = cls(m, n, **entry["options"], **{leaf: state[key] for leaf, key in keys.items()})
     except KeyError as error:
         raise ValueError(f"load_weights: {name}: the folder lacks {error}.") from None
     except Exception as error:
         # What the manifest says goes through every class: whatever that raises, it is the folder's fault.
         raise ValueError(f"load_weights: {name}: {error}") from None
-    return layer.requires_grad_(False).matrix(), list(keys.values())
-
-
-def _module_tree(weights: Mapping[str, Tensor | StructuredMatrix]) -> tuple[nn.Module, dict[str, str]]:
-    """Modules that hold the weights, and the name of the weight that each structured layer came from."""
-    root, origins, biases = nn.Module(), {}, set()
-    for name, matrix in weights.items():
-        if not isinstance(matrix, StructuredMatrix):
-            continue
-        layer = name.removesuffix(_SUFFIX)
-        for leaf in matrix.tensors:
-            if f"{layer}.{leaf}" in weights:
-                raise ValueError(f"save_weights: {layer}.{leaf} is also the name of a tensor of {name}.")
-        bias = weights.get(f"{layer}.bias") if layer != name else None
-        given = None
-        if isinstance(bias, Tensor) and bias.shape == (matrix.out_features,) and bias.is_floating_point():
-            given = nn.Parameter(bias, requires_grad=False)
-            biases.add(f"{layer}.bias")
-        parent, leaf = _parent(root, layer)
-        parent._modules[leaf] = linear_from(matrix, given, learned=False)
-        origins[layer] = name
-    for name, tensor in weights.items():
-        if isinstance(tensor, Tensor) and name not in biases:
-            parent, leaf = _parent(root, name)
-            parent._buffers[leaf] = tensor
-    return root, origins
-
-
-def _parent(root: nn.Module, name: str) -> tuple[nn.Module, str]:
-    *path, leaf = name.split(".")
-    for part in path:
-        child = root._modules.get(part)
-        if child is None:
-            child = root._modules[part] = nn.Module()
-        root = child
-    return root, leaf
+    return made, list(keys.values())
 
 
 @contextmanager
 def _beside(path: Path) -> Iterator[Path]:
     """A folder on the same disk, gone at the end."""
-    partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent))
-    try:
+    place, name = path.parent, f".{path.name}."
+    with tempfile.TemporaryDirectory(".tmp", name, place, ignore_cleanup_errors=True) as folder:
+        (partial := Path(folder) / path.name).mkdir()
         yield partial
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _move(partial: Path, path: Path) -> None:
@@ -245,11 +212,4 @@ def _move(partial: Path, path: Path) -> None:
             if old.name not in names:
                 old.unlink()
     else:
-        partial.chmod(0o777 & ~_umask())
         partial.rename(path)
-
-
-def _umask() -> int:
-    now = os.umask(0)
-    os.umask(now)
-    return now

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 
 from ...progress import Report, reporting
-from .groups import parameter_groups
 from .run import FinetuneRun, Loss
-from .state import StateFile, shapes
-from .teacher import Distillation, Teacher
-
-SCHEDULES = ("cosine", "linear", "constant")
+from .teacher import Distillation
 
 
 @dataclass(frozen=True)
@@ -103,49 +98,19 @@ def finetune(
     Raises:
         FloatingPointError: where the loss is not finite any more; the checkpoint is from before.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"finetune: model must be an nn.Module, got {type(model).__name__}.")
-    batches = _length(loader)
-    total = _check(epochs, steps, schedule, warmup, amp, every, patience, validate, clip, batches)
-    where = torch.device(device) if device is not None else _device(model)
-    model.to(where)
-    groups = parameter_groups(model, lr, operator_lr=operator_lr, weight_decay=weight_decay, even=even)
-    if not groups:
-        raise ValueError("finetune: no parameter of the model requires a gradient.")
-    learn = None
-    if teacher is not None:
-        learn = Teacher(model, teacher.to(where), distillation or Distillation())
-    elif distillation is not None:
-        raise ValueError("finetune: distillation needs a teacher.")
-    settings = {
-        "epochs": epochs,
-        "steps": steps,
-        "lr": lr,
-        "operator_lr": operator_lr,
-        "weight_decay": weight_decay,
-        "even": even,
-        "clip": clip,
-        "schedule": schedule,
-        "warmup": warmup,
-        "amp": amp,
-        "patience": patience,
-        "seed": seed,
-        "distillation": None if learn is None else asdict(learn.how),
-        "shapes": shapes(model),
-    }
-    file = None if checkpoint is None else StateFile(checkpoint, settings)
-    factor = _factor(schedule, total, math.ceil(warmup * total))
     run = FinetuneRun(
-        model=model, loader=loader, groups=groups, lr=lr, loss=loss, clip=clip, learn=learn, amp=amp,
-        validate=validate, patience=patience, file=file, every=every, device=where, seed=seed,
+        model=model, loader=loader, epochs=epochs, steps=steps, loss=loss, lr=lr, operator_lr=operator_lr,
+        weight_decay=weight_decay, even=even, clip=clip, schedule=schedule, warmup=warmup, teacher=teacher,
+        distillation=distillation, amp=amp, checkpoint=checkpoint, every=every, validate=validate,
+        patience=patience, device=device, seed=seed,
     )  # fmt: skip
-    with _kept_random_numbers(where), reporting(progress or False) as report:
+    kept = torch.random.fork_rng(devices=[run.device] if run.device.type == "cuda" else [])
+    with kept, reporting(progress or False) as report:
         run.resume()
         run.judge_start()
-        watching = contextlib.nullcontext() if learn is None else learn.watching()
-        with watching:
+        with contextlib.nullcontext() if run.learn is None else run.learn.watching():
             while not run.finished:
-                run.one_pass(total, factor, report)
+                run.one_pass(report)
     if run.best is not None and run.best_state is not None:
         model.load_state_dict(run.best_state)
     model.eval()
@@ -157,74 +122,3 @@ def finetune(
         )
     best = None if run.best is None else (run.best[0], run.best[1])
     return FinetuneResult(run.history, run.step, best, run.stopped, run.seconds)
-
-
-@contextlib.contextmanager
-def _kept_random_numbers(device: torch.device) -> Iterator[None]:
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        yield
-
-
-def _factor(schedule: str, total: int, warmup: int) -> Callable[[int], float]:
-    """What the learning rates are multiplied by at a step."""
-
-    def factor(step: int) -> float:
-        if step < warmup:
-            return (step + 1) / (warmup + 1)
-        done = (step - warmup) / max(1, total - warmup)
-        if schedule == "cosine":
-            return 0.5 * (1 + math.cos(math.pi * done))
-        return 1 - done if schedule == "linear" else 1.0
-
-    return factor
-
-
-def _device(model: nn.Module) -> torch.device:
-    return next((p.device for p in model.parameters()), torch.device("cpu"))
-
-
-def _length(loader: Iterable[Any]) -> int | None:
-    try:
-        return len(loader)  # type: ignore[arg-type]
-    except TypeError:
-        return None
-
-
-def _check(
-    epochs: int | None,
-    steps: int | None,
-    schedule: str,
-    warmup: float,
-    amp: str | None,
-    every: int | None,
-    patience: int | None,
-    validate: object,
-    clip: float | None,
-    batches: int | None,
-) -> int:
-    """Check the arguments; the number of steps in all."""
-    if (epochs is None) == (steps is None):
-        raise TypeError("finetune: give one of epochs and steps.")
-    counts = (("epochs", epochs), ("steps", steps), ("every", every), ("patience", patience))
-    for key, value in counts:
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-            raise ValueError(f"finetune: {key} must be an int of at least 1, got {value!r}.")
-    if schedule not in SCHEDULES:
-        raise ValueError(f"finetune: schedule must be one of {', '.join(SCHEDULES)}, got {schedule!r}.")
-    if not 0 <= warmup < 1:
-        raise ValueError(f"finetune: warmup must lie in [0, 1), got {warmup!r}.")
-    if amp not in (None, "bf16"):
-        raise ValueError(f"finetune: amp must be 'bf16' or None, got {amp!r}.")
-    if clip is not None and not clip > 0:
-        raise ValueError(f"finetune: clip must be positive or None, got {clip!r}.")
-    if patience is not None and validate is None:
-        raise ValueError("finetune: patience needs validate.")
-    if steps is not None:
-        return steps
-    assert epochs is not None
-    if not batches:
-        raise ValueError(
-            f"finetune: epochs={epochs} needs a loader with a length of at least 1; give steps= for others."
-        )
-    return epochs * batches

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any
 
@@ -13,12 +14,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from ...core.checks import check_choices
 from ...progress import Report
-from .state import StateFile, copied, random_state, set_random_state
-from .teacher import Teacher
+from ..progress import check_count
+from .groups import parameter_groups
+from .state import StateFile, copied
+from .teacher import Distillation, Teacher
 
 Loss = Callable[[Any, Any], Tensor]
 _PROGRESS = ("step", "epoch", "within", "waited", "history", "best", "finished", "stopped", "seconds")
+_SETTINGS = (  # what the numbers depend on
+    "epochs", "steps", "lr", "operator_lr", "weight_decay", "even", "clip", "schedule", "warmup", "amp",
+    "patience", "seed",
+)  # fmt: skip
+
+
+SCHEDULES = ("cosine", "linear", "constant")
 
 
 @dataclass(kw_only=True)
@@ -26,24 +37,49 @@ class FinetuneRun:
     """A model, its optimizer and its history; `finetune` says what the fields are."""
 
     model: nn.Module
-    loader: Iterable[Any]
-    groups: list[dict[str, Any]]
-    lr: float
+    loader: Any
+    epochs: int | None
+    steps: int | None
     loss: Loss | None
+    lr: float
+    operator_lr: float | None
+    weight_decay: float
+    even: bool | str
     clip: float | None
-    learn: Teacher | None
+    schedule: str
+    warmup: float
+    teacher: nn.Module | None
+    distillation: Distillation | None
     amp: str | None
+    checkpoint: str | os.PathLike[str] | None
+    every: int | None
     validate: Callable[[nn.Module], float] | None
     patience: int | None
-    file: StateFile | None
-    every: int | None
-    device: torch.device
+    device: Any
     seed: int
 
     def __post_init__(self) -> None:
-        self.rates = [group["lr"] for group in self.groups]
-        self.optimizer = torch.optim.AdamW(self.groups)
-        self.learned = [p for group in self.groups for p in group["params"]]
+        self._check()
+        self.total = self._total()
+        self.device = torch.device(self.device or next((p.device for p in self.model.parameters()), "cpu"))
+        self.model.to(self.device)
+        given: Any = {"operator_lr": self.operator_lr, "weight_decay": self.weight_decay, "even": self.even}
+        groups = parameter_groups(self.model, self.lr, **given)
+        if not groups:
+            raise ValueError("finetune: no parameter of the model requires a gradient.")
+        self.learn = None
+        if self.teacher is not None:
+            how = self.distillation or Distillation()
+            self.learn = Teacher(self.model, self.teacher.to(self.device), how)
+        elif self.distillation is not None:
+            raise ValueError("finetune: distillation needs a teacher.")
+        settings = {name: getattr(self, name) for name in _SETTINGS}
+        settings["distillation"] = None if self.learn is None else asdict(self.learn.how)
+        settings["shapes"] = {name: list(t.shape) for name, t in self.model.state_dict().items()}
+        self.file = None if self.checkpoint is None else StateFile(self.checkpoint, settings)
+        self.rates = [group["lr"] for group in groups]
+        self.optimizer = torch.optim.AdamW(groups)
+        self.learned = [p for group in groups for p in group["params"]]
         self.step = self.epoch = self.within = self.waited = 0  # `within`: batches done of this pass
         self.history: list[dict[str, Any]] = []
         self.best: list[Any] | None = None  # validation, entry of the history or -1 for the start
@@ -53,24 +89,64 @@ class FinetuneRun:
         self.total_loss = torch.zeros((), dtype=torch.float64, device=self.device)
         self._random: dict[str, Any] | None = None
 
+    def _check(self) -> None:
+        if not isinstance(self.model, nn.Module):
+            raise TypeError(f"finetune: model must be an nn.Module, got {type(self.model).__name__}.")
+        if (self.epochs is None) == (self.steps is None):
+            raise TypeError("finetune: give one of epochs and steps.")
+        counts = {name: getattr(self, name) for name in ("epochs", "steps", "every", "patience")}
+        check_count("finetune", **{name: value for name, value in counts.items() if value is not None})
+        check_choices("finetune", schedule=(self.schedule, SCHEDULES))
+        if not 0 <= self.warmup < 1:
+            raise ValueError(f"finetune: warmup must lie in [0, 1), got {self.warmup!r}.")
+        if self.amp not in (None, "bf16"):
+            raise ValueError(f"finetune: amp must be 'bf16' or None, got {self.amp!r}.")
+        if self.clip is not None and not self.clip > 0:
+            raise ValueError(f"finetune: clip must be positive or None, got {self.clip!r}.")
+        if self.patience is not None and self.validate is None:
+            raise ValueError("finetune: patience needs validate.")
+
+    def _total(self) -> int:
+        """The number of steps in all."""
+        if self.epochs is None:
+            return self.steps or 0
+        try:
+            batches = len(self.loader)
+        except TypeError:  # a generator, or a DataLoader of one
+            batches = 0
+        if not batches:
+            given = f"epochs={self.epochs} needs a loader with a length of at least 1"
+            raise ValueError(f"finetune: {given}; give steps= for others.")
+        return self.epochs * batches
+
+    def _factor(self, step: int) -> float:
+        """What the learning rates are multiplied by at a step."""
+        warmup = math.ceil(self.warmup * self.total)
+        if step < warmup:
+            return (step + 1) / (warmup + 1)
+        done = (step - warmup) / max(1, self.total - warmup)
+        if self.schedule == "cosine":
+            return 0.5 * (1 + math.cos(math.pi * done))
+        return 1 - done if self.schedule == "linear" else 1.0
+
     def judge_start(self) -> None:
         """Validate the model as it came: what is not better is not kept."""
         if self.validate is not None and self.step == 0:
             self.best, self.best_state = [self._score(), -1], copied(self.model)
 
-    def one_pass(self, total: int, factor: Callable[[int], float], report: Report) -> None:
+    def one_pass(self, report: Report) -> None:
         """What is left of a pass over the loader, and its validation."""
         begun, before = time.perf_counter(), self.seconds
         self.model.train()
         for batch in self._rest_of_pass():
             for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
-                group["lr"] = rate * factor(self.step)
+                group["lr"] = rate * self._factor(self.step)
             self._train(batch)
             self.step += 1
             self.within += 1
             self.seconds = before + time.perf_counter() - begun
-            report(f"fine-tuning, pass {self.epoch + 1}", self.step, total)
-            last = self.step >= total
+            report(f"fine-tuning, pass {self.epoch + 1}", self.step, self.total)
+            last = self.step >= self.total
             if self.every and self.step % self.every == 0 and not last:
                 self._check_finite()
                 self.save()
@@ -79,8 +155,8 @@ class FinetuneRun:
         if not self.within:
             raise ValueError("finetune: the loader gave no batch; a generator can be used only once.")
         self._check_finite()
-        self._close_pass(factor)
-        self.finished = self.stopped or self.step >= total
+        self._close_pass()
+        self.finished = self.stopped or self.step >= self.total
         self.seconds = before + time.perf_counter() - begun
         self.history[-1]["seconds"] = round(self.seconds, 3)
         self.save()
@@ -99,7 +175,9 @@ class FinetuneRun:
             for _ in islice(iterator, self.within):
                 pass
         if self._random is not None:
-            set_random_state(self._random, self.device)
+            torch.set_rng_state(self._random["cpu"])
+            for state in self._random["cuda"]:
+                torch.cuda.set_rng_state(state, self.device)
             self._random = None
         return iterator
 
@@ -126,7 +204,7 @@ class FinetuneRun:
                 f"lr={self.lr:g} or operator_lr, or set clip."
             )
 
-    def _close_pass(self, factor: Callable[[int], float]) -> None:
+    def _close_pass(self) -> None:
         score = None
         if self.validate is not None:
             score = self._score()
@@ -140,7 +218,7 @@ class FinetuneRun:
                 "epoch": self.epoch,
                 "step": self.step,
                 "loss": float(self.total_loss) / self.within,
-                "lr": self.lr * factor(self.step - 1),
+                "lr": self.lr * self._factor(self.step - 1),
                 "validation": score,
                 "seconds": 0.0,
             }
@@ -159,11 +237,12 @@ class FinetuneRun:
     def save(self) -> None:
         if self.file is None:
             return
+        cuda = [torch.cuda.get_rng_state(self.device)] if self.device.type == "cuda" else []
         self.file.save(
             {
                 "model": self.model.state_dict(),
                 "optimizer": self.optimizer.state_dict(),
-                "random": random_state(self.device),
+                "random": {"cpu": torch.get_rng_state(), "cuda": cuda},
                 "best_state": self.best_state,
                 "total_loss": self.total_loss,
                 "progress": {name: getattr(self, name) for name in _PROGRESS},

@@ -100,23 +100,6 @@ def _comparable(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {**settings, "shapes": found}
 
 
-def shapes(model: nn.Module) -> dict[str, list[int]]:
-    """Names and shapes of what a state_dict of the model holds."""
-    return {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
-
-
-def random_state(device: torch.device) -> dict[str, Any]:
-    """The state of torch's random numbers, on the CPU and on the device."""
-    cuda = [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
-    return {"cpu": torch.get_rng_state(), "cuda": cuda}
-
-
-def set_random_state(state: Mapping[str, Any], device: torch.device) -> None:
-    torch.set_rng_state(state["cpu"])
-    for tensor in state["cuda"]:
-        torch.cuda.set_rng_state(tensor, device)
-
-
 def copied(model: nn.Module) -> dict[str, Any]:
     """The model's numbers as they are now, on the CPU."""
     return {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}

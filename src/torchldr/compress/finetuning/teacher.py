@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -80,36 +81,25 @@ class Teacher:
 
     def __init__(self, student: nn.Module, teacher: nn.Module, how: Distillation) -> None:
         self.teacher, self.how = teacher, how
-        self.names = replaced_layers(student, teacher) if how.layers else []
-        if how.layers and not self.names:
+        names = replaced_layers(student, teacher) if how.layers else []
+        if how.layers and not names:
             raise ValueError(
                 "finetune: found no structured layer of the model that the teacher has a dense one for; give "
                 "the model as it was before compress_, or distillation with layers=0."
             )
-        self._ours = {name: student.get_submodule(name) for name in self.names}
-        self._theirs = {name: teacher.get_submodule(name) for name in self.names}
-        self._seen: dict[str, Tensor] = {}
+        self._pairs = [(student.get_submodule(name), teacher.get_submodule(name)) for name in names]
+        self._seen: dict[nn.Module, Tensor] = {}
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Collect the outputs of both models' layers while this lasts; the teacher is in `eval()`."""
-        handles = [
-            module.register_forward_hook(self._note(side + name))
-            for side, modules in (("s:", self._ours), ("t:", self._theirs))
-            for name, module in modules.items()
-        ]
-        try:
-            with evaluating(self.teacher):
-                yield
-        finally:
-            for handle in handles:
-                handle.remove()
+        with ExitStack() as hooks, evaluating(self.teacher):
+            for module in chain(*self._pairs):
+                hooks.enter_context(module.register_forward_hook(self._see))
+            yield
 
-    def _note(self, key: str) -> Any:
-        def hook(module: nn.Module, args: Any, output: Any) -> None:
-            self._seen[key] = output[0] if isinstance(output, tuple) else output
-
-        return hook
+    def _see(self, module: nn.Module, args: Any, output: Any) -> None:
+        self._seen[module] = output[0] if isinstance(output, tuple) else output
 
     def loss(self, inputs: Iterable[Any], keywords: dict[str, Any], output: Any) -> Tensor:
         """What the teacher says of an output that the student has just given."""
@@ -130,12 +120,11 @@ class Teacher:
             else:
                 total = how.logits * _relative(ours, theirs)
         if how.layers:
-            errors = []
-            for name in self.names:
-                # A module that was not called has nothing to say: the out_proj of torch's attention, say.
-                if "s:" + name in self._seen and "t:" + name in self._seen:
-                    ours, theirs = self._seen["s:" + name].float(), self._seen["t:" + name].float()
-                    errors.append(_relative(ours, theirs))
+            # A module that was not called has nothing to say: the out_proj of torch's attention, say.
+            called = [pair for pair in self._pairs if all(module in self._seen for module in pair)]
+            errors = [
+                _relative(self._seen[ours].float(), self._seen[theirs].float()) for ours, theirs in called
+            ]
             if errors:
                 total = total + how.layers * torch.stack(errors).mean()
         self._seen.clear()

@@ -16,17 +16,14 @@ from torch import Tensor, nn
 from ...core.checks import check_choices
 from ...nn import StructuredLinear, quantize_
 from ...nn.recurrent.base import StructuredRecurrent
-from ..check import outputs
+from ..check import ExportError, first_line, outputs
 from ..inputs import Inputs, random_like, take_inputs
 from ..layers import check_dtypes
 from ..program import exported, quiet
-from ..report import ExportError, first_line
-from .arena import plan
-from .files import render
-from .graph import to_steps
+from .files import CReport, render
+from .graph import Tracer
 from .kernels import PRELUDES
-from .products import is_plain
-from .report import CReport
+from .steps import plan
 from .writer import Source
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
@@ -81,7 +78,7 @@ def to_c(
     with quiet():
         program = program.run_decompositions({})  # no step changes what another one has seen
     source = Source(weights)
-    made = to_steps(program, source, layers)
+    made = Tracer(source, layers).run(program)
     floats = plan(made)
     flash = sum(row.flash for row in made.rows) + source.table_bytes()
     title = f"{type(model).__name__.removeprefix('Parametrized')} with {weights} weights"
@@ -180,7 +177,7 @@ def _as_nodes_(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """Let structured layers be traced as single nodes; the layers by the index of their node."""
     layers: list[tuple[str, nn.Module]] = []
     for name, module in model.named_modules():
-        if is_plain(module, StructuredLinear):
+        if isinstance(module, StructuredLinear) and type(module).forward is StructuredLinear.forward:
             module.__dict__["forward"] = partial(_layer_node, len(layers), module)
         elif isinstance(module, StructuredRecurrent):
             module.__dict__["forward"] = partial(_recurrent_node, len(layers), module, name)

@@ -1,15 +1,16 @@
-"""The files of an export: model.h, model.c, a test vector and a page that says what is there."""
+"""What an export takes, and its files: model.h, model.c, a test vector and a page that says what is there."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
-
 from .kernels import PRELUDES
-from .report import CReport
-from .steps import Steps
-from .writer import Source, literal
+from .steps import LayerRow, Steps
+from .writer import Source, lines, literal
+
+_COLUMNS = ("layer", "what", "how", "flash", "RAM", "multiplications")
 
 _HEADER = """/* Written by torchldr: {title}. */
 #ifndef {NAME}_H
@@ -101,6 +102,47 @@ cc -std=c99 -O2 {name}.c test.c -lm -o test && ./test
 """
 
 
+@dataclass(frozen=True)
+class CReport:
+    """What `to_c` wrote.
+
+    Attributes:
+        folder: where it is.
+        title: what the model is.
+        weights: "int8" or "float32".
+        layers: what became of each layer: its constants in flash, its output and working memory in RAM.
+        flash: bytes of all constants, with the tables that layers share.
+        arena: bytes of the one block of memory that layers share in turn.
+    """
+
+    folder: str
+    title: str
+    weights: str
+    layers: tuple[LayerRow, ...]
+    flash: int
+    arena: int
+
+    def to_json(self) -> str:
+        return json.dumps({**asdict(self), "layers": [row._asdict() for row in self.layers]}, indent=1)
+
+    def rows(self) -> list[dict[str, object]]:
+        """The layers as a command prints them."""
+        return [dict(zip(_COLUMNS, row, strict=True)) for row in self.layers]
+
+    def markdown(self) -> str:
+        lines: list[tuple[str, ...]] = [_COLUMNS, ("---", "---", "---", "---:", "---:", "---:")]
+        lines += [(r.name, r.kind, r.form, *(f"{v:,}" for v in r[3:])) for r in self.layers]
+        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+    def __str__(self) -> str:
+        head = f"{self.folder}: {self.weights}, {self.flash:,} bytes of flash for constants, "
+        lines = [head + f"{self.arena:,} bytes of RAM"]
+        for r in self.layers:
+            size = f"{r.flash:,} bytes of flash, {r.ram:,} of RAM, {r.multiplications:,} multiplications"
+            lines.append(f"  {r.name}: {r.kind}: {r.form}, {size}")
+        return "\n".join(lines)
+
+
 def render(
     name: str, made: Steps, source: Source, report: CReport, example: Any, answer: Any
 ) -> dict[str, str]:
@@ -125,11 +167,8 @@ def render(
         f"{name}.c": _SOURCE.format(
             **facts, prelude=PRELUDES[source.weights], text=source.text(), floats=floats, body=body
         ),
-        "test.c": _TEST.format(**facts, x=numbers(example.numpy()), y=numbers(answer)),
+        "test.c": _TEST.format(
+            **facts, x=lines(map(literal, example.flatten().tolist())), y=lines(map(literal, answer))
+        ),
         "README.md": _README.format(**facts, shape=shape, table=report.markdown()),
     }
-
-
-def numbers(values: Any) -> str:
-    flat = np.asarray(values).ravel()
-    return ",\n".join(", ".join(literal(v) for v in flat[i : i + 8]) for i in range(0, len(flat), 8))

@@ -8,38 +8,37 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.export.graph_signature import OutputKind
+from torch.fx.node import map_arg
+from torch.utils import _pytree as pytree
 
 from ...core import rules
 from ...core.storage import INT8, Rounded, rounded
-from ..report import ExportError
-from .products import Product, structured_product, write_product
-from .recurrent import write_recurrent
+from ..check import ExportError
+from .products import Product, structured_product, write_product, write_recurrent
 from .steps import Buffer, LayerRow, Step, Steps, Value
 from .writer import Source, literal
 
 
-class _Tracer:
+class Tracer:
+    """The steps of a traced model, with everything that they need in `source`."""
+
     def __init__(self, source: Source, layers: Sequence[Any]) -> None:
         self.source, self.layers, self.made = source, layers, Steps()
         self.values: dict[Any, Any] = {}  # of nodes: Value, Tensor for constants, or tuples of them
 
     def run(self, program: torch.export.ExportedProgram) -> Steps:
         signature = program.graph_signature
-        lifted = {
-            **signature.inputs_to_parameters,
-            **signature.inputs_to_buffers,
-            **signature.inputs_to_lifted_tensor_constants,
-        }
         known = {**program.state_dict, **program.constants}
+        lifted = {spec.arg.name: known.get(spec.target) for spec in signature.input_specs}
         if signature.buffers_to_mutate:
             name = next(iter(signature.buffers_to_mutate.values()))
             raise ExportError(f"to_c: the model changes its buffer {name!r}; C keeps nothing between calls.")
         for node in program.graph.nodes:
             if node.op == "placeholder":
-                if node.name in lifted:
-                    self.values[node] = known[lifted[node.name]].detach()
+                if (constant := lifted.get(node.name)) is not None:
+                    self.values[node] = constant.detach()
                 else:
                     shape = _shape(node)
                     self.made.input_size = math.prod(shape)
@@ -50,32 +49,25 @@ class _Tracer:
                 for found, spec in zip(node.args[0], signature.output_specs, strict=True):
                     if spec.kind is not OutputKind.USER_OUTPUT:
                         continue  # an input that the model changes: x is the caller's
-                    value = self._get(found)
+                    value = self.values.get(found)
                     if not isinstance(value, Value):
                         raise ExportError(f"to_c: the output {found} is a constant.")
                     self.made.outputs.append(value)
         return self.made
 
-    def _get(self, argument: Any) -> Any:
-        if isinstance(argument, torch.fx.Node):
-            return self.values[argument]
-        return type(argument)(map(self._get, argument)) if isinstance(argument, list | tuple) else argument
-
     def _call(self, node: torch.fx.Node) -> Any:
-        args = [self._get(argument) for argument in node.args]
-        kwargs = {name: self._get(argument) for name, argument in node.kwargs.items()}
-        given = [*args, *kwargs.values()]
-        if node.target is operator.getitem:
-            return args[0][args[1]]
-        if not any(_holds_value(argument) for argument in given):
+        args, kwargs = map_arg((node.args, node.kwargs), self.values.__getitem__)
+        known = not any(isinstance(part, Value) for part in pytree.tree_leaves((args, kwargs)))
+        if known or node.target is operator.getitem:
             return node.target(*args, **kwargs)  # type: ignore[operator]
         target = str(node.target)
         handler = _HANDLERS.get(target.removesuffix(".default"))
         if handler is None:
-            raise ExportError(
-                f"to_c: the node {node.name!r} ({target}) of {_layer_name(node) or 'the model'} has no C. "
-                "There is C for structured layers, linear layers, 2d convolutions and max-pooling, ReLU, "
-                "sigmoid, tanh, softmax, sums, scalar factors and views."
+            raise _refused(
+                node,
+                f"of {_layer_name(node) or 'the model'} has no C. There is C for structured layers, linear "
+                "layers, 2d convolutions and max-pooling, ReLU, sigmoid, tanh, softmax, sums, scalar factors "
+                "and views.",
             )
         return handler(self, node, *args, **kwargs)
 
@@ -96,34 +88,29 @@ class _Tracer:
         """A product of every vector along the last axis, and its bias."""
         m, n = made.shape
         rows = x.size // n
-        lines = [f"{made.name}({{0}}, {{y}}, {{work}});"]
+        loop, given, into = "", "{0}", "{y}"
         if rows > 1:
-            call = f"{made.name}({{0}} + i * {n}, {{y}} + i * {m}, {{work}});"
-            lines = [f"for (int i = 0; i < {rows}; i++)", f"    {call}"]
-        flash = made.flash
+            loop = f"for (int i = 0; i < {rows}; i++)\n    "
+            given, into = f"{given} + i * {n}", f"{into} + i * {m}"
+        lines, flash = [f"{loop}{made.name}({given}, {into}, {{work}});"], made.flash
         if bias is not None:
-            self.source.use("bias")
-            symbol = self.source.constant(self.source.new_name("bias"), bias.float().numpy())
+            symbol = self.source.bias(self.source.new_name("bias"), bias)
+            lines.append(f"{loop}add_bias({into}, {symbol}, {m}, 1);")
             flash += 4 * bias.numel()
-            one = f"add_bias({{y}}, {symbol}, {m}, 1);"
-            many = [f"for (int i = 0; i < {rows}; i++)", f"    add_bias({{y}} + i * {m}, {symbol}, {m}, 1);"]
-            lines += [one] if rows == 1 else many
         shape = (*x.shape[:-1], m)
         size = math.prod(shape) + made.scratch
         self.row(node, kind, made.form, flash, size, rows * made.multiplications, name)
         return self.step("\n".join(lines), [x], shape, scratch=made.scratch)
 
 
-def _holds_value(argument: Any) -> bool:
-    if isinstance(argument, list | tuple):
-        return any(map(_holds_value, argument))
-    return isinstance(argument, Value)
+def _refused(node: torch.fx.Node, why: str) -> ExportError:
+    return ExportError(f"to_c: the node {node.name!r} ({node.target}) {why}")
 
 
 def _shape(node: torch.fx.Node) -> tuple[int, ...]:
     found = node.meta.get("val")
     if not isinstance(found, Tensor) or any(not isinstance(size, int) for size in found.shape):
-        raise ExportError(f"to_c: the shape of the node {node.name!r} depends on data.")
+        raise _refused(node, "has a shape that depends on data.")
     return tuple(found.shape)
 
 
@@ -137,7 +124,7 @@ def _layer_name(node: torch.fx.Node) -> str:
 # Nodes.
 
 
-def _layer(t: _Tracer, node: Any, x: Value, index: int, features: int) -> Value:
+def _layer(t: Tracer, node: Any, x: Value, index: int, features: int) -> Value:
     name, module = t.layers[index]
     made, bias = structured_product(t.source, module), module.bias
     rank = "" if module.rank is None else f", rank {module.rank}"
@@ -146,7 +133,7 @@ def _layer(t: _Tracer, node: Any, x: Value, index: int, features: int) -> Value:
 
 
 def _recurrent(
-    t: _Tracer, node: Any, x: Value, index: int, shapes: list[int], states: list[int], count: int
+    t: Tracer, node: Any, x: Value, index: int, shapes: list[int], states: list[int], count: int
 ) -> Any:
     name, module = t.layers[index]
     made = write_recurrent(t.source, module, math.prod(shapes[:-1]))
@@ -159,9 +146,9 @@ def _recurrent(
     return tuple(written)
 
 
-def _linear(t: _Tracer, node: Any, x: Any, weight: Any, bias: Any = None) -> Value:
+def _linear(t: Tracer, node: Any, x: Any, weight: Any, bias: Any = None) -> Value:
     if not isinstance(x, Value) or not isinstance(weight, Tensor):
-        raise ExportError(f"to_c: the weight of the node {node.name!r} is computed from the input.")
+        raise _refused(node, "has a weight that is computed from the input.")
     M = rules.apply("linear_map", weight.float())
     found = {"weight": exact} if (exact := _exactly(weight, t.source)) is not None else {}
     made = write_product(t.source, M, found)
@@ -178,7 +165,7 @@ def _exactly(weight: Tensor, source: Source) -> Rounded | None:
 
 
 def _conv2d(
-    t: _Tracer,
+    t: Tracer,
     node: Any,
     x: Value,
     weight: Tensor,
@@ -188,14 +175,14 @@ def _conv2d(
     dilation: Any = (1, 1),
     groups: int = 1,
 ) -> Value:
-    shape, kernel = _image(node, x), tuple(weight.shape[2:])
+    shape, kernel = _image(node, x.shape), tuple(weight.shape[2:])
     dilation = _two(dilation)
     if isinstance(padding, str):
         padding = [
             d * (k - 1) // 2 if padding == "same" else 0 for d, k in zip(dilation, kernel, strict=True)
         ]
-    out = _image(node, Value(Buffer(0), _shape(node)))
-    window = _window(shape, out, kernel, _two(stride), _two(padding), dilation, groups)
+    out = _image(node, _shape(node))
+    window = _window(shape, out, (kernel, stride, padding, dilation), groups)
     made = _exactly(weight, t.source)
     symbol, floats = t.source.new_name("conv"), made is None and t.source.weights == "int8"
     t.source.use("conv2d_float" if floats else "conv2d")
@@ -210,8 +197,7 @@ def _conv2d(
     given = "" if floats else f"{scale}, "
     lines = [f"conv2d{'_float' if floats else ''}(&{named}, {data}, {given}{{0}}, {{y}});"]
     if bias is not None:
-        t.source.use("bias")
-        added = t.source.constant(f"{symbol}_bias", bias.float().numpy())
+        added = t.source.bias(f"{symbol}_bias", bias)
         lines.append(f"add_bias({{y}}, {added}, {out[0]}, {out[1] * out[2]});")
         flash += 4 * bias.numel()
     made_shape = _shape(node)
@@ -222,7 +208,7 @@ def _conv2d(
 
 
 def _max_pool2d(
-    t: _Tracer,
+    t: Tracer,
     node: Any,
     x: Value,
     kernel: Any,
@@ -232,9 +218,8 @@ def _max_pool2d(
     ceil_mode: bool = False,
 ) -> Value:
     out = _shape(node)
-    both = _image(node, x), _image(node, Value(Buffer(0), out))
-    kernel = _two(kernel)
-    window = _window(*both, kernel, _two(stride or kernel), _two(padding), _two(dilation), 1)
+    kernel, pairs = _two(kernel), (kernel, stride or kernel, padding, dilation)
+    window = _window(_image(node, x.shape), _image(node, out), pairs, 1)
     t.source.use("max_pool2d")
     named = t.source.object("window", t.source.new_name("pool"), window)
     t.row(node, f"max_pool2d {kernel[0]} x {kernel[1]}", "windows", 0, math.prod(out), 0)
@@ -246,46 +231,38 @@ def _two(value: Any) -> tuple[int, int]:
     return (values[0], values[-1])
 
 
-def _image(node: Any, x: Value) -> tuple[int, int, int]:
+def _image(node: Any, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Channels, height and width of one image."""
-    if len(x.shape) == 4 and x.shape[0] != 1:
-        raise ExportError(f"to_c: the node {node.name!r} sees a batch of {x.shape[0]}; export a batch of 1.")
-    c, h, w = x.shape[-3:]
-    return c, h, w
+    if len(shape) == 4 and shape[0] != 1:
+        raise _refused(node, f"sees a batch of {shape[0]}; export a batch of 1.")
+    return shape[-3:]
 
 
-def _window(
-    shape: tuple[int, ...],
-    out: tuple[int, ...],
-    kernel: Any,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
-    groups: int,
-) -> str:
-    sizes = ", ".join(map(str, (*shape, *out)))
-    pairs = ", ".join(f"{{{a}, {b}}}" for a, b in (kernel, stride, padding, dilation))
-    return f"{{{sizes}, {pairs}, {groups}}}"
+def _window(before: tuple[int, ...], after: tuple[int, ...], pairs: Sequence[Any], groups: int) -> str:
+    """The fields of `window` in C; the pairs are kernel, stride, padding and dilation."""
+    sizes = ", ".join(map(str, (*before, *after)))
+    texts = ", ".join(f"{{{a}, {b}}}" for a, b in map(_two, pairs))
+    return f"{{{sizes}, {texts}, {groups}}}"
 
 
 def _elementwise(function: str, kernel: str) -> Callable[..., Value]:
-    def handler(t: _Tracer, node: Any, x: Value) -> Value:
+    def handler(t: Tracer, node: Any, x: Value) -> Value:
         t.source.use(kernel)
         return t.step(f"{function}({{0}}, {{y}}, {x.size});", [x], x.shape, elementwise=True)
 
     return handler
 
 
-def _softmax(t: _Tracer, node: Any, x: Value, dim: int, *rest: Any) -> Value:
+def _softmax(t: Tracer, node: Any, x: Value, dim: int, *rest: Any) -> Value:
     if math.prod(x.shape[dim:][1:] if dim != -1 else ()) != 1:
-        raise ExportError(f"to_c: softmax of the node {node.name!r} must be over the last axis.")
+        raise _refused(node, "must be over the last axis.")
     t.source.use("softmax")
     n = x.shape[dim]
     return t.step(f"softmax({{0}}, {{y}}, {x.size // n}, {n});", [x], x.shape, elementwise=True)
 
 
 def _affine(factor_of: Callable[[Any], Any], shift_of: Callable[[Any], Any]) -> Callable[..., Value]:
-    def handler(t: _Tracer, node: Any, a: Any, b: Any, *, alpha: float = 1) -> Value:
+    def handler(t: Tracer, node: Any, a: Any, b: Any, *, alpha: float = 1) -> Value:
         x, other = (a, b) if isinstance(a, Value) else (b, a)
         if isinstance(other, Tensor) and other.numel() == 1:
             other = other.item()
@@ -294,13 +271,11 @@ def _affine(factor_of: Callable[[Any], Any], shift_of: Callable[[Any], Any]) -> 
             t.source.use("add")
             return t.step(f"add({{0}}, {{1}}, {{y}}, {x.size});", [x, other], x.shape, elementwise=True)
         if not plain or (x is b and factor_of is _reciprocal):
-            raise ExportError(
-                f"to_c: the node {node.name!r} ({node.target}) has C for two tensors of one shape that are "
-                "added, and for a tensor and a number."
-            )
+            both = "two tensors of one shape that are added"
+            raise _refused(node, f"has C for {both}, and for a tensor and a number.")
         factor, shift = factor_of(other), shift_of(other)
         if not torch.tensor([factor, shift], dtype=torch.float32).isfinite().all():
-            raise ExportError(f"to_c: the number of the node {node.name!r} ({node.target}) is not finite.")
+            raise _refused(node, "has a number that is not finite.")
         t.source.use("affine")
         numbers = f"{literal(factor)}, {literal(shift)}"
         return t.step(f"affine({{0}}, {{y}}, {x.size}, {numbers});", [x], _shape(node), elementwise=True)
@@ -312,22 +287,16 @@ def _reciprocal(number: Any) -> float:
     return 1 / number if number else math.inf
 
 
-def _nothing(t: _Tracer, node: Any, *rest: Any, **options: Any) -> None:
-    """A check of the tracer's."""
-
-
-def _view(t: _Tracer, node: Any, x: Value, *rest: Any, **options: Any) -> Value:
+def _view(t: Tracer, node: Any, x: Value, *rest: Any, **options: Any) -> Value:
     shape, dtype = _shape(node), node.meta["val"].dtype
     if dtype != torch.float32:
-        raise ExportError(
-            f"to_c: the node {node.name!r} ({node.target}) makes {dtype}; C computes in float32."
-        )
+        raise _refused(node, f"makes {dtype}; C computes in float32.")
     if math.prod(shape) != x.size:
-        raise ExportError(f"to_c: the node {node.name!r} ({node.target}) changes the number of entries.")
+        raise _refused(node, "changes the number of entries.")
     return Value(x.buffer, shape, x.offset)
 
 
-def _permute(t: _Tracer, node: Any, x: Value, *dims: Any) -> Value:
+def _permute(t: Tracer, node: Any, x: Value, *dims: Any) -> Value:
     order = list(range(len(x.shape)))
     if str(node.target) == "aten.permute.default":
         order = [d % len(order) for d in dims[0]]
@@ -336,17 +305,15 @@ def _permute(t: _Tracer, node: Any, x: Value, *dims: Any) -> Value:
         order[a], order[b] = order[b], order[a]
     moved = [d for d in order if x.shape[d] != 1]
     if moved != sorted(moved):
-        raise ExportError(
-            f"to_c: the node {node.name!r} ({node.target}) moves entries; there is no C for that."
-        )
+        raise _refused(node, "moves entries; there is no C for that.")
     return _view(t, node, x)
 
 
-def _part(t: _Tracer, node: Any, x: Value, dim: int = 0, start: Any = 0, *rest: Any) -> Value:
+def _part(t: Tracer, node: Any, x: Value, dim: int = 0, start: Any = 0, *rest: Any) -> Value:
     dim %= len(x.shape)
     one = str(node.target) == "aten.select.int"
     if math.prod(x.shape[:dim]) != 1 or (not one and len(rest) > 1 and rest[1] != 1):
-        raise ExportError(f"to_c: the node {node.name!r} ({node.target}) takes entries that are apart.")
+        raise _refused(node, "takes entries that are apart.")
     first = (start or 0) + (x.shape[dim] if (start or 0) < 0 else 0)
     return Value(x.buffer, _shape(node), x.offset + max(0, first) * math.prod(x.shape[dim + 1 :]))
 
@@ -375,13 +342,6 @@ _HANDLERS: dict[str, Callable[..., Any]] = {
     "aten.transpose.int": _permute,
     "aten.select.int": _part,
     "aten.slice.Tensor": _part,
-    "aten._assert_tensor_metadata": _nothing,
+    "aten._assert_tensor_metadata": lambda *given, **options: None,  # a check of the tracer's
     **{f"aten.{name}": _view for name in _VIEWS},
 }
-
-
-def to_steps(
-    program: torch.export.ExportedProgram, source: Source, layers: Sequence[tuple[str, nn.Module]]
-) -> Steps:
-    """The steps of a traced model, with everything that they need in `source`."""
-    return _Tracer(source, layers).run(program)

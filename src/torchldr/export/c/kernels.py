@@ -1,4 +1,4 @@
-"""C that several classes and layers share, each piece with what it stands on.
+"""C that several classes and layers share, each piece headed by its name and what it stands on.
 
 All of it is C99, computes in float, and takes its memory from the caller. `weight` and `coefficient` are the
 types that weights and operators are stored in; what is stored as integers is multiplied by its scale.
@@ -26,7 +26,9 @@ typedef float coefficient;
 """,
 }
 
-_COEFFICIENTS = r"""
+# A line with four strokes begins a piece, "//// name: needs", or is a note for the reader of this file.
+_C = r"""
+//// coefficients
 /* Entries of an operator; without data all are the offset. */
 typedef struct {
     const coefficient *data;
@@ -37,17 +39,15 @@ static float at(const coefficients *c, int i)
 {
     return c->data ? c->offset + c->step * (float)c->data[i] : c->offset;
 }
-"""
 
-_ZERO = r"""
+//// zero
 static void zero(float *y, int n)
 {
     for (int i = 0; i < n; i++)
         y[i] = 0.0f;
 }
-"""
 
-_DOT = r"""
+//// dot
 static float dot(const weight *w, const float *x, int n)
 {
     float sum = 0.0f;
@@ -55,19 +55,17 @@ static float dot(const weight *w, const float *x, int n)
         sum += (float)w[i] * x[i];
     return sum;
 }
-"""
 
-_DENSE = r"""
+//// dense: dot
 static void dense(const weight *w, const float *scale, int m, int n, const float *x, float *y)
 {
     for (int i = 0; i < m; i++, w += n)
         y[i] = SCALE(scale, i) * dot(w, x, n);
 }
-"""
 
-# In place and without reordering: frequencies come out in the order of their digits, which products do not
-# mind, and the inverse takes them so.
-_FFT = r"""
+//// fft
+////   In place and without reordering: frequencies come out in the order of their digits, which products do
+////   not mind, and the inverse takes them so.
 /* A complex Fourier transform: its length, the factors of it, and sin(pi j / 2 length), j = 0 .. length. */
 typedef struct {
     int length, stages;
@@ -181,10 +179,9 @@ static void inverse_fft(const transform *f, float *z)
         stage(f, size, f->factors[i], 1, z);
     }
 }
-"""
 
-# A real polynomial modulo X^2n + 1, as a complex one modulo X^n - i: no spectrum is redundant.
-_CONVOLUTION = r"""
+//// convolution: fft
+////   A real polynomial modulo X^2n + 1, as a complex one modulo X^n - i: no spectrum is redundant.
 /* Where number i of a real sequence of twice the length stands. */
 static int place(const transform *f, int i)
 {
@@ -214,10 +211,9 @@ static void add_products(int length, const float *a, const float *b, float *sum)
         sum[i + 1] += a[i] * b[i + 1] + a[i + 1] * b[i];
     }
 }
-"""
 
-# sum_i K(A, g_i) K(C, h_i)^T x for subdiagonal operators with a corner.
-_PAIR = r"""
+//// pair: coefficients zero convolution
+////   sum_i K(A, g_i) K(C, h_i)^T x for subdiagonal operators with a corner.
 /* A subdiagonal operator and its start vectors. */
 typedef struct {
     int size;
@@ -282,10 +278,9 @@ static void pair(const side *A, const side *C, int rank, const transform *f, con
         y[i] += product * around * sum[place(f, m + i)];
     }
 }
-"""
 
-# The same for tridiagonal operators with two corners, column by column of the Krylov matrices.
-_KRYLOV = r"""
+//// krylov: coefficients zero
+////   The same for tridiagonal operators with two corners, column by column of the Krylov matrices.
 /* A tridiagonal operator with corners (top right, bottom left), times a gain, and its start vectors. */
 typedef struct {
     int size, tridiagonal;
@@ -375,17 +370,15 @@ static void krylov(const ring *A, const ring *C, int rank, const float *x, float
             expand(A, a, project(C, c, x), y);
     }
 }
-"""
 
-_WINDOW = r"""
+//// window
 /* A convolution or pooling: channels, height and width before and after, and how the kernel moves. */
 typedef struct {
     int channels, height, width, out_channels, out_height, out_width;
     int kernel[2], stride[2], padding[2], dilation[2], groups;
 } window;
-"""
 
-_CONV2D = r"""
+//// conv2d: window
 static void conv2d(const window *s, const weight *w, const float *scale, const float *x, float *y)
 {
     int inner = s->channels / s->groups, each = s->out_channels / s->groups;
@@ -411,9 +404,8 @@ static void conv2d(const window *s, const weight *w, const float *scale, const f
             }
     }
 }
-"""
 
-_MAX_POOL2D = r"""
+//// max_pool2d: window
 static void max_pool2d(const window *s, const float *x, float *y)
 {
     for (int c = 0; c < s->channels; c++, x += s->height * s->width)
@@ -430,62 +422,36 @@ static void max_pool2d(const window *s, const float *x, float *y)
                 *y++ = largest;
             }
 }
-"""
 
-
-def _each(name: str, value: str, *needs: str) -> Kernel:
-    """A function that computes every y[i] from x[i]."""
-    head = f"static void {name}(const float *x, float *y, int n)"
-    return Kernel(f"\n{head}\n{{\n    for (int i = 0; i < n; i++)\n        y[i] = {value};\n}}\n", needs)
-
-
-KERNELS = {
-    "coefficients": Kernel(_COEFFICIENTS),
-    "zero": Kernel(_ZERO),
-    "dot": Kernel(_DOT),
-    "dense": Kernel(_DENSE, ("dot",)),
-    "fft": Kernel(_FFT),
-    "convolution": Kernel(_CONVOLUTION, ("fft",)),
-    "pair": Kernel(_PAIR, ("coefficients", "zero", "convolution")),
-    "krylov": Kernel(_KRYLOV, ("coefficients", "zero")),
-    "window": Kernel(_WINDOW),
-    "conv2d": Kernel(_CONV2D, ("window",)),
-    "max_pool2d": Kernel(_MAX_POOL2D, ("window",)),
-    "bias": Kernel(
-        r"""
+//// bias
 static void add_bias(float *y, const float *bias, int channels, int each)
 {
     for (int i = 0; i < channels; i++)
         for (int j = 0; j < each; j++)
             *y++ += bias[i];
 }
-"""
-    ),
-    "add": Kernel(
-        r"""
+
+//// add
 static void add(const float *a, const float *b, float *y, int n)
 {
     for (int i = 0; i < n; i++)
         y[i] = a[i] + b[i];
 }
-"""
-    ),
-    "affine": Kernel(
-        r"""
+
+//// affine
 static void affine(const float *x, float *y, int n, float factor, float shift)
 {
     for (int i = 0; i < n; i++)
         y[i] = factor * x[i] + shift;
 }
-"""
-    ),
-    "copy": _each("copy", "x[i]"),
-    "relu": _each("relu", "x[i] > 0.0f ? x[i] : 0.0f"),
-    "logistic": Kernel("\nstatic float logistic(float x)\n{\n    return 1.0f / (1.0f + expf(-x));\n}\n"),
-    "sigmoid": _each("sigmoid", "logistic(x[i])", "logistic"),
-    "tanh": _each("hyperbolic", "tanhf(x[i])"),
-    "softmax": Kernel(
-        r"""
+
+//// logistic
+static float logistic(float x)
+{
+    return 1.0f / (1.0f + expf(-x));
+}
+
+//// softmax
 static void softmax(const float *x, float *y, int rows, int n)
 {
     for (; rows > 0; rows--, x += n, y += n) {
@@ -498,11 +464,9 @@ static void softmax(const float *x, float *y, int rows, int n)
             y[i] /= sum;
     }
 }
-"""
-    ),
-    # Gates: the input products with their bias; hidden: those of the state.
-    "lstm_step": Kernel(
-        r"""
+
+//// lstm_step: logistic
+////   Gates: the input products with their bias; hidden: those of the state.
 static void lstm_step(const float *gates, const float *hidden, float *h, float *c, int n)
 {
     for (int i = 0; i < n; i++) {
@@ -513,11 +477,8 @@ static void lstm_step(const float *gates, const float *hidden, float *h, float *
         h[i] = out * tanhf(c[i]);
     }
 }
-""",
-        ("logistic",),
-    ),
-    "gru_step": Kernel(
-        r"""
+
+//// gru_step: logistic
 static void gru_step(const float *gates, const float *hidden, float *h, int n)
 {
     for (int i = 0; i < n; i++) {
@@ -526,9 +487,29 @@ static void gru_step(const float *gates, const float *hidden, float *h, int n)
         h[i] = new + keep * (h[i] - new);
     }
 }
-""",
-        ("logistic",),
-    ),
+"""
+
+
+def _pieces(text: str) -> dict[str, Kernel]:
+    _, *parts = re.split(r"^//// (\w+)(?:: (.+))?\n", text, flags=re.MULTILINE)
+    found = {}
+    for name, needs, body in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
+        body = re.sub(r"^////.*\n", "", body, flags=re.MULTILINE)
+        found[name] = Kernel(f"\n{body.strip()}\n", tuple((needs or "").split()))
+    return found
+
+
+def _each(name: str, value: str, *needs: str) -> Kernel:
+    """A function that computes every y[i] from x[i]."""
+    head = f"static void {name}(const float *x, float *y, int n)"
+    return Kernel(f"\n{head}\n{{\n    for (int i = 0; i < n; i++)\n        y[i] = {value};\n}}\n", needs)
+
+
+KERNELS = _pieces(_C) | {
+    "copy": _each("copy", "x[i]"),
+    "relu": _each("relu", "x[i] > 0.0f ? x[i] : 0.0f"),
+    "sigmoid": _each("sigmoid", "logistic(x[i])", "logistic"),
+    "tanh": _each("hyperbolic", "tanhf(x[i])"),
 }
 
 # Of dense weights that are not rounded, whatever the others are.

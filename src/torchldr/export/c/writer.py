@@ -61,13 +61,18 @@ class Source:
             texts = [f"{v!s}f" for v in array.astype(np.float32)]
         else:
             texts = [str(int(v)) for v in array]
-        self.constants.append(f"static const {ctype} {name}[] = {{\n{_lines(texts or ['0'])}\n}};\n")
+        self.constants.append(f"static const {ctype} {name}[] = {{\n{lines(texts or ['0'])}\n}};\n")
         return name
 
     def object(self, kind: str, name: str, fields: str) -> str:
         """A const struct; its name."""
         self.constants.append(f"static const {kind} {name} = {fields};\n")
         return name
+
+    def bias(self, name: str, values: Tensor) -> str:
+        """What `add_bias` adds; its name."""
+        self.use("bias")
+        return self.constant(name, values.detach().float().numpy())
 
     def new_name(self, stem: str) -> str:
         self._count += 1
@@ -208,12 +213,11 @@ def literal(value: Any) -> str:
     return f"{np.float32(number)!s}f"
 
 
-def _lines(texts: Iterable[str], width: int = 110) -> str:
-    lines: list[str] = []
-    line = ""
+def lines(texts: Iterable[str], width: int = 110) -> str:
+    """Numbers with commas between them, as many to a line as fit."""
+    made = [""]
     for text in texts:
-        if len(line) + len(text) + 2 > width:
-            lines.append(line)
-            line = ""
-        line += ("" if not line else " ") + text + ","
-    return "\n".join([*lines, line]).rstrip(",")
+        if len(made[-1]) + len(text) + 2 > width:
+            made.append("")
+        made[-1] += f"{' ' if made[-1] else ''}{text},"
+    return "\n".join(made).rstrip(",")

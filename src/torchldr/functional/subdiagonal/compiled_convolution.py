@@ -50,23 +50,22 @@ def lower(side: Side) -> Tensor:
     return torch.cat((corner.reshape(1), s))
 
 
-def prepare(A: Side, C: Side, P: Scales) -> Joint:
-    """The constants of the product, for `matmul`."""
+def prepare(A: Side, C: Side, P: Scales, spectra: Sequence[Tensor] = ()) -> Joint:
+    """The constants of the product, for `matmul`; `spectra` are those of g_i / P and h_i / P where known."""
     from ...kernels.cpu import convolution as compiled_kernels
     from ...kernels.cpu import fft as compiled_fft
 
-    m, n = A[2].shape[-1], C[2].shape[-1]
+    (r, m), n, dtype = A[2].shape, C[2].shape[-1], P.dtype
     k = min(m, n)
     N = max(compiled_fft.SMALLEST, 1 << ((max(m, n) + k - 2) // 2).bit_length())
-    dtype = P.dtype
     tables = compiled_fft.tables(N, str(dtype).removeprefix("torch."))
-    sides = []
-    for (_, corner, V), scale in ((A, P.A), (C, P.C)):
-        starts, factors = as_array(V.to(dtype).contiguous()), as_array(scale.to(dtype))
-        hats = np.empty((len(starts), 2 * N), factors.dtype)
-        compiled_kernels.generator_spectra(starts, factors, hats, *tables)
-        sides.append((factors, factors.dtype.type(corner.item()) * factors[-1], hats))
-    return Joint(k, sides[0], sides[1], tables)
+    P_A, P_C = map(as_array, P)
+    hats = [t.numpy() for t in spectra] or [np.empty((r, 2 * N), P_A.dtype) for _ in P]
+    if not spectra:
+        G, H = (as_array((V if V.dtype is dtype else V.to(dtype)).contiguous()) for V in (A[2], C[2]))
+        compiled_kernels.generator_spectra(G, P_A, hats[0], H, P_C, hats[1], *tables)
+    f, e = P_A.dtype.type(A[1].item()) * P_A[-1], P_C.dtype.type(C[1].item()) * P_C[-1]
+    return Joint(k, (P_A, f, hats[0]), (P_C, e, hats[1]), tables)
 
 
 def matmul(K: Joint, x: Tensor, saved: Sequence[Tensor] = ()) -> Tensor:
@@ -77,7 +76,8 @@ def matmul(K: Joint, x: Tensor, saved: Sequence[Tensor] = ()) -> Tensor:
     from ...kernels.cpu.convolution import layer_forward
 
     P, _, hats = K.A
-    source = as_array(x.to(torch.float64 if P.dtype == np.float64 else torch.float32).contiguous())
+    dtype = torch.float64 if P.dtype == np.float64 else torch.float32
+    source = as_array((x if x.dtype is dtype else x.to(dtype)).contiguous())
     y = np.empty((len(source), len(P)), P.dtype)
     kept = [t.numpy() for t in saved] or [np.empty((0,) * axes, P.dtype) for axes in (2, 3, 2)]
 
@@ -87,7 +87,8 @@ def matmul(K: Joint, x: Tensor, saved: Sequence[Tensor] = ()) -> Tensor:
         layer_forward(source[part], y[part], K.k, K.A, K.C, arrays, *K.tables)
 
     in_parts(len(source), hats.size, rows)
-    return torch.from_numpy(y).to(x.dtype)
+    result = torch.from_numpy(y)
+    return result if x.dtype is dtype else result.to(x.dtype)
 
 
 def _plain(
@@ -106,8 +107,8 @@ class _Joint(torch.autograd.Function):
         K = prepare((s_A, corner_A, G), (s_C, corner_C, H), Scales(P_A, P_C))
         (r, size), b = K.A[2].shape, len(x)
         saved = x.new_empty(b, size), x.new_empty(b, r, size), x.new_empty(b, K.k)
-        y = matmul(K, x, saved)
-        return y, y.clone(), *saved  # what follows may change y in place, and the backward needs it
+        y, spectra = matmul(K, x, saved), (torch.from_numpy(of[2]) for of in (K.A, K.C))
+        return y, y.clone(), *saved, *spectra  # what follows may change y in place, and the backward needs it
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
@@ -128,13 +129,13 @@ class _Joint(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor | None, ...]:
-        return plain_jvp(_plain, ctx.saved_tensors[:7], tangents[:7]), *[None] * 4
+        return plain_jvp(_plain, ctx.saved_tensors[:7], tangents[:7]), *[None] * 6
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Tensor) -> Any:
         product = lambda *given: applied(_Joint, *given, *inputs[7:])[0]
         y = product_vmap(_plain, product, in_dims[:7], inputs[:7])
-        return (y, *[y.new_zeros(0)] * 4), (0, *[None] * 4)
+        return (y, *[y.new_zeros(0)] * 6), (0, *[None] * 6)
 
 
 def _gradients(inputs: Sequence[Tensor], outputs: Sequence[Tensor], u: Tensor) -> tuple[Tensor, ...]:
@@ -147,32 +148,36 @@ def _gradients(inputs: Sequence[Tensor], outputs: Sequence[Tensor], u: Tensor) -
 def _compiled_gradients(inputs: Sequence[Tensor], outputs: Sequence[Tensor], u: Tensor) -> tuple[Tensor, ...]:
     from ...kernels.cpu.convolution import layer_backward, side_gradients
 
-    s_A, corner_A, G, s_C, corner_C, H, x, P_A, P_C = (t.detach().contiguous() for t in inputs)
+    s_A, corner_A, G, s_C, corner_C, H, x, *P = inputs
     A, C = (s_A, corner_A, G), (s_C, corner_C, H)
-    K = prepare(A, C, Scales(P_A, P_C))
-    dx = torch.empty_like(x)
-    y, *saved = map(as_array, outputs)
-    batch = as_array(u.contiguous()), as_array(x), y, dx.numpy()
+    K = prepare(A, C, Scales(*P), outputs[4:])
+    y, *saved = (t.numpy() for t in outputs[:4])
+    batch = *(as_array(t.contiguous()) for t in (u, x)), y, np.empty(x.shape, y.dtype)
     parts: dict[int, Any] = {}
 
     def rows(start: int, stop: int) -> None:
         part = slice(start, stop)
-        shapes = [(K.A[2].shape, P.shape, (K.k,)) for P in (P_A, P_C)]
+        shapes = [(hats.shape, P.shape, (K.k,)) for P, _, hats in (K.A, K.C)]
         sums = tuple(tuple(np.zeros(shape, y.dtype) for shape in side) for side in shapes)
         kept = tuple(t[part] for t in saved)
         layer_backward(*(t[part] for t in batch), K.k, K.A, K.C, kept, sums, *K.tables)
         parts[start] = sums
 
     in_parts(len(x), K.A[2].size, rows)
-    found = []
-    for side, ((s, corner, V), P) in enumerate(((A, P_A), (C, P_C))):
-        # In the order of the rows, so that sums do not depend on the clock.
-        sums = tuple(sum(arrays) for arrays in zip(*(parts[i][side] for i in sorted(parts)), strict=True))
-        ds, dV = torch.empty_like(s), torch.empty_like(V)
-        known = as_array(s), corner.item(), as_array(V), as_array(P), K.k, sums
-        dc = side_gradients(*known, ds.numpy(), dV.numpy(), *K.tables)
-        found += [ds, torch.full_like(corner, dc), dV]
-    return *found, dx
+    # In the order of the rows, so that sums do not depend on the clock.
+    first, *others = (parts[i] for i in sorted(parts))
+    for other in others:
+        for total, more in zip(first[0] + first[1], other[0] + other[1], strict=True):
+            total += more
+    known, found = [], []
+    for (s, corner, V), (P, _, _) in ((A, K.A), (C, K.C)):
+        known.append((as_array(s.contiguous()), corner.item(), as_array(V.contiguous()), P))
+        found.append((np.empty(s.shape, y.dtype), np.empty(V.shape, y.dtype)))
+    corners = side_gradients(*known, K.k, first, *found, *K.tables)
+    results = []
+    for (ds, dV), dc, corner in zip(found, corners, (corner_A, corner_C), strict=True):
+        results += [torch.from_numpy(ds), torch.full_like(corner, dc), torch.from_numpy(dV)]
+    return *results, torch.from_numpy(batch[3])
 
 
 def _tiny(dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor], Tensor]:

@@ -60,36 +60,41 @@ def guard(A: Side, C: Side) -> Scales | str:
     waits for the device.
     """
     dtype = A[0].dtype
-    (P_A, reach_A), (P_C, reach_C) = _reach(A), _reach(C)
-    reach = float(reach_A * reach_C)
+    wide, narrow, reach = _scales(A, C)
     if reach <= RANGE:
-        return Scales(P_A.to(dtype), P_C.to(dtype))
+        return narrow
     limit = RANGE_FLOAT64 if dtype == torch.float32 else RANGE
     if reach <= limit:
-        return Scales(P_A, P_C)
+        return wide
     shown = "over all bounds" if not math.isfinite(reach) else f"over a factor of {reach:.1e}"
     return f"the subdiagonals' products range {shown}, more than {limit:.1e}"
 
 
 def reach(A: Side, C: Side) -> float:
-    """The range R_A R_C of both operators, which `RANGE` bounds."""
-    return float(_reach(A)[1] * _reach(C)[1])
+    """The range R_A R_C of both operators, which `RANGE` bounds; infinite where 0 or NaN is among them."""
+    return _scales(A, C)[-1]
 
 
-def _reach(side: Side) -> tuple[Tensor, Tensor | float]:
-    """P in float64, and R; infinite where an entry is 0 or not finite."""
-    s, corner = side[0].detach(), side[1]
-    if s.ndim == 1 and SCALES.serves(s):
+def _scales(A: Side, C: Side) -> tuple[Scales, Scales, float]:
+    """P of both in float64 and in their dtype, and the range."""
+    a, c = A[0].detach(), C[0].detach()
+    if a.ndim == 1 and SCALES.serves(a, c):
         from ...kernels.cpu.convolution import scales as compiled_scales  # imports numba
 
-        values, low, high = compiled_scales(as_array(s.contiguous()))
-        P = torch.from_numpy(values)
-        reach = high / low if low else math.inf
-        closed = reach * max(1.0, abs(corner.item() * values[-1]))
-        return P, closed if closed == closed else math.inf
+        left, right = as_array(a.contiguous()), as_array(c.contiguous())
+        *found, reach = compiled_scales(left, A[1].item(), right, C[1].item())
+        P_A, P_C, narrow_A, narrow_C = map(torch.from_numpy, found)
+        return Scales(P_A, P_C), Scales(narrow_A, narrow_C), reach if reach == reach else math.inf
+    (P_A, reach_A), (P_C, reach_C) = _reach(A), _reach(C)
+    return Scales(P_A, P_C), Scales(P_A.to(a.dtype), P_C.to(c.dtype)), float(reach_A * reach_C)
+
+
+def _reach(side: Side) -> tuple[Tensor, Tensor]:
+    """P in float64, and R; infinite where an entry is 0 or not finite."""
+    s, corner = side[0].detach(), side[1].detach()
     P = scales(s.double())
     size = P.abs()
-    closed = (corner.detach().double().reshape(P.shape[:-1]) * P[..., -1]).abs().clamp(min=1)
+    closed = (corner.double().reshape(P.shape[:-1]) * P[..., -1]).abs().clamp(min=1)
     reach = size.amax(-1) / size.amin(-1) * closed
     return P, torch.nan_to_num(reach, nan=math.inf, posinf=math.inf).amax()
 
@@ -97,11 +102,12 @@ def _reach(side: Side) -> tuple[Tensor, Tensor | float]:
 def _check_scales(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
     from ...kernels.cpu.convolution import scales as compiled_scales
 
-    s = sample_side(9, dtype)[0]
-    right = scales(wide(s))
-    got = compiled_scales(s.numpy())
-    yield torch.from_numpy(got[0]), right
-    yield torch.tensor(got[1:], dtype=right.dtype), torch.stack(right.abs().aminmax())
+    sides = sample_side(9, dtype), sample_side(5, dtype)
+    right = [_reach((wide(s), wide(corner), V)) for s, corner, V in sides]
+    (a, corner_A, _), (c, corner_C, _) = sides
+    *got, reach = compiled_scales(a.numpy(), corner_A.item(), c.numpy(), corner_C.item())
+    yield from zip(map(torch.from_numpy, got), [P for P, _ in right] * 2, strict=True)
+    yield torch.tensor(reach, dtype=torch.float64), right[0][1] * right[1][1]
 
 
 SCALES = Loops("the range guard of LDR-SD", _check_scales)

@@ -51,8 +51,8 @@ def circulant_pair(x, y, scalings, right, left, twist, turns):
 
 
 @compiled
-def scales(s):
-    """P_0 = 1, P_i = s_1 .. s_i in float64, the smallest and the largest of |P|."""
+def _scales(s, corner):
+    """P_0 = 1, P_i = s_1 .. s_i in float64, and max|P| / min|P| max(1, |f|), f = corner P_{m-1}."""
     P = np.empty(s.shape[0] + 1)
     value = low = high = P[0] = 1.0
     for i in range(s.shape[0]):
@@ -61,11 +61,19 @@ def scales(s):
         low, high = min(low, abs(value)), max(high, abs(value))
         if value != value:
             low = value
-    return P, low, high
+    return P, high / low * max(1.0, abs(corner * value))
 
 
 @compiled
-def generator_spectra(V, P, out, twist, turns):
+def scales(s_A, corner_A, s_C, corner_C):
+    """P of both operators in float64, then in the dtype of s; the product of their ranges, or NaN."""
+    P_A, reach_A = _scales(s_A, corner_A)
+    P_C, reach_C = _scales(s_C, corner_C)
+    return P_A, P_C, P_A.astype(s_A.dtype), P_C.astype(s_C.dtype), reach_A * reach_C
+
+
+@compiled
+def _generator_spectra(V, P, out, twist, turns):
     """The spectra of v_i / P."""
     m = P.shape[0]
     a, b = np.empty(out.shape[1], V.dtype), np.empty(out.shape[1], V.dtype)
@@ -75,6 +83,13 @@ def generator_spectra(V, P, out, twist, turns):
         clear(a, m)
         a, b = analyse(a, b, twist, turns)
         copy(a, out[i])
+
+
+@compiled
+def generator_spectra(G, P_A, left, H, P_C, right, twist, turns):
+    """The spectra of g_i / P_A and of h_i / P_C."""
+    _generator_spectra(G, P_A, left, twist, turns)
+    _generator_spectra(H, P_C, right, twist, turns)
 
 
 @compiled
@@ -170,13 +185,26 @@ def layer_backward(u, x, y, dx, k, A, C, saved, sums, twist, turns):
 
 
 @compiled
-def side_gradients(s, corner, V, P, k, sums, ds, dV, twist, turns):
-    """The gradients of s, v_i (in ds, dV) and the corner (returned) from the sums of `layer_backward`.
+def side_gradients(A, C, k, sums, dA, dC, twist, turns):
+    """The gradients of both operators, (s, v_i) in dA and dC, those of the corners returned.
+
+    A and C are (s, corner, v_i, P), the sums those of `layer_backward`.
+    """
+    return (
+        _side_gradients(A, k, sums[0], dA, twist, turns),
+        _side_gradients(C, k, sums[1], dC, twist, turns),
+    )
+
+
+@compiled
+def _side_gradients(side, k, sums, found, twist, turns):
+    """Those of one.
 
     That of v_i is the correlation over P. That of s_l is the flow over edge l, the sum over all paths that
     cross it, divided by s_l; from one edge to the next the flow changes by what starts there less what ends
     there, v_l dv_l - u_l y_l.
     """
+    (s, corner, V, P), (ds, dV) = side, found
     correlation, ends, around = sums
     spare, scale = np.empty(correlation.shape[1], V.dtype), 2 / correlation.shape[1]
     for i in range(V.shape[0]):

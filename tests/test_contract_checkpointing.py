@@ -57,3 +57,12 @@ def test_with_a_compiler(name, inside):
         inner = torch.compile(layer, **compiled)
         call = lambda x: checkpoint(inner, x, use_reentrant=False)
     assert_same(gradients(layer, call, x), gradients(layer, layer, x))
+
+
+@pytest.mark.parametrize(("kind", "name", "plan"), CASES)
+def test_hooks_that_give_tensors_back_in_another_layout(kind, name, plan):
+    layer, x = made(kind, name, plan), torch.randn(5, 3, 12, dtype=torch.float64)
+    wanted = gradients(layer, layer, x)
+    spread = lambda t: t.repeat_interleave(2, -1)[..., ::2] if t.ndim else t
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, spread):
+        assert_same(gradients(layer, layer, x), wanted)

@@ -121,7 +121,8 @@ class _Joint(torch.autograd.Function):
     def backward(ctx: Any, u: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
         if u is None:
             return (None,) * 9
-        saved = ctx.saved_tensors  # once: a second reading is an error under activation checkpointing
+        # Once: a second reading is an error under checkpointing. Hooks may give them back in another layout.
+        saved = [t.contiguous() for t in ctx.saved_tensors]
         inputs, outputs = saved[:9], saved[9:]
         if torch.is_grad_enabled() or not stencil.is_plain(u):
             return *plain_backward(_plain, inputs[:7], u), None, None

@@ -211,6 +211,16 @@ def test_tied_weights_stay_tied_and_shared_modules_are_replaced_once():
     assert isinstance(model["c"], nn.Linear)
 
 
+@pytest.mark.parametrize("names", [("fastfood", "fastfood"), ("toeplitz_like", "hankel_like")])
+def test_the_same_parameters_in_other_matrices_are_other_weights(names):
+    model = nn.Sequential(*(torchldr.StructuredLinear(32, 32, structure=name) for name in names))
+    for name in model[0]._learned:
+        setattr(model[1], name, getattr(model[0], name))
+    x = torch.randn(3, 32)
+    y = model(x)
+    assert close(torchldr.materialize_(model)(x), y)
+
+
 def test_a_weight_shared_with_an_embedding_is_left_alone():
     model = nn.ModuleDict({"table": nn.Embedding(50, 32), "head": nn.Linear(32, 50, False)})
     model["head"].weight = model["table"].weight

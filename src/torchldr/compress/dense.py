@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from ..nn import StructuredLinear
+from ..nn.parameters import describe
 from ..nn.recurrent.base import StructuredRecurrent
 from ..nn.tensors import runs_as_made
 from .attention import StructuredAttention
@@ -37,7 +38,7 @@ def materialize_(model: nn.Module) -> nn.Module:
         )
     made: dict[int, nn.Module] = {}
     inner: set[int] = set()
-    tied: dict[tuple[object, ...], nn.Parameter | None] = {}
+    tied: dict[tuple[object, ...], nn.Parameter] = {}
     for module in model.modules():  # parents come before their children
         if not isinstance(module, REPLACED) or id(module) in inner or not runs_as_made(module):
             continue
@@ -53,8 +54,11 @@ def materialize_(model: nn.Module) -> nn.Module:
             if isinstance(module, StructuredPointwise):
                 new = _convolution(new, module.stride)
             # What is not a parameter but computed, by a parametrization, say, is the layer's own.
-            key = (type(new), *(id(linear._parameters.get(name, linear)) for name in linear._learned))
-            new._parameters["weight"] = tied.setdefault(key, new._parameters["weight"])
+            owned = {**linear._buffers, **linear._parameters}
+            names = (*linear._learned, *linear.structure.drawn)
+            weight = cast(nn.Parameter, new._parameters["weight"])
+            key = (describe(linear), weight.shape, *(id(owned.get(name, linear)) for name in names))
+            new._parameters["weight"] = tied.setdefault(key, weight)
             made[id(module)] = new
         keep_state(module, made[id(module)])
     replace_modules(model, made)

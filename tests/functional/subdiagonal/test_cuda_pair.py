@@ -186,6 +186,18 @@ def test_derivatives_of_derivatives() -> None:
 
 
 @pytest.mark.usefixtures("kernels")
+def test_hooks_that_give_tensors_back_in_another_layout() -> None:
+    M, x = trained(member(30, 2)), torch.randn(3, 30, generator=torch.Generator().manual_seed(1))
+    found = []
+    for unpack in (lambda t: t, lambda t: t.repeat_interleave(2, -1)[..., ::2]):
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t, unpack):
+            y = cuda_pair.product(*sides(M), x)
+        found.append(torch.autograd.grad(y.square().sum(), [*M.tensors.values()]))
+    for plain, strided in zip(*found, strict=True):
+        assert torch.allclose(plain, strided, rtol=1e-5)
+
+
+@pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("cls", [ToeplitzLike, HankelLike])
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("biased", [False, True])

@@ -194,7 +194,8 @@ class _Pair(torch.autograd.Function):
         if torch.is_grad_enabled() or not stencil.is_plain(dy):
             return plain_backward(_plain, (P, made, x), dy)
         y = None if y is None else _known(y)
-        found = pair.gradients(Constants(*constants), _known(x), y, _known(dy))
+        known = Constants(*(t.contiguous() for t in constants))  # hooks may have given others back
+        found = pair.gradients(known, _known(x), y, _known(dy))
         dmade = _row(found.spectra.to(torch.complex128)) / _divisors(P.shape[-1], P.device)
         return None if found.products is None else found.products / P, dmade, found.x
 

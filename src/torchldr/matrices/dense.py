@@ -69,8 +69,7 @@ class Dense(StructuredMatrix, name="dense"):
 
     @classmethod
     def multiply_adds(cls, out_features: int, in_features: int, rank: int, **options: Any) -> float:
-        m, n = out_features, in_features
-        return m * n
+        return out_features * in_features
 
     def factors(self) -> list[tuple[Tensor, ...]]:
         return [(self.weight,)]

@@ -62,20 +62,11 @@ class Fastfood(StructuredMatrix, name="fastfood"):
 
     @classmethod
     def constants(
-        cls,
-        out_features: int,
-        in_features: int,
-        rank: int,
-        *,
-        dtype: torch.dtype,
-        device: torch.device | str | None = None,
-        generator: torch.Generator | None = None,
-        **options: Any,
+        cls, out_features: int, in_features: int, rank: int, *, generator: Random = None, **options: Any
     ) -> dict[str, Tensor]:
-        size = max(out_features, in_features)
         where = generator.device if generator is not None else "cpu"
-        drawn = torch.randperm(size, generator=generator, device=where)
-        return {"permutation": drawn.to(device)}
+        drawn = torch.randperm(max(out_features, in_features), generator=generator, device=where)
+        return {"permutation": drawn.to(options.get("device"))}
 
     @classmethod
     def init_(
@@ -88,8 +79,7 @@ class Fastfood(StructuredMatrix, name="fastfood"):
 
     @classmethod
     def multiply_adds(cls, out_features: int, in_features: int, rank: int, **options: Any) -> float:
-        m, n = out_features, in_features
-        p = _power_of_two(max(m, n))
+        p = _power_of_two(max(out_features, in_features))
         return p * max(p.bit_length() - 1, 0) + 3 * p
 
     def factors(self) -> list[tuple[Tensor, ...]]:

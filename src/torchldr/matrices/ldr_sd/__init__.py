@@ -79,8 +79,8 @@ class LDRSubdiagonal(StructuredMatrix, name="ldr_sd"):
         for side in "AC":
             tensors[f"subdiagonal_{side}"].fill_(1)
             tensors[f"corner_{side}"].zero_()
-        r, m, n = tensors["G"].shape[-2], out_features, in_features
-        generators_(tensors, shift_mean_square(m, n, r), generator)
+        rank = tensors["G"].shape[-2]
+        generators_(tensors, shift_mean_square(out_features, in_features, rank), generator)
 
     @classmethod
     def draw_operators_(cls, tensors: Weights, generator: Random = None) -> None:

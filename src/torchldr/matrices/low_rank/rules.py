@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ...algebra.convert import convert
 from ...algebra.known import KnownDisplacement, Operators
-from ...algebra.members import linear_in_generators, member, scales_columns, scales_rows
+from ...algebra.members import linear_in_generators, member, scales_columns, scales_rows, sides_exchanged
 from ...algebra.multiply import multiply, rmultiply
 from ...algebra.structure import DisplacementStructure, Form, Generators
 from ...core.linear_map import LinearMap
@@ -27,13 +27,9 @@ from . import LowRank
 # Closure: they stay of low rank in every product.
 
 linear_in_generators(LowRank)
+rule("transpose", LowRank)(sides_exchanged)
 scales_rows(LowRank, "G")
 scales_columns(LowRank, "H")
-
-
-@rule("transpose", LowRank)
-def _(M: LowRank) -> LowRank:
-    return LowRank.unchecked(M.in_features, M.out_features, {"G": M.H, "H": M.G}, M.options)
 
 
 @rule("matmul", LowRank, LinearMap)

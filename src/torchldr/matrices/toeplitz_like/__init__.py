@@ -96,8 +96,7 @@ class ToeplitzLike(StructuredMatrix, name="toeplitz_like"):
     def init_(
         cls, tensors: Weights, out_features: int, in_features: int, generator: Random = None, **options: Any
     ) -> None:
-        r, m, n = tensors["G"].shape[-2], out_features, in_features
-        generators_(tensors, r * min(m, n), generator)
+        generators_(tensors, tensors["G"].shape[-2] * min(out_features, in_features), generator)
 
     def _rings(self) -> tuple[Ring, Ring]:
         m, n = self.shape

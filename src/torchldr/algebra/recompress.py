@@ -61,7 +61,8 @@ def _(M: LinearMap, tol: float | None, structure: str | None) -> LinearMap:
                 f"recompress: structure must be {names}, whose operators are fixed, got {structure!r}; "
                 "torchldr.from_dense projects onto the others."
             )
-        near = displaced(M, *fixed[cls](M), form="stein")
+        A, B = fixed[cls](M)
+        near = displaced(M, A, B, "stein")
         if near is None:
             raise TypeError(f"{type(M).__name__} has no displacement operators near those of {structure!r}.")
         return _member(cls, M, near.reduced(tol))
@@ -73,7 +74,8 @@ def _(M: LinearMap, tol: float | None, structure: str | None) -> LinearMap:
         if way is not None and (found := _smallest_member(M, way)) is not None:
             return found
     for cls, operators in fixed.items():
-        near = displaced(M, *operators(M), form="stein")
+        A, B = operators(M)
+        near = displaced(M, A, B, "stein")
         if near is not None and near.rank <= own.rank + 2:  # a corner of each operator differs
             return _member(cls, M, near.reduced(tol))
     return Recompressed(M, known)

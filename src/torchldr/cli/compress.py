@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .options import MODELS, AsJson, Many
+from .options import MODELS, AsJson, command
 from .printing import say
 
 if TYPE_CHECKING:
@@ -43,18 +43,9 @@ Jobs = Annotated[int | None, typer.Option(min=1, help="Processes; by default one
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    app.command(
-        "analyze",
-        cls=Many,
-        rich_help_panel=MODELS,
-        epilog="Example: torchldr analyze model.safetensors --budget 0.1 --save-plan plan.json",
-    )(analyze_command)
-    app.command(
-        "compress",
-        cls=Many,
-        rich_help_panel=MODELS,
-        epilog="Example: torchldr compress model.safetensors --budget 0.1 --out small",
-    )(compress_command)
+    example = "model.safetensors --budget 0.1"
+    command(app, "analyze", MODELS, f"{example} --save-plan plan.json")(analyze_command)
+    command(app, "compress", MODELS, f"{example} --out small")(compress_command)
 
 
 def analyze_command(

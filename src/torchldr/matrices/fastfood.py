@@ -150,7 +150,7 @@ def _(M: Fastfood) -> list[Candidate] | None:
 def project(problem: Problem, rank: int) -> Tensors:
     m, n = problem.shape
     size = max(m, n)
-    Had = hadamard_reference(1 << (size - 1).bit_length())
+    Had = hadamard_reference(_power_of_two(size))
     R = Had[:size, :n][problem.constants["permutation"]]
     alternation = Diagonals(problem, Had[:m, :size], R, learn_B=True)
     signs = [torch.ones(n, dtype=torch.float64)]
@@ -180,7 +180,7 @@ class FastfoodProduct(nn.Module):
         super().__init__()
         for name, value in (("S", S), ("D", D), ("B", B), ("permutation", permutation)):
             self.register_buffer(name, value.detach().clone())
-        self.size = 1 << (D.shape[0] - 1).bit_length()
+        self.size = _power_of_two(D.shape[0])
         self.radices = []
         left = self.size
         while left > 1:

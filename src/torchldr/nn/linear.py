@@ -73,17 +73,8 @@ class StructuredLinear(StructuredParameters, PlannedLayer):
     ) -> None:
         check_choices("StructuredLinear", init=(init, INITS))
         check_flags("StructuredLinear", bias=bias)
-        super().__init__(
-            (),
-            in_features,
-            out_features,
-            structure=structure,
-            rank=rank,
-            options=options,
-            device=device,
-            dtype=dtype,
-            layer=StructuredLinear,
-        )
+        common: dict[str, Any] = {"structure": structure, "rank": rank, "device": device, "dtype": dtype}
+        super().__init__((), in_features, out_features, options=options, layer=StructuredLinear, **common)
         self.init = init
         with torch.inference_mode(False):  # as the other parameters
             empty = nn.Parameter(torch.empty(out_features, device=device, dtype=dtype)) if bias else None

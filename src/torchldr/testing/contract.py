@@ -96,12 +96,9 @@ def _check_stack_gradients(
 
     def gradients(N: StructuredMatrix, x: Tensor, **how: Any) -> list[Tensor]:
         leaves = {name: N.tensors[name].detach().clone().requires_grad_() for name in names}
-        y = N.with_tensors({**N.tensors, **leaves}).matmul(x, **how)
-        return list(
-            torch.autograd.grad(
-                y.square().sum(), list(leaves.values()), allow_unused=True, materialize_grads=True
-            )
-        )
+        y = N.with_tensors({**N.tensors, **leaves}).matmul(x, **how).square().sum()
+        found = torch.autograd.grad(y, list(leaves.values()), allow_unused=True, materialize_grads=True)
+        return list(found)
 
     together = gradients(M, x, route=route)
     for i, one in enumerate(alone):

@@ -136,9 +136,7 @@ class StructuredChannels(PlannedLayer):
         if self._plan_choice != "auto":
             return self._plan_choice
         if self.grid is None:
-            wide = self._wide()
-            chosen = wide.routes(batch).chosen
-            return "dense" if chosen == "dense" else "fast"
+            return "dense" if self._wide().routes(batch).chosen == "dense" else "fast"
         return "dense" if self.grid.takes_dense(batch) else "fast"
 
     def forward(self, x: Tensor) -> Tensor:

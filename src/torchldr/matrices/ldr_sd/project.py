@@ -44,14 +44,10 @@ def from_edges(a: Tensor, c: Tensor, G: Tensor, H: Tensor) -> Tensors:
     if size_a > 0 and size_c > 0:
         ratio = (size_c / size_a * (a[1:].numel() / c[1:].numel()) ** 0.5).sqrt()
         a, c = a * ratio, c / ratio
-    return {
-        "G": G,
-        "H": H,
-        "subdiagonal_A": a[1:].clone(),
-        "corner_A": a[:1].clone(),
-        "subdiagonal_C": c[1:].clone(),
-        "corner_C": c[:1].clone(),
-    }
+    tensors = {"G": G, "H": H}
+    for side, weights in (("A", a), ("C", c)):
+        tensors |= {f"subdiagonal_{side}": weights[1:].clone(), f"corner_{side}": weights[:1].clone()}
+    return tensors
 
 
 def evaluate(tensors: Tensors) -> Tensor:

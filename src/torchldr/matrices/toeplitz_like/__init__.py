@@ -47,9 +47,7 @@ def _dense_seconds(M: Any, call: Call) -> float:
     passes = 6 if call.device == "cuda" else 2 * doublings
     seconds = costs.backward(call, costs.gemm(call, M.rank, m, n) + costs.passes(call, m * n, passes))
     # Views, which in training are within what is counted for autograd.
-    return (
-        seconds if call.needs_grad or call.device == "cuda" else seconds + costs.started(call, 3 * doublings)
-    )
+    return seconds + costs.started(call, 0 if call.needs_grad or call.device == "cuda" else 3 * doublings)
 
 
 def _pair_why_not(M: Any, call: Call) -> str | None:

@@ -248,8 +248,7 @@ class StructuredRecurrent(PlannedLayer):
         parts = ["weight_ih", "weight_hh"] + ["bias_ih", "bias_hh"] * self.bias
         parts += ["weight_hr"] * (self.proj_size > 0)
         weights = [self.dense_weight(part + suffix) for suffix in self._all_suffixes() for part in parts]
-        training = self.training
-        settings = (weights, self.bias, self.num_layers, self.dropout, training, self.bidirectional)
+        settings = (weights, self.bias, self.num_layers, self.dropout, self.training, self.bidirectional)
         with _quiet() if given.data.is_cuda or self.proj_size else nullcontext():
             output, *after = self._torch(given, state, settings)
         return output, tuple(after)

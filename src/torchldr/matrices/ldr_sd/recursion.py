@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from ...kernels.cpu.loop import Loop
-from ...operators import Subdiagonal
 
 
 def subdiagonal_dense(a: Tensor, c: Tensor, G: Tensor, H: Tensor) -> Tensor:
@@ -37,7 +36,13 @@ def subdiagonal_dense(a: Tensor, c: Tensor, G: Tensor, H: Tensor) -> Tensor:
 
 def ring_power(c: Tensor, k: int, H: Tensor) -> Tensor:
     """C^k h for every row h of H, C the ring with edges c: by doubling, log2(k) products of edges."""
-    return (Subdiagonal(c[1:], c[0]) ** k).matmul(H)
+    # w holds the products of `done` successive edges that end at each place.
+    w, done = torch.ones_like(c), 0
+    for bit in bin(k)[2:]:
+        w, done = w * w.roll(done), 2 * done
+        if bit == "1":
+            w, done = c * w.roll(1), done + 1
+    return w * H.roll(k, -1)
 
 
 class _Rows(torch.autograd.Function):

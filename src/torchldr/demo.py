@@ -171,10 +171,8 @@ def save_picture(demo: Demo, path: Path) -> bool:
         return False
     panels = [(f"target\n{SHIFTS} shifts with varying gains", demo.target)]
     for row in demo.rows:
-        count, error = row["parameters"], row["error"]
-        panels.append(
-            (f"{row['structure']}\n{count:,} parameters, error {error:.2f}", demo.fitted[row["structure"]])
-        )
+        name, count, error = row["structure"], row["parameters"], row["error"]
+        panels.append((f"{name}\n{count:,} parameters, error {error:.2f}", demo.fitted[name]))
     rows, columns = -(-len(panels) // 5), 5
     figure, axes = new_figure(12, 2.65 * rows, rows, columns)
     limit = float(demo.target.abs().max()) / 4  # saturates the strongest entries to show the rest

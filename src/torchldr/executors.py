@@ -49,9 +49,7 @@ class RayExecutor(Executor):
     ) -> None:
         if importlib.util.find_spec("ray") is None:
             raise ImportError("Ray is not installed: pip install 'torchldr-paper[ray]', or ray alone.")
-        os.environ.setdefault(
-            "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0"
-        )  # its default to come, and no warning
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # its default to come: no warning
         import ray
 
         self._ray, self._own = ray, not ray.is_initialized()

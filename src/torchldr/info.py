@@ -16,7 +16,7 @@ import torchldr
 from torchldr.functional import stencil
 from torchldr.kernels import cuda
 from torchldr.kernels.cpu import compiled
-from torchldr.matrices import StructuredMatrix, get_structure, structures
+from torchldr.matrices import get_structure, structures
 from torchldr.nn import StructuredLinear
 
 # The packages of each extra in pyproject.toml.
@@ -98,20 +98,14 @@ def describe_structures(out_features: int = 784, in_features: int = 784) -> list
     >>> {row["name"]: row["parameters"] for row in describe_structures()}["ldr_sd"]
     3136
     """
-    return [_describe(cls, out_features, in_features) for cls in structures().values()]
-
-
-def _describe(cls: type[StructuredMatrix], m: int, n: int) -> dict[str, Any]:
-    options = cls.check_options({})
-    shapes = cls.check_shapes(m, n, 1 if cls.ranked else None, options)
-    return {
-        "name": cls.name,
-        "class": cls.__name__,
-        "parameters": sum(torch.Size(shape).numel() for shape in shapes.values()),
-        "ranked": cls.ranked,
-        "options": options,
-        "summary": (cls.__doc__ or "").strip().partition("\n")[0],
-    }
+    rows = []
+    for cls in structures().values():
+        options = cls.check_options({})
+        shapes = cls.check_shapes(out_features, in_features, 1 if cls.ranked else None, options)
+        count = sum(torch.Size(shape).numel() for shape in shapes.values())
+        row = {"name": cls.name, "class": cls.__name__, "parameters": count, "ranked": cls.ranked}
+        rows.append({**row, "options": options, "summary": (cls.__doc__ or "").strip().partition("\n")[0]})
+    return rows
 
 
 def _version(package: str) -> str | None:

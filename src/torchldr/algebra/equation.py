@@ -146,11 +146,9 @@ class _Diagonalised:
     def solve(self, R: Tensor) -> Tensor:
         right = torch.linalg.solve(self.V, self.sign * (R.mT if self.flipped else R).to(self.V.dtype))
         n = self.other.shape[0]
-        eye = torch.eye(n, dtype=self.V.dtype, device=R.device)
+        eye, count = torch.eye(n, dtype=self.V.dtype, device=R.device), max(1, _CHUNK // n**2)
         rows = []
-        for a, part in zip(
-            self.values.split(max(1, _CHUNK // n**2)), right.split(max(1, _CHUNK // n**2)), strict=True
-        ):
+        for a, part in zip(self.values.split(count), right.split(count), strict=True):
             a = a[:, None, None]
             system = eye - a * self.other if self.form == "stein" else a * eye - self.other
             rows.append(torch.linalg.solve(system.mT, part))

@@ -58,8 +58,8 @@ class Scaled(LinearMap):
 
     @property
     def dtype(self) -> torch.dtype:
-        is_complex = self.scalar.is_complex() if isinstance(self.scalar, Tensor) else False
-        is_complex = is_complex or isinstance(self.scalar, complex)
+        s = self.scalar
+        is_complex = s.is_complex() if isinstance(s, Tensor) else isinstance(s, complex)
         return torch.promote_types(self.of.dtype, torch.complex32) if is_complex else self.of.dtype
 
     def matmul(self, x: Tensor) -> Tensor:

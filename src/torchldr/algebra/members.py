@@ -102,19 +102,20 @@ def _shared(M: StructuredMatrix, N: StructuredMatrix, but: tuple[str, ...]) -> b
 
 
 def scales_rows(cls: type[StructuredMatrix], name: str) -> None:
-    """A diagonal from the left goes into this tensor, whose last axis runs over rows."""
-
-    @rule("matmul", Diagonal, cls)
-    def _(D: Diagonal, M: StructuredMatrix) -> StructuredMatrix | None:
-        return None if D.d.is_complex() else like(M, **{name: D.d.to(M.dtype) * M.tensors[name]})
+    """A diagonal from the left goes into this tensor, whose last axis runs over rows, perhaps repeatedly."""
+    rule("matmul", Diagonal, cls)(lambda D, M: _with_scaled(M, name, D))
 
 
 def scales_columns(cls: type[StructuredMatrix], name: str) -> None:
-    """A diagonal from the right goes into this tensor, whose last axis runs over columns."""
+    """A diagonal from the right goes into this tensor, whose last axis runs over columns, as above."""
+    rule("matmul", cls, Diagonal)(lambda M, D: _with_scaled(M, name, D))
 
-    @rule("matmul", cls, Diagonal)
-    def _(M: StructuredMatrix, D: Diagonal) -> StructuredMatrix | None:
-        return None if D.d.is_complex() else like(M, **{name: M.tensors[name] * D.d.to(M.dtype)})
+
+def _with_scaled(M: Member, name: str, D: Diagonal) -> Member | None:
+    if D.d.is_complex():
+        return None
+    lines = M.tensors[name].unflatten(-1, (-1, D.n))
+    return like(M, **{name: (lines * D.d.to(M.dtype)).flatten(-2)})
 
 
 def scales_operators(cls: type[Member], kind: Callable[..., Operator], parts: Mapping[str, str]) -> None:

@@ -59,15 +59,8 @@ def spectra(axes: Axes, matrices: dict[str, tuple[Tensor, str]]) -> None:
         values = torch.linalg.svdvals(M).cpu()
         largest = max(largest, float(values[0]))
         shown = values[values > 1e-13 * largest]
-        axes.plot(
-            range(1, len(shown) + 1),
-            shown.numpy(),
-            ".-",
-            color=colour,
-            markersize=4,
-            linewidth=0.8,
-            label=label,
-        )
+        line: dict[str, Any] = {"color": colour, "markersize": 4, "linewidth": 0.8, "label": label}
+        axes.plot(range(1, len(shown) + 1), shown.numpy(), ".-", **line)
     axes.set_yscale("log")
     axes.legend(fontsize=8)
 

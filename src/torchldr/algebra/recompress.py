@@ -19,7 +19,6 @@ from ..core.linear_map import LinearMap
 from ..core.matrix import StructuredMatrix
 from ..core.rules import rule
 from ..core.structures import get_structure
-from ..operators import Operator
 from .closure import displaced
 from .structure import DisplacementStructure
 
@@ -62,7 +61,8 @@ def _(M: LinearMap, tol: float | None, structure: str | None) -> LinearMap:
                 f"recompress: structure must be {names}, whose operators are fixed, got {structure!r}; "
                 "torchldr.from_dense projects onto the others."
             )
-        near = _displaced_by(fixed[cls](M), M)
+        A, B = fixed[cls](M)
+        near = displaced(M, A, B, "stein")
         if near is None:
             raise TypeError(f"{type(M).__name__} has no displacement operators near those of {structure!r}.")
         return _member(cls, M, near.reduced(tol))
@@ -74,15 +74,11 @@ def _(M: LinearMap, tol: float | None, structure: str | None) -> LinearMap:
         if way is not None and (found := _smallest_member(M, way)) is not None:
             return found
     for cls, operators in fixed.items():
-        near = _displaced_by(operators(M), M)
+        A, B = operators(M)
+        near = displaced(M, A, B, "stein")
         if near is not None and near.rank <= own.rank + 2:  # a corner of each operator differs
             return _member(cls, M, near.reduced(tol))
     return Recompressed(M, known)
-
-
-def _displaced_by(operators: tuple[Operator, Operator], M: LinearMap) -> DisplacementStructure | None:
-    A, B = operators
-    return displaced(M, A, B, "stein")
 
 
 def _smallest_member(M: LinearMap, known: DisplacementStructure) -> LinearMap | None:

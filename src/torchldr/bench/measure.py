@@ -99,7 +99,7 @@ def structured_side(case: Case, setting: Setting) -> tuple[Call, str]:
     layer.eval()
     layer.plan = setting.plan
     x = _input(case, setting)
-    call = _without_gradients(partial(layer, x))
+    call = torch.no_grad()(partial(layer, x))
     call()
     with torch.no_grad():
         return call, layer.routes(x).chosen
@@ -113,18 +113,14 @@ def dense_side(case: Case, setting: Setting) -> Call:
         nn.init.constant_(dense.weight, n**-0.5)  # drawing 2^30 numbers takes longer than timing them
         if case.what == TRAINING:
             return _step(dense, case, setting)
-        return _without_gradients(partial(dense.eval(), _input(case, setting)))
+        return torch.no_grad()(partial(dense.eval(), _input(case, setting)))
     W, x = torch.full((n, n), n**-0.5, device=device), _input(case, setting)
-    return _without_gradients(partial(torch.mv, W, x) if x.ndim == 1 else partial(linear, x, W))
+    return torch.no_grad()(partial(torch.mv, W, x) if x.ndim == 1 else partial(linear, x, W))
 
 
 def _input(case: Case, setting: Setting) -> Tensor:
     single = case.batch == 1 and case.what == INFERENCE
     return torch.randn((case.n,) if single else (case.batch, case.n), device=setting.device)
-
-
-def _without_gradients(call: Call) -> Call:
-    return torch.no_grad()(call)
 
 
 def _step(layer: nn.Module, case: Case, setting: Setting) -> Call:

@@ -25,7 +25,7 @@ from typer.core import TyperGroup
 
 from ..version import __version__
 from . import bench, compress, export, plugins
-from .options import LOOK, AsJson
+from .options import LOOK, AsJson, command
 from .printing import say, show, steps
 
 
@@ -86,9 +86,7 @@ def _options(
     pass
 
 
-@app.command(
-    "info", rich_help_panel=LOOK, epilog="Example: torchldr info --structure ldr_sd --n 4096 --batch 64"
-)
+@command(app, "info", LOOK, "--structure ldr_sd --n 4096 --batch 64")
 def info_command(
     structure: Annotated[
         str | None, typer.Option(help="List the routes of this class instead, with costs and reasons.")
@@ -106,8 +104,7 @@ def info_command(
     from ..info import info, routes
 
     if structure is not None:
-        rows = routes(structure, n=n, batch=batch, rank=rank, training=training)
-        show(rows, as_json)
+        show(routes(structure, n=n, batch=batch, rank=rank, training=training), as_json)
         return
     facts = info()
     show(facts if as_json else list(_lines(facts)), as_json)
@@ -135,7 +132,7 @@ def _lines(facts: dict[str, Any]) -> Iterator[dict[str, str]]:
         yield line(f"extra {name}", packages + hint)
 
 
-@app.command("structures", rich_help_panel=LOOK, epilog="Example: torchldr structures --json")
+@command(app, "structures", LOOK, "--json")
 def structures_command(as_json: AsJson = False) -> None:
     """The structured classes and what they cost.
 
@@ -151,7 +148,7 @@ def structures_command(as_json: AsJson = False) -> None:
     show(rows, as_json, columns=("name", "class", "parameters", "rank", "options", "summary"))
 
 
-@app.command("demo", rich_help_panel=LOOK, epilog="Example: torchldr demo --steps 100 --out demo.png")
+@command(app, "demo", LOOK, "--steps 100 --out demo.png")
 def demo_command(
     out: Annotated[Path, typer.Option(help="Where to save the picture.")] = Path("out/demo.png"),
     adam: Annotated[int, typer.Option("--steps", min=1, help="Steps of Adam for each class.")] = 300,

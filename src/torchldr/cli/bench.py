@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .options import LOOK, AsJson, Many
+from .options import LOOK, AsJson, command
 from .printing import say, show, steps
 
 if TYPE_CHECKING:
@@ -26,12 +26,8 @@ INTERRUPTED = 130
 
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
-    app.command(
-        "bench",
-        cls=Many,
-        rich_help_panel=LOOK,
-        epilog="Example: torchldr bench --structure ldr_sd --n 1024 8192 --rank 1 16 --plot speed.png",
-    )(bench_command)
+    example = "--structure ldr_sd --n 1024 8192 --rank 1 16 --plot speed.png"
+    command(app, "bench", LOOK, example)(bench_command)
 
 
 def bench_command(
@@ -78,13 +74,8 @@ def bench_command(
     setting = Setting(device, plan, grid.repeats, grid.seconds, dense_bytes=limit)
     rows, interrupted = run(grid, setting)
     precision = torch.get_float32_matmul_precision()
-    result = {
-        "machine": machine(),
-        "device": device,
-        "plan": plan,
-        "matmul_precision": precision,
-        "rows": rows,
-    }
+    asked = {"device": device, "plan": plan, "matmul_precision": precision}
+    result = {"machine": machine(), **asked, "rows": rows}
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(result, indent=1) + "\n")

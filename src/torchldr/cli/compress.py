@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .options import MODELS, AsJson, Many
+from .options import MODELS, AsJson, command
 from .printing import say
 
 if TYPE_CHECKING:
@@ -43,18 +43,9 @@ Jobs = Annotated[int | None, typer.Option(min=1, help="Processes; by default one
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    app.command(
-        "analyze",
-        cls=Many,
-        rich_help_panel=MODELS,
-        epilog="Example: torchldr analyze model.safetensors --budget 0.1 --save-plan plan.json",
-    )(analyze_command)
-    app.command(
-        "compress",
-        cls=Many,
-        rich_help_panel=MODELS,
-        epilog="Example: torchldr compress model.safetensors --budget 0.1 --out small",
-    )(compress_command)
+    example = "model.safetensors --budget 0.1"
+    command(app, "analyze", MODELS, f"{example} --save-plan plan.json")(analyze_command)
+    command(app, "compress", MODELS, f"{example} --out small")(compress_command)
 
 
 def analyze_command(
@@ -159,24 +150,19 @@ def compress_command(
     model = file.is_dir() and (file / "config.json").is_file()
     if text is not None and not model:
         raise typer.BadParameter("--text goes with a folder that has a config.json.")
+    search: dict[str, Any] = {"structures": structures or CANDIDATES, "effort": effort, "seed": seed}
+    search |= {"skip": skip or (), "min_features": min_features, "progress": _progress()}
     if model:
         _spare(file, out, "--out")
         if dense is not None:
             raise typer.BadParameter("--dense goes with .safetensors files, not with the folder of a model.")
         with _interrupts(out):
-            search = {"structures": structures or CANDIDATES, "effort": effort, "seed": seed}
-            search |= {"skip": skip or (), "min_features": min_features}
             report = _compress_model(file, out, spec, text, force, search)
-        print(report.to_json() if as_json else report)
-        say(f"written: {out}")
-        return
-    with _interrupts():
-        weights, report = compress_weights(
-            file, spec, skip=skip or (), min_features=min_features, structures=structures or CANDIDATES,
-            effort=effort, seed=seed, jobs=_jobs(jobs), progress=_progress(),
-        )  # fmt: skip
-        with dense_beside(weights, dense):
-            save_weights(weights, out, report, force=force)
+    else:
+        with _interrupts():
+            weights, report = compress_weights(file, spec, jobs=_jobs(jobs), **search)
+            with dense_beside(weights, dense):
+                save_weights(weights, out, report, force=force)
     print(report.to_json() if as_json else report)
     say(f"written: {out}")
 
@@ -189,7 +175,7 @@ def _compress_model(
     lines = None if text is None else text.read_text(encoding="utf-8").splitlines()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
-        report = compress_folder(folder, out, spec, text=lines, force=force, progress=_progress(), **search)
+        report = compress_folder(folder, out, spec, text=lines, force=force, **search)
     for one in caught:
         if str(one.message).startswith("compress_:"):
             say(str(one.message).replace("give loader= (batches of its inputs)", "give --text"))

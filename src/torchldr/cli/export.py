@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .options import MODELS, AsJson, Many
+from .options import MODELS, AsJson, command
 from .printing import say, show
 
 FORMATS = ("c", "onnx")
@@ -18,12 +18,7 @@ FORMATS = ("c", "onnx")
 
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
-    app.command(
-        "export",
-        cls=Many,
-        rich_help_panel=MODELS,
-        epilog="Example: torchldr export net.py:model --to c --input 1 784 --out firmware",
-    )(export_command)
+    command(app, "export", MODELS, "net.py:model --to c --input 1 784 --out firmware")(export_command)
 
 
 def export_command(

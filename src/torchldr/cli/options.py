@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -25,6 +25,11 @@ class Many(TyperCommand):
             for name in parameter.opts
         }
         return super().parse_args(ctx, spread(args, several))
+
+
+def command(app: typer.Typer, name: str, panel: str, example: str) -> Callable[[Any], Any]:
+    """Decorates the function of a command: where `--help` lists it, and an example of its use."""
+    return app.command(name, cls=Many, rich_help_panel=panel, epilog=f"Example: torchldr {name} {example}")
 
 
 def spread(arguments: Sequence[str], several: set[str]) -> list[str]:

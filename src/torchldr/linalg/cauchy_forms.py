@@ -99,14 +99,10 @@ def complex_toeplitz_form(P: Tensor, Q: Tensor) -> CauchyForm:
     1 / n^2), so fewer digits are lost; it takes nearly twice as long.
     """
     n = P.shape[-1]
-    return CauchyForm(
-        _roots(n, 0.0, P.device),
-        _roots(n, -math.pi, P.device),
-        _fourier(n, 0.0).analyse(-P),
-        _fourier(n, -math.pi).analyse(shift_back(Q, -1)).conj(),
-        _fourier(n, 0.0),
-        _fourier(n, -math.pi),
-    )
+    s, t = (_roots(n, angle, P.device) for angle in (0.0, -math.pi))
+    rows, columns = _fourier(n, 0.0), _fourier(n, -math.pi)
+    G, H = rows.analyse(-P), columns.analyse(shift_back(Q, -1)).conj()
+    return CauchyForm(s, t, G, H, rows, columns)
 
 
 def vandermonde_form(nodes: Tensor, G: Tensor, H: Tensor, last: Tensor) -> CauchyForm:
@@ -122,14 +118,9 @@ def vandermonde_form(nodes: Tensor, G: Tensor, H: Tensor, last: Tensor) -> Cauch
     right = shift_back(torch.cat((H.to(first.dtype), first)), -1j)
     modes = _fourier(n, -math.pi / 2)
     # Rows h of the right-hand side become h W^-1, which is conj(W conj(h)) for a unitary W.
-    return CauchyForm(
-        nodes.to(first.dtype),
-        _roots(n, -math.pi / 2, nodes.device),
-        left,
-        modes.analyse(right.conj()).conj(),
-        PLAIN,
-        modes,
-    )
+    right = modes.analyse(right.conj()).conj()
+    s, t = nodes.to(first.dtype), _roots(n, -math.pi / 2, nodes.device)
+    return CauchyForm(s, t, left, right, PLAIN, modes)
 
 
 def _roots(n: int, angle: float, device: torch.device) -> Tensor:

@@ -150,8 +150,6 @@ def condition_by(
     product: Product, adjoint: Product, solver: Solver, n: int, like: Tensor, *, steps: int
 ) -> float:
     """|M| |M^-1| in the 2-norm, from below: two power iterations, one of them by an exact solver."""
-    inverse = lambda x: solver.solve(x)
     adjoint_inverse = lambda y: solver.solve(y.conj().resolve_conj(), transposed=True).conj().resolve_conj()
-    return norm_estimate(product, adjoint, n, like, steps) * norm_estimate(
-        inverse, adjoint_inverse, n, like, steps
-    )
+    inverse = norm_estimate(solver.solve, adjoint_inverse, n, like, steps)
+    return norm_estimate(product, adjoint, n, like, steps) * inverse

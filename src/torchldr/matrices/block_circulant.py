@@ -34,22 +34,18 @@ from .ldr_td import LDRTridiagonal
 from .toeplitz_like import ToeplitzLike
 
 
-def _block_size(M: Any) -> int:
-    return M.options["block_size"] or min(8, max(M.shape))
-
-
-def _grid(M: Any) -> tuple[int, int, int]:
+def grid(m: int, n: int, block_size: int | None = None) -> tuple[int, int, int]:
     """Rows and columns of blocks, and their size."""
-    (m, n), size = M.shape, _block_size(M)
-    return -(-m // size), -(-n // size), size
+    b = block_size or min(8, max(m, n))
+    return -(-m // b), -(-n // b), b
 
 
 def _block_seconds(M: Any, call: Call) -> float:
-    (m, n), b, size = M.shape, call.batch, _block_size(M)
+    (m, n), b, (_, columns, size) = M.shape, call.batch, grid(*M.shape, **M.options)
     seconds = costs.ffts(call, b * n / size, size) + costs.ffts(call, b * m / size, size)
     # A product of complex numbers is four of real ones and reads its weights slowly; short transforms take as
     # long as some more passes.
-    seconds += costs.gemm(call._replace(dtype=torch.float32), 4 * b, m, -(-n // size))
+    seconds += costs.gemm(call._replace(dtype=torch.float32), 4 * b, m, columns)
     seconds += costs.passes(call, m * n / size / 2, 1) + costs.passes(call, 4 * b * (m + n), 2)
     if not call.kept:
         seconds += costs.ffts(call, m * n / size**2, size) + costs.passes(call, m * n / size, 2)
@@ -74,7 +70,11 @@ class BlockCirculant(StructuredMatrix, name="block_circulant"):
     Reference: Ding et al., "CirCNN", 2017.
     """
 
-    ROUTES = own_route("fft", _block_seconds), dense_route(_dense_seconds), blocks_route(_grid)
+    ROUTES = (
+        own_route("fft", _block_seconds),
+        dense_route(_dense_seconds),
+        blocks_route(lambda M: grid(*M.shape, **M.options)),
+    )
     projection_work = 0
     compresses = True
 
@@ -95,8 +95,7 @@ class BlockCirculant(StructuredMatrix, name="block_circulant"):
         cls, out_features: int, in_features: int, rank: int, *, block_size: int | None = None
     ) -> dict[str, tuple[int, ...]]:
         check_cut(cls.__name__, "block_size", block_size, out_features, in_features)
-        b = block_size or min(8, max(out_features, in_features))
-        return {"column": (-(-out_features // b), -(-in_features // b), b)}
+        return {"column": grid(out_features, in_features, block_size)}
 
     @classmethod
     def init_(
@@ -106,9 +105,7 @@ class BlockCirculant(StructuredMatrix, name="block_circulant"):
 
     @classmethod
     def multiply_adds(cls, out_features: int, in_features: int, rank: int, **options: Any) -> float:
-        m, n = out_features, in_features
-        b = options.get("block_size") or min(8, max(m, n))
-        rows, columns = -(-m // b), -(-n // b)
+        rows, columns, b = grid(out_features, in_features, **options)
         # Half a spectrum of complex products, each four real ones.
         return (rows + columns) * costs.fft_multiply_adds(b) + 4 * rows * columns * (b // 2 + 1)
 
@@ -243,9 +240,7 @@ def _(M: BlockCirculant) -> list[Candidate] | None:
 
 @rule("project", BlockCirculant)
 def project(problem: Problem, rank: int) -> Tensors:
-    m, n = problem.shape
-    b = BlockCirculant.parameter_shapes(m, n, 1, **problem.options)["column"][-1]
-    return {"column": fit_blocks(problem, b)}
+    return {"column": fit_blocks(problem, grid(*problem.shape, **problem.options)[-1])}
 
 
 # In an ONNX graph.

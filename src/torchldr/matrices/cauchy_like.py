@@ -79,19 +79,12 @@ class CauchyLike(StructuredMatrix, name="cauchy_like"):
 
     @classmethod
     def constants(
-        cls,
-        out_features: int,
-        in_features: int,
-        rank: int,
-        *,
-        dtype: torch.dtype,
-        device: torch.device | str | None = None,
-        generator: torch.Generator | None = None,
-        **options: Any,
+        cls, out_features: int, in_features: int, rank: int, *, dtype: torch.dtype, **options: Any
     ) -> dict[str, Tensor]:
         if options["learn_nodes"]:
             return {}
-        s, t = interleaved_nodes(out_features, in_features, torch.promote_types(dtype, torch.float32), device)
+        wide = torch.promote_types(dtype, torch.float32)
+        s, t = interleaved_nodes(out_features, in_features, wide, options.get("device"))
         return {"s": s, "t": t}
 
     @classmethod
@@ -112,8 +105,7 @@ class CauchyLike(StructuredMatrix, name="cauchy_like"):
 
     @classmethod
     def multiply_adds(cls, out_features: int, in_features: int, rank: int, **options: Any) -> float:
-        m, n = out_features, in_features
-        return rank * m * n
+        return rank * out_features * in_features
 
     def factors(self) -> list[tuple[Tensor, ...]]:
         C = cauchy_reference(self.s, self.t)

@@ -23,10 +23,6 @@ def _seconds(M: Any, call: Call) -> float:
     return costs.backward(call, costs.gemm(call, call.batch, *M.shape))
 
 
-def _kept_weight(M: Any) -> DenseProduct:
-    return DenseProduct(M.weight)
-
-
 class Dense(StructuredMatrix, name="dense"):
     """An unstructured matrix W.
 
@@ -43,7 +39,7 @@ class Dense(StructuredMatrix, name="dense"):
             lambda M, call: None,
             _seconds,
             multiply_by_dense,
-            _kept_weight,
+            lambda M: DenseProduct(M.weight),
             holds_dense=True,
             any_dtype=True,
             live=True,
@@ -69,8 +65,7 @@ class Dense(StructuredMatrix, name="dense"):
 
     @classmethod
     def multiply_adds(cls, out_features: int, in_features: int, rank: int, **options: Any) -> float:
-        m, n = out_features, in_features
-        return m * n
+        return out_features * in_features
 
     def factors(self) -> list[tuple[Tensor, ...]]:
         return [(self.weight,)]

@@ -62,20 +62,11 @@ class Fastfood(StructuredMatrix, name="fastfood"):
 
     @classmethod
     def constants(
-        cls,
-        out_features: int,
-        in_features: int,
-        rank: int,
-        *,
-        dtype: torch.dtype,
-        device: torch.device | str | None = None,
-        generator: torch.Generator | None = None,
-        **options: Any,
+        cls, out_features: int, in_features: int, rank: int, *, generator: Random = None, **options: Any
     ) -> dict[str, Tensor]:
-        size = max(out_features, in_features)
         where = generator.device if generator is not None else "cpu"
-        drawn = torch.randperm(size, generator=generator, device=where)
-        return {"permutation": drawn.to(device)}
+        drawn = torch.randperm(max(out_features, in_features), generator=generator, device=where)
+        return {"permutation": drawn.to(options.get("device"))}
 
     @classmethod
     def init_(
@@ -88,8 +79,7 @@ class Fastfood(StructuredMatrix, name="fastfood"):
 
     @classmethod
     def multiply_adds(cls, out_features: int, in_features: int, rank: int, **options: Any) -> float:
-        m, n = out_features, in_features
-        p = _power_of_two(max(m, n))
+        p = _power_of_two(max(out_features, in_features))
         return p * max(p.bit_length() - 1, 0) + 3 * p
 
     def factors(self) -> list[tuple[Tensor, ...]]:
@@ -160,7 +150,7 @@ def _(M: Fastfood) -> list[Candidate] | None:
 def project(problem: Problem, rank: int) -> Tensors:
     m, n = problem.shape
     size = max(m, n)
-    Had = hadamard_reference(1 << (size - 1).bit_length())
+    Had = hadamard_reference(_power_of_two(size))
     R = Had[:size, :n][problem.constants["permutation"]]
     alternation = Diagonals(problem, Had[:m, :size], R, learn_B=True)
     signs = [torch.ones(n, dtype=torch.float64)]
@@ -190,7 +180,7 @@ class FastfoodProduct(nn.Module):
         super().__init__()
         for name, value in (("S", S), ("D", D), ("B", B), ("permutation", permutation)):
             self.register_buffer(name, value.detach().clone())
-        self.size = 1 << (D.shape[0] - 1).bit_length()
+        self.size = _power_of_two(D.shape[0])
         self.radices = []
         left = self.size
         while left > 1:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ..algebra.convert import convert
-from ..algebra.members import krylov_displacement, krylov_generators, linear_in_generators, member
-from ..algebra.structure import DisplacementStructure, Generators
+from ..algebra.members import linear_in_generators
+from ..algebra.structure import DisplacementStructure
 from ..core.linear_map import LinearMap
 from ..core.matrix import StructuredMatrix
 from ..core.products import Product
@@ -18,7 +18,7 @@ from ..core.rules import rule
 from ..functional.subdiagonal import cuda_pair
 from ..linalg.candidates import by_generators, rows_reversed, toeplitz_candidates
 from ..linalg.solvers import Candidate
-from ..operators import Operator, same
+from ..operators import Operator
 from ..project.methods import solve, start_for
 from ..project.problem import Problem, Tensors
 from .classical.families import Hankel
@@ -84,29 +84,24 @@ linear_in_generators(HankelLike)
 @rule("displacement_structure", HankelLike)
 def _(M: HankelLike) -> DisplacementStructure:
     """By Z_a^T and Z_{-a}^T, of rank r."""
-    A, B = _operators(M)
+    return _upside_down(toeplitz.structure_of(M))
 
-    def make() -> Generators:
-        G, H = krylov_displacement(M.G, M.H, A.T, B.T)
-        return G.flip(-1), H
 
-    return DisplacementStructure(A, B, "stein", M.G.shape[0], make)
+def _upside_down(known: DisplacementStructure) -> DisplacementStructure:
+    """Of the matrix with its rows reversed, which reverses the rows and columns of a shift."""
+    return known.changed(lambda G, H: (G.flip(-1), H), A=known.A.T)
 
 
 @rule("fixed_operators", HankelLike)
-def _operators(M: LinearMap) -> tuple[Operator, Operator]:
+def _(M: LinearMap) -> tuple[Operator, Operator]:
     A, B = toeplitz.operators(M)
     return A.T, B
 
 
 @rule("member", HankelLike)
 def _(M: LinearMap, known: DisplacementStructure) -> HankelLike | None:
-    A, B = _operators(M)
-    if known.form != "stein" or not (same(known.A, A) and same(known.B, B)):
-        return None
-    G, H = known.generators()
-    found = krylov_generators(G.flip(-1), H, A.T, B.T)
-    return None if found is None else member(HankelLike, M, found)
+    found = toeplitz.member_of(M, _upside_down(known))
+    return None if found is None else _reversed(found)
 
 
 # Matrices as Hankel-like ones, and Hankel-like matrices as members of LDR-TD.

@@ -52,12 +52,8 @@ def conv_to_matrix(conv: nn.Conv1d | nn.Conv2d, height: int, width: int | None =
                 f"{who}: {name} must be an int, got {size!r}; a width comes as an argument of its own."
             )
         check_int(who, name, size)
-    axes = [
-        Axis(size, kernel, stride, dilation, before, after)
-        for size, kernel, stride, dilation, (before, after) in zip(
-            sizes, conv.kernel_size, conv.stride, conv.dilation, _padding(conv), strict=True
-        )
-    ]
+    parts = zip(sizes, conv.kernel_size, conv.stride, conv.dilation, _padding(conv), strict=True)
+    axes = [Axis(size, kernel, stride, dilation, *around) for size, kernel, stride, dilation, around in parts]
     for axis in axes:
         if axis.padded <= axis.reach:
             raise ValueError(

@@ -17,7 +17,7 @@ from .plan import PLANS, Plan
 from .planned import PlannedLayer
 
 
-class StructuredLinear(PlannedLayer, StructuredParameters):
+class StructuredLinear(StructuredParameters, PlannedLayer):
     """Apply y = x M^T + b with a structured matrix M: nn.Linear with far fewer parameters.
 
     Args:
@@ -73,22 +73,12 @@ class StructuredLinear(PlannedLayer, StructuredParameters):
     ) -> None:
         check_choices("StructuredLinear", init=(init, INITS))
         check_flags("StructuredLinear", bias=bias)
-        super().__init__(
-            (),
-            in_features,
-            out_features,
-            structure=structure,
-            rank=rank,
-            options=options,
-            device=device,
-            dtype=dtype,
-            layer=StructuredLinear,
-        )
+        common: dict[str, Any] = {"structure": structure, "rank": rank, "device": device, "dtype": dtype}
+        super().__init__((), in_features, out_features, options=options, layer=StructuredLinear, **common)
         self.init = init
         with torch.inference_mode(False):  # as the other parameters
             empty = nn.Parameter(torch.empty(out_features, device=device, dtype=dtype)) if bias else None
         self.register_parameter("bias", empty)
-        self._plan_choice: str = "auto"
         self._route: str | None = None
         self._tuned: dict[Call, str] = {}
         self.reset_parameters()
@@ -130,16 +120,6 @@ class StructuredLinear(PlannedLayer, StructuredParameters):
         if weight is None:  # while torch's tools exchange it
             raise AttributeError("StructuredLinear: there is no weight now.")
         return weight
-
-    @property
-    def plan(self) -> str:
-        return self._plan_choice
-
-    @plan.setter
-    def plan(self, choice: str) -> None:
-        check_choices("StructuredLinear", plan=(choice, PLANS))
-        self._plan_choice = choice
-        self.drop_plan()
 
     @property
     def route(self) -> str | None:

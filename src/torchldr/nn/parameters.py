@@ -114,18 +114,13 @@ class StructuredParameters(nn.Module):
 
     def _why_swapped(self, matrix: StructuredMatrix) -> str | None:
         """The reason, where a parameter was exchanged for another tensor with other numbers."""
-        for name in self._learned:
-            own: Tensor | None = self._parameters.get(name)
-            if own is not None and not isinstance(own, nn.Parameter):
-                tensors = [*matrix.tensors.values()]
-                if (
-                    matrix.device.type == "cpu"
-                    and self._plan is not None
-                    and self._plan.snapshot.matches(tensors)
-                ):
-                    return None
-                return f"{name} was swapped for another tensor"
-        return None
+        owned: dict[str, Any] = self._parameters
+        swapped = (name for name in self._learned if not isinstance(owned.get(name), nn.Parameter | None))
+        if (name := next(swapped, None)) is None:
+            return None
+        kept = self._plan if matrix.device.type == "cpu" else None
+        same = kept is not None and kept.snapshot.matches([*matrix.tensors.values()])
+        return None if same else f"{name} was swapped for another tensor"
 
     def _note(self, matrix: StructuredMatrix) -> str:
         """What keeps calls from being as fast as they can be, in words; "" where nothing does."""

@@ -18,8 +18,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from ..core.checks import check_choices
 from ..core.operator import as_eager
 from ..core.products import autocasts
+from .parameters import StructuredParameters
+from .plan import PLANS
 
 _LAYERS: WeakValueDictionary[int, PlannedLayer] = WeakValueDictionary()
 _numbers = itertools.count()
@@ -28,13 +31,35 @@ _numbers = itertools.count()
 class PlannedLayer(nn.Module):
     """A layer, or a part of one, that a compiler can be shown as one operator."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self) -> None:
+        super().__init__()
         self._number = _number(self)
+        self._plan_choice = "auto"
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._number = _number(self)
+
+    @property
+    def plan(self) -> str:
+        """How structured matrices multiply: "fast" by fast products, "dense" by dense matrices, "auto" by
+        what is faster. May be set at any time."""
+        return self._plan_choice
+
+    @plan.setter
+    def plan(self, choice: str) -> None:
+        check_choices(type(self).__name__, plan=(choice, PLANS))
+        self._plan_choice = choice
+        for part in self.children():
+            if isinstance(part, PlannedLayer):
+                part.plan = choice
+        self.drop_plan()
+
+    def drop_plan(self) -> None:
+        """Forget what is kept for inference."""
+        for part in self.children():
+            if isinstance(part, StructuredParameters):
+                part.drop_plan()
 
     def _infer(self, *inputs: Tensor) -> list[Tensor]:
         """What eager inference computes."""

@@ -63,15 +63,11 @@ def weights_of(module: nn.Module) -> Iterator[Weight]:
             if storage != FLOAT:
                 yield Weight(name, storage, len(module.leading))
     elif isinstance(module, StructuredRecurrent):
-        for name in _own_names(module):
+        for name in (*module._parameters, *_parametrizations(module)):
             if name.startswith("weight_"):
                 yield Weight(name, INT8, 0)
     elif isinstance(module, nn.Linear | _ConvNd):
         yield Weight("weight", INT8, 0)
-
-
-def _own_names(module: nn.Module) -> list[str]:
-    return [*module._parameters, *_parametrizations(module)]
 
 
 def _parametrizations(module: nn.Module) -> Any:

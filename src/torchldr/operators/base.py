@@ -179,7 +179,8 @@ class Power(Operator):
         return torch.linalg.matrix_power(self.of.dense_in(dtype), self.p)
 
     def entries(self) -> Entries:
-        power = Entries(*_identity(self.n, self.dtype, self.device))
+        i = torch.arange(self.n, device=self.device)
+        power = Entries(i, i, torch.ones(self.n, dtype=self.dtype, device=self.device))
         step = self.of.entries()
         for _ in range(self.p):
             power = coalesced(sparse_product(step, power, self.n), self.n)
@@ -196,11 +197,6 @@ class Power(Operator):
 
     def __repr__(self) -> str:
         return f"{self.of!r} ** {self.p}"
-
-
-def _identity(n: int, dtype: torch.dtype, device: torch.device) -> Entries:
-    i = torch.arange(n, device=device)
-    return Entries(i, i, torch.ones(n, dtype=dtype, device=device))
 
 
 def sparse_product(left: Entries, right: Entries, n: int) -> Entries:

@@ -70,7 +70,8 @@ class Shift(Operator):
 
     def entries(self) -> Entries:
         # In float64 where f is a number: rounded to the default dtype, 0.1 would differ from 0.1.
-        exact = self.f if isinstance(self.f, Tensor) else torch.tensor(self.f, dtype=_wide(self.f))
+        wide = torch.complex128 if isinstance(self.f, complex) else torch.float64
+        exact = self.f if isinstance(self.f, Tensor) else torch.tensor(self.f, dtype=wide)
         corner = exact.to(self.device).reshape(1)
         ones = torch.ones(self.n - 1, dtype=corner.dtype, device=self.device)
         return _cyclic(torch.cat((corner, ones)))
@@ -265,10 +266,6 @@ class Tridiagonal(Operator):
         upper = bool((self.sub == 0).all() & (self.corners[1] == 0))
         lower = bool((self.super == 0).all() & (self.corners[0] == 0))
         return self.diag if upper or lower else super().eigenvalues()
-
-
-def _wide(f: float | complex) -> torch.dtype:
-    return torch.complex128 if isinstance(f, complex) else torch.float64
 
 
 def _cyclic(weights: Tensor) -> Entries:

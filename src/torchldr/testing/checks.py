@@ -58,9 +58,8 @@ def tolerance(dtype: torch.dtype, n: int) -> float:
 
 def has_operators(cls: type[StructuredMatrix]) -> bool:
     """Whether the class learns subdiagonals, which the regimes set."""
-    return any(
-        name.startswith("subdiagonal") for name in cls.parameter_shapes(4, 4, 1, **cls.check_options({}))
-    )
+    names = cls.parameter_shapes(4, 4, 1, **cls.check_options({}))
+    return any(name.startswith("subdiagonal") for name in names)
 
 
 def member(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from typing import Any
 
@@ -58,25 +58,17 @@ def _each(check: Callable[[StructuredMatrix], None]) -> Callable[..., None]:
 
 
 def _dtypes(cls: Class, shapes: Shapes, **options: Any) -> None:
-    for M in _near_one(cls, shapes, **options):
-        for dtype in (torch.bfloat16, torch.float16):
-            check_low_precision(M, dtype)
-
-
-def _near_one(cls: Class, shapes: Shapes, **options: Any) -> Iterator[StructuredMatrix]:
     for m, n in shapes:
         rank = min(2, m, n) if cls.ranked else None
-        yield member(cls, m, n, rank, regime="near one" if has_operators(cls) else None, **options)
+        M = member(cls, m, n, rank, regime="near one" if has_operators(cls) else None, **options)
+        for dtype in (torch.bfloat16, torch.float16):
+            check_low_precision(M, dtype)
 
 
 def _state_dict(cls: Class, shapes: Shapes, **options: Any) -> None:
     for m, n in shapes:
         rank = min(2, m, n) if cls.ranked else None
         check_layer(StructuredLinear(n, m, structure=cls, rank=rank, **options))
-
-
-def _routes(cls: Class, shapes: Shapes, **options: Any) -> None:
-    check_routes(cls, shapes, (options,))
 
 
 def _leading_axes(cls: Class, shapes: Shapes, **options: Any) -> None:
@@ -104,12 +96,9 @@ def _check_stack_gradients(
 
     def gradients(N: StructuredMatrix, x: Tensor, **how: Any) -> list[Tensor]:
         leaves = {name: N.tensors[name].detach().clone().requires_grad_() for name in names}
-        y = N.with_tensors({**N.tensors, **leaves}).matmul(x, **how)
-        return list(
-            torch.autograd.grad(
-                y.square().sum(), list(leaves.values()), allow_unused=True, materialize_grads=True
-            )
-        )
+        y = N.with_tensors({**N.tensors, **leaves}).matmul(x, **how).square().sum()
+        found = torch.autograd.grad(y, list(leaves.values()), allow_unused=True, materialize_grads=True)
+        return list(found)
 
     together = gradients(M, x, route=route)
     for i, one in enumerate(alone):
@@ -134,7 +123,7 @@ EAGER: Mapping[str, Callable[..., None]] = {
 """The checks that need eager mode alone: functions of the class, shapes and the class's options."""
 TRANSFORMATIONS: Mapping[str, Callable[..., None]] = {
     **EAGER,
-    "routes": _routes,
+    "routes": lambda cls, shapes, **options: check_routes(cls, shapes, (options,)),
     "leading axes": _leading_axes,
     "derivatives": _without_shapes(check_derivatives),
     "jvp": _without_shapes(check_jvp),

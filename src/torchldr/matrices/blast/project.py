@@ -72,13 +72,8 @@ class Bases:
     def descend(self, best: State) -> State:
         """Sweeps until they gain little."""
         problem = self.problem
-        return repeated(
-            problem,
-            best,
-            lambda tensors: measured(problem, self.sweep(**tensors)),
-            problem.steps(_SWEEPS),
-            _TOLERANCE / problem.effort,
-        )
+        sweep = lambda tensors: measured(problem, self.sweep(**tensors))
+        return repeated(problem, best, sweep, problem.steps(_SWEEPS), _TOLERANCE / problem.effort)
 
     def sweep(self, G: Tensor, S: Tensor, H: Tensor) -> Tensors:
         """Couplings and bases of every column of blocks, then the bases of all rows."""

@@ -103,26 +103,20 @@ def opposite_shifts(M: LinearMap) -> Operators:
 
 @rule("to_ldr_td", Circulant)
 def _(M: Circulant, tol: float | None) -> LDRTridiagonal:
-    m, n = M.shape
-    column = M.column
-    one = torch.zeros(1, min(m, n), dtype=column.dtype, device=column.device)
-    one[0, 0] = 1
+    (m, n), column = M.shape, M.column
+    one = units(min(m, n), [0], M)
     if m >= n:  # K_n(Z_1, column) is the matrix itself, K_n(Z_0, e_0) the identity
         return tridiagonal(column.unsqueeze(0), one, shift_parts(column, 1.0), shift_parts(one))
-    row = torch.cat((column[:1], column[1:].flip(0))).unsqueeze(0)
+    row = reversed_column(column).unsqueeze(0)
     return tridiagonal(one, row, shift_parts(one), shift_parts(row, 1.0))
 
 
 @rule("to_toeplitz_like", Circulant)
 def _(M: Circulant, tol: float | None) -> StructuredMatrix:
-    m, n = M.shape
-    column = M.column
+    (m, n), column = M.shape, M.column
     if m != n:
-        row = torch.cat((column[:1], column[1:].flip(0)))
-        return convert(Toeplitz(column[:m], row[:n]), ToeplitzLike)
-    one = torch.zeros_like(column)
-    one[0] = 1
-    return of_displacement(2 * column.unsqueeze(0), one.unsqueeze(0))
+        return convert(Toeplitz(column[:m], reversed_column(column)[:n]), ToeplitzLike)
+    return of_displacement(2 * column.unsqueeze(0), units(n, [0], M))
 
 
 # Solving: two FFTs.

@@ -66,7 +66,7 @@ class Toeplitz(Diagonals):
 
     def __init__(self, column: Tensor, row: Tensor | None = None) -> None:
         column = checked_vector(column, "Toeplitz", "column", least=0)
-        row = _conjugate(column) if row is None else checked_vector(row, "Toeplitz", "row", least=0)
+        row = column.conj().resolve_conj() if row is None else checked_vector(row, "Toeplitz", "row", least=0)
         m, n = column.shape[0], row.shape[0]
         super().__init__(torch.cat((row[1:].flip(0), column if m else row[:1])), m, n)
 
@@ -223,10 +223,6 @@ class Cauchy(ClassicalMatrix):
         if x.is_complex():
             return torch.complex(cauchy_matmul(s, t, x.real), cauchy_matmul(s, t, x.imag))
         return cauchy_matmul(s.to(x.dtype), t.to(x.dtype), x)
-
-
-def _conjugate(t: Tensor) -> Tensor:
-    return t.conj().resolve_conj() if t.is_complex() else t
 
 
 def _promoted(nodes: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:

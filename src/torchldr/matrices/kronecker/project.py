@@ -65,16 +65,10 @@ class Factors:
         first = self.nearest(self.problem.W, rank) if self.plain is None else solve(self.plain, rank)
         if before is None:
             return [first]
-        rest = self.problem.W - self.problem.dense(before.tensors)
-        more = self.nearest(rest, 1)
-        zero = {"G": torch.zeros_like(more["G"]), "H": more["H"]}
-        return [
-            first,
-            *(
-                {name: torch.cat((t, new[name])) for name, t in before.tensors.items()}
-                for new in (more, zero)
-            ),
-        ]
+        found, new = [first], self.nearest(self.problem.W - self.problem.dense(before.tensors), 1)
+        for term in (new, {**new, "G": torch.zeros_like(new["G"])}):  # the second is not worse than before
+            found.append({name: torch.cat((before.tensors[name], t)) for name, t in term.items()})
+        return found
 
     def descend(self, best: State) -> State:
         """Both factors in turn until a sweep gains little."""

@@ -63,14 +63,10 @@ class LDRSubdiagonal(StructuredMatrix, name="ldr_sd"):
         cls, out_features: int, in_features: int, rank: int, *, product: str = "auto"
     ) -> dict[str, tuple[int, ...]]:
         check_choices(cls.__name__, product=(product, PRODUCTS))
-        return {
-            "G": (rank, out_features),
-            "H": (rank, in_features),
-            "subdiagonal_A": (out_features - 1,),
-            "corner_A": (1,),
-            "subdiagonal_C": (in_features - 1,),
-            "corner_C": (1,),
-        }
+        shapes: dict[str, tuple[int, ...]] = {"G": (rank, out_features), "H": (rank, in_features)}
+        for side, size in (("A", out_features), ("C", in_features)):
+            shapes |= {f"subdiagonal_{side}": (size - 1,), f"corner_{side}": (1,)}
+        return shapes
 
     @classmethod
     def init_(
@@ -79,8 +75,8 @@ class LDRSubdiagonal(StructuredMatrix, name="ldr_sd"):
         for side in "AC":
             tensors[f"subdiagonal_{side}"].fill_(1)
             tensors[f"corner_{side}"].zero_()
-        r, m, n = tensors["G"].shape[-2], out_features, in_features
-        generators_(tensors, shift_mean_square(m, n, r), generator)
+        rank = tensors["G"].shape[-2]
+        generators_(tensors, shift_mean_square(out_features, in_features, rank), generator)
 
     @classmethod
     def draw_operators_(cls, tensors: Weights, generator: Random = None) -> None:

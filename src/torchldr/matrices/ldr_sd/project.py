@@ -15,7 +15,7 @@ from ...project.refining import refine
 from ...project.solving import halves, leading
 from ...project.stein import Operators, displacement, fit_operators
 from ..ldr_td import LDRTridiagonal
-from ..ldr_td.project import from_rings, ring
+from ..ldr_td.project import from_rings, ring, with_equal_more
 from . import LDRSubdiagonal
 from .recursion import ring_power, subdiagonal_dense
 
@@ -44,14 +44,10 @@ def from_edges(a: Tensor, c: Tensor, G: Tensor, H: Tensor) -> Tensors:
     if size_a > 0 and size_c > 0:
         ratio = (size_c / size_a * (a[1:].numel() / c[1:].numel()) ** 0.5).sqrt()
         a, c = a * ratio, c / ratio
-    return {
-        "G": G,
-        "H": H,
-        "subdiagonal_A": a[1:].clone(),
-        "corner_A": a[:1].clone(),
-        "subdiagonal_C": c[1:].clone(),
-        "corner_C": c[:1].clone(),
-    }
+    tensors = {"G": G, "H": H}
+    for side, weights in (("A", a), ("C", c)):
+        tensors |= {f"subdiagonal_{side}": weights[1:].clone(), f"corner_{side}": weights[:1].clone()}
+    return tensors
 
 
 def evaluate(tensors: Tensors) -> Tensor:
@@ -163,10 +159,9 @@ def _shifts(problem: Problem, rank: int, effort: Effort) -> Tensors:
 
 def _padded(problem: Problem, tensors: Tensors) -> Tensors:
     """One rank more: the residual's own direction for H, nothing in G, the same matrix."""
-    a, c, G, H = edges(tensors, "A"), edges(tensors, "C"), tensors["G"], tensors["H"]
+    a, c = edges(tensors, "A"), edges(tensors, "C")
     _, more = generators(problem.W - evaluate(tensors), a, c, 1, problem.seed)
-    more = more * (H.norm() / len(H) ** 0.5 / more.norm().clamp(min=1e-300))
-    return {**tensors, "G": torch.cat((G, torch.zeros_like(G[:1]))), "H": torch.cat((H, more))}
+    return with_equal_more(tensors, more)
 
 
 def shift(n: int, corner: float = 0.0) -> Tensor:

@@ -213,9 +213,7 @@ def _dense_seconds(M: Any, call: Call) -> float:
 
 
 def _stencil_why_not(M: Any, call: Call) -> str | None:
-    if M.options["product"] == "convolution":
-        return "product='convolution' was asked for"
-    return None
+    return "product='convolution' was asked for" if M.options["product"] == "convolution" else None
 
 
 def _stencil_cost(M: Any, call: Call) -> float:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from ...core.checks import check_choices
 from ...core.contract import Random, Weights
 from ...core.matrix import StructuredMatrix, generators_
 from ...core.storage import AROUND_ONE, AROUND_ZERO, FLOAT, Storage
@@ -60,9 +61,7 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
     def parameter_shapes(
         cls, out_features: int, in_features: int, rank: int, *, normalize: bool = False, product: str = "auto"
     ) -> dict[str, tuple[int, ...]]:
-        if product not in PRODUCTS:
-            known = ", ".join(PRODUCTS)
-            raise ValueError(f"{cls.__name__}: product must be one of {known}, got {product!r}.")
+        check_choices(cls.__name__, product=(product, PRODUCTS))
         shapes: dict[str, tuple[int, ...]] = {"G": (rank, out_features), "H": (rank, in_features)}
         for side, size in (("A", out_features), ("C", in_features)):
             shapes[f"subdiagonal_{side}"] = (size - 1,)
@@ -79,8 +78,8 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
             tensors[f"subdiagonal_{side}"].fill_(1)
             for part in ("diagonal", "superdiagonal", "corners"):
                 tensors[f"{part}_{side}"].zero_()
-        r, m, n = tensors["G"].shape[-2], out_features, in_features
-        generators_(tensors, shift_mean_square(m, n, r), generator)
+        rank = tensors["G"].shape[-2]
+        generators_(tensors, shift_mean_square(out_features, in_features, rank), generator)
 
     @classmethod
     def draw_operators_(cls, tensors: Weights, generator: Random = None) -> None:
@@ -102,8 +101,7 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
 
     @classmethod
     def multiply_adds(cls, out_features: int, in_features: int, rank: int, **options: Any) -> float:
-        m, n = out_features, in_features
-        return rank * (m + n) * min(m, n)
+        return rank * (out_features + in_features) * min(out_features, in_features)
 
     def factors(self) -> list[tuple[Tensor, ...]]:
         k = min(self.shape)

@@ -8,6 +8,7 @@ from torch import Tensor
 from ...core.rules import rule
 from ...project.climbing import State, climb
 from ...project.methods import starts
+from ...project.pointwise import with_one_more
 from ...project.problem import Problem, Tensors
 from ...project.refining import refine
 from ...project.solving import halves, leading
@@ -63,13 +64,10 @@ def project(problem: Problem, rank: int) -> Tensors:
         return descend(best.tensors, effort.descent, f"rank {q}")
 
     def grown(state: State) -> State:
-        q = len(state.tensors["G"]) + 1
-        G, H = state.tensors["G"], state.tensors["H"]
-        A, C = _rings(LDRTridiagonal.unchecked(m, n, state.tensors, problem.options))
+        q, M = len(state.tensors["G"]) + 1, LDRTridiagonal.unchecked(m, n, state.tensors, problem.options)
+        A, C = (torch.stack(M._ring(side)) for side in "AC")
         rest = displacement(problem.W - evaluate(state.tensors), A, C, OFFSETS)
-        more = halves(*leading(rest, 1, seed=problem.seed))[1]
-        more = more * (H.norm() / len(H) ** 0.5 / more.norm().clamp(min=1e-300))
-        start = {**state.tensors, "G": torch.cat((G, torch.zeros_like(G[:1]))), "H": torch.cat((H, more))}
+        start = with_equal_more(state.tensors, halves(*leading(rest, 1, seed=problem.seed))[1])
         if problem.done(state.loss):
             return State(start, state.loss)
         return descend(start, effort.descent, f"rank {q} from {q - 1}")
@@ -77,8 +75,11 @@ def project(problem: Problem, rank: int) -> Tensors:
     return climb(problem, rank, fresh, grown).tensors
 
 
-def _rings(M: LDRTridiagonal) -> tuple[Tensor, Tensor]:
-    return torch.stack(M._ring("A")), torch.stack(M._ring("C"))
+def with_equal_more(tensors: Tensors, more: Tensor) -> Tensors:
+    """One rank more, of the others' length in H and nothing in G: the same matrix, free to move."""
+    H = tensors["H"]
+    more = more * (H.norm() / len(H) ** 0.5 / more.norm().clamp(min=1e-300))
+    return {**tensors, **dict(zip("GH", with_one_more(tensors["G"], H, more), strict=True))}
 
 
 def ring(lower: Tensor | None = None, diagonal: Tensor | None = None, upper: Tensor | None = None) -> Tensor:

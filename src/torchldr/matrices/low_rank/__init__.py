@@ -85,8 +85,7 @@ class LowRank(StructuredMatrix, name="low_rank"):
 
     @classmethod
     def multiply_adds(cls, out_features: int, in_features: int, rank: int, **options: Any) -> float:
-        m, n = out_features, in_features
-        return rank * (m + n)
+        return rank * (out_features + in_features)
 
     @classmethod
     def all_ranks(cls, W: Tensor, left: Tensor | None, root: Tensor | None) -> LowRankFit:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ...algebra.convert import convert
 from ...algebra.known import KnownDisplacement, Operators
-from ...algebra.members import linear_in_generators, member, scales_columns, scales_rows
+from ...algebra.members import linear_in_generators, member, scales_columns, scales_rows, sides_exchanged
 from ...algebra.multiply import multiply, rmultiply
 from ...algebra.structure import DisplacementStructure, Form, Generators
 from ...core.linear_map import LinearMap
@@ -27,24 +27,20 @@ from . import LowRank
 # Closure: they stay of low rank in every product.
 
 linear_in_generators(LowRank)
+rule("transpose", LowRank)(sides_exchanged)
 scales_rows(LowRank, "G")
 scales_columns(LowRank, "H")
 
 
-@rule("transpose", LowRank)
-def _(M: LowRank) -> LowRank:
-    return LowRank.unchecked(M.in_features, M.out_features, {"G": M.H, "H": M.G}, M.options)
-
-
 @rule("matmul", LowRank, LinearMap)
-def _(M: LowRank, N: LinearMap) -> LowRank | None:
+def _by_left(M: LowRank, N: LinearMap) -> LowRank | None:
     if N.dtype.is_complex or M.G.shape[0] > min(M.out_features, N.in_features):
         return None
     return LowRank.unchecked(M.out_features, N.in_features, {"G": M.G, "H": rmultiply(N, M.H)}, M.options)
 
 
 @rule("matmul", LinearMap, LowRank)
-def _(M: LinearMap, N: LowRank) -> LowRank | None:
+def _by_right(M: LinearMap, N: LowRank) -> LowRank | None:
     if M.dtype.is_complex or N.G.shape[0] > min(M.out_features, N.in_features):
         return None
     return LowRank.unchecked(M.out_features, N.in_features, {"G": multiply(M, N.G), "H": N.H}, N.options)
@@ -53,12 +49,9 @@ def _(M: LinearMap, N: LowRank) -> LowRank | None:
 @rule("matmul", LowRank, LowRank)
 def _(M: LowRank, N: LowRank) -> LowRank | None:
     """The smaller rank stays."""
-    left = M.G.shape[0] <= N.G.shape[0]
-    first, second = (M, N) if left else (N, M)
-    if first.G.shape[0] > min(M.out_features, N.in_features) or first.dtype != second.dtype:
+    if M.dtype != N.dtype:
         return None
-    tensors = {"G": M.G, "H": N.rmatmul(M.H)} if left else {"G": M.matmul(N.G), "H": N.H}
-    return LowRank.unchecked(M.out_features, N.in_features, tensors, M.options)
+    return _by_left(M, N) if M.G.shape[0] <= N.G.shape[0] else _by_right(M, N)
 
 
 @rule("displacement_structure", LowRank)

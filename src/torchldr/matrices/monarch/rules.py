@@ -8,34 +8,17 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from ...algebra.members import like, linear_in_generators
+from ...algebra.members import linear_in_generators, scales_columns, scales_rows, sides_exchanged
 from ...core.rules import rule
 from ...functional.exported.dense import FormulaProduct
-from ...operators import Diagonal
 from . import Monarch
 
 # Closure: sums of terms, the transpose, and diagonals from either side.
 
 linear_in_generators(Monarch)
-
-
-@rule("transpose", Monarch)
-def _(M: Monarch) -> Monarch:
-    return Monarch.unchecked(M.in_features, M.out_features, {"G": M.H, "H": M.G}, M.options)
-
-
-@rule("matmul", Diagonal, Monarch)
-def _(D: Diagonal, M: Monarch) -> Monarch | None:
-    if D.d.is_complex():
-        return None
-    return like(M, G=(M.G.unflatten(-1, (-1, M.out_features)) * D.d.to(M.dtype)).flatten(1))
-
-
-@rule("matmul", Monarch, Diagonal)
-def _(M: Monarch, D: Diagonal) -> Monarch | None:
-    if D.d.is_complex():
-        return None
-    return like(M, H=(M.H.unflatten(-1, (-1, M.in_features)) * D.d.to(M.dtype)).flatten(1))
+rule("transpose", Monarch)(sides_exchanged)
+scales_rows(Monarch, "G")
+scales_columns(Monarch, "H")
 
 
 # In an ONNX graph.

@@ -47,9 +47,7 @@ def _dense_seconds(M: Any, call: Call) -> float:
     passes = 6 if call.device == "cuda" else 2 * doublings
     seconds = costs.backward(call, costs.gemm(call, M.rank, m, n) + costs.passes(call, m * n, passes))
     # Views, which in training are within what is counted for autograd.
-    return (
-        seconds if call.needs_grad or call.device == "cuda" else seconds + costs.started(call, 3 * doublings)
-    )
+    return seconds + costs.started(call, 0 if call.needs_grad or call.device == "cuda" else 3 * doublings)
 
 
 def _pair_why_not(M: Any, call: Call) -> str | None:
@@ -96,8 +94,7 @@ class ToeplitzLike(StructuredMatrix, name="toeplitz_like"):
     def init_(
         cls, tensors: Weights, out_features: int, in_features: int, generator: Random = None, **options: Any
     ) -> None:
-        r, m, n = tensors["G"].shape[-2], out_features, in_features
-        generators_(tensors, r * min(m, n), generator)
+        generators_(tensors, tensors["G"].shape[-2] * min(out_features, in_features), generator)
 
     def _rings(self) -> tuple[Ring, Ring]:
         m, n = self.shape

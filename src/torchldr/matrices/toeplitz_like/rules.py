@@ -57,7 +57,7 @@ def _in_ldr_sd(M: ToeplitzLike) -> LDRSubdiagonal:
 
 
 @rule("displacement_structure", ToeplitzLike)
-def _(M: ToeplitzLike) -> DisplacementStructure:
+def structure_of(M: ToeplitzLike) -> DisplacementStructure:
     """By Z_a and Z_{-a}^T, of rank r."""
     A, B = operators(M)
     return DisplacementStructure(A, B, "stein", M.G.shape[0], lambda: krylov_displacement(M.G, M.H, A, B.T))
@@ -71,7 +71,7 @@ def operators(M: LinearMap) -> tuple[Operator, Operator]:
 
 
 @rule("member", ToeplitzLike)
-def _(M: LinearMap, known: DisplacementStructure) -> ToeplitzLike | None:
+def member_of(M: LinearMap, known: DisplacementStructure) -> ToeplitzLike | None:
     A, B = operators(M)
     if known.form != "stein" or not (same(known.A, A) and same(known.B, B)):
         return None

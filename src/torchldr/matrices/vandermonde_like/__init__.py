@@ -68,20 +68,12 @@ class VandermondeLike(StructuredMatrix, name="vandermonde_like"):
 
     @classmethod
     def constants(
-        cls,
-        out_features: int,
-        in_features: int,
-        rank: int,
-        *,
-        dtype: torch.dtype,
-        device: torch.device | str | None = None,
-        generator: torch.Generator | None = None,
-        **options: Any,
+        cls, out_features: int, in_features: int, rank: int, *, dtype: torch.dtype, **options: Any
     ) -> dict[str, Tensor]:
         if options["learn_nodes"]:
             return {}
         wide = torch.promote_types(dtype, torch.float32)
-        return {"nodes": chebyshev_points(out_features, wide, device)}
+        return {"nodes": chebyshev_points(out_features, wide, options.get("device"))}
 
     @classmethod
     def init_(
@@ -98,8 +90,7 @@ class VandermondeLike(StructuredMatrix, name="vandermonde_like"):
 
     @classmethod
     def multiply_adds(cls, out_features: int, in_features: int, rank: int, **options: Any) -> float:
-        m, n = out_features, in_features
-        return rank * m * n
+        return rank * out_features * in_features
 
     def factors(self) -> list[tuple[Tensor, ...]]:
         n = self.in_features

@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from ...algebra.convert import convert
-from ...algebra.members import linear_in_generators, member, scales_rows, shift
+from ...algebra.members import linear_in_generators, member, scales_rows, shift, units
 from ...algebra.structure import DisplacementStructure
 from ...core.linear_map import LinearMap
 from ...core.matrix import StructuredMatrix
 from ...core.rules import rule
 from ...functional.exported.convolution import toeplitz
 from ...linalg.candidates import by_generators, real
-from ...linalg.cauchy_forms import CauchyForm, gko, vandermonde_form
+from ...linalg.cauchy_forms import gko, vandermonde_form
 from ...linalg.solvers import Candidate
 from ...operators import Diagonal, Shift, same
 from ..classical.families import Vandermonde
@@ -61,11 +61,8 @@ def _(M: LinearMap, known: DisplacementStructure) -> VandermondeLike | None:
 def _of_powers(M: Vandermonde, tol: float | None) -> VandermondeLike:
     """Of rank 1: K_n(diag(nodes), 1) K_n(Z_0, e_0)^T."""
     check_real(M)
-    one = M.nodes.new_zeros(1, M.in_features)
-    one[0, 0] = 1
-    return VandermondeLike(
-        M.out_features, M.in_features, G=torch.ones_like(M.nodes).unsqueeze(0), H=one, nodes=M.nodes
-    )
+    G, H = torch.ones_like(M.nodes).unsqueeze(0), units(M.in_features, [0], M)
+    return VandermondeLike(M.out_features, M.in_features, G=G, H=H, nodes=M.nodes)
 
 
 @rule("to_ldr_td", Vandermonde)
@@ -89,12 +86,9 @@ def _(M: VandermondeLike, tol: float | None) -> LDRTridiagonal:
 
 @rule("solvers", VandermondeLike)
 def _(M: VandermondeLike) -> list[Candidate]:
-    def form() -> CauchyForm:
-        last = torch.zeros(M.in_features, dtype=M.dtype, device=M.device)
-        last[-1] = 1
-        return vandermonde_form(M.nodes, M.G, M.H, M.matmul(last))
-
-    return by_generators(M, 2 * M.G.shape[0] + 2, [real(gko("gko", form))])
+    (last,) = units(M.in_features, [M.in_features - 1], M)
+    form = gko("gko", lambda: vandermonde_form(M.nodes, M.G, M.H, M.matmul(last)))
+    return by_generators(M, 2 * M.G.shape[0] + 2, [real(form)])
 
 
 # In an ONNX graph.

@@ -15,7 +15,6 @@ from ...matrices import StructuredMatrix, get_structure
 from ..graph import as_node, is_proxy
 from ..linear import StructuredLinear
 from ..parameters import INITS, describe
-from ..plan import PLANS
 from ..planned import PlannedLayer
 from ..tensors import in_format_of
 from .stack import MatrixStack
@@ -105,7 +104,6 @@ class StructuredChannels(PlannedLayer):
             )
         empty = torch.empty(out_channels, device=device, dtype=dtype)
         self.register_parameter("bias", nn.Parameter(empty) if bias else None)
-        self._plan_choice = "auto"
         self.reset_parameters()
 
     @torch.no_grad()
@@ -133,25 +131,12 @@ class StructuredChannels(PlannedLayer):
             return self._wide().weight
         return self.grid.dense().transpose(1, 2).flatten(2, 3).flatten(0, 1)
 
-    @property
-    def plan(self) -> str:
-        return self._plan_choice
-
-    @plan.setter
-    def plan(self, choice: str) -> None:
-        check_choices("StructuredChannels", plan=(choice, PLANS))
-        self._plan_choice = choice
-        if self.wide is not None:
-            self.wide.plan = choice
-
     def uses(self, batch: int = 64) -> str:
         """How so many vectors are multiplied now: by the "dense" block matrix, or by "fast" products."""
         if self._plan_choice != "auto":
             return self._plan_choice
         if self.grid is None:
-            wide = self._wide()
-            chosen = wide.routes(batch).chosen
-            return "dense" if chosen == "dense" else "fast"
+            return "dense" if self._wide().routes(batch).chosen == "dense" else "fast"
         return "dense" if self.grid.takes_dense(batch) else "fast"
 
     def forward(self, x: Tensor) -> Tensor:
@@ -201,10 +186,6 @@ class StructuredChannels(PlannedLayer):
         if x.ndim < len(wanted) or (not is_jit_tracing() and x.shape[-len(wanted) :] != wanted):
             raise ValueError(f"{who}: the last axes must be {wanted}, got shape {tuple(x.shape)}.")
         check_like(who, x, some)
-
-    def drop_plan(self) -> None:
-        """Forget what is kept for inference."""
-        (self.grid or self._wide()).drop_plan()
 
     def extra_repr(self) -> str:
         parts = [f"{self.in_channels}, {self.out_channels}, features={_short(self.features)}"]

@@ -21,7 +21,6 @@ from ...matrices import StructuredMatrix, get_structure
 from ..channels.stack import MatrixStack
 from ..graph import as_node, is_proxy
 from ..parameters import INITS, describe
-from ..plan import PLANS
 from ..planned import PlannedLayer
 from ..tensors import let_prune
 from .cells import Product, State, run_steps
@@ -79,7 +78,7 @@ class StructuredRecurrent(PlannedLayer):
         self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
         self.bias, self.batch_first, self.dropout = bias, batch_first, float(dropout)
         self.bidirectional, self.proj_size, self.which, self.init = bidirectional, proj_size, which, init
-        self.structure, self._plan_choice = get_structure(structure), "auto"
+        self.structure = get_structure(structure)
         self.state_size = proj_size or hidden_size  # of h; that of c is hidden_size
         directions = 2 if bidirectional else 1
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
@@ -142,17 +141,6 @@ class StructuredRecurrent(PlannedLayer):
         return part.dense().flatten(0, 1) if isinstance(part, MatrixStack) else part
 
     # How products are done.
-
-    @property
-    def plan(self) -> str:
-        """How structured matrices multiply: "dense" by dense matrices, made once a call, "fast" by fast
-        products, "auto" by what is faster at its size. `uses()` says what that comes to."""
-        return self._plan_choice
-
-    @plan.setter
-    def plan(self, choice: str) -> None:
-        check_choices(type(self).__name__, plan=(choice, PLANS))
-        self._plan_choice = choice
 
     def uses(self, steps: int = 32, batch: int = 16) -> dict[str, str]:
         """What the plan comes to for so many steps of so many sequences: "dense" or "fast" by weight."""
@@ -260,8 +248,7 @@ class StructuredRecurrent(PlannedLayer):
         parts = ["weight_ih", "weight_hh"] + ["bias_ih", "bias_hh"] * self.bias
         parts += ["weight_hr"] * (self.proj_size > 0)
         weights = [self.dense_weight(part + suffix) for suffix in self._all_suffixes() for part in parts]
-        training = self.training
-        settings = (weights, self.bias, self.num_layers, self.dropout, training, self.bidirectional)
+        settings = (weights, self.bias, self.num_layers, self.dropout, self.training, self.bidirectional)
         with _quiet() if given.data.is_cuda or self.proj_size else nullcontext():
             output, *after = self._torch(given, state, settings)
         return output, tuple(after)
@@ -347,21 +334,10 @@ class StructuredRecurrent(PlannedLayer):
     def flatten_parameters(self) -> None:
         """Nothing to do: here for code written for torch's layers, which lay out their weights anew."""
 
-    def drop_plan(self) -> None:
-        """Forget what is kept for inference."""
-        for stack in self._stacks().values():
-            stack.drop_plan()
-
     def extra_repr(self) -> str:
         parts = [str(self.input_size), str(self.hidden_size)]
-        parts += [f"num_layers={self.num_layers}"] if self.num_layers != 1 else []
-        for name, default in (
-            ("bias", True),
-            ("batch_first", False),
-            ("dropout", 0.0),
-            ("bidirectional", False),
-            ("proj_size", 0),
-        ):
+        defaults = {"num_layers": 1, "bias": True, "batch_first": False, "dropout": 0.0}
+        for name, default in {**defaults, "bidirectional": False, "proj_size": 0}.items():
             if getattr(self, name) != default:
                 parts.append(f"{name}={getattr(self, name)}")
         parts += [describe(next(iter(self._stacks().values()))), f"which={self.which!r}"]

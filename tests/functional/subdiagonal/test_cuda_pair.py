@@ -13,6 +13,7 @@ import torch
 
 from torchldr import HankelLike, LDRSubdiagonal, ToeplitzLike
 from torchldr.functional.subdiagonal import cuda_pair
+from torchldr.functional.subdiagonal.guard import RANGE, reach
 from torchldr.kernels.cuda import pair
 from torchldr.matrices.ldr_sd.routes import sides
 
@@ -171,6 +172,33 @@ def test_training(n: int, rank: int, batch: int, dtype: torch.dtype) -> None:
     for name, ours, theirs in zip([*names, "x", "bias"], given, exact, strict=True):
         assert ours.grad is not None
         assert (ours.grad - theirs.grad).norm() <= 4 * eps * theirs.grad.norm() + 1e-30, name
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("corners", [(0.0, 0.0), (1.0, -1.0), (-1.0, -0.5), (2.0, 0.3)])
+@pytest.mark.parametrize("regime", ["ones", "signs", "grow", "grow and fall"])
+def test_training_in_all_regimes_within_the_guard(regime: str, corners: tuple[float, float]) -> None:
+    n, draw = 30, torch.Generator().manual_seed(2)
+    M, x, u = member(n, 2), *torch.randn(2, 5, n, generator=draw)
+    step = 2.0 ** (1 / (n - 1))
+    rows = {
+        "ones": torch.ones(2, n - 1),
+        "signs": torch.randint(0, 2, (2, n - 1), generator=draw) * 2.0 - 1,
+        "grow": torch.stack((torch.full((n - 1,), step), torch.ones(n - 1))),
+        "grow and fall": torch.stack((torch.full((n - 1,), step), torch.full((n - 1,), 1 / step))),
+    }[regime]
+    for side, s, corner in zip("AC", rows, corners, strict=True):
+        M.tensors[f"subdiagonal_{side}"], M.tensors[f"corner_{side}"] = s, torch.tensor([corner])
+    M = trained(M)
+    assert reach(*sides(M)) <= RANGE
+    found = cuda_pair.product(*sides(M), x.requires_grad_())
+    inputs = [x, *M.tensors.values()]
+    exact = [t.detach().double().requires_grad_() for t in inputs]
+    W = M.with_tensors(dict(zip(M.tensors, exact[1:], strict=True))).materialize()
+    right = exact[0] @ W.mT
+    gradients = torch.autograd.grad(found, inputs, u), torch.autograd.grad(right, exact, u.double())
+    for ours, theirs in zip((found, *gradients[0]), (right, *gradients[1]), strict=True):
+        assert (ours - theirs).norm() <= 1e-4 * theirs.norm()
 
 
 @pytest.mark.usefixtures("kernels")

@@ -143,11 +143,8 @@ class _Generators(torch.autograd.Function):
         dq_0, dp_0, dq, dp = dq[:1], dp[:1], dq[1:], dp[1:].flip(0)
         # Of q = (e - b) (a last, before + f after), p = (f - a) (e last, after + e before), and (1 - f e) g.
         dproduct = factor * (v[0] * dv[0]).sum()
-        dlast, dwithin = (
-            torch.stack((dq_0, dp_0)) @ last,
-            torch.stack((dq, dp)) @ torch.stack((before, after), 1),
-        )
-        (q_last, p_last), ((q_before, q_after), (p_before, p_after)) = dlast, dwithin
+        q_last, p_last = torch.stack((dq_0, dp_0)) @ last
+        (q_before, q_after), (p_before, p_after) = torch.stack((dq, dp)) @ torch.stack((before, after), 1)
         df = (e - b) * q_after + e * (p_last + p_before - dproduct) + p_after
         de = (f - a) * (p_last + p_before) + f * (q_after - dproduct) + q_before + a * q_last
         dq, dp, dlast = (e - b) * dq, (f - a) * dp, (a * (e - b)) * dq_0 + (e * (f - a)) * dp_0

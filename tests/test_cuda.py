@@ -61,28 +61,55 @@ def test_stencil_kernels(m, k, dtype):
     s, r = 3, 2
     g = torch.Generator().manual_seed(0)
     draw = lambda *shape: torch.randn(*shape, dtype=torch.float64, generator=g)
-    ring = [(0.9 + 0.02 * draw(s, m)), 0.05 * draw(s, m), 0.05 * draw(s, m)]
-    V, dK = draw(s, r, m), draw(s, r, k, m)
-    leaves = [t.clone().requires_grad_() for t in (*ring, V)]
+    rings = torch.cat(
+        (0.05 * draw(s, 1, m), 0.9 + 0.02 * draw(s, 1, m), 0.05 * draw(s, 1, m), draw(s, r, m)), 1
+    )
+    rings, dK = rings.requires_grad_(), draw(s, r, k, m)
     want = torch.stack(
         [
-            torch.stack(
-                [
-                    krylov_of_ring_reference(*(t[i] for t in leaves[:3]), leaves[3][i, j], k).mT
-                    for j in range(r)
-                ]
-            )
-            for i in range(s)
+            torch.stack([krylov_of_ring_reference(lower, diagonal, upper, v, k).mT for v in V])
+            for upper, lower, diagonal, *V in rings
         ]
     )
-    exact = torch.autograd.grad(want, leaves, dK, allow_unused=True, materialize_grads=True)
-    on_gpu = [t.to("cuda", dtype) for t in (*ring, V)]
-    K = cuda.krylov_columns(*on_gpu, k)
-    got = cuda.krylov_adjoint(*on_gpu[:3], K, dK.to("cuda", dtype))
+    (exact,) = torch.autograd.grad(want, rings, dK)
+    on_gpu = rings.detach().to("cuda", dtype)
+    K = cuda.krylov_columns(on_gpu, k)
+    got = cuda.krylov_adjoint(on_gpu, K, dK.to("cuda", dtype)).cpu()
     tolerance = testing.tolerance(dtype, m)
     assert (K.cpu() - want).abs().max() <= tolerance * want.abs().max()
-    for a, b in zip(got, exact, strict=True):
-        assert (a.cpu() - b).abs().max() <= 10 * tolerance * max(1, b.abs().max().item())
+    assert ((got - exact).abs().amax(-1) <= 10 * tolerance * exact.abs().amax(-1).clamp(min=1)).all()
+
+
+@pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")
+@pytest.mark.parametrize(("dtype", "tf32"), [("float32", False), ("float32", True), ("bfloat16", False)])
+@pytest.mark.parametrize(("m", "rank"), [(1, 1), (100, 3), (700, 1), (2048, 1), (2100, 2), (4096, 1)])
+def test_dense_matrices_of_tridiagonal_operators(m, rank, dtype, tf32, monkeypatch):
+    """By columns that are made in groups from 2048 on, and by products of bfloat16 numbers where these do."""
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", tf32)
+    dtype = getattr(torch, dtype)
+    generator = torch.Generator().manual_seed(m)
+    options = {"normalize": m == 700}
+    M = torchldr.LDRTridiagonal.random(m, m, rank, generator=generator, **options).to("cuda", dtype)
+    tensors = {name: t.requires_grad_() for name, t in M.tensors.items()}
+    wide = {name: t.detach().double().requires_grad_() for name, t in tensors.items()}
+    D = torch.randn(m, m, generator=generator).to("cuda", dtype)
+
+    def gradients(tensors, dtype):
+        W = torchldr.LDRTridiagonal.unchecked(m, m, tensors, M.options).dense_in(dtype)
+        return [W.detach(), *torch.autograd.grad(W, tensors.values(), D.to(dtype))]
+
+    eps = 2**-16 if tf32 else torch.finfo(dtype).eps
+    exact = gradients(wide, torch.float64)
+    size = max(t.square().mean().sqrt() for t in exact[3:])  # of operators' gradients: corners may cancel
+    for got, right in zip(gradients(tensors, dtype), exact, strict=True):
+        assert got.dtype == dtype
+        assert (got - right).norm() <= 30 * eps * (right.norm() + size)
+
+
+def test_dense_matrices_of_tridiagonal_operators_in_float64():
+    M = torchldr.LDRTridiagonal.random(300, 300, 2, dtype=torch.float64)
+    on_gpu = M.to("cuda").dense_in(torch.float64).cpu()
+    assert (on_gpu - M.to_dense()).abs().max() <= 1e-12 * M.to_dense().abs().max()
 
 
 @pytest.mark.parametrize(("m", "n"), [(100, 100), (100, 70), (70, 100)])

@@ -70,12 +70,12 @@ def product(A: Operator, C: Operator, x: Tensor, *, shifts: bool = False) -> Ten
     if cuda.serves(max(A[3].shape[-1], C[3].shape[-1]), *A, *C, x):
         K_A, K_C = (K.flatten(0, 1) for K in krylov_pair(A, C, shifts=shifts))
         return (x.to(K_A.dtype) @ K_C.mT @ K_A).to(x.dtype)
-    by_loops = stencil.serves(*A, *C, x)
-    if shifts or not _lost(A, C) or (by_loops and all(map(_has_values, (*A, *C, x)))):
+    by_loops, k = stencil.serves(*A, *C, x), _columns(A, C)
+    if shifts or not lost(x, k) or (by_loops and all(map(has_values, (*A, *C, x)))):
         if not by_loops:
             return _plain_product(*A, *C, x)
         y, *_, left, right = applied(_StencilProduct, *A, *C, x)
-        if shifts or not _lost(A, C, (left, right)):
+        if shifts or not lost(x, k, (left, right)):
             return y
     return product(_wide(A), _wide(C), x.double()).to(x.dtype)
 
@@ -85,25 +85,25 @@ def _wide(operator: Operator) -> Operator:
     return lower.double(), diagonal.double(), upper.double(), V.double()
 
 
-def _has_values(t: Tensor) -> bool:
+def has_values(t: Tensor) -> bool:
     """Whether a tensor's values can be looked at: not under vmap, or while a CUDA graph is captured."""
     return stencil.is_plain(t) and not (t.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
-def _lost(A: Operator, C: Operator, sizes: Sequence[Tensor] = ()) -> bool:
-    """Whether rounding may have grown beyond use in float32, by what `_sizes` finds of both operators."""
-    G = A[3]
-    if _columns(A, C) <= UNSEEN or G.dtype == torch.float64 or G.device.type == "mps":  # which has no float64
+def lost(like: Tensor, k: int, found: Sequence[Tensor] = ()) -> bool:
+    """Whether rounding may have grown beyond use in k columns like this, by the `sizes` found of them."""
+    if k <= UNSEEN or like.dtype == torch.float64 or like.device.type == "mps":  # which has no float64
         return False
-    if not sizes or not all(map(_has_values, sizes)):
+    if not found or not all(map(has_values, found)):
         return True
-    growth = [(size / size[:1].clamp_min(TINY)).amax() for size in sizes]
-    return not bool(torch.stack(growth).amax() <= GROWTH)  # of NaN too
+    growth = [(size / size[..., :1].clamp_min(TINY)).amax() for size in found]
+    largest = growth[0] if len(growth) == 1 else torch.stack(growth).amax()
+    return not bool(largest <= GROWTH)  # of NaN too
 
 
-def _sizes(K: Tensor) -> Tensor:
-    """The largest entries of some columns of Krylov matrices (r, k, m), the first among them: (.., r)."""
-    return vector_norm(K.detach()[:, ::LOOK], math.inf, -1).mT
+def sizes(K: Tensor) -> Tensor:
+    """The largest entries of some columns of Krylov matrices (.., k, m), the first among them."""
+    return vector_norm(K.detach()[..., ::LOOK, :], math.inf, -1)
 
 
 # The plain form.
@@ -182,7 +182,7 @@ def _plain_rmatmul(lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, u:
 
 
 class _StencilProduct(torch.autograd.Function):
-    """(A, G, C, H, x) to y, K(C, h_i)^T x, and of A and of C the states before every tile and `_sizes`."""
+    """(A, G, C, H, x) to y, K(C, h_i)^T x, and of A and of C the states before every tile and `sizes`."""
 
     @staticmethod
     def forward(*inputs: Tensor) -> tuple[Tensor, ...]:
@@ -192,7 +192,7 @@ class _StencilProduct(torch.autograd.Function):
         room = _width(A, C)
         left, right = stencil.Stencil(*A, room), stencil.Stencil(*C, room)
         states = [(A[3].clone(), C[3].clone())]  # the stencil's loops forbid to resize what they read
-        sizes = []
+        seen = []
         for columns in _tiles(A, C):
             width = columns.stop - columns.start
             K_A, K_C = _run(left, right, states[-1], width)
@@ -201,9 +201,9 @@ class _StencilProduct(torch.autograd.Function):
                 y.addmm_(part.mT, K_A[i])
             states.append((left.following(width), right.following(width)))
             if k > UNSEEN and y.dtype != torch.float64:
-                sizes.append((_sizes(K_A), _sizes(K_C)))
-        seen = [torch.cat(of) for of in zip(*sizes, strict=True)] or [y.new_zeros(0)] * 2
-        return y, z, *(torch.stack(of) for of in zip(*states[:-1], strict=True)), *seen
+                seen.append((sizes(K_A), sizes(K_C)))
+        found = [torch.cat(of, -1) for of in zip(*seen, strict=True)] or [y.new_zeros(0)] * 2
+        return y, z, *(torch.stack(of) for of in zip(*states[:-1], strict=True)), *found
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
@@ -302,15 +302,15 @@ def krylov_pair(A: Operator, C: Operator, *, shifts: bool = False) -> tuple[Tens
 
     In float64 where float32 would lose them. A GPU runs operators of one size side by side.
     """
-    if not shifts and _lost(A, C) and not all(map(_has_values, (*A, *C))):
-        return krylov_pair(_wide(A), _wide(C))
     k = _columns(A, C)
+    if not shifts and lost(A[3], k) and not all(map(has_values, (*A, *C))):
+        return krylov_pair(_wide(A), _wide(C))
     K: tuple[Tensor, ...]
     if A[3].shape != C[3].shape or not cuda.serves(k, *A, *C):
         K = krylov_matrices(*A, k), krylov_matrices(*C, k)
     else:
-        K = applied(_CudaKrylov, *map(torch.stack, zip(A, C, strict=True)), k).unbind()
-    if shifts or not _lost(A, C, [*map(_sizes, K)]):
+        K = applied(_CudaKrylov, torch.stack((_ring(*A), _ring(*C))), k).unbind()
+    if shifts or not lost(A[3], k, [*map(sizes, K)]):
         return K
     return krylov_pair(_wide(A), _wide(C))
 
@@ -320,9 +320,13 @@ def krylov_matrices(lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, k
     if stencil.serves(lower, diagonal, upper, V):
         return _StencilKrylov.apply(lower, diagonal, upper, V, k)
     if not cuda.serves(V.shape[-1], lower, diagonal, upper, V):
-        return _krylov_of_ring(lower, diagonal, upper, V, k)
-    stacked = (t.unsqueeze(0) for t in (lower, diagonal, upper, V))
-    return applied(_CudaKrylov, *stacked, k).squeeze(0)
+        return krylov_of_ring(lower, diagonal, upper, V, k)
+    return applied(_CudaKrylov, _ring(lower, diagonal, upper, V).unsqueeze(0), k).squeeze(0)
+
+
+def _ring(lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor) -> Tensor:
+    """An operator as a GPU's kernels take it, (3 + r, m)."""
+    return torch.cat((torch.stack((upper, lower, diagonal)), V))
 
 
 class _StencilKrylov(torch.autograd.Function):
@@ -338,7 +342,7 @@ class _StencilKrylov(torch.autograd.Function):
     def backward(ctx: Any, dK: Tensor) -> tuple[Tensor | None, ...]:
         (lower, diagonal, upper, V), k = ctx.saved_tensors, ctx.k
         if torch.is_grad_enabled() or not stencil.ADJOINT.serves(dK):
-            return *plain_backward(partial(_krylov_of_ring, k=k), (lower, diagonal, upper, V), dK), None
+            return *plain_backward(partial(krylov_of_ring, k=k), (lower, diagonal, upper, V), dK), None
         made = stencil.Stencil(lower, diagonal, upper, V, k)
         made.run(V, k)
         made.gradient(k).copy_(dK)
@@ -346,48 +350,43 @@ class _StencilKrylov(torch.autograd.Function):
         return *made.gradients, None
 
 
-def _krylov_of_ring(lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, k: int) -> Tensor:
+def krylov_of_ring(lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, k: int) -> Tensor:
     """`krylov_matrices` in plain torch."""
     blocks = [X for _, X in _column_blocks(lower, diagonal, upper, V, k)]
     return torch.cat(blocks, 1).permute(2, 1, 0)
 
 
-def _plain_krylov(lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, k: int) -> Tensor:
-    """`_CudaKrylov` in plain torch: (s, m) thrice and (s, r, m) to (s, r, k, m)."""
-    rings = zip(lower, diagonal, upper, V, strict=True)
-    return torch.stack([_krylov_of_ring(*ring, k) for ring in rings])
+def _plain_krylov(rings: Tensor, k: int) -> Tensor:
+    """`_CudaKrylov` in plain torch."""
+    made = [krylov_of_ring(ring[1], ring[2], ring[0], ring[3:], k) for ring in rings]
+    return torch.stack(made)
 
 
 class _CudaKrylov(torch.autograd.Function):
+    """Of rings (s, 3 + r, m), the Krylov matrices (s, r, k, m)."""
+
     @staticmethod
-    def forward(lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, k: int) -> Tensor:
-        return cuda.krylov_columns(lower, diagonal, upper, V, k)
+    def forward(rings: Tensor, k: int) -> Tensor:
+        return cuda.krylov_columns(rings, k)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        *tensors, ctx.k = inputs
-        ctx.save_for_backward(*tensors, output)
-        ctx.save_for_forward(*tensors)
+        rings, ctx.k = inputs
+        ctx.save_for_backward(rings, output)
+        ctx.save_for_forward(rings)
 
     @staticmethod
     def backward(ctx: Any, dK: Tensor) -> tuple[Tensor | None, ...]:
-        lower, diagonal, upper, V, K = ctx.saved_tensors
+        rings, K = ctx.saved_tensors
         if torch.is_grad_enabled():
-            plain = partial(_plain_krylov, k=ctx.k)
-            return *plain_backward(plain, (lower, diagonal, upper, V), dK), None
-        return *cuda.krylov_adjoint(lower, diagonal, upper, K, dK), None
+            return *plain_backward(partial(_plain_krylov, k=ctx.k), (rings,), dK), None
+        return cuda.krylov_adjoint(rings, K, dK), None
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Tensor:
-        return plain_jvp(partial(_plain_krylov, k=ctx.k), ctx.saved_tensors, tangents[:-1])
+        return plain_jvp(partial(_plain_krylov, k=ctx.k), ctx.saved_tensors[:1], tangents[:1])
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Tensor, int]:
-        *tensors, k = inputs
-        size = info.batch_size
-        stacked = [
-            t.expand(size, *t.shape) if d is None else t.movedim(d, 0)
-            for t, d in zip(tensors, in_dims, strict=False)
-        ]
-        K = _CudaKrylov.apply(*(t.flatten(0, 1) for t in stacked), k)
-        return K.unflatten(0, (size, -1)), 0
+    def vmap(info: Any, in_dims: tuple[int, None], rings: Tensor, k: int) -> tuple[Tensor, int]:
+        K = _CudaKrylov.apply(rings.movedim(in_dims[0], 0).flatten(0, 1), k)
+        return K.unflatten(0, (info.batch_size, -1)), 0

@@ -13,6 +13,9 @@ end. The adjoint, with x_t the columns, d_t their gradients and s_t = d_t + A^T 
     chain    s at the first step of every chunk, by the band of (A^T)^L
     flow     s of all steps, chunk by chunk, and with x the gradients of the operator
 
+Many chunks are chained in groups of LEAP steps, all groups at once, after `leap` has gone from group to group
+by the band of A^LEAP, a warp a place.
+
 Windows and bands run around the ring as if it were an endless line, which makes every size right, however
 small. Sums run in another order than step by step; rounding is of the same size. The kernels are compiled
 at run time by NVRTC, which comes with torch.
@@ -21,7 +24,7 @@ at run time by NVRTC, which comes with torch.
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,8 +33,10 @@ from . import nvrtc
 
 PER = 4  # places of a thread of `chain`
 LARGEST = 4096  # places: beyond, a band does not fit in a block's registers
+LEAP = 128  # steps of a group
+GROUPED = 128  # chunks: more are chained in groups
 
-SOURCE = r"""
+_BANDS = r"""
 typedef long long i64;
 #define FULL 0xffffffffu
 #define SPAN (2 * L + 1)
@@ -68,14 +73,17 @@ __device__ __forceinline__ T above(const T* lower, const T* upper, int i, int m,
     } \
 }
 
+// The rows of rings (s, 3 + r, m): upper, lower, diagonal and r start vectors.
+#define RING(op) \
+    const T* upper = rings + (op) * (3 + r) * m; \
+    const T *lower = upper + m, *diagonal = lower + m;
+
 // A row of A^L is the row e_i^T times A, L times: the stencil of the transpose.
-extern "C" __global__ void bands(
-    const T* lower, const T* diagonal, const T* upper, T* B, int m, int transposed
-) {
+extern "C" __global__ void bands(const T* rings, T* B, int m, int r, int transposed) {
     int row = (int)(blockIdx.x * blockDim.x + threadIdx.x) >> 5, lane = threadIdx.x & 31;
     if (row >= m) return;
     i64 op = blockIdx.y;
-    lower += op * m; diagonal += op * m; upper += op * m;
+    RING(op)
     T x[WIDE], l[WIDE], d[WIDE], u[WIDE];
     #pragma unroll
     for (int e = 0; e < WIDE; e++) {
@@ -93,13 +101,37 @@ extern "C" __global__ void bands(
     }
 }
 
-// y_c = in_c + A^L y_{c-1}, in_c = 0 from `given` on; with `back` c counts from the end.
+"""
+
+_LEAPS = r"""
+// to += A^L from, a vector of each operator.
+extern "C" __global__ void leap(const T* B, const T* from, T* to, int m, int r, int vector, int add) {
+    int row = (int)(blockIdx.x * blockDim.x + threadIdx.x) >> 5, lane = threadIdx.x & 31;
+    if (row >= m) return;
+    from += (i64)blockIdx.y * vector;
+    to += (i64)blockIdx.y * vector;
+    B += ((i64)(blockIdx.y / r) * m + row) * SPAN;
+    T sum = 0;
+    #pragma unroll
+    for (int e = 0; e < WIDE; e++) {
+        int o = lane + 32 * e;
+        if (o < SPAN) sum += B[o] * from[wrap(row + o - L, m)];
+    }
+    for (int far = 16; far; far /= 2) sum += __shfl_down_sync(FULL, sum, far);
+    if (lane == 0) to[row] = add ? to[row] + sum : sum;
+}
+"""
+
+_COLUMNS = r"""
+// y_c = in_c + A^L y_{c-1} in groups of `size`; with `back` c counts from the end. Not `given`, in_c is 0 but
+// for a group's first. Before that one stands what the group before it has left in `start`, or 0.
 extern "C" __global__ void __launch_bounds__(THREADS) chain(
-    const T* B, const T* in, T* out, int m, int r, int count, int given, int back,
-    int in_vector, int in_step, int out_vector, int out_step
+    const T* B, const T* in, const T* start, T* out, int m, int r, int count, int size, int given, int back,
+    int in_vector, int in_step, int out_vector, int out_step, int out_group
 ) {
     extern __shared__ __align__(16) T shared[];
-    const int first = PER * threadIdx.x, size = (m + 2 * L + PER + 2 * PACK) / PACK * PACK;
+    const int first = PER * threadIdx.x, room = (m + 2 * L + PER + 2 * PACK) / PACK * PACK;
+    const int group = blockIdx.y, before = group * size, last = min(size, count - before);
     const i64 op = blockIdx.x / r;
     T b[PER][SPAN], ahead[PER];
     #pragma unroll
@@ -108,20 +140,41 @@ extern "C" __global__ void __launch_bounds__(THREADS) chain(
         for (int o = 0; o < SPAN; o++) b[e][o] = first + e < m ? B[(op * m + first + e) * SPAN + o] : 0;
     }
     in += (i64)blockIdx.x * in_vector;
-    out += (i64)blockIdx.x * out_vector;
+    out += (i64)blockIdx.x * out_vector + (i64)group * out_group;
+    #define PLACE(c) (i64)(back ? count - 1 - before - (c) : before + (c))
     #define AHEAD(c) \
         _Pragma("unroll") \
         for (int e = 0; e < PER; e++) \
-            ahead[e] = first + e < m && (c) < given \
-                ? in[(i64)(back ? count - 1 - (c) : (c)) * in_step + first + e] : 0;
+            ahead[e] = first + e < m && (c) < last && ((c) == 0 || given) \
+                ? in[PLACE(c) * in_step + first + e] : 0;
+    // Place i at L + i, and again around the ring.
+    #define KEEP(c, y) { \
+        T* state = shared + (c & 1) * room; \
+        _Pragma("unroll") \
+        for (int e = 0; e < PER; e++) { \
+            int i = first + e; \
+            if (i >= m) continue; \
+            state[L + i] = y[e]; \
+            if (i >= m - L) state[i - (m - L)] = y[e]; \
+            if (i < L) state[L + m + i] = y[e]; \
+        } \
+        __syncthreads(); \
+    }
+    const int follows = start && group;
+    T y[PER];
+    if (follows) {
+        start += ((i64)blockIdx.x * gridDim.y + group - 1) * m;
+        #pragma unroll
+        for (int e = 0; e < PER; e++) y[e] = first + e < m ? start[first + e] : 0;
+        KEEP(0, y)
+    }
     AHEAD(0)
-    for (int c = 0; c < count; c++) {
-        T y[PER];
+    for (int c = 0; c < last; c++) {
         #pragma unroll
         for (int e = 0; e < PER; e++) y[e] = ahead[e];
         AHEAD(c + 1)
-        if (c && first < m) {
-            const T* state = shared + (c & 1) * size;
+        if ((c || follows) && first < m) {
+            const T* state = shared + (c & 1) * room;
             T w[ROOM];
             #pragma unroll
             for (int q = 0; q < ROOM; q += PACK) {
@@ -135,18 +188,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) chain(
                 for (int o = 0; o < SPAN; o++) y[e] += b[e][o] * w[e + o];
             }
         }
-        T* to = out + (i64)(back ? count - 1 - c : c) * out_step;
-        T* state = shared + (c + 1 & 1) * size;  // place i at L + i, and again around the ring
+        T* to = out + PLACE(c) * out_step;
         #pragma unroll
-        for (int e = 0; e < PER; e++) {
-            int i = first + e;
-            if (i >= m) continue;
-            to[i] = y[e];
-            state[L + i] = y[e];
-            if (i >= m - L) state[i - (m - L)] = y[e];
-            if (i < L) state[L + m + i] = y[e];
-        }
-        __syncthreads();
+        for (int e = 0; e < PER; e++)
+            if (first + e < m) to[first + e] = y[e];
+        KEEP(c + 1, y)
     }
 }
 
@@ -190,18 +236,17 @@ __device__ __forceinline__ void store(T* to, int base, int lane, int m, const T*
 }
 
 #define OPERATOR(transposed) \
+    RING(op) \
     T l[4], d[4], u[4]; \
     _Pragma("unroll") \
     for (int e = 0; e < 4; e++) { \
         int i = wrap(base + e, m); \
-        l[e] = below(lower + op * m, upper + op * m, i, m, transposed); \
-        d[e] = diagonal[op * m + i]; \
-        u[e] = above(lower + op * m, upper + op * m, i, m, transposed); \
+        l[e] = below(lower, upper, i, m, transposed); \
+        d[e] = diagonal[i]; \
+        u[e] = above(lower, upper, i, m, transposed); \
     }
 
-extern "C" __global__ void __launch_bounds__(128) fill(
-    const T* lower, const T* diagonal, const T* upper, T* K, int m, int k, int r
-) {
+extern "C" __global__ void __launch_bounds__(128) fill(const T* rings, T* K, int m, int k, int r) {
     WINDOW
     OPERATOR(0)
     T x[4];
@@ -215,7 +260,7 @@ extern "C" __global__ void __launch_bounds__(128) fill(
 }
 
 extern "C" __global__ void __launch_bounds__(128) local(
-    const T* lower, const T* diagonal, const T* upper, const T* dK, T* Z, int m, int k, int r
+    const T* rings, const T* dK, T* Z, int m, int k, int r
 ) {
     WINDOW
     OPERATOR(1)
@@ -233,10 +278,9 @@ extern "C" __global__ void __launch_bounds__(128) local(
     store(Z + (vector * chunks + chunk) * m, base, lane, m, s);
 }
 
-// The gradients of lower, diagonal and upper by chunk, one array after the other.
+// The gradients of upper, lower and diagonal of each operator, by chunk: parts (s, 3, r chunks, m).
 extern "C" __global__ void __launch_bounds__(128) flow(
-    const T* lower, const T* diagonal, const T* upper, const T* K, const T* dK, const T* Z, T* parts,
-    int m, int k, int r
+    const T* rings, const T* K, const T* dK, const T* Z, T* parts, int m, int k, int r
 ) {
     WINDOW
     OPERATOR(1)
@@ -259,11 +303,11 @@ extern "C" __global__ void __launch_bounds__(128) flow(
             gu[e] += s[e] * (e == 3 ? right : x[e + 1]);
         }
     }
-    const i64 whole = (i64)gridDim.y * chunks * m;
-    T* part = parts + (vector * chunks + chunk) * m;
-    store(part, base, lane, m, gl);
-    store(part + whole, base, lane, m, gd);
-    store(part + 2 * whole, base, lane, m, gu);
+    const i64 whole = (i64)r * chunks * m;
+    T* part = parts + 3 * op * whole + ((vector - op * r) * chunks + chunk) * m;
+    store(part, base, lane, m, gu);
+    store(part + whole, base, lane, m, gl);
+    store(part + 2 * whole, base, lane, m, gd);
 }
 """
 
@@ -276,9 +320,9 @@ def chunk_length(dtype: torch.dtype, m: int) -> int:
     return min(longest, 1 << (m.bit_length() - 1))  # not beyond the ring
 
 
-def settings(dtype: torch.dtype, m: int) -> dict[str, object]:
-    """The definitions that the source is compiled with."""
-    L, together = chunk_length(dtype, m), 16 // dtype.itemsize
+def settings(dtype: torch.dtype, m: int, steps: int | None = None) -> dict[str, object]:
+    """The definitions that a source is compiled with, for chunks of so many `steps`."""
+    L, together = steps or chunk_length(dtype, m), 16 // dtype.itemsize
     return {
         "T": "float" if dtype == torch.float32 else "double",
         "L": L,
@@ -289,8 +333,10 @@ def settings(dtype: torch.dtype, m: int) -> dict[str, object]:
 
 
 @cache
-def _source(dtype: torch.dtype, m: int) -> str:
-    return "".join(f"#define {key} {value}\n" for key, value in settings(dtype, m).items()) + SOURCE
+def source(dtype: torch.dtype, m: int, steps: int | None = None) -> str:
+    """The kernels for chunks, or those for groups of so many `steps`."""
+    head = "".join(f"#define {key} {value}\n" for key, value in settings(dtype, m, steps).items())
+    return head + _BANDS + (_LEAPS if steps else _COLUMNS)
 
 
 def _chain_threads(m: int) -> int:
@@ -299,65 +345,106 @@ def _chain_threads(m: int) -> int:
 
 def _chain_bytes(dtype: torch.dtype, m: int) -> int:
     together = 16 // dtype.itemsize
-    size = (m + 2 * chunk_length(dtype, m) + PER + 2 * together) // together * together
-    return 2 * size * dtype.itemsize
+    room = (m + 2 * chunk_length(dtype, m) + PER + 2 * together) // together * together
+    return 2 * room * dtype.itemsize
 
 
-def _launch(name: str, like: Tensor, grid: tuple[int, int], arguments: list[Any]) -> None:
-    """Run a kernel on (s, r, .., m)."""
+def _launch(
+    name: str,
+    like: Tensor,
+    grid: tuple[int, int],
+    arguments: list[Any],
+    steps: int | None = None,
+    times: int = 1,
+    moves: tuple[int, ...] = (),
+) -> None:
+    """Run a kernel on (s, .., m), so many `times`."""
     m, dtype = like.shape[-1], like.dtype
     threads, shared = (_chain_threads(m), _chain_bytes(dtype, m)) if name == "chain" else (128, 0)
-    nvrtc.launch(_source(dtype, m), name, like.device, (*grid, 1), threads, arguments, shared)
+    of = source(dtype, m, steps)
+    nvrtc.launch(of, name, like.device, (*grid, 1), threads, arguments, shared, times, moves)
 
 
-def krylov_columns(lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, k: int) -> Tensor:
+class _Cut(NamedTuple):
+    """Time in chunks and groups, for rings (s, 3 + r, m)."""
+
+    chunks: int
+    size: int  # chunks in a group
+    groups: int
+
+    @classmethod
+    def of(cls, dtype: torch.dtype, m: int, k: int) -> _Cut:
+        L = chunk_length(dtype, m)
+        chunks = -(-k // L)
+        size = LEAP // L if chunks > GROUPED else chunks
+        return cls(chunks, size, -(-chunks // size))
+
+
+def krylov_columns(rings: Tensor, k: int) -> Tensor:
     """The Krylov columns of stacked ring operators.
 
     Args:
-        lower, diagonal, upper: shape (s, m), m up to LARGEST.
-        V: start vectors, shape (s, r, m).
+        rings: shape (s, 3 + r, m), m up to LARGEST: upper, lower, diagonal and start vectors of each.
         k: how many columns.
 
     Returns:
         Shape (s, r, k, m): column j is a row of it.
     """
-    s, r, m = V.shape
-    ring = [t.contiguous() for t in (lower, diagonal, upper)]
-    K, V = V.new_empty(s, r, k, m), V.contiguous()
+    s, r, m = rings.shape[0], rings.shape[1] - 3, rings.shape[2]
+    rings, K = rings.contiguous(), rings.new_empty(s, r, k, m)
     if K.numel() == 0:
         return K
-    L = chunk_length(V.dtype, m)
-    B, chunks = _bands(ring, V, transposed=False), -(-k // L)
-    _launch("chain", V, (s * r, 1), [B, V, K, m, r, chunks, 1, 0, m, 0, k * m, L * m])
+    L, cut = chunk_length(K.dtype, m), _Cut.of(K.dtype, m, k)
+    K[:, :, 0] = rings[:, 3:]
+    if cut.groups > 1:
+        _leap(rings, K, k * m, LEAP * m, cut.groups, transposed=False, add=False)
+    B, step = _bands(rings, transposed=False), (k * m, L * m)
+    _launch("chain", K, (s * r, cut.groups), [B, K, 0, K, m, r, *cut[:2], 0, 0, *step, *step, 0])
     if L > 1:
-        _launch("fill", V, _windows(V, chunks), [*ring, K, m, k, r])
+        _launch("fill", K, _windows(K, cut.chunks), [rings, K, m, k, r])
     return K
 
 
-def krylov_adjoint(
-    lower: Tensor, diagonal: Tensor, upper: Tensor, K: Tensor, dK: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of `krylov_columns` in lower, diagonal, upper (s, m) and V (s, r, m)."""
+def krylov_adjoint(rings: Tensor, K: Tensor, dK: Tensor) -> Tensor:
+    """The gradient of `krylov_columns` in the rings."""
     s, r, k, m = K.shape
-    ring = [t.contiguous() for t in (lower, diagonal, upper)]
-    K, dK = K.contiguous(), dK.contiguous()
+    rings, K, dK = rings.contiguous(), K.contiguous(), dK.contiguous()
     if K.numel() == 0:
-        return *(torch.zeros_like(t) for t in ring), K.new_zeros(s, r, m)  # type: ignore[return-value]
-    chunks = -(-k // chunk_length(K.dtype, m))
-    Z, parts = K.new_empty(s, r, chunks, m), K.new_empty(3, s, r * chunks, m)
-    windows = _windows(K, chunks)
-    _launch("local", K, windows, [*ring, dK, Z, m, k, r])
-    B, step = _bands(ring, K, transposed=True), (chunks * m, m)
-    _launch("chain", K, (s * r, 1), [B, Z, Z, m, r, chunks, chunks, 1, *step, *step])
-    _launch("flow", K, windows, [*ring, K, dK, Z, parts, m, k, r])
-    dl, dd, du = parts.sum(2)
-    return dl, dd, du, Z[:, :, 0]
+        return torch.zeros_like(rings)
+    cut = _Cut.of(K.dtype, m, k)
+    Z, parts = K.new_empty(s, r, cut.chunks, m), K.new_empty(s, 3, r * cut.chunks, m)
+    windows = _windows(K, cut.chunks)
+    _launch("local", K, windows, [rings, dK, Z, m, k, r])
+    B, step, start = _bands(rings, transposed=True), (cut.chunks * m, m), None
+    given = [m, r, *cut[:2], 1, 1, *step]
+    if cut.groups > 1:  # what each group leaves of itself alone, then of all before it
+        start = K.new_empty(s, r, cut.groups, m)
+        _launch("chain", K, (s * r, cut.groups), [B, Z, 0, start, *given, cut.groups * m, 0, m])
+        _leap(rings, start, cut.groups * m, m, cut.groups, transposed=True, add=True)
+    _launch("chain", K, (s * r, cut.groups), [B, Z, 0 if start is None else start, Z, *given, *step, 0])
+    _launch("flow", K, windows, [rings, K, dK, Z, parts, m, k, r])
+    found = torch.empty_like(rings)
+    torch.sum(parts, 2, out=found[:, :3])
+    found[:, 3:] = Z[:, :, 0]
+    return found
 
 
-def _bands(ring: list[Tensor], like: Tensor, *, transposed: bool) -> Tensor:
-    s, m = ring[0].shape
-    B = like.new_empty(s, m, 2 * chunk_length(like.dtype, m) + 1)
-    _launch("bands", like, (-(-m // 4), s), [*ring, B, m, int(transposed)])
+def _leap(
+    rings: Tensor, x: Tensor, vector: int, step: int, groups: int, *, transposed: bool, add: bool
+) -> None:
+    """Each group's vector from that of the group before; they stand `step` entries apart in x."""
+    s, m, r = x.shape[0], x.shape[-1], x.shape[1]
+    B, apart = _bands(rings, LEAP, transposed=transposed), step * x.element_size()
+    given = [B, x, x.data_ptr() + apart, m, r, vector, int(add)]
+    moves = 0, apart, apart
+    _launch("leap", x, (-(-m // 4), s * r), given, LEAP, groups - 1, moves)
+
+
+def _bands(rings: Tensor, steps: int | None = None, *, transposed: bool) -> Tensor:
+    s, r, m = rings.shape[0], rings.shape[1] - 3, rings.shape[2]
+    L = steps or chunk_length(rings.dtype, m)
+    B = rings.new_empty(s, m, 2 * L + 1)
+    _launch("bands", rings, (-(-m // 4), s), [rings, B, m, r, int(transposed)], steps)
     return B
 
 

@@ -63,10 +63,17 @@ class Kernels:
         launches: of each the name of the `extern "C" __global__` function, the blocks along each axis, and
             the threads of a block.
         shared: bytes of shared memory that the kernels do not declare themselves.
+        moves: what is added to the first arguments after each kernel, bytes to pointers.
     """
 
-    def __init__(self, source: str, launches: Sequence[tuple[str, Grid, int]], shared: int = 0) -> None:
-        self._source, self._launches, self._shared = source, launches, shared
+    def __init__(
+        self,
+        source: str,
+        launches: Sequence[tuple[str, Grid, int]],
+        shared: int = 0,
+        moves: Sequence[int] = (),
+    ) -> None:
+        self._source, self._launches, self._shared, self._moves = source, launches, shared, moves
         self._ready: dict[int, list[Callable[..., int]]] = {}
 
     def queue(self, device: torch.device, arguments: Sequence[Any]) -> None:
@@ -97,6 +104,8 @@ class Kernels:
         for launch in ready:
             if failed := launch(stream, places, None):
                 raise RuntimeError(f"CUDA refused to launch one of {self._launches}: {failed}.")
+            for i, by in enumerate(self._moves):
+                values[i] += by
 
     def _prepare(self, index: int, name: str, grid: Grid, threads: int) -> Callable[..., int]:
         kernel = compiled(self._source, name, index)
@@ -107,8 +116,10 @@ class Kernels:
 
 
 @lru_cache(maxsize=4096)
-def _kernel(source: str, name: str, grid: Grid, threads: int, shared: int) -> Kernels:
-    return Kernels(source, [(name, grid, threads)], shared)
+def _kernel(
+    source: str, name: str, grid: Grid, threads: int, shared: int, times: int, moves: Sequence[int]
+) -> Kernels:
+    return Kernels(source, [(name, grid, threads)] * times, shared, moves)
 
 
 def launch(
@@ -119,9 +130,11 @@ def launch(
     threads: int,
     arguments: Sequence[Any],
     shared: int = 0,
+    times: int = 1,
+    moves: tuple[int, ...] = (),
 ) -> None:
-    """Queue one kernel; the arguments are those of `Kernels`."""
-    _kernel(source, name, grid, threads, shared).queue(device, arguments)
+    """Queue one kernel so many times; the arguments are those of `Kernels`."""
+    _kernel(source, name, grid, threads, shared, times, moves).queue(device, arguments)
 
 
 @cache

@@ -11,8 +11,9 @@ from torch import Tensor
 from ...core.checks import check_choices
 from ...core.contract import Random, Weights
 from ...core.matrix import StructuredMatrix, generators_
+from ...core.products import allows_tf32
 from ...core.storage import AROUND_ONE, AROUND_ZERO, FLOAT, Storage
-from ...functional import tridiagonal
+from ...functional import krylov_dense, tridiagonal
 from ...functional.reference import krylov_of_ring_reference, tridiagonal_reference
 from ...kernels import cuda
 from ..ldr_sd import shift_mean_square
@@ -138,6 +139,29 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
         Waits for the device.
         """
         return operator_report(self, spectrum=spectrum)
+
+    def _rings(self) -> Tensor:
+        """Both operators of a square matrix with their generators, as `krylov_dense` takes them."""
+        part, sides = self.tensors, []
+        for side, V in (("A", self.G), ("C", self.H)):
+            outer = (
+                part[f"superdiagonal_{side}"],
+                part[f"corners_{side}"].flip(-1),
+                part[f"subdiagonal_{side}"],
+            )
+            sides += [*outer, part[f"diagonal_{side}"], V.flatten(-2)]
+        rings = torch.cat(sides, -1).unflatten(-1, (2, -1, self.in_features))
+        if not self.options["normalize"]:
+            return rings
+        ring, V = rings.to(torch.promote_types(self.dtype, torch.float32)).tensor_split([3], -2)
+        scale = tridiagonal.row_sum_scale(*ring.unbind(-2))
+        return torch.cat((ring / scale[..., None, None], V), -2)
+
+    def dense_in(self, dtype: torch.dtype) -> Tensor:
+        if self.in_features != self.out_features or not krylov_dense.serves(self.G):
+            return super().dense_in(dtype)
+        rough = dtype.itemsize < 4 or allows_tf32("cuda", dtype)
+        return krylov_dense.krylov_dense(self._rings(), dtype, rough=rough)
 
     def _materialize(self) -> Tensor:
         A, C = self.both_operators()

@@ -1,0 +1,131 @@
+"""Dense matrices sum_i K(A, g_i) K(C, h_i)^T of LDR-TD layers on a GPU: Krylov matrices, then their product.
+
+Both operators come in one tensor of rings, (..., 2, 3 + r, m): upper, lower, diagonal and start vectors.
+Products that need not be right to all digits of float32 are made of bfloat16 ones, for which a GPU has units:
+each factor is the sum of two such numbers, and the product of both remainders is left out. That is right to
+some 2^-16.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..kernels import cuda
+from . import stencil, tridiagonal
+from ._twin import applied, plain_backward, plain_jvp
+
+
+def serves(t: Tensor) -> bool:
+    """Whether the kernels make matrices from tensors like this one, whose last axis has m entries."""
+    if not t.is_cuda or torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
+        return False
+    return t.is_floating_point() and t.shape[-1] <= cuda.LARGEST and cuda.unavailable() is None
+
+
+def krylov_dense(rings: Tensor, dtype: torch.dtype, *, rough: bool) -> Tensor:
+    """The matrices of both operators in a dtype.
+
+    Args:
+        rings: shape (..., 2, 3 + r, m): of A with G and of C with H, in any dtype.
+        dtype: of the result. All is computed in float32 or wider, in float64 where float32 would lose it.
+        rough: whether products of matrices in float32 may be off by some 2^-16.
+
+    Returns:
+        Shape (..., m, m), differentiable any number of times. For tensors that `serves` says yes to.
+    """
+    made: Tensor = applied(_Dense, rings, dtype, rough)[0]
+    return made
+
+
+def _plain(rings: Tensor, dtype: torch.dtype) -> Tensor:
+    m = rings.shape[-1]
+    lost = tridiagonal.lost(rings, m)
+    wide = rings.to(torch.float64 if lost else torch.promote_types(rings.dtype, torch.float32))
+    K = [tridiagonal.krylov_of_ring(*ring, m).flatten(0, 1) for ring in map(_parted, wide.flatten(0, -3))]
+    made = [A.mT @ C for A, C in zip(K[::2], K[1::2], strict=True)]
+    return torch.stack(made).view(*rings.shape[:-3], m, m).to(dtype)
+
+
+def _parted(ring: Tensor) -> tridiagonal.Operator:
+    upper, lower, diagonal = ring[:3]
+    return lower, diagonal, upper, ring[3:]
+
+
+def _columns(rings: Tensor) -> Tensor:
+    """All Krylov matrices (s, r, m, m) of rings (s, 3 + r, m)."""
+    m = rings.shape[-1]
+    if tridiagonal.has_values(rings) or not tridiagonal.lost(rings, m):
+        K = cuda.krylov_columns(rings, m)
+        if not tridiagonal.lost(rings, m, [tridiagonal.sizes(K)]):
+            return K
+    return cuda.krylov_columns(rings.double(), m)
+
+
+def _halves(t: Tensor) -> list[Tensor]:
+    """One or two bfloat16 tensors whose sum is t, to 16 digits."""
+    high = t.bfloat16()
+    return [t] if t is high else [high, (t - high).bfloat16()]
+
+
+def _multiply(a: Tensor, b: Tensor, rough: bool, out: Tensor) -> None:
+    """a @ b, stacked matrices, of which one may have another dtype than the result."""
+    if out.dtype == torch.float64 or not rough:
+        torch.bmm(a.to(out.dtype), b.to(out.dtype), out=out)
+        return
+    first, *rest = _halves(a)
+    (other, *more), narrow = _halves(b), out.dtype
+    torch.bmm(first, other, out_dtype=narrow, out=out)
+    for p, q in [(p, other) for p in rest] + [(first, q) for q in more]:
+        torch.baddbmm(out, p, q, out_dtype=narrow, out=out)
+
+
+class _Dense(torch.autograd.Function):
+    """Of the rings, the dtype of the result and whether products may be rough; and all Krylov matrices."""
+
+    @staticmethod
+    def forward(rings: Tensor, dtype: torch.dtype, rough: bool) -> tuple[Tensor, Tensor]:
+        m = rings.shape[-1]
+        K = _columns(rings.flatten(0, -3).to(torch.promote_types(rings.dtype, torch.float32)))
+        A, C = K.view(-1, 2, K.shape[1] * m, m).unbind(1)
+        made = K.new_empty(len(A), m, m)
+        _multiply(A.mT, C, rough, made)
+        return made.view(*rings.shape[:-3], m, m).to(dtype), K
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        rings, ctx.dtype, ctx.rough = inputs
+        ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(rings, output[1])
+        ctx.save_for_forward(rings)
+
+    @staticmethod
+    def backward(ctx: Any, D: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
+        rings, K = ctx.saved_tensors
+        if D is None:
+            return None, None, None
+        if torch.is_grad_enabled() or not stencil.is_plain(D):
+            return *plain_backward(partial(_plain, dtype=ctx.dtype), (rings,), D), None, None
+        m, (s, r), dK = D.shape[-1], K.shape[:2], torch.empty_like(K)
+        A, C = K.view(-1, 2, r * m, m).unbind(1)
+        dA, dC = dK.view(-1, 2, r * m, m).unbind(1)
+        D = D.reshape(s // 2, m, m)
+        with torch.autocast("cuda", enabled=False) if torch.is_autocast_enabled("cuda") else nullcontext():
+            _multiply(C, D.mT, ctx.rough, dA)
+            _multiply(A, D, ctx.rough, dC)
+        found = cuda.krylov_adjoint(rings.flatten(0, -3).to(K.dtype), K, dK)
+        return found.view_as(rings).to(rings.dtype), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor, None]:
+        return plain_jvp(partial(_plain, dtype=ctx.dtype), ctx.saved_tensors[:1], tangents[:1]), None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int, ...], rings: Tensor, *rest: Any) -> Any:
+        W, K = _Dense.apply(rings.movedim(in_dims[0], 0), *rest)
+        return (W, K), (0, None)

@@ -1,0 +1,96 @@
+"""Dense matrices of LDR-TD by kernels, whose Krylov columns are here made in plain torch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import torchldr
+from torchldr.functional import krylov_dense, tridiagonal
+from torchldr.kernels import cuda
+
+
+@pytest.fixture(autouse=True)
+def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    def adjoint(rings: Tensor, K: Tensor, dK: Tensor) -> Tensor:
+        pull = torch.func.vjp(lambda t: tridiagonal._plain_krylov(t, K.shape[2]), rings)[1]
+        return pull(dK)[0]
+
+    monkeypatch.setattr(cuda, "krylov_columns", tridiagonal._plain_krylov)
+    monkeypatch.setattr(cuda, "krylov_adjoint", adjoint)
+    monkeypatch.setattr(krylov_dense, "serves", lambda t: True)
+
+
+def dense(rings: Tensor) -> Tensor:
+    return krylov_dense.krylov_dense(rings, torch.float64, rough=False)
+
+
+def some_rings(*leading: int, rank: int = 2, m: int = 5) -> Tensor:
+    g = torch.Generator().manual_seed(m)
+    return torch.randn(*leading, 2, 3 + rank, m, dtype=torch.float64, generator=g).div_(2).requires_grad_()
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize(("m", "rank", "count"), [(1, 1, 0), (2, 1, 0), (3, 2, 2), (40, 3, 0), (17, 1, 3)])
+def test_it_is_the_matrix(m: int, rank: int, count: int, normalize: bool) -> None:
+    made = [
+        torchldr.LDRTridiagonal.random(
+            m, m, rank, normalize=normalize, dtype=torch.float64, generator=torch.Generator().manual_seed(i)
+        )
+        for i in range(count or 1)
+    ]
+    M = torchldr.stack(made) if count else made[0]
+    assert M.dense_in(torch.float64).shape == M.shape
+    assert torch.allclose(M.dense_in(torch.float64), M.to_dense(), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("leading", [(), (2,)])
+def test_derivatives(leading: tuple[int, ...]) -> None:
+    rings = some_rings(*leading)
+    assert torch.autograd.gradcheck(dense, rings, check_forward_ad=True, check_batched_grad=True)
+    assert torch.autograd.gradgradcheck(dense, rings)
+
+
+def test_vmap() -> None:
+    rings = some_rings(3).detach()
+    assert torch.equal(torch.vmap(dense)(rings), dense(rings))
+    assert torch.equal(torch.vmap(dense, 2)(rings.movedim(0, 2)), dense(rings))
+
+
+def test_gradients_have_the_dtype_of_the_rings() -> None:
+    rings = some_rings().detach().bfloat16().requires_grad_()
+    W = krylov_dense.krylov_dense(rings, torch.bfloat16, rough=False)
+    exact = dense(rings.detach().double())
+    assert W.dtype == torch.bfloat16
+    assert torch.allclose(W.double(), exact, rtol=2**-8, atol=1e-6)
+    W.backward(torch.ones_like(W))
+    assert rings.grad is not None
+    assert rings.grad.dtype == torch.bfloat16
+
+
+def test_powers_that_grow_run_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tridiagonal, "UNSEEN", 16)
+    monkeypatch.setattr(tridiagonal, "GROWTH", 100)
+    g = torch.Generator().manual_seed(0)
+    rings = torch.randn(2, 4, 96, generator=g).mul_(0.2)
+    rings[:, 1] += 1
+    given = rings.requires_grad_()
+    wide = rings.detach().double().requires_grad_()
+    W = krylov_dense.krylov_dense(given, torch.float32, rough=False)
+    right = dense(wide)
+    assert not tridiagonal.lost(given, 16)
+    assert tridiagonal.lost(given, 96, [tridiagonal.sizes(tridiagonal._plain_krylov(given, 96))])
+    D = torch.randn(96, 96, generator=g)
+    got, exact = torch.autograd.grad(W, given, D)[0], torch.autograd.grad(right, wide, D.double())[0]
+    assert (W - right).abs().max() <= 1e-6 * right.abs().max()
+    assert (got - exact).abs().max() <= 1e-6 * exact.abs().max()
+
+
+def test_halves_are_right_to_sixteen_digits() -> None:
+    t = torch.randn(1000, generator=torch.Generator().manual_seed(0))
+    high, low = krylov_dense._halves(t)
+    assert ((high.double() + low.double() - t).abs() <= 2**-17 * t.abs()).all()
+    narrow = t.bfloat16()
+    assert krylov_dense._halves(narrow)[0] is narrow
+    assert len(krylov_dense._halves(t.half())) == 2

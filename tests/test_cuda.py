@@ -100,10 +100,10 @@ def test_dense_matrices_of_tridiagonal_operators(m, rank, dtype, tf32, monkeypat
 
     eps = 2**-16 if tf32 else torch.finfo(dtype).eps
     exact = gradients(wide, torch.float64)
-    size = max(t.square().mean().sqrt() for t in exact[3:])  # of operators' gradients: corners may cancel
+    size = max(t.square().mean().sqrt() for t in exact[3:] if t.numel())  # of operators': corners may cancel
     for got, right in zip(gradients(tensors, dtype), exact, strict=True):
         assert got.dtype == dtype
-        assert (got - right).norm() <= 30 * eps * (right.norm() + size)
+        assert (got - right).norm() <= eps * (30 + m / 20) * (right.norm() + size)
 
 
 def test_dense_matrices_of_tridiagonal_operators_in_float64():

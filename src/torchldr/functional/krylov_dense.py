@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..kernels import cuda
+from ..kernels.cuda import halves
 from . import stencil, tridiagonal
 from ._twin import applied, plain_backward, plain_jvp
 
@@ -66,22 +67,23 @@ def _columns(rings: Tensor) -> Tensor:
     return cuda.krylov_columns(rings.double(), m)
 
 
-def _halves(t: Tensor) -> list[Tensor]:
-    """One or two bfloat16 tensors whose sum is t, to 16 digits."""
-    high = t.bfloat16()
-    return [t] if t is high else [high, (t - high).bfloat16()]
+def _terms(t: Tensor, rough: bool) -> list[Tensor]:
+    """What to multiply for t: itself, or bfloat16 numbers whose sum it is, to 16 digits."""
+    return [t] if not rough or t.dtype == torch.bfloat16 else list(halves.split(t.float()))
 
 
-def _multiply(a: Tensor, b: Tensor, rough: bool, out: Tensor) -> None:
-    """a @ b, stacked matrices, of which one may have another dtype than the result."""
-    if out.dtype == torch.float64 or not rough:
-        torch.bmm(a.to(out.dtype), b.to(out.dtype), out=out)
-        return
-    first, *rest = _halves(a)
-    (other, *more), narrow = _halves(b), out.dtype
-    torch.bmm(first, other, out_dtype=narrow, out=out)
-    for p, q in [(p, other) for p in rest] + [(first, q) for q in more]:
-        torch.baddbmm(out, p, q, out_dtype=narrow, out=out)
+def _multiply(a: list[Tensor], b: list[Tensor], out: Tensor) -> None:
+    """The product of two sums of stacked matrices."""
+    kind: Any = {} if a[0].dtype == out.dtype else {"out_dtype": out.dtype}
+    torch.bmm(a[0], b[0], **kind, out=out)
+    for p, q in [(p, b[0]) for p in a[1:]] + [(a[0], q) for q in b[1:]]:
+        torch.baddbmm(out, p, q, **kind, out=out)
+
+
+def _sides(K: Tensor, rough: bool) -> tuple[list[Tensor], ...]:
+    """The `_terms` of all Krylov matrices of A, (s / 2, r m, m), and those of C."""
+    terms = [t.view(-1, 2, K.shape[1] * K.shape[2], K.shape[3]).unbind(1) for t in _terms(K, rough)]
+    return tuple([term[side] for term in terms] for side in (0, 1))
 
 
 class _Dense(torch.autograd.Function):
@@ -91,9 +93,9 @@ class _Dense(torch.autograd.Function):
     def forward(rings: Tensor, dtype: torch.dtype, rough: bool) -> tuple[Tensor, Tensor]:
         m = rings.shape[-1]
         K = _columns(rings.flatten(0, -3).to(torch.promote_types(rings.dtype, torch.float32)))
-        A, C = K.view(-1, 2, K.shape[1] * m, m).unbind(1)
-        made = K.new_empty(len(A), m, m)
-        _multiply(A.mT, C, rough, made)
+        A, C = _sides(K, rough and K.dtype == torch.float32)
+        made = K.new_empty(len(K) // 2, m, m)
+        _multiply([a.mT for a in A], C, made)
         return made.view(*rings.shape[:-3], m, m).to(dtype), K
 
     @staticmethod
@@ -111,13 +113,13 @@ class _Dense(torch.autograd.Function):
             return None, None, None
         if torch.is_grad_enabled() or not stencil.is_plain(D):
             return *plain_backward(partial(_plain, dtype=ctx.dtype), (rings,), D), None, None
-        m, (s, r), dK = D.shape[-1], K.shape[:2], torch.empty_like(K)
-        A, C = K.view(-1, 2, r * m, m).unbind(1)
-        dA, dC = dK.view(-1, 2, r * m, m).unbind(1)
-        D = D.reshape(s // 2, m, m)
+        rough, dK = ctx.rough and K.dtype == torch.float32, torch.empty_like(K)
+        (A, C), ((dA,), (dC,)) = _sides(K, rough), _sides(dK, False)
+        given = D if rough else D.to(K.dtype)
+        terms = _terms(given.reshape(-1, *D.shape[-2:]), rough)
         with torch.autocast("cuda", enabled=False) if torch.is_autocast_enabled("cuda") else nullcontext():
-            _multiply(C, D.mT, ctx.rough, dA)
-            _multiply(A, D, ctx.rough, dC)
+            _multiply(C, [d.mT for d in terms], dA)
+            _multiply(A, terms, dC)
         found = cuda.krylov_adjoint(rings.flatten(0, -3).to(K.dtype), K, dK)
         return found.view_as(rings).to(rings.dtype), None, None
 

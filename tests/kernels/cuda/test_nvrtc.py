@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from torchldr.kernels import cuda
+from torchldr.kernels.cuda import halves, pair
 from torchldr.kernels.cuda import krylov as cuda_krylov
-from torchldr.kernels.cuda import pair
 from torchldr.kernels.cuda import port as port_cuda
 from torchldr.kernels.cuda import scan as scan_kernels
 
@@ -28,6 +28,7 @@ SOURCES = {
     "contract": cuda._CONTRACT,
     **{f"pairs {n}": pair.source(pair.Form(n // 2)) for n in (2, 60, 1024, 16384, 32768)},
     "port": port_cuda.SOURCE,
+    "halves": halves.SOURCE,
     **{f"krylov {m}": cuda_krylov.source(torch.float32, m) for m in (100, 1024, 4096)},
     **{f"leaps {m}": cuda_krylov.source(torch.float64, m, cuda_krylov.LEAP) for m in (100, 4096)},
     **{f"scan {form}": scan_kernels.source(form) for form in FORMS},

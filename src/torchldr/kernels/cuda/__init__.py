@@ -16,7 +16,15 @@ from . import nvrtc
 from .krylov import LARGEST, krylov_adjoint, krylov_columns
 from .nvrtc import unavailable
 
-__all__ = ["LARGEST", "contract", "contracts", "krylov_adjoint", "krylov_columns", "serves", "unavailable"]
+__all__ = [
+    "LARGEST",
+    "contract",
+    "contracts",
+    "krylov_adjoint",
+    "krylov_columns",
+    "serves",
+    "unavailable",
+]
 
 _CONTRACT = r"""
 struct __align__(8) C { float x, y; };

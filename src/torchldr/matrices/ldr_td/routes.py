@@ -21,7 +21,7 @@ from ...kernels.cuda.krylov import LARGEST
 PRODUCTS = "auto", "stencil", "port"
 FROM = {"cpu": 8192, "cuda": 16384}  # min(m, n) from which "auto" judges ports, which takes a while
 _LIKELY = 4  # the oversampling that most operators need
-_CHAINED = 20  # how many times as long as an entry by itself one takes that follows from others, on a GPU
+_CHAINED = 8  # how many times as long as an entry by itself one takes that follows from others, on a GPU
 
 
 def _by_kernels(M: Any, call: Call) -> bool:
@@ -29,18 +29,21 @@ def _by_kernels(M: Any, call: Call) -> bool:
     return call.device == "cuda" and max(M.shape) <= LARGEST and not call.traced
 
 
-def _krylov_seconds(M: Any, call: Call, rows: int, products: int) -> float:
-    """These matrices, and so many products of them with others of so many rows, in float32 or wider."""
+def _krylov_seconds(M: Any, call: Call, operations: int, rows: int, products: int) -> float:
+    """These matrices by so many operations of torch, and products of them with others of so many rows."""
     entries = sum(M.shape) * min(M.shape) * M.rank
-    wide = call if call.dtype.itemsize >= 4 else call._replace(dtype=torch.float32)
-    product = costs.gemm(wide, rows, max(M.shape), min(M.shape) * M.rank)
-    made = _CHAINED * costs.machine(call).stencil * costs.wide(wide) * call.matrices * entries
-    return costs.backward(call, costs.started(call, 30) + made + products * product)
+    product = costs.gemm(call, rows, max(M.shape), min(M.shape) * M.rank)
+    made = _CHAINED * costs.machine(call).stencil * costs.wide(call) * call.matrices * entries
+    return costs.backward(call, costs.started(call, operations) + made + products * product)
+
+
+def _in_float32(call: Call) -> Call:
+    return call if call.dtype.itemsize >= 4 else call._replace(dtype=torch.float32)
 
 
 def _stencil_cost(M: Any, call: Call) -> float:
     if _by_kernels(M, call):
-        return _krylov_seconds(M, call, call.batch, 2)
+        return _krylov_seconds(M, _in_float32(call), 45, call.batch, 2)
     device = call.device if call.device in FROM else "cpu"
     plain = call.traced or (device == "cpu" and compiled.why_not())
     seconds = stencil_seconds(M.shape, M.rank, call.batch, device) * (20 if plain else 1)
@@ -99,7 +102,9 @@ def _prepare_ports(M: Any) -> Product:
 
 def _dense_seconds(M: Any, call: Call) -> float:
     if _by_kernels(M, call):
-        return _krylov_seconds(M, call, M.shape[1], 1)
+        rough = M.shape[0] == M.shape[1] and (call.tf32 or call.dtype.itemsize < 4)
+        halves = call._replace(dtype=torch.bfloat16)
+        return _krylov_seconds(M, halves if rough else _in_float32(call), 25, M.shape[1], 3 if rough else 1)
     return STENCIL.seconds(M, call._replace(batch=M.shape[1], kept=False))
 
 

@@ -1,0 +1,54 @@
+"""Numbers of float32 as sums of two of bfloat16, which a GPU multiplies many times as fast."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from . import nvrtc
+from .numbers import SOURCE as NUMBERS
+
+THREADS, EACH = 256, 4
+
+SOURCE = (
+    NUMBERS
+    + r"""
+struct alignas(16) In { float v[4]; };
+struct alignas(8) Out { bf16 v[4]; };
+
+extern "C" __global__ void halves(const float* x, bf16* high, bf16* low, i64 count) {
+    i64 first = 4 * ((i64)blockIdx.x * blockDim.x + threadIdx.x);
+    int some = count - first < 4 ? (int)(count - first) : 4;
+    In in;
+    Out a, b;
+    if (some == 4) in = *reinterpret_cast<const In*>(x + first);
+    else for (int e = 0; e < some; e++) in.v[e] = x[first + e];
+    for (int e = 0; e < some; e++) {
+        write(a.v + e, in.v[e]);
+        write(b.v + e, in.v[e] - read(a.v + e));
+    }
+    if (some == 4) {
+        *reinterpret_cast<Out*>(high + first) = a;
+        *reinterpret_cast<Out*>(low + first) = b;
+    } else for (int e = 0; e < some; e++) { high[first + e] = a.v[e]; low[first + e] = b.v[e]; }
+}
+"""
+)
+
+
+def split(t: Tensor) -> Tensor:
+    """The rounded numbers of a float32 tensor and what is left: (2, ...), their sum right to 2^-17."""
+    t = t.contiguous()
+    if t.data_ptr() % 16:
+        t = t.clone()
+    count = t.numel()
+    room = -(-count // EACH) * EACH  # the second half begins where four numbers may be written together
+    both = torch.empty(2, room, dtype=torch.bfloat16, device=t.device)
+    if count:
+        launch(t, both, count, room)
+    return both[:, :count].view(2, *t.shape)
+
+
+def launch(t: Tensor, both: Tensor, count: int, room: int) -> None:
+    high, blocks = both.data_ptr(), -(-room // (THREADS * EACH))
+    nvrtc.launch(SOURCE, "halves", t.device, (blocks, 1, 1), THREADS, [t, high, high + 2 * room, count])

@@ -15,7 +15,7 @@ from .contract import Contract, Random, Weights
 from .dense_route import weight_by_columns
 from .linear_map import show
 from .products import allows_tf32, autocasts, check_input, is_jit_tracing, run_product, sum_of_products
-from .routes import Call, Route, RouteTable, choose, is_captured, is_traced, known_at_once
+from .routes import Call, RefusedError, Route, RouteTable, choose, is_captured, is_traced, known_at_once
 
 _NONE = torch.Size()
 _requires_grad = attrgetter("requires_grad")
@@ -79,6 +79,7 @@ class StructuredMatrix(Contract):
         self.out_features, self.in_features = out_features, in_features
         self.tensors, self.options = dict(tensors), dict(options)
         self.facts: dict[str, Any] = {}  # what routes found out about the values; for one product alone
+        self.tries = False  # whether routes are tried before they look; that of the last product served
         cls = type(self)
         if cls._axes is None:
             shapes = cls.parameter_shapes(out_features, in_features, 1, **options)
@@ -321,13 +322,19 @@ class StructuredMatrix(Contract):
             seen = partial(operator.as_compilers_see, self.promoted(), transposed=transposed)
             return run_product(seen, x, self.dtype, bias)
         call = self.call(x, transposed=transposed)
-        chosen = known_at_once(self, call, dense=dense) if route is None else None
-        M = self
+        M, chosen = self, known_at_once(self, call, dense=dense) if route is None else None
         if chosen is None:
             M = self.promoted()
             chosen = choose(M, call, only=route, dense=dense)
+            self.tries = chosen.tried is not None
         if chosen.in_own_dtype(call):
-            return chosen.run(self, x, transposed, bias)
+            try:
+                return chosen.run(self, x, transposed, bias)
+            except RefusedError:
+                if route is not None:
+                    raise
+                self.tries = False
+                return self.multiply(x, transposed=transposed, dense=dense, bias=bias)
         M = M if M.dtype.itemsize >= 4 else M.promoted()
         return run_product(lambda flat: chosen.run(M, flat, transposed), x, self.dtype, bias)
 

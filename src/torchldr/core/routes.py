@@ -56,6 +56,10 @@ class Call(NamedTuple):
         return Call(min(batch, LARGEST_BATCH), *self[1:])
 
 
+class RefusedError(ValueError):
+    """A route that was tried does not serve: the reason."""
+
+
 class Route(NamedTuple):
     """One way to multiply. The matrix that its functions get has tensors of float32 or wider.
 
@@ -73,6 +77,9 @@ class Route(NamedTuple):
             products that it prepares add a bias, too.
         live: whether what it prepares reads the tensors of the matrix where they are.
         by_sizes: whether `why_not` looks at sizes and the call alone, and takes `Sizes` for a matrix.
+        tried: for a route that looks at values: what `why_not` says by sizes alone. Where that is None, a
+            matrix that `tries` takes the route, whose `apply` looks on its way, not to keep a device waiting,
+            and raises `RefusedError` where it should not have been taken.
     """
 
     name: str
@@ -84,6 +91,7 @@ class Route(NamedTuple):
     any_dtype: bool = False
     live: bool = False
     by_sizes: bool = False
+    tried: Callable[[Any, Call], str | None] | None = None
 
     def in_own_dtype(self, call: Call) -> bool:
         """Whether it multiplies in the dtype of the call: factors in a narrow one are for a GPU."""
@@ -132,8 +140,8 @@ def choose(M: Matrix, call: Call, *, only: str | None = None, dense: bool | None
 
 
 def known_at_once(M: Matrix, call: Call, *, dense: bool | None = None) -> Route | None:
-    """The cheapest route that serves without a plan, where sizes alone tell; else None."""
-    return _first(_kind(M), call, dense)
+    """The cheapest route that serves without a plan, or is tried, where sizes alone tell; else None."""
+    return _first(_kind(M), call, dense, M.tries)
 
 
 def takes_dense(M: Matrix, call: Call, *, gain: float = 0.0) -> bool:
@@ -196,14 +204,15 @@ def _costs(kind: _Kind, call: Call) -> dict[Route, float]:
 
 
 @lru_cache(maxsize=4096)
-def _first(kind: _Kind, call: Call, dense: bool | None) -> Route | None:
+def _first(kind: _Kind, call: Call, dense: bool | None, tries: bool) -> Route | None:
     """`known_at_once`, which is asked once as well."""
     for route in _costs(kind, call.sized):
         if route.apply is None or (dense is not None and route.holds_dense != dense):
             continue
-        if not route.by_sizes:
+        by_sizes = route.why_not if route.by_sizes else route.tried if tries else None
+        if by_sizes is None:
             return None
-        if route.why_not(kind.sizes, call) is None:
+        if by_sizes(kind.sizes, call) is None:
             return route
     return None
 

@@ -19,6 +19,7 @@ from ..kernels import cuda
 from ..kernels.cuda import halves
 from . import stencil, tridiagonal
 from ._twin import applied, plain_backward, plain_jvp
+from .later import Later
 
 
 def serves(t: Tensor) -> bool:
@@ -57,16 +58,6 @@ def _parted(ring: Tensor) -> tridiagonal.Operator:
     return lower, diagonal, upper, ring[3:]
 
 
-def _columns(rings: Tensor) -> Tensor:
-    """All Krylov matrices (s, r, m, m) of rings (s, 3 + r, m)."""
-    m = rings.shape[-1]
-    if tridiagonal.has_values(rings) or not tridiagonal.lost(rings, m):
-        K = cuda.krylov_columns(rings, m)
-        if not tridiagonal.lost(rings, m, [tridiagonal.sizes(K)]):
-            return K
-    return cuda.krylov_columns(rings.double(), m)
-
-
 def _terms(t: Tensor, rough: bool) -> list[Tensor]:
     """What to multiply for t: itself, or bfloat16 numbers whose sum it is, to 16 digits."""
     return [t] if not rough or t.dtype == torch.bfloat16 else list(halves.split(t.float()))
@@ -92,11 +83,18 @@ class _Dense(torch.autograd.Function):
     @staticmethod
     def forward(rings: Tensor, dtype: torch.dtype, rough: bool) -> tuple[Tensor, Tensor]:
         m = rings.shape[-1]
-        K = _columns(rings.flatten(0, -3).to(torch.promote_types(rings.dtype, torch.float32)))
-        A, C = _sides(K, rough and K.dtype == torch.float32)
-        made = K.new_empty(len(K) // 2, m, m)
-        _multiply([a.mT for a in A], C, made)
-        return made.view(*rings.shape[:-3], m, m).to(dtype), K
+        wide = rings.flatten(0, -3).to(torch.promote_types(rings.dtype, torch.float32))
+        if tridiagonal.lost(wide, m) and not tridiagonal.has_values(wide):
+            wide = wide.double()
+        while True:
+            K = cuda.krylov_columns(wide, m)
+            seen = Later(tridiagonal.sizes(K)) if tridiagonal.lost(wide, m) else None
+            A, C = _sides(K, rough and K.dtype == torch.float32)
+            made = K.new_empty(len(K) // 2, m, m)
+            _multiply([a.mT for a in A], C, made)
+            if seen is None or not tridiagonal.lost(wide, m, [seen.read()]):
+                return made.view(*rings.shape[:-3], m, m).to(dtype), K
+            wide = wide.double()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

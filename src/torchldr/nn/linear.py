@@ -57,6 +57,7 @@ class StructuredLinear(StructuredParameters, PlannedLayer):
     in_features: int
     out_features: int
     bias: nn.Parameter | None
+    _tries = True  # routes that look at values on their way: one served the last time
 
     def __init__(
         self,
@@ -156,7 +157,11 @@ class StructuredLinear(StructuredParameters, PlannedLayer):
         if not self.structure.fuses and self._plans_compiled(x):
             (y,) = self._planned(x.reshape(-1, self.in_features))
             return y.reshape(*x.shape[:-1], self.out_features)
-        return matrix.multiply(x, route=self._route, dense=PLANS[self._plan_choice], bias=bias)
+        matrix.tries = tries = self._tries
+        y = matrix.multiply(x, route=self._route, dense=PLANS[self._plan_choice], bias=bias)
+        if matrix.tries is not tries:
+            self._tries = matrix.tries
+        return y
 
     def routes(self, x: Tensor | int = 1) -> RouteTable:
         """Every route for these vectors, or for so many, with its cost or the reason against it.

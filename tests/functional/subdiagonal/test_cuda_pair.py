@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from torchldr import HankelLike, LDRSubdiagonal, ToeplitzLike
+from torchldr.core.routes import Call, RefusedError
 from torchldr.functional.subdiagonal import cuda_pair
 from torchldr.functional.subdiagonal.guard import RANGE, reach
 from torchldr.kernels.cuda import pair
@@ -82,6 +83,7 @@ def kernels(
     for cached in ("_launches", "_gradient_kernel"):
         monkeypatch.setattr(pair, cached, getattr(pair, cached).__wrapped__)
     monkeypatch.setattr(pair, "_LONG", 32)
+    monkeypatch.setattr(cuda_pair, "why_not", lambda *of: None)
 
 
 @pytest.mark.usefixtures("kernels")
@@ -264,6 +266,33 @@ def test_the_result_may_be_edited(biased: bool) -> None:
     found = torch.autograd.grad(y.relu().sum(), [*M.tensors.values()])
     again = torch.autograd.grad(cuda_pair.product(*sides(M), x, bias).relu_().sum(), [*M.tensors.values()])
     assert all(map(torch.equal, found, again))
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("operators", ["near one", "wide", "zero", "corner", "nan"])
+def test_operators_are_looked_at_on_the_way(operators: str) -> None:
+    """As the guard does before, and with its bound."""
+    (route,) = [r for r in LDRSubdiagonal.ROUTES if r.name == "cuda_pair"]
+    M = trained(member(64, 2))
+    with torch.no_grad():
+        if operators == "wide":
+            M.subdiagonal_A[:3] *= 4
+        elif operators == "corner":
+            M.corner_C.fill_(100)
+        elif operators != "near one":
+            M.subdiagonal_C[5] = 0 if operators == "zero" else torch.nan
+    refused = route.why_not(M, Call(1, "cuda")) is not None
+    assert refused == (operators != "near one")
+    if refused:
+        with pytest.raises(RefusedError, match="range"):
+            route.run(M, torch.randn(3, 64), False)
+    else:
+        assert route.run(M, torch.randn(3, 64), False).shape == (3, 64)
+    assert route.tried is not None
+    for product in ("exact", "convolution"):
+        asked = LDRSubdiagonal(64, 64, product=product, **M.tensors)
+        assert route.why_not(asked, Call(1, "cuda")) is not None
+        assert route.tried(asked, Call(1, "cuda")) is not None
 
 
 @pytest.mark.usefixtures("kernels")

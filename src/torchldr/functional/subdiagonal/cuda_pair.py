@@ -35,9 +35,10 @@ from .._twin import plain_backward
 from ..constants import kept
 from ..fft import conjugate, is_fast_length
 from ..kept import KeptProduct, Product
+from ..later import Later
 from ..ring import twist
 from .circulant_pair import generators
-from .guard import Side
+from .guard import Side, ranges
 
 
 def takes(m: int, n: int) -> bool:
@@ -82,17 +83,31 @@ class KeptPair(KeptProduct):
         return y if x.ndim == 2 else y.reshape(x.shape)
 
 
-def product(A: Side, C: Side, x: Tensor, bias: Tensor | None = None) -> Tensor:
-    """M x + bias for rows of x, in the dtype of x or of autocast; differentiable in every tensor."""
+def product(
+    A: Side, C: Side, x: Tensor, bias: Tensor | None = None, limit: float = math.inf
+) -> Tensor | None:
+    """M x + bias for rows of x, in the dtype of x or of autocast; differentiable in every tensor.
+
+    None where the range of both operators, which `guard` explains, is above a limit. That is looked at when
+    all is queued.
+    """
     rows = x.reshape(-1, x.shape[-1]).to(_dtype(x))
     if not len(rows):  # gradients of nothing are those of a row of zeros, which is dropped again
         rows = torch.nn.functional.pad(rows, (0, 0, 0, 1))
     P, made = _generators(A, C)
+    seen = None if limit == math.inf else Later(_reach(P, A, C))
     y = _Pair.apply(P, made, rows)
+    if seen is not None and not float(seen.read()) <= limit:
+        return None
     y = y if x.numel() else y[:0]
     if bias is None and P.requires_grad:  # y itself is saved, and what a layer returns may be edited in place
         y = y.clone()
     return biased(y, bias).reshape(x.shape)
+
+
+@torch.no_grad()
+def _reach(P: Tensor, A: Side, C: Side) -> Tensor:
+    return ranges(P, torch.stack((A[1], C[1])).flatten()).prod()
 
 
 def _dtype(x: Tensor) -> torch.dtype:

@@ -90,13 +90,17 @@ def _scales(A: Side, C: Side) -> tuple[Scales, Scales, float]:
 
 
 def _reach(side: Side) -> tuple[Tensor, Tensor]:
-    """P in float64, and R; infinite where an entry is 0 or not finite."""
+    """P in float64, and R."""
     s, corner = side[0].detach(), side[1].detach()
     P = scales(s.double())
+    return P, ranges(P, corner.reshape(P.shape[:-1])).amax()
+
+
+def ranges(P: Tensor, corner: Tensor) -> Tensor:
+    """R for P (..., m) and corners (...); infinite where an entry is 0 or not finite."""
     size = P.abs()
-    closed = (corner.double().reshape(P.shape[:-1]) * P[..., -1]).abs().clamp(min=1)
-    reach = size.amax(-1) / size.amin(-1) * closed
-    return P, torch.nan_to_num(reach, nan=math.inf, posinf=math.inf).amax()
+    reach = size.amax(-1) / size.amin(-1) * (corner * P[..., -1]).abs().clamp(min=1)
+    return torch.nan_to_num(reach, nan=math.inf, posinf=math.inf)
 
 
 def _check_scales(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:

@@ -18,19 +18,20 @@ struct alignas(8) Out { bf16 v[4]; };
 
 extern "C" __global__ void halves(const float* x, bf16* high, bf16* low, i64 count) {
     i64 first = 4 * ((i64)blockIdx.x * blockDim.x + threadIdx.x);
-    int some = count - first < 4 ? (int)(count - first) : 4;
-    In in;
-    Out a, b;
-    if (some == 4) in = *reinterpret_cast<const In*>(x + first);
-    else for (int e = 0; e < some; e++) in.v[e] = x[first + e];
-    for (int e = 0; e < some; e++) {
-        write(a.v + e, in.v[e]);
-        write(b.v + e, in.v[e] - read(a.v + e));
-    }
-    if (some == 4) {
+    if (first + 4 <= count) {
+        In in = *reinterpret_cast<const In*>(x + first);
+        Out a, b;
+        #pragma unroll
+        for (int e = 0; e < 4; e++) {
+            write(a.v + e, in.v[e]);
+            write(b.v + e, in.v[e] - read(a.v + e));
+        }
         *reinterpret_cast<Out*>(high + first) = a;
         *reinterpret_cast<Out*>(low + first) = b;
-    } else for (int e = 0; e < some; e++) { high[first + e] = a.v[e]; low[first + e] = b.v[e]; }
+    } else for (; first < count; first++) {
+        write(high + first, x[first]);
+        write(low + first, x[first] - read(high + first));
+    }
 }
 """
 )

@@ -12,7 +12,7 @@ from torch import Tensor
 from ...core import costs
 from ...core.dense_route import dense_route
 from ...core.products import Product
-from ...core.routes import Call, Route, untraced
+from ...core.routes import Call, RefusedError, Route, untraced
 from ...functional import stein_scan, tridiagonal
 from ...functional.fft import fast_length, is_fast_length
 from ...functional.kept import KeptProduct
@@ -23,7 +23,7 @@ from ...functional.subdiagonal import (
     convolution,
     cuda_pair,
 )
-from ...functional.subdiagonal.guard import Scales, Side, guard, unseen_scales
+from ...functional.subdiagonal.guard import RANGE, Scales, Side, guard, unseen_scales
 from ...kernels.cpu import compiled
 from ...kernels.cuda import pair
 from ...kernels.cuda.krylov import LARGEST
@@ -183,8 +183,24 @@ def cuda_pair_cost(M: Any, call: Call) -> float:
     return costs.started(call, 100) + pair.seconds(*sizes, trained=call.needs_grad)
 
 
+def pair_tried(M: Any, call: Call) -> str | None:
+    """Why a GPU's kernels for circulant pairs do not serve, by sizes."""
+    if (asked := M.options.get("product", "auto")) != "auto":
+        return f"product={asked!r} was asked for"
+    return untraced(call) or cuda_pair.why_not(M.shape, torch.device(call.device), call.dtype)
+
+
+def cuda_product(M: Any, A: Side, C: Side, x: Tensor, bias: Tensor | None, limit: float) -> Tensor:
+    """The product by them, or `RefusedError`."""
+    reason = cuda_pair.why_not(M.shape, M.device, M.dtype)
+    y = None if reason else cuda_pair.product(A, C, x, bias, limit)
+    if y is None:
+        raise RefusedError(reason or "the subdiagonals' products range over more than float32 may lose")
+    return y
+
+
 def _cuda_pair(M: Any, x: Tensor, transposed: bool, bias: Tensor | None = None) -> Tensor:
-    return cuda_pair.product(*_stored(M, transposed), x, bias)
+    return cuda_product(M, *_stored(M, transposed), x, bias, RANGE)
 
 
 def _prepare_cuda_pair(M: Any) -> Product:
@@ -247,5 +263,13 @@ ROUTES = (
     Route("compiled_convolution", _compiled_why_not, _compiled_cost, _compiled, _prepare_compiled),
     Route("circulant_pair", _pair_why_not, _pair_cost, None, _prepare_pair),
     Route("compiled_pair", _compiled_pair_why_not, compiled_pair_cost, None, _prepare_compiled_pair),
-    Route("cuda_pair", _cuda_pair_why_not, cuda_pair_cost, _cuda_pair, _prepare_cuda_pair, any_dtype=True),
+    Route(
+        "cuda_pair",
+        _cuda_pair_why_not,
+        cuda_pair_cost,
+        _cuda_pair,
+        _prepare_cuda_pair,
+        any_dtype=True,
+        tried=pair_tried,
+    ),
 )

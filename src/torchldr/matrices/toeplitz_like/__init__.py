@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +21,7 @@ from ...functional.reference import krylov_of_shift_reference, shift_reference
 from ...functional.ring import Ring, ring
 from ...functional.subdiagonal import compiled_pair, cuda_pair
 from ...functional.subdiagonal.guard import Side
-from ..ldr_sd.routes import compiled_pair_cost, cuda_pair_cost
+from ..ldr_sd.routes import compiled_pair_cost, cuda_pair_cost, cuda_product, pair_tried
 
 
 def corner_sign(m: int, n: int) -> int:
@@ -85,6 +86,7 @@ class ToeplitzLike(StructuredMatrix, name="toeplitz_like"):
             lambda M, *given: M._cuda_product(*given),
             lambda M: M._prepare_cuda_pair(),
             any_dtype=True,
+            tried=pair_tried,
         ),
     )
     projection_work = 1
@@ -142,7 +144,7 @@ class ToeplitzLike(StructuredMatrix, name="toeplitz_like"):
 
     def _cuda_product(self, x: Tensor, transposed: bool, bias: Tensor | None = None) -> Tensor:
         A, C = self._sides()
-        return cuda_pair.product(*((C, A) if transposed else (A, C)), x, bias)
+        return cuda_product(self, *((C, A) if transposed else (A, C)), x, bias, math.inf)
 
     def _prepare_cuda_pair(self) -> Product:
         return cuda_pair.KeptPair(*self._sides())

@@ -285,6 +285,23 @@ def test_layers_train_by_pairs(name, bias):
         assert (ours - theirs).norm() <= 1e-4 * largest
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_large_layers_try_pairs(dtype):
+    """A step whose operators have left the range takes another route, and pairs again when they are back."""
+    n, rows = 16384, 64
+    layer = StructuredLinear(n, n, bias=False, device="cuda", dtype=dtype)
+    layer.plan = "fast"
+    x = torch.randn(rows, n, device="cuda", dtype=dtype)
+    for factor, tries in ((1, True), (64, False), (1, True), (1, True)):
+        with torch.no_grad():
+            layer.subdiagonal_A[5] = factor
+        y = layer(x)
+        assert layer._tries == tries
+        assert (layer.routes(x).chosen == "cuda_pair") == tries
+        exact = layer.matrix().to(torch.float64).matmul(x.double(), route="convolution" if tries else "dense")
+        assert (y - exact).norm() <= max(torch.finfo(dtype).eps, 4e-6) * exact.norm()
+
+
 @pytest.mark.parametrize(
     "kwargs",
     [

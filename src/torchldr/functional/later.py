@@ -12,7 +12,8 @@ class Later:
     def __init__(self, t: Tensor) -> None:
         self._event = None
         if t.is_cuda:
-            self._copy = torch.empty(t.shape, dtype=t.dtype, pin_memory=True).copy_(t, non_blocking=True)
+            empty = torch.empty(t.shape, dtype=t.dtype, device="cpu", pin_memory=True)
+            self._copy = empty.copy_(t, non_blocking=True)
             self._event = torch.cuda.current_stream(t.device).record_event()
         else:
             self._copy = t.cpu()

@@ -7,7 +7,6 @@ gradients, most of them sums over the rows that the block takes one after the ot
 
 from __future__ import annotations
 
-import math
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
@@ -24,9 +23,9 @@ _EACH = 8  # places of a thread, where there are threads enough
 _WAVES = 2048  # threads that a multiprocessor holds
 _LONG = 4096  # places whose transform takes as long as the launch of a kernel
 
-# Seconds on an H200: of one transform, and each place of it; of a place, times log2 of their number, where
-# all multiprocessors are busy; and how much longer a transform of the gradients takes, with their sums.
-_ALONE, _PLACE, _BUSY, _SUMMED = 1.2e-6, 0.7e-9, 0.55e-12, 1.6
+# Seconds on an H200: of one transform, and each place of it; of each pass over a place where all
+# multiprocessors are busy; and how much longer a transform of the gradients takes, with their sums.
+_ALONE, _PLACE, _BUSY, _SUMMED = 1.2e-6, 0.7e-9, 1.28e-12, 1.6
 
 SOURCE = r"""
 struct __align__(8) Z { float re, im; };
@@ -341,7 +340,7 @@ def seconds(h: int, ranks: int, rows: float, *, trained: bool = False) -> float:
     if trained:
         after_each_other += 4 * ranks + 2
         transforms += _SUMMED * (4 * ranks + 2)
-    return after_each_other * (_ALONE + h * _PLACE) + rows * transforms * h * math.log2(max(2 * h, 2)) * _BUSY
+    return after_each_other * (_ALONE + h * _PLACE) + rows * transforms * h * (len(radices(h)) + 1) * _BUSY
 
 
 @cache

@@ -180,7 +180,8 @@ def cuda_pair_cost(M: Any, call: Call) -> float:
     sizes = M.shape[0] // 2, M.rank + 1, call.batch
     if call.kept:
         return costs.backward(call, costs.started(call) + pair.seconds(*sizes))
-    return costs.started(call, 100) + pair.seconds(*sizes, trained=call.needs_grad)
+    kernels = pair.seconds(*sizes, trained=call.needs_grad)
+    return max(costs.started(call, 165), costs.started(call, 60) + kernels)  # the longer of host and device
 
 
 def pair_tried(M: Any, call: Call) -> str | None:

@@ -285,6 +285,47 @@ def test_layers_train_by_pairs(name, bias):
         assert (ours - theirs).norm() <= 1e-4 * largest
 
 
+@pytest.mark.parametrize("route", ["cuda_pair", "dense"])
+@pytest.mark.parametrize("name", ["ldr_sd", "toeplitz_like", "ldr_td"])
+def test_numbers_that_are_noted_to_be_negated(name, route):
+    """Rows, their gradients and parameters whose sign torch has not written yet."""
+    if name == "ldr_td" and route == "cuda_pair":
+        pytest.skip("no such route")
+    z = torch.randn(5, 512, dtype=torch.complex64, device="cuda")
+    x, u = z.conj().imag, z.flip(0).conj().imag
+    assert x.is_neg()
+    M = torchldr.get_structure(name).random(512, 512, 1).to("cuda")
+    M = M.with_tensors({**M.tensors, "G": torch.complex(M.G, -M.G).conj().imag})
+    assert M.G.is_neg()
+    found = []
+    for lazy in (True, False):
+        given, rows = [t if lazy else t.clone().resolve_neg() for t in (M.G, x)]
+        assert given.is_neg() == lazy
+        leaf = rows.detach().requires_grad_()
+        y = M.with_tensors({**M.tensors, "G": given}).matmul(leaf, route=route)
+        found.append([y.detach(), *torch.autograd.grad(y, leaf, u if lazy else u.clone().resolve_neg())])
+    for a, b in zip(*found, strict=True):
+        assert torch.allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("product", ["auto", "exact"])
+def test_training_is_deterministic_where_that_is_asked_for(product, monkeypatch):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    layer = StructuredLinear(8192, 8192, device="cuda", product=product)
+    layer.plan = "dense" if product == "exact" else "auto"
+    x = torch.randn(4096, 8192, device="cuda")
+    torch.use_deterministic_algorithms(True)
+    try:
+        steps = []
+        for _ in range(2):
+            layer.zero_grad()
+            layer(x).sum().backward()
+            steps.append([p.grad for p in layer.parameters()])
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(map(torch.equal, *steps))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_large_layers_try_pairs(dtype):
     """A step whose operators have left the range takes another route, and pairs again when they are back."""

@@ -109,7 +109,7 @@ def stein_scan_gradients(of: Operators, G: Tensor, H: Tensor, D: Tensor) -> Grad
     """Gradients of sum(D * stein_scan(of, G, H)): that in E in the dtype of D, the others in that of G."""
     leading, m, n = G.shape[:-2], G.shape[-1], H.shape[-1]
     form = Form(m == n, of.lower_a is None, product=True, graded=True, given=G.dtype, dense=D.dtype)
-    D = D.contiguous()
+    D = D.contiguous().resolve_neg()
     weights, dE = G.new_empty(*leading, m + n), torch.empty_like(D)
     _queue(form, leading.numel(), m, n, [*_arguments(of, G, H), D, dE, weights], D.device)
     return Gradients(Operators(*weights.split_with_sizes((1, m - 1, 1, n - 1), -1)), dE)
@@ -149,7 +149,7 @@ def _arguments(
     ka, a, kc, c = of
     corners = (ka, kc) if a is None else (0, 0)  # numbers, where they are no tensors
     tensors: tuple[Any, ...] = (None, a, None, c, G, H, e) if a is None else (ka, a, kc, c, G, H, e)
-    pointers = [0 if t is None else t.contiguous() for t in tensors]
+    pointers = [0 if t is None else t.contiguous().resolve_neg() for t in tensors]
     return [*pointers[:4], *corners, *pointers[4:], 0 if G is None else G.shape[-2]]
 
 

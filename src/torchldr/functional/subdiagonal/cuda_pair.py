@@ -189,8 +189,8 @@ def matmul(
 
 
 def _known(t: Tensor) -> Tensor:
-    """The same in a dtype that the kernels read, contiguous."""
-    return (t if t.dtype in pair.READ else t.float()).contiguous()
+    """The same in a dtype that the kernels read, contiguous and not only noted to be negated."""
+    return (t if t.dtype in pair.READ else t.float()).contiguous().resolve_neg()
 
 
 class _Pair(torch.autograd.Function):

@@ -39,7 +39,7 @@ extern "C" __global__ void halves(const float* x, bf16* high, bf16* low, i64 cou
 
 def split(t: Tensor) -> Tensor:
     """The rounded numbers of a float32 tensor and what is left: (2, ...), their sum right to 2^-17."""
-    t = t.contiguous()
+    t = t.contiguous().resolve_neg()
     if t.data_ptr() % 16:
         t = t.clone()
     count = t.numel()

@@ -391,7 +391,7 @@ def krylov_columns(rings: Tensor, k: int) -> Tensor:
         Shape (s, r, k, m): column j is a row of it.
     """
     s, r, m = rings.shape[0], rings.shape[1] - 3, rings.shape[2]
-    rings, K = rings.contiguous(), rings.new_empty(s, r, k, m)
+    rings, K = rings.contiguous().resolve_neg(), rings.new_empty(s, r, k, m)
     if K.numel() == 0:
         return K
     L, cut = chunk_length(K.dtype, m), _Cut.of(K.dtype, m, k)
@@ -408,7 +408,7 @@ def krylov_columns(rings: Tensor, k: int) -> Tensor:
 def krylov_adjoint(rings: Tensor, K: Tensor, dK: Tensor) -> Tensor:
     """The gradient of `krylov_columns` in the rings."""
     s, r, k, m = K.shape
-    rings, K, dK = rings.contiguous(), K.contiguous(), dK.contiguous()
+    rings, K, dK = (t.contiguous().resolve_neg() for t in (rings, K, dK))
     if K.numel() == 0:
         return torch.zeros_like(rings)
     cut = _Cut.of(K.dtype, m, k)

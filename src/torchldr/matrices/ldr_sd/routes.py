@@ -168,7 +168,8 @@ def _prepare_compiled_pair(M: Any) -> Product:
 
 
 def _cuda_pair_why_not(M: Any, call: Call) -> str | None:
-    reason = untraced(call) or cuda_pair.why_not(M.shape, M.device, M.dtype) or _refused(M, call)
+    reason = untraced(call) or cuda_pair.why_not(M.shape, M.device, M.dtype)
+    reason = reason or (_undetermined() if call.needs_grad else None) or _refused(M, call)
     if reason is None and _scales(M).dtype != torch.float32:
         return "the subdiagonals' products range over more than float32 may lose"
     return reason
@@ -200,7 +201,14 @@ def cuda_product(M: Any, A: Side, C: Side, x: Tensor, bias: Tensor | None, limit
     return y
 
 
+def _undetermined() -> str | None:
+    """Why torch would refuse to sum up gradients of subdiagonals on a GPU."""
+    return "deterministic algorithms are asked for" if torch.are_deterministic_algorithms_enabled() else None
+
+
 def _cuda_pair(M: Any, x: Tensor, transposed: bool, bias: Tensor | None = None) -> Tensor:
+    if torch.is_grad_enabled() and (reason := _undetermined()) is not None:
+        raise RefusedError(reason)
     return cuda_product(M, *_stored(M, transposed), x, bias, RANGE)
 
 

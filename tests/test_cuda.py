@@ -54,7 +54,19 @@ def test_layer_and_low_precision(cls):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(
-    ("m", "k"), [(1, 1), (2, 2), (5, 3), (33, 33), (192, 192), (200, 70), (784, 784), (2048, 100), (4096, 37)]
+    ("m", "k"),
+    [
+        (1, 1),
+        (2, 2),
+        (5, 3),
+        (33, 33),
+        (192, 192),
+        (200, 70),
+        (784, 784),
+        (2048, 100),
+        (4096, 37),
+        (5000, 40),
+    ],
 )
 def test_stencil_kernels(m, k, dtype):
     assert cuda.unavailable() is None
@@ -82,7 +94,9 @@ def test_stencil_kernels(m, k, dtype):
 
 @pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")
 @pytest.mark.parametrize(("dtype", "tf32"), [("float32", False), ("float32", True), ("bfloat16", False)])
-@pytest.mark.parametrize(("m", "rank"), [(1, 1), (100, 3), (700, 1), (2048, 1), (2100, 2), (4096, 1)])
+@pytest.mark.parametrize(
+    ("m", "rank"), [(1, 1), (100, 3), (700, 1), (2048, 1), (2100, 2), (4096, 1), (6000, 1)]
+)
 def test_dense_matrices_of_tridiagonal_operators(m, rank, dtype, tf32, monkeypatch):
     """By columns that are made in groups from 2048 on, and by products of bfloat16 numbers where these do."""
     monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", tf32)

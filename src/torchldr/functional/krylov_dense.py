@@ -17,16 +17,18 @@ from torch import Tensor
 
 from ..kernels import cuda
 from ..kernels.cuda import halves
+from ..kernels.cuda.krylov import MOST, entries
 from . import stencil, tridiagonal
 from ._twin import applied, plain_backward, plain_jvp
 from .later import Later
 
 
-def serves(t: Tensor) -> bool:
-    """Whether the kernels make matrices from tensors like this one, whose last axis has m entries."""
-    if not t.is_cuda or torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
+def serves(G: Tensor) -> bool:
+    """Whether the kernels make the matrices of these start vectors, (.., r, m)."""
+    if not G.is_cuda or torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
         return False
-    return t.is_floating_point() and t.shape[-1] <= cuda.LARGEST and cuda.unavailable() is None
+    (r, m), count = G.shape[-2:], G.shape[:-2].numel()
+    return count * entries(r, m, m) <= MOST and cuda.unavailable() is None
 
 
 def krylov_dense(rings: Tensor, dtype: torch.dtype, *, rough: bool) -> Tensor:

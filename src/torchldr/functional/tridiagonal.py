@@ -30,6 +30,7 @@ from torch.nn.functional import pad
 
 from ..kernels import cuda
 from ..kernels.cpu.threads import both
+from ..kernels.cuda.krylov import entries
 from . import stencil
 from ._twin import applied, plain_backward, plain_jvp, product_vmap
 
@@ -67,7 +68,7 @@ def product(A: Operator, C: Operator, x: Tensor, *, shifts: bool = False) -> Ten
     gradients nothing of size m k is held. Powers grow with the operator, see `row_sum_scale`: where float32
     would lose them this runs in float64. Differentiable any number of times; vmap, jvp and tracing hold.
     """
-    if cuda.serves(max(A[3].shape[-1], C[3].shape[-1]), *A, *C, x):
+    if cuda.serves(_entries(A, C), *A, *C, x):
         K_A, K_C = (K.flatten(0, 1) for K in krylov_pair(A, C, shifts=shifts))
         return (x.to(K_A.dtype) @ K_C.mT @ K_A).to(x.dtype)
     by_loops, k = stencil.serves(*A, *C, x), _columns(A, C)
@@ -235,6 +236,11 @@ def _columns(A: Operator, C: Operator) -> int:
     return min(A[3].shape[-1], C[3].shape[-1])
 
 
+def _entries(A: Operator, C: Operator) -> int:
+    r, m = A[3].shape
+    return entries(r, m, C[3].shape[-1])
+
+
 def _run(
     left: stencil.Stencil, right: stencil.Stencil, states: Sequence[Tensor], width: int
 ) -> tuple[Tensor, Tensor]:
@@ -305,7 +311,7 @@ def krylov_pair(A: Operator, C: Operator, *, shifts: bool = False) -> tuple[Tens
     if not shifts and lost(A[3], k) and not all(map(has_values, (*A, *C))):
         return krylov_pair(_wide(A), _wide(C))
     K: tuple[Tensor, ...]
-    if A[3].shape != C[3].shape or not cuda.serves(k, *A, *C):
+    if A[3].shape != C[3].shape or not cuda.serves(_entries(A, C), *A, *C):
         K = krylov_matrices(*A, k), krylov_matrices(*C, k)
     else:
         K = applied(_CudaKrylov, torch.stack((_ring(*A), _ring(*C))), k).unbind()
@@ -318,7 +324,7 @@ def krylov_matrices(lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, k
     """The Krylov matrices K_k(A, v_i), transposed, (r, k, m)."""
     if stencil.serves(lower, diagonal, upper, V):
         return _StencilKrylov.apply(lower, diagonal, upper, V, k)
-    if not cuda.serves(V.shape[-1], lower, diagonal, upper, V):
+    if not cuda.serves(k * V.numel(), lower, diagonal, upper, V):
         return krylov_of_ring(lower, diagonal, upper, V, k)
     return applied(_CudaKrylov, _ring(lower, diagonal, upper, V).unsqueeze(0), k).squeeze(0)
 

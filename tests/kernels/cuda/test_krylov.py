@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import zip_longest
 from typing import Any
 
@@ -23,11 +23,13 @@ LEAPS = r"""
 extern "C" void run_leap(int x, int y, int n, In B, In from, T* to, int m, int r, int v, int add)
     { run(x, y, n, [=] { leap(B, from, to, m, r, v, add); }); }
 """
+CHAIN = r"""
+extern "C" void run_chain(int x, int y, int n, In B, In in, In start, T* out, int m, int r, int c, int z,
+    int g, int b, int p, int q, int s, int t, int u)
+    { run(x, y, n, [=] { chain(B, in, start, out, m, r, c, z, g, b, p, q, s, t, u); }); }
+"""
 COLUMNS = r"""
 extern "C" {
-void run_chain(int x, int y, int n, In B, In in, In start, T* out, int m, int r, int c, int z, int g, int b,
-    int p, int q, int s, int t, int u)
-    { run(x, y, n, [=] { chain(B, in, start, out, m, r, c, z, g, b, p, q, s, t, u); }); }
 void run_fill(int x, int y, int n, In rings, T* K, int m, int k, int r)
     { run(x, y, n, [=] { fill(rings, K, m, k, r); }); }
 void run_local(int x, int y, int n, In rings, In dK, T* Z, int m, int k, int r)
@@ -43,12 +45,25 @@ Build = Callable[[torch.dtype, int, int | None], ctypes.CDLL]
 @pytest.fixture(scope="module")
 def build(compile_kernels: Callable[[str, str], ctypes.CDLL]) -> Build:
     def compiled(dtype: torch.dtype, m: int, steps: int | None) -> ctypes.CDLL:
-        tail = f"T shared[1 << 14];\n{BANDS}{LEAPS if steps else COLUMNS}"
-        return compile_kernels(cuda_krylov.source(dtype, m, steps), tail)
+        source = cuda_krylov.source(dtype, m, steps)
+        chain = CHAIN if " chain(" in source else ""
+        return compile_kernels(source, f"T shared[1 << 14];\n{BANDS}{LEAPS if steps else chain + COLUMNS}")
 
     return compiled
 
 
+@pytest.fixture
+def nothing_cached() -> Iterator[None]:
+    """The functions that remember what depends on sizes, which tests change."""
+    cached = cuda_krylov.source, cuda_krylov.chunk_length
+    for function in cached:
+        function.cache_clear()
+    yield
+    for function in cached:
+        function.cache_clear()
+
+
+@pytest.mark.usefixtures("nothing_cached")
 @pytest.mark.parametrize(
     ("m", "k", "r", "dtype"),
     [
@@ -57,6 +72,8 @@ def build(compile_kernels: Callable[[str, str], ctypes.CDLL]) -> Build:
         (36, 75, 2, torch.float32),  # groups of one chunk
         (150, 150, 1, torch.float64),  # groups of two, the last of one and a part
         (150, 160, 2, torch.float64),
+        (68, 68, 2, torch.float32),  # no chain: from chunk to chunk
+        (129, 40, 2, torch.float64),
         (33, 20, 1, torch.float32),
         (100, 36, 2, torch.float32),
         (132, 20, 1, torch.float64),
@@ -85,6 +102,8 @@ def test_columns_and_their_gradients(
     monkeypatch.setattr(cuda_krylov, "_launch", launch)
     monkeypatch.setattr(cuda_krylov, "LEAP", 16)
     monkeypatch.setattr(cuda_krylov, "GROUPED", 4)
+    if m in (68, 129):
+        monkeypatch.setattr(cuda_krylov, "IN_REGISTERS", 64)
     s = 2 if m < 9 else 1
     g = torch.Generator().manual_seed(0)
     draw = lambda *shape: torch.randn(*shape, dtype=torch.float64, generator=g)

@@ -29,7 +29,7 @@ SOURCES = {
     **{f"pairs {n}": pair.source(pair.Form(n // 2)) for n in (2, 60, 1024, 16384, 32768)},
     "port": port_cuda.SOURCE,
     "halves": halves.SOURCE,
-    **{f"krylov {m}": cuda_krylov.source(torch.float32, m) for m in (100, 1024, 4096)},
+    **{f"krylov {m}": cuda_krylov.source(torch.float32, m) for m in (100, 1024, 4096, 8192)},
     **{f"leaps {m}": cuda_krylov.source(torch.float64, m, cuda_krylov.LEAP) for m in (100, 4096)},
     **{f"scan {form}": scan_kernels.source(form) for form in FORMS},
 }

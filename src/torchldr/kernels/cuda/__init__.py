@@ -12,12 +12,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import nvrtc
-from .krylov import LARGEST, krylov_adjoint, krylov_columns
+from . import krylov, nvrtc
+from .krylov import krylov_adjoint, krylov_columns
 from .nvrtc import unavailable
 
 __all__ = [
-    "LARGEST",
     "contract",
     "contracts",
     "krylov_adjoint",
@@ -44,15 +43,15 @@ extern "C" __global__ void contract(const C* a, const C* g, C* out, int r, int f
 """
 
 
-def serves(m: int, *tensors: Tensor) -> bool:
-    """Whether the stencil kernels take these tensors."""
+def serves(entries: int, *tensors: Tensor) -> bool:
+    """Whether the stencil kernels take these tensors, and Krylov matrices of so many entries can be held."""
     first = tensors[0]
     if not first.is_cuda or torch.compiler.is_compiling() or unavailable():
         return False
     if first.dtype not in (torch.float32, torch.float64):
         return False
     same = all(t.dtype == first.dtype and t.device == first.device for t in tensors)
-    return same and m <= LARGEST
+    return same and entries <= krylov.MOST
 
 
 def contracts(a: Tensor) -> bool:

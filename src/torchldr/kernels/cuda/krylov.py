@@ -14,7 +14,7 @@ end. The adjoint, with x_t the columns, d_t their gradients and s_t = d_t + A^T 
     flow     s of all steps, chunk by chunk, and with x the gradients of the operator
 
 Many chunks are chained in groups of LEAP steps, all groups at once, after `leap` has gone from group to group
-by the band of A^LEAP, a warp a place.
+by the band of A^LEAP, a warp a place. Where a band does not fit in registers `leap` goes from chunk to chunk.
 
 Windows and bands run around the ring as if it were an endless line, which makes every size right, however
 small. Sums run in another order than step by step; rounding is of the same size. The kernels are compiled
@@ -32,7 +32,8 @@ from torch import Tensor
 from . import nvrtc
 
 PER = 4  # places of a thread of `chain`
-LARGEST = 4096  # places: beyond, a band does not fit in a block's registers
+IN_REGISTERS = 4096  # places: beyond, a band does not fit in those of a block
+MOST = 1 << 30  # entries of all Krylov matrices, which are held
 LEAP = 128  # steps of a group
 GROUPED = 128  # chunks: more are chained in groups
 
@@ -122,7 +123,7 @@ extern "C" __global__ void leap(const T* B, const T* from, T* to, int m, int r, 
 }
 """
 
-_COLUMNS = r"""
+_CHAIN = r"""
 // y_c = in_c + A^L y_{c-1} in groups of `size`; with `back` c counts from the end. Not `given`, in_c is 0 but
 // for a group's first. Before that one stands what the group before it has left in `start`, or 0.
 extern "C" __global__ void __launch_bounds__(THREADS) chain(
@@ -196,6 +197,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) chain(
     }
 }
 
+"""
+
+_COLUMNS = r"""
 // The places of a warp: 4 a lane, of one chunk of one vector; own: those that it answers for.
 #define WINDOW \
     const int warp = (int)(blockIdx.x * blockDim.x + threadIdx.x) >> 5, lane = threadIdx.x & 31; \
@@ -314,8 +318,8 @@ extern "C" __global__ void __launch_bounds__(128) flow(
 
 @cache
 def chunk_length(dtype: torch.dtype, m: int) -> int:
-    """L: the longest whose band, 2L + 1 entries for each of m places, fits in a block's registers."""
-    longest = 16 if m <= 1024 else 8 if m <= 2048 else 4
+    """L: the longest whose band, 2L + 1 entries for each of m places, fits in a block's registers, if any."""
+    longest = 16 if m <= 1024 or m > IN_REGISTERS else 8 if m <= 2048 else 4
     longest //= dtype.itemsize // 4
     return min(longest, 1 << (m.bit_length() - 1))  # not beyond the ring
 
@@ -336,7 +340,14 @@ def settings(dtype: torch.dtype, m: int, steps: int | None = None) -> dict[str, 
 def source(dtype: torch.dtype, m: int, steps: int | None = None) -> str:
     """The kernels for chunks, or those for groups of so many `steps`."""
     head = "".join(f"#define {key} {value}\n" for key, value in settings(dtype, m, steps).items())
-    return head + _BANDS + (_LEAPS if steps else _COLUMNS)
+    if steps:
+        return head + _BANDS + _LEAPS
+    return head + _BANDS + (_CHAIN if m <= IN_REGISTERS else "") + _COLUMNS
+
+
+def entries(r: int, m: int, n: int) -> int:
+    """Of the Krylov matrices of two operators."""
+    return r * (m + n) * min(m, n)
 
 
 def _chain_threads(m: int) -> int:
@@ -376,7 +387,7 @@ class _Cut(NamedTuple):
     def of(cls, dtype: torch.dtype, m: int, k: int) -> _Cut:
         L = chunk_length(dtype, m)
         chunks = -(-k // L)
-        size = LEAP // L if chunks > GROUPED else chunks
+        size = 1 if m > IN_REGISTERS else LEAP // L if chunks > GROUPED else chunks
         return cls(chunks, size, -(-chunks // size))
 
 
@@ -384,7 +395,7 @@ def krylov_columns(rings: Tensor, k: int) -> Tensor:
     """The Krylov columns of stacked ring operators.
 
     Args:
-        rings: shape (s, 3 + r, m), m up to LARGEST: upper, lower, diagonal and start vectors of each.
+        rings: shape (s, 3 + r, m): upper, lower, diagonal and start vectors of each.
         k: how many columns.
 
     Returns:
@@ -397,9 +408,10 @@ def krylov_columns(rings: Tensor, k: int) -> Tensor:
     L, cut = chunk_length(K.dtype, m), _Cut.of(K.dtype, m, k)
     K[:, :, 0] = rings[:, 3:]
     if cut.groups > 1:
-        _leap(rings, K, k * m, LEAP * m, cut.groups, transposed=False, add=False)
-    B, step = _bands(rings, transposed=False), (k * m, L * m)
-    _launch("chain", K, (s * r, cut.groups), [B, K, 0, K, m, r, *cut[:2], 0, 0, *step, *step, 0])
+        _leap(rings, K, cut.groups, k * m, cut.size * L * m, steps=cut.size * L)
+    if cut.size > 1:
+        B, step = _bands(rings, transposed=False), (k * m, L * m)
+        _launch("chain", K, (s * r, cut.groups), [B, K, 0, K, m, r, *cut[:2], 0, 0, *step, *step, 0])
     if L > 1:
         _launch("fill", K, _windows(K, cut.chunks), [rings, K, m, k, r])
     return K
@@ -415,13 +427,16 @@ def krylov_adjoint(rings: Tensor, K: Tensor, dK: Tensor) -> Tensor:
     Z, parts = K.new_empty(s, r, cut.chunks, m), K.new_empty(s, 3, r * cut.chunks, m)
     windows = _windows(K, cut.chunks)
     _launch("local", K, windows, [rings, dK, Z, m, k, r])
-    B, step, start = _bands(rings, transposed=True), (cut.chunks * m, m), None
-    given = [m, r, *cut[:2], 1, 1, *step]
-    if cut.groups > 1:  # what each group leaves of itself alone, then of all before it
-        start = K.new_empty(s, r, cut.groups, m)
-        _launch("chain", K, (s * r, cut.groups), [B, Z, 0, start, *given, cut.groups * m, 0, m])
-        _leap(rings, start, cut.groups * m, m, cut.groups, transposed=True, add=True)
-    _launch("chain", K, (s * r, cut.groups), [B, Z, 0 if start is None else start, Z, *given, *step, 0])
+    if cut.size == 1:
+        _leap(rings, Z, cut.groups, cut.chunks * m, -m, steps=chunk_length(K.dtype, m), adjoint=True)
+    else:
+        B, step, start = _bands(rings, transposed=True), (cut.chunks * m, m), None
+        given = [m, r, *cut[:2], 1, 1, *step]
+        if cut.groups > 1:  # what each group leaves of itself alone, then of all before it
+            start = K.new_empty(s, r, cut.groups, m)
+            _launch("chain", K, (s * r, cut.groups), [B, Z, 0, start, *given, cut.groups * m, 0, m])
+            _leap(rings, start, cut.groups, cut.groups * m, m, steps=LEAP, adjoint=True)
+        _launch("chain", K, (s * r, cut.groups), [B, Z, 0 if start is None else start, Z, *given, *step, 0])
     _launch("flow", K, windows, [rings, K, dK, Z, parts, m, k, r])
     found = torch.empty_like(rings)
     torch.sum(parts, 2, out=found[:, :3])
@@ -430,14 +445,19 @@ def krylov_adjoint(rings: Tensor, K: Tensor, dK: Tensor) -> Tensor:
 
 
 def _leap(
-    rings: Tensor, x: Tensor, vector: int, step: int, groups: int, *, transposed: bool, add: bool
+    rings: Tensor, x: Tensor, count: int, vector: int, step: int, *, steps: int, adjoint: bool = False
 ) -> None:
-    """Each group's vector from that of the group before; they stand `step` entries apart in x."""
-    s, m, r = x.shape[0], x.shape[-1], x.shape[1]
-    B, apart = _bands(rings, LEAP, transposed=transposed), step * x.element_size()
-    given = [B, x, x.data_ptr() + apart, m, r, vector, int(add)]
-    moves = 0, apart, apart
-    _launch("leap", x, (-(-m // 4), s * r), given, LEAP, groups - 1, moves)
+    """Each of `count` vectors from the one before by A^steps, or plus that by its transpose.
+
+    They stand `step` entries apart in x, from the last to the first where that is negative, and those of the
+    next start vector `vector` entries further.
+    """
+    s, r, m = x.shape[0], x.shape[1], x.shape[-1]
+    apart = step * x.element_size()
+    first = x.data_ptr() + (apart * (1 - count) if step < 0 else 0)
+    B = _bands(rings, steps, transposed=adjoint)
+    given = [B, first, first + apart, m, r, vector, int(adjoint)]
+    _launch("leap", x, (-(-m // 4), s * r), given, steps, count - 1, (0, apart, apart))
 
 
 def _bands(rings: Tensor, steps: int | None = None, *, transposed: bool) -> Tensor:

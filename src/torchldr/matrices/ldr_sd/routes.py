@@ -26,7 +26,7 @@ from ...functional.subdiagonal import (
 from ...functional.subdiagonal.guard import RANGE, Scales, Side, guard, unseen_scales
 from ...kernels.cpu import compiled
 from ...kernels.cuda import pair
-from ...kernels.cuda.krylov import LARGEST
+from ...kernels.cuda.krylov import MOST, entries
 
 PRODUCTS = ("auto", "convolution", "exact")
 
@@ -243,10 +243,10 @@ def _stencil_why_not(M: Any, call: Call) -> str | None:
 
 def _stencil_cost(M: Any, call: Call) -> float:
     on, (m, n), r = costs.machine(call), M.shape, M.rank
-    entries = r * (m + n) * min(m, n)
-    plain = call.traced or (max(m, n) > LARGEST if call.device == "cuda" else compiled.why_not())
+    count = entries(r, m, n)
+    plain = call.traced or (count > MOST if call.device == "cuda" else compiled.why_not())
     column = 40 * on.stencil if plain else on.stencil
-    seconds = costs.wide(call) * call.matrices * entries * (column + on.multiply * call.batch)
+    seconds = costs.wide(call) * call.matrices * count * (column + on.multiply * call.batch)
     return costs.backward(call, on.start + costs.started(call, 30) + seconds)
 
 

@@ -16,6 +16,7 @@ from ...core.storage import AROUND_ONE, AROUND_ZERO, FLOAT, Storage
 from ...functional import krylov_dense, tridiagonal
 from ...functional.reference import krylov_of_ring_reference, tridiagonal_reference
 from ...kernels import cuda
+from ...kernels.cuda.krylov import entries
 from ..ldr_sd import shift_mean_square
 from .operators import operator_report
 from .routes import PRODUCTS, ROUTES
@@ -164,8 +165,9 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
         return krylov_dense.krylov_dense(self._rings(), dtype, rough=rough)
 
     def _materialize(self) -> Tensor:
-        A, C = self.both_operators()
-        return self.by_krylov_matrices() if cuda.serves(max(self.shape), *A, *C) else super()._materialize()
+        size = entries(self.G.shape[0], self.out_features, self.in_features)
+        serves = cuda.serves(size, *self.tensors.values())
+        return self.by_krylov_matrices() if serves else super()._materialize()
 
     def by_krylov_matrices(self) -> Tensor:
         """The dense matrix by one matrix product, 2 r k m n operations."""

@@ -308,7 +308,7 @@ def test_numbers_that_are_noted_to_be_negated(name, route):
     z = torch.randn(5, 512, dtype=torch.complex64, device="cuda")
     x, u = z.conj().imag, z.flip(0).conj().imag
     assert x.is_neg()
-    M = torchldr.get_structure(name).random(512, 512, 1).to("cuda")
+    M = StructuredLinear(512, 512, structure=name, device="cuda").requires_grad_(False).matrix()
     M = M.with_tensors({**M.tensors, "G": torch.complex(M.G, -M.G).conj().imag})
     assert M.G.is_neg()
     found = []

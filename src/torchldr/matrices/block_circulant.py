@@ -27,7 +27,7 @@ from ..functional.ring import Ring, ring
 from ..linalg.solvers import Candidate, formula
 from ..operators import BlockDiagonal, Operator
 from ..project.problem import Problem, Tensors
-from .circulant import blocks_route, circulants, gather_seconds
+from .circulant import blocks_route, circulants, gather_seconds, rows_route
 from .circulant.project import fit_blocks
 from .circulant.rules import circulant_grid, circulant_product, opposite_shifts, reversed_column
 from .ldr_td import LDRTridiagonal
@@ -46,7 +46,7 @@ def _block_seconds(M: Any, call: Call) -> float:
     # A product of complex numbers is four of real ones and reads its weights slowly; short transforms take as
     # long as some more passes.
     seconds += costs.gemm(call._replace(dtype=torch.float32), 4 * b, m, columns)
-    seconds += costs.passes(call, m * n / size / 2, 1) + costs.passes(call, 4 * b * (m + n), 2)
+    seconds += costs.passes(call, m * n / size / 2, 1) + costs.copies(call, 4 * b * (m + n), 2, 3)
     if not call.kept:
         seconds += costs.ffts(call, m * n / size**2, size) + costs.passes(call, m * n / size, 2)
     return costs.backward(call, seconds)
@@ -74,6 +74,7 @@ class BlockCirculant(StructuredMatrix, name="block_circulant"):
         own_route("fft", _block_seconds),
         dense_route(_dense_seconds),
         blocks_route(lambda M: grid(*M.shape, **M.options)),
+        rows_route(lambda M: grid(*M.shape, **M.options), _block_seconds),
     )
     projection_work = 0
     compresses = True

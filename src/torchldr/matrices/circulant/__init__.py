@@ -13,12 +13,12 @@ from ...core import costs
 from ...core.contract import Random, Weights
 from ...core.dense_route import dense_route, own_route
 from ...core.matrix import StructuredMatrix, normal_
-from ...core.products import Product
+from ...core.products import Product, autocasts, without_autocast
 from ...core.routes import Call, Route, untraced
-from ...functional import circulant_blocks, scan, stein_scan
+from ...functional import circulant_blocks, cyclic_rows, scan, stein_scan
 from ...functional._twin import applied
 from ...functional.constants import kept
-from ...functional.fft import conjugate, leading
+from ...functional.fft import conjugate, is_fast_length, leading
 from ...functional.ring import ring
 
 
@@ -54,6 +54,37 @@ def blocks_route(grid: Callable[[Any], tuple[int, int, int]]) -> Route:
         return circulant_blocks.kept(M.column, M.out_features, M.in_features)
 
     return Route("compiled", reason, cost, apply, prepare, by_sizes=True)
+
+
+def rows_route(grid: Callable[[Any], tuple[int, int, int]], seconds: Callable[[Any, Call], float]) -> Route:
+    """The FFTs of torch, some rows at a time and with a gradient of its own: for training.
+
+    `seconds` are those of the class's own product.
+    """
+
+    def reason(M: Any, call: Call) -> str | None:
+        if call.kept:
+            return "for training"
+        size = grid(M)[-1]
+        if not is_fast_length(size):
+            return f"blocks of {size} entries need longer FFTs"
+        return untraced(call)
+
+    def cost(M: Any, call: Call) -> float:
+        return costs.started(call, 15) + costs.backward(call, seconds(M, call._replace(needs_grad=False)))
+
+    def apply(M: Any, x: Tensor, transposed: bool, bias: Tensor | None = None) -> Tensor:
+        M = M.T if transposed else M
+        device, dtype = x.device.type, x.dtype
+        if autocasts(device) and M.dtype != torch.float64:
+            dtype = torch.get_autocast_dtype(device)
+        with without_autocast(device):
+            rows = x.reshape(-1, x.shape[-1])
+            y = cyclic_rows.product(M.tensors["column"], rows, M.out_features, dtype)
+            y = y if bias is None else (y + bias).to(dtype)
+        return y.reshape(*x.shape[:-1], M.out_features)
+
+    return Route("rows", reason, cost, apply, any_dtype=True, by_sizes=True)
 
 
 def circulants(column: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -145,6 +176,7 @@ class Circulant(StructuredMatrix, name="circulant"):
         own_route("fft", _fft_seconds),
         dense_route(gather_seconds),
         blocks_route(lambda M: (1, 1, max(M.shape))),
+        rows_route(lambda M: (1, 1, max(M.shape)), _fft_seconds),
     )
     projection_work = 0
 

@@ -15,6 +15,7 @@ from ..core.linear_map import LinearMap
 from ..core.matrix import StructuredMatrix
 from ..core.products import Product
 from ..core.rules import rule
+from ..functional.exported.dense import FormulaProduct
 from ..functional.subdiagonal import cuda_pair
 from ..linalg.candidates import by_generators, rows_reversed, toeplitz_candidates
 from ..linalg.solvers import Candidate
@@ -164,18 +165,14 @@ def in_ldr_td(problem: Problem, rank: int) -> Tensors:
 # In an ONNX graph: Toeplitz-like, then reversed.
 
 
-class Reversed(nn.Module):
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner, self.form = inner, inner.form
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.inner(x).flip(-1)
-
-
 @rule("onnx", HankelLike)
 def product(mode: str, M: HankelLike) -> nn.Module:
-    return Reversed(toeplitz.product(mode, M))
+    inner = toeplitz.product(mode, M)
+    return FormulaProduct(str(inner.form), _flipped, inner=inner)
+
+
+def _flipped(x: Tensor, inner: nn.Module) -> Tensor:
+    return inner(x).flip(-1)
 
 
 # In C: the Toeplitz-like product, reversed.

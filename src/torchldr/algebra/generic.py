@@ -44,6 +44,4 @@ def _(M: Operator) -> DisplacementStructure | None:
     return DisplacementStructure(Z, Z.T, "stein", found.rank, make)
 
 
-@rule("matmul", Diagonal, Diagonal)
-def _(D: Diagonal, E: Diagonal) -> Diagonal:
-    return Diagonal(D.d * E.d)
+rule("matmul", Diagonal, Diagonal)(lambda D, E: Diagonal(D.d * E.d))

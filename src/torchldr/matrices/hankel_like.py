@@ -107,20 +107,15 @@ def _(M: LinearMap, known: DisplacementStructure) -> HankelLike | None:
 
 # Matrices as Hankel-like ones, and Hankel-like matrices as members of LDR-TD.
 
-
-@rule("to_hankel_like", Hankel)
-def _(M: Hankel, tol: float | None) -> HankelLike:
-    return _reversed(convert(toeplitz.reversed_hankel(M), ToeplitzLike))
-
-
-@rule("to_hankel_like", LinearMap)
-def _(M: LinearMap, tol: float | None) -> HankelLike:
-    return _of_dense(M.to_dense(), tol)
+rule("to_hankel_like", Hankel)(lambda M, tol: _reversed(convert(toeplitz.reversed_hankel(M), ToeplitzLike)))
 
 
 @rule("to_hankel_like", Tensor)
 def _of_dense(W: Tensor, tol: float | None) -> HankelLike:
     return _reversed(convert(W.flip(0), ToeplitzLike, tol=tol))
+
+
+rule("to_hankel_like", LinearMap)(lambda M, tol: _of_dense(M.to_dense(), tol))
 
 
 def _reversed(T: StructuredMatrix) -> HankelLike:

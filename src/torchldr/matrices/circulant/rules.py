@@ -269,9 +269,7 @@ static void circulant_fft(const weight *column, const float *scale, int rows, in
 """
 
 
-@rule("c", Circulant)
-def _(M: Circulant, c: Any) -> str:
-    return circulant_grid(M, c, 1, 1, max(M.shape))
+rule("c", Circulant)(lambda M, c: circulant_grid(M, c, 1, 1, max(M.shape)))
 
 
 def circulant_grid(M: Any, c: Any, rows: int, columns: int, b: int) -> str:

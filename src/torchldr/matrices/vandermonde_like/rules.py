@@ -13,7 +13,6 @@ from ...algebra.convert import convert
 from ...algebra.members import linear_in_generators, member, scales_rows, shift, units
 from ...algebra.structure import DisplacementStructure
 from ...core.linear_map import LinearMap
-from ...core.matrix import StructuredMatrix
 from ...core.rules import rule
 from ...functional.exported.convolution import toeplitz
 from ...functional.exported.dense import FormulaProduct
@@ -66,9 +65,7 @@ def _of_powers(M: Vandermonde, tol: float | None) -> VandermondeLike:
     return VandermondeLike(M.out_features, M.in_features, G=G, H=H, nodes=M.nodes)
 
 
-@rule("to_ldr_td", Vandermonde)
-def _(M: Vandermonde, tol: float | None) -> StructuredMatrix:
-    return convert(_of_powers(M, tol), LDRTridiagonal)
+rule("to_ldr_td", Vandermonde)(lambda M, tol: convert(_of_powers(M, tol), LDRTridiagonal))
 
 
 @rule("to_ldr_td", VandermondeLike)

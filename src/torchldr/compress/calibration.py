@@ -54,17 +54,11 @@ class Seen(NamedTuple):
 
 @dataclass
 class Calibration:
-    """What the data say.
+    """What the data say."""
 
-    Attributes:
-        metrics: what errors of the units count by, by their names.
-        held: batches that were held out.
-        seen: the first of the others.
-    """
-
-    metrics: dict[str, Metric] = field(default_factory=dict)
-    held: list[Held] = field(default_factory=list)
-    seen: list[Seen] = field(default_factory=list)
+    metrics: dict[str, Metric] = field(default_factory=dict)  # by the units' names: what errors count by
+    held: list[Held] = field(default_factory=list)  # batches that were held out
+    seen: list[Seen] = field(default_factory=list)  # the first of the others
 
     def distance(self, model: nn.Module, weights: Mapping[str, Tensor]) -> float:
         """The distance of the outputs on the held batches, with these parameters in place of its own."""

@@ -68,21 +68,14 @@ class Search:
 
     Projections of a rank contain those of all lower ranks, so few ranks are looked at; of low rank, whose
     residuals all come from one SVD, some `MOST_RANKS` over the whole range.
-
-    Args:
-        names: of the classes.
-        ranks: of the classes that have one, for all of these; None for the above.
-        usual: the few ranks.
-        work: how long a quick look may take, in microseconds or so, or None for no limit. Classes that are
-            solved exactly are always looked at.
-        shares: fractions of the weight for each of which the largest rank that fits is looked at too.
+    Classes that are solved exactly are looked at whatever their work.
     """
 
-    names: Sequence[str]
-    ranks: Sequence[int] | None = None
-    usual: Sequence[int] = (1, 2, 4)
-    work: int | None = WORK
-    shares: Sequence[float] = ()
+    names: Sequence[str]  # of the classes
+    ranks: Sequence[int] | None = None  # of the classes that have one, for all of these; None for the above
+    usual: Sequence[int] = (1, 2, 4)  # the few ranks
+    work: int | None = WORK  # how long a quick look may take, in microseconds or so; None for no limit
+    shares: Sequence[float] = ()  # of the weight: the largest rank that fits each is looked at too
 
     def structures(self, name: str, weight: Weight) -> list[Structure]:
         """The structures of a class, all smaller than the weight itself."""

@@ -28,17 +28,11 @@ from .structure import Structure
 
 @dataclass
 class Metric:
-    """scale * trace(S D C D^T), in float64; None stands for the identity.
+    """scale * trace(S D C D^T), in float64; None stands for the identity."""
 
-    Attributes:
-        inputs: C (n, n), positive definite.
-        outputs: S (m, m), positive definite.
-        scale: of the whole.
-    """
-
-    inputs: Tensor | None = None
-    outputs: Tensor | None = None
-    scale: float = 1.0
+    inputs: Tensor | None = None  # C (n, n), positive definite
+    outputs: Tensor | None = None  # S (m, m), positive definite
+    scale: float = 1.0  # of the whole
 
     @cached_property
     def root(self) -> Tensor | None:

@@ -28,17 +28,13 @@ Product = Callable[[Tensor], Tensor]
 class Certified(NamedTuple):
     """Solutions and what is known of them.
 
-    Attributes:
-        x: solutions, rows (p, n).
-        residual: the largest |b - M x| / |b|.
-        backward_error: the largest |b - M x| / (|M| |x| + |b|).
-        condition: |M|_2 |M^-1|_F, estimated: at least the 2-norm condition number, up to a factor of about
-            2; inf for a singular matrix. For an iteration, a lower bound; nan for one that gave up.
+    `condition` is |M|_2 |M^-1|_F, estimated: at least the 2-norm condition number, up to a factor of about 2;
+    inf for a singular matrix. For an iteration, a lower bound; nan for one that gave up.
     """
 
-    x: Tensor
-    residual: float
-    backward_error: float
+    x: Tensor  # solutions, rows (p, n)
+    residual: float  # the largest |b - M x| / |b|
+    backward_error: float  # the largest |b - M x| / (|M| |x| + |b|)
     condition: float
 
 

@@ -74,20 +74,14 @@ class Distilled:
 
 @dataclass(frozen=True)
 class Examples:
-    """Inputs of the hidden layer and labels, with what the teacher says of the training ones.
+    """Inputs of the hidden layer and labels, with what the teacher says of the training ones."""
 
-    Attributes:
-        x: (N, n); y: (N,); train, validation: rows of them.
-        hidden: the teacher's outputs of the layer (N, m); logits: (N, classes).
-        test_x, test_y: of the test.
-    """
-
-    x: Tensor
-    y: Tensor
-    train: Tensor
+    x: Tensor  # (N, n)
+    y: Tensor  # (N,)
+    train: Tensor  # rows of these
     validation: Tensor
-    hidden: Tensor
-    logits: Tensor
+    hidden: Tensor  # the teacher's outputs of the layer (N, m)
+    logits: Tensor  # and its own, (N, classes)
     test_x: Tensor
     test_y: Tensor
 

@@ -121,10 +121,8 @@ def _with_scaled(M: Member, name: str, D: Diagonal) -> Member | None:
 def scales_operators(cls: type[Member], kind: Callable[..., Operator], parts: Mapping[str, str]) -> None:
     """Diagonals go into the operators of a class: D K(A, g) = K(D A D^-1, D g).
 
-    Args:
-        cls: a class with tensors `G`, `H`, and the parts of its operators with `_A` and `_C` behind them.
-        kind: its operators, made of these parts in their order.
-        parts: their names as the class has them, to those that the operator has for them.
+    The class has tensors `G`, `H`, and the parts of its operators with `_A` and `_C` behind their names;
+    `kind` makes an operator of these parts in their order, and has other names for them.
     """
 
     def with_diagonal(M: Member, D: Diagonal, side: str, generator: str) -> Member | None:

@@ -83,12 +83,8 @@ def calibrate(
     """See a model at work on some batches, in `eval()`; modes and `requires_grad` are put back.
 
     Gradients are those of random combinations of the output (of logits, of the log-likelihood of labels that
-    the model draws itself), so that their second moments are those of the output's derivatives.
-
-    Args:
-        batches: at most so many; None for as many as `SHARE` of the time allows.
-        output: the name of the entry of the output that counts, see `main_output`.
-        workers: know the time, the seed, and where it is kept and may be found.
+    the model draws itself), so that their second moments are those of the output's derivatives. Without a
+    number of batches they are as many as `SHARE` of the time allows; for `output` see `main_output`.
     """
     pieces, report = workers.pieces, workers.report
     known = _recalled(pieces, units)

@@ -74,9 +74,7 @@ def quiet_linear(
 def quiet_recurrent(layer: nn.RNNBase, plan: Mapping[str, Structure]) -> StructuredRecurrent:
     """A structured layer for one of torch's, with its biases and other weights, and new numbers elsewhere.
 
-    Args:
-        layer: torch's.
-        plan: the weights that are structured, by torch's names for them.
+    The plan has the weights that are structured, by torch's names for them.
     """
     some = next(layer.parameters())
     cls: Any = StructuredLSTM if isinstance(layer, nn.LSTM) else StructuredGRU

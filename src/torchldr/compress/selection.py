@@ -289,12 +289,7 @@ def share_out(
     """One candidate for each weight, with costs of at most `limit` together.
 
     Every weight starts at its cheapest candidate. Then, again and again, the step that lowers the sum of
-    errors most for what it costs is taken, among those that still fit.
-
-    Args:
-        choices: the candidates of every weight, by growing cost.
-        limit: of the sum of costs.
-        unit, who: for the error.
+    errors most for what it costs is taken, among those that still fit. Choices come by growing cost.
 
     Raises:
         ValueError: where even the cheapest candidates do not fit.

@@ -90,15 +90,8 @@ class Workers:
     """A context in which functions run on weights: where, for how long, and whom they report to.
 
     One job runs here. More are processes, each with its share of the cores; they end with the context,
-    however it ends: on an interrupt too, and when this process is killed.
-
-    Args:
-        jobs: how many, at least 1.
-        executor: where functions run instead, which stays open.
-        pieces: where results with a key are kept, and are found again.
-        clock: the time that the work may take.
-        report: called with (stage, done, total).
-        seed: of what is drawn.
+    however it ends: on an interrupt too, and when this process is killed. Functions run on an executor
+    instead where one is given, which stays open. Results with a key are kept in `pieces`, and found again.
 
     Attributes:
         metrics: what errors of weights count by, by their names; of others, by the number of entries.

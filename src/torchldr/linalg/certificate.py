@@ -43,10 +43,8 @@ def certified(
 ) -> Certified:
     """Solve and refine until |b - M x| <= tol |b|, or until rounding errors allow no more.
 
-    Args:
-        product, adjoint: rows to rows, by M and by its conjugate transpose (by M^T where `transposed`).
-        solver: solves approximately; its error is measured, not believed.
-        b: right-hand sides, rows (p, n), float64 or complex128.
+    `product` and `adjoint` take rows to rows, by M and by its conjugate transpose (by M^T where
+    `transposed`). The solver's error is measured, not believed.
     """
     p, n = b.shape
     random = random_rows(PROBES, n, b)

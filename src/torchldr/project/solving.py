@@ -16,13 +16,9 @@ _RANGE = 1e-12  # of the largest eigenvalue: inputs have no part in directions b
 
 
 def leading(D: Tensor, rank: int, near: Tensor | None = None, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """U (m, r), S (r,), V (r, n) with D nearly U diag(S) V at its first r singular values.
+    """U (m, r), S (r,), V (r, n) with D nearly U diag(S) V at its first r singular values, r = `rank`.
 
-    Args:
-        D: shape (m, n).
-        rank: how many triplets r, at most min(m, n).
-        near: right vectors (p, n) of a similar matrix to start from.
-        seed: of the start where there is none.
+    It starts from right vectors `near` (p, n) of a similar matrix, or from random ones.
     """
     m, n = D.shape
     if min(m, n) <= max(_SMALL, 4 * rank):

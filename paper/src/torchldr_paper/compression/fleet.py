@@ -87,16 +87,10 @@ class Examples:
 
 
 class Fleet:
-    """Models that differ in their hidden layer, from weights to accuracies.
+    """Models that differ in their hidden layer, one matrix of `stacks` each, from weights to accuracies.
 
-    Args:
-        members: the models.
-        stacks: their hidden layers, one matrix each, on the device.
-        head: the dense model's other parameters: "logits.weight", "logits.bias" and, where the layer has
-            one, "hidden.bias".
-        examples: the data, on the device.
-        epochs, batch, seed: of the training.
-        distilled: how the teacher counts.
+    `head` has the dense model's other parameters: "logits.weight", "logits.bias" and, where the layer has
+    one, "hidden.bias". Stacks and examples are on the device.
     """
 
     def __init__(

@@ -35,14 +35,8 @@ Tensors = Mapping[str, Tensor]
 
 
 class StackedLayer:
-    """A `StructuredLinear` or `StructuredChannels` with a replica axis, without its bias.
-
-    Args:
-        layer: that of one of the replicas.
-        name: what it is called in the network.
-
-    Attributes:
-        structure: the class of its matrices.
+    """A `StructuredLinear` or `StructuredChannels` with a replica axis, without its bias; one replica's is
+    given.
     """
 
     def __init__(self, layer: nn.Module, name: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ from torch.nn.functional import pad
 
 from ..matrices import get_structure, structures
 from .finetuning.groups import operator_names
-from .metric import QUICK, Metric, TimeUpError, project, widened
+from .metric import QUICK, widened
 from .structure import DENSE, Structure
 
 CANDIDATES = tuple(name for name, cls in structures().items() if cls.compresses)
@@ -130,42 +129,6 @@ def charged(rows: Sequence[Candidate], costs: Sequence[float]) -> list[Candidate
         (replace(row, cost=cost) for row, cost in zip(rows, costs, strict=True)),
         key=lambda row: (row.cost, row.error),
     )
-
-
-def looks(
-    matrices: Sequence[Tensor],
-    structures: Sequence[Structure],
-    metric: Metric,
-    seed: int,
-    effort: float,
-    deadline: float | None = None,
-) -> list[float]:
-    """The errors of structures in a metric, by projections; of all ranks by one decomposition where it can.
-
-    Infinite where the deadline (by `time.time()`) came first.
-    """
-    fits = {
-        name: [metric.fit(W, Structure(name)) for W in matrices]
-        for name in dict.fromkeys(s.name for s in structures)
-        if at_once(name)
-    }
-    exact = min(max(1e-10, 8 * torch.finfo(matrices[0].dtype).eps), 1e-3) ** 2
-    whole = sum(metric.error(W) for W in matrices)
-    found = []
-    for structure in structures:
-        if structure.name in fits:
-            error = metric.scale * sum(fit.error(structure.rank or 1) for fit in fits[structure.name] if fit)
-        else:
-            try:
-                made = [project(W, structure, metric, seed, effort, deadline, quick=False) for W in matrices]
-            except TimeUpError:
-                found.append(math.inf)
-                continue
-            pairs = [(widened(W), p.matrix) for W, p in zip(matrices, made, strict=True)]
-            error = sum(metric.error(W - M.to(W.device, W.dtype).to_dense()) for W, M in pairs)
-        # Weights are known to their rounding errors: nothing is gained below these.
-        found.append(error if error > exact * whole else 0.0)
-    return found
 
 
 def plain_curve(matrices: Sequence[Tensor]) -> list[float]:

@@ -120,10 +120,9 @@ class CroppedLinear(StructuredLinear):
 
 
 class BlockedLinear(nn.Module):
-    """A row of square structured matrices side by side, y = sum_i M_i x_i + b, for a multiple of `units`
-    inputs.
+    """A row of square structured matrices side by side, y = sum_i M_i x_i + b; b starts at 0.
 
-    A bias starts at 0.
+    `in_features` is a multiple of `units`, the size of the matrices.
     """
 
     bias: nn.Parameter | None

@@ -35,9 +35,7 @@ Tensors = Mapping[str, Tensor]
 
 
 class StackedLayer:
-    """A `StructuredLinear` or `StructuredChannels` with a replica axis, without its bias; one replica's is
-    given.
-    """
+    """A `StructuredLinear` or `StructuredChannels` of one replica, with a replica axis and no bias."""
 
     def __init__(self, layer: nn.Module, name: str) -> None:
         matrices: StructuredLinear | MatrixStack

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from ..core.stacks import stack as stack_matrices
 from ..matrices import StructuredMatrix
 from ..nn import MatrixStack, StructuredGRU, StructuredLinear, StructuredLSTM
-from ..nn.graph import as_node, is_proxy
 from ..nn.recurrent.base import StructuredRecurrent, arguments_of
-from ..nn.tensors import in_format_of
+from ..nn.tensors import as_node, in_format_of, is_proxy
 from .structure import DENSE, Structure
 
 # What nn.Module keeps of hooks. The registries themselves move, so that handles given out still remove.

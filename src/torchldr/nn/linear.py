@@ -11,10 +11,10 @@ from ..core.checks import check_choices, check_flags
 from ..core.products import check_input
 from ..core.routes import Call, RouteTable
 from ..matrices import StructuredMatrix
-from .graph import as_node, is_proxy
 from .parameters import INITS, StructuredParameters, describe
 from .plan import PLANS, Plan
 from .planned import PlannedLayer
+from .tensors import as_node, is_proxy
 
 
 class StructuredLinear(StructuredParameters, PlannedLayer):

@@ -127,12 +127,8 @@ class Stopwatch:
             if structure.is_dense:
                 made = nn.Linear(n, gates * m, False, dtype=W.dtype)
             elif gates > 1:  # the input products of one step
-                chosen: Any = {
-                    "structure": structure.cls,
-                    "rank": structure.rank,
-                    "options": structure.options,
-                }
-                made = MatrixStack((gates,), n, m, dtype=W.dtype, **chosen)
+                chosen: Any = {"rank": structure.rank, "options": structure.options}
+                made = MatrixStack((gates,), n, m, dtype=W.dtype, structure=structure.cls, **chosen)
             else:
                 made = quiet_linear(m, n, structure, W.dtype)
         made.to(W.device).eval()

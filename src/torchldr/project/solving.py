@@ -12,6 +12,7 @@ _EXTRA = 8
 _ROUNDS = 8
 _RIDGE = 1e-14  # relative: decides between equals where parameters have no effect
 _TINY = 1e-300
+_CLOSE = 1e-12  # a relative residual at which conjugate gradients have arrived
 _RANGE = 1e-12  # of the largest eigenvalue: inputs have no part in directions below
 
 
@@ -68,7 +69,6 @@ def conjugate_gradients(
     start: Tensor,
     precondition: Callable[[Tensor], Tensor],
     steps: int,
-    tolerance: float = 1e-12,
 ) -> Tensor:
     """Solve N x = right for a positive semidefinite N given by its products, from `start`.
 
@@ -80,7 +80,7 @@ def conjugate_gradients(
     p, rho = z, _dot(r, z)
     first = _dot(right, precondition(right))
     for _ in range(steps):
-        if rho <= tolerance**2 * first:
+        if rho <= _CLOSE**2 * first:
             break
         q = apply(p)
         curvature = _dot(p, q)

@@ -31,8 +31,8 @@ from .transforms import Array
 MOST_BLOCKS = 8  # above, the matrix is made from its parameters by the runtime
 
 
-def first_indices(s: Array, reach: float = RANGE) -> list[int]:
-    """The first index of every block: within one, products of s stay within a factor of `reach`.
+def first_indices(s: Array) -> list[int]:
+    """The first index of every block: within one, products of s stay within a factor of `RANGE`.
 
     >>> first_indices(np.array([1.0, 8.0, 8.0, 1.0, 0.0, 1.0]))
     [0, 3, 5]
@@ -41,7 +41,7 @@ def first_indices(s: Array, reach: float = RANGE) -> list[int]:
     for i, factor in enumerate(s.tolist(), start=1):
         product *= abs(factor)
         low, high = min(low, product), max(high, product)
-        if not high <= reach * low:  # nan, and a zero
+        if not high <= RANGE * low:  # nan, and a zero
             starts.append(i)
             product = low = high = 1.0
     return starts

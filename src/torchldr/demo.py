@@ -116,16 +116,7 @@ def speed(cls: type[StructuredMatrix], n: int, options: dict[str, Any]) -> float
 
 
 def run(steps: int = 300, seed: int = 0, progress: Callable[[str], None] = lambda message: None) -> Demo:
-    """Fit the target with every registered class.
-
-    Args:
-        steps: steps of Adam for each class and learning rate.
-        seed: what the target, the starts and the inputs are drawn from.
-        progress: called with a line when a class is done.
-
-    Returns:
-        The target, the fitted matrices and the table, best fit first.
-    """
+    """The target, what every registered class makes of it by Adam, and the table, best fit first."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # for matrices of this size more threads only wait for each other
     try:

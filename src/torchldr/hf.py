@@ -45,12 +45,7 @@ BATCH, TOKENS = 16, 128  # of a text that calibrates
 
 @register_quantization_config(METHOD)
 class TorchldrConfig(QuantizationConfigMixin):  # type: ignore[misc, unused-ignore]
-    """Which layers of a model are structured, as `compress_` writes it.
-
-    Args:
-        layers: entries of the manifest by the names of the layers.
-        version: of this format.
-    """
+    """Which layers of a model are structured, as `compress_` writes it: entries of the manifest by name."""
 
     def __init__(self, layers: Mapping[str, Entry], version: int = VERSION, **kwargs: Any) -> None:
         if version != VERSION:

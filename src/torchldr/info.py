@@ -86,14 +86,7 @@ def routes(
 
 
 def describe_structures(out_features: int = 784, in_features: int = 784) -> list[dict[str, Any]]:
-    """The registry as a table: one row for each structured class.
-
-    Args:
-        out_features, in_features: the shape whose parameters are counted, at rank 1 and with default
-            options.
-
-    Returns:
-        Rows of name, class, parameters, whether it has a rank, options with their defaults, summary.
+    """The registry as a table, one row for each structured class; parameters are counted at rank 1.
 
     >>> {row["name"]: row["parameters"] for row in describe_structures()}["ldr_sd"]
     3136

@@ -13,10 +13,11 @@ from torch import nn
 import torchldr
 from torchldr.compress import Bytes, Latency, parse_budget
 from torchldr.compress.budget import Stopwatch, budget_text
-from torchldr.compress.candidates import Candidate, Search, charged, looks
+from torchldr.compress.candidates import Candidate, Search, charged
 from torchldr.compress.checkpoint.files import TensorWeight
 from torchldr.compress.metric import Metric
 from torchldr.compress.selection import share_out
+from torchldr.compress.workers import Parcel, looks_of
 
 QUICK = ("low_rank", "block_circulant")
 
@@ -187,14 +188,14 @@ def test_errors_are_those_of_the_projections():
         torchldr.Structure("toeplitz_like", 2),
         torchldr.Structure("dense"),
     ]
-    found = looks([W], some, Metric().relative(1, [W]), 0, 0.1)
+    found = looks_of(Parcel([W], Metric().relative(1, [W])), some, 0, 0.1)
     for structure, error in zip(some[:2], found, strict=False):
         expected = torchldr.from_dense(W, structure.name, structure.rank, effort=0.1).residual
         assert error**0.5 == pytest.approx(expected, rel=1e-9)
     assert found[2] == 0
     low = torchldr.LowRank.random(40, 36, rank=3).to_dense()
     ranks = [torchldr.Structure("low_rank", r) for r in (3, 4)]
-    assert looks([low], ranks, Metric(), 0, 0.1) == [0, 0]  # not rounding errors
+    assert looks_of(Parcel([low], Metric()), ranks, 0, 0.1) == [0, 0]  # not rounding errors
 
 
 GOOD = [

@@ -1,6 +1,6 @@
 """The algebra of displacement: displacement, closure rules, blocks, recompression, equivariance."""
 
-from . import generic, lazy, members, recompress  # their rules are found once imported
+from . import lazy, members, recompress  # their rules are found once imported
 from .blocks import block
 from .convert import convert
 from .displacement import displacement, displacement_rank, from_displacement, generators
@@ -9,7 +9,7 @@ from .known import KnownDisplacement, Operators, known_displacement
 from .scipy_operator import as_scipy
 from .structure import DisplacementStructure
 
-_RULES = generic, lazy, members, recompress
+_RULES = lazy, members, recompress
 
 __all__ = [
     "DisplacementStructure",

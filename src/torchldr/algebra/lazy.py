@@ -180,30 +180,15 @@ def _solve(M: LinearMap, b: Tensor) -> Tensor:
 
 # Where no class is closed, this is what an operation gives.
 
-
-@rule("transpose", LinearMap)
-def _(M: LinearMap) -> LinearMap:
-    return Transposed(M)
+rule("transpose", LinearMap)(Transposed)
+rule("add", LinearMap, LinearMap)(Sum)
+rule("matmul", LinearMap, LinearMap)(Composition)
+rule("inverse", LinearMap)(Inverse)
 
 
 @rule("scale", LinearMap)
 def _(M: LinearMap, scalar: Number) -> LinearMap:
     return Scaled(M.of, scalar * M.scalar) if isinstance(M, Scaled) else Scaled(M, scalar)
-
-
-@rule("add", LinearMap, LinearMap)
-def _(M: LinearMap, N: LinearMap) -> LinearMap:
-    return Sum(M, N)
-
-
-@rule("matmul", LinearMap, LinearMap)
-def _(M: LinearMap, N: LinearMap) -> LinearMap:
-    return Composition(M, N)
-
-
-@rule("inverse", LinearMap)
-def _(M: LinearMap) -> LinearMap:
-    return Inverse(M)
 
 
 # And what is known of its displacement.
@@ -221,16 +206,6 @@ def _(M: Scaled) -> DisplacementStructure | None:
     return None if of is None else of.scaled(M.scalar)
 
 
-@rule("displacement_structure", Sum)
-def _(M: Sum) -> DisplacementStructure | None:
-    return sum_structure(M.left, M.right)
-
-
-@rule("displacement_structure", Composition)
-def _(M: Composition) -> DisplacementStructure | None:
-    return product_structure(M.left, M.right)
-
-
-@rule("displacement_structure", Inverse)
-def _(M: Inverse) -> DisplacementStructure | None:
-    return inverse_structure(M.of, M)
+rule("displacement_structure", Sum)(lambda M: sum_structure(M.left, M.right))
+rule("displacement_structure", Composition)(lambda M: product_structure(M.left, M.right))
+rule("displacement_structure", Inverse)(lambda M: inverse_structure(M.of, M))

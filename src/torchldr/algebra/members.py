@@ -16,9 +16,19 @@ from torch import Tensor
 from ..core.linear_map import LinearMap, Number
 from ..core.matrix import StructuredMatrix
 from ..core.rules import rule
-from ..operators import Diagonal, Operator, Shift, Subdiagonal, conjugated
+from ..operators import (
+    DenseOperator,
+    Diagonal,
+    Entries,
+    Operator,
+    Shift,
+    Subdiagonal,
+    conjugated,
+    low_rank_sum,
+    sparse_product,
+)
 from .multiply import real_dtype
-from .structure import Generators, reduce
+from .structure import DisplacementStructure, Generators, reduce
 
 Member = TypeVar("Member", bound=StructuredMatrix)
 
@@ -121,10 +131,8 @@ def _with_scaled(M: Member, name: str, D: Diagonal) -> Member | None:
 def scales_operators(cls: type[Member], kind: Callable[..., Operator], parts: Mapping[str, str]) -> None:
     """Diagonals go into the operators of a class: D K(A, g) = K(D A D^-1, D g).
 
-    Args:
-        cls: a class with tensors `G`, `H`, and the parts of its operators with `_A` and `_C` behind them.
-        kind: its operators, made of these parts in their order.
-        parts: their names as the class has them, to those that the operator has for them.
+    The class has tensors `G`, `H`, and the parts of its operators with `_A` and `_C` behind their names;
+    `kind` makes an operator of these parts in their order, and has other names for them.
     """
 
     def with_diagonal(M: Member, D: Diagonal, side: str, generator: str) -> Member | None:
@@ -206,3 +214,42 @@ def krylov_generators(G: Tensor, H: Tensor, left: Operator, right: Operator) -> 
 def _at_least_one(G: Tensor, H: Tensor) -> Generators:
     """A class holds one pair of generators even where none is needed."""
     return (G, H) if G.shape[0] else (G.new_zeros(1, G.shape[1]), H.new_zeros(1, H.shape[1]))
+
+
+# What is known of the displacement of operators, and of classes that say no more than their operators.
+
+
+@rule("displacement_structure", StructuredMatrix)
+def _(M: StructuredMatrix) -> DisplacementStructure | None:
+    found = M.operators()
+    if found is None:
+        return None
+    A, C = (DenseOperator(operator) for operator in found)
+
+    def make() -> Generators:
+        factors = M.factors()
+        G = torch.stack([left[:, 0] for left, _ in factors])
+        H = torch.stack([right[0] for _, right in factors])
+        return telescoped(A, C, G, H, M.krylov_length())
+
+    return DisplacementStructure(A, C.T, "stein", 2 * len(M.factors()), make)
+
+
+@rule("displacement_structure", Operator)
+def _(M: Operator) -> DisplacementStructure | None:
+    """M - Z_1 M Z_1^T, sparse as M is, of low rank where M changes little along its diagonals."""
+    Z, entries, n = shift(M.n, 1.0, M), M.entries(), M.n
+    moved = sparse_product(sparse_product(Z.entries(), entries, n), Z.T.entries(), n)
+    both = (torch.cat(pair) for pair in zip(entries, moved._replace(values=-moved.values), strict=True))
+    found = low_rank_sum(Entries(*both), n)
+    if 2 * found.rank > n:
+        return None
+
+    def make() -> Generators:
+        U, V = found.factors()
+        return U.to(M.dtype), V.to(M.dtype)
+
+    return DisplacementStructure(Z, Z.T, "stein", found.rank, make)
+
+
+rule("matmul", Diagonal, Diagonal)(lambda D, E: Diagonal(D.d * E.d))

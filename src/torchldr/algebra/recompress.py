@@ -45,9 +45,7 @@ class Recompressed(LinearMap):
         return f"{self.of!r}.recompress()"
 
 
-@rule("displacement_structure", Recompressed)
-def _(M: Recompressed) -> DisplacementStructure:
-    return M.known
+rule("displacement_structure", Recompressed)(lambda M: M.known)
 
 
 @rule("recompress", LinearMap)

@@ -11,6 +11,7 @@ from ..core.rules import rule
 from .multiply import multiply, rmultiply
 
 
+@rule("as_scipy", LinearMap)
 def as_scipy(M: LinearMap) -> Any:
     """A `scipy.sparse.linalg.LinearOperator` that multiplies by M, for SciPy's solvers and eigensolvers.
 
@@ -42,8 +43,3 @@ def as_scipy(M: LinearMap) -> Any:
         rmatmat=lambda y: through(adjoint, y),
         dtype=torch.empty(0, dtype=M.dtype).numpy().dtype,
     )
-
-
-@rule("as_scipy", LinearMap)
-def _(M: LinearMap) -> Any:
-    return as_scipy(M)

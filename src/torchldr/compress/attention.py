@@ -17,12 +17,8 @@ class StructuredAttention(nn.Module):
     """nn.MultiheadAttention whose four projections are layers of their own, structured or dense.
 
     torch's module reads the weights of its projections, and so must hold them dense; this one calls them.
-
-    Args:
-        original: the module whose sizes, options and extra key and value it takes.
-        projections: layers by name: q_proj, k_proj, v_proj and out_proj.
-
-    Shape, masks and results are those of nn.MultiheadAttention, but for nested tensors.
+    Sizes, options and the extra key and value are those of an original. Shape, masks and results are those of
+    nn.MultiheadAttention, but for nested tensors.
     """
 
     # nn.TransformerEncoderLayer asks for these before it would read joint weights; there are none.

@@ -100,14 +100,10 @@ def allowance(budget: Budget, weights: Sequence[Weight]) -> tuple[float, str, Co
 
 
 class Stopwatch:
-    """Milliseconds of one inference of a weight's layer with each of some structures.
+    """Milliseconds of one inference of a weight's layer with each of some structures, a batch at a time.
 
-    The shortest of several calls, the structures taking turns; weights of one shape are timed once. A
-    weight that the model has in several places counts as often.
-
-    Args:
-        batch: vectors at a time.
-        repeats, seconds: as for `minimum_seconds`.
+    The shortest of several calls, as `minimum_seconds` has it; weights of one shape are timed once. A weight
+    that the model has in several places counts as often.
     """
 
     def __init__(self, batch: int, repeats: int = REPEATS, seconds: float = SECONDS) -> None:
@@ -131,12 +127,8 @@ class Stopwatch:
             if structure.is_dense:
                 made = nn.Linear(n, gates * m, False, dtype=W.dtype)
             elif gates > 1:  # the input products of one step
-                chosen: Any = {
-                    "structure": structure.cls,
-                    "rank": structure.rank,
-                    "options": structure.options,
-                }
-                made = MatrixStack((gates,), n, m, dtype=W.dtype, **chosen)
+                chosen: Any = {"rank": structure.rank, "options": structure.options}
+                made = MatrixStack((gates,), n, m, dtype=W.dtype, structure=structure.cls, **chosen)
             else:
                 made = quiet_linear(m, n, structure, W.dtype)
         made.to(W.device).eval()

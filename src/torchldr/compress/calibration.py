@@ -54,17 +54,11 @@ class Seen(NamedTuple):
 
 @dataclass
 class Calibration:
-    """What the data say.
+    """What the data say."""
 
-    Attributes:
-        metrics: what errors of the units count by, by their names.
-        held: batches that were held out.
-        seen: the first of the others.
-    """
-
-    metrics: dict[str, Metric] = field(default_factory=dict)
-    held: list[Held] = field(default_factory=list)
-    seen: list[Seen] = field(default_factory=list)
+    metrics: dict[str, Metric] = field(default_factory=dict)  # by the units' names: what errors count by
+    held: list[Held] = field(default_factory=list)  # batches that were held out
+    seen: list[Seen] = field(default_factory=list)  # the first of the others
 
     def distance(self, model: nn.Module, weights: Mapping[str, Tensor]) -> float:
         """The distance of the outputs on the held batches, with these parameters in place of its own."""
@@ -89,12 +83,8 @@ def calibrate(
     """See a model at work on some batches, in `eval()`; modes and `requires_grad` are put back.
 
     Gradients are those of random combinations of the output (of logits, of the log-likelihood of labels that
-    the model draws itself), so that their second moments are those of the output's derivatives.
-
-    Args:
-        batches: at most so many; None for as many as `SHARE` of the time allows.
-        output: the name of the entry of the output that counts, see `main_output`.
-        workers: know the time, the seed, and where it is kept and may be found.
+    the model draws itself), so that their second moments are those of the output's derivatives. Without a
+    number of batches they are as many as `SHARE` of the time allows; for `output` see `main_output`.
     """
     pieces, report = workers.pieces, workers.report
     known = _recalled(pieces, units)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ from torch.nn.functional import pad
 
 from ..matrices import get_structure, structures
 from .finetuning.groups import operator_names
-from .metric import QUICK, Metric, TimeUpError, project, widened
+from .metric import QUICK, widened
 from .structure import DENSE, Structure
 
 CANDIDATES = tuple(name for name, cls in structures().items() if cls.compresses)
@@ -68,21 +67,14 @@ class Search:
 
     Projections of a rank contain those of all lower ranks, so few ranks are looked at; of low rank, whose
     residuals all come from one SVD, some `MOST_RANKS` over the whole range.
-
-    Args:
-        names: of the classes.
-        ranks: of the classes that have one, for all of these; None for the above.
-        usual: the few ranks.
-        work: how long a quick look may take, in microseconds or so, or None for no limit. Classes that are
-            solved exactly are always looked at.
-        shares: fractions of the weight for each of which the largest rank that fits is looked at too.
+    Classes that are solved exactly are looked at whatever their work.
     """
 
-    names: Sequence[str]
-    ranks: Sequence[int] | None = None
-    usual: Sequence[int] = (1, 2, 4)
-    work: int | None = WORK
-    shares: Sequence[float] = ()
+    names: Sequence[str]  # of the classes
+    ranks: Sequence[int] | None = None  # of the classes that have one, for all of these; None for the above
+    usual: Sequence[int] = (1, 2, 4)  # the few ranks
+    work: int | None = WORK  # how long a quick look may take, in microseconds or so; None for no limit
+    shares: Sequence[float] = ()  # of the weight: the largest rank that fits each is looked at too
 
     def structures(self, name: str, weight: Weight) -> list[Structure]:
         """The structures of a class, all smaller than the weight itself."""
@@ -137,42 +129,6 @@ def charged(rows: Sequence[Candidate], costs: Sequence[float]) -> list[Candidate
         (replace(row, cost=cost) for row, cost in zip(rows, costs, strict=True)),
         key=lambda row: (row.cost, row.error),
     )
-
-
-def looks(
-    matrices: Sequence[Tensor],
-    structures: Sequence[Structure],
-    metric: Metric,
-    seed: int,
-    effort: float,
-    deadline: float | None = None,
-) -> list[float]:
-    """The errors of structures in a metric, by projections; of all ranks by one decomposition where it can.
-
-    Infinite where the deadline (by `time.time()`) came first.
-    """
-    fits = {
-        name: [metric.fit(W, Structure(name)) for W in matrices]
-        for name in dict.fromkeys(s.name for s in structures)
-        if at_once(name)
-    }
-    exact = min(max(1e-10, 8 * torch.finfo(matrices[0].dtype).eps), 1e-3) ** 2
-    whole = sum(metric.error(W) for W in matrices)
-    found = []
-    for structure in structures:
-        if structure.name in fits:
-            error = metric.scale * sum(fit.error(structure.rank or 1) for fit in fits[structure.name] if fit)
-        else:
-            try:
-                made = [project(W, structure, metric, seed, effort, deadline, quick=False) for W in matrices]
-            except TimeUpError:
-                found.append(math.inf)
-                continue
-            pairs = [(widened(W), p.matrix) for W, p in zip(matrices, made, strict=True)]
-            error = sum(metric.error(W - M.to(W.device, W.dtype).to_dense()) for W, M in pairs)
-        # Weights are known to their rounding errors: nothing is gained below these.
-        found.append(error if error > exact * whole else 0.0)
-    return found
 
 
 def plain_curve(matrices: Sequence[Tensor]) -> list[float]:

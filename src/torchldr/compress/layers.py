@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from ..core.stacks import stack as stack_matrices
 from ..matrices import StructuredMatrix
 from ..nn import MatrixStack, StructuredGRU, StructuredLinear, StructuredLSTM
-from ..nn.graph import as_node, is_proxy
 from ..nn.recurrent.base import StructuredRecurrent, arguments_of
-from ..nn.tensors import in_format_of
+from ..nn.tensors import as_node, in_format_of, is_proxy
 from .structure import DENSE, Structure
 
 # What nn.Module keeps of hooks. The registries themselves move, so that handles given out still remove.
@@ -74,9 +73,7 @@ def quiet_linear(
 def quiet_recurrent(layer: nn.RNNBase, plan: Mapping[str, Structure]) -> StructuredRecurrent:
     """A structured layer for one of torch's, with its biases and other weights, and new numbers elsewhere.
 
-    Args:
-        layer: torch's.
-        plan: the weights that are structured, by torch's names for them.
+    The plan has the weights that are structured, by torch's names for them.
     """
     some = next(layer.parameters())
     cls: Any = StructuredLSTM if isinstance(layer, nn.LSTM) else StructuredGRU

@@ -104,9 +104,7 @@ def holders(module: nn.Module) -> dict[str, StructuredLinear | MatrixStack]:
 def replacement(old: nn.Module, plan: Mapping[str, Structure]) -> nn.Module:
     """The structured module in the place of a dense one; the numbers of its matrices are still to come.
 
-    Args:
-        old: what `describe_site` knows.
-        plan: what becomes of its parts; others stay dense.
+    What the plan has no structure for stays dense.
     """
     if isinstance(old, nn.MultiheadAttention):
         parts: dict[str, nn.Module] = dict(split_attention(old))

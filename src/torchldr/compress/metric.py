@@ -28,17 +28,11 @@ from .structure import Structure
 
 @dataclass
 class Metric:
-    """scale * trace(S D C D^T), in float64; None stands for the identity.
+    """scale * trace(S D C D^T), in float64; None stands for the identity."""
 
-    Attributes:
-        inputs: C (n, n), positive definite.
-        outputs: S (m, m), positive definite.
-        scale: of the whole.
-    """
-
-    inputs: Tensor | None = None
-    outputs: Tensor | None = None
-    scale: float = 1.0
+    inputs: Tensor | None = None  # C (n, n), positive definite
+    outputs: Tensor | None = None  # S (m, m), positive definite
+    scale: float = 1.0  # of the whole
 
     @cached_property
     def root(self) -> Tensor | None:
@@ -97,15 +91,10 @@ def project(
     deadline: float | None = None,
     quick: bool = True,
 ) -> Projection:
-    """The nearest member of a class that we find.
+    """The nearest member of a class that we find, in a metric.
 
-    Classes with `all_ranks` are solved in the metric itself, others by the inputs' part of it.
-
-    Args:
-        W, structure, metric: what to project, on what, and what errors count by.
-        seed, effort: of `from_dense`.
-        deadline: by `time.time()`; past it a projection is given up,
-        quick: for a quick one, or else for good.
+    Classes with `all_ranks` are solved in the metric itself, others by the inputs' part of it. Past the
+    deadline, by `time.time()`, a projection is given up: for a quick one, or else for good.
 
     Raises:
         TimeUpError: where it was given up for good.

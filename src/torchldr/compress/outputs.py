@@ -34,11 +34,7 @@ def entries(output: Any) -> dict[str, Tensor]:
 def main_output(output: Any, name: str | None = None, who: str = "compress_") -> tuple[str, Tensor]:
     """The name of the entry that counts, and the entry.
 
-    Args:
-        output: what the model gave.
-        name: of the entry; None for logits where there are any, then sentence embeddings, hidden states,
-            else the first tensor.
-        who: the caller, for the error.
+    Without a name logits where there are any, then sentence embeddings, hidden states, else the first tensor.
 
     Raises:
         ValueError: where there is no such entry.

@@ -61,8 +61,7 @@ class Pieces:
     def begin(self, work: Mapping[str, Any]) -> bool:
         """Take up this work, or start it; False where the folder had other work, which is then deleted.
 
-        Args:
-            work: what decides about the results, as JSON has it.
+        `work` is what decides about the results, as JSON has it.
         """
         if self.folder is None:
             return True
@@ -104,9 +103,7 @@ class Pieces:
     def put(self, key: str, value: Any, written: Iterable[str] = ()) -> Any:
         """Keep a finished piece; it comes back as `get` gives it where there is a folder.
 
-        Args:
-            key, value: the piece.
-            written: the names of `zeros` that belong to it.
+        `written` are the names of `zeros` that belong to it.
         """
         if self.folder is None or self._log is None:
             return value
@@ -134,11 +131,7 @@ class Pieces:
     def zeros(self, name: str, shape: Iterable[int], like: Tensor, *, again: bool = False) -> Tensor:
         """A tensor to be written in place: in a file of this name, or in memory on the device of `like`.
 
-        Args:
-            name: of the file.
-            shape: of the tensor.
-            like: has its dtype, and without a folder its device.
-            again: whether it has its numbers from before.
+        It has the dtype of `like`, and with `again` its numbers from before.
         """
         shape = tuple(shape)
         if self.folder is None:
@@ -169,11 +162,8 @@ def opened(
 ) -> Iterator[Pieces]:
     """The pieces of a call, in a place as it was given; other work that is found there is deleted.
 
-    Args:
-        who: the caller, for the warning.
-        place: a folder, None, or pieces that the caller closes.
-        arguments: of the call, as JSON has them.
-        content: of models and tensors that it works on.
+    Pieces that are given are left open. The work is known by its arguments, as JSON has them, and by the
+    content of the models and tensors that it works on.
     """
     pieces = place if isinstance(place, Pieces) else Pieces(place)
     if pieces.folder is not None:

@@ -20,11 +20,7 @@ _ENDS = {
 
 
 class Clock:
-    """The time that something may take, in minutes.
-
-    Args:
-        minutes: the limit, or None for no limit.
-    """
+    """The time that something may take, in minutes; None for no limit."""
 
     def __init__(self, minutes: float | None) -> None:
         self.start, self.seconds = time.monotonic(), None if minutes is None else 60 * minutes

@@ -45,15 +45,7 @@ Made = list[list[Projection]]
 
 
 class Refit:
-    """The fit of a whole model.
-
-    Args:
-        model: as it was.
-        units: its weights, with
-        structures: what they become.
-        data: what calibration found.
-        workers: know the time, the seed, whom to report to, and where moments and dense weights lie.
-    """
+    """The fit of a whole model as it was: its weights, what they become, and what calibration found."""
 
     def __init__(
         self,
@@ -69,9 +61,7 @@ class Refit:
     def fitted(self, made: Made, projecting: float) -> Made | None:
         """Other projections of the same structures, or None where there is no time or nothing to fit.
 
-        Args:
-            made: the projections as they are.
-            projecting: seconds that these took.
+        It took `projecting` seconds to make those that there are.
         """
         wanted = {
             i

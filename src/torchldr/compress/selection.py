@@ -29,21 +29,16 @@ Groups = dict[tuple[str, int, int], Tasks]  # by class and shape
 class Choices:
     """What was found for the weights.
 
-    Attributes:
-        structures: one for each weight.
-        watch: that has timed them, under a budget of latency.
-        stays: why weights stay dense, by name.
-        alone: the best plan of one class and dense weights, shared out by error, if any, and
-        uniform: plans of one class with the same share for all. Both may do better than they promise.
-        notes: what was not looked at, and why.
+    `alone` is the best plan of one class and dense weights, shared out by error, if any, and `uniform` are
+    plans of one class with the same share for all. Both may do better than they promise.
     """
 
-    structures: list[Structure]
-    stays: dict[str, str] = field(default_factory=dict)
+    structures: list[Structure]  # one for each weight
+    stays: dict[str, str] = field(default_factory=dict)  # why weights stay dense, by name
     alone: list[list[Structure]] = field(default_factory=list)
     uniform: list[list[Structure]] = field(default_factory=list)
-    notes: tuple[str, ...] = ()
-    watch: Stopwatch | None = None
+    notes: tuple[str, ...] = ()  # what was not looked at, and why
+    watch: Stopwatch | None = None  # that has timed them, under a budget of latency
 
 
 def check_spec(who: str, spec: object) -> None:
@@ -294,12 +289,7 @@ def share_out(
     """One candidate for each weight, with costs of at most `limit` together.
 
     Every weight starts at its cheapest candidate. Then, again and again, the step that lowers the sum of
-    errors most for what it costs is taken, among those that still fit.
-
-    Args:
-        choices: the candidates of every weight, by growing cost.
-        limit: of the sum of costs.
-        unit, who: for the error.
+    errors most for what it costs is taken, among those that still fit. Choices come by growing cost.
 
     Raises:
         ValueError: where even the cheapest candidates do not fit.

@@ -148,16 +148,11 @@ def plan_to_dict(plan: Mapping[str, Structure]) -> dict[str, dict[str, Any]]:
 def plan_from_dict(plan: object, who: str = "plan") -> dict[str, Structure]:
     """The plan of a parsed JSON document; "rank" and "options" may be left out.
 
-    Args:
-        plan: what JSON gave.
-        who: what to call it in errors.
-
     Raises:
-        ValueError: for another form, an unknown structure or option, naming the entry.
+        ValueError: for another form, an unknown structure or option, naming the entry; begins with `who`.
 
-    Examples:
-        >>> plan_from_dict({"encoder.*": {"structure": "low_rank", "rank": 8}})
-        {'encoder.*': Structure('low_rank', rank=8)}
+    >>> plan_from_dict({"encoder.*": {"structure": "low_rank", "rank": 8}})
+    {'encoder.*': Structure('low_rank', rank=8)}
     """
     if not isinstance(plan, Mapping) or not plan:
         raise ValueError(f"{who}: a plan must be {_FORM}, got {_short(plan)}.")

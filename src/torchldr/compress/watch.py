@@ -25,21 +25,13 @@ WIDE = torch.zeros((), dtype=torch.float64)
 
 @dataclass
 class Moments:
-    """Sums over the rows that a weight has seen.
+    """Sums over the rows that a weight has seen."""
 
-    Attributes:
-        inputs: of w x x^T, with w = |g|^2 where gradients g are known and 1 elsewhere.
-        counted: of w, over the rows that `inputs` has.
-        outputs: of g g^T.
-        rows: how many there were.
-        total: of w over all rows; for weights whose outputs are not seen, of the squared weight gradient.
-    """
-
-    inputs: Tensor | None = None
-    counted: float = 0.0
-    outputs: Tensor | None = None
-    rows: int = 0
-    total: float = 0.0
+    inputs: Tensor | None = None  # of w x x^T, with w = |g|^2 where gradients g are known and 1 elsewhere
+    counted: float = 0.0  # of w, over the rows that `inputs` has
+    outputs: Tensor | None = None  # of g g^T
+    rows: int = 0  # how many there were
+    total: float = 0.0  # of w over all rows; where outputs are not seen, of the squared weight gradient
 
 
 class Watch:

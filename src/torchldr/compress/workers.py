@@ -20,9 +20,9 @@ from torch import Tensor
 
 from ..matrices import Projection, get_structure
 from ..progress import Report, silent
-from .candidates import SCREEN_EFFORT, Weight, bound, exact, looks, plain_curve
+from .candidates import SCREEN_EFFORT, Weight, at_once, bound, exact, plain_curve
 from .checkpoint.files import TensorFiles, TensorWeight
-from .metric import PLAIN, Metric, project
+from .metric import PLAIN, Metric, TimeUpError, project, widened
 from .pieces import Pieces
 from .progress import PROJECTING, Clock
 from .structure import Structure
@@ -64,7 +64,7 @@ class Form(NamedTuple, Generic[T]):
     """How results are kept: as a piece, or not at all (None), and back."""
 
     pack: Callable[[T], Any]
-    unpack: Callable[[Any], T]
+    unpack: Callable[[Any], T] = lambda piece: piece
 
 
 @dataclass(frozen=True)
@@ -90,15 +90,8 @@ class Workers:
     """A context in which functions run on weights: where, for how long, and whom they report to.
 
     One job runs here. More are processes, each with its share of the cores; they end with the context,
-    however it ends: on an interrupt too, and when this process is killed.
-
-    Args:
-        jobs: how many, at least 1.
-        executor: where functions run instead, which stays open.
-        pieces: where results with a key are kept, and are found again.
-        clock: the time that the work may take.
-        report: called with (stage, done, total).
-        seed: of what is drawn.
+    however it ends: on an interrupt too, and when this process is killed. Functions run on an executor
+    instead where one is given, which stays open. Results with a key are kept in `pieces`, and found again.
 
     Attributes:
         metrics: what errors of weights count by, by their names; of others, by the number of entries.
@@ -169,7 +162,7 @@ class Workers:
         Raises:
             ChildProcessError: where a process ended without a result.
         """
-        form = form or Form(lambda result: result, lambda piece: piece)
+        form = form or Form(lambda result: result)
         known = {i: piece for i, key in enumerate(keys) if (piece := self.pieces.get(key)) is not None}
         results: dict[int, T] = {i: form.unpack(piece) for i, piece in known.items()}
         todo = [i for i in range(len(arguments)) if i not in known]
@@ -240,9 +233,7 @@ class FirstLook(NamedTuple):
 
 
 # A look that was given up for want of time is taken again.
-LOOKS: Form[list[float]] = Form(
-    lambda found: found if all(map(math.isfinite, found)) else None, lambda piece: piece
-)
+LOOKS: Form[list[float]] = Form(lambda found: found if all(map(math.isfinite, found)) else None)
 
 
 def first_look(parcel: Parcel, low: Sequence[Structure], others: Sequence[Structure], seed: int) -> FirstLook:
@@ -255,7 +246,7 @@ def first_look(parcel: Parcel, low: Sequence[Structure], others: Sequence[Struct
         some = [s for s in others if s.name == name]
         parts = [_bounds(W, some, seed) for W in matrices]
         bounds |= {s: scale * sum(part) for s, part in zip(some, zip(*parts, strict=True), strict=True)}
-    errors = looks(matrices, low, parcel.metric(), seed, SCREEN_EFFORT)
+    errors = looks_of(parcel, low, seed, SCREEN_EFFORT)
     plain = [scale * curve[min(s.rank or 1, len(curve) - 1)] for s in low]
     return FirstLook(errors, plain, [bounds[s] for s in others])
 
@@ -276,8 +267,33 @@ def _bounds(W: Tensor, some: Sequence[Structure], seed: int) -> list[float]:
 def looks_of(
     parcel: Parcel, structures: Sequence[Structure], seed: int, effort: float, deadline: float | None = None
 ) -> list[float]:
-    """`candidates.looks` of a parcel."""
-    return looks(parcel.matrices, structures, parcel.metric(), seed, effort, deadline)
+    """The errors of structures in a metric, by projections; of all ranks by one decomposition where it can.
+
+    Infinite where the deadline (by `time.time()`) came first.
+    """
+    matrices, metric = parcel.matrices, parcel.metric()
+    fits = {
+        name: [metric.fit(W, Structure(name)) for W in matrices]
+        for name in dict.fromkeys(s.name for s in structures)
+        if at_once(name)
+    }
+    exact = min(max(1e-10, 8 * torch.finfo(matrices[0].dtype).eps), 1e-3) ** 2
+    whole = sum(metric.error(W) for W in matrices)
+    found = []
+    for structure in structures:
+        if structure.name in fits:
+            error = metric.scale * sum(fit.error(structure.rank or 1) for fit in fits[structure.name] if fit)
+        else:
+            try:
+                made = [project(W, structure, metric, seed, effort, deadline, quick=False) for W in matrices]
+            except TimeUpError:
+                found.append(math.inf)
+                continue
+            pairs = [(widened(W), p.matrix) for W, p in zip(matrices, made, strict=True)]
+            error = sum(metric.error(W - M.to(W.device, W.dtype).to_dense()) for W, M in pairs)
+        # Weights are known to their rounding errors: nothing is gained below these.
+        found.append(error if error > exact * whole else 0.0)
+    return found
 
 
 def projections(parcel: Parcel, structure: Structure, seed: int, deadline: float | None) -> list[Projection]:
@@ -290,14 +306,7 @@ def projections(parcel: Parcel, structure: Structure, seed: int, deadline: float
 
 PROJECTIONS: Form[list[Projection]] = Form(
     lambda made: [
-        [
-            p.matrix.name,
-            (p.matrix.out_features, p.matrix.in_features),
-            p.matrix.options,
-            p.matrix.tensors,
-            *p[1:],
-        ]
-        for p in made
+        [p.matrix.name, tuple(p.matrix.shape), p.matrix.options, p.matrix.tensors, *p[1:]] for p in made
     ],
     lambda piece: [
         Projection(get_structure(name).unchecked(m, n, tensors, options), *residuals)

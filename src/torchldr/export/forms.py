@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ..core import rules
 from ..core.matrix import StructuredMatrix
 from ..functional.exported.convolution import numbers
-from ..functional.exported.dense import DenseWeight, MadeAtLoad
+from ..functional.exported.dense import DenseWeight, made_at_load
 
 MODES = ("fft", "matmul", "dense")
 """What an exported layer computes with: FFTs, their matrices, or the dense matrix."""
@@ -54,7 +54,7 @@ def product_module(
         return DenseWeight(_dense(matrix), "dense, which is smaller")
     if plan == "load" and not str(made.form).startswith("made"):
         at_load = rules.of_product("onnx_at_load", type(matrix))
-        made = at_load(mode, matrix) if at_load else MadeAtLoad(made, matrix.in_features, matrix.dtype)
+        made = at_load(mode, matrix) if at_load else made_at_load(made, matrix.in_features, matrix.dtype)
     if not grow and str(made.form).startswith("made"):
         return DenseWeight(_dense(matrix))
     return made

@@ -28,12 +28,8 @@ Size = int | None  # None where it changes from call to call
 class Builder:
     """Nodes and initializers of one file; what is the same is written once.
 
-    Args:
-        opset: of the file.
-        taken: names that are in use.
-        outer: for the body of a loop the builder of the graph around it, which gets the initializers and all
-            nodes that do not depend on the step.
-        own: the inputs of that body.
+    For the body of a loop, whose inputs are `own`, `outer` is the builder of the graph around it: that gets
+    the initializers and all nodes that do not depend on the step. Names that are in use are `taken`.
     """
 
     def __init__(
@@ -275,13 +271,7 @@ def write(product: nn.Module, x: Symbol) -> Symbol:
 
 
 def expand(model: Any, held: Held, opset: int) -> None:
-    """Replace the placeholders of an ONNX model by the nodes of their products, in place.
-
-    Args:
-        model: an onnx.ModelProto.
-        held: the products, by the index of their placeholder, and in_features of each.
-        opset: of the model.
-    """
+    """Replace the placeholders of an onnx.ModelProto by the nodes of the products that are held, in place."""
     taken = {value.name for value in model.graph.initializer}
     for graph in graphs(model.graph):
         taken |= {value.name for value in graph.input}

@@ -32,9 +32,7 @@ _ORDER = {"ifgo": "iofg", "rzn": "zrn"}  # of the gates in ONNX
 def run_in_loops_(layer: StructuredRecurrent, *, onnx: bool) -> None:
     """Let a layer whose structured weights have become modules multiply by them, for any number of steps.
 
-    Args:
-        layer: changed in place.
-        onnx: whether a file is written, which may hold ONNX's own operators.
+    With `onnx` a file is written, which may hold ONNX's own operators.
     """
     _fix_weights_(layer)
     runs: dict[str, Run] = {}

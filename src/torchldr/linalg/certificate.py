@@ -28,17 +28,13 @@ Product = Callable[[Tensor], Tensor]
 class Certified(NamedTuple):
     """Solutions and what is known of them.
 
-    Attributes:
-        x: solutions, rows (p, n).
-        residual: the largest |b - M x| / |b|.
-        backward_error: the largest |b - M x| / (|M| |x| + |b|).
-        condition: |M|_2 |M^-1|_F, estimated: at least the 2-norm condition number, up to a factor of about
-            2; inf for a singular matrix. For an iteration, a lower bound; nan for one that gave up.
+    `condition` is |M|_2 |M^-1|_F, estimated: at least the 2-norm condition number, up to a factor of about 2;
+    inf for a singular matrix. For an iteration, a lower bound; nan for one that gave up.
     """
 
-    x: Tensor
-    residual: float
-    backward_error: float
+    x: Tensor  # solutions, rows (p, n)
+    residual: float  # the largest |b - M x| / |b|
+    backward_error: float  # the largest |b - M x| / (|M| |x| + |b|)
     condition: float
 
 
@@ -47,10 +43,8 @@ def certified(
 ) -> Certified:
     """Solve and refine until |b - M x| <= tol |b|, or until rounding errors allow no more.
 
-    Args:
-        product, adjoint: rows to rows, by M and by its conjugate transpose (by M^T where `transposed`).
-        solver: solves approximately; its error is measured, not believed.
-        b: right-hand sides, rows (p, n), float64 or complex128.
+    `product` and `adjoint` take rows to rows, by M and by its conjugate transpose (by M^T where
+    `transposed`). The solver's error is measured, not believed.
     """
     p, n = b.shape
     random = random_rows(PROBES, n, b)

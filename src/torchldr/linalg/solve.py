@@ -29,6 +29,7 @@ class IllConditionedWarning(UserWarning):
     """The solution of a system may have lost most of its digits; the message says how many."""
 
 
+@rule("solve", LinearMap)
 def solve(M: LinearMap, b: Tensor, *, tol: float | None = None, method: str | None = None) -> Tensor:
     """Solve M x = b for a square structured matrix.
 
@@ -77,11 +78,6 @@ def solvers(M: LinearMap) -> list[str]:
         raise ValueError(f"{type(M).__name__}: only square systems can be solved, got {show(M)}.")
     with torch.no_grad():
         return [candidate.name for candidate in candidates(widened(M))]
-
-
-@rule("solve", LinearMap)
-def _(M: LinearMap, b: Tensor, tol: float | None = None, method: str | None = None) -> Tensor:
-    return solve(M, b, tol=tol, method=method)
 
 
 def solve_rows(M: LinearMap, b: Tensor, *, tol: float | None = None, method: str | None = None) -> Tensor:

@@ -55,14 +55,12 @@ class Solver:
 class Candidate(NamedTuple):
     """A solver that may be tried, by name.
 
-    Attributes:
-        make: does the work that comes before the first system.
-        largest: for one that may give up on matrices that others solve, the numbers in the right-hand sides
-            up to which it is tried.
+    `largest` is for one that may give up on matrices that others solve: how many numbers the right-hand sides
+    may have.
     """
 
     name: str
-    make: Callable[[], Solver]
+    make: Callable[[], Solver]  # does the work that comes before the first system
     largest: int | None = None
 
 

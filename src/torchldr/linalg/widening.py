@@ -52,9 +52,7 @@ def _wide(value: Any) -> Any:
     return value
 
 
-@rule("widened", StructuredMatrix)
-def _(M: StructuredMatrix) -> LinearMap:
-    return M.double()
+rule("widened", StructuredMatrix)(lambda M: M.double())
 
 
 @rule("widened", Recompressed)
@@ -69,6 +67,4 @@ def _(M: LinearMap) -> bool:
     return may_require_grad(M.of) if isinstance(M, Transposed | Inverse) else True
 
 
-@rule("may_require_grad", StructuredMatrix)
-def _(M: StructuredMatrix) -> bool:
-    return any(t.requires_grad for t in M.tensors.values())
+rule("may_require_grad", StructuredMatrix)(lambda M: any(t.requires_grad for t in M.tensors.values()))

@@ -19,7 +19,7 @@ from ..core.matrix import StructuredMatrix, normal_
 from ..core.routes import Call
 from ..core.rules import rule
 from ..functional.exported.convolution import toeplitz
-from ..functional.exported.transforms import Array
+from ..functional.exported.dense import FormulaProduct
 from ..functional.fft import leading
 from ..functional.orthogonal import (
     LARGEST_KEPT,
@@ -156,7 +156,8 @@ def project(problem: Problem, rank: int) -> Tensors:
 # In an ONNX graph.
 
 
-class CosineProduct(nn.Module):
+@rule("onnx", ACDC)
+def product(mode: str, M: ACDC) -> nn.Module:
     """A C D C^T x for the cosine transform C, the leading m x n part, as one convolution.
 
     cos(a) cos(b) = (cos(a - b) + cos(a + b)) / 2, so with c_0 = sqrt(1/N), c_k = sqrt(2/N)
@@ -165,40 +166,25 @@ class CosineProduct(nn.Module):
 
     a Toeplitz product with c x continued evenly to both sides. t_{l + 2N} = -t_l.
     """
-
-    form = "one convolution"
-    before: Tensor
-    after: Tensor
-
-    def __init__(self, kind: str, A: Tensor, D: Tensor, n: int, dtype: torch.dtype) -> None:
-        super().__init__()
-        scale, diagonal = (t.detach().double().cpu().numpy() for t in (A, D))
-        m, N = len(scale), len(diagonal)
-        weights = np.full(N, math.sqrt(2 / N))
-        weights[0] = math.sqrt(1 / N)
-        symbol = _cosine_symbol(diagonal, m + 2 * n - 2, 1 - n)[None, None]
-        self.toeplitz = toeplitz(kind, symbol, 2 - 2 * n, 2 * n - 1, m, dtype, period=2 * N)
-        inputs = weights[:n] * np.where(np.arange(n) == 0, 2.0, 1.0)
-        self.register_buffer("before", torch.from_numpy(inputs).to(dtype))
-        self.register_buffer("after", torch.from_numpy(scale * weights[:m]).to(dtype))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x * self.before
-        even = torch.cat((x[:, 1:].flip(-1), x), -1).unsqueeze(1)
-        return self.toeplitz(even).squeeze(1) * self.after
-
-
-def _cosine_symbol(diagonal: Array, count: int, first: int) -> Array:
-    """t_l for l = first, .., first + count - 1, by one FFT of length 4N of D at the odd places."""
-    N = len(diagonal)
+    (m, n), (scale, diagonal) = M.shape, (t.detach().double().cpu().numpy() for t in (M.A, M.D))
+    N = max(m, n)
+    weights = np.full(N, math.sqrt(2 / N))
+    weights[0] = math.sqrt(1 / N)
     odd = np.zeros(4 * N)
     odd[1 : 2 * N : 2] = diagonal / 2
-    return np.fft.fft(odd).real[np.arange(first, first + count) % (4 * N)]
+    symbol = np.fft.fft(odd).real[np.arange(1 - n, m + n - 1) % (4 * N)]  # t_l by one FFT
+    inputs = weights[:n] * np.where(np.arange(n) == 0, 2.0, 1.0)
+    before, after = (torch.from_numpy(t).to(M.dtype) for t in (inputs, scale * weights[:m]))
+    convolution = toeplitz(mode, symbol[None, None], 2 - 2 * n, 2 * n - 1, m, M.dtype, period=2 * N)
+    return FormulaProduct(
+        "one convolution", _even_convolution, before=before, convolution=convolution, after=after
+    )
 
 
-@rule("onnx", ACDC)
-def product(mode: str, M: ACDC) -> nn.Module:
-    return CosineProduct(mode, M.A, M.D, M.in_features, M.dtype)
+def _even_convolution(x: Tensor, before: Tensor, convolution: nn.Module, after: Tensor) -> Tensor:
+    x = x * before
+    even = torch.cat((x[:, 1:].flip(-1), x), -1).unsqueeze(1)
+    return convolution(even).squeeze(1) * after
 
 
 # In C: two cosine transforms, by Fourier transforms of the same length where it has small factors.

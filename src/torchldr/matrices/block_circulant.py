@@ -211,10 +211,7 @@ def _(M: BlockCirculant) -> KnownDisplacement:
 
 # A block-circulant matrix as a member of LDR-TD.
 
-
-@rule("to_ldr_td", BlockCirculant)
-def _(M: BlockCirculant, tol: float | None) -> StructuredMatrix:
-    return convert(convert(M, ToeplitzLike, tol=tol), LDRTridiagonal)
+rule("to_ldr_td", BlockCirculant)(lambda M, tol: convert(convert(M, ToeplitzLike, tol=tol), LDRTridiagonal))
 
 
 # Solving: FFTs, then one small dense system a frequency.

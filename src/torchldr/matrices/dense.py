@@ -14,7 +14,7 @@ from ..core.matrix import StructuredMatrix
 from ..core.routes import Call, Route
 from ..core.rules import rule
 from ..functional.exported.dense import DenseWeight
-from ..linalg.solvers import Candidate, dense
+from ..linalg.solvers import dense
 from ..operators import Diagonal
 from ..project.problem import Problem, Tensors
 
@@ -115,10 +115,7 @@ def _(D: Diagonal, M: Dense) -> Dense | None:
 
 # Solving: elimination.
 
-
-@rule("solvers", Dense)
-def _(M: Dense) -> list[Candidate]:
-    return [dense(M)]
+rule("solvers", Dense)(lambda M: [dense(M)])
 
 
 # Projection: the matrix itself.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from ..core.dense_route import dense_route, own_route
 from ..core.matrix import StructuredMatrix, normal_
 from ..core.routes import Call
 from ..core.rules import rule
+from ..functional.exported.dense import FormulaProduct
 from ..functional.orthogonal import LARGEST_KEPT, hadamard_matrix, hadamard_reference, hadamard_transform
 from ..linalg.solvers import Candidate, formula
 from ..project.diagonals import Diagonals, best_of
@@ -167,47 +169,35 @@ def project(problem: Problem, rank: int) -> Tensors:
 _RADIX = 32  # of a factor of the Hadamard matrix
 
 
-class FastfoodProduct(nn.Module):
-    """S Had D Perm Had B x, Had as a few small matrix products."""
-
-    form = "small Hadamard matrices"
-    S: Tensor
-    D: Tensor
-    B: Tensor
-    permutation: Tensor
-
-    def __init__(self, S: Tensor, D: Tensor, B: Tensor, permutation: Tensor) -> None:
-        super().__init__()
-        for name, value in (("S", S), ("D", D), ("B", B), ("permutation", permutation)):
-            self.register_buffer(name, value.detach().clone())
-        self.size = _power_of_two(D.shape[0])
-        self.radices = []
-        left = self.size
-        while left > 1:
-            self.radices.append(min(_RADIX, left))
-            left //= self.radices[-1]
-        for radix in sorted(set(self.radices)):
-            self.register_buffer(f"hadamard_{radix}", hadamard_reference(radix).to(S.dtype))
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self._hadamard(x * self.B).index_select(-1, self.permutation) * self.D
-        return self._hadamard(y)[:, : self.S.shape[0]] * self.S
-
-    def _hadamard(self, x: Tensor) -> Tensor:
-        y, done = pad(x, (0, self.size - x.shape[-1])), 1
-        for radix in self.radices:
-            H = self.get_buffer(f"hadamard_{radix}")
-            if done == 1:
-                y = y.reshape(-1, self.size // radix, radix) @ H
-            else:
-                y = H @ y.reshape(-1, self.size // (radix * done), radix, done)
-            done *= radix
-        return y.reshape(-1, self.size)
-
-
 @rule("onnx", Fastfood)
 def product(mode: str, M: Fastfood) -> nn.Module:
-    return FastfoodProduct(M.S, M.D, M.B, M.permutation)
+    """S Had D Perm Had B x, Had as a few small matrix products."""
+    left, radices = _power_of_two(M.D.shape[0]), []
+    while left > 1:
+        radices.append(min(_RADIX, left))
+        left //= radices[-1]
+    small = {f"hadamard_{radix}": hadamard_reference(radix).to(M.dtype) for radix in sorted(set(radices))}
+    return FormulaProduct("small Hadamard matrices", _in_stages, **M.tensors, **small, radices=radices)
+
+
+def _in_stages(
+    x: Tensor, S: Tensor, D: Tensor, B: Tensor, permutation: Tensor, radices: list[int], **small: Tensor
+) -> Tensor:
+    size = math.prod(radices)
+
+    def hadamard(x: Tensor) -> Tensor:
+        y, done = pad(x, (0, size - x.shape[-1])), 1
+        for radix in radices:
+            H = small[f"hadamard_{radix}"]
+            if done == 1:
+                y = y.reshape(-1, size // radix, radix) @ H
+            else:
+                y = H @ y.reshape(-1, size // (radix * done), radix, done)
+            done *= radix
+        return y.reshape(-1, size)
+
+    y = hadamard(x * B).index_select(-1, permutation) * D
+    return hadamard(y)[:, : S.shape[0]] * S
 
 
 # In C: two Hadamard transforms in place.

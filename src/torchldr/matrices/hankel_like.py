@@ -15,6 +15,7 @@ from ..core.linear_map import LinearMap
 from ..core.matrix import StructuredMatrix
 from ..core.products import Product
 from ..core.rules import rule
+from ..functional.exported.dense import FormulaProduct
 from ..functional.subdiagonal import cuda_pair
 from ..linalg.candidates import by_generators, rows_reversed, toeplitz_candidates
 from ..linalg.solvers import Candidate
@@ -106,20 +107,15 @@ def _(M: LinearMap, known: DisplacementStructure) -> HankelLike | None:
 
 # Matrices as Hankel-like ones, and Hankel-like matrices as members of LDR-TD.
 
-
-@rule("to_hankel_like", Hankel)
-def _(M: Hankel, tol: float | None) -> HankelLike:
-    return _reversed(convert(toeplitz.reversed_hankel(M), ToeplitzLike))
-
-
-@rule("to_hankel_like", LinearMap)
-def _(M: LinearMap, tol: float | None) -> HankelLike:
-    return _of_dense(M.to_dense(), tol)
+rule("to_hankel_like", Hankel)(lambda M, tol: _reversed(convert(toeplitz.reversed_hankel(M), ToeplitzLike)))
 
 
 @rule("to_hankel_like", Tensor)
 def _of_dense(W: Tensor, tol: float | None) -> HankelLike:
     return _reversed(convert(W.flip(0), ToeplitzLike, tol=tol))
+
+
+rule("to_hankel_like", LinearMap)(lambda M, tol: _of_dense(M.to_dense(), tol))
 
 
 def _reversed(T: StructuredMatrix) -> HankelLike:
@@ -164,18 +160,14 @@ def in_ldr_td(problem: Problem, rank: int) -> Tensors:
 # In an ONNX graph: Toeplitz-like, then reversed.
 
 
-class Reversed(nn.Module):
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner, self.form = inner, inner.form
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.inner(x).flip(-1)
-
-
 @rule("onnx", HankelLike)
 def product(mode: str, M: HankelLike) -> nn.Module:
-    return Reversed(toeplitz.product(mode, M))
+    inner = toeplitz.product(mode, M)
+    return FormulaProduct(str(inner.form), _flipped, inner=inner)
+
+
+def _flipped(x: Tensor, inner: nn.Module) -> Tensor:
+    return inner(x).flip(-1)
 
 
 # In C: the Toeplitz-like product, reversed.

@@ -11,10 +11,10 @@ from ..core.checks import check_choices, check_flags
 from ..core.products import check_input
 from ..core.routes import Call, RouteTable
 from ..matrices import StructuredMatrix
-from .graph import as_node, is_proxy
 from .parameters import INITS, StructuredParameters, describe
 from .plan import PLANS, Plan
 from .planned import PlannedLayer
+from .tensors import as_node, is_proxy
 
 
 class StructuredLinear(StructuredParameters, PlannedLayer):
@@ -96,8 +96,11 @@ class StructuredLinear(StructuredParameters, PlannedLayer):
 
     @property
     def weight(self) -> Tensor:
-        if "weight" in self._learned:
-            return self._own_weight()
+        if "weight" in self._learned:  # of the dense class, or what pruning and the like put in its place
+            weight = self._parameters.get("weight", self.__dict__.get("weight"))
+            if weight is None:  # while torch's tools exchange it
+                raise AttributeError("StructuredLinear: there is no weight now.")
+            return weight
         plan = self._kept_plan()
         return self.matrix().materialize() if plan is None else plan.weight()
 
@@ -114,13 +117,6 @@ class StructuredLinear(StructuredParameters, PlannedLayer):
     def weight(self) -> None:
         if self.__dict__.pop("weight", None) is None:
             raise AttributeError("StructuredLinear: there is no weight to delete.")
-
-    def _own_weight(self) -> Tensor:
-        """The parameter `weight` of the dense class, or what pruning and the like have put in its place."""
-        weight = self._parameters.get("weight", self.__dict__.get("weight"))
-        if weight is None:  # while torch's tools exchange it
-            raise AttributeError("StructuredLinear: there is no weight now.")
-        return weight
 
     @property
     def route(self) -> str | None:

@@ -154,10 +154,8 @@ class StructuredParameters(nn.Module):
             if not is_recorded(plan.kind) and plan.snapshot.holds(own_tensors(self)):
                 return plan  # it was made of these very tensors
         matrix = self.matrix()
-        return self._plan_for(matrix) if self._why_no_plan(matrix) is None else None
-
-    def _plan_for(self, matrix: StructuredMatrix) -> Plan:
-        """The plan that is kept, made anew where it does not hold for the numbers of this matrix."""
+        if self._why_no_plan(matrix) is not None:
+            return None
         plan = self._plan
         if plan is None or not plan.snapshot.matches([*matrix.tensors.values()]):
             plan = self._plan = self._make_plan(matrix)

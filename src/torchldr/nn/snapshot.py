@@ -140,12 +140,8 @@ def why_uncounted(t: Tensor) -> str | None:
     """Why an edit of this tensor need not be counted, or None where it is."""
     if not counts_edits(t):
         return "was made under inference mode"
-    return "is a part of a larger piece of memory" if _shares_memory(t) else None
-
-
-def _shares_memory(t: Tensor) -> bool:
-    """Whether the tensor is a part of a larger piece of memory, which others may write."""
-    return t.untyped_storage().nbytes() != t.nbytes
+    alone = t.untyped_storage().nbytes() == t.nbytes  # else others may write its memory
+    return None if alone else "is a part of a larger piece of memory"
 
 
 def _same_bytes(t: Tensor, copy: Tensor) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -73,20 +74,15 @@ def tune(
 def _inputs(model: nn.Module, arguments: tuple[Any, ...]) -> dict[str, tuple[StructuredLinear, Tensor]]:
     """What reaches each layer when the model is called."""
     found: dict[str, tuple[StructuredLinear, Tensor]] = {}
-    handles = []
-    for name, layer in model.named_modules():
-        if isinstance(layer, StructuredLinear):
 
-            def keep(layer: Any, given: tuple[Any, ...], name: str = name) -> None:
-                found[name] = layer, given[0].detach()
+    def keep(name: str, layer: StructuredLinear, given: tuple[Any, ...]) -> None:
+        found[name] = layer, given[0].detach()
 
-            handles.append(layer.register_forward_pre_hook(keep))
-    try:
-        with evaluating(model):
-            model(*arguments)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with ExitStack() as hooks, evaluating(model):
+        for name, layer in model.named_modules():
+            if isinstance(layer, StructuredLinear):
+                hooks.enter_context(layer.register_forward_pre_hook(partial(keep, name)))
+        model(*arguments)
     return found
 
 

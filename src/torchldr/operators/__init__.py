@@ -14,8 +14,7 @@ differentiable in the entries. Every product is held against `to_dense()` by the
 from .base import Entries, Operator, Power, TransposedOperator, sparse_product
 from .blocks import BlockDiagonal, DenseOperator
 from .compare import LowRankSum, difference, low_rank_sum, same
-from .conjugate import conjugated
-from .sparse import Diagonal, Shift, Subdiagonal, Tridiagonal
+from .sparse import Diagonal, Shift, Subdiagonal, Tridiagonal, conjugated
 
 __all__ = [
     "BlockDiagonal",

@@ -25,14 +25,9 @@ def climb(
 ) -> State:
     """The best of a fresh start and of the rank before with one more, at every rank from 1.
 
-    Args:
-        problem: names the stages that are reported.
-        rank: the rank wanted.
-        fresh: rank to a refined state, from nothing.
-        grown: a state to a refined one with one rank more, which is not worse.
-
-    A member is found by the fresh start alone and returned at once. Results do not depend on the rank
-    that was asked for, so the residual falls with the rank.
+    `fresh` takes a rank to a refined state, from nothing, `grown` a state to a refined one with one rank
+    more, which is not worse. A member is found by the fresh start alone and returned at once. Results do not
+    depend on the rank that was asked for, so the residual falls with the rank.
     """
     name = problem.cls.name
     problem.report(f"{name} rank {rank}", 0, rank)
@@ -60,14 +55,10 @@ def repeated(
     tolerance: float,
     stage: str | None = None,
 ) -> State:
-    """Sweeps of an alternation until one gains little.
+    """Sweeps of an alternation, from the tensors before to the state after, until one gains little.
 
-    Args:
-        problem: knows when nothing is left to gain.
-        best: where they begin.
-        sweep: from the tensors before to the state after.
-        sweeps, tolerance: how many at most, and the part of the loss that one must gain.
-        stage: what is reported, by default the rank.
+    At most so many, each of which must gain the part `tolerance` of the loss. The stage is reported, by
+    default the rank.
     """
     stage = stage or f"rank {len(best.tensors['G'])}"
     for done in range(sweeps):
@@ -91,12 +82,8 @@ def ascend(
 ) -> State:
     """One descent at every rank from 1, from the best start: a quicker way to climb.
 
-    Args:
-        problem: measures the starts.
-        rank: the rank wanted.
-        starts: rank and the state of the rank before, or None, to where a descent may begin. Of those
-            without a state before one may be a member at once.
-        descend: a state to one that is not worse.
+    `starts` takes a rank and the state of the rank before, or None, to where a descent may begin. Of those
+    without a state before one may be a member at once. `descend` takes a state to one that is not worse.
     """
 
     def best(q: int, before: State | None) -> State:

@@ -33,13 +33,8 @@ def refine(
 ) -> State:
     """Lower the loss from these parameters; the best ever seen are returned, never worse ones.
 
-    Args:
-        problem: gives the loss.
-        tensors: where to start.
-        steps: of L-BFGS, each about 1.1 evaluations with gradient.
-        evaluate: parameters to the dense matrix; by default the class's own product.
-        frozen: names of parameters to leave as they are.
-        stage: what is reported.
+    A step of L-BFGS is about 1.1 evaluations with gradient. `evaluate` takes parameters to the dense matrix,
+    by default by the class's own product; those that are `frozen` stay as they are.
     """
     evaluate = evaluate or problem.dense
     moving = [name for name in tensors if name not in frozen and tensors[name].numel()]

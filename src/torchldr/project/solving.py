@@ -12,17 +12,14 @@ _EXTRA = 8
 _ROUNDS = 8
 _RIDGE = 1e-14  # relative: decides between equals where parameters have no effect
 _TINY = 1e-300
+_CLOSE = 1e-12  # a relative residual at which conjugate gradients have arrived
 _RANGE = 1e-12  # of the largest eigenvalue: inputs have no part in directions below
 
 
 def leading(D: Tensor, rank: int, near: Tensor | None = None, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """U (m, r), S (r,), V (r, n) with D nearly U diag(S) V at its first r singular values.
+    """U (m, r), S (r,), V (r, n) with D nearly U diag(S) V at its first r singular values, r = `rank`.
 
-    Args:
-        D: shape (m, n).
-        rank: how many triplets r, at most min(m, n).
-        near: right vectors (p, n) of a similar matrix to start from.
-        seed: of the start where there is none.
+    It starts from right vectors `near` (p, n) of a similar matrix, or from random ones.
     """
     m, n = D.shape
     if min(m, n) <= max(_SMALL, 4 * rank):
@@ -72,7 +69,6 @@ def conjugate_gradients(
     start: Tensor,
     precondition: Callable[[Tensor], Tensor],
     steps: int,
-    tolerance: float = 1e-12,
 ) -> Tensor:
     """Solve N x = right for a positive semidefinite N given by its products, from `start`.
 
@@ -84,7 +80,7 @@ def conjugate_gradients(
     p, rho = z, _dot(r, z)
     first = _dot(right, precondition(right))
     for _ in range(steps):
-        if rho <= tolerance**2 * first:
+        if rho <= _CLOSE**2 * first:
             break
         q = apply(p)
         curvature = _dot(p, q)

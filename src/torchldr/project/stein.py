@@ -64,10 +64,9 @@ def fit_operators(
     *,
     steps: int,
     damping: float = 0.1,
-    patience: float = 1e-3,
     first: int = 0,
 ) -> Operators:
-    """Levenberg-Marquardt from the rings A and C, until a step gains less than `patience` of f.
+    """Levenberg-Marquardt from the rings A and C, until a step gains less than a thousandth of f.
 
     With first = 1 the first row and column of the displacement are left out, and with them the corners
     of LDR-SD, which meet no other entry and otherwise lead into local minima.
@@ -88,7 +87,7 @@ def fit_operators(
         assert trial is not None
         gain = 1 - trial.rest / split.rest
         (A, C), split, damping = moved, trial, damping / 5
-        if gain < patience or split.rest <= 1e-26 * total:
+        if gain < 1e-3 or split.rest <= 1e-26 * total:
             break
     return Operators(A, C, split.rest / max(total, 1e-300))
 

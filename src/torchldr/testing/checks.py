@@ -103,10 +103,10 @@ def fits(M: StructuredMatrix, dtype: torch.dtype) -> bool:
     return all(bool(f.isfinite().all() and f.abs().max() < limit) for f in factors)
 
 
-def _bounded(error: Tensor, size: Tensor, dtype: torch.dtype, n: int, what: str, rows: bool = False) -> None:
+def _bounded(error: Tensor, size: Tensor, dtype: torch.dtype, n: int, what: str) -> None:
     if error.numel() == 0:
         return
-    bound = tolerance(dtype, n) * (size if rows else size.max())
+    bound = tolerance(dtype, n) * size.max()
     bad = ~(error <= bound)
     if bad.any():
         excess = (error / bound.clamp(min=torch.finfo(torch.float64).tiny))[bad].max().item()

@@ -74,35 +74,23 @@ class Distilled:
 
 @dataclass(frozen=True)
 class Examples:
-    """Inputs of the hidden layer and labels, with what the teacher says of the training ones.
+    """Inputs of the hidden layer and labels, with what the teacher says of the training ones."""
 
-    Attributes:
-        x: (N, n); y: (N,); train, validation: rows of them.
-        hidden: the teacher's outputs of the layer (N, m); logits: (N, classes).
-        test_x, test_y: of the test.
-    """
-
-    x: Tensor
-    y: Tensor
-    train: Tensor
+    x: Tensor  # (N, n)
+    y: Tensor  # (N,)
+    train: Tensor  # rows of these
     validation: Tensor
-    hidden: Tensor
-    logits: Tensor
+    hidden: Tensor  # the teacher's outputs of the layer (N, m)
+    logits: Tensor  # and its own, (N, classes)
     test_x: Tensor
     test_y: Tensor
 
 
 class Fleet:
-    """Models that differ in their hidden layer, from weights to accuracies.
+    """Models that differ in their hidden layer, one matrix of `stacks` each, from weights to accuracies.
 
-    Args:
-        members: the models.
-        stacks: their hidden layers, one matrix each, on the device.
-        head: the dense model's other parameters: "logits.weight", "logits.bias" and, where the layer has
-            one, "hidden.bias".
-        examples: the data, on the device.
-        epochs, batch, seed: of the training.
-        distilled: how the teacher counts.
+    `head` has the dense model's other parameters: "logits.weight", "logits.bias" and, where the layer has
+    one, "hidden.bias". Stacks and examples are on the device.
     """
 
     def __init__(

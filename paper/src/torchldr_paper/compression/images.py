@@ -95,31 +95,22 @@ def in_parts(function: Callable[[Tensor], Tensor], x: Tensor, size: int = 5000) 
 
 @dataclass(frozen=True)
 class ImageTable:
-    """What a table of images depends on.
-
-    Attributes:
-        name, data, model: which.
-        dense_epochs, dense_batch, dense_rates: of the dense model.
-        epochs, batch: of fine-tuning.
-        starts: (start, learning rate) of every method.
-        descent: steps of the projections.
-        train_limit, test_limit: images at most.
-        factors: how many times fewer parameters.
-    """
+    """What a table of images depends on."""
 
     name: str
     data: str
     model: str
-    dense_epochs: int = 15
+    dense_epochs: int = 15  # of the dense model
     dense_batch: int = 100
     dense_rates: tuple[float, ...] = (0.0003, 0.001)
-    epochs: int = 12
+    epochs: int = 12  # of fine-tuning
     batch: int = 200
+    # A start and its learning rate: every method is tried from each.
     starts: tuple[tuple[str, float], ...] = (("projection", 0.001), ("fresh", 0.002))
-    descent: int = 100
-    train_limit: int | None = None
+    descent: int = 100  # steps of the projections
+    train_limit: int | None = None  # images at most
     test_limit: int | None = None
-    factors: tuple[int, ...] = FACTORS
+    factors: tuple[int, ...] = FACTORS  # how many times fewer parameters
     distilled: Distilled = field(default_factory=Distilled)
     seed: int = 0
 

@@ -33,33 +33,22 @@ _LOOKS = 4  # at the validation text
 
 @dataclass(frozen=True)
 class LanguageTable:
-    """What a table of language models depends on.
+    """What a table of language models depends on."""
 
-    Attributes:
-        name: "lstm" or "gpt".
-        width: of the model; length, batch: words of a stretch, and stretches a step.
-        layers: of the GPT.
-        dense_steps, dense_rate, decay: of the dense model's training.
-        steps, rate: of fine-tuning.
-        descent: steps of the projections.
-        train_limit, test_limit: words at most.
-        factors: how many times fewer parameters, in the order in which they are run.
-    """
-
-    name: str
-    width: int
-    length: int
-    batch: int
-    layers: int
-    dense_steps: int
-    steps: int
+    name: str  # "lstm" or "gpt"
+    width: int  # of the model
+    length: int  # words of a stretch
+    batch: int  # stretches a step
+    layers: int  # of the GPT
+    dense_steps: int  # of the dense model's training, as dense_rate and decay
+    steps: int  # of fine-tuning, as rate
     dense_rate: float = 0.001
     decay: float = 0.05
     rate: float = 0.0003
-    descent: int = 40
-    train_limit: int | None = None
+    descent: int = 40  # steps of the projections
+    train_limit: int | None = None  # words at most
     test_limit: int | None = None
-    factors: tuple[int, ...] = (10, 2, 5, 20)
+    factors: tuple[int, ...] = (10, 2, 5, 20)  # in the order in which they are run
     seed: int = 0
 
     def begin(self, results: Path, device: torch.device, data_dir: str | None) -> LanguageRun:

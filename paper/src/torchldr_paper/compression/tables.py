@@ -30,11 +30,7 @@ def settings_key(settings: Mapping[str, Any]) -> str:
 
 
 class Rows:
-    """The rows in a folder.
-
-    Args:
-        results: the folder; its file is made when something is written.
-    """
+    """The rows in a folder; its file is made when something is written."""
 
     def __init__(self, results: str | os.PathLike[str]) -> None:
         self.path = Path(results) / FILE

@@ -47,13 +47,7 @@ class Group:
 
 
 class GPTModel:
-    """The model of examples/gpt.py on random stretches of the text.
-
-    Args:
-        words: of the vocabulary.
-        sizes: other arguments of its GPT.
-        length, batch: of the stretches.
-    """
+    """The model of examples/gpt.py, with other arguments in `sizes`, on random stretches of the text."""
 
     def __init__(self, words: int, sizes: Mapping[str, int], length: int, batch: int) -> None:
         self.words, self.sizes, self.length, self.batch = words, dict(sizes), length, batch
@@ -119,11 +113,7 @@ class GPTModel:
 class LSTMModel:
     """One layer of LSTM between words' vectors and a decoder tied to them; the state goes on.
 
-    Args:
-        words: of the vocabulary.
-        hidden: size of vectors and state.
-        length, batch: words of a column a step, and columns.
-        drop: dropout of vectors and outputs.
+    A step takes `length` words of each of `batch` columns, with dropout `drop` of vectors and outputs.
     """
 
     def __init__(self, words: int, hidden: int, length: int, batch: int, drop: float = 0.2) -> None:

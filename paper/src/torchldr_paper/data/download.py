@@ -90,18 +90,12 @@ class Download:
     """One file to download; it appears under its name only when it is whole and verified.
 
     What has arrived is kept as `name.part`, and the next attempt asks the server for the rest of it
-    (HTTP Range); a server that cannot do so sends all of it again.
-
-    Attributes:
-        path: where to put it.
-        digest: its md5, sha1 or sha256 in hexadecimal, if known.
-        limit: bytes that it has at most, if known; more are not taken.
-        progress, retries, timeout: see `fetch`.
+    (HTTP Range); a server that cannot do so sends all of it again. For the last fields see `fetch`.
     """
 
-    path: Path
-    digest: str | None = None
-    limit: int | None = None
+    path: Path  # where to put it
+    digest: str | None = None  # its md5, sha1 or sha256 in hexadecimal, if known
+    limit: int | None = None  # bytes that it has at most, if known; more are not taken
     progress: Report = silent
     retries: int = 4
     timeout: float = 30.0

@@ -23,9 +23,6 @@ _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.r
 class NpzArchive:
     """The arrays of an .npz file, each read when it is asked for.
 
-    Args:
-        stream: the file.
-
     Raises:
         ValueError: where it is a .npy file.
         Exception: of several classes, from zipfile, where it is no archive or damaged.

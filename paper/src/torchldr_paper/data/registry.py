@@ -45,67 +45,40 @@ Recipe = Literal["rectangles", "noise", "bg_rot"]
 
 @dataclass(frozen=True)
 class OfficialFile:
-    """One file as its owner publishes it.
+    """One file as its owner publishes it."""
 
-    Attributes:
-        name: the name of the uncompressed file.
-        shape: what its header must announce, or how it is laid out where there is none.
-        read: the reader of its format.
-        aliases: other names under which it is met.
-    """
-
-    name: str
-    shape: Shape
-    read: Reader
-    aliases: tuple[str, ...] = ()
+    name: str  # the name of the uncompressed file
+    shape: Shape  # what its header must announce, or how it is laid out where there is none
+    read: Reader  # the reader of its format
+    aliases: tuple[str, ...] = ()  # other names under which it is met
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What a dataset is, whatever its source.
+    """What a dataset is, whatever its source; numbers are those of the paper's table."""
 
-    Attributes:
-        name: what a user types.
-        title: what the paper calls it.
-        train, test, classes: numbers of training images, test images and classes, as in the paper's table.
-        image_shape: (channels, height, width).
-        in_paper: whether that table has it.
-    """
-
-    name: str
-    title: str
-    train: int
+    name: str  # what a user types
+    title: str  # what the paper calls it
+    train: int  # images
     test: int
     classes: int
-    image_shape: tuple[int, int, int]
-    in_paper: bool = field(default=True, kw_only=True)
+    image_shape: tuple[int, int, int]  # (channels, height, width)
+    in_paper: bool = field(default=True, kw_only=True)  # whether that table has it
 
 
 @dataclass(frozen=True)
 class Spec(Facts):
-    """One dataset.
+    """One dataset."""
 
-    Attributes:
-        files: the official files, all of which are needed.
-        assemble: from the parsed files, in the order of `files`, to the four arrays.
-        folders: where in a data folder the files may lie, the first is where `fetch` puts them.
-        archives: names, without suffix, of .zip, .tar, .tar.gz or .tgz files that hold the files.
-        downloads: names of the files to download, each with its address being `address + name`.
-        addresses: the owner's address, then copies of it.
-        recipe: how a stand-in is made, where that is known.
-        level: the level of noise, 1 to 6.
-        checksums: known checksums by file name.
-    """
-
-    files: tuple[OfficialFile, ...]
-    assemble: Callable[[list[Array]], Splits]
-    folders: tuple[str, ...]
-    archives: tuple[str, ...]
-    downloads: tuple[str, ...]
-    addresses: tuple[str, ...]
-    recipe: Recipe | None = None
-    level: int = 0
-    checksums: Mapping[str, str] = field(default_factory=lambda: CHECKSUMS)
+    files: tuple[OfficialFile, ...]  # the official files, all of which are needed
+    assemble: Callable[[list[Array]], Splits]  # from the parsed files, in their order, to the four arrays
+    folders: tuple[str, ...]  # where in a data folder the files may lie, the first is where `fetch` puts them
+    archives: tuple[str, ...]  # names, without .zip, .tar, .tar.gz or .tgz, of what holds the files
+    downloads: tuple[str, ...]  # names of the files to download, each with its address being `address + name`
+    addresses: tuple[str, ...]  # the owner's address, then copies of it
+    recipe: Recipe | None = None  # how a stand-in is made, where that is known
+    level: int = 0  # the level of noise, 1 to 6
+    checksums: Mapping[str, str] = field(default_factory=lambda: CHECKSUMS)  # known checksums by file name
 
     @property
     def facts(self) -> dict[str, Any]:

@@ -36,16 +36,11 @@ _NAMES = {torch.float32: "float", torch.float64: "double"}
 
 
 class Trace(NamedTuple):
-    """What a forward pass keeps: T steps of B columns for R replicas.
+    """What a forward pass keeps: T steps of B columns for R replicas."""
 
-    Attributes:
-        gates: after their nonlinearities, (R, T, B, 4, H).
-        c, h: states, the one before the first step in front, (R, T + 1, B, H).
-    """
-
-    gates: Tensor
-    c: Tensor
-    h: Tensor
+    gates: Tensor  # after their nonlinearities, (R, T, B, 4, H)
+    c: Tensor  # states, the one before the first step in front, (R, T + 1, B, H)
+    h: Tensor  # alike
 
 
 def forward(inputs: Tensor, U: Tensor, h: Tensor, c: Tensor) -> Trace:

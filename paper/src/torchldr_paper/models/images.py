@@ -60,12 +60,7 @@ class PrunedLinear(nn.Linear):
 
 
 def magnitude_mask(weight: Tensor, keep: int) -> Tensor:
-    """1 at the `keep` entries of largest magnitude of each matrix, 0 elsewhere.
-
-    Args:
-        weight: shape (..., m, n).
-        keep: how many entries of each matrix to keep, at most m n.
-    """
+    """1 at the `keep` entries of largest magnitude of each matrix of (..., m, n), 0 elsewhere."""
     flat = weight.flatten(-2)
     chosen = flat.abs().topk(keep, dim=-1, sorted=False).indices
     return torch.zeros_like(flat).scatter_(-1, chosen, 1.0).view_as(weight)
@@ -114,13 +109,7 @@ class ConvNet(SingleHiddenLayer):
 
 
 class CroppedLinear(StructuredLinear):
-    """The first rows of a square structured matrix, y = (x M^T)[:units], without bias.
-
-    Args:
-        in_features: size of the matrix.
-        units: how many outputs are kept.
-        options: as for `StructuredLinear`.
-    """
+    """The first rows of a square structured matrix, y = (x M^T)[:units], without bias."""
 
     def __init__(self, in_features: int, units: int, **options: Any) -> None:
         super().__init__(in_features, in_features, False, **options)
@@ -131,13 +120,9 @@ class CroppedLinear(StructuredLinear):
 
 
 class BlockedLinear(nn.Module):
-    """A row of square structured matrices side by side, y = sum_i M_i x_i + b.
+    """A row of square structured matrices side by side, y = sum_i M_i x_i + b; b starts at 0.
 
-    Args:
-        in_features: how many numbers come in, a multiple of `units`.
-        units: size of the matrices.
-        bias: whether to learn a bias, which starts at 0.
-        options: as for `StructuredLinear`.
+    `in_features` is a multiple of `units`, the size of the matrices.
     """
 
     bias: nn.Parameter | None

@@ -35,15 +35,7 @@ Tensors = Mapping[str, Tensor]
 
 
 class StackedLayer:
-    """A `StructuredLinear` or `StructuredChannels` with a replica axis, without its bias.
-
-    Args:
-        layer: that of one of the replicas.
-        name: what it is called in the network.
-
-    Attributes:
-        structure: the class of its matrices.
-    """
+    """A `StructuredLinear` or `StructuredChannels` of one replica, with a replica axis and no bias."""
 
     def __init__(self, layer: nn.Module, name: str) -> None:
         matrices: StructuredLinear | MatrixStack

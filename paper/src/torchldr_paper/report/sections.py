@@ -19,18 +19,14 @@ ABSENT = "\N{EN DASH}"
 
 @dataclass(frozen=True)
 class Column:
-    """A column: its key in a row, its heading, how a value is written where the template does not, and when.
-
-    Attributes:
-        minor: left out on a narrow screen.
-        needed: given the values of all rows but quoted ones, whether to show it at all.
-    """
+    """A column: its key in a row, its heading, how a value is written (else by the template), and when."""
 
     key: str
     heading: str
     form: Callable[[Any], str] = str
     numeric: bool = False
-    minor: bool = False
+    minor: bool = False  # left out on a narrow screen
+    # Given the values of all rows but quoted ones, whether to show it at all.
     needed: Callable[[list[Any]], bool] = lambda values: True
 
 
@@ -85,21 +81,13 @@ QUICK = "The quick protocol, with fewer epochs, rates, trials and images: not co
 
 @dataclass(frozen=True)
 class Section:
-    """A table of the page.
+    """A table of the page."""
 
-    Attributes:
-        id: its anchor.
-        title: its heading.
-        rows: see `torchldr_paper.tables.rows`.
-        notes: sentences above the table.
-        command: what runs it; empty where nothing does.
-    """
-
-    id: str
-    title: str
-    rows: Sequence[Row]
-    notes: Sequence[str]
-    command: str = ""
+    id: str  # its anchor
+    title: str  # its heading
+    rows: Sequence[Row]  # see `torchldr_paper.tables.rows`
+    notes: Sequence[str]  # sentences above the table
+    command: str = ""  # what runs it; empty where nothing does
 
     @property
     def _cells(self) -> list[Row]:

@@ -15,23 +15,17 @@ LOW_RANK_START = {"init_std": 0.01, "output_std": 3.0}  # the best of `scales` o
 class Cell:
     """One number of the paper, or one that belongs beside it.
 
-    Attributes:
-        run: what to run, from seed 0 and by the full protocol.
-        paper: the paper's value, None where it has none.
-        source: where in the paper it stands.
-        metric: "test", "mean" (of the trials at the best learning rate), "generalization" (training
-            less test accuracy), "perplexity" (of the test part: less is better) or "int8" (the mean of the
-            trials with rounded weights).
-        matches: rank of the LDR-SD layer whose budget this one matches.
-        parameters: as the paper counts them, where that may differ from our count.
+    Its metric is "test", "mean" (of the trials at the best learning rate), "generalization" (training less
+    test accuracy), "perplexity" (of the test part: less is better) or "int8" (the mean of the trials with
+    rounded weights).
     """
 
-    run: Run
-    paper: float | None
-    source: str
+    run: Run  # what to run, from seed 0 and by the full protocol
+    paper: float | None  # the paper's value, None where it has none
+    source: str  # where in the paper it stands
     metric: str = "test"
-    matches: int | None = None
-    parameters: int | None = None
+    matches: int | None = None  # rank of the LDR-SD layer whose budget this one matches
+    parameters: int | None = None  # as the paper counts them, where that may differ from our count
 
 
 @dataclass(frozen=True)

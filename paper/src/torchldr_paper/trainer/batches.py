@@ -111,8 +111,7 @@ class Split:
 class Feed:
     """The training rows in a new order every epoch, by a counter on the device.
 
-    Attributes:
-        sizes: of an epoch's batches; the last takes what is left.
+    The last of an epoch's `sizes` of batches takes what is left.
     """
 
     def __init__(self, rows: Tensor, batch: int, seed: int) -> None:

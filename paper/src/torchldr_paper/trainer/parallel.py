@@ -72,12 +72,7 @@ def train_images(task: Task, library: Library, tell: Tell) -> Done:
 
 
 class Backend:
-    """Trains runs here, one after the other.
-
-    Attributes:
-        width: how many runs it takes at a time.
-        notes: what a run's record says of it.
-    """
+    """Trains runs here, one after the other: `width` at a time, and records say its `notes`."""
 
     width = 1
     notes: Mapping[str, Any] = {}

@@ -136,14 +136,8 @@ def find_tensors(
 ) -> tuple[list[TensorWeight], dict[str, str]]:
     """The matrices that may be replaced, and why others are left alone; what is no matrix is in neither.
 
-    Args:
-        who: the caller, for errors.
-        source: the tensors.
-        skip: names and patterns of those to leave alone.
-        min_features: matrices with fewer rows or columns are left alone.
-
     Raises:
-        ValueError: where nothing matches an entry of `skip`, or a matrix is not finite.
+        ValueError: where nothing matches an entry of `skip`, a name or a pattern.
     """
     found, left = [], {}
     weights = [TensorWeight(source, name) for name in source]
@@ -169,10 +163,7 @@ def find_tensors(
 def check_finite(who: str, weights: Sequence[Weight], what: str = "") -> None:
     """Raise for a weight with entries that are not finite, or without any numbers (on the meta device).
 
-    Args:
-        who: the caller, for the error.
-        weights: which.
-        what: they are called in the error, before their name.
+    The error says `what` before the weight's name.
     """
     for weight in weights:
         for W in weight.matrices:

@@ -75,9 +75,7 @@ def dense_beside(
 ) -> Iterator[None]:
     """Write a plain .safetensors file of dense tensors, which gets its name if the context ends well.
 
-    Args:
-        weights: by name; structured matrices are multiplied out.
-        file: its name, or None to write nothing.
+    Structured matrices are multiplied out. Without a name nothing is written.
     """
     if file is None:
         yield

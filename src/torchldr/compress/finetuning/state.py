@@ -23,12 +23,7 @@ _TAIL = len(_MARK) + 64
 
 
 class StateFile:
-    """The checkpoint of one fine-tuning.
-
-    Args:
-        folder: where it lies; made when something is written.
-        settings: what the numbers depend on. A checkpoint of other settings is refused.
-    """
+    """The checkpoint of one fine-tuning, in a folder; one of other settings is refused."""
 
     def __init__(self, folder: str | os.PathLike[str], settings: Mapping[str, Any]) -> None:
         self.path, self.settings = Path(folder) / FILE, {"version": VERSION, **settings}

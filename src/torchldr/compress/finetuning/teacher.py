@@ -72,12 +72,7 @@ def _compared(output: Any, name: str | None) -> tuple[bool, Tensor]:
 
 
 class Teacher:
-    """The model that is learned from, and the hooks that see what the replaced layers give.
-
-    Args:
-        student, teacher: of the same architecture but for the replaced layers.
-        how: the weights.
-    """
+    """The model that is learned from, and the hooks that see what the replaced layers of both give."""
 
     def __init__(self, student: nn.Module, teacher: nn.Module, how: Distillation) -> None:
         self.teacher, self.how = teacher, how

@@ -25,13 +25,14 @@ from ..subdiagonal.circulant_pair import generators
 from ..subdiagonal.guard import RANGE, Side
 from . import transforms
 from .convolution import Convolution, numbers, toeplitz, wrapped
+from .dense import FormulaProduct
 from .transforms import Array
 
 MOST_BLOCKS = 8  # above, the matrix is made from its parameters by the runtime
 
 
-def first_indices(s: Array, reach: float = RANGE) -> list[int]:
-    """The first index of every block: within one, products of s stay within a factor of `reach`.
+def first_indices(s: Array) -> list[int]:
+    """The first index of every block: within one, products of s stay within a factor of `RANGE`.
 
     >>> first_indices(np.array([1.0, 8.0, 8.0, 1.0, 0.0, 1.0]))
     [0, 3, 5]
@@ -40,7 +41,7 @@ def first_indices(s: Array, reach: float = RANGE) -> list[int]:
     for i, factor in enumerate(s.tolist(), start=1):
         product *= abs(factor)
         low, high = min(low, product), max(high, product)
-        if not high <= reach * low:  # nan, and a zero
+        if not high <= RANGE * low:  # nan, and a zero
             starts.append(i)
             product = low = high = 1.0
     return starts
@@ -67,88 +68,71 @@ def cut(side: Side, k: int) -> Blocks:
     return Blocks(scale, corner, sources)
 
 
-class ConvolvedPair(nn.Module):
+def _by_convolutions(kind: str, A: Side, C: Side, dtype: torch.dtype) -> FormulaProduct:
     """The product by linear convolutions, for every shape: (b, n) to (b, m)."""
-
-    before: Tensor
-    after: Tensor
-
-    def __init__(self, kind: str, A: Side, C: Side, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.m, self.n = A[2].shape[-1], C[2].shape[-1]
-        self.k = k = min(self.m, self.n)
-        left, right = cut(A, k), cut(C, k)
-        self.blocks = len(left.scale), len(right.scale)
-        scales = right.scale if right.corner is None else np.concatenate((right.scale, right.corner), -1)
-        self.around, self.folds = right.corner is not None, left.corner is not None
-        symbol = right.starts.transpose(1, 0, 2)[..., ::-1]  # (r, blocks, n): t_{-l} = v_l
-        least = self.n + k - 1
-        self.right = toeplitz(kind, symbol, 1 - self.n, scales.shape[-1], k, dtype, least=least)
-        given = self.m + (k - 1 if self.folds else 0)
-        self.left = toeplitz(kind, left.starts, 0, k, given, dtype, least=self.m + k - 1)
-        self.register_buffer("before", _plain(scales, dtype))
-        scales = left.scale if left.corner is None else np.concatenate((left.scale, left.corner), -1)
-        self.register_buffer("after", _plain(scales, dtype))
-
-    @property
-    def form(self) -> str:
-        blocks = max(self.blocks)
-        return "convolutions" if blocks == 1 else f"convolutions in {blocks} blocks"
-
-    def forward(self, x: Tensor) -> Tensor:
-        u = torch.cat((x, x[:, : self.k - 1]), -1) if self.around else x
-        z = self.right(u.unsqueeze(1) * self.before)
-        t = self.left(z) * self.after
-        t = t.sum(1) if self.blocks[0] > 1 else t.squeeze(1)
-        if not self.folds:
-            return t
-        return t[:, : self.m] + pad(t[:, self.m :], (0, self.m - self.k + 1))
+    m, n = A[2].shape[-1], C[2].shape[-1]
+    k = min(m, n)
+    left, right = cut(A, k), cut(C, k)
+    after, before = (
+        _plain(np.concatenate((s, c), -1) if c is not None else s, dtype) for s, c, _ in (left, right)
+    )
+    symbol = right.starts.transpose(1, 0, 2)[..., ::-1]  # (r, blocks, n): t_{-l} = v_l
+    first = toeplitz(kind, symbol, 1 - n, before.shape[-1], k, dtype, least=n + k - 1)
+    second = toeplitz(kind, left.starts, 0, k, after.shape[-1], dtype, least=m + k - 1)
+    blocks = max(len(left.scale), len(right.scale))
+    form = "convolutions" if blocks == 1 else f"convolutions in {blocks} blocks"
+    parts = {"before": before, "first": first, "second": second, "after": after}
+    return FormulaProduct(form, _two_convolutions, **parts, shape=(m, n))
 
 
-class SquarePair(nn.Module):
+def _two_convolutions(
+    x: Tensor, before: Tensor, first: nn.Module, second: nn.Module, after: Tensor, shape: tuple[int, int]
+) -> Tensor:
+    m, n = shape
+    u = torch.cat((x, x[:, : before.shape[-1] - n]), -1) if before.shape[-1] > n else x
+    t = second(first(u.unsqueeze(1) * before)) * after
+    t = t.sum(1) if after.shape[0] > 1 else t.squeeze(1)
+    behind = after.shape[-1] - m  # what comes around
+    return t[:, :m] + pad(t[:, m:], (0, m - behind)) if behind else t
+
+
+def _in_a_ring(kind: str, A: Side, C: Side, dtype: torch.dtype) -> FormulaProduct:
     """The product of a square matrix in the ring of X^n + 1: (b, n) to (b, n).
 
     `circulant_pair.generators` writes M between its scalings with the shifts Z_{-1} and Z_{-1/2}; the second
     is a scaled Z_{-1} too.
     """
-
-    form = "convolutions of length n"
-    before: Tensor
-    after: Tensor
-    unscale: Tensor
-
-    def __init__(self, kind: str, A: Side, C: Side, dtype: torch.dtype) -> None:
-        super().__init__()
-        n = A[2].shape[-1]
-        scales, made = (t.detach().cpu().numpy() for t in generators(A, C, -1.0, -0.5))
-        (P_A, P_C), (left, right) = scales, made
-        D = 2.0 ** (np.arange(n) / n)
-        transform = transforms.make_exact(kind, n, n, n, dtype)
-        symbol = (right / D)[:, None, ::-1]  # (r + 1, 1, n)
-        self.right = Convolution(transform, wrapped(symbol, 1 - n, n))
-        left = np.concatenate((left[-1:], left[:-1]))  # that of the input itself first
-        self.left = Convolution(transform, left[None])
-        self.register_buffer("before", _plain(P_C * D, dtype))
-        self.register_buffer("after", _plain(P_A, dtype))
-        self.register_buffer("unscale", _plain(1 / D, dtype))
-
-    def forward(self, x: Tensor) -> Tensor:
-        u = (x * self.before).unsqueeze(1)
-        z = torch.cat((u, self.right(u)), 1) * self.unscale
-        y = self.left(z[:, :-1]) + z[:, -1:]
-        return y.squeeze(1) * self.after
+    n = A[2].shape[-1]
+    scales, made = (t.detach().cpu().numpy() for t in generators(A, C, -1.0, -0.5))
+    (P_A, P_C), (left, right) = scales, made
+    D = 2.0 ** (np.arange(n) / n)
+    transform = transforms.make_exact(kind, n, n, n, dtype)
+    symbol = (right / D)[:, None, ::-1]  # (r + 1, 1, n)
+    first = Convolution(transform, wrapped(symbol, 1 - n, n))
+    left = np.concatenate((left[-1:], left[:-1]))  # that of the input itself first
+    plain = {name: _plain(t, dtype) for name, t in (("before", P_C * D), ("unscale", 1 / D), ("after", P_A))}
+    second, form = Convolution(transform, left[None]), "convolutions of length n"
+    return FormulaProduct(form, _ring_product, first=first, second=second, **plain)
 
 
-def convolved(kind: str, A: Side, C: Side, dtype: torch.dtype) -> ConvolvedPair | SquarePair | None:
+def _ring_product(
+    x: Tensor, before: Tensor, first: nn.Module, unscale: Tensor, second: nn.Module, after: Tensor
+) -> Tensor:
+    u = (x * before).unsqueeze(1)
+    z = torch.cat((u, first(u)), 1) * unscale
+    return (second(z[:, :-1]) + z[:, -1:]).squeeze(1) * after
+
+
+def convolved(kind: str, A: Side, C: Side, dtype: torch.dtype) -> FormulaProduct | None:
     """The product for (subdiagonal, corner, start vectors) of A and C; None where it takes many blocks."""
     m, n = A[2].shape[-1], C[2].shape[-1]
     blocks = [len(first_indices(side[0].detach().double().cpu().numpy())) for side in (A, C)]
     if max(blocks) > MOST_BLOCKS:
         return None
-    made = ConvolvedPair(kind, A, C, dtype)
+    made = _by_convolutions(kind, A, C, dtype)
     if m != n or max(blocks) > 1 or not transforms.is_exact(kind, n):
         return made
-    pair = SquarePair(kind, A, C, dtype)
+    pair = _in_a_ring(kind, A, C, dtype)
     return pair if numbers(pair) <= numbers(made) else made
 
 

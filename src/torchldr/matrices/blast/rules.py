@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -53,11 +52,12 @@ def _(M: Blast) -> list[Candidate] | None:
 
 @rule("onnx", Blast)
 def product(mode: str, M: Blast) -> nn.Module:
-    (G, H), multiply = M.bases(), partial(_three_stages, m=M.out_features)
-    return FormulaProduct("three batched matrix products", multiply, G=G, S=M.S, H=H.mT)
+    G, H = M.bases()
+    form = "three batched matrix products"
+    return FormulaProduct(form, _three_stages, G=G, S=M.S, H=H.mT, m=M.out_features)
 
 
-def _three_stages(x: Tensor, G: Tensor, S: Tensor, H: Tensor, *, m: int) -> Tensor:
+def _three_stages(x: Tensor, G: Tensor, S: Tensor, H: Tensor, m: int) -> Tensor:
     """By G (u, r, p), S (r, u, v) and H (v, q, r)."""
     (u, _, p), (v, q, _) = G.shape, H.shape
     x = pad(x, (0, v * q - x.shape[-1])).reshape(-1, v, q)

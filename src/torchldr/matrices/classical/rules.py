@@ -36,9 +36,7 @@ for _class in (Toeplitz, Hankel):
     rule("add", _class, _class)(_sum)
 
 
-@rule("transpose", Toeplitz)
-def _(M: Toeplitz) -> Toeplitz:
-    return Toeplitz(M.row, M.column)
+rule("transpose", Toeplitz)(lambda M: Toeplitz(M.row, M.column))
 
 
 @rule("transpose", Hankel)
@@ -47,9 +45,7 @@ def _(M: Hankel) -> Hankel:
     return Hankel(M.entries[:n], M.entries[max(n - 1, 0) :][:m])
 
 
-@rule("transpose", Cauchy)
-def _(M: Cauchy) -> Cauchy:
-    return Cauchy(-M.t, -M.s)
+rule("transpose", Cauchy)(lambda M: Cauchy(-M.t, -M.s))
 
 
 # Solving: elimination on generators, and transforms that are their own solvers.
@@ -68,9 +64,7 @@ def _toeplitz_displacement(M: Toeplitz) -> tuple[Tensor, Tensor]:
     return torch.stack((down, first)), torch.stack((first, across))
 
 
-@rule("solvers", Toeplitz)
-def _(M: Toeplitz) -> list[Candidate] | None:
-    return None if M.dtype.is_complex else _toeplitz_solvers(M, M)
+rule("solvers", Toeplitz)(lambda M: None if M.dtype.is_complex else _toeplitz_solvers(M, M))
 
 
 @rule("solvers", Hankel)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -68,11 +67,11 @@ def _solved(A: Tensor, y: Tensor) -> Tensor:
 @rule("onnx", Kronecker)
 def product(mode: str, M: Kronecker) -> nn.Module:
     first, second = M.B.flatten(0, 1).mT, M.A.transpose(0, 1).flatten(1)
-    multiply = partial(_two_factors, sizes=M.sizes, m=M.out_features)
-    return FormulaProduct("two matrix products", multiply, first=first, second=second)
+    parts = {"first": first, "second": second, "sizes": M.sizes, "m": M.out_features}
+    return FormulaProduct("two matrix products", _two_factors, **parts)
 
 
-def _two_factors(x: Tensor, first: Tensor, second: Tensor, *, sizes: Sizes, m: int) -> Tensor:
+def _two_factors(x: Tensor, first: Tensor, second: Tensor, sizes: Sizes, m: int) -> Tensor:
     """By B (d, r b) and A (a, r c)."""
     (a, b, c, d), r = sizes, first.shape[1] // sizes.b
     z = pad(x, (0, c * d - x.shape[-1])).reshape(-1, c, d) @ first

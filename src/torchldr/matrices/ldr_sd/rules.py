@@ -130,9 +130,7 @@ def product(mode: str, M: LDRSubdiagonal) -> nn.Module:
     return convolved(mode, *sides(M), M.dtype) or of_sides(*sides(M))
 
 
-@rule("onnx_at_load", LDRSubdiagonal)
-def _(mode: str, M: LDRSubdiagonal) -> nn.Module:
-    return of_sides(*sides(M))
+rule("onnx_at_load", LDRSubdiagonal)(lambda mode, M: of_sides(*sides(M)))
 
 
 # In C: Fourier transforms where the range of the operators allows it, else the recurrence.
@@ -177,7 +175,4 @@ def subdiagonal_product(M: Any, c: Any, both: tuple[Side, Side], below: dict[str
 
 # What to ask for where nobody can look at the subdiagonals, as in a captured graph: the caller vouches.
 
-
-@rule("capture_options", LDRSubdiagonal)
-def _() -> dict[str, Any]:
-    return {"product": "convolution"}
+rule("capture_options", LDRSubdiagonal)(lambda: {"product": "convolution"})

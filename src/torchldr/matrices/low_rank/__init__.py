@@ -26,14 +26,9 @@ def _product_seconds(M: Any, call: Call) -> float:
 
 
 class LowRankFit:
-    """The nearest matrices of low rank where |L (W - M) R^T|_F counts.
+    """The nearest matrices of low rank where |L (W - M) R^T|_F counts, as `Contract.all_ranks` has it.
 
     An eigenvalue problem of size min(m, n).
-
-    Args:
-        W: the matrix (m, n), in float64.
-        left: L (m, m), upper triangular, or None for the identity.
-        root: R (n, n), upper triangular, or None.
     """
 
     def __init__(self, W: Tensor, left: Tensor | None = None, root: Tensor | None = None) -> None:

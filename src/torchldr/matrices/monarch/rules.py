@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -27,11 +26,11 @@ scales_columns(Monarch, "H")
 @rule("onnx", Monarch)
 def product(mode: str, M: Monarch) -> nn.Module:
     first, second = M.stages()
-    form, multiply = "two batched matrix products", partial(_two_stages, m=M.out_features)
-    return FormulaProduct(form, multiply, first=first, second=second)
+    form = "two batched matrix products"
+    return FormulaProduct(form, _two_stages, first=first, second=second, m=M.out_features)
 
 
-def _two_stages(x: Tensor, first: Tensor, second: Tensor, *, m: int) -> Tensor:
+def _two_stages(x: Tensor, first: Tensor, second: Tensor, m: int) -> Tensor:
     """By weights (v, q, r u) and (u, v r, p)."""
     (v, q, _), (u, inner, p) = first.shape, second.shape
     x = pad(x, (0, v * q - x.shape[-1])).reshape(-1, v, q)

@@ -36,15 +36,8 @@ def _(M: ToeplitzLike) -> ToeplitzLike | None:
 
 # D K(A, g) = K(D A D^-1, D g): diagonally scaled Toeplitz-like matrices are LDR-SD.
 
-
-@rule("matmul", Diagonal, ToeplitzLike)
-def _(D: Diagonal, M: ToeplitzLike) -> LinearMap:
-    return D @ _in_ldr_sd(M)
-
-
-@rule("matmul", ToeplitzLike, Diagonal)
-def _(M: ToeplitzLike, D: Diagonal) -> LinearMap:
-    return _in_ldr_sd(M) @ D
+rule("matmul", Diagonal, ToeplitzLike)(lambda D, M: D @ _in_ldr_sd(M))
+rule("matmul", ToeplitzLike, Diagonal)(lambda M, D: _in_ldr_sd(M) @ D)
 
 
 def _in_ldr_sd(M: ToeplitzLike) -> LDRSubdiagonal:
@@ -86,11 +79,6 @@ def member_of(M: LinearMap, known: DisplacementStructure) -> ToeplitzLike | None
 # circulant ones, 2 r for rank r.
 
 
-@rule("to_toeplitz_like", LinearMap)
-def _(M: LinearMap, tol: float | None) -> ToeplitzLike:
-    return _of_dense(M.to_dense(), tol)
-
-
 @rule("to_toeplitz_like", Tensor)
 def _of_dense(W: Tensor, tol: float | None) -> ToeplitzLike:
     """By the SVD of the displacement."""
@@ -102,6 +90,9 @@ def _of_dense(W: Tensor, tol: float | None) -> ToeplitzLike:
     r = max(1, int((s > least).sum()))
     root = s[:r].sqrt().unsqueeze(-1)
     return of_displacement(root * U[:, :r].mT, root * V[:r])
+
+
+rule("to_toeplitz_like", LinearMap)(lambda M, tol: _of_dense(M.to_dense(), tol))
 
 
 @rule("to_toeplitz_like", Toeplitz)
@@ -182,9 +173,7 @@ def product(mode: str, M: ToeplitzLike) -> nn.Module:
     return made
 
 
-@rule("onnx_at_load", ToeplitzLike)
-def _(mode: str, M: ToeplitzLike) -> nn.Module:
-    return of_sides(*M._sides())
+rule("onnx_at_load", ToeplitzLike)(lambda mode, M: of_sides(*M._sides()))
 
 
 # In C: LDR-SD's product with shifts.

@@ -13,9 +13,9 @@ from ...algebra.convert import convert
 from ...algebra.members import linear_in_generators, member, scales_rows, shift, units
 from ...algebra.structure import DisplacementStructure
 from ...core.linear_map import LinearMap
-from ...core.matrix import StructuredMatrix
 from ...core.rules import rule
 from ...functional.exported.convolution import toeplitz
+from ...functional.exported.dense import FormulaProduct
 from ...linalg.candidates import by_generators, real
 from ...linalg.cauchy_forms import gko, vandermonde_form
 from ...linalg.solvers import Candidate
@@ -65,9 +65,7 @@ def _of_powers(M: Vandermonde, tol: float | None) -> VandermondeLike:
     return VandermondeLike(M.out_features, M.in_features, G=G, H=H, nodes=M.nodes)
 
 
-@rule("to_ldr_td", Vandermonde)
-def _(M: Vandermonde, tol: float | None) -> StructuredMatrix:
-    return convert(_of_powers(M, tol), LDRTridiagonal)
+rule("to_ldr_td", Vandermonde)(lambda M, tol: convert(_of_powers(M, tol), LDRTridiagonal))
 
 
 @rule("to_ldr_td", VandermondeLike)
@@ -94,43 +92,28 @@ def _(M: VandermondeLike) -> list[Candidate]:
 # In an ONNX graph.
 
 
-class VandermondeProduct(nn.Module):
+@rule("onnx", VandermondeLike)
+def product(mode: str, M: VandermondeLike) -> nn.Module:
     """sum_i diag(g_i) V T_i x: Toeplitz products, then polynomials at the nodes.
 
     V[i, j] = node_i^j with j = w a + b is node_i^{w a} node_i^b: a matrix product with small powers, then
     sums with large ones, from constants of m (w + n / w) numbers.
     """
-
-    form = "convolutions, then polynomials at the nodes"
-    G: Tensor
-    small: Tensor
-    large: Tensor
-
-    def __init__(self, kind: str, G: Tensor, H: Tensor, nodes: Tensor, dtype: torch.dtype) -> None:
-        super().__init__()
-        n = H.shape[-1]
-        self.width, self.n = math.isqrt(n - 1) + 1, n
-        self.steps = -(-n // self.width)
-        symbol = H.detach().double().cpu().numpy()[:, None, ::-1]
-        self.toeplitz = toeplitz(kind, symbol, 1 - n, n, n, dtype)
-        points = nodes.detach().double()
-        exponents = torch.arange(self.width, dtype=torch.float64)
-        self.register_buffer("small", (points ** exponents.unsqueeze(-1)).to(dtype))  # (w, m)
-        steps = torch.arange(self.steps, dtype=torch.float64) * self.width
-        self.register_buffer("large", (points ** steps.unsqueeze(-1)).to(dtype))  # (n / w, m)
-        self.register_buffer("G", G.detach().clone())
-
-    def forward(self, x: Tensor) -> Tensor:
-        z = self.toeplitz(x.unsqueeze(1))  # (b, r, n)
-        z = pad(z, (0, self.steps * self.width - self.n))
-        values = z.reshape(-1, self.G.shape[0], self.steps, self.width) @ self.small
-        y = (values * self.large).sum(2) * self.G
-        return y.sum(1)
+    n = M.in_features
+    width = math.isqrt(n - 1) + 1
+    powers = torch.arange(width), torch.arange(0, n, width)
+    small, large = ((M.nodes.detach().double() ** e.unsqueeze(-1)).to(M.dtype) for e in powers)
+    symbol = M.H.detach().double().cpu().numpy()[:, None, ::-1]
+    convolution = toeplitz(mode, symbol, 1 - n, n, n, M.dtype)
+    form, parts = "convolutions, then polynomials at the nodes", {"small": small, "large": large, "G": M.G}
+    return FormulaProduct(form, _at_nodes, convolution=convolution, **parts)
 
 
-@rule("onnx", VandermondeLike)
-def product(mode: str, M: VandermondeLike) -> nn.Module:
-    return VandermondeProduct(mode, M.G, M.H, M.nodes, M.dtype)
+def _at_nodes(x: Tensor, convolution: nn.Module, small: Tensor, large: Tensor, G: Tensor) -> Tensor:
+    width, steps = small.shape[0], large.shape[0]  # powers up to (w, m) and multiples of w, (n / w, m)
+    z = pad(convolution(x.unsqueeze(1)), (0, steps * width - x.shape[-1]))  # (b, r, n), lengthened
+    values = z.reshape(-1, G.shape[0], steps, width) @ small
+    return ((values * large).sum(2) * G).sum(1)
 
 
 # In C: correlations with h, then polynomials at the nodes by Horner's rule.

@@ -12,11 +12,10 @@ from torch.nn.functional import linear
 from ...core.checks import check_choices, check_flags, check_int
 from ...core.products import check_like, is_jit_tracing
 from ...matrices import StructuredMatrix, get_structure
-from ..graph import as_node, is_proxy
 from ..linear import StructuredLinear
 from ..parameters import INITS, describe
 from ..planned import PlannedLayer
-from ..tensors import in_format_of
+from ..tensors import as_node, in_format_of, is_proxy
 from .stack import MatrixStack
 
 FORMS = ("grid", "wide")

@@ -19,10 +19,9 @@ from ...core.products import autocasts, is_jit_tracing
 from ...core.routes import Call
 from ...matrices import StructuredMatrix, get_structure
 from ..channels.stack import MatrixStack
-from ..graph import as_node, is_proxy
 from ..parameters import INITS, describe
 from ..planned import PlannedLayer
-from ..tensors import let_prune
+from ..tensors import as_node, is_proxy, let_prune
 from .cells import Product, State, run_steps
 from .inputs import Given, Sequences, give, take, take_state
 from .step import RecurrentStep

@@ -64,12 +64,8 @@ def take_state(
 ) -> State:
     """The state before the first step: zeros, or what was given, in the order of the packed batch.
 
-    Args:
-        who: the name that errors use.
-        given: the input.
-        state: (layers, batch, size) each, without the batch axis for one sequence; or None.
-        sizes: (layers, size) of each part.
-        names: of each part.
+    Each part of a state is (layers, batch, size), without the batch axis for one sequence; `sizes` are
+    (layers, size).
     """
     if state is None:
         data = given.data

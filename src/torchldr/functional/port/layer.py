@@ -93,7 +93,7 @@ class Costs(NamedTuple):
     entry: float
 
 
-COSTS = {"cpu": Costs(5e5, 8, 3, 1.25, 0.06), "cuda": Costs(3e6, 0.4, 0.1, 0.2, 0.0005)}
+COSTS = {"cpu": Costs(5e5, 8, 3, 1.25, 0.06), "cuda": Costs(2.2e6, 0.03, 0.01, 0.2, 0.0005)}
 
 
 def port_seconds(sizes: Sequence[int], r: int, b: int, oversampling: int, device: str) -> float:

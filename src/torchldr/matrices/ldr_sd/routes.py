@@ -25,8 +25,7 @@ from ...functional.subdiagonal import (
 )
 from ...functional.subdiagonal.guard import RANGE, Scales, Side, guard, unseen_scales
 from ...kernels.cpu import compiled
-from ...kernels.cuda import pair
-from ...kernels.cuda.krylov import MOST, entries
+from ...kernels.cuda import krylov, pair
 
 PRODUCTS = ("auto", "convolution", "exact")
 
@@ -243,10 +242,12 @@ def _stencil_why_not(M: Any, call: Call) -> str | None:
 
 def _stencil_cost(M: Any, call: Call) -> float:
     on, (m, n), r = costs.machine(call), M.shape, M.rank
-    count = entries(r, m, n)
-    plain = call.traced or (count > MOST if call.device == "cuda" else compiled.why_not())
-    column = 40 * on.stencil if plain else on.stencil
-    seconds = costs.wide(call) * call.matrices * count * (column + on.multiply * call.batch)
+    count = krylov.entries(r, m, n)
+    plain = call.traced or (count > krylov.MOST if call.device == "cuda" else compiled.why_not())
+    columns = krylov.seconds(r, m, n) if call.device == "cuda" else count * on.stencil
+    seconds = (
+        costs.wide(call) * call.matrices * ((40 if plain else 1) * columns + count * on.multiply * call.batch)
+    )
     return costs.backward(call, on.start + costs.started(call, 30) + seconds)
 
 

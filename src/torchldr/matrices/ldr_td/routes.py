@@ -16,27 +16,22 @@ from ...functional import tridiagonal
 from ...functional.port import acceptance
 from ...functional.port.layer import port_seconds, stencil_seconds
 from ...kernels.cpu import compiled
-from ...kernels.cuda.krylov import IN_REGISTERS, MOST, chunk_length, entries
+from ...kernels.cuda import krylov
 
 PRODUCTS = "auto", "stencil", "port"
 FROM = {"cpu": 8192, "cuda": 16384}  # min(m, n) from which "auto" judges ports, which takes a while
 _LIKELY = 4  # the oversampling that most operators need
-_LEAP = 4e-6  # seconds of a kernel that goes from one chunk of columns to the next
-_CHAINED = 8  # how many times as long as an entry by itself one takes that follows from others, on a GPU
 
 
 def _by_kernels(M: Any, call: Call) -> bool:
     """Whether a GPU makes both Krylov matrices by kernels, to multiply by them."""
-    return call.device == "cuda" and entries(M.rank, *M.shape) <= MOST and not call.traced
+    return call.device == "cuda" and krylov.entries(M.rank, *M.shape) <= krylov.MOST and not call.traced
 
 
 def _krylov_seconds(M: Any, call: Call, operations: int, rows: int, products: int) -> float:
     """These matrices by so many operations of torch, and products of them with others of so many rows."""
     product = costs.gemm(call, rows, max(M.shape), min(M.shape) * M.rank)
-    count = call.matrices * entries(M.rank, *M.shape)
-    made = _CHAINED * costs.machine(call).stencil * costs.wide(call) * count
-    if max(M.shape) > IN_REGISTERS:  # a kernel for each chunk
-        made += _LEAP * min(M.shape) / chunk_length(torch.float32, max(M.shape))
+    made = costs.wide(call) * call.matrices * krylov.seconds(M.rank, *M.shape)
     return costs.backward(call, costs.started(call, operations) + made + products * product)
 
 

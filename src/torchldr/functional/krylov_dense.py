@@ -9,7 +9,7 @@ some 2^-16.
 from __future__ import annotations
 
 from contextlib import nullcontext
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -42,8 +42,13 @@ def krylov_dense(rings: Tensor, dtype: torch.dtype, *, rough: bool) -> Tensor:
     Returns:
         Shape (..., m, m), differentiable any number of times. For tensors that `serves` says yes to.
     """
-    made: Tensor = applied(_Dense, rings, dtype, rough)[0]
+    made: Tensor = applied(_Dense, rings, dtype, rough and _multiplies_bfloat16(rings.device))[0]
     return made
+
+
+@cache
+def _multiplies_bfloat16(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 8
 
 
 def _plain(rings: Tensor, dtype: torch.dtype) -> Tensor:

@@ -206,9 +206,13 @@ def _undetermined() -> str | None:
 
 
 def _cuda_pair(M: Any, x: Tensor, transposed: bool, bias: Tensor | None = None) -> Tensor:
-    if torch.is_grad_enabled() and (reason := _undetermined()) is not None:
+    A, C = _stored(M, transposed)
+    reason = (
+        _undetermined() if torch.is_grad_enabled() and (A[0].requires_grad or C[0].requires_grad) else None
+    )
+    if reason is not None:
         raise RefusedError(reason)
-    return cuda_product(M, *_stored(M, transposed), x, bias, RANGE)
+    return cuda_product(M, A, C, x, bias, RANGE)
 
 
 def _prepare_cuda_pair(M: Any) -> Product:
@@ -245,9 +249,8 @@ def _stencil_cost(M: Any, call: Call) -> float:
     count = krylov.entries(r, m, n)
     plain = call.traced or (count > krylov.MOST if call.device == "cuda" else compiled.why_not())
     columns = krylov.seconds(r, m, n) if call.device == "cuda" else count * on.stencil
-    seconds = (
-        costs.wide(call) * call.matrices * ((40 if plain else 1) * columns + count * on.multiply * call.batch)
-    )
+    seconds = (40 if plain else 1) * columns + count * on.multiply * call.batch
+    seconds *= costs.wide(call) * call.matrices
     return costs.backward(call, on.start + costs.started(call, 30) + seconds)
 
 

@@ -6,6 +6,7 @@ i % width of block i // width. Products see the last block padded with zeros.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -44,6 +45,13 @@ def cut(x: Tensor, count: int, width: int) -> Tensor:
 def joined(blocks: Tensor, size: int) -> Tensor:
     """What `cut` cut: (..., count, width) to (..., size), contiguous and not a part of a larger one."""
     return leading(blocks.flatten(-2), size)
+
+
+def one_by_one(x: Tensor, count: int, width: int) -> Tensor:
+    """Each block of the last axis with zeros in place of the others: (r, size) to (count, r, size)."""
+    block = torch.arange(x.shape[-1], device=x.device) // width
+    alone = torch.arange(count, device=x.device)[:, None, None] == block
+    return torch.where(alone, x, 0.0)
 
 
 def two_stages(x: Tensor, first: Tensor, second: Tensor, size: int) -> Tensor:

@@ -32,6 +32,27 @@ def test_a_layer_as_a_constant_of_a_transformation(cls, training):
     assert torch.allclose(torch.vmap(lambda a: layer(x) * a)(a[None])[0], y * a, atol=1e-5)
 
 
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.name)
+@pytest.mark.parametrize("plan", ["fast", "dense"])
+def test_a_frozen_layer_whose_first_call_is_transformed(cls, plan):
+    """What is computed inside a transformation belongs to it, and must not be kept."""
+    layer = StructuredLinear(6, 5, structure=cls, rank=2 if cls.ranked else None, dtype=torch.float64)
+    layer.eval().requires_grad_(False).plan = plan
+    W, x = layer.matrix().to_dense(), torch.randn(3, 6, dtype=torch.float64)
+    for warm in (False, True):
+        for found in (
+            lambda: torch.func.jacrev(layer)(x[0]),
+            lambda: torch.func.jacfwd(layer)(x[0]),
+            lambda: torch.func.grad(lambda a: (a * layer.weight).sum())(torch.ones_like(W)),
+        ):
+            layer.drop_plan()
+            if warm:
+                layer(x)
+            torch.testing.assert_close(found(), W)
+            for vectors in (x, x[0]):
+                torch.testing.assert_close(layer(vectors), vectors @ W.mT + layer.bias)
+
+
 def test_vmap_over_an_ensemble_without_the_guard():
     """The single convolution, forced, under vmap: forward and backward."""
     layers = [StructuredLinear(20, 33, rank=2, product="convolution", dtype=torch.float64) for _ in range(3)]

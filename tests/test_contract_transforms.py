@@ -77,3 +77,16 @@ def test_compiles_with_inductor():
     gradients = [torch.autograd.grad(sum(y.sum() for y in ys), parameters) for ys in (found, wanted)]
     for y, right in zip(*gradients, strict=True):
         assert torch.allclose(y, right, atol=1e-4)
+
+
+@pytest.mark.parametrize(("name", "n", "m"), [("blast", 20, 33), ("monarch", 101, 99)])
+def test_inductor_computes_blocks_that_are_cut_short(name, n, m):
+    """Of one row: a product of two numbers, which inductor fuses with the crop."""
+    torch._dynamo.reset()
+    layer = StructuredLinear(n, m, structure=name, rank=1)
+    x, compiled = torch.randn(1, n), torch.compile(layer, fullgraph=True)
+    found, wanted = compiled(x), layer(x)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+    gradients = [torch.autograd.grad(y.square().sum(), list(layer.parameters())) for y in (found, wanted)]
+    for got, right in zip(*gradients, strict=True):
+        torch.testing.assert_close(got, right, rtol=1e-4, atol=1e-4)

@@ -105,6 +105,7 @@ def test_parametrized_parameters(name, plan):
         output(layer)
         part.parametrizations.G.original0.mul_(2)
         assert not torch.allclose(output(layer), y)
+        torch.testing.assert_close(output(copy.deepcopy(layer)), output(layer))
 
 
 @every_layer

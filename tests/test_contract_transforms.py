@@ -32,6 +32,27 @@ def test_a_layer_as_a_constant_of_a_transformation(cls, training):
     assert torch.allclose(torch.vmap(lambda a: layer(x) * a)(a[None])[0], y * a, atol=1e-5)
 
 
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.name)
+@pytest.mark.parametrize("plan", ["fast", "dense"])
+def test_a_frozen_layer_whose_first_call_is_transformed(cls, plan):
+    """What is computed inside a transformation belongs to it, and must not be kept."""
+    layer = StructuredLinear(6, 5, structure=cls, rank=2 if cls.ranked else None, dtype=torch.float64)
+    layer.eval().requires_grad_(False).plan = plan
+    W, x = layer.matrix().to_dense(), torch.randn(3, 6, dtype=torch.float64)
+    for warm in (False, True):
+        for found in (
+            lambda: torch.func.jacrev(layer)(x[0]),
+            lambda: torch.func.jacfwd(layer)(x[0]),
+            lambda: torch.func.grad(lambda a: (a * layer.weight).sum())(torch.ones_like(W)),
+        ):
+            layer.drop_plan()
+            if warm:
+                layer(x)
+            torch.testing.assert_close(found(), W)
+            for vectors in (x, x[0]):
+                torch.testing.assert_close(layer(vectors), vectors @ W.mT + layer.bias)
+
+
 def test_vmap_over_an_ensemble_without_the_guard():
     """The single convolution, forced, under vmap: forward and backward."""
     layers = [StructuredLinear(20, 33, rank=2, product="convolution", dtype=torch.float64) for _ in range(3)]
@@ -56,3 +77,16 @@ def test_compiles_with_inductor():
     gradients = [torch.autograd.grad(sum(y.sum() for y in ys), parameters) for ys in (found, wanted)]
     for y, right in zip(*gradients, strict=True):
         assert torch.allclose(y, right, atol=1e-4)
+
+
+@pytest.mark.parametrize(("name", "n", "m"), [("blast", 20, 33), ("monarch", 101, 99)])
+def test_inductor_computes_blocks_that_are_cut_short(name, n, m):
+    """Of one row: a product of two numbers, which inductor fuses with the crop."""
+    torch._dynamo.reset()
+    layer = StructuredLinear(n, m, structure=name, rank=1)
+    x, compiled = torch.randn(1, n), torch.compile(layer, fullgraph=True)
+    found, wanted = compiled(x), layer(x)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+    gradients = [torch.autograd.grad(y.square().sum(), list(layer.parameters())) for y in (found, wanted)]
+    for got, right in zip(*gradients, strict=True):
+        torch.testing.assert_close(got, right, rtol=1e-4, atol=1e-4)

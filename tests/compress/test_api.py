@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 import torchldr
 from torchldr.compress.layers import StructuredPointwise
@@ -96,6 +97,21 @@ def test_conv1d_and_pointwise_convolutions():
     assert close(model(x), y.flatten(2) @ low_rank(conv1d.weight.detach()) + conv1d.bias)
 
 
+def test_another_class_of_that_name_is_left_alone():
+    def like(forward):
+        return type("Conv1D", (Conv1D,), {"forward": forward})(32, 32)
+
+    model = nn.Sequential(
+        like(lambda self, x: x @ self.weight.T + self.bias),
+        like(lambda self, x: torch.relu(x @ self.weight + self.bias)),
+        like(lambda self, x: self.missing(x)),
+    )
+    parts = list(model)
+    with pytest.warns(UserWarning, match="nothing was replaced"):
+        torchldr.compress_(model, LOW)
+    assert list(model) == parts
+
+
 def test_other_convolutions_and_subclasses_are_left_alone():
     class Mine(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
@@ -108,6 +124,9 @@ def test_other_convolutions_and_subclasses_are_left_alone():
         Mine(32, 32),
     ]
     parts.append(nn.utils.parametrizations.weight_norm(nn.Linear(32, 32)))
+    parts.append(prune.l1_unstructured(nn.Linear(32, 32), "weight", 0.5))
+    parts.append(nn.Linear(32, 32))
+    parts[-1].forward = lambda x: -nn.functional.linear(x, parts[-1].weight)
     model = nn.Sequential(*parts)
     with pytest.warns(UserWarning, match=r"nothing was replaced: 0 a convolution \(Conv2d, 3 x 3\)"):
         report = torchldr.compress_(model, LOW)
@@ -117,7 +136,12 @@ def test_other_convolutions_and_subclasses_are_left_alone():
     subclass = "a Mine, whose forward may differ from that of nn.Linear"
     computed = "its weight is computed by a parametrization"
     large = "a convolution (Conv2d, 3 x 3): only nn.Conv2d of 1 x 1 is replaced"
-    assert report.left == {"0": large, "1": groups, "2": groups, "3": subclass, "4": computed}
+    pruned, patched = (
+        "its weight is computed, as by weight norm or pruning",
+        "its forward was replaced by another",
+    )
+    reasons = large, groups, groups, subclass, computed, pruned, patched
+    assert report.left == {str(i): reason for i, reason in enumerate(reasons)}
     with pytest.raises(ValueError, match=r"'0' matches no layer .* \(0 a convolution \(Conv2d, 3 x 3\)"):
         torchldr.compress_(model, {"0": LOW})
 
@@ -529,3 +553,19 @@ def test_classes_of_blocks_are_chosen_where_they_fit_and_come_back(name: str, tm
     fresh = nn.Sequential(nn.Linear(36, 24, bias=False))
     torchldr.load_compressed(fresh, tmp_path / "model")
     assert torch.equal(fresh[0].weight, model[0].weight)
+
+
+VERBS = {
+    "compress_": lambda folder: torchldr.compress_(folder, 0.1),
+    "materialize_": torchldr.materialize_,
+    "save_compressed": lambda folder: torchldr.save_compressed(folder, nn.Linear(2, 2)),
+    "load_compressed": lambda folder: torchldr.load_compressed(folder, nn.Linear(2, 2)),
+    "quantize_": torchldr.quantize_,
+    "tune": lambda folder: torchldr.tune(folder, torch.randn(2)),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_folder_is_no_model(verb):
+    with pytest.raises(TypeError, match=f"{verb}: model must be an nn.Module, got str"):
+        VERBS[verb]("folder")

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import torchldr
+from torchldr.core import stacks
 from torchldr.core.routes import Call, why_not
 from torchldr.testing import has_operators, member
 
@@ -102,6 +103,7 @@ def test_dtypes_vmap_and_repr(cls):
         assert M.matmul(x).dtype == torch.bfloat16
     mapped = torch.vmap(M.matmul)(torch.stack((x, 2 * x)))
     torch.testing.assert_close(mapped[1], 2 * M.matmul(x), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(stacks.mapped(M, cls.to_dense), M.to_dense())
 
 
 def test_a_stack_given_as_tensors_is_checked():

@@ -484,3 +484,8 @@ print(peak() - before)
     (ran,) = in_forks([Case(code)])
     assert ran.code == 0, ran.err
     assert float(ran.out) < 32
+
+
+def test_swapped_arguments():
+    with pytest.raises(TypeError, match="solve: M must be a structured matrix, got Tensor"):
+        torchldr.solve(torch.randn(3), torchldr.LowRank.random(3, 3, 1))

@@ -108,8 +108,6 @@ def compress_(
         raise TypeError("compress_: give one of spec (a budget, a Structure or a mapping) and budget.")
     spec = budget if spec is None else spec
     assert spec is not None
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"compress_: model must be an nn.Module, got {type(model).__name__}.")
     check_unwrapped("compress_", model)
     check_spec("compress_", spec)
     check_count("compress_", min_features=min_features, batches=1 if batches is None else batches)

@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ..core.checks import check_model
 from ..nn.quantize import quantize_
 from ..nn.tensors import add_axes
 from ..version import __version__
@@ -36,6 +37,7 @@ def save_compressed(model: nn.Module, folder: str | os.PathLike[str]) -> None:
         model: any module; its whole state_dict is written.
         folder: made where it does not exist.
     """
+    check_model("save_compressed", model)
     write_folder("save_compressed", Path(folder), model.state_dict(keep_vars=True), records(model))
 
 
@@ -96,6 +98,7 @@ def load_compressed(model: nn.Module, folder: str | os.PathLike[str]) -> nn.Modu
         ValueError: where the folder is damaged or does not fit the model, naming the layer; the model is
             then as it was.
     """
+    check_model(_WHO, model)
     path = Path(folder)
     manifest = read_manifest(_WHO, path)
     state = read_tensors(_WHO, path, manifest)

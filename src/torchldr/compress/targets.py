@@ -14,6 +14,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.utils import parametrize
 
+from ..core.checks import check_model
 from .candidates import Weight
 from .pieces import Pieces
 
@@ -71,9 +72,12 @@ def describe_site(module: nn.Module, names: list[str]) -> Site | None:
     """What can be replaced in a module, or None.
 
     Subclasses of torch's layers are left alone: what their `forward` does is not known. So are layers
-    whose weight is computed from others (parametrizations, weight norm).
+    whose `forward` someone has replaced, or whose weight is computed from others (parametrizations, weight
+    norm).
     """
     kind = type(module)
+    if _is_patched(module):
+        return None
     if isinstance(module, nn.MultiheadAttention):
         return _attention(module, names) if kind is nn.MultiheadAttention else None
     if isinstance(module, nn.LSTM | nn.GRU):
@@ -81,16 +85,44 @@ def describe_site(module: nn.Module, names: list[str]) -> Site | None:
     weight = module._parameters.get("weight")
     if weight is None:
         return None
-    transposed = kind.__name__ == "Conv1D" and hasattr(module, "nf") and weight.ndim == 2
+    transposed = _is_transposed(module, weight)
     if kind is nn.Linear:
         name, matrix = "linear", weight.detach()
-    elif transposed:  # Hugging Face's, y = x W + b
+    elif transposed:
         name, matrix = "conv1d", weight.detach().T
     elif isinstance(module, nn.Conv2d) and kind is nn.Conv2d and why_not(module) is None:
         name, matrix = "conv2d", weight.detach().flatten(1)
     else:
         return None
     return Site(module, names, name, {"": [matrix]}, {"": (id(weight), transposed)}, [module])
+
+
+def _is_patched(module: nn.Module) -> bool:
+    """Whether an object has a `forward` of its own. That of accelerate only moves inputs between devices."""
+    return "forward" in vars(module) and "_hf_hook" not in vars(module)
+
+
+def _is_transposed(module: nn.Module, weight: Tensor) -> bool:
+    """Whether this is Hugging Face's Conv1D, y = x W + b, and not another class of that name.
+
+    Many models bring a copy of that class with them, so it is asked what it computes.
+    """
+    if type(module).__name__ != "Conv1D" or not hasattr(module, "nf") or weight.ndim != 2:
+        return False
+    if weight.is_meta:
+        return True
+    bias = module._parameters.get("bias")
+    with torch.no_grad():
+        x = torch.linspace(-1, 1, weight.shape[0], dtype=weight.dtype, device=weight.device).unsqueeze(0)
+        wanted = x @ weight if bias is None else x @ weight + bias
+        try:
+            found = type(module).forward(module, x)
+        except Exception:  # whatever a stranger's class says of such an input
+            return False
+    if not isinstance(found, Tensor) or found.shape != wanted.shape:
+        return False
+    scale = (x.abs() @ weight.abs()).max().item()
+    return torch.allclose(found, wanted, rtol=0.02, atol=0.02 * scale, equal_nan=True)
 
 
 def why_not(module: nn.Module) -> str | None:
@@ -104,8 +136,12 @@ def why_not(module: nn.Module) -> str | None:
     kind = next((kind for kind in kinds if isinstance(module, kind)), None)
     if kind is None or isinstance(module, NonDynamicallyQuantizableLinear):
         return None  # the latter belongs to its attention
+    if _is_patched(module):
+        return "its forward was replaced by another"
     if parametrize.is_parametrized(module):
         return "its weight is computed by a parametrization"
+    if kind in (nn.Linear, nn.Conv2d) and module._parameters.get("weight") is None:
+        return "its weight is computed, as by weight norm or pruning"
     if type(module) is not kind:
         return f"a {type(module).__name__}, whose forward may differ from that of nn.{kind.__name__}"
     if isinstance(module, nn.Conv2d) and (module.groups != 1 or module.padding not in _UNPADDED):
@@ -265,7 +301,8 @@ def dense_parameters(
 
 
 def check_unwrapped(who: str, model: nn.Module) -> None:
-    """Raise an error for a model that torch.distributed has taken over: its layers cannot be replaced."""
+    """Errors for what is no model, or one that torch.distributed has taken over, whose layers must stay."""
+    check_model(who, model)
     for module in model.modules():
         if isinstance(module, nn.parallel.DistributedDataParallel):
             raise ValueError(

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
+from ..core.checks import check_model
+
 
 class Inputs(NamedTuple):
     """What a model is called with, its arguments by name in the order of its signature."""
@@ -34,8 +36,7 @@ class Inputs(NamedTuple):
 
 def take_inputs(who: str, model: nn.Module, example: Any) -> Inputs:
     """A tensor, a tuple or list of arguments, or a mapping of keyword arguments."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"{who}: model must be an nn.Module, got {type(model).__name__}.")
+    check_model(who, model)
     args: tuple[Any, ...] = (example,)
     kwargs: dict[str, Any] = {}
     if any(map(_is_packed, pytree.tree_leaves(example, is_leaf=_is_packed))):

@@ -2,11 +2,16 @@
 
 A side of `size` entries is cut into `count` blocks of one `width`, the last one cropped: entry i is entry
 i % width of block i // width. Products see the last block padded with zeros.
+
+For a compiler whole blocks and the last one are cut and joined apart. In one go inductor (torch 2.13, on
+CPUs) may fuse that with what comes before, walk through whole blocks alone and leave the last one out.
 """
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 from torch.nn.functional import pad
 
 from .fft import leading
@@ -37,13 +42,31 @@ def near_root(m: int, n: int) -> int:
 
 def cut(x: Tensor, count: int, width: int) -> Tensor:
     """The last axis in blocks: (..., size) to (..., count, width), with zeros behind it."""
-    missing = count * width - x.shape[-1]
-    return (pad(x, (0, missing)) if missing else x).unflatten(-1, (count, width))
+    size = x.shape[-1]
+    missing = count * width - size
+    if not missing or not is_compiling():
+        return (pad(x, (0, missing)) if missing else x).unflatten(-1, (count, width))
+    whole = size // width
+    blocks, rest = x.split((whole * width, size - whole * width), -1)
+    rest = pad(rest, (0, missing)).unflatten(-1, (count - whole, width))
+    return torch.cat((blocks.unflatten(-1, (whole, width)), rest), -2)
 
 
 def joined(blocks: Tensor, size: int) -> Tensor:
     """What `cut` cut: (..., count, width) to (..., size), contiguous and not a part of a larger one."""
-    return leading(blocks.flatten(-2), size)
+    count, width = blocks.shape[-2:]
+    if size == count * width or not is_compiling():
+        return leading(blocks.flatten(-2), size)
+    whole = size // width
+    blocks, rest = blocks.split((whole, count - whole), -2)
+    return torch.cat((blocks.flatten(-2), rest.flatten(-2)[..., : size - whole * width]), -1)
+
+
+def one_by_one(x: Tensor, count: int, width: int) -> Tensor:
+    """Each block of the last axis with zeros in place of the others: (r, size) to (count, r, size)."""
+    block = torch.arange(x.shape[-1], device=x.device) // width
+    alone = torch.arange(count, device=x.device)[:, None, None] == block
+    return torch.where(alone, x, 0.0)
 
 
 def two_stages(x: Tensor, first: Tensor, second: Tensor, size: int) -> Tensor:

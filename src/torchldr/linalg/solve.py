@@ -218,6 +218,8 @@ def _frames_of_this_package() -> int:
 
 
 def _check(M: LinearMap, b: Tensor) -> None:
+    if not isinstance(M, LinearMap):
+        raise TypeError(f"solve: M must be a structured matrix, got {type(M).__name__}.")
     name, n = type(M).__name__, M.in_features
     if M.out_features != n:
         raise ValueError(f"solve: only square systems can be solved, got {name} of {show(M)}.")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, is_grad_enabled, nn
 from torch.compiler import is_compiling
 
-from ..core.routes import is_recorded, lacks_memory
+from ..core.routes import are_transformed, is_recorded, lacks_memory
 from ..matrices import StructuredMatrix, get_structure
 from .plan import Plan
 from .snapshot import why_uncounted
@@ -105,6 +105,8 @@ class StructuredParameters(nn.Module):
             return "the layer is a replica of DataParallel, with parameters that are copied for each call"
         if is_recorded(matrix.device.type):
             return "operations are recorded, by a tracer or into a CUDA graph"
+        if are_transformed():  # what is computed inside belongs to it, the numbers of a plan too
+            return "a transformation of torch.func is at work"
         for name, t in matrix.tensors.items():
             if lacks_memory(t):
                 return (

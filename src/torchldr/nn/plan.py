@@ -84,6 +84,9 @@ class Plan:
                     return route
         return choose(self.matrix, call, dense=self._dense)
 
+    def __deepcopy__(self, memo: Any) -> None:
+        """Copies of a layer have no plan; torch copies parametrized ones without `__getstate__`."""
+
     def prepared(self) -> list[str]:
         """The names of the routes that have been prepared."""
         return list(self._products)
@@ -97,19 +100,22 @@ class Plan:
 
     def _product(self, route: Route) -> Any:
         if route.name not in self._products:
-            assert route.prepare is not None
             # What is made under inference mode or autocast may have to serve outside of them later.
             with torch.inference_mode(False), torch.no_grad(), without_autocast(self.kind):
+                if are_transformed():  # what is made here cannot
+                    return self._prepared(route)
                 if not route.live:
                     self.snapshot.keep_numbers()
-                typed = route.in_own_dtype(Call(device=self.kind, dtype=self.dtype))
-                product: Any = route.prepare(self._narrow if typed and not route.holds_dense else self.matrix)
-                if isinstance(product, DenseProduct):
-                    product = DenseProduct(product.weight.to(self.dtype))
-                self._products[route.name] = product
+                self._products[route.name] = self._prepared(route)
                 if self.kind == "cuda":  # the next call may come from another stream
                     torch.cuda.current_stream(self.device).synchronize()
         return self._products[route.name]
+
+    def _prepared(self, route: Route) -> Any:
+        assert route.prepare is not None
+        typed = route.in_own_dtype(Call(device=self.kind, dtype=self.dtype))
+        product: Any = route.prepare(self._narrow if typed and not route.holds_dense else self.matrix)
+        return DenseProduct(product.weight.to(self.dtype)) if isinstance(product, DenseProduct) else product
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """M x for rows of x, in the dtype of the matrix or of autocast.
@@ -122,13 +128,16 @@ class Plan:
         cast = torch.get_autocast_dtype(kind) if is_autocast_enabled(kind) else None
         needs_grad = x.requires_grad and is_grad_enabled()
         tf32 = kind == "cuda" and allows_tf32(kind, cast or self.dtype)
-        traced = lacks_memory(x) or are_transformed()
+        transformed = are_transformed()
+        traced = transformed or lacks_memory(x)
         asked = x.shape, x.dtype, x.device, cast, needs_grad, tf32, traced
         run = self._taken.get(asked)
         if run is None:
+            run = self._take(x, *asked[3:])
             if len(self._taken) >= _SHAPES:
                 self._taken.clear()
-            run = self._taken[asked] = self._take(x, *asked[3:])
+            if not transformed:
+                self._taken[asked] = run
         return run(x, bias)
 
     def _take(

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils import parametrize
 
+from ..core.checks import check_model
 from ..core.storage import FLOAT, INT8, Rounded, Storage, rounded, straight_through
 from .parameters import StructuredParameters
 from .recurrent.base import StructuredRecurrent
@@ -106,8 +107,7 @@ def quantize_(
         >>> sum(t.nbytes for t in model.state_dict().values())  # 21,952 before
         9436
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"quantize_: model must be an nn.Module, got {type(model).__name__}.")
+    check_model("quantize_", model)
     todo = [
         (module, weight)
         for name, module in list(model.named_modules())

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ..core.checks import check_model
 from ..timing import minimum_seconds
 from .linear import StructuredLinear
 
@@ -64,6 +65,7 @@ def tune(
     >>> report[0].route in report[0].seconds
     True
     """
+    check_model("tune", model)
     inputs = _inputs(model, x if isinstance(x, tuple) else (x,))
     report = TuneReport(_tuned(name, layer, given, seconds) for name, (layer, given) in inputs.items())
     if not quiet:

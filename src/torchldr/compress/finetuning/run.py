@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from ...core.checks import check_choices
+from ...core.checks import check_choices, check_model
 from ...progress import Report
 from ..progress import check_count
 from .groups import parameter_groups
@@ -90,8 +90,7 @@ class FinetuneRun:
         self._random: dict[str, Any] | None = None
 
     def _check(self) -> None:
-        if not isinstance(self.model, nn.Module):
-            raise TypeError(f"finetune: model must be an nn.Module, got {type(self.model).__name__}.")
+        check_model("finetune", self.model)
         if (self.epochs is None) == (self.steps is None):
             raise TypeError("finetune: give one of epochs and steps.")
         counts = {name: getattr(self, name) for name in ("epochs", "steps", "every", "patience")}

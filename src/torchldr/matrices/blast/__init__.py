@@ -14,7 +14,7 @@ from ...core.dense_route import dense_route, own_route
 from ...core.matrix import StructuredMatrix, normal_
 from ...core.products import Product
 from ...core.routes import Call
-from ...functional.grid import cut, joined, split
+from ...functional.grid import cut, joined, one_by_one, split
 
 
 def grid(m: int, n: int, blocks: int | None) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -100,11 +100,8 @@ class Blast(StructuredMatrix, name="blast"):
         return cut(self.G, *rows).transpose(-3, -2), cut(self.H, *columns).transpose(-3, -2)
 
     def factors(self) -> list[tuple[Tensor, ...]]:
-        (m, n), ((u, p), (v, q)), r = (self.out_features, self.in_features), self.grid, self.G.shape[0]
-        row, column = torch.arange(m, device=self.device), torch.arange(n, device=self.device)
-        L, R = self.G.new_zeros(u, r, m), self.H.new_zeros(v, r, n)
-        L[row // p, :, row] = self.G.mT
-        R[column // q, :, column] = self.H.mT
+        ((u, p), (v, q)), r = self.grid, self.G.shape[0]
+        L, R = one_by_one(self.G, u, p), one_by_one(self.H, v, q)
         couplings = torch.diag_embed(self.S.permute(1, 2, 0)).transpose(1, 2).reshape(u * r, v * r)
         return [(L.flatten(0, 1).mT, couplings, R.flatten(0, 1))]
 

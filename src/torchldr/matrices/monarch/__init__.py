@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ...core import costs
@@ -13,7 +12,7 @@ from ...core.dense_route import dense_route, factors_route
 from ...core.matrix import StructuredMatrix
 from ...core.products import Product
 from ...core.routes import Call
-from ...functional.grid import cut, joined, near_root, split, two_stages
+from ...functional.grid import cut, joined, near_root, one_by_one, split, two_stages
 
 
 def grid(m: int, n: int, blocks: int | None) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -95,16 +94,12 @@ class Monarch(StructuredMatrix, name="monarch"):
         return cut(G, u, p), cut(H, v, q)
 
     def factors(self) -> list[tuple[Tensor, ...]]:
-        (m, n), ((u, p), (v, q)) = (self.out_features, self.in_features), self.grid
-        row = torch.arange(m, device=self.device) // p
-        column = torch.arange(n, device=self.device) // q
+        (u, p), (v, q) = self.grid
         terms: list[tuple[Tensor, ...]] = []
-        for g, h in zip(self.G.unflatten(-1, (v, m)), self.H.unflatten(-1, (u, n)), strict=True):
-            L, R = g.new_zeros(u, v, m), h.new_zeros(v, u, n)
-            L[row, :, torch.arange(m, device=self.device)] = g.mT
-            R[column, :, torch.arange(n, device=self.device)] = h.mT
+        for g, h in zip(self.G.unflatten(-1, (v, -1)), self.H.unflatten(-1, (u, -1)), strict=True):
             # R gives (i, j); the permutation makes that (j, i), which L takes.
-            terms.append((L.flatten(0, 1).mT, R.transpose(0, 1).flatten(0, 1)))
+            L, R = one_by_one(g, u, p), one_by_one(h, v, q).transpose(0, 1)
+            terms.append((L.flatten(0, 1).mT, R.flatten(0, 1)))
         return terms
 
     def _materialize(self) -> Tensor:

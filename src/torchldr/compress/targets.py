@@ -74,6 +74,8 @@ def describe_site(module: nn.Module, names: list[str]) -> Site | None:
     whose weight is computed from others (parametrizations, weight norm).
     """
     kind = type(module)
+    if isinstance(module, torch.jit.ScriptModule):
+        return None
     if isinstance(module, nn.MultiheadAttention):
         return _attention(module, names) if kind is nn.MultiheadAttention else None
     if isinstance(module, nn.LSTM | nn.GRU):
@@ -95,6 +97,8 @@ def describe_site(module: nn.Module, names: list[str]) -> Site | None:
 
 def why_not(module: nn.Module) -> str | None:
     """Why a module that looks like one to replace has no site; None for all others."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return "is TorchScript: compress the model first" if "weight" in module._parameters else None
     if isinstance(module, _ConvNd) and not (
         isinstance(module, nn.Conv2d) and tuple(module.kernel_size) == (1, 1)
     ):

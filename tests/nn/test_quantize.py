@@ -124,6 +124,26 @@ def test_torch_layers_recurrent_layers_and_channels():
         torch.testing.assert_close(torch.utils._pytree.tree_leaves(layer(v))[0], first, rtol=0.1, atol=0.05)
 
 
+def test_weights_that_are_not_finite_are_named():
+    """NaN became a number."""
+    model = nn.Sequential(nn.Linear(4, 4), StructuredLinear(4, 4, structure="ldr_sd"))
+    with torch.no_grad():
+        model[1].subdiagonal_A[0] = torch.nan
+    with pytest.raises(ValueError, match=r"quantize_: 1\.subdiagonal_A has entries that are not finite"):
+        quantize_(model)
+    assert type(model[0]) is nn.Linear
+
+
+@pytest.mark.parametrize("layer", [nn.Linear(4, 4), StructuredLinear(4, 4, structure="dense")])
+def test_rounding_a_copy_leaves_parametrizations_of_the_original(layer):
+    """Both have the class that torch made for them, and the original lost its weight."""
+    nn.utils.parametrizations.weight_norm(layer)
+    x = torch.randn(3, 4)
+    y = layer(x)
+    assert (quantize_(copy.deepcopy(layer))(x) - y).norm() < 0.1 * y.norm()
+    assert torch.equal(layer(x), y)
+
+
 def test_where_says_which_modules():
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     quantize_(model, where=lambda name, module: name == "1")

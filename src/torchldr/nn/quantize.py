@@ -98,6 +98,9 @@ def quantize_(
     Returns:
         The model.
 
+    Raises:
+        ValueError: for a weight that is not finite; the model is then as it was.
+
     Examples:
         >>> from torchldr import StructuredLinear
         >>> model = quantize_(StructuredLinear(784, 784, structure="ldr_sd", rank=2))
@@ -109,17 +112,26 @@ def quantize_(
     if not isinstance(model, nn.Module):
         raise TypeError(f"quantize_: model must be an nn.Module, got {type(model).__name__}.")
     todo = [
-        (module, weight)
+        (name, module, weight)
         for name, module in list(model.named_modules())
         if where is None or where(name, module)
         for weight in list(weights_of(module))
     ]
-    for module, weight in todo:
+    for name, module, weight in todo:
+        _check(f"{name}.{weight.name}".removeprefix("."), getattr(module, weight.name))
+    for _, module, weight in todo:
         _quantize_weight_(module, weight, training)
     for module in model.modules():
         if isinstance(module, StructuredParameters | StructuredRecurrent):
             module.drop_plan()
     return model
+
+
+def _check(name: str, t: Tensor) -> None:
+    if not t.is_floating_point():
+        raise TypeError(f"quantize_: {name} is {t.dtype}, not floating point.")
+    if not t.is_meta and not t.isfinite().all():
+        raise ValueError(f"quantize_: {name} has entries that are not finite.")
 
 
 def _quantize_weight_(module: nn.Module, weight: Weight, training: bool) -> None:
@@ -130,15 +142,15 @@ def _quantize_weight_(module: nn.Module, weight: Weight, training: bool) -> None
             return
         # Of quantisation-aware training the float weights stay, and are rounded below.
         keep = not isinstance(last, RoundedInTraining)
+        # The class that torch made for parametrizations is that of copies too, and would lose the weight.
+        made_class = type(module)
+        module.__class__ = type(made_class.__name__, made_class.__bases__, dict(vars(made_class)))
         parametrize.remove_parametrizations(module, name, leave_parametrized=keep)
-    t = getattr(module, name)
-    if not t.is_floating_point():
-        raise TypeError(f"quantize_: {type(module).__name__}.{name} is {t.dtype}, not floating point.")
     if training:
         made: nn.Module = RoundedInTraining(weight.storage, weight.lead)
     else:
         made = Quantized(weight.storage, weight.lead)
-        t.requires_grad_(False)
+        getattr(module, name).requires_grad_(False)
     parametrize.register_parametrization(module, name, made, unsafe=True)
 
 

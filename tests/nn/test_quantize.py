@@ -134,6 +134,25 @@ def test_weights_that_are_not_finite_are_named():
     assert type(model[0]) is nn.Linear
 
 
+def test_weights_that_are_computed_are_named():
+    """The layers before were rounded already, and the error spoke of leaf variables."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    nn.utils.prune.l1_unstructured(model[1], "weight", 0.5)
+    with pytest.raises(ValueError, match=r"quantize_: 1\.weight is no parameter but computed"):
+        quantize_(model)
+    assert type(model[0]) is nn.Linear
+    nn.utils.prune.remove(model[1], "weight")
+    assert quantize_(model)[1].weight.count_nonzero() == 8
+
+
+def test_a_weight_that_an_embedding_shares_is_trained_there():
+    table, head = nn.Embedding(6, 4), nn.Linear(4, 6)
+    head.weight = table.weight
+    quantize_(head)
+    assert table.weight.requires_grad
+    assert not any(p.requires_grad for p in head.parametrizations.parameters())
+
+
 @pytest.mark.parametrize("layer", [nn.Linear(4, 4), StructuredLinear(4, 4, structure="dense")])
 def test_rounding_a_copy_leaves_parametrizations_of_the_original(layer):
     """Both have the class that torch made for them, and the original lost its weight."""

@@ -99,7 +99,7 @@ def quantize_(
         The model.
 
     Raises:
-        ValueError: for a weight that is not finite; the model is then as it was.
+        ValueError: for a weight that is not finite, or computed as by pruning; the model is then as it was.
 
     Examples:
         >>> from torchldr import StructuredLinear
@@ -118,7 +118,7 @@ def quantize_(
         for weight in list(weights_of(module))
     ]
     for name, module, weight in todo:
-        _check(f"{name}.{weight.name}".removeprefix("."), getattr(module, weight.name))
+        _check(module, weight.name, f"{name}.{weight.name}".removeprefix("."))
     for _, module, weight in todo:
         _quantize_weight_(module, weight, training)
     for module in model.modules():
@@ -127,11 +127,17 @@ def quantize_(
     return model
 
 
-def _check(name: str, t: Tensor) -> None:
+def _check(module: nn.Module, name: str, shown: str) -> None:
+    t = getattr(module, name)
+    if name not in module._parameters and name not in _parametrizations(module):
+        raise ValueError(
+            f"quantize_: {shown} is no parameter but computed, as by torch.nn.utils.prune: its `remove`, or "
+            "that of torch.nn.utils.weight_norm, makes it one."
+        )
     if not t.is_floating_point():
-        raise TypeError(f"quantize_: {name} is {t.dtype}, not floating point.")
+        raise TypeError(f"quantize_: {shown} is {t.dtype}, not floating point.")
     if not t.is_meta and not t.isfinite().all():
-        raise ValueError(f"quantize_: {name} has entries that are not finite.")
+        raise ValueError(f"quantize_: {shown} has entries that are not finite.")
 
 
 def _quantize_weight_(module: nn.Module, weight: Weight, training: bool) -> None:
@@ -150,7 +156,8 @@ def _quantize_weight_(module: nn.Module, weight: Weight, training: bool) -> None
         made: nn.Module = RoundedInTraining(weight.storage, weight.lead)
     else:
         made = Quantized(weight.storage, weight.lead)
-        getattr(module, name).requires_grad_(False)
+        # Frozen, but not where another module, such as an embedding, has it too.
+        setattr(module, name, nn.Parameter(getattr(module, name).detach(), requires_grad=False))
     parametrize.register_parametrization(module, name, made, unsafe=True)
 
 

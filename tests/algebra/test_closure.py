@@ -94,6 +94,7 @@ def test_transposes_and_multiples(cls, m, n, seed):
     held(2.5 * M, 2.5 * W, 3 * size)
     held(M * torch.tensor(0.5, dtype=torch.float64), 0.5 * W, size)
     held(M / 4, W / 4, size)
+    held(M / torch.tensor(3), W / 3, size)  # whose reciprocal in float32 has fewer digits
     assert type(-M) is cls
     held((1 - 2j) * M, (1 - 2j) * W, 3 * size)
     held(-(M.T + 2 * M.T), -3 * W.mT, 3 * size)

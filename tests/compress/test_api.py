@@ -298,6 +298,15 @@ def test_precedence_of_a_plan():
     assert report.left == {"b": "stays dense by the plan"}
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+def test_torchscript_is_left_alone():
+    """It was an AttributeError."""
+    model = nn.Sequential(torch.jit.trace(nn.Linear(40, 40), torch.ones(1, 40)), nn.Linear(40, 40))
+    report = torchldr.compress_(model, torchldr.Structure("low_rank", rank=1))
+    assert [layer.name for layer in report.layers] == ["1"]
+    assert report.left == {"0": "is TorchScript: compress the model first"}
+
+
 def test_filter_and_small_layers():
     model = nn.ModuleDict({"a": nn.Linear(32, 32), "b": nn.Linear(32, 32), "c": nn.Linear(32, 31)})
     report = torchldr.compress_(model, LOW, filter_fn=lambda module, name: name != "b")

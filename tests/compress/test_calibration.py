@@ -20,7 +20,7 @@ from torchldr.compress.metric import Metric
 from torchldr.compress.outputs import main_output
 from torchldr.compress.progress import Clock
 from torchldr.compress.targets import find_units
-from torchldr.compress.workers import Workers
+from torchldr.compress.workers import DEADLINE, Workers
 from torchldr.matrices.low_rank import LowRankFit
 
 LOW = torchldr.Structure("low_rank", rank=3)
@@ -226,11 +226,21 @@ def test_time_is_kept_by_looking_at_less(monkeypatch):
     assert len(list(batches)) == 8
     assert report.parameters_after <= 0.4 * report.parameters_before
     assert {layer.structure for layer in report.layers} <= {"low_rank", "dense"}
-    assert any("for want of time" in note for note in report.notes)
+    assert any("not looked at for want of time" in note for note in report.notes)
     model = nn.Sequential(nn.Linear(32, 32))
     quick = torchldr.from_dense(model[0].weight.detach(), "toeplitz_like", 2, effort=0.1).residual
     plan = torchldr.compress_(model, torchldr.Structure("toeplitz_like", rank=2), effort=1e-6)
     assert plan.layers[0].residual == pytest.approx(quick)
+
+
+def test_a_report_says_what_was_not_compared_for_want_of_time(monkeypatch):
+    monkeypatch.setattr(Clock, "past", lambda self, share: share == DEADLINE)
+    model = nn.Sequential(nn.Linear(48, 48), nn.Linear(48, 48))
+    model[0].weight.data = torchldr.BlockCirculant.random(48, 48, block_size=4).to_dense()
+    model[1].weight.data = torchldr.LowRank.random(48, 48, rank=6).to_dense() + 0.01 * torch.randn(48, 48)
+    classes = ["low_rank", "block_circulant"]
+    report = torchldr.compress_(model, 0.4, loader=[torch.randn(60, 48)] * 9, structures=classes)
+    assert "for want of time not compared as a whole: low_rank" in report.notes
 
 
 @pytest.mark.parametrize("effort", [0, -1.0, float("inf"), float("nan"), True, "2"])
@@ -281,6 +291,24 @@ def test_the_output_that_counts_may_be_named(kind, name):
     assert first.parameters_after > 5 * second.parameters_after
     with pytest.raises(ValueError, match=r"has no entry 'logits': it has '(hidden|0)', "):
         torchldr.compress_(Encoder(kind), 0.6, loader=[{"x": spread(60)}], output="logits")
+
+
+def test_an_output_without_a_tensor_is_named():
+    with pytest.raises(ValueError, match=r"the output, a tuple, has no tensor of floating point"):
+        main_output(({"nested": torch.ones(3)}, 1))
+
+
+def test_under_inference_mode():
+    """As outside: derivatives of the outputs are needed, and new parameters can be trained."""
+    reports = []
+    for enabled in (False, True):
+        torch.manual_seed(0)
+        model = network()
+        with torch.inference_mode(enabled):
+            batches = [spread(20) for _ in range(4)]
+            reports.append(torchldr.compress_(model, 0.4, loader=batches, structures=["low_rank"]))
+        model(spread(2)).sum().backward()
+    assert reports[0].distance == reports[1].distance
 
 
 def test_logits_and_masks_decide_what_counts():

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.autograd import forward_ad
 
 import torchldr
 from torchldr.functional.gko import elimination as gko
@@ -298,11 +299,30 @@ def test_gradients_by_elimination_on_generators():
 
 
 def test_a_second_derivative_is_refused():
+    """Also where torch asks for it allowing that there is none, as its `hessian` does: it gave zeros."""
     M = member("toeplitz_like", 6)
     b = torch.randn(6, dtype=torch.float64, requires_grad=True)
-    (first,) = torch.autograd.grad((M.solve(b) ** 2).sum(), b, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        first.sum().backward()
+    with pytest.raises(RuntimeError, match="differentiable once"):
+        torch.autograd.grad((M.solve(b) ** 2).sum(), b, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiable once"):
+        torch.autograd.functional.hessian(lambda b: (M.solve(b) ** 2).sum(), b)
+
+
+@pytest.mark.parametrize("name", ["toeplitz_like", "circulant", "low_rank"])
+@pytest.mark.parametrize("n", [6, 220])
+def test_forward_mode(name, n):
+    """Tangents of b and of the parameters were dropped without a word."""
+    M = member(name, n, n if name == "low_rank" else 2)
+    b, c = torch.randn(2, n, dtype=torch.float64)
+    tangents = {key: torch.randn_like(t) for key, t in M.tensors.items()}
+    found = []
+    for solve in (lambda M, b: M.solve(b), lambda M, b: torch.linalg.solve(M.to_dense(), b)):
+        with forward_ad.dual_level():
+            duals = {key: forward_ad.make_dual(t, tangents[key]) for key, t in M.tensors.items()}
+            x = solve(M.unchecked(n, n, duals, M.options), forward_ad.make_dual(b, c))
+            found.append(forward_ad.unpack_dual(x).tangent)
+    condition = float(torch.linalg.cond(M.to_dense()))
+    assert (found[0] - found[1]).norm() <= 1e-13 * condition**2 * found[1].norm()
 
 
 @pytest.mark.parametrize("name", ["toeplitz_like", "circulant", "ldr_td"])
@@ -314,6 +334,23 @@ def test_float32_is_solved_in_float64(name):
     y = M.solve(b)
     assert y.dtype == torch.float32
     assert backward_error(D, y.double(), b.double()) <= 2 * torch.finfo(torch.float32).eps
+
+
+def test_a_tolerance_of_zero_is_refined_to_the_level_of_rounding():
+    """It was taken for no tolerance, 1e-10."""
+    M = member("toeplitz_like", 512)
+    b = torch.randn(512, 1, dtype=torch.float64)
+    errors = [backward_error(M.to_dense(), M.solve(b, tol=tol), b) for tol in (None, 0)]
+    assert errors[1] <= 1e-15 < errors[0]
+    for tol in (-1.0, float("nan")):
+        with pytest.raises(ValueError, match="tol must be 0 or more"):
+            M.solve(b, tol=tol)
+
+
+def test_stacks():
+    M = torchldr.stack([member("toeplitz_like", 6, seed=seed) for seed in (0, 1)])
+    b = torch.randn(2, 6, 3, dtype=torch.float64)
+    assert torch.equal(torchldr.solve(M, b), M.solve(b))
 
 
 def test_shapes_and_dtypes_of_right_hand_sides():

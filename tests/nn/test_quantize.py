@@ -80,7 +80,11 @@ def test_a_layer_holds_integers_and_saves_them(cls):
     other = quantize_(StructuredLinear(12, 10, structure=cls.name).eval())
     other.load_state_dict(layer.state_dict())
     assert torch.equal(other(x), y)
-    assert torch.equal(copy.deepcopy(layer)(x), y)
+    with torch.no_grad():
+        planned = layer(x)
+        other = copy.deepcopy(layer)  # which makes a plan of its own
+        assert torch.equal(other(x), planned)
+    assert getattr(other, "_number", 1) != getattr(layer, "_number", 0)  # what compilers find it by
     assert torch.equal(quantize_(layer)(x), y)  # twice is once
     # The values are those of the function that the C export rounds with.
     fresh = StructuredLinear(12, 10, structure=cls.name)
@@ -118,6 +122,45 @@ def test_torch_layers_recurrent_layers_and_channels():
         first = torch.utils._pytree.tree_leaves(layer(v))[0]
         quantize_(layer)
         torch.testing.assert_close(torch.utils._pytree.tree_leaves(layer(v))[0], first, rtol=0.1, atol=0.05)
+
+
+def test_weights_that_are_not_finite_are_named():
+    """NaN became a number."""
+    model = nn.Sequential(nn.Linear(4, 4), StructuredLinear(4, 4, structure="ldr_sd"))
+    with torch.no_grad():
+        model[1].subdiagonal_A[0] = torch.nan
+    with pytest.raises(ValueError, match=r"quantize_: 1\.subdiagonal_A has entries that are not finite"):
+        quantize_(model)
+    assert type(model[0]) is nn.Linear
+
+
+def test_weights_that_are_computed_are_named():
+    """The layers before were rounded already, and the error spoke of leaf variables."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    nn.utils.prune.l1_unstructured(model[1], "weight", 0.5)
+    with pytest.raises(ValueError, match=r"quantize_: 1\.weight is no parameter but computed"):
+        quantize_(model)
+    assert type(model[0]) is nn.Linear
+    nn.utils.prune.remove(model[1], "weight")
+    assert quantize_(model)[1].weight.count_nonzero() == 8
+
+
+def test_a_weight_that_an_embedding_shares_is_trained_there():
+    table, head = nn.Embedding(6, 4), nn.Linear(4, 6)
+    head.weight = table.weight
+    quantize_(head)
+    assert table.weight.requires_grad
+    assert not any(p.requires_grad for p in head.parametrizations.parameters())
+
+
+@pytest.mark.parametrize("layer", [nn.Linear(4, 4), StructuredLinear(4, 4, structure="dense")])
+def test_rounding_a_copy_leaves_parametrizations_of_the_original(layer):
+    """Both have the class that torch made for them, and the original lost its weight."""
+    nn.utils.parametrizations.weight_norm(layer)
+    x = torch.randn(3, 4)
+    y = layer(x)
+    assert (quantize_(copy.deepcopy(layer))(x) - y).norm() < 0.1 * y.norm()
+    assert torch.equal(layer(x), y)
 
 
 def test_where_says_which_modules():

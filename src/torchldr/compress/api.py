@@ -119,6 +119,7 @@ def compress_(
     arguments = [[unit.name for unit in units], repr(spec), list(structures), batches, output, seed]
     content = [model, activations, loader if isinstance(loader, list | tuple) else None]
     with (
+        torch.inference_mode(False),  # or there are no derivatives of the outputs
         opened("compress_", checkpoint, arguments, content) as pieces,
         shown(progress, clock) as report,
         Workers(1, executor, pieces, clock=clock, report=report, seed=seed) as workers,
@@ -129,7 +130,7 @@ def compress_(
         begun = clock.spent
         made = project_all(workers, units, found.structures)
         projecting = clock.spent - begun
-        distance, notes = None, list(found.notes)
+        distance, notes = None, []
         if data is not None and units:
             found, made, distance = _compared(model, units, found, made, data, workers)
             better = Refit(model, units, found.structures, data, workers).fitted(made, projecting)
@@ -146,7 +147,7 @@ def compress_(
     declare(model)
     left |= found.stays
     vectors, rows = described(units, found, made)
-    result = CompressionReport(rows, left, before, _count(model), distance, tuple(notes), vectors)
+    result = CompressionReport(rows, left, before, _count(model), distance, (*found.notes, *notes), vectors)
     _warn(result, known=loader is not None or bool(activations), planned=planned)
     return result
 

@@ -45,10 +45,9 @@ def main_output(output: Any, name: str | None = None, who: str = "compress_") ->
     if found is None and name is None:
         found = next((key for key, x in known.items() if x.ndim), None)
     if found is None:
-        has = ", ".join(repr(key) for key in known) or "no tensor of floating point"
-        raise ValueError(
-            f"{who}: the output, a {type(output).__name__}, has no entry {name!r}: it has {has}."
-        )
+        has = ", ".join(repr(key) for key in known) or "no tensor of floating point, not counting nested ones"
+        missing = "" if name is None else f"has no entry {name!r}: it "
+        raise ValueError(f"{who}: the output, a {type(output).__name__}, {missing}has {has}.")
     return found, known[found]
 
 

@@ -76,7 +76,7 @@ def describe_site(module: nn.Module, names: list[str]) -> Site | None:
     norm).
     """
     kind = type(module)
-    if _is_patched(module):
+    if isinstance(module, torch.jit.ScriptModule) or _is_patched(module):
         return None
     if isinstance(module, nn.MultiheadAttention):
         return _attention(module, names) if kind is nn.MultiheadAttention else None
@@ -127,6 +127,8 @@ def _is_transposed(module: nn.Module, weight: Tensor) -> bool:
 
 def why_not(module: nn.Module) -> str | None:
     """Why a module that looks like one to replace has no site; None for all others."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return "is TorchScript: compress the model first" if "weight" in module._parameters else None
     if isinstance(module, _ConvNd) and not (
         isinstance(module, nn.Conv2d) and tuple(module.kernel_size) == (1, 1)
     ):

@@ -94,6 +94,8 @@ class LinearMap:
     __rmul__ = __mul__
 
     def __truediv__(self, scalar: Number) -> LinearMap:
+        if isinstance(scalar, Tensor):  # one of fewer digits is divided by in those of the matrix
+            scalar = scalar.to(torch.promote_types(scalar.dtype, self.dtype))
         return self * (1 / scalar)
 
     def __neg__(self) -> LinearMap:

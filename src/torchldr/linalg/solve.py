@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from ..algebra.multiply import multiply, rmultiply
 from ..core.linear_map import LinearMap, show
@@ -64,7 +65,11 @@ def solve(M: LinearMap, b: Tensor, *, tol: float | None = None, method: str | No
     >>> torch.allclose(torchldr.solve(M, M @ x), x)
     True
     """
+    if getattr(M, "leading", ()):  # a stack, whose systems it solves one by one
+        return M.solve(b, tol=tol, method=method)
     _check(M, b)
+    if tol is not None and not tol >= 0:
+        raise ValueError(f"solve: tol must be 0 or more, got {tol}.")
     n = M.in_features
     rows = b.unsqueeze(0) if b.ndim == 1 else b.mT.reshape(math.prod(b.shape) // max(n, 1), n)
     dtype = torch.promote_types(b.dtype, M.dtype) if M.dtype.is_complex else b.dtype
@@ -90,11 +95,12 @@ def solve_rows(M: LinearMap, b: Tensor, *, tol: float | None = None, method: str
     if bool(unknown.any()):  # as such a system has no solution, the others alone are solved and measured
         known = solve_rows(M, b.masked_fill(unknown, 0), tol=tol, method=method)
         return known.masked_fill(unknown, torch.nan)
-    with torch.no_grad():
+    with torch.no_grad(), forward_ad._set_fwd_grad_enabled(False):
         solver, x = _chosen(M, system, b.detach(), tol, method)
-    if torch.is_grad_enabled() and (b.requires_grad or may_require_grad(M)):
+    forward = forward_ad._current_level >= 0
+    if forward or (torch.is_grad_enabled() and (b.requires_grad or may_require_grad(M))):
         left = b - multiply(system, x)
-        if left.requires_grad:
+        if forward or left.requires_grad:
             return _Implicit.apply(left, x, system, solver, tol)
     return x
 
@@ -108,21 +114,35 @@ class _Implicit(torch.autograd.Function):
         return x.clone()
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dx: Tensor) -> tuple[Tensor | None, ...]:
-        system, solver, tol = ctx.how
-        product, adjoint = products(system, transposed=True)
-        rows = _as_real(dx.conj().resolve_conj(), system)
-        found = certified(product, adjoint, solver, rows, transposed=True, tol=tol or TOLERANCE)
-        if not _is_accepted(solver, found, tol):
-            found = certified_by(system, rows, tol=tol, transposed=True)[1]
-        y = found.x if found.x.is_complex() or not dx.is_complex() else torch.complex(*found.x.chunk(2))
-        return y.conj(), None, None, None, None
+        if torch.is_grad_enabled():  # of x held fixed a second derivative would be wrong
+            raise RuntimeError("solve: a solution is differentiable once, so not with create_graph=True.")
+        return _again(dx.conj().resolve_conj(), *ctx.how, transposed=True).conj(), None, None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, dleft: Tensor, *_: Any) -> Tensor:
+        with torch.no_grad(), forward_ad._set_fwd_grad_enabled(False):
+            return _again(dleft, *ctx.how, transposed=False)
+
+
+def _again(b: Tensor, system: LinearMap, solver: Solver, tol: float | None, *, transposed: bool) -> Tensor:
+    """Solve once more with a system, or its transpose, that a solver has served."""
+    rows = _as_real(b, system)
+    product, adjoint = products(system, transposed=transposed)
+    found = certified(product, adjoint, solver, rows, transposed=transposed, tol=_tolerance(tol))
+    if not _is_accepted(solver, found, tol):
+        found = certified_by(system, rows, tol=tol, transposed=transposed)[1]
+    return _as_complex(found.x, b)
 
 
 def _as_real(b: Tensor, M: LinearMap) -> Tensor:
     """Complex rows for a real matrix as twice as many real ones."""
     return torch.cat((b.real, b.imag)) if b.is_complex() and not M.dtype.is_complex else b
+
+
+def _as_complex(x: Tensor, b: Tensor) -> Tensor:
+    """Solutions of what `_as_real` made of b."""
+    return torch.complex(*x.chunk(2)) if b.is_complex() and not x.is_complex() else x
 
 
 def _chosen(
@@ -140,8 +160,7 @@ def _chosen(
         )
     if found.condition > ILL_CONDITIONED:
         _warn(f"{name} of {n} x {n}", system, solver, found)
-    x = found.x
-    return solver, torch.complex(*x.chunk(2)) if b.is_complex() and not x.is_complex() else x
+    return solver, _as_complex(found.x, b)
 
 
 def _warn(name: str, M: LinearMap, solver: Solver, found: Certified) -> None:
@@ -177,10 +196,14 @@ def certified_by(
         solver = candidate.make()
         if tol is not None and isinstance(solver, IterativeSolver):
             solver.tol = tol
-        found = certified(product, adjoint, solver, b, transposed=transposed, tol=tol or TOLERANCE)
+        found = certified(product, adjoint, solver, b, transposed=transposed, tol=_tolerance(tol))
         if _is_accepted(solver, found, tol) or solver.final:
             break
     return solver, found
+
+
+def _tolerance(tol: float | None) -> float:
+    return TOLERANCE if tol is None else tol
 
 
 def _is_accepted(solver: Solver, found: Certified, tol: float | None) -> bool:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any, Self
 
 import torch
 from torch import Tensor, is_grad_enabled, nn
 from torch.compiler import is_compiling
+from torch.nn.utils import parametrize
 
 from ..core.routes import are_transformed, is_recorded, lacks_memory
 from ..matrices import StructuredMatrix, get_structure
@@ -193,6 +195,13 @@ class StructuredParameters(nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._count_edits()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """By its state, as any module: torch would not ask for that where there are parametrizations."""
+        own_class: Any = type(self).__mro__[parametrize.is_parametrized(self)]
+        made = memo[id(self)] = type(self).__new__(type(self))
+        made.__setstate__(deepcopy(own_class.__getstate__(self), memo))
+        return made
 
 
 def describe(part: StructuredParameters) -> str:

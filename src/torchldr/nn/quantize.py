@@ -99,6 +99,9 @@ def quantize_(
     Returns:
         The model.
 
+    Raises:
+        ValueError: for a weight that is not finite, or computed as by pruning; the model is then as it was.
+
     Examples:
         >>> from torchldr import StructuredLinear
         >>> model = quantize_(StructuredLinear(784, 784, structure="ldr_sd", rank=2))
@@ -109,17 +112,32 @@ def quantize_(
     """
     check_model("quantize_", model)
     todo = [
-        (module, weight)
+        (name, module, weight)
         for name, module in list(model.named_modules())
         if where is None or where(name, module)
         for weight in list(weights_of(module))
     ]
-    for module, weight in todo:
+    for name, module, weight in todo:
+        _check(module, weight.name, f"{name}.{weight.name}".removeprefix("."))
+    for _, module, weight in todo:
         _quantize_weight_(module, weight, training)
     for module in model.modules():
         if isinstance(module, StructuredParameters | StructuredRecurrent):
             module.drop_plan()
     return model
+
+
+def _check(module: nn.Module, name: str, shown: str) -> None:
+    t = getattr(module, name)
+    if name not in module._parameters and name not in _parametrizations(module):
+        raise ValueError(
+            f"quantize_: {shown} is no parameter but computed, as by torch.nn.utils.prune: its `remove`, or "
+            "that of torch.nn.utils.weight_norm, makes it one."
+        )
+    if not t.is_floating_point():
+        raise TypeError(f"quantize_: {shown} is {t.dtype}, not floating point.")
+    if not t.is_meta and not t.isfinite().all():
+        raise ValueError(f"quantize_: {shown} has entries that are not finite.")
 
 
 def _quantize_weight_(module: nn.Module, weight: Weight, training: bool) -> None:
@@ -130,15 +148,16 @@ def _quantize_weight_(module: nn.Module, weight: Weight, training: bool) -> None
             return
         # Of quantisation-aware training the float weights stay, and are rounded below.
         keep = not isinstance(last, RoundedInTraining)
+        # The class that torch made for parametrizations is that of copies too, and would lose the weight.
+        made_class = type(module)
+        module.__class__ = type(made_class.__name__, made_class.__bases__, dict(vars(made_class)))
         parametrize.remove_parametrizations(module, name, leave_parametrized=keep)
-    t = getattr(module, name)
-    if not t.is_floating_point():
-        raise TypeError(f"quantize_: {type(module).__name__}.{name} is {t.dtype}, not floating point.")
     if training:
         made: nn.Module = RoundedInTraining(weight.storage, weight.lead)
     else:
         made = Quantized(weight.storage, weight.lead)
-        t.requires_grad_(False)
+        # Frozen, but not where another module, such as an embedding, has it too.
+        setattr(module, name, nn.Parameter(getattr(module, name).detach(), requires_grad=False))
     parametrize.register_parametrization(module, name, made, unsafe=True)
 
 

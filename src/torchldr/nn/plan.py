@@ -84,9 +84,6 @@ class Plan:
                     return route
         return choose(self.matrix, call, dense=self._dense)
 
-    def __deepcopy__(self, memo: Any) -> None:
-        """Copies of a layer have no plan; torch copies parametrized ones without `__getstate__`."""
-
     def prepared(self) -> list[str]:
         """The names of the routes that have been prepared."""
         return list(self._products)

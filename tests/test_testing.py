@@ -41,6 +41,11 @@ class ReturnsTheWrongShape(torchldr.Dense):
         return super()._matmul(x)[..., :-1] if self.out_features > 1 else super()._matmul(x)
 
 
+class TakesAllForContiguous(torchldr.LowRank):
+    def _rmatmul(self, y):
+        return super()._rmatmul(y.as_strided(y.shape, (y.shape[-1], 1)))
+
+
 class HasTheWrongOperators(torchldr.ToeplitzLike):
     def operators(self):
         A, C = super().operators()
@@ -56,6 +61,7 @@ class HasTheWrongOperators(torchldr.ToeplitzLike):
         (LosesDigits, "the error is"),
         (PreparesSomethingElse, "prepared: the error is"),
         (ReturnsTheWrongShape, r"matmul by own: got \(2,\)"),
+        (TakesAllForContiguous, "rmatmul by own, not contiguous: the error is"),
         (HasTheWrongOperators, "displacement of"),
     ],
 )

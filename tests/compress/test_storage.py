@@ -58,6 +58,33 @@ def test_a_dense_model_takes_layers_and_numbers(saved):
         assert torch.equal(a, b), name
 
 
+def test_a_model_without_memory_is_refused(tmp_path):
+    """Numbers that are copied there are lost, without a word."""
+    plan = torchldr.Structure("low_rank", rank=2)
+    model = nn.Sequential(nn.Linear(40, 40))
+    torchldr.compress_(model, plan)
+    torchldr.save_compressed(model, tmp_path)
+    fresh = nn.Sequential(nn.Linear(40, 40, device="meta"))
+    with pytest.raises(ValueError, match=r"0\.G of the model is on the meta device: call model\.to_empty"):
+        torchldr.load_compressed(fresh, tmp_path)
+    x = torch.randn(2, 40)
+    fresh.to_empty(device="cpu")
+    assert torch.equal(torchldr.load_compressed(fresh, tmp_path)(x), model(x))
+
+
+def test_a_parametrization_that_the_model_lacks_is_named(tmp_path):
+    plan = torchldr.Structure("low_rank", rank=2)
+    model, other = (nn.Sequential(nn.Linear(40, 40)) for _ in range(2))
+    torchldr.compress_(model, plan)
+    torchldr.save_compressed(torchldr.quantize_(model, training=True), tmp_path)
+    with pytest.raises(ValueError, match=r"0\.G of the model is not in the folder, where a parametrization"):
+        torchldr.load_compressed(other, tmp_path)
+    torchldr.compress_(other, plan)
+    x = torch.randn(2, 40)
+    torchldr.load_compressed(torchldr.quantize_(other, training=True), tmp_path)
+    assert torch.equal(other(x), model(x))
+
+
 def test_integers_are_read_again(saved, tmp_path):
     model, x = copy.deepcopy(saved[0]), saved[1]
     torchldr.save_compressed(torchldr.quantize_(model), tmp_path)

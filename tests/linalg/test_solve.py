@@ -444,6 +444,17 @@ def test_the_choice_can_be_asked_and_made():
         M.solve(torch.ones(64, dtype=torch.float64), method="gk")
 
 
+@pytest.mark.parametrize("size", [1e-300, 1e-160, 1e160, 1e300])
+def test_gmres_at_the_ends_of_the_range(size):
+    n = 64
+    M = torchldr.Dense(n, n, weight=torch.eye(n, dtype=torch.float64) * 2) + member("ldr_td", n, 1)
+    b = torch.randn(n, 2, dtype=torch.float64)
+    b[:, 1] = 0
+    x = M.solve(b)
+    torch.testing.assert_close(M.solve(b * size, method="gmres") / size, x, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close((M * size).solve(b, method="gmres") * size, x, rtol=1e-9, atol=1e-9)
+
+
 def test_gmres_serves_what_it_suits_and_says_where_it_does_not():
     n = 1100  # above which it comes before the dense matrix
     M = member("ldr_td", n, 1)

@@ -69,6 +69,16 @@ def test_scipy_multiplies_as_the_dense_matrix_does(name, dtype):
     np.testing.assert_allclose(A.rmatvec(y[:, 0]), D.T @ y[:, 0], **close)
 
 
+def test_scipy_with_reversed_vectors_and_with_bfloat16():
+    """Neither has a tensor or an array of its kind."""
+    M = member("toeplitz_like", 6)
+    x, D = np.arange(6.0), M.to_dense().numpy()
+    np.testing.assert_allclose(M.as_scipy() @ x[::-1], D @ x[::-1])
+    A = M.to(torch.bfloat16).as_scipy()
+    assert A.dtype == np.float32
+    np.testing.assert_allclose(A @ x, D @ x, atol=0.1 * np.abs(D @ x).max())
+
+
 def test_scipy_solvers_take_it():
     from scipy.sparse.linalg import gmres, svds
 

@@ -265,7 +265,12 @@ def _check_state(model: nn.Module, state: dict[str, Tensor]) -> None:
     wanted = model.state_dict(keep_vars=True)
     for key, value in wanted.items():
         if key not in state:
-            raise _misfit(f"{key} of the model is not in the folder")
+            owner, _, leaf = key.rpartition(".")
+            computed = any(other.startswith(f"{owner}.parametrizations.{leaf}.") for other in state)
+            why = ", where a parametrization computes it: the model needs the same one" if computed else ""
+            raise _misfit(f"{key} of the model is not in the folder{why}")
+        if isinstance(value, Tensor) and value.is_meta:
+            raise _misfit(f"{key} of the model is on the meta device: call model.to_empty(device=..) first")
         if isinstance(value, Tensor) and value.shape != state[key].shape:
             shapes = f"{tuple(value.shape)} in the model and {tuple(state[key].shape)} in the folder"
             raise _misfit(f"{key} has shape {shapes}")

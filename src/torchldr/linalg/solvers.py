@@ -126,7 +126,15 @@ class IterativeSolver(Solver):
 
     def solve(self, b: Tensor, *, transposed: bool = False) -> Tensor:
         product = rmultiply if transposed else multiply
-        return gmres(lambda x: product(self.M, x), b, tol=self.tol)[0]
+        # Of ordinary size on both sides: squares of lengths are taken.
+        size = _power_of_two(torch.linalg.vector_norm(b, torch.inf, -1, keepdim=True))
+        norm = _power_of_two(product(self.M, b / size).abs().max())
+        return gmres(lambda x: product(self.M, x) / norm, b / size, tol=self.tol)[0] / norm * size
+
+
+def _power_of_two(size: Tensor) -> Tensor:
+    """The one below, by which to divide exactly; some one for 0 and for what is not finite."""
+    return torch.ldexp(torch.ones_like(size), torch.frexp(size).exponent - 1)
 
 
 class Swapped(Solver):

@@ -120,20 +120,24 @@ def forced(M: StructuredMatrix, call: Call) -> list[Route]:
 
 
 def check_values(M: StructuredMatrix, batch: Sequence[int] = (3,), seed: int = 0) -> None:
-    """Every route, applied and prepared, and the transposed product, against `to_dense` in float64."""
+    """Every route, applied and prepared, and the transposed product, against `to_dense` in float64.
+
+    The vectors lie in memory one after the other, and once more with other numbers between theirs.
+    """
     g = torch.Generator().manual_seed(seed)
     W, size = M.double().to_dense(), M.double().magnitude()
     n = max(M.shape)
     for what, product, transposed in _products(M, math.prod(batch)):
         matrix, bound = (W, size) if transposed else (W.mT, size.mT)
         x = torch.randn(*batch, matrix.shape[0], dtype=torch.float64, generator=g).to(M.device, M.dtype)
-        y = product(x)
-        if y.shape != (*batch, matrix.shape[1]) or y.dtype != M.dtype:
-            raise AssertionError(
-                f"{M!r}.{what}: got {tuple(y.shape)}, {y.dtype} for {tuple(x.shape)}, {x.dtype}."
-            )
-        error = (y.double() - x.double() @ matrix).abs()
-        _bounded(error, x.double().abs() @ bound, M.dtype, n, f"{M!r}.{what}")
+        for given, how in ((x, what), (torch.stack((x, -x), -1)[..., 0], f"{what}, not contiguous")):
+            y = product(given)
+            if y.shape != (*batch, matrix.shape[1]) or y.dtype != M.dtype:
+                raise AssertionError(
+                    f"{M!r}.{how}: got {tuple(y.shape)}, {y.dtype} for {tuple(x.shape)}, {x.dtype}."
+                )
+            error = (y.double() - x.double() @ matrix).abs()
+            _bounded(error, x.double().abs() @ bound, M.dtype, n, f"{M!r}.{how}")
 
 
 def _products(M: StructuredMatrix, batch: int) -> Iterator[tuple[str, Callable[[Tensor], Tensor], bool]]:

@@ -195,6 +195,10 @@ def check_routes(cls: Class, shapes: Shapes = SHAPES, options: Sequence[Mapping[
             for call in calls:
                 reached |= {route.name for route in forced(M, call)}
             reasons |= {row.route: row.why_not for row in M.routes(3, kept=True) if row.why_not}
-    missed = {route.name: reasons[route.name] for route in cls.ROUTES if route.name not in reached}
+    missed = {
+        route.name: reasons.get(route.name, "no member is finite")
+        for route in cls.ROUTES
+        if route.name not in reached
+    }
     if any(reason != ON_A_GPU for reason in missed.values()):
         raise AssertionError(f"{cls.__name__}: no case of the contract forces these routes: {missed}.")

@@ -9,14 +9,16 @@ place of its own where they are others.
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.utils import parametrize
 
 from ..core.checks import check_choices
 from ..core.operator import as_eager
@@ -39,6 +41,13 @@ class PlannedLayer(nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._number = _number(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """As any module, and by `__setstate__` where torch would leave that out: with a parametrization."""
+        state = vars(self) if parametrize.is_parametrized(self) else self.__getstate__()
+        made = memo[id(self)] = type(self).__new__(type(self))
+        made.__setstate__(copy.deepcopy(state, memo))
+        return made
 
     @property
     def plan(self) -> str:

@@ -399,3 +399,13 @@ def test_repr():
     )
     assert "rank=4" in repr(StructuredLinear(784, 512, structure="ldr_sd", rank=4))
     assert repr(torchldr.LowRank.random(3, 4, rank=2)) == "LowRank(3, 4, rank=2, dtype=torch.float32)"
+
+
+@every_class
+@pytest.mark.filterwarnings("error")
+def test_numbers_that_are_not_finite_go_through(cls):
+    layer = StructuredLinear(64, 64, structure=cls, rank=2 if cls.ranked else None).eval()
+    layer.plan = "fast"
+    with torch.no_grad():
+        next(layer.parameters()).view(-1)[0] = torch.inf
+        assert not layer(torch.randn(1, 64)).isfinite().all()

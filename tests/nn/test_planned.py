@@ -9,7 +9,7 @@ import pickle
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import prune
+from torch.nn.utils import parametrizations, parametrize, prune
 from torch.utils._pytree import tree_leaves
 
 from torchldr import StructuredChannels, StructuredGRU, StructuredLinear, StructuredLSTM
@@ -193,3 +193,13 @@ def test_weights_that_are_computed_are_none_of_the_plan(plans):
     assert_close(run(x), layer(x))
     layer.G_orig.mul_(2)
     assert_close(run(x), layer(x))
+
+
+@torch.no_grad()
+def test_a_copy_of_a_parametrized_layer_is_a_layer_of_its_own(plans):
+    layer, x = StructuredLinear(12, 9, structure="toeplitz_like").eval(), torch.randn(3, 12)
+    parametrizations.weight_norm(layer, "G")
+    other = copy.deepcopy(layer)
+    parametrize.remove_parametrizations(other, "G")
+    del layer
+    assert_close(compiled(other)(x), by_definition(other, x))

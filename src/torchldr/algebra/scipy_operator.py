@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 
 from ..core.linear_map import LinearMap
@@ -15,7 +16,8 @@ from .multiply import multiply, rmultiply
 def as_scipy(M: LinearMap) -> Any:
     """A `scipy.sparse.linalg.LinearOperator` that multiplies by M, for SciPy's solvers and eigensolvers.
 
-    Vectors go through the fast products on M's device and in M's precision; nothing is differentiable.
+    Vectors go through the fast products on M's device and in M's precision; nothing is differentiable. In
+    bfloat16 and float16 the results are rounded so, as float32.
 
     Raises:
         ImportError: where SciPy is not installed.
@@ -25,12 +27,15 @@ def as_scipy(M: LinearMap) -> Any:
     except ImportError as error:
         raise ImportError("as_scipy needs SciPy: pip install scipy") from error
 
+    def wide(t: torch.Tensor) -> torch.Tensor:
+        return t.to(torch.promote_types(t.dtype, torch.float32))
+
     @torch.no_grad()
     def through(product: Any, x: Any) -> Any:
         """(n,), (n, 1) or (n, k): products act on the last axis, SciPy's vectors are columns."""
-        columns = torch.as_tensor(x, device=M.device)
+        columns = torch.as_tensor(np.array(x, order="C"), device=M.device)  # torch has no negative strides
         y = product(M, columns) if columns.ndim == 1 else product(M, columns.mT).mT
-        return y.cpu().numpy()
+        return wide(y.cpu()).numpy()
 
     def adjoint(N: LinearMap, y: torch.Tensor) -> torch.Tensor:
         return rmultiply(N, y.conj().resolve_conj()).conj().resolve_conj()
@@ -41,5 +46,5 @@ def as_scipy(M: LinearMap) -> Any:
         rmatvec=lambda y: through(adjoint, y),
         matmat=lambda x: through(multiply, x),
         rmatmat=lambda y: through(adjoint, y),
-        dtype=torch.empty(0, dtype=M.dtype).numpy().dtype,
+        dtype=wide(torch.empty(0, dtype=M.dtype)).numpy().dtype,
     )

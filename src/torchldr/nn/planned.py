@@ -46,7 +46,7 @@ class PlannedLayer(nn.Module):
         """As any module, and by `__setstate__` where torch would leave that out: with a parametrization."""
         state = vars(self) if parametrize.is_parametrized(self) else self.__getstate__()
         made = memo[id(self)] = type(self).__new__(type(self))
-        made.__setstate__(copy.deepcopy(state, memo))  # type: ignore[arg-type]
+        made.__setstate__(copy.deepcopy(state, memo))
         return made
 
     @property

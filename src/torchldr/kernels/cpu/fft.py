@@ -311,6 +311,7 @@ def tables(n: int, dtype: str) -> tuple[np.ndarray, np.ndarray]:
     return parted[0].astype(dtype), parted[1].astype(dtype)
 
 
+@np.errstate(all="ignore")  # numbers that are not finite go through, as in torch
 def spectra(v: np.ndarray, n: int, dtype: str) -> np.ndarray:
     """Spectra of the rows of v (.., at most 2n), computed in float64."""
     padded = np.zeros((*v.shape[:-1], 2 * n))

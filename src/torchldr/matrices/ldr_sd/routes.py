@@ -207,7 +207,7 @@ def _undetermined() -> str | None:
 
 
 def _cuda_pair(M: Any, x: Tensor, transposed: bool, bias: Tensor | None = None) -> Tensor:
-    if torch.is_grad_enabled() and (reason := _undetermined()) is not None:
+    if (reason := _undetermined()) is not None and M.call(x).needs_grad:
         raise RefusedError(reason)
     return cuda_product(M, *_stored(M, transposed), x, bias, RANGE)
 

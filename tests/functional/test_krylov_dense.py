@@ -14,6 +14,7 @@ from torchldr.kernels import cuda
 @pytest.fixture(autouse=True)
 def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     def adjoint(rings: Tensor, K: Tensor, dK: Tensor) -> Tensor:
+        assert dK.data_ptr()  # which tensors of vmap have not
         pull = torch.func.vjp(lambda t: tridiagonal._plain_krylov(t, K.shape[2]), rings)[1]
         return pull(dK)[0]
 
@@ -56,6 +57,28 @@ def test_vmap() -> None:
     rings = some_rings(3).detach()
     assert torch.equal(torch.vmap(dense)(rings), dense(rings))
     assert torch.equal(torch.vmap(dense, 2)(rings.movedim(0, 2)), dense(rings))
+
+
+def test_hooks_may_give_other_strides_back() -> None:
+    rings = some_rings(2)
+    (right,) = torch.autograd.grad(dense(rings).sum(), rings)
+
+    def unpack(t: Tensor) -> Tensor:
+        return t.mT.contiguous().mT
+
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, unpack):
+        W = dense(rings)
+    assert torch.allclose(torch.autograd.grad(W.sum(), rings)[0], right)
+
+
+def test_batches_of_gradients_of_columns() -> None:
+    """Of the Krylov matrices themselves, whose kernels take no tensors of vmap."""
+    rings = some_rings()
+    K = tridiagonal._CudaKrylov.apply(rings, 5)
+    dK = torch.randn(3, *K.shape, dtype=K.dtype)
+    together = torch.autograd.grad(K, rings, dK, is_grads_batched=True, retain_graph=True)[0]
+    for found, one in zip(together, dK, strict=True):
+        assert torch.allclose(found, torch.autograd.grad(K, rings, one, retain_graph=True)[0])
 
 
 def test_gradients_have_the_dtype_of_the_rings() -> None:

@@ -383,7 +383,7 @@ class _CudaKrylov(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dK: Tensor) -> tuple[Tensor | None, ...]:
         rings, K = ctx.saved_tensors
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or not stencil.is_plain(dK):
             return *plain_backward(partial(_plain_krylov, k=ctx.k), (rings,), dK), None
         return cuda.krylov_adjoint(rings, K, dK), None
 

@@ -32,6 +32,21 @@ def test_a_layer_as_a_constant_of_a_transformation(cls, training):
     assert torch.allclose(torch.vmap(lambda a: layer(x) * a)(a[None])[0], y * a, atol=1e-5)
 
 
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.name)
+def test_forward_mode_twice(cls):
+    """Rules of hand-written functions run inside those of levels around them."""
+    M = cls.random(6, 6, rank=2 if cls.ranked else None, dtype=torch.float64)
+    learned = cls.parameter_shapes(6, 6, 2, **M.options)
+    a, x = torch.ones((), dtype=torch.float64), torch.randn(3, 6, dtype=torch.float64)
+
+    def scaled(a):
+        return M.with_tensors({name: t * a if name in learned else t for name, t in M.tensors.items()})
+
+    twice = torch.func.jacfwd(torch.func.jacfwd(lambda a: scaled(a).matmul(x).square().sum()))(a)
+    right = torch.func.hessian(lambda a: (x @ scaled(a).to_dense().mT).square().sum())(a)
+    assert torch.allclose(twice, right)
+
+
 def test_vmap_over_an_ensemble_without_the_guard():
     """The single convolution, forced, under vmap: forward and backward."""
     layers = [StructuredLinear(20, 33, rank=2, product="convolution", dtype=torch.float64) for _ in range(3)]

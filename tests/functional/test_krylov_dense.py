@@ -15,10 +15,10 @@ from torchldr.kernels import cuda
 def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     def adjoint(rings: Tensor, K: Tensor, dK: Tensor) -> Tensor:
         assert dK.data_ptr()  # which tensors of vmap have not
-        pull = torch.func.vjp(lambda t: tridiagonal._plain_krylov(t, K.shape[2]), rings)[1]
+        pull = torch.func.vjp(lambda t: tridiagonal.plain_krylov(t, K.shape[2]), rings)[1]
         return pull(dK)[0]
 
-    monkeypatch.setattr(cuda, "krylov_columns", tridiagonal._plain_krylov)
+    monkeypatch.setattr(cuda, "krylov_columns", tridiagonal.plain_krylov)
     monkeypatch.setattr(cuda, "krylov_adjoint", adjoint)
     monkeypatch.setattr(krylov_dense, "serves", lambda t: True)
 
@@ -103,7 +103,7 @@ def test_powers_that_grow_run_in_float64(monkeypatch: pytest.MonkeyPatch) -> Non
     W = krylov_dense.krylov_dense(given, torch.float32, rough=False)
     right = dense(wide)
     assert not tridiagonal.lost(given, 16)
-    assert tridiagonal.lost(given, 96, [tridiagonal.sizes(tridiagonal._plain_krylov(given, 96))])
+    assert tridiagonal.lost(given, 96, [tridiagonal.sizes(tridiagonal.plain_krylov(given, 96))])
     D = torch.randn(96, 96, generator=g)
     got, exact = torch.autograd.grad(W, given, D)[0], torch.autograd.grad(right, wide, D.double())[0]
     assert (W - right).abs().max() <= 1e-6 * right.abs().max()

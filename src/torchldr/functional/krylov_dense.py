@@ -47,14 +47,8 @@ def _plain(rings: Tensor, dtype: torch.dtype) -> Tensor:
     m = rings.shape[-1]
     lost = tridiagonal.lost(rings, m)
     wide = rings.to(torch.float64 if lost else torch.promote_types(rings.dtype, torch.float32))
-    K = [tridiagonal.krylov_of_ring(*ring, m).flatten(0, 1) for ring in map(_parted, wide.flatten(0, -3))]
-    made = [A.mT @ C for A, C in zip(K[::2], K[1::2], strict=True)]
-    return torch.stack(made).view(*rings.shape[:-3], m, m).to(dtype)
-
-
-def _parted(ring: Tensor) -> tridiagonal.Operator:
-    upper, lower, diagonal = ring[:3]
-    return lower, diagonal, upper, ring[3:]
+    K = tridiagonal.plain_krylov(wide.flatten(0, -3), m).flatten(1, 2)
+    return (K[::2].mT @ K[1::2]).view(*rings.shape[:-3], m, m).to(dtype)
 
 
 def _terms(t: Tensor, rough: bool) -> list[Tensor]:
@@ -93,6 +87,7 @@ class _Dense(torch.autograd.Function):
             _multiply([a.mT for a in A], C, made)
             if seen is None or not tridiagonal.lost(wide, m, [seen.read()]):
                 return made.view(*rings.shape[:-3], m, m).to(dtype), K
+            del K, A, C, made  # others twice as large follow
             wide = wide.double()
 
     @staticmethod

@@ -53,6 +53,21 @@ def test_a_frozen_layer_whose_first_call_is_transformed(cls, plan):
                 torch.testing.assert_close(layer(vectors), vectors @ W.mT + layer.bias)
 
 
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.name)
+def test_forward_mode_twice(cls):
+    """Rules of hand-written functions run inside those of levels around them."""
+    M = cls.random(6, 6, rank=2 if cls.ranked else None, dtype=torch.float64)
+    learned = cls.parameter_shapes(6, 6, 2, **M.options)
+    a, x = torch.ones((), dtype=torch.float64), torch.randn(3, 6, dtype=torch.float64)
+
+    def scaled(a):
+        return M.with_tensors({name: t * a if name in learned else t for name, t in M.tensors.items()})
+
+    twice = torch.func.jacfwd(torch.func.jacfwd(lambda a: scaled(a).matmul(x).square().sum()))(a)
+    right = torch.func.hessian(lambda a: (x @ scaled(a).to_dense().mT).square().sum())(a)
+    assert torch.allclose(twice, right)
+
+
 def test_vmap_over_an_ensemble_without_the_guard():
     """The single convolution, forced, under vmap: forward and backward."""
     layers = [StructuredLinear(20, 33, rank=2, product="convolution", dtype=torch.float64) for _ in range(3)]
@@ -79,12 +94,12 @@ def test_compiles_with_inductor():
         assert torch.allclose(y, right, atol=1e-4)
 
 
-@pytest.mark.parametrize(("name", "n", "m"), [("blast", 20, 33), ("monarch", 101, 99)])
-def test_inductor_computes_blocks_that_are_cut_short(name, n, m):
-    """Of one row: a product of two numbers, which inductor fuses with the crop."""
+@pytest.mark.slow
+def test_inductor_computes_blocks_that_are_cut_short():
+    """Of one row: a product of two numbers, which inductor fuses with the crop. Monarch's are cut alike."""
     torch._dynamo.reset()
-    layer = StructuredLinear(n, m, structure=name, rank=1)
-    x, compiled = torch.randn(1, n), torch.compile(layer, fullgraph=True)
+    layer = StructuredLinear(20, 33, structure="blast", rank=1)
+    x, compiled = torch.randn(1, 20), torch.compile(layer, fullgraph=True)
     found, wanted = compiled(x), layer(x)
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
     gradients = [torch.autograd.grad(y.square().sum(), list(layer.parameters())) for y in (found, wanted)]

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+import torch.utils.checkpoint
 
 import torchldr
 from torchldr import StructuredLinear, testing
@@ -340,6 +341,22 @@ def test_training_is_deterministic_where_that_is_asked_for(product, monkeypatch)
     assert all(map(torch.equal, *steps))
 
 
+def test_more_vectors_than_a_grid_has():
+    M = torchldr.LDRTridiagonal.random(8, 8, 8)
+    found = torchldr.stack([M.to("cuda")] * 8200).dense_in(torch.float32)
+    assert (found.cpu() - M.to_dense()).abs().max() <= 1e-4 * M.to_dense().abs().max()
+
+
+def test_a_checkpoint_of_operators_out_of_range():
+    layer = StructuredLinear(16384, 16384, device="cuda")
+    layer.plan = "fast"
+    with torch.no_grad():
+        layer.subdiagonal_A[5] = 64
+    x = torch.randn(4, 16384, device="cuda", requires_grad=True)
+    torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False).sum().backward()
+    assert torch.isfinite(layer.G.grad).all()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_large_layers_try_pairs(dtype):
     """A step whose operators have left the range takes another route, and pairs again when they are back."""
@@ -365,13 +382,17 @@ def test_large_layers_try_pairs(dtype):
         {"product": "auto", "n": 2000},
         {"product": "exact"},
         {"structure": "ldr_td"},
+        {"structure": "ldr_td", "n": 700},
+        {"structure": "ldr_td", "n": 2100},
+        {"structure": "circulant"},
         {"structure": "toeplitz_like"},
     ],
 )
 def test_a_training_step_is_captured_in_a_graph(kwargs):
     """No host synchronisation in forward or backward."""
     n = kwargs.get("n", 100)
-    layer = StructuredLinear(n, n, rank=2, **{k: v for k, v in kwargs.items() if k != "n"}).cuda()
+    rank = None if kwargs.get("structure") == "circulant" else 2
+    layer = StructuredLinear(n, n, rank=rank, **{k: v for k, v in kwargs.items() if k != "n"}).cuda()
     x, target = torch.randn(8, n, device="cuda"), torch.randn(8, n, device="cuda")
 
     def step():

@@ -39,6 +39,8 @@ class StructuredMatrix(Contract):
     benchmarks and the documentation find it there.
     """
 
+    tries = False  # whether routes are tried before they look; that of the last product served
+
     def __init__(self, out_features: int, in_features: int, **fields: Any) -> None:
         cls = type(self)
         options = cls.check_options({k: v for k, v in fields.items() if not isinstance(v, Tensor)})
@@ -79,7 +81,6 @@ class StructuredMatrix(Contract):
         self.out_features, self.in_features = out_features, in_features
         self.tensors, self.options = dict(tensors), dict(options)
         self.facts: dict[str, Any] = {}  # what routes found out about the values; for one product alone
-        self.tries = False  # whether routes are tried before they look; that of the last product served
         cls = type(self)
         if cls._axes is None:
             shapes = cls.parameter_shapes(out_features, in_features, 1, **options)
@@ -323,20 +324,21 @@ class StructuredMatrix(Contract):
             return run_product(seen, x, self.dtype, bias)
         call = self.call(x, transposed=transposed)
         M, chosen = self, known_at_once(self, call, dense=dense) if route is None else None
+        looked = chosen is None
         if chosen is None:
             M = self.promoted()
             chosen = choose(M, call, only=route, dense=dense)
             self.tries = chosen.tried is not None
-        if chosen.in_own_dtype(call):
-            try:
+        try:
+            if chosen.in_own_dtype(call):
                 return chosen.run(self, x, transposed, bias)
-            except RefusedError:
-                if route is not None:
-                    raise
-                self.tries = False
-                return self.multiply(x, transposed=transposed, dense=dense, bias=bias)
-        M = M if M.dtype.itemsize >= 4 else M.promoted()
-        return run_product(lambda flat: chosen.run(M, flat, transposed), x, self.dtype, bias)
+            M = M if M.dtype.itemsize >= 4 else M.promoted()
+            return run_product(lambda flat: chosen.run(M, flat, transposed), x, self.dtype, bias)
+        except RefusedError:
+            if looked:
+                raise
+        self.tries = False
+        return self.multiply(x, transposed=transposed, dense=dense, bias=bias)
 
     def call(self, x: Tensor, *, transposed: bool = False, kept: bool = False) -> Call:
         """What a product with these vectors asks for; `kept` where this matrix is a constant."""

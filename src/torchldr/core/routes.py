@@ -140,8 +140,13 @@ def choose(M: Matrix, call: Call, *, only: str | None = None, dense: bool | None
 
 
 def known_at_once(M: Matrix, call: Call, *, dense: bool | None = None) -> Route | None:
-    """The cheapest route that serves without a plan, or is tried, where sizes alone tell; else None."""
-    return _first(_kind(M), call, dense, M.tries)
+    """The cheapest route that serves without a plan, or is tried, where sizes alone tell; else None.
+
+    None is tried that a checkpoint would run again: it counts what is saved, and by then it may be known that
+    the route is refused.
+    """
+    tries = M.tries and not (call.needs_grad and _saving_hooks(True))
+    return _first(_kind(M), call, dense, tries)
 
 
 def takes_dense(M: Matrix, call: Call, *, gain: float = 0.0) -> bool:
@@ -219,6 +224,7 @@ def _first(kind: _Kind, call: Call, dense: bool | None, tries: bool) -> Route | 
 
 _KEYS, _count_of_modes = torch._C._TorchDispatchModeKey, torch._C._len_torch_dispatch_stack
 _get_tracing_state = torch._C._get_tracing_state
+_saving_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 are_transformed = torch._C._are_functorch_transforms_active
 _TRACERS = _KEYS.PROXY, _KEYS.FAKE, _KEYS.FUNCTIONAL
 _PLAIN = Tensor, torch.nn.Parameter

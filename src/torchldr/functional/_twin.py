@@ -40,10 +40,12 @@ def plain_jvp(plain: Plain, inputs: Sequence[Tensor], tangents: Sequence[Tensor 
 
     Reverse mode twice, because forward mode cannot be entered again inside a forward-mode rule.
     """
-    output, pullback = torch.func.vjp(plain, *inputs)[:2]
     filled = tuple(torch.zeros_like(x) if t is None else t for x, t in zip(inputs, tangents, strict=True))
-    pushforward = torch.func.vjp(pullback, torch.zeros_like(output))[1]
-    return pushforward(filled)[0]
+    with forward_ad._set_fwd_grad_enabled(True):  # a rule would forget the tangents of levels around it
+        primals = [forward_ad.unpack_dual(x).primal for x in inputs]
+        output, pullback = torch.func.vjp(plain, *primals)[:2]
+        pushforward = torch.func.vjp(pullback, torch.zeros_like(output))[1]
+        return pushforward(filled)[0]
 
 
 def product_vmap(

@@ -8,7 +8,6 @@ some 2^-16.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from functools import cache, partial
 from typing import Any
 
@@ -25,10 +24,8 @@ from .later import Later
 
 def serves(G: Tensor) -> bool:
     """Whether the kernels make the matrices of these start vectors, (.., r, m)."""
-    if not G.is_cuda or torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
-        return False
     (r, m), count = G.shape[-2:], G.shape[:-2].numel()
-    return count * entries(r, m, m) <= MOST and cuda.unavailable() is None
+    return count * entries(r, m, m) <= MOST and cuda.reads(G)
 
 
 def krylov_dense(rings: Tensor, dtype: torch.dtype, *, rough: bool) -> Tensor:
@@ -55,14 +52,8 @@ def _plain(rings: Tensor, dtype: torch.dtype) -> Tensor:
     m = rings.shape[-1]
     lost = tridiagonal.lost(rings, m)
     wide = rings.to(torch.float64 if lost else torch.promote_types(rings.dtype, torch.float32))
-    K = [tridiagonal.krylov_of_ring(*ring, m).flatten(0, 1) for ring in map(_parted, wide.flatten(0, -3))]
-    made = [A.mT @ C for A, C in zip(K[::2], K[1::2], strict=True)]
-    return torch.stack(made).view(*rings.shape[:-3], m, m).to(dtype)
-
-
-def _parted(ring: Tensor) -> tridiagonal.Operator:
-    upper, lower, diagonal = ring[:3]
-    return lower, diagonal, upper, ring[3:]
+    K = tridiagonal.plain_krylov(wide.flatten(0, -3), m).flatten(1, 2)
+    return (K[::2].mT @ K[1::2]).view(*rings.shape[:-3], m, m).to(dtype)
 
 
 def _terms(t: Tensor, rough: bool) -> list[Tensor]:
@@ -71,7 +62,7 @@ def _terms(t: Tensor, rough: bool) -> list[Tensor]:
 
 
 def _multiply(a: list[Tensor], b: list[Tensor], out: Tensor) -> None:
-    """The product of two sums of stacked matrices."""
+    """The product of two sums of stacked matrices. Autocast leaves what is written to `out` alone."""
     kind: Any = {} if a[0].dtype == out.dtype else {"out_dtype": out.dtype}
     torch.bmm(a[0], b[0], **kind, out=out)
     for p, q in [(p, b[0]) for p in a[1:]] + [(a[0], q) for q in b[1:]]:
@@ -101,6 +92,7 @@ class _Dense(torch.autograd.Function):
             _multiply([a.mT for a in A], C, made)
             if seen is None or not tridiagonal.lost(wide, m, [seen.read()]):
                 return made.view(*rings.shape[:-3], m, m).to(dtype), K
+            del K, A, C, made  # others twice as large follow
             wide = wide.double()
 
     @staticmethod
@@ -113,18 +105,18 @@ class _Dense(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, D: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
-        rings, K = ctx.saved_tensors
         if D is None:
             return None, None, None
+        rings, K = ctx.saved_tensors
         if torch.is_grad_enabled() or not stencil.is_plain(D):
             return *plain_backward(partial(_plain, dtype=ctx.dtype), (rings,), D), None, None
+        K = K.contiguous()  # hooks may have given another back
         rough, dK = ctx.rough and K.dtype == torch.float32, torch.empty_like(K)
         (A, C), ((dA,), (dC,)) = _sides(K, rough), _sides(dK, False)
         given = D if rough else D.to(K.dtype)
         terms = _terms(given.reshape(-1, *D.shape[-2:]), rough)
-        with torch.autocast("cuda", enabled=False) if torch.is_autocast_enabled("cuda") else nullcontext():
-            _multiply(C, [d.mT for d in terms], dA)
-            _multiply(A, terms, dC)
+        _multiply(C, [d.mT for d in terms], dA)
+        _multiply(A, terms, dC)
         found = cuda.krylov_adjoint(rings.flatten(0, -3).to(K.dtype), K, dK)
         return found.view_as(rings).to(rings.dtype), None, None
 

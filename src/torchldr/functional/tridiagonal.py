@@ -317,6 +317,7 @@ def krylov_pair(A: Operator, C: Operator, *, shifts: bool = False) -> tuple[Tens
         K = applied(_CudaKrylov, torch.stack((_ring(*A), _ring(*C))), k).unbind()
     if shifts or not lost(A[3], k, [*map(sizes, K)]):
         return K
+    del K  # others twice as large follow
     return krylov_pair(_wide(A), _wide(C))
 
 
@@ -325,7 +326,7 @@ def krylov_matrices(lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, k
     if stencil.serves(lower, diagonal, upper, V):
         return _StencilKrylov.apply(lower, diagonal, upper, V, k)
     if not cuda.serves(k * V.numel(), lower, diagonal, upper, V):
-        return krylov_of_ring(lower, diagonal, upper, V, k)
+        return _krylov_of_ring(lower, diagonal, upper, V, k)
     return applied(_CudaKrylov, _ring(lower, diagonal, upper, V).unsqueeze(0), k).squeeze(0)
 
 
@@ -347,7 +348,7 @@ class _StencilKrylov(torch.autograd.Function):
     def backward(ctx: Any, dK: Tensor) -> tuple[Tensor | None, ...]:
         (lower, diagonal, upper, V), k = ctx.saved_tensors, ctx.k
         if torch.is_grad_enabled() or not stencil.ADJOINT.serves(dK):
-            return *plain_backward(partial(krylov_of_ring, k=k), (lower, diagonal, upper, V), dK), None
+            return *plain_backward(partial(_krylov_of_ring, k=k), (lower, diagonal, upper, V), dK), None
         made = stencil.Stencil(lower, diagonal, upper, V, k)
         made.run(V, k)
         made.gradient(k).copy_(dK)
@@ -355,20 +356,19 @@ class _StencilKrylov(torch.autograd.Function):
         return *made.gradients, None
 
 
-def krylov_of_ring(lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, k: int) -> Tensor:
+def _krylov_of_ring(lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, k: int) -> Tensor:
     """`krylov_matrices` in plain torch."""
     blocks = [X for _, X in _column_blocks(lower, diagonal, upper, V, k)]
     return torch.cat(blocks, 1).permute(2, 1, 0)
 
 
-def _plain_krylov(rings: Tensor, k: int) -> Tensor:
-    """`_CudaKrylov` in plain torch."""
-    made = [krylov_of_ring(ring[1], ring[2], ring[0], ring[3:], k) for ring in rings]
-    return torch.stack(made)
+def plain_krylov(rings: Tensor, k: int) -> Tensor:
+    """Of rings (s, 3 + r, m), the Krylov matrices (s, r, k, m), in plain torch."""
+    return torch.stack([_krylov_of_ring(ring[1], ring[2], ring[0], ring[3:], k) for ring in rings])
 
 
 class _CudaKrylov(torch.autograd.Function):
-    """Of rings (s, 3 + r, m), the Krylov matrices (s, r, k, m)."""
+    """`plain_krylov` by kernels."""
 
     @staticmethod
     def forward(rings: Tensor, k: int) -> Tensor:
@@ -383,13 +383,13 @@ class _CudaKrylov(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dK: Tensor) -> tuple[Tensor | None, ...]:
         rings, K = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            return *plain_backward(partial(_plain_krylov, k=ctx.k), (rings,), dK), None
+        if torch.is_grad_enabled() or not stencil.is_plain(dK):
+            return *plain_backward(partial(plain_krylov, k=ctx.k), (rings,), dK), None
         return cuda.krylov_adjoint(rings, K, dK), None
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Tensor:
-        return plain_jvp(partial(_plain_krylov, k=ctx.k), ctx.saved_tensors[:1], tangents[:1])
+        return plain_jvp(partial(plain_krylov, k=ctx.k), ctx.saved_tensors[:1], tangents[:1])
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int, None], rings: Tensor, k: int) -> tuple[Tensor, int]:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from copy import deepcopy
 from typing import Any, Self
 
 import torch
 from torch import Tensor, is_grad_enabled, nn
 from torch.compiler import is_compiling
-from torch.nn.utils import parametrize
 
 from ..core.routes import are_transformed, is_recorded, lacks_memory
 from ..matrices import StructuredMatrix, get_structure
 from .plan import Plan
 from .snapshot import why_uncounted
-from .tensors import add_axes, count_edits_, lack_values, named_tensors, own_tensors
+from .tensors import add_axes, copied, count_edits_, lack_values, named_tensors, own_tensors
 
 INITS = ("linear", "paper")
 
@@ -196,12 +194,7 @@ class StructuredParameters(nn.Module):
         super().__setstate__(state)
         self._count_edits()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """By its state, as any module: torch would not ask for that where there are parametrizations."""
-        own_class: Any = type(self).__mro__[parametrize.is_parametrized(self)]
-        made = memo[id(self)] = type(self).__new__(type(self))
-        made.__setstate__(deepcopy(own_class.__getstate__(self), memo))
-        return made
+    __deepcopy__ = copied
 
 
 def describe(part: StructuredParameters) -> str:

@@ -9,22 +9,21 @@ place of its own where they are others.
 
 from __future__ import annotations
 
-import copy
 import itertools
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.utils import parametrize
 
 from ..core.checks import check_choices
 from ..core.operator import as_eager
 from ..core.products import autocasts
 from .parameters import StructuredParameters
 from .plan import PLANS
+from .tensors import copied
 
 _LAYERS: WeakValueDictionary[int, PlannedLayer] = WeakValueDictionary()
 _numbers = itertools.count()
@@ -42,12 +41,7 @@ class PlannedLayer(nn.Module):
         super().__setstate__(state)
         self._number = _number(self)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """As any module, and by `__setstate__` where torch would leave that out: with a parametrization."""
-        state = vars(self) if parametrize.is_parametrized(self) else self.__getstate__()
-        made = memo[id(self)] = type(self).__new__(type(self))
-        made.__setstate__(copy.deepcopy(state, memo))
-        return made
+    __deepcopy__ = copied
 
     @property
     def plan(self) -> str:

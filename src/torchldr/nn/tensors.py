@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from copy import deepcopy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.fx import Proxy
+from torch.nn.utils import parametrize
 from torch.nn.utils.prune import BasePruningMethod
 from torch.utils import swap_tensors
 
@@ -42,6 +44,14 @@ def add_axes(model: nn.Module, state: dict[str, Any], prefix: str = "") -> None:
                 t = state.get(name)
                 if isinstance(t, Tensor) and p.shape[lead:] == (1,) and t.shape == p.shape[:lead]:
                     state[name] = t.unsqueeze(-1)
+
+
+def copied(layer: nn.Module, memo: dict[int, Any]) -> Any:
+    """`copy.deepcopy` by a layer's state: torch does not ask for that where there are parametrizations."""
+    own_class: Any = type(layer).__mro__[parametrize.is_parametrized(layer)]
+    made = memo[id(layer)] = type(layer).__new__(type(layer))
+    made.__setstate__(deepcopy(own_class.__getstate__(layer), memo))
+    return made
 
 
 def counts_edits(t: Tensor) -> bool:

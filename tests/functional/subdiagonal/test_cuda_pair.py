@@ -296,6 +296,16 @@ def test_operators_are_looked_at_on_the_way(operators: str) -> None:
 
 
 @pytest.mark.usefixtures("kernels")
+def test_determinism_matters_where_gradients_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    M, x = member(64, 2), torch.randn(3, 64)
+    y = M.matmul(x, route="cuda_pair")
+    assert (y - x @ M.to_dense().mT).abs().max() <= 1e-5 * y.abs().max()
+    with pytest.raises(ValueError, match="deterministic algorithms"):
+        trained(M).matmul(x, route="cuda_pair")
+
+
+@pytest.mark.usefixtures("kernels")
 def test_rows_do_not_meet() -> None:
     K, x = cuda_pair.prepare(*sides(member(64, 2))), torch.randn(4, 64)
     alone = cuda_pair.matmul(K, x)

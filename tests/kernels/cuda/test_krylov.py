@@ -68,7 +68,7 @@ def nothing_cached() -> Iterator[None]:
     ("m", "k", "r", "dtype"),
     [
         (1, 2, 2, torch.float32),
-        (5, 40, 2, torch.float64),
+        (5, 40, 2, torch.float64),  # in two launches
         (36, 75, 2, torch.float32),  # groups of one chunk
         (150, 150, 1, torch.float64),  # groups of two, the last of one and a part
         (150, 160, 2, torch.float64),
@@ -77,8 +77,8 @@ def nothing_cached() -> Iterator[None]:
         (33, 20, 1, torch.float32),
         (100, 36, 2, torch.float32),
         (132, 20, 1, torch.float64),
-        (1030, 3, 1, torch.float32),  # more places than threads in the chain
-        (2050, 2, 1, torch.float32),  # eight places a thread in the chain
+        (1030, 3, 1, torch.float32),  # chunks of 8 steps
+        (2050, 2, 1, torch.float32),  # and of 4
     ],
 )
 def test_columns_and_their_gradients(
@@ -102,6 +102,8 @@ def test_columns_and_their_gradients(
     monkeypatch.setattr(cuda_krylov, "_launch", launch)
     monkeypatch.setattr(cuda_krylov, "LEAP", 16)
     monkeypatch.setattr(cuda_krylov, "GROUPED", 4)
+    if m == 5:
+        monkeypatch.setattr(cuda_krylov, "VECTORS", r)  # one operator at a time
     if m in (68, 129):
         monkeypatch.setattr(cuda_krylov, "IN_REGISTERS", 64)
     s = 2 if m < 9 else 1

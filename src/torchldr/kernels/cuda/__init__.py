@@ -21,6 +21,7 @@ __all__ = [
     "contracts",
     "krylov_adjoint",
     "krylov_columns",
+    "reads",
     "serves",
     "unavailable",
 ]
@@ -43,12 +44,17 @@ extern "C" __global__ void contract(const C* a, const C* g, C* out, int r, int f
 """
 
 
+def reads(t: Tensor) -> bool:
+    """Whether kernels may read a tensor: on a GPU, with memory, and no tracer would miss what they do."""
+    if not t.is_cuda or torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
+        return False
+    return type(t).__torch_dispatch__ is Tensor.__torch_dispatch__ and unavailable() is None
+
+
 def serves(entries: int, *tensors: Tensor) -> bool:
     """Whether the stencil kernels take these tensors, and Krylov matrices of so many entries can be held."""
     first = tensors[0]
-    if not first.is_cuda or torch.compiler.is_compiling() or unavailable():
-        return False
-    if first.dtype not in (torch.float32, torch.float64):
+    if not reads(first) or first.dtype not in (torch.float32, torch.float64):
         return False
     same = all(t.dtype == first.dtype and t.device == first.device for t in tensors)
     return same and entries <= krylov.MOST
@@ -56,9 +62,7 @@ def serves(entries: int, *tensors: Tensor) -> bool:
 
 def contracts(a: Tensor) -> bool:
     """Whether `contract` takes these spectra: plain ones on a GPU, not a tracer's or vmap's."""
-    if not a.is_cuda or a.ndim != 3 or a.dtype != torch.complex64:
-        return False
-    if torch.compiler.is_compiling() or unavailable():
+    if a.ndim != 3 or a.dtype != torch.complex64 or not reads(a):
         return False
     try:
         return a.data_ptr() != 0 or a.numel() == 0

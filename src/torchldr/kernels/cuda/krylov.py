@@ -34,6 +34,7 @@ from . import nvrtc
 PER = 4  # places of a thread of `chain`
 IN_REGISTERS = 4096  # places: beyond, a band does not fit in those of a block
 MOST = 1 << 30  # entries of all Krylov matrices, which are held
+VECTORS = 65535  # of a launch: the second axis of a grid
 LEAP = 128  # steps of a group
 GROUPED = 128  # chunks: more are chained in groups
 _ENTRY, _LEAP = 8e-12, 5e-6  # seconds of an entry and of a leap on an H200
@@ -409,13 +410,14 @@ def krylov_columns(rings: Tensor, k: int) -> Tensor:
         Shape (s, r, k, m): column j is a row of it.
     """
     s, r, m = rings.shape[0], rings.shape[1] - 3, rings.shape[2]
+    if s * r > VECTORS:
+        return torch.cat([krylov_columns(some, k) for some in rings.split(VECTORS // r)])
     rings, K = rings.contiguous().resolve_neg(), rings.new_empty(s, r, k, m)
     if K.numel() == 0:
         return K
     L, cut = chunk_length(K.dtype, m), _Cut.of(K.dtype, m, k)
     K[:, :, 0] = rings[:, 3:]
-    if cut.groups > 1:
-        _leap(rings, K, cut.groups, k * m, cut.size * L * m, steps=cut.size * L)
+    _leap(rings, K, cut.groups, k * m, cut.size * L * m, steps=cut.size * L)
     if cut.size > 1:
         B, step = _bands(rings, transposed=False), (k * m, L * m)
         _launch("chain", K, (s * r, cut.groups), [B, K, 0, K, m, r, *cut[:2], 0, 0, *step, *step, 0])
@@ -427,6 +429,9 @@ def krylov_columns(rings: Tensor, k: int) -> Tensor:
 def krylov_adjoint(rings: Tensor, K: Tensor, dK: Tensor) -> Tensor:
     """The gradient of `krylov_columns` in the rings."""
     s, r, k, m = K.shape
+    if s * r > VECTORS:
+        some = zip(*(t.split(VECTORS // r) for t in (rings, K, dK)), strict=True)
+        return torch.cat([krylov_adjoint(*tensors) for tensors in some])
     rings, K, dK = (t.contiguous().resolve_neg() for t in (rings, K, dK))
     if K.numel() == 0:
         return torch.zeros_like(rings)
@@ -459,6 +464,8 @@ def _leap(
     They stand `step` entries apart in x, from the last to the first where that is negative, and those of the
     next start vector `vector` entries further.
     """
+    if count == 1:
+        return
     s, r, m = x.shape[0], x.shape[1], x.shape[-1]
     apart = step * x.element_size()
     first = x.data_ptr() + (apart * (1 - count) if step < 0 else 0)

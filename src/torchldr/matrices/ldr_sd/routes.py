@@ -206,13 +206,9 @@ def _undetermined() -> str | None:
 
 
 def _cuda_pair(M: Any, x: Tensor, transposed: bool, bias: Tensor | None = None) -> Tensor:
-    A, C = _stored(M, transposed)
-    reason = (
-        _undetermined() if torch.is_grad_enabled() and (A[0].requires_grad or C[0].requires_grad) else None
-    )
-    if reason is not None:
+    if (reason := _undetermined()) is not None and M.call(x).needs_grad:
         raise RefusedError(reason)
-    return cuda_product(M, A, C, x, bias, RANGE)
+    return cuda_product(M, *_stored(M, transposed), x, bias, RANGE)
 
 
 def _prepare_cuda_pair(M: Any) -> Product:

@@ -55,9 +55,19 @@ def _spectra(columns: Tensor) -> Tensor:
     return torch.fft.rfft(_wide(columns)).permute(2, 1, 0)
 
 
+def _back(spectra: Tensor, size: int, count: int) -> Tensor:
+    """The first so many entries of rows with these spectra, (b, p, f), times the size.
+
+    To divide by that is one more pass over all rows: the spectra that these come from are divided.
+    """
+    return torch.fft.irfft(spectra, size, norm="forward").flatten(-2)[:, :count]
+
+
 def _transformed(x: Tensor, size: int) -> Tensor:
     """Of rows (b, n) the spectra of their blocks, (b, q, f)."""
-    return torch.fft.rfft(pad(_wide(x), (0, -x.shape[-1] % size)).unflatten(-1, (-1, size)))
+    short = -x.shape[-1] % size
+    wide = _wide(x)
+    return torch.fft.rfft((pad(wide, (0, short)) if short else wide).unflatten(-1, (-1, size)))
 
 
 def _between(X: Tensor, S: Tensor) -> Tensor:
@@ -76,10 +86,10 @@ def _parts(x: Tensor, m: int) -> Iterator[slice]:
 class _Product(torch.autograd.Function):
     @staticmethod
     def forward(columns: Tensor, x: Tensor, m: int, dtype: torch.dtype) -> Tensor:
-        S, y = _spectra(columns), torch.empty(len(x), m, dtype=dtype, device=x.device)
+        size, y = columns.shape[-1], torch.empty(len(x), m, dtype=dtype, device=x.device)
+        S = _spectra(columns) / size
         for rows in _parts(x, m):
-            found = _between(_transformed(x[rows], columns.shape[-1]), S)
-            y[rows] = torch.fft.irfft(found, columns.shape[-1]).flatten(-2)[:, :m]
+            y[rows] = _back(_between(_transformed(x[rows], size), S), size, m)
         return y
 
     @staticmethod
@@ -102,14 +112,14 @@ def _gradients(
     columns: Tensor, x: Tensor, dy: Tensor, of_columns: bool, of_x: bool
 ) -> tuple[Tensor | None, Tensor | None]:
     size, n = columns.shape[-1], x.shape[-1]
-    back = conjugate(_spectra(columns)).mT if of_x else None
+    back = conjugate(_spectra(columns) / size).mT if of_x else None
     dS, dx = None, torch.empty_like(x) if of_x else None
     for rows in _parts(x, dy.shape[-1]):
         U = _transformed(dy[rows], size)
         if dx is not None and back is not None:
-            dx[rows] = torch.fft.irfft(_between(U, back), size).flatten(-2)[:, :n]
+            dx[rows] = _back(_between(U, back), size, n)
         if of_columns:
-            X = conjugate(_transformed(x[rows], size))
+            X = _transformed(x[rows], size).conj()
             if columns.shape[:2] == (1, 1):
                 found = (X * U).sum(0).view(-1, 1, 1)
             else:

@@ -71,7 +71,7 @@ def rows_route(grid: Callable[[Any], tuple[int, int, int]], seconds: Callable[[A
         return untraced(call)
 
     def cost(M: Any, call: Call) -> float:
-        return costs.started(call, 15) + costs.backward(call, seconds(M, call._replace(needs_grad=False)))
+        return costs.started(call, 30) + costs.backward(call, seconds(M, call._replace(needs_grad=False)))
 
     def apply(M: Any, x: Tensor, transposed: bool, bias: Tensor | None = None) -> Tensor:
         M = M.T if transposed else M

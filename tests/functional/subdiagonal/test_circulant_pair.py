@@ -68,10 +68,14 @@ def test_a_plan_serves_vmap_and_autograd():
     assert torch.allclose(x.grad, layer.weight.sum(0).expand_as(x))
 
 
-def test_a_plan_is_made_inside_vmap():
+def test_a_plan_serves_inside_vmap():
+    """Which makes none itself: what is computed there belongs to it."""
     layer = StructuredLinear(60, 60, product="convolution", dtype=torch.float64).requires_grad_(False).eval()
     layer.route = "circulant_pair"
     x = torch.randn(3, 60, dtype=torch.float64)
+    with pytest.raises(ValueError, match="for matrices that are kept"):
+        torch.vmap(layer)(x)
+    layer(x)
     assert torch.allclose(torch.vmap(layer)(x), x @ layer.matrix().to_dense().mT + layer.bias)
 
 

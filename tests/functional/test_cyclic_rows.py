@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -52,8 +54,8 @@ def test_narrow_numbers_keep_their_dtype(rows: int) -> None:
     "options", [{"structure": "circulant"}, {"structure": "block_circulant", "block_size": 8}]
 )
 @pytest.mark.parametrize("autocast", [False, True])
-def test_layers_take_the_route(options: dict[str, object], autocast: bool) -> None:
-    layer, x = StructuredLinear(24, 16, **options), torch.randn(2, 3, 24)  # type: ignore[arg-type]
+def test_layers_take_the_route(options: dict[str, Any], autocast: bool) -> None:
+    layer, x = StructuredLinear(24, 16, **options), torch.randn(2, 3, 24)
     found = []
     for route in ("rows", "fft"):
         layer.route = route

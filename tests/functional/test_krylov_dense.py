@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 import torchldr
+from torchldr import testing
 from torchldr.functional import krylov_dense, tridiagonal
 from torchldr.kernels import cuda
 
@@ -44,6 +45,21 @@ def test_it_is_the_matrix(m: int, rank: int, count: int, normalize: bool) -> Non
     M = torchldr.stack(made) if count else made[0]
     assert M.dense_in(torch.float64).shape == M.shape
     assert torch.allclose(M.dense_in(torch.float64), M.to_dense(), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("regime", testing.REGIMES)
+def test_every_regime(regime: str) -> None:
+    """In float32, values and gradients, against the definition in float64."""
+    M = testing.member(torchldr.LDRTridiagonal, 48, 48, 2, regime=regime)
+    wide = M.double()
+    both = [{name: t.clone().requires_grad_() for name, t in of.tensors.items()} for of in (M, wide)]
+    made, exact = (of.with_tensors(tensors) for of, tensors in zip((M, wide), both, strict=True))
+    W, right, D = made.dense_in(torch.float32), exact.to_dense(), some_rings(rank=45, m=48)[0].detach()
+    bound = testing.tolerance(torch.float32, 48)
+    assert ((W - right).abs() <= bound * wide.magnitude()).all()
+    got = torch.autograd.grad(W, both[0].values(), D.float())
+    for a, b in zip(got, torch.autograd.grad(right, both[1].values(), D), strict=True):
+        assert (a - b).abs().max() <= bound * (b.abs().max() + wide.magnitude().max() * D.abs().max())
 
 
 @pytest.mark.parametrize("leading", [(), (2,)])

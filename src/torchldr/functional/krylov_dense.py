@@ -57,7 +57,7 @@ def _plain(rings: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _terms(t: Tensor, rough: bool) -> list[Tensor]:
-    """What to multiply for t: itself, or bfloat16 numbers whose sum it is, to 16 digits."""
+    """What to multiply for t: itself, or bfloat16 numbers whose sum it is, to 16 binary digits."""
     return [t] if not rough or t.dtype == torch.bfloat16 else list(halves.split(t.float()))
 
 

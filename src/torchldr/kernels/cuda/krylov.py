@@ -326,22 +326,18 @@ def chunk_length(dtype: torch.dtype, m: int) -> int:
     return min(longest, 1 << (m.bit_length() - 1))  # not beyond the ring
 
 
-def settings(dtype: torch.dtype, m: int, steps: int | None = None) -> dict[str, object]:
-    """The definitions that a source is compiled with, for chunks of so many `steps`."""
+@cache
+def source(dtype: torch.dtype, m: int, steps: int | None = None) -> str:
+    """The kernels for chunks, or those for groups of so many `steps`."""
     L, together = steps or chunk_length(dtype, m), 16 // dtype.itemsize
-    return {
+    known = {
         "T": "float" if dtype == torch.float32 else "double",
         "L": L,
         "PACKED": int(m % together == 0 and L % together == 0),
         "PER": PER,
         "THREADS": _chain_threads(m),
     }
-
-
-@cache
-def source(dtype: torch.dtype, m: int, steps: int | None = None) -> str:
-    """The kernels for chunks, or those for groups of so many `steps`."""
-    head = "".join(f"#define {key} {value}\n" for key, value in settings(dtype, m, steps).items())
+    head = "".join(f"#define {key} {value}\n" for key, value in known.items())
     if steps:
         return head + _BANDS + _LEAPS
     return head + _BANDS + (_CHAIN if m <= IN_REGISTERS else "") + _COLUMNS

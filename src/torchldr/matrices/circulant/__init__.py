@@ -71,7 +71,9 @@ def rows_route(grid: Callable[[Any], tuple[int, int, int]], seconds: Callable[[A
         return untraced(call)
 
     def cost(M: Any, call: Call) -> float:
-        return costs.started(call, 30) + costs.backward(call, seconds(M, call._replace(needs_grad=False)))
+        between = costs.copies(call, call.batch * max(M.shape), 0, 3 if call.dtype.itemsize >= 4 else 9)
+        once = seconds(M, call._replace(needs_grad=False))
+        return costs.started(call, 30) + between + costs.backward(call, once)
 
     def apply(M: Any, x: Tensor, transposed: bool, bias: Tensor | None = None) -> Tensor:
         M = M.T if transposed else M

@@ -118,8 +118,9 @@ def compiled_ffts(call: Call, count: float, length: int, operations: float) -> f
 
 
 def copies(call: Call, entries: float, forward: float, trained: float) -> float:
-    """`passes` of a product by FFTs, of which autograd on a GPU makes many more than its formula has."""
-    return passes(call, entries, trained if call.needs_grad and call.device == "cuda" else forward)
+    """`passes` of a product by FFTs, whose gradient on a GPU reads and writes more than operations tell."""
+    more = trained - forward if call.needs_grad and call.device == "cuda" else 0
+    return passes(call, entries, forward) + passes(call._replace(captured=True), entries, more)
 
 
 def gemm(call: Call, rows: float, m: int, n: int) -> float:

@@ -15,11 +15,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fft import irfft, rfft
 from torch.nn.functional import pad
 
 from . import stencil
 from ._twin import applied, plain_backward
-from .fft import conjugate
+from .fft import leading
 
 ENTRIES = 1 << 24  # of rows that are transformed together
 
@@ -36,61 +37,79 @@ def product(columns: Tensor, x: Tensor, m: int, dtype: torch.dtype) -> Tensor:
     Returns:
         Shape (b, m).
     """
-    y: Tensor = applied(_Product, columns if columns.ndim == 3 else columns[None, None], x, m, dtype)
+    y: Tensor = applied(_Product, columns, x, m, dtype)
     return y
 
 
 def _plain(columns: Tensor, x: Tensor, m: int, dtype: torch.dtype) -> Tensor:
-    size = columns.shape[-1]
-    found = _between(_transformed(x, size), _spectra(columns))
-    return torch.fft.irfft(found, size).flatten(-2)[:, :m].to(dtype)
+    size, S = columns.shape[-1], _spectra(columns)
+    return _back(_between(_transformed(x, S, size), S), size, m).to(dtype)
+
+
+def _as(t: Tensor, dtype: torch.dtype) -> Tensor:
+    """`t.to(dtype)`, without asking torch where it has that dtype."""
+    return t if t.dtype is dtype else t.to(dtype)
 
 
 def _wide(t: Tensor) -> Tensor:
-    return t.to(torch.promote_types(t.dtype, torch.float32))
+    return t if t.dtype.itemsize >= 4 else t.float()
 
 
 def _spectra(columns: Tensor) -> Tensor:
-    """(f, q, p)."""
-    return torch.fft.rfft(_wide(columns)).permute(2, 1, 0)
+    """Of one block (f,), of a grid (f, q, p); divided by the size, which `_back` leaves out."""
+    S = rfft(_wide(columns), norm="forward")
+    return S if S.ndim == 1 else S.permute(2, 1, 0)
 
 
-def _back(spectra: Tensor, size: int, count: int) -> Tensor:
-    """The first so many entries of rows with these spectra, (b, p, f), times the size.
-
-    To divide by that is one more pass over all rows: the spectra that these come from are divided.
-    """
-    return torch.fft.irfft(spectra, size, norm="forward").flatten(-2)[:, :count]
-
-
-def _transformed(x: Tensor, size: int) -> Tensor:
-    """Of rows (b, n) the spectra of their blocks, (b, q, f)."""
+def _transformed(x: Tensor, S: Tensor, size: int) -> Tensor:
+    """The spectra of rows (b, n): (b, f) for one block, (b, q, f) for a grid."""
+    x = _wide(x)
+    if S.ndim == 1:
+        return rfft(x, size)
     short = -x.shape[-1] % size
-    wide = _wide(x)
-    return torch.fft.rfft((pad(wide, (0, short)) if short else wide).unflatten(-1, (-1, size)))
+    return rfft((pad(x, (0, short)) if short else x).unflatten(-1, (-1, size)))
 
 
 def _between(X: Tensor, S: Tensor) -> Tensor:
-    """(b, q, f) by matrices (f, q, p) to (b, p, f)."""
-    if S.shape[1:] == (1, 1):
-        return X * S.view(-1)
-    return torch.bmm(X.permute(2, 0, 1), S).permute(1, 2, 0)
+    """(b, f) times (f,), or (b, q, f) by matrices (f, q, p) to (b, p, f)."""
+    return X * S if S.ndim == 1 else torch.bmm(X.permute(2, 0, 1), S).permute(1, 2, 0)
 
 
-def _parts(x: Tensor, m: int) -> Iterator[slice]:
-    """Rows that are transformed together, at least one."""
-    step = max(1, ENTRIES // max(m, x.shape[-1]))
-    return (slice(first, first + step) for first in range(0, len(x), step))
+def _back(spectra: Tensor, size: int, count: int) -> Tensor:
+    """The first so many entries of rows with these spectra, times the size: one pass over all rows less."""
+    y = irfft(spectra, size, norm="forward")
+    y = y if y.ndim == 2 else y.flatten(-2)
+    return y if y.shape[-1] == count else y[:, :count]
+
+
+def _parts(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """The tensors, some rows at a time."""
+    b, step = tensors[0].shape[0], max(1, ENTRIES // max(t.shape[-1] for t in tensors))
+    if 0 < b <= step:
+        yield tensors  # as they are: a view takes as long to make as a kernel to start
+    else:
+        for first in range(0, b, step):
+            yield tuple(t[first : first + step] for t in tensors)
+
+
+def _joined(parts: Iterator[Tensor], rows: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+    """The parts, one below the other, for as many rows as these; in a dtype."""
+    part, b = next(parts, None), rows.shape[0]
+    if part is not None and part.shape[0] == b:
+        return _as(leading(part, count), dtype)
+    y, first = rows.new_empty(b, count, dtype=dtype), 0
+    while part is not None:
+        y[first : first + len(part)] = part
+        first, part = first + len(part), next(parts, None)
+    return y
 
 
 class _Product(torch.autograd.Function):
     @staticmethod
     def forward(columns: Tensor, x: Tensor, m: int, dtype: torch.dtype) -> Tensor:
-        size, y = columns.shape[-1], torch.empty(len(x), m, dtype=dtype, device=x.device)
-        S = _spectra(columns) / size
-        for rows in _parts(x, m):
-            y[rows] = _back(_between(_transformed(x[rows], size), S), size, m)
-        return y
+        size, S = columns.shape[-1], _spectra(columns)
+        parts = (_back(_between(_transformed(some, S, size), S), size, m) for (some,) in _parts(x))
+        return _joined(parts, x, m, dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -111,22 +130,29 @@ class _Product(torch.autograd.Function):
 def _gradients(
     columns: Tensor, x: Tensor, dy: Tensor, of_columns: bool, of_x: bool
 ) -> tuple[Tensor | None, Tensor | None]:
-    size, n = columns.shape[-1], x.shape[-1]
-    back = conjugate(_spectra(columns) / size).mT if of_x else None
-    dS, dx = None, torch.empty_like(x) if of_x else None
-    for rows in _parts(x, dy.shape[-1]):
-        U = _transformed(dy[rows], size)
-        if dx is not None and back is not None:
-            dx[rows] = _back(_between(U, back), size, n)
-        if of_columns:
-            X = _transformed(x[rows], size).conj()
-            if columns.shape[:2] == (1, 1):
-                found = (X * U).sum(0).view(-1, 1, 1)
-            else:
-                found = torch.bmm(X.permute(2, 1, 0), U.permute(2, 0, 1))
-            dS = found if dS is None else dS + found
+    size, n, S = columns.shape[-1], x.shape[-1], torch.conj_physical(_spectra(columns))
+    one, dS = S.ndim == 1, None
+
+    def spectra() -> Iterator[Tensor]:
+        """Those of dy, by parts, each after its share in the gradient of the columns."""
+        nonlocal dS
+        for some, given in _parts(dy, x):
+            U = _transformed(some, S, size)
+            if of_columns:
+                X = _transformed(given, S, size).conj_physical_()
+                found = (X * U).sum(0) if one else torch.bmm(X.permute(2, 1, 0), U.permute(2, 0, 1))
+                dS = found if dS is None else dS + found
+            yield U
+
+    dx = None
+    if of_x:
+        back = S if one else S.mT
+        dx = _joined((_back(_between(U, back), size, n) for U in spectra()), x, n, x.dtype)
+    else:
+        for _ in spectra():
+            pass
     if not of_columns:
         return None, dx
     if dS is None:  # no rows
         return torch.zeros_like(columns), dx
-    return torch.fft.irfft(dS.permute(2, 1, 0), size).to(columns.dtype), dx
+    return _as(irfft(dS if one else dS.permute(2, 1, 0), size), columns.dtype), dx

@@ -24,7 +24,7 @@ from ...functional.ring import ring
 
 def _fft_seconds(M: Any, call: Call) -> float:
     size = max(M.shape)
-    seconds = 2 * costs.ffts(call, call.batch, size) + costs.copies(call, call.batch * size, 2, 10)
+    seconds = 2 * costs.ffts(call, call.batch, size) + costs.copies(call, call.batch * size, 2, 12)
     return costs.backward(call, seconds if call.kept else seconds + costs.ffts(call, 1, size))
 
 
@@ -73,7 +73,7 @@ def rows_route(grid: Callable[[Any], tuple[int, int, int]], seconds: Callable[[A
     def cost(M: Any, call: Call) -> float:
         between = costs.copies(call, call.batch * max(M.shape), 0, 3 if call.dtype.itemsize >= 4 else 9)
         once = seconds(M, call._replace(needs_grad=False))
-        return costs.started(call, 30) + between + costs.backward(call, once)
+        return costs.started(call, 26) + between + costs.backward(call, once)
 
     def apply(M: Any, x: Tensor, transposed: bool, bias: Tensor | None = None) -> Tensor:
         M = M.T if transposed else M
@@ -81,10 +81,10 @@ def rows_route(grid: Callable[[Any], tuple[int, int, int]], seconds: Callable[[A
         if autocasts(device) and M.dtype != torch.float64:
             dtype = torch.get_autocast_dtype(device)
         with without_autocast(device):
-            rows = x.reshape(-1, x.shape[-1])
+            rows = x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
             y = cyclic_rows.product(M.tensors["column"], rows, M.out_features, dtype)
             y = y if bias is None else (y + bias).to(dtype)
-        return y.reshape(*x.shape[:-1], M.out_features)
+        return y if x.ndim == 2 else y.reshape(*x.shape[:-1], M.out_features)
 
     return Route("rows", reason, cost, apply, any_dtype=True, by_sizes=True)
 

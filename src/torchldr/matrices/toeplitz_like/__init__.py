@@ -45,7 +45,7 @@ def _fft_seconds(M: Any, call: Call) -> float:
 def _dense_seconds(M: Any, call: Call) -> float:
     m, n = M.shape
     doublings = min(m, n).bit_length()
-    passes = 6 if call.device == "cuda" else 2 * doublings
+    passes = 4 if call.device == "cuda" else 2 * doublings
     seconds = costs.backward(call, costs.gemm(call, M.rank, m, n) + costs.passes(call, m * n, passes))
     # Views, which in training are within what is counted for autograd.
     return seconds + costs.started(call, 0 if call.needs_grad or call.device == "cuda" else 3 * doublings)

@@ -70,9 +70,7 @@ def test_a_broken_class_fails(broken, message):
         testing.check_structure(broken, SHAPES)
 
 
-@pytest.mark.parametrize(
-    "cls", [torchldr.LowRank, torchldr.ToeplitzLike, torchldr.ACDC, torchldr.LDRSubdiagonal]
-)
+@pytest.mark.parametrize("cls", [torchldr.LowRank, torchldr.ToeplitzLike, torchldr.ACDC])
 def test_a_sound_class_passes(cls):
     testing.check_structure(cls, SHAPES)
 

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from ..kernels import cuda
-from ..kernels.cuda import halves
-from ..kernels.cuda.krylov import MOST, entries
+from ..kernels.cuda import halves, krylov
 from . import stencil, tridiagonal
 from ._twin import applied, plain_backward, plain_jvp
 from .later import Later
@@ -25,7 +24,7 @@ from .later import Later
 def serves(G: Tensor) -> bool:
     """Whether the kernels make the matrices of these start vectors, (.., r, m)."""
     (r, m), count = G.shape[-2:], G.shape[:-2].numel()
-    return count * entries(r, m, m) <= MOST and cuda.reads(G)
+    return cuda.reads(G) and count * krylov.entries(r, m, m) <= krylov.most()
 
 
 def krylov_dense(rings: Tensor, dtype: torch.dtype, *, rough: bool) -> Tensor:

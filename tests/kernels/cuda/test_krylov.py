@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterator
 from itertools import zip_longest
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -126,3 +127,12 @@ def test_columns_and_their_gradients(
     bound = 20 * k * torch.finfo(dtype).eps
     assert (K - want).abs().max() <= bound * want.abs().max()
     assert ((got - exact).abs().amax(-1) <= 10 * bound * exact.abs().amax(-1).clamp(min=1)).all()
+
+
+@pytest.mark.parametrize(("gigabytes", "most"), [(139, cuda_krylov.MOST), (8, 1 << 27)])
+def test_small_devices_hold_fewer_entries(gigabytes: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    properties = SimpleNamespace(total_memory=gigabytes << 30)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    assert cuda_krylov.most.__wrapped__() == most

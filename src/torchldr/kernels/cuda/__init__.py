@@ -57,7 +57,7 @@ def serves(entries: int, *tensors: Tensor) -> bool:
     if not reads(first) or first.dtype not in (torch.float32, torch.float64):
         return False
     same = all(t.dtype == first.dtype and t.device == first.device for t in tensors)
-    return same and entries <= krylov.MOST
+    return same and entries <= krylov.most()
 
 
 def contracts(a: Tensor) -> bool:

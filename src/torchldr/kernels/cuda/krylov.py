@@ -33,7 +33,7 @@ from . import nvrtc
 
 PER = 4  # places of a thread of `chain`
 IN_REGISTERS = 4096  # places: beyond, a band does not fit in those of a block
-MOST = 1 << 30  # entries of all Krylov matrices, which are held
+MOST, BYTES = 1 << 30, 64  # entries of Krylov matrices that are held at most, and memory for one
 VECTORS = 65535  # of a launch: the second axis of a grid
 LEAP = 128  # steps of a group
 GROUPED = 128  # chunks: more are chained in groups
@@ -387,6 +387,15 @@ class _Cut(NamedTuple):
         chunks = -(-k // L)
         size = 1 if m > IN_REGISTERS else LEAP // L if chunks > GROUPED else chunks
         return cls(chunks, size, -(-chunks // size))
+
+
+@cache
+def most() -> int:
+    """Entries of all Krylov matrices that are held: as many as this device has memory to train with."""
+    if not torch.cuda.is_available():
+        return MOST
+    device = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return int(min(MOST, device.total_memory // BYTES))
 
 
 def seconds(r: int, m: int, n: int) -> float:

@@ -243,7 +243,7 @@ def _stencil_why_not(M: Any, call: Call) -> str | None:
 def _stencil_cost(M: Any, call: Call) -> float:
     on, (m, n), r = costs.machine(call), M.shape, M.rank
     count = krylov.entries(r, m, n)
-    plain = call.traced or (count > krylov.MOST if call.device == "cuda" else compiled.why_not())
+    plain = call.traced or (count > krylov.most() if call.device == "cuda" else compiled.why_not())
     columns = krylov.seconds(r, m, n) if call.device == "cuda" else count * on.stencil
     seconds = (40 if plain else 1) * columns + count * on.multiply * call.batch
     seconds *= costs.wide(call) * call.matrices

@@ -25,7 +25,9 @@ _LIKELY = 4  # the oversampling that most operators need
 
 def _by_kernels(M: Any, call: Call) -> bool:
     """Whether a GPU makes both Krylov matrices by kernels, to multiply by them."""
-    return call.device == "cuda" and krylov.entries(M.rank, *M.shape) <= krylov.MOST and not call.traced
+    if call.device != "cuda" or call.traced:
+        return False
+    return krylov.entries(M.rank, *M.shape) <= krylov.most()
 
 
 def _krylov_seconds(M: Any, call: Call, operations: int, rows: int, products: int) -> float:

@@ -36,7 +36,7 @@ def corner_sign(m: int, n: int) -> int:
 def _fft_seconds(M: Any, call: Call) -> float:
     (m, n), r, b = M.shape, M.rank, call.batch
     seconds = sum(costs.ffts(call, b * (1 + r), size) for size in (m, n))
-    seconds += sum(costs.copies(call, b * r * size, 3, 7) for size in (m, n))
+    seconds += sum(costs.copies(call, b * r * size, 3, 9) for size in (m, n))
     if not call.kept:
         seconds += sum(costs.ffts(call, r, size) for size in (m, n)) + costs.started(call, 10)
     return costs.backward(call, seconds)

@@ -38,7 +38,7 @@ def _dense_seconds(M: Any, call: Call) -> float:
     m, n = M.shape
     _, (v, _) = grid(m, n, M.options["blocks"])
     seconds = costs.gemm(call, M.rank, m, n) + costs.passes(call, m * n) + costs.passes(call, M.rank * m * v)
-    return costs.backward(call, seconds + costs.started(call, 4))  # views
+    return costs.backward(call, seconds + costs.started(call, 5))  # views
 
 
 class Blast(StructuredMatrix, name="blast"):

@@ -22,7 +22,7 @@ def _seconds(M: Any, call: Call) -> float:
 
 
 def _product_seconds(M: Any, call: Call) -> float:
-    return costs.backward(call, costs.gemm(call, M.rank, *M.shape))
+    return costs.backward(call, costs.gemm(call, M.rank, *M.shape) + costs.started(call))
 
 
 class LowRankFit:

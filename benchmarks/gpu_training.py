@@ -173,7 +173,7 @@ def main() -> None:
     for n, batch in sizes:
         for mode in MODES if n < 16384 else ("bfloat16",):
             names = [name for name in arguments.classes if name != "ldr_td" or n <= 4096]
-            repeats = 3 if arguments.quick else 9 if n < 4096 else 5  # small ones wait for the host
+            repeats = 3 if arguments.quick else 25 if n < 4096 else 7  # small ones wait for the host
             for row in cell(n, batch, mode, names, repeats, arguments.captured):
                 rows.append(row)
                 shown = {

@@ -71,6 +71,14 @@ def test_layers_take_the_route(options: dict[str, Any], autocast: bool) -> None:
         )
 
 
+def test_parts_are_as_long_as_the_blocks_allow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However few entries a row has: its transform has those of its blocks."""
+    monkeypatch.setattr(cyclic_rows, "ENTRIES", 64)
+    for columns, step in ((some(32), 2), (some(4, 1, 8), 2), (some(1, 2, 8), 4)):
+        parts = [len(part) for (part,) in cyclic_rows._parts(columns, some(5, 3))]
+        assert parts == [step] * (5 // step) + [5 % step]
+
+
 def test_what_is_kept_is_the_input() -> None:
     """No spectrum of all rows."""
     M, x = Circulant.random(64, 64), torch.randn(100, 64)

@@ -30,6 +30,11 @@ def applied(function: Any, *inputs: Any) -> Any:
     return super(Function, function).apply(*inputs)
 
 
+def converted(t: Tensor, dtype: torch.dtype) -> Tensor:
+    """`t.to(dtype)`, without asking torch where it has that dtype."""
+    return t if t.dtype is dtype else t.to(dtype)
+
+
 def plain_backward(plain: Plain, inputs: Sequence[Tensor], grad: Tensor) -> tuple[Tensor, ...]:
     """The gradients by way of the twin, themselves differentiable."""
     return torch.func.vjp(plain, *inputs)[1](grad)

@@ -19,7 +19,7 @@ from torch.fft import irfft, rfft
 from torch.nn.functional import pad
 
 from . import stencil
-from ._twin import applied, plain_backward
+from ._twin import applied, converted, plain_backward
 from .fft import leading
 
 ENTRIES = 1 << 24  # of rows that are transformed together
@@ -44,11 +44,6 @@ def product(columns: Tensor, x: Tensor, m: int, dtype: torch.dtype) -> Tensor:
 def _plain(columns: Tensor, x: Tensor, m: int, dtype: torch.dtype) -> Tensor:
     size, S = columns.shape[-1], _spectra(columns)
     return _back(_between(_transformed(x, S, size), S), size, m).to(dtype)
-
-
-def _as(t: Tensor, dtype: torch.dtype) -> Tensor:
-    """`t.to(dtype)`, without asking torch where it has that dtype."""
-    return t if t.dtype is dtype else t.to(dtype)
 
 
 def _wide(t: Tensor) -> Tensor:
@@ -82,9 +77,10 @@ def _back(spectra: Tensor, size: int, count: int) -> Tensor:
     return y if y.shape[-1] == count else y[:, :count]
 
 
-def _parts(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+def _parts(columns: Tensor, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """The tensors, some rows at a time."""
-    b, step = tensors[0].shape[0], max(1, ENTRIES // max(t.shape[-1] for t in tensors))
+    b, width = tensors[0].shape[0], max(columns.shape[:-1], default=1) * columns.shape[-1]
+    step = max(1, ENTRIES // width)
     if 0 < b <= step:
         yield tensors  # as they are: a view takes as long to make as a kernel to start
     else:
@@ -96,7 +92,7 @@ def _joined(parts: Iterator[Tensor], rows: Tensor, count: int, dtype: torch.dtyp
     """The parts, one below the other, for as many rows as these; in a dtype."""
     part, b = next(parts, None), rows.shape[0]
     if part is not None and part.shape[0] == b:
-        return _as(leading(part, count), dtype)
+        return converted(leading(part, count), dtype)
     y, first = rows.new_empty(b, count, dtype=dtype), 0
     while part is not None:
         y[first : first + len(part)] = part
@@ -108,7 +104,7 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(columns: Tensor, x: Tensor, m: int, dtype: torch.dtype) -> Tensor:
         size, S = columns.shape[-1], _spectra(columns)
-        parts = (_back(_between(_transformed(some, S, size), S), size, m) for (some,) in _parts(x))
+        parts = (_back(_between(_transformed(some, S, size), S), size, m) for (some,) in _parts(columns, x))
         return _joined(parts, x, m, dtype)
 
     @staticmethod
@@ -136,7 +132,7 @@ def _gradients(
     def spectra() -> Iterator[Tensor]:
         """Those of dy, by parts, each after its share in the gradient of the columns."""
         nonlocal dS
-        for some, given in _parts(dy, x):
+        for some, given in _parts(columns, dy, x):
             U = _transformed(some, S, size)
             if of_columns:
                 X = _transformed(given, S, size).conj_physical_()
@@ -155,4 +151,4 @@ def _gradients(
         return None, dx
     if dS is None:  # no rows
         return torch.zeros_like(columns), dx
-    return _as(irfft(dS if one else dS.permute(2, 1, 0), size), columns.dtype), dx
+    return converted(irfft(dS if one else dS.permute(2, 1, 0), size), columns.dtype), dx

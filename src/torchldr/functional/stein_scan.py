@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..kernels.cuda.numbers import NAMES
 from . import scan, stencil
-from ._twin import applied, plain_backward, plain_jvp
+from ._twin import applied, converted, plain_backward, plain_jvp
 from .doubling import shifted_sum
 from .scan import Operators
 
@@ -124,11 +124,6 @@ def _in_front(info: Any, in_dims: Sequence[int | None], inputs: Sequence[Any]) -
     ]
 
 
-def _as(t: Tensor, dtype: torch.dtype) -> Tensor:
-    """`t.to(dtype)`, without asking torch where it has that dtype."""
-    return t if t.dtype is dtype else t.to(dtype)
-
-
 class _Stein(torch.autograd.Function):
     """Of G, H, the corner and subdiagonal of A, those of C, and the dtype of the result."""
 
@@ -156,8 +151,8 @@ class _Stein(torch.autograd.Function):
             dE = scan.stein_scan_adjoint(of, D, G.dtype)
         device, dtype = D.device.type, D.dtype
         with torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext():
-            dG = _as(_as(H, dtype) @ dE.mT, G.dtype) if wanted[0] else None
-            dH = _as(_as(G, dtype) @ dE, H.dtype) if wanted[1] else None
+            dG = converted(converted(H, dtype) @ dE.mT, G.dtype) if wanted[0] else None
+            dH = converted(converted(G, dtype) @ dE, H.dtype) if wanted[1] else None
         return dG, dH, *found, None
 
     @staticmethod

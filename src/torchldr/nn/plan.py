@@ -11,7 +11,17 @@ from torch import Tensor, addmm, is_autocast_enabled, is_grad_enabled, mm
 
 from ..core.dense_route import DenseProduct, TypedProduct
 from ..core.products import Product, allows_tf32, check_input, run_product, without_autocast
-from ..core.routes import Call, Route, are_transformed, choose, costs_of, lacks_memory, why_not
+from ..core.routes import (
+    Call,
+    Route,
+    are_transformed,
+    choose,
+    costs_of,
+    is_captured,
+    lacks_memory,
+    takes_dense,
+    why_not,
+)
 from ..matrices import StructuredMatrix
 from .snapshot import Snapshot
 
@@ -54,6 +64,8 @@ class Plan:
         self._dense, self._only, self._tuned = PLANS[choice], only, tuned or {}
         self._routes: dict[Call, Route] = {}
         self._products: dict[str, Any] = {}
+        self._weight: Tensor | None = None
+        self._by_dense: dict[tuple[int, float, bool], bool] = {}
         self._taken: dict[tuple[Any, ...], Callable[[Tensor, Tensor | None], Tensor]] = {}
 
     def computed(self, call: Call) -> Call:
@@ -90,10 +102,19 @@ class Plan:
 
     def weight(self) -> Tensor:
         """The dense matrix, which is kept like any other product."""
-        call = Call(device=self.matrix.device.type, kept=True)
-        product = self._product(choose(self.matrix, call, dense=True))
-        assert isinstance(product, DenseProduct)
-        return product.weight
+        if self._weight is None:
+            product = self._product(choose(self.matrix, Call(device=self.kind, kept=True), dense=True))
+            assert isinstance(product, DenseProduct)
+            self._weight = product.weight
+        return self._weight
+
+    def takes_dense(self, batch: int, gain: float) -> bool:
+        """Whether so many vectors are multiplied by it, or would be for `gain` seconds more."""
+        asked = batch, gain, is_captured(self.kind)
+        if asked not in self._by_dense:
+            call = Call(batch, self.kind, self.dtype, kept=True, captured=asked[2])
+            self._by_dense[asked] = takes_dense(self.matrix, call, gain=gain)
+        return self._by_dense[asked]
 
     def _product(self, route: Route) -> Any:
         if route.name not in self._products:

@@ -60,16 +60,15 @@ class MatrixStack(StructuredParameters):
         """
         if torch.compiler.is_compiling():
             return self.structure.ROUTES[0].holds_dense or math.prod(self.matrix().shape) <= _SMALL
-        plan = self._kept_plan()
-        matrix = self.matrix() if plan is None else plan.matrix
-        tensors = [*matrix.tensors.values()]
-        needs_grad = plan is None and torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-        captured = is_captured(self.device.type)
-        traced = plan is None and (captured or is_traced(*tensors))
-        call = Call(
-            batch, self.device.type, matrix.dtype, needs_grad, plan is not None, traced, captured=captured
-        )
-        return takes_dense(matrix if plan is not None else matrix.promoted(), call, gain=gain)
+        if (plan := self._kept_plan()) is not None:
+            return plan.takes_dense(batch, gain)
+        matrix = self.matrix()
+        tensors, device = [*matrix.tensors.values()], matrix.device.type
+        needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+        captured = is_captured(device)
+        traced = captured or is_traced(*tensors)
+        call = Call(batch, device, matrix.dtype, needs_grad, traced=traced, captured=captured)
+        return takes_dense(matrix.promoted(), call, gain=gain)
 
     @property
     def device(self) -> torch.device:

@@ -117,9 +117,9 @@ def read_files(located: Located, checksums: Mapping[str, str], *, verify: bool) 
 def _parse(file: OfficialFile, stream: IO[bytes], where: str, expected: str | None) -> Array:
     if expected is None:
         return file.read(cast(BinaryIO, stream), where, file.shape)
-    hashing = _HashingReader(stream, algorithm(expected))
-    array = file.read(cast(BinaryIO, io.BufferedReader(hashing, 1 << 20)), where, file.shape)
-    _compare(where, expected, hashing.hexdigest())
+    hashing = _Hashing(stream, algorithm(expected))
+    array = file.read(cast(BinaryIO, hashing), where, file.shape)
+    _compare(where, expected, hashing.digest.hexdigest())
     return array
 
 
@@ -162,7 +162,7 @@ def _members(container: Path) -> Iterator[tuple[str, IO[bytes]]]:
                 if member.compress_type not in _ZIPPED:  # the others give all that they hold at one reading
                     raise zipfile.BadZipFile(f"{member.filename} is not deflated")
                 with archive.open(member) as packed:
-                    yield member.filename, packed
+                    yield member.filename, io.BufferedReader(cast(io.RawIOBase, packed), 1 << 20)
     else:
         # "r|*" reads forward only: a compressed tar is decompressed once however many files it has.
         with tarfile.open(container, "r|*", tarinfo=_Header) as tar:
@@ -181,21 +181,18 @@ class _Header(tarfile.TarInfo):
         return super()._proc_member(tar)  # type: ignore[misc]
 
 
-class _HashingReader(io.RawIOBase):
-    """A raw stream that hashes all that is read through it."""
+class _Hashing:
+    """A stream that hashes all that is read through it."""
 
     def __init__(self, stream: IO[bytes], kind: str) -> None:
-        self._stream = stream
-        self._digest = hashlib.new(kind, usedforsecurity=False)
+        self._stream, self.digest = stream, hashlib.new(kind, usedforsecurity=False)
 
-    def readable(self) -> bool:
-        return True
+    def read(self, size: int) -> bytes:
+        return self._hashed(self._stream.read(size))
 
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        data = self._stream.read(len(buffer))
-        buffer[: len(data)] = data
-        self._digest.update(data)
-        return len(data)
+    def readline(self, size: int) -> bytes:
+        return self._hashed(self._stream.readline(size))
 
-    def hexdigest(self) -> str:
-        return self._digest.hexdigest()
+    def _hashed(self, data: bytes) -> bytes:
+        self.digest.update(data)
+        return data

@@ -28,7 +28,7 @@ from ..trainer.checkpoint import CheckpointFile, Claim
 from ..trainer.library import Library
 from ..trainer.parallel import Backend, Done, OutOfTimeError, Task, Update, Work
 from ..trainer.progress import Tell
-from ..trainer.selection import Best
+from ..trainer.selection import Best, peak
 from ..trainer.sweep import Report, sweep
 from .fleet import LanguageFleet
 from .text import Masks, Text
@@ -112,16 +112,15 @@ class FleetTraining:
 
     def _result(self, index: int) -> dict[str, Any]:
         run, protocol = self.runs[index], self.fleet.protocol
-        curves = {name: [row[index] for row in rows] for name, rows in self.history.items()}
-        metrics = {name: [perplexity(loss) for loss in curves[name]] for name in _METRICS[:3]}
-        metrics["rate"] = curves["rate"]
-        told = [(value, e) for e, value in enumerate(metrics["validation"]) if value is not None]
-        best = None
-        if told:
-            value, e = min(told)
-            scores = {name: metrics[name][e] or math.inf for name in ("test", "train")}
-            best = Best(0, protocol.lrs[0], 0, e, value, **scores).__dict__
-        lost = next((e for e, value in enumerate(metrics["validation"]) if value is None), None)
+        metrics = {name: [[row[index]] for row in rows] for name, rows in self.history.items()}
+        metrics |= {name: [[perplexity(loss)] for (loss,) in metrics[name]] for name in _METRICS[:3]}
+        best, found = None, peak(metrics["validation"], [0], least=True)
+        if found is not None:
+            scores = {
+                name: metrics[name][found[0]][0] or math.inf for name in ("validation", "test", "train")
+            }
+            best = Best(0, protocol.lrs[0], 0, found[0], **scores).__dict__
+        lost = next((e for e, (value,) in enumerate(metrics["validation"]) if value is None), None)
         size = protocol.hidden
         model = 2 * self.fleet.text.words * size + self.fleet.text.words + 4 * size * (size + 2)
         structured = count_parameters(run.structure, size, run.rank, fixed=bool(run.fixed))
@@ -132,7 +131,7 @@ class FleetTraining:
             "mean": None,
             "diverged": [lost],
             "notes": {"all parameters": model + structured, "trained together": self.together},
-            "metrics": {name: [[value] for value in values] for name, values in metrics.items()},
+            "metrics": metrics,
         }
 
 

@@ -240,6 +240,7 @@ class SideBySide(Backend):
 
     def _begin(self) -> None:
         """Take up the first of what waits."""
+        self._epochs = iter(())  # which lets go of the fleets before
         tasks = self._waiting.pop(next(iter(self._waiting)))
         self._trainings, masks = begin([task.run for task in tasks], self._library, tasks[0].results)
         for one in self._trainings:

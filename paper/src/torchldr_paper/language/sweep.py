@@ -219,9 +219,7 @@ class SideBySide(Backend):
         self._say, self._checkpoint_seconds = say, checkpoint_seconds
         self._waiting: dict[object, list[Task]] = {}  # by what can be trained together
         self._futures: dict[str, Future[Done]] = {}
-        self._trainings: list[FleetTraining] = []
-        self._epochs: Iterator[list[FleetTraining]] = iter(())
-        self._length = 0.0  # of the last epoch
+        self._epochs: Iterator[None] = iter(())
 
     def submit(self, work: Work, task: Task, library: Library, update: Update) -> Future[Done]:
         self._library, run = library, task.run
@@ -231,49 +229,45 @@ class SideBySide(Backend):
 
     def poll(self, update: Update) -> None:
         try:
-            if not self._trainings and self._waiting:
-                self._begin()
-            if self._trainings:
-                self._train_epoch()
+            next(self._epochs)
+        except StopIteration:
+            self._epochs = self._train()
         except Exception as error:
-            self._give_up(error)
+            for future in self._futures.values():
+                future.set_exception(error)
+            self._futures.clear()
+            self._waiting.clear()
 
-    def _begin(self) -> None:
-        """Take up the first of what waits."""
-        self._epochs = iter(())  # which lets go of the fleets before
-        tasks = self._waiting.pop(next(iter(self._waiting)))
-        self._trainings, masks = begin([task.run for task in tasks], self._library, tasks[0].results)
-        for one in self._trainings:
+    def _train(self) -> Iterator[None]:
+        while self._waiting:
+            yield from self._train_group(self._waiting.pop(next(iter(self._waiting))))
+
+    def _train_group(self, tasks: Sequence[Task]) -> Iterator[None]:
+        trainings, masks = begin([task.run for task in tasks], self._library, tasks[0].results)
+        for one in trainings:
             self._say(f"{one.label}: {'goes on after epoch' if one.epoch else 'epoch'} {one.epoch}")
-        self._epochs = train_together(self._trainings, masks, self._checkpoint_seconds)
-        self._length = 0.0
-
-    def _train_epoch(self) -> None:
-        begun = time.monotonic()
-        if begun + _SLACK * self._length >= self._deadline:
-            for one in self._trainings:
-                one.save()
-            self._say(f"stopped after {begun - self._begun:.0f} s, with a checkpoint")
-            self._give_up(OutOfTimeError())
-            return
-        active = next(self._epochs, [])
-        self._length = time.monotonic() - begun
-        if active:
-            done, epochs = active[0].epoch, active[0].fleet.protocol.epochs
-            left = self._length * (epochs - done)
-            told = f"epoch {done} of {epochs}, {self._length:.1f} s, about {left:.0f} s left"
-            self._say(f"{told}, validation: {describe(active)}")
-        for one in [one for one in self._trainings if one.finished]:
-            self._trainings.remove(one)
-            for record in one.records():
-                last = record.run is one.runs[-1]
-                self._futures.pop(record.hash).set_result(Done(record, checkpoint=one.key if last else None))
-
-    def _give_up(self, why: Exception) -> None:
-        for future in self._futures.values():
-            future.set_exception(why)
-        for left in (self._futures, self._trainings, self._waiting):
-            left.clear()
+        length, epochs = 0.0, train_together(trainings, masks, self._checkpoint_seconds)
+        while trainings:
+            begun = time.monotonic()
+            if begun + _SLACK * length >= self._deadline:
+                for one in trainings:
+                    one.save()
+                self._say(f"stopped after {begun - self._begun:.0f} s, with a checkpoint")
+                raise OutOfTimeError
+            if active := next(epochs, []):
+                length, done, total = (
+                    time.monotonic() - begun,
+                    active[0].epoch,
+                    active[0].fleet.protocol.epochs,
+                )
+                told = f"epoch {done} of {total}, {length:.1f} s, about {length * (total - done):.0f} s left"
+                self._say(f"{told}, validation: {describe(active)}")
+            for one in [one for one in trainings if one.finished]:
+                trainings.remove(one)
+                for record in one.records():
+                    key = one.key if record.run is one.runs[-1] else None
+                    self._futures.pop(record.hash).set_result(Done(record, checkpoint=key))
+            yield
 
 
 def train_language(task: Task, library: Library, tell: Tell) -> Done:

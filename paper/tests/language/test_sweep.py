@@ -13,8 +13,8 @@ import torch
 from typer.testing import CliRunner
 
 from torchldr.cli import command_line
-from torchldr_paper import Ledger, Run, get_table, table_rows
-from torchldr_paper.language import LanguageProtocol, sweep_language
+from torchldr_paper import Ledger, Library, Run, get_table, sweep, table_rows
+from torchldr_paper.language import LanguageProtocol, sweep_language, train_language
 from torchldr_paper.language.weights import count_parameters
 from torchldr_paper.tables import values
 from torchldr_paper.trainer.checkpoint import Claim
@@ -144,6 +144,23 @@ def test_classes_trained_apart_are_the_same(folder: Path, tmp_path: Path) -> Non
         assert result["parameters"] == other["parameters"]
         for name, rows in result["metrics"].items():  # type: ignore[attr-defined]
             assert np.asarray(rows) == pytest.approx(np.asarray(other["metrics"][name]), rel=1e-3)  # type: ignore[index]
+
+
+def test_one_that_is_trained_by_itself_is_the_same(folder: Path, tmp_path: Path) -> None:
+    """As processes and Ray train it; where classes are alone the numbers are, too."""
+    apart, together = Ledger(tmp_path / "a", published=False), Ledger(tmp_path / "b", published=False)
+    run = runs()[0]
+    report = sweep([run], apart, Library(CPU, folder), work=train_language)
+    sweep_language([run], together, CPU, folder)
+    assert report.finished == [run]
+    assert results(apart) == results(together)
+
+
+def test_one_that_fails_is_listed(folder: Path, tmp_path: Path) -> None:
+    wrong = Run("wikitext2", "lstm", "circulant", protocol=SMALL)
+    report = sweep_language([wrong], Ledger(tmp_path, published=False), CPU, folder)
+    assert "unknown structure 'circulant'" in report.failed[wrong.label]
+    assert not (tmp_path / ".checkpoints").exists()
 
 
 def test_the_papers_budgets() -> None:

@@ -1,7 +1,7 @@
 """Many runs: those that the ledger lacks, resumed where they were interrupted.
 
-Several processes may sweep over one ledger: each claims the runs that it trains, see `claims`. Workers train
-and tell; whoever calls `sweep` alone writes.
+Several processes may sweep over one ledger: each claims the runs that it trains, see `checkpoint`. Workers
+train and tell; whoever calls `sweep` alone writes.
 """
 
 from __future__ import annotations

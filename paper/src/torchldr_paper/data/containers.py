@@ -12,8 +12,9 @@ import hashlib
 import io
 import tarfile
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path, PurePosixPath
 from typing import IO, BinaryIO, Self, cast
 
@@ -23,14 +24,7 @@ from torchldr_paper.data.registry import OfficialFile, Spec, algorithm, file_dig
 ARCHIVE_SUFFIXES = (".zip", ".tar", ".tar.gz", ".tgz")
 _ZIPPED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _EXTENSION = 1 << 20  # bytes that a long name or another extension of a tar header may have
-_EXTENSIONS = (
-    tarfile.GNUTYPE_LONGNAME,
-    tarfile.GNUTYPE_LONGLINK,
-    tarfile.GNUTYPE_SPARSE,
-    tarfile.SOLARIS_XHDTYPE,
-    tarfile.XGLTYPE,
-    tarfile.XHDTYPE,
-)
+_EXTENSIONS = (*tarfile.GNU_TYPES, tarfile.SOLARIS_XHDTYPE, tarfile.XGLTYPE, tarfile.XHDTYPE)
 
 
 @dataclass(frozen=True)
@@ -59,27 +53,21 @@ def locate(spec: Spec, root: Path) -> Located:
     archive counts as holding every file that does not lie beside it.
     """
     folders = [root / folder for folder in spec.folders]
-    archives = [
-        folder / (stem + suffix)
-        for folder in folders
-        for stem in spec.archives
-        for suffix in ARCHIVE_SUFFIXES
-    ]
-    archive = next((path for path in archives if path.is_file()), None)
+    archive = _first_of(folders, spec.archives, ARCHIVE_SUFFIXES)
     found, missing = [], []
     for file in spec.files:
-        loose = (
-            folder / (name + suffix)
-            for folder in folders
-            for name in (file.name, *file.aliases)
-            for suffix in ("", ".gz")
-        )
-        path = next((path for path in loose if path.is_file()), archive)
+        path = _first_of(folders, (file.name, *file.aliases), ("", ".gz")) or archive
         if path is None:
             missing.append(file)
         else:
             found.append((file, path))
     return Located(root, tuple(found), tuple(missing))
+
+
+def _first_of(folders: Sequence[Path], names: Sequence[str], suffixes: Sequence[str]) -> Path | None:
+    """The first file that is there, by folder, then by name, then by suffix."""
+    paths = (folder / (name + suffix) for folder, name, suffix in product(folders, names, suffixes))
+    return next((path for path in paths if path.is_file()), None)
 
 
 def read_files(located: Located, checksums: Mapping[str, str], *, verify: bool) -> list[Array]:

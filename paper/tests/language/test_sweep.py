@@ -13,8 +13,8 @@ import torch
 from typer.testing import CliRunner
 
 from torchldr.cli import command_line
-from torchldr_paper import Ledger, Run, get_table, table_rows
-from torchldr_paper.language import LanguageProtocol, sweep_language
+from torchldr_paper import Ledger, Library, Run, get_table, sweep, table_rows
+from torchldr_paper.language import LanguageProtocol, sweep_language, train_language
 from torchldr_paper.language.weights import count_parameters
 from torchldr_paper.tables import values
 from torchldr_paper.trainer.checkpoint import Claim
@@ -113,15 +113,17 @@ def test_an_interrupted_sweep_goes_on_as_if_nothing_had_happened(
     assert results(parts) == results(whole)
 
 
-def test_what_another_process_trains_is_left_to_it(folder: Path, tmp_path: Path) -> None:
-    protocol, told = dataclasses.replace(SMALL, epochs=1), list[str]()
+def test_what_another_process_trains_is_left_to_it(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    protocol = dataclasses.replace(SMALL, epochs=1)
     first, second = runs(protocol)[:2]
     ledger, stale = (Ledger(tmp_path, published=False) for _ in range(2))
     claim = Claim(tmp_path, first.hash)
     assert claim.take()
-    report = sweep_language([first], ledger, CPU, folder, max_seconds=0.0, say=told.append)
+    report = sweep_language([first], ledger, CPU, folder, max_seconds=1.0)
     assert report.left == [first]
-    assert told == [f"{first.label}: another process trains it, waiting"]
+    assert f"{first.label}: another process trains it, waiting" in caplog.text
     claim.release()
     assert sweep_language([first], ledger, CPU, folder).finished == [first]
     report = sweep_language([first, second], stale, CPU, folder)
@@ -142,6 +144,23 @@ def test_classes_trained_apart_are_the_same(folder: Path, tmp_path: Path) -> Non
         assert result["parameters"] == other["parameters"]
         for name, rows in result["metrics"].items():  # type: ignore[attr-defined]
             assert np.asarray(rows) == pytest.approx(np.asarray(other["metrics"][name]), rel=1e-3)  # type: ignore[index]
+
+
+def test_one_that_is_trained_by_itself_is_the_same(folder: Path, tmp_path: Path) -> None:
+    """As processes and Ray train it; where classes are alone the numbers are, too."""
+    apart, together = Ledger(tmp_path / "a", published=False), Ledger(tmp_path / "b", published=False)
+    run = runs()[0]
+    report = sweep([run], apart, Library(CPU, folder), work=train_language)
+    sweep_language([run], together, CPU, folder)
+    assert report.finished == [run]
+    assert results(apart) == results(together)
+
+
+def test_one_that_fails_is_listed(folder: Path, tmp_path: Path) -> None:
+    wrong = Run("wikitext2", "lstm", "circulant", protocol=SMALL)
+    report = sweep_language([wrong], Ledger(tmp_path, published=False), CPU, folder)
+    assert "unknown structure 'circulant'" in report.failed[wrong.label]
+    assert not (tmp_path / ".checkpoints").exists()
 
 
 def test_the_papers_budgets() -> None:

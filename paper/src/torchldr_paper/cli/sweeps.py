@@ -17,7 +17,7 @@ import typer
 from torchldr.cli import say, show
 from torchldr.matrices import get_structure
 
-from ..language import sweep_language, train_language
+from ..language.sweep import SideBySide, train_language
 from ..ledger.ledger import Ledger
 from ..models.images import build_model
 from ..protocol import Run
@@ -88,10 +88,12 @@ def library_of(sweep: Sweep) -> Library:
     return well_used(lambda: Library("cpu" if sweep.ray else sweep.device, sweep.data_dir))
 
 
-def backend_of(sweep: Sweep) -> Backend:
+def backend_of(sweep: Sweep, language: bool) -> Backend:
     """Where runs are trained; a cluster that cannot be used is told on stderr."""
+    if sweep.ray is None and sweep.jobs == 1:
+        return SideBySide(sweep.max_seconds, say) if language else Backend()
     if sweep.ray is None:
-        return Processes(sweep.jobs) if sweep.jobs > 1 else Backend()
+        return Processes(sweep.jobs)
     if sweep.jobs > 1:
         raise typer.BadParameter("--jobs is for processes of this machine; --ray takes --max-in-flight.")
     from ..trainer.cluster import Cluster
@@ -120,11 +122,7 @@ def train_missing(runs: Sequence[Run], ledger: Ledger, library: Library, sweep: 
     if language and (sweep.logdir is not None or sweep.save_weights or not sweep.curves):
         raise typer.BadParameter("--logdir, --save-weights and --no-curves are not for the language models.")
     try:
-        if language and here:  # side by side, all of them at once
-            seconds, where = sweep.max_seconds, (library.device, library.data_dir)
-            report = sweep_language(runs, ledger, *where, force=sweep.force, max_seconds=seconds, say=say)
-        else:
-            report = _sweep_apart(runs, ledger, library, sweep)
+        report = _sweep(runs, ledger, library, sweep, language)
     except KeyboardInterrupt:
         say("interrupted; the same command goes on from here.")
         raise typer.Exit(130) from None
@@ -149,16 +147,15 @@ def exit_where_incomplete(report: Report | None) -> None:
         raise typer.Exit(1)
 
 
-def _sweep_apart(runs: Sequence[Run], ledger: Ledger, library: Library, chosen: Sweep) -> Report:
-    """The same for runs that are trained each by itself."""
+def _sweep(runs: Sequence[Run], ledger: Ledger, library: Library, chosen: Sweep, language: bool) -> Report:
     todo = runs if chosen.force or chosen.save_weights else missing(runs, ledger, library)
     with progress_on_stderr(len(todo)) as progress:
         return sweep(
             runs,
             ledger,
             library,
-            backend=backend_of(chosen) if todo else None,
-            work=train_language if runs[0].model == "lstm" else train_images,
+            backend=backend_of(chosen, language) if todo else None,
+            work=train_language if language else train_images,
             force=chosen.force,
             max_seconds=chosen.max_seconds,
             save_weights=chosen.save_weights,

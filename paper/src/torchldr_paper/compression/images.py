@@ -133,15 +133,13 @@ class ImageTable:
         )
 
 
-IMAGE_TABLES = {
-    table.name: table
-    for table in (
-        ImageTable("shl_cifar", "cifar10_grey", "shl"),
-        ImageTable("cnn_cifar", "cifar10", "cnn"),
-        ImageTable("shl_mnist", "mnist", "shl"),
-        ImageTable("cnn_mnist", "mnist", "cnn"),
-    )
-}
+_TABLES = (
+    ImageTable("shl_cifar", "cifar10_grey", "shl"),
+    ImageTable("cnn_cifar", "cifar10", "cnn"),
+    ImageTable("shl_mnist", "mnist", "shl"),
+    ImageTable("cnn_mnist", "mnist", "cnn"),
+)
+IMAGE_TABLES = {table.name: table for table in _TABLES}
 
 
 class ImageRun(TableRun):

@@ -205,8 +205,7 @@ def descend(stack: Stack, W: Tensor, steps: int = STEPS) -> Stack:
         size = t.detach().square().flatten(1).mean(1).sqrt() if t.ndim > 1 else t.detach().abs()
         shaped = size.view(-1, *[1] * (t.ndim - 1))
         rates[name] = OPERATOR_RATE if name in stack.operators else RATE * shaped
-    rows = dict.fromkeys(begin, slice(0, len(W)))
-    adam = Adam(begin, rates, steps, rows=rows, models=len(W), clip=None)
+    adam = Adam(begin, rates, steps, clip=None)
 
     def losses(tensors: Mapping[str, Tensor]) -> Tensor:
         return (stack.dense(tensors) - W).square().sum((1, 2)) / squares

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ..ledger.ledger import append_line
 from ..ledger.records import device_name, versions
 from ..tables.markdown import markdown
 from .methods import FACTORS, FIXED, PRUNED, Method, methods
@@ -67,12 +68,8 @@ class Rows:
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         whole = {**row, "device": device_name(device), "versions": versions(), "time": now}
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a", encoding="utf-8") as stream:
-            if stream.tell() and not self.path.read_bytes().endswith(b"\n"):
-                stream.write("\n")  # a line that was cut off stays alone
-            stream.write(json.dumps(whole) + "\n")
-            stream.flush()
-            os.fsync(stream.fileno())
+        with self.path.open("ab+", buffering=0) as stream:
+            append_line(stream, f"{json.dumps(whole)}\n".encode())
         self.rows.append(json.loads(json.dumps(whole)))
 
 

@@ -12,8 +12,9 @@ import hashlib
 import io
 import tarfile
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path, PurePosixPath
 from typing import IO, BinaryIO, Self, cast
 
@@ -23,14 +24,7 @@ from torchldr_paper.data.registry import OfficialFile, Spec, algorithm, file_dig
 ARCHIVE_SUFFIXES = (".zip", ".tar", ".tar.gz", ".tgz")
 _ZIPPED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _EXTENSION = 1 << 20  # bytes that a long name or another extension of a tar header may have
-_EXTENSIONS = (
-    tarfile.GNUTYPE_LONGNAME,
-    tarfile.GNUTYPE_LONGLINK,
-    tarfile.GNUTYPE_SPARSE,
-    tarfile.SOLARIS_XHDTYPE,
-    tarfile.XGLTYPE,
-    tarfile.XHDTYPE,
-)
+_EXTENSIONS = (*tarfile.GNU_TYPES, tarfile.SOLARIS_XHDTYPE, tarfile.XGLTYPE, tarfile.XHDTYPE)
 
 
 @dataclass(frozen=True)
@@ -59,27 +53,21 @@ def locate(spec: Spec, root: Path) -> Located:
     archive counts as holding every file that does not lie beside it.
     """
     folders = [root / folder for folder in spec.folders]
-    archives = [
-        folder / (stem + suffix)
-        for folder in folders
-        for stem in spec.archives
-        for suffix in ARCHIVE_SUFFIXES
-    ]
-    archive = next((path for path in archives if path.is_file()), None)
+    archive = _first_of(folders, spec.archives, ARCHIVE_SUFFIXES)
     found, missing = [], []
     for file in spec.files:
-        loose = (
-            folder / (name + suffix)
-            for folder in folders
-            for name in (file.name, *file.aliases)
-            for suffix in ("", ".gz")
-        )
-        path = next((path for path in loose if path.is_file()), archive)
+        path = _first_of(folders, (file.name, *file.aliases), ("", ".gz")) or archive
         if path is None:
             missing.append(file)
         else:
             found.append((file, path))
     return Located(root, tuple(found), tuple(missing))
+
+
+def _first_of(folders: Sequence[Path], names: Sequence[str], suffixes: Sequence[str]) -> Path | None:
+    """The first file that is there, by folder, then by name, then by suffix."""
+    paths = (folder / (name + suffix) for folder, name, suffix in product(folders, names, suffixes))
+    return next((path for path in paths if path.is_file()), None)
 
 
 def read_files(located: Located, checksums: Mapping[str, str], *, verify: bool) -> list[Array]:
@@ -117,9 +105,9 @@ def read_files(located: Located, checksums: Mapping[str, str], *, verify: bool) 
 def _parse(file: OfficialFile, stream: IO[bytes], where: str, expected: str | None) -> Array:
     if expected is None:
         return file.read(cast(BinaryIO, stream), where, file.shape)
-    hashing = _HashingReader(stream, algorithm(expected))
-    array = file.read(cast(BinaryIO, io.BufferedReader(hashing, 1 << 20)), where, file.shape)
-    _compare(where, expected, hashing.hexdigest())
+    hashing = _Hashing(stream, algorithm(expected))
+    array = file.read(cast(BinaryIO, hashing), where, file.shape)
+    _compare(where, expected, hashing.digest.hexdigest())
     return array
 
 
@@ -162,7 +150,7 @@ def _members(container: Path) -> Iterator[tuple[str, IO[bytes]]]:
                 if member.compress_type not in _ZIPPED:  # the others give all that they hold at one reading
                     raise zipfile.BadZipFile(f"{member.filename} is not deflated")
                 with archive.open(member) as packed:
-                    yield member.filename, packed
+                    yield member.filename, io.BufferedReader(cast(io.RawIOBase, packed), 1 << 20)
     else:
         # "r|*" reads forward only: a compressed tar is decompressed once however many files it has.
         with tarfile.open(container, "r|*", tarinfo=_Header) as tar:
@@ -181,21 +169,18 @@ class _Header(tarfile.TarInfo):
         return super()._proc_member(tar)  # type: ignore[misc]
 
 
-class _HashingReader(io.RawIOBase):
-    """A raw stream that hashes all that is read through it."""
+class _Hashing:
+    """A stream that hashes all that is read through it."""
 
     def __init__(self, stream: IO[bytes], kind: str) -> None:
-        self._stream = stream
-        self._digest = hashlib.new(kind, usedforsecurity=False)
+        self._stream, self.digest = stream, hashlib.new(kind, usedforsecurity=False)
 
-    def readable(self) -> bool:
-        return True
+    def read(self, size: int) -> bytes:
+        return self._hashed(self._stream.read(size))
 
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        data = self._stream.read(len(buffer))
-        buffer[: len(data)] = data
-        self._digest.update(data)
-        return len(data)
+    def readline(self, size: int) -> bytes:
+        return self._hashed(self._stream.readline(size))
 
-    def hexdigest(self) -> str:
-        return self._digest.hexdigest()
+    def _hashed(self, data: bytes) -> bytes:
+        self.digest.update(data)
+        return data

@@ -194,19 +194,13 @@ def _by(shape: Shape) -> str:
 
 def pairs(parts: list[Array], train: int = 1) -> Splits:
     """Images and labels in turn: `train` pairs for training, then those for the test (MNIST, NORB)."""
-    x, y = parts[0::2], parts[1::2]
-    return Splits(
-        np.concatenate(x[:train])[:, None],
-        np.concatenate(y[:train]).astype(np.int64),
-        np.concatenate(x[train:])[:, None],
-        np.concatenate(y[train:]).astype(np.int64),
-    )
+    return Splits(*_joined(parts[: 2 * train]), *_joined(parts[2 * train :]))
 
 
 def amat_pair(parts: list[Array]) -> Splits:
     """A training and a test table of 784 pixels and a label, images stored by rows."""
-    train, test = parts
-    return Splits(*_table(train), *_table(test))
+    train, test = map(_table, parts)
+    return Splits(*train, *test)
 
 
 def rectangles(parts: list[Array]) -> Splits:
@@ -224,19 +218,23 @@ def mnist_noise(parts: list[Array], test: int = 2000) -> Splits:
 
 def cifar10(parts: list[Array]) -> Splits:
     """CIFAR-10: five training batches and a test batch of rows (label, red, green, blue)."""
-    train, test = np.concatenate(parts[:-1]), parts[-1]
-    return Splits(
-        train[:, 1:].reshape(-1, 3, 32, 32),
-        train[:, 0].astype(np.int64),
-        test[:, 1:].reshape(-1, 3, 32, 32),
-        test[:, 0].astype(np.int64),
-    )
+    return Splits(*_coloured(np.concatenate(parts[:-1])), *_coloured(parts[-1]))
 
 
 def cifar10_grey(parts: list[Array]) -> Splits:
     """CIFAR-10 with one channel, the mean of red, green and blue, in float32."""
     train_x, train_y, test_x, test_y = cifar10(parts)
     return Splits(_grey(train_x), train_y, _grey(test_x), test_y)
+
+
+def _joined(parts: list[Array]) -> tuple[Array, Array]:
+    """Images of shape (n, 1, h, w) and labels from files that hold them in turn."""
+    return np.concatenate(parts[0::2])[:, None], np.concatenate(parts[1::2]).astype(np.int64)
+
+
+def _coloured(rows: Array) -> tuple[Array, Array]:
+    """Images of shape (n, 3, 32, 32) and labels from rows of a label and 3072 pixels."""
+    return rows[:, 1:].reshape(-1, 3, 32, 32), rows[:, 0].astype(np.int64)
 
 
 def _table(rows: Array) -> tuple[Array, Array]:

@@ -127,21 +127,21 @@ def table() -> list[dict[str, str | int]]:
 
 def _make(spec: Spec, places: list[Path], seed: int, *, verify: bool) -> Dataset:
     """Make a stand-in by its recipe."""
+    if _lacking(spec, places):
+        raise DatasetNotFoundError(_absent(spec, places, []))
+    sizes, made = (spec.train, spec.test, seed), "recipe"
     if spec.recipe == "rectangles":
-        splits, made = recipes.rectangles(spec.train, spec.test, seed), "recipe"
+        splits = recipes.rectangles(*sizes)
     else:
-        mnist_files, _ = official.find(lookup("mnist"), places)
-        pictures = find_photographs(places) if spec.recipe == "bg_rot" else []
-        if mnist_files is None or (spec.recipe == "bg_rot" and not pictures):
-            raise DatasetNotFoundError(_absent(spec, places, []))
-        digits = official.load_official(lookup("mnist"), mnist_files, verify=verify)
+        found, _ = official.find(lookup("mnist"), places)
+        assert found is not None  # by `_lacking`
+        digits = official.load_official(lookup("mnist"), found, verify=verify)
         mnist = Splits(digits.train_x, digits.train_y, digits.test_x, digits.test_y)
         if spec.recipe == "noise":
-            splits = recipes.mnist_noise(mnist, spec.level, spec.train, spec.test, seed)
-            made = "recipe and MNIST"
+            splits, made = recipes.mnist_noise(mnist, spec.level, *sizes), "recipe and MNIST"
         else:
-            photographs = read_photographs(pictures)
-            splits = recipes.mnist_bg_rot(mnist, photographs, spec.train, spec.test, seed)
+            pictures = find_photographs(places)
+            splits = recipes.mnist_bg_rot(mnist, read_photographs(pictures), *sizes)
             made = f"recipe, MNIST and {len(pictures)} photographs in {pictures[0].parent}"
     return Dataset.of(splits, **spec.facts, source="stand-in", origin=f"made from seed {seed} by {made}")
 

@@ -24,6 +24,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch.nn.functional import affine_grid, avg_pool2d, grid_sample
 
 from torchldr_paper.data.dataset import Array, DataFileError, Splits
 
@@ -103,26 +104,12 @@ def rotate(images: Array, angles: Array) -> Array:
     The value at a pixel is taken from where the pixel came from; beyond the image lies 0. Images (n, size,
     size) and angles (n,), counter-clockwise in radians, to (n, size, size) in float64.
     """
-    count, size, _ = images.shape
-    # A border of zeros: a coordinate outside the image is clipped into it and reads 0.
-    padded = np.zeros((count, size + 4, size + 4))
-    padded[:, 2:-2, 2:-2] = images
-    centre = (size - 1) / 2
-    y, x = np.mgrid[:size, :size].reshape(2, 1, -1) - centre
-    cosine, sine = np.cos(angles)[:, None], np.sin(angles)[:, None]
+    cosine, sine = np.cos(angles), np.sin(angles)
     # Rows grow downwards, so a counter-clockwise turn is undone by these signs.
-    column = np.clip(cosine * x - sine * y + (centre + 2), 0, size + 2)
-    row = np.clip(sine * x + cosine * y + (centre + 2), 0, size + 2)
-    left, top = column.astype(np.int64), row.astype(np.int64)
-    across, down = column - left, row - top
-
-    width = size + 4
-    corner = np.arange(count)[:, None] * width**2 + top * width + left
-    flat = padded.ravel()
-    upper = flat[corner] * (1 - across) + flat[corner + 1] * across
-    lower = flat[corner + width] * (1 - across) + flat[corner + width + 1] * across
-    turned: Array = (upper * (1 - down) + lower * down).reshape(count, size, size)
-    return turned
+    back = torch.from_numpy(np.stack([[cosine, -sine, 0 * sine], [sine, cosine, 0 * sine]])).movedim(-1, 0)
+    x = torch.from_numpy(np.asarray(images, dtype=np.float64)).unsqueeze(1)
+    turned = grid_sample(x, affine_grid(back, list(x.shape), align_corners=True), align_corners=True)
+    return turned.squeeze(1).numpy()
 
 
 def _parts(x: Array, y: Array, train: int) -> Splits:
@@ -163,16 +150,9 @@ def _kernel_root(size: int, sigma: float) -> Array:
 FOLDER = "backgrounds"
 # Those that scikit-image bundles (its others would be downloaded), all CC0 or public domain.
 _BUNDLED = (
-    "astronaut.png",
-    "brick.png",
-    "camera.png",
-    "chelsea.png",
-    "coffee.png",
-    "coins.png",
-    "grass.png",
-    "gravel.png",
-    "rocket.jpg",
-)
+    "astronaut.png", "brick.png", "camera.png", "chelsea.png", "coffee.png", "coins.png", "grass.png",
+    "gravel.png", "rocket.jpg",
+)  # fmt: skip
 
 
 def find_photographs(places: Sequence[Path]) -> list[Path]:
@@ -245,16 +225,9 @@ def draw_patches(photographs: Sequence[Array], count: int, rng: np.random.Genera
 def patch_deviation(photograph: Array) -> Array:
     """The standard deviation of every 28 x 28 patch, of pixels in [0, 1], by its upper left corner.
 
-    Sums over patches are differences of cumulative sums, in integers and so exact.
+    Sums over patches are integers, which float64 holds exactly.
     """
-    pixels, area = photograph.astype(np.int64), SIDE * SIDE
-    total, squares = _window_sums(pixels), _window_sums(pixels**2)
+    pixels, area = torch.from_numpy(photograph.astype(np.float64)), SIDE * SIDE
+    total, squares = avg_pool2d(torch.stack((pixels, pixels**2)), SIDE, stride=1, divisor_override=1).numpy()
     deviation: Array = np.sqrt(squares * area - total**2) / (area * 255)
     return deviation
-
-
-def _window_sums(values: Array) -> Array:
-    sums = np.zeros((values.shape[0] + 1, values.shape[1] + 1), dtype=np.int64)
-    sums[1:, 1:] = values.cumsum(axis=0).cumsum(axis=1)
-    window: Array = sums[SIDE:, SIDE:] - sums[:-SIDE, SIDE:] - sums[SIDE:, :-SIDE] + sums[:-SIDE, :-SIDE]
-    return window

@@ -153,58 +153,48 @@ _SMALL_NORB = _norb_files(
 )
 _BG_ROT = "mnist_all_background_images_rotation_normalized"
 
-DATASETS: Mapping[str, Spec] = MappingProxyType(
-    {
-        spec.name: spec
-        for spec in (
-            Spec(
-                "mnist_bg_rot", "MNIST-bg-rot", 12000, 50000, 10, _GREY28,
-                _amat((f"{_BG_ROT}_train_valid", 12000), (f"{_BG_ROT}_test", 50000)), formats.amat_pair,
-                ("mnist_bg_rot", "."), **_icml("mnist_rotation_back_image_new.zip"), recipe="bg_rot",
-            ),
-            *(
-                Spec(
-                    f"mnist_noise_{level}", f"MNIST-noise, level {level}", 12000, 2000, 10, _GREY28,
-                    _amat((f"mnist_noise_variations_all_{level}", 14000)), formats.mnist_noise,
-                    ("mnist_noise", "."), **_icml("mnist_noise_variation.tar.gz"),
-                    recipe="noise", level=level,
-                )
-                for level in range(1, 7)
-            ),
-            Spec(
-                "cifar10", "CIFAR-10", 50000, 10000, 10, (3, 32, 32), _CIFAR10, formats.cifar10,
-                **_CIFAR10_PLACES,
-            ),
-            Spec(
-                "cifar10_grey", "CIFAR-10, grey", 50000, 10000, 10, (1, 32, 32), _CIFAR10,
-                formats.cifar10_grey, **_CIFAR10_PLACES,
-            ),
-            Spec(
-                "norb", "NORB", 291600, 58320, 6, _GREY32, _NORB, partial(formats.pairs, train=10),
-                ("norb", "."), ("norb",), **_single(_NORB, "https://cs.nyu.edu/~ylclab/data/norb-v1.0/"),
-            ),
-            Spec(
-                "rectangles", "Rectangles", 1200, 50000, 2, _GREY28,
-                _amat(("rectangles_train", 1200), ("rectangles_test", 50000)), formats.rectangles,
-                ("rectangles", "."), **_icml("rectangles.zip"), recipe="rectangles",
-            ),
-            Spec(
-                "mnist", "MNIST", 60000, 10000, 10, _GREY28, _MNIST, formats.pairs,
-                ("mnist", "MNIST/raw", "."), ("mnist",), in_paper=False,
-                **_single(
-                    _MNIST,
-                    "http://yann.lecun.com/exdb/mnist/",
-                    "https://ossci-datasets.s3.amazonaws.com/mnist/",
-                ),
-            ),
-            Spec(
-                "small_norb", "small NORB", 24300, 24300, 5, _GREY32, _SMALL_NORB, formats.pairs,
-                ("small_norb", "smallnorb", "."), ("smallnorb", "small_norb"), in_paper=False,
-                **_single(_SMALL_NORB, "https://cs.nyu.edu/~ylclab/data/norb-v1.0-small/"),
-            ),
+_SPECS = (
+    Spec(
+        "mnist_bg_rot", "MNIST-bg-rot", 12000, 50000, 10, _GREY28,
+        _amat((f"{_BG_ROT}_train_valid", 12000), (f"{_BG_ROT}_test", 50000)), formats.amat_pair,
+        ("mnist_bg_rot", "."), **_icml("mnist_rotation_back_image_new.zip"), recipe="bg_rot",
+    ),
+    *(
+        Spec(
+            f"mnist_noise_{level}", f"MNIST-noise, level {level}", 12000, 2000, 10, _GREY28,
+            _amat((f"mnist_noise_variations_all_{level}", 14000)), formats.mnist_noise,
+            ("mnist_noise", "."), **_icml("mnist_noise_variation.tar.gz"), recipe="noise", level=level,
         )
-    }
+        for level in range(1, 7)
+    ),
+    Spec(
+        "cifar10", "CIFAR-10", 50000, 10000, 10, (3, 32, 32), _CIFAR10, formats.cifar10, **_CIFAR10_PLACES,
+    ),
+    Spec(
+        "cifar10_grey", "CIFAR-10, grey", 50000, 10000, 10, (1, 32, 32), _CIFAR10,
+        formats.cifar10_grey, **_CIFAR10_PLACES,
+    ),
+    Spec(
+        "norb", "NORB", 291600, 58320, 6, _GREY32, _NORB, partial(formats.pairs, train=10),
+        ("norb", "."), ("norb",), **_single(_NORB, "https://cs.nyu.edu/~ylclab/data/norb-v1.0/"),
+    ),
+    Spec(
+        "rectangles", "Rectangles", 1200, 50000, 2, _GREY28,
+        _amat(("rectangles_train", 1200), ("rectangles_test", 50000)), formats.rectangles,
+        ("rectangles", "."), **_icml("rectangles.zip"), recipe="rectangles",
+    ),
+    Spec(
+        "mnist", "MNIST", 60000, 10000, 10, _GREY28, _MNIST, formats.pairs,
+        ("mnist", "MNIST/raw", "."), ("mnist",), in_paper=False,
+        **_single(_MNIST, "http://yann.lecun.com/exdb/mnist/", "https://ossci-datasets.s3.amazonaws.com/mnist/"),
+    ),
+    Spec(
+        "small_norb", "small NORB", 24300, 24300, 5, _GREY32, _SMALL_NORB, formats.pairs,
+        ("small_norb", "smallnorb", "."), ("smallnorb", "small_norb"), in_paper=False,
+        **_single(_SMALL_NORB, "https://cs.nyu.edu/~ylclab/data/norb-v1.0-small/"),
+    ),
 )  # fmt: skip
+DATASETS: Mapping[str, Spec] = MappingProxyType({spec.name: spec for spec in _SPECS})
 
 
 def largest_download(file: str) -> int:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import os
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -63,12 +64,8 @@ def load_corpus(name: str = "wikitext2", data_dir: str | os.PathLike[str] | None
     if name != "wikitext2":
         raise ValueError(f"unknown corpus {name!r}. Known: wikitext2.")
     places = search_path(data_dir)
-    sets = (
-        tuple(place / folder / name.format(part) for part in PARTS)
-        for place in places
-        for folder in FOLDERS
-        for name in NAMES
-    )
+    ways = product(places, FOLDERS, NAMES)
+    sets = (tuple(place / folder / form.format(part) for part in PARTS) for place, folder, form in ways)
     files = next((files for files in sets if all(file.is_file() for file in files)), None)
     if files is None:
         looked = ", ".join(map(str, places))

@@ -117,9 +117,7 @@ class LanguageFleet:
         W = built.detach()
         vectors = self.embedding.index_select(1, words)
         x = vectors * keep_x
-        inputs = torch.baddbmm((self.bias_input + self.bias_hidden).unsqueeze(1), x, W.mT)
-        h, c = self._state.unbind(0)
-        trace = recurrence.forward(inputs.view(R, size, -1, 4 * n), self.hidden, h, c)
+        trace = self._run(x, W, self._state, size)
         out = trace.h[:, 1:].flatten(1, 2) * keep_h
         count = len(words)
         with self._patiently():
@@ -153,10 +151,15 @@ class LanguageFleet:
         with self._patiently():
             decoder.update(self.decoder, self._narrow, d_decoder, scale / count)
         self.embedding.index_copy_(1, words, torch.addcmul(vectors, d_vectors, wide))
-        h.copy_(trace.h[:, -1])
-        c.copy_(trace.c[:, -1])
         self._losses.add_(loss.sum(1))
         self._position.add_(size)
+
+    def _run(self, x: Tensor, W: Tensor, state: Tensor, size: int) -> recurrence.Trace:
+        """The layer on `size` rows of words' vectors, (R, N, n), from a state, which goes on in place."""
+        inputs = torch.baddbmm((self.bias_input + self.bias_hidden).unsqueeze(1), x, W.mT)
+        trace = recurrence.forward(inputs.view(len(W), size, -1, W.shape[1]), self.hidden, *state)
+        state.copy_(torch.stack((trace.h[:, -1], trace.c[:, -1])))
+        return trace
 
     @contextlib.contextmanager
     def _patiently(self) -> Iterator[None]:
@@ -189,20 +192,14 @@ class LanguageFleet:
     @torch.no_grad()
     def score_step(self, size: int) -> None:
         """Add the losses of the next `size` rows of the validation and the test part."""
-        R, n = len(self.runs), self.protocol.hidden
-        rows = self._position + self._places[: size + 1]
+        R, rows = len(self.runs), self._position + self._places[: size + 1]
         block = self.text.scored.index_select(0, rows)
         weights = self.text.weights.index_select(0, rows[1:])
         words, targets = block[:-1].reshape(-1), block[1:].reshape(-1)
-        x = self.embedding.index_select(1, words)
-        inputs = torch.baddbmm((self.bias_input + self.bias_hidden).unsqueeze(1), x, self._weight.mT)
-        h, c = self._read.unbind(0)
-        trace = recurrence.forward(inputs.view(R, size, -1, 4 * n), self.hidden, h, c)
+        trace = self._run(self.embedding.index_select(1, words), self._weight, self._read, size)
         loss = decoder.losses(trace.h[:, 1:].flatten(1, 2), self.decoder, targets)
         both = (loss.view(R, size, -1) * weights).view(R, size, 2, -1)
         self._totals.add_(both.sum((1, 3)))
-        h.copy_(trace.h[:, -1])
-        c.copy_(trace.c[:, -1])
         self._position.add_(size)
 
     # An epoch; the caller goes through several fleets in turn.

@@ -11,25 +11,25 @@ import dataclasses
 import hashlib
 import math
 import os
+import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..data import DatasetNotFoundError
-from ..data.text import Corpus, load_corpus
+from ..data.text import Corpus
 from ..ledger.ledger import Ledger
 from ..ledger.records import Record
 from ..protocol import LanguageProtocol, Run
 from ..trainer.checkpoint import CheckpointFile, Claim
 from ..trainer.library import Library
-from ..trainer.parallel import Done, Task
+from ..trainer.parallel import Backend, Done, OutOfTimeError, Task, Update, Work
 from ..trainer.progress import Tell
-from ..trainer.selection import Best
-from ..trainer.sweep import Report
+from ..trainer.selection import Best, peak
+from ..trainer.sweep import Report, sweep
 from .fleet import LanguageFleet
 from .text import Masks, Text
 from .weights import count_parameters
@@ -47,6 +47,7 @@ class FleetTraining:
 
     Attributes:
         fleet: the replicas.
+        key: of the checkpoint.
         epoch: epochs done.
         history: for each metric a row an epoch with an entry a replica: mean losses, and learning rates.
         seconds: this fleet's share of the time.
@@ -58,9 +59,9 @@ class FleetTraining:
         self.epoch, self.seconds, self.together = 0, 0.0, len(runs)
         self.history: dict[str, list[list[float | None]]] = {name: [] for name in _METRICS}
         self.best: list[float | None] = [None] * len(runs)
-        key = hashlib.sha256(" ".join(run.hash for run in runs).encode()).hexdigest()[:16]
-        key = key if len(runs) > 1 else runs[0].hash
-        self.file = CheckpointFile(results, key, text.fingerprint)
+        joined = " ".join(run.hash for run in runs)
+        self.key = hashlib.sha256(joined.encode()).hexdigest()[:16] if len(runs) > 1 else joined
+        self.file = CheckpointFile(results, self.key, text.fingerprint)
         self._resume()
 
     @property
@@ -111,16 +112,15 @@ class FleetTraining:
 
     def _result(self, index: int) -> dict[str, Any]:
         run, protocol = self.runs[index], self.fleet.protocol
-        curves = {name: [row[index] for row in rows] for name, rows in self.history.items()}
-        metrics = {name: [perplexity(loss) for loss in curves[name]] for name in _METRICS[:3]}
-        metrics["rate"] = curves["rate"]
-        told = [(value, e) for e, value in enumerate(metrics["validation"]) if value is not None]
-        best = None
-        if told:
-            value, e = min(told)
-            scores = {name: metrics[name][e] or math.inf for name in ("test", "train")}
-            best = Best(0, protocol.lrs[0], 0, e, value, **scores).__dict__
-        lost = next((e for e, value in enumerate(metrics["validation"]) if value is None), None)
+        metrics = {name: [[row[index]] for row in rows] for name, rows in self.history.items()}
+        metrics |= {name: [[perplexity(loss)] for (loss,) in metrics[name]] for name in _METRICS[:3]}
+        best, found = None, peak(metrics["validation"], [0], least=True)
+        if found is not None:
+            scores = {
+                name: metrics[name][found[0]][0] or math.inf for name in ("validation", "test", "train")
+            }
+            best = Best(0, protocol.lrs[0], 0, found[0], **scores).__dict__
+        lost = next((e for e, (value,) in enumerate(metrics["validation"]) if value is None), None)
         size = protocol.hidden
         model = 2 * self.fleet.text.words * size + self.fleet.text.words + 4 * size * (size + 2)
         structured = count_parameters(run.structure, size, run.rank, fixed=bool(run.fixed))
@@ -131,7 +131,7 @@ class FleetTraining:
             "mean": None,
             "diverged": [lost],
             "notes": {"all parameters": model + structured, "trained together": self.together},
-            "metrics": {name: [[value] for value in values] for name, values in metrics.items()},
+            "metrics": metrics,
         }
 
 
@@ -189,135 +189,126 @@ def sweep_language(
     say: Say = lambda message: None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
 ) -> Report:
-    """Train what the ledger lacks and append it.
+    """Train what the ledger lacks and append it: `sweep`, of language models that are trained together.
 
     Args:
-        runs: language models; repetitions are run once.
-        ledger: where finished runs are looked up and written. Checkpoints lie beside it.
-        device: where to train.
-        data_dir: a data folder, see `torchldr_paper.data`.
-        force: run even what is in the ledger.
+        runs, ledger, force: see `sweep`.
+        device, data_dir: where to train, and a data folder.
         max_seconds: stop between epochs, with a checkpoint, before this time is over.
         say: called with a line an epoch.
         checkpoint_seconds: save after an epoch, but not sooner than this after the last time.
-
-    Returns:
-        What became of each run. A corpus that is not here is reported, not raised.
     """
-    begun, report = time.monotonic(), Report()
-    deadline = begun + (math.inf if max_seconds is None else max_seconds)
-    wanted = list({run.hash: run for run in runs}.values())
-    if not wanted:
-        return report
-    name = wanted[0].data
-    try:
-        corpus = load_corpus(name, data_dir)
-    except DatasetNotFoundError as error:
-        report.absent[name] = str(error)
-        return report
-    before = {run.hash: ledger.find(run, fingerprint=corpus.fingerprint) for run in wanted}
-    todo = [run for run in wanted if force or before[run.hash] is None]
-    report.present.extend(run for run in wanted if run not in todo)
-    if not todo:
-        return report
-    ledger.prepare()
-    with ExitStack() as claims:
-        for run in sorted(todo, key=lambda run: run.hash):  # so that two processes do not wait for each other
-            claim = Claim(ledger.results, run.hash)
-            if not claim.take():
-                say(f"{run.label}: another process trains it, waiting")
-                if not claim.take(deadline - time.monotonic()):
-                    report.left.extend(todo)
-                    return report
-            claims.callback(claim.release)
-        ledger.read_again()  # what other processes have finished before they gave it free
-        missing = [
-            run for run in todo if ledger.find(run, fingerprint=corpus.fingerprint) is before[run.hash]
-        ]
-        report.present.extend(run for run in todo if run not in missing)
-        alike: dict[object, list[Run]] = {}  # what can be trained together
-        for run in missing:
-            alike.setdefault((run.seed, run.protocol), []).append(run)
-        for group in alike.values():
-            trainings, masks = _begin(group, corpus, device, ledger.results)
-            _train(trainings, masks, ledger, report, begun, deadline, say, checkpoint_seconds)
-    return report
+    together = SideBySide(max_seconds, say, checkpoint_seconds)
+    library = Library(device, data_dir)
+    return sweep(runs, ledger, library, backend=together, force=force, max_seconds=max_seconds)
+
+
+class SideBySide(Backend):
+    """Trains all language models that it is given together, an epoch whenever it is polled.
+
+    For the arguments see `sweep_language`.
+    """
+
+    width, pause = sys.maxsize, 0.0
+
+    def __init__(
+        self, max_seconds: float | None, say: Say, checkpoint_seconds: float = CHECKPOINT_SECONDS
+    ) -> None:
+        self._begun = time.monotonic()
+        self._deadline = self._begun + (math.inf if max_seconds is None else max_seconds)
+        self._say, self._checkpoint_seconds = say, checkpoint_seconds
+        self._waiting: dict[object, list[Task]] = {}  # by what can be trained together
+        self._futures: dict[str, Future[Done]] = {}
+        self._epochs: Iterator[None] = iter(())
+
+    def submit(self, work: Work, task: Task, library: Library, update: Update) -> Future[Done]:
+        self._library, run = library, task.run
+        self._waiting.setdefault((run.seed, run.protocol), []).append(task)
+        self._futures[run.hash] = Future()
+        return self._futures[run.hash]
+
+    def poll(self, update: Update) -> None:
+        try:
+            next(self._epochs)
+        except StopIteration:
+            self._epochs = self._train()
+        except Exception as error:
+            for future in self._futures.values():
+                future.set_exception(error)
+            self._futures.clear()
+            self._waiting.clear()
+
+    def _train(self) -> Iterator[None]:
+        while self._waiting:
+            yield from self._train_group(self._waiting.pop(next(iter(self._waiting))))
+
+    def _train_group(self, tasks: Sequence[Task]) -> Iterator[None]:
+        trainings, masks = begin([task.run for task in tasks], self._library, tasks[0].results)
+        for one in trainings:
+            self._say(f"{one.label}: {'goes on after epoch' if one.epoch else 'epoch'} {one.epoch}")
+        length, epochs = 0.0, train_together(trainings, masks, self._checkpoint_seconds)
+        while trainings:
+            begun = time.monotonic()
+            if begun + _SLACK * length >= self._deadline:
+                for one in trainings:
+                    one.save()
+                self._say(f"stopped after {begun - self._begun:.0f} s, with a checkpoint")
+                raise OutOfTimeError
+            if active := next(epochs, []):
+                length, done, total = (
+                    time.monotonic() - begun,
+                    active[0].epoch,
+                    active[0].fleet.protocol.epochs,
+                )
+                told = f"epoch {done} of {total}, {length:.1f} s, about {length * (total - done):.0f} s left"
+                self._say(f"{told}, validation: {describe(active)}")
+            for one in [one for one in trainings if one.finished]:
+                trainings.remove(one)
+                for record in one.records():
+                    key = one.key if record.run is one.runs[-1] else None
+                    self._futures.pop(record.hash).set_result(Done(record, checkpoint=key))
+            yield
 
 
 def train_language(task: Task, library: Library, tell: Tell) -> Done:
     """Train one run by itself, as `sweep` wants it; its record is that of `sweep_language`."""
-    run, corpus = task.run, library.data(task.run)
-    if not isinstance(corpus, Corpus):
-        raise TypeError(f"{run.label}: no language model.")
-    seen, saved = Claim(task.results, run.hash).is_seen(), time.monotonic()
-    (training,), masks = _begin([run], corpus, library.device, task.results)
+    run = task.run
+    (training,), masks = begin([run], library, task.results)
+    seen = Claim(task.results, run.hash).is_seen()
     tell(training.epoch, run.epochs, "")
-    while not training.finished:
-        train_epoch([training], masks)
+    for _ in train_together([training], masks, CHECKPOINT_SECONDS if seen else math.inf):
         tell(training.epoch, run.epochs, describe([training]))
-        if seen and time.monotonic() - saved >= CHECKPOINT_SECONDS:
-            training.save()
-            saved = time.monotonic()
     (record,) = training.records()
     notes = {**record.result["notes"], **task.notes}
     return Done(dataclasses.replace(record, result={**record.result, "notes": notes}))
 
 
-def _begin(
-    runs: Sequence[Run], corpus: Corpus, device: torch.device, results: Path
-) -> tuple[list[FleetTraining], Masks]:
+def begin(runs: Sequence[Run], library: Library, results: Path) -> tuple[list[FleetTraining], Masks]:
     """A fleet for each class of runs of one seed and protocol, as it starts or was left."""
-    protocol = runs[0].protocol
-    if not isinstance(protocol, LanguageProtocol):
-        raise TypeError(f"{runs[0].label}: expected a LanguageProtocol, got {type(protocol).__name__}.")
+    first, corpus = runs[0], library.data(runs[0])
+    if not isinstance(corpus, Corpus) or not isinstance(first.protocol, LanguageProtocol):
+        raise TypeError(f"{first.label}: no language model.")
     classes: dict[object, list[Run]] = {}
     for run in runs:
         alike = run.structure, run.init, run.init_std, run.gain, run.even, run.fixed
         classes.setdefault(alike, []).append(run)
-    text = Text.of(corpus, protocol, device)
-    masks = Masks(text, protocol, runs[0].seed)
+    text = Text.of(corpus, first.protocol, library.device)
+    masks = Masks(text, first.protocol, first.seed)
     return [FleetTraining(group, text, masks, results) for group in classes.values()], masks
 
 
-def _train(
-    trainings: Sequence[FleetTraining],
-    masks: Masks,
-    ledger: Ledger,
-    report: Report,
-    begun: float,
-    deadline: float,
-    say: Say,
-    checkpoint_seconds: float,
-) -> None:
-    """Train fleets side by side to their end, or until the deadline would be passed."""
-    for one in trainings:
-        say(f"{one.label}: {'goes on after epoch' if one.epoch else 'epoch'} {one.epoch}")
-    epochs, saved, length = trainings[0].fleet.protocol.epochs, time.monotonic(), 0.0
+def train_together(
+    trainings: Sequence[FleetTraining], masks: Masks, checkpoint_seconds: float
+) -> Iterator[list[FleetTraining]]:
+    """Train fleets side by side to their end; after every epoch come those that took part in it."""
+    saved = time.monotonic()
     while waiting := [one for one in trainings if not one.finished]:
-        started = time.monotonic()
-        if started + _SLACK * length >= deadline:
-            for one in waiting:
-                one.save()
-                report.left.extend(one.runs)
-            say(f"stopped after {started - begun:.0f} s, with a checkpoint")
-            break
         # Those that an earlier session left behind catch up first.
         lowest = min(one.epoch for one in waiting)
         active = [one for one in waiting if one.epoch == lowest]
         train_epoch(active, masks)
-        length = time.monotonic() - started
-        left = length * (epochs - lowest - 1)
-        say(
-            f"epoch {lowest + 1} of {epochs}, {length:.1f} s, about {left:.0f} s left, "
-            f"validation: {describe(active)}"
-        )
         if time.monotonic() - saved >= checkpoint_seconds:
             for one in active:
                 one.save()
             saved = time.monotonic()
-        for one in active:
-            if one.finished:
-                for record in one.records():
-                    ledger.append(record)
-                report.finished.extend(one.runs)
-                one.file.remove()
+        yield active

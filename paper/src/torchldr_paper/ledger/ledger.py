@@ -134,7 +134,7 @@ class Ledger:
             lock = FileLock(self.results / LOCK, timeout=_WAIT_SECONDS)
             with lock, self.path.open("ab+", buffering=0) as stream:
                 self.read_again()
-                broken = _append(stream, line)
+                broken = append_line(stream, line)
                 self._bytes, self._lines = stream.tell(), self._lines + 1 + broken
         except Timeout:
             message = f"{self.path}: another process has held the ledger for {_WAIT_SECONDS:.0f} s."
@@ -171,7 +171,7 @@ class Ledger:
             _log.warning("%s", problem)
 
 
-def _append(stream: IO[bytes], line: bytes) -> bool:
+def append_line(stream: IO[bytes], line: bytes) -> bool:
     """Write all of a line, or take back what was written of it; whether the one before had no end.
 
     Such a line ends here and stays what it is.

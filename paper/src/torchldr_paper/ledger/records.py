@@ -14,6 +14,7 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import UnionType
 from typing import Any, Self
 
 import numpy as np
@@ -165,21 +166,16 @@ def versions() -> dict[str, str]:
 # What a line must hold, so that tables, figures and the report find all there.
 
 _DEPTH = 8  # how deep what is not a metric may be nested
-_NONE = type(None)
-_LINE: Mapping[str, tuple[type, ...]] = {
-    "data": (dict,),
-    "result": (dict,),
-    "machine": (dict,),
-    "time": (str,),
-}
-_RESULT: Mapping[str, tuple[type, ...]] = {
-    "parameters": (int,),
-    "seconds": (int, float),
-    "best": (dict, _NONE),
-    "mean": (dict, _NONE),
-    "diverged": (list,),
-    "metrics": (dict,),
-    "notes": (dict, _NONE),
+Kinds = Mapping[str, type | UnionType]
+_LINE: Kinds = {"data": dict, "result": dict, "machine": dict, "time": str}
+_RESULT: Kinds = {
+    "parameters": int,
+    "seconds": int | float,
+    "best": dict | None,
+    "mean": dict | None,
+    "diverged": list,
+    "metrics": dict,
+    "notes": dict | None,
 }
 _NUMBERS = {int, float}
 
@@ -205,13 +201,13 @@ def check_line(line: Mapping[str, Any], replicas: int) -> None:
 
 
 def _check_row(row: Any, replicas: int) -> None:
-    if not isinstance(row, list) or len(row) != replicas or not {*map(type, row)} <= {*_NUMBERS, _NONE}:
+    if not isinstance(row, list) or len(row) != replicas or not {*map(type, row)} <= {*_NUMBERS, type(None)}:
         raise ValueError(f"metrics and diverged must hold {replicas} numbers or nulls, got {row!r:.60}")
     if not math.isfinite(sum(filter(None, row))):
         raise ValueError("metrics must be finite")
 
 
-def _check_kinds(values: Mapping[str, Any], kinds: Mapping[str, tuple[type, ...]]) -> None:
+def _check_kinds(values: Mapping[str, Any], kinds: Kinds) -> None:
     for name, kind in kinds.items():
         if not isinstance(values[name], kind):
             raise TypeError(f"{name} must not be {type(values[name]).__name__}")

@@ -202,10 +202,13 @@ def build_model(
     Returns:
         The network on the CPU, in the protocol's dtype.
     """
-    if run.model in CONVOLUTIONS or run.model in REPLACEMENTS:
-        replaced = _build_replaced(run, image_shape, outputs)
-        _initialise_(replaced, run, generator)
-        return replaced.to(getattr(torch, run.protocol.dtype))
+    replaced = run.model in CONVOLUTIONS or run.model in REPLACEMENTS
+    model = (_build_replaced if replaced else _build_plain)(run, image_shape, outputs)
+    _initialise_(model, run, generator)
+    return model.to(getattr(torch, run.protocol.dtype))
+
+
+def _build_plain(run: Run, image_shape: tuple[int, int, int], outputs: int) -> SingleHiddenLayer:
     size = hidden_input(run.model, image_shape)
     units, bias = run.hidden or size, run.model == "cnn"
     hidden: nn.Module
@@ -218,13 +221,9 @@ def build_model(
             size, units, bias, structure=run.structure, rank=run.rank, init=run.init, **dict(run.options)
         )
     logits = nn.Linear(units, outputs)
-    model = (
-        ConvNet(image_shape[0], hidden, logits)
-        if run.model == "cnn"
-        else SingleHiddenLayer(hidden, logits, run.gain or 1.0)
-    )
-    _initialise_(model, run, generator)
-    return model.to(getattr(torch, run.protocol.dtype))
+    if run.model == "cnn":
+        return ConvNet(image_shape[0], hidden, logits)
+    return SingleHiddenLayer(hidden, logits, run.gain or 1.0)
 
 
 def _build_replaced(run: Run, image_shape: tuple[int, int, int], outputs: int) -> ReplacedConvolution:

@@ -52,8 +52,7 @@ class StackedLayer:
             matrices, prefix = layer.wide, f"{name}.wide."
         self._prefix = prefix
         self._units = layer.units if isinstance(layer, CroppedLinear) else None
-        self._shape = matrices.out_features, matrices.in_features
-        self.structure, self._options = matrices.structure, dict(matrices.options)
+        self.structure, self._like = matrices.structure, matrices.matrix()
 
     def matrix(self, network: Tensors) -> StructuredMatrix:
         """The matrices of all replicas, from the network's tensors by name."""
@@ -62,16 +61,15 @@ class StackedLayer:
             for name, tensor in network.items()
             if name.startswith(self._prefix) and not name.endswith(".bias")
         }
-        return self.structure.unchecked(*self._shape, own, self._options)
+        return self._like.with_tensors(own)
 
     def __call__(self, network: Tensors, x: Tensor) -> Tensor:
         """Rows (b, n) common to all replicas, or (R, b, n), to (R, b, m)."""
         M = self.matrix(network)
         if self._grid is None:
             return M.matmul(x)[..., : self._units]
-        channels = x.unflatten(-1, (self._grid[1], -1)).transpose(
-            -3, -2
-        )  # (in, b, n), with replicas or without
+        # Channels (in, b, n), with replicas or without.
+        channels = x.unflatten(-1, (self._grid[1], -1)).transpose(-3, -2)
         y = M.matmul(channels.unsqueeze(-4))  # (R, out, in, b, m)
         return y.sum(2).transpose(1, 2).flatten(2)
 

@@ -22,6 +22,7 @@ from ..figures.datasets import DataDir
 from ..figures.names import dataset_title, model_title, source_title
 from ..ledger.ledger import Ledger
 from ..ledger.records import Record
+from ..trainer.selection import peak
 from .sections import facts, headline, sections
 
 FIRST = ("accuracy_parameters_shl", "accuracy_rank", "perplexity_parameters")  # the charts that open the page
@@ -144,20 +145,17 @@ def run_json(record: Record) -> dict[str, Any]:
 
 def _replicas(record: Record) -> list[dict[str, Any]]:
     """Each replica: its rate and trial, its best validation (accuracy, or perplexity), the test there."""
-    metrics, diverged = record.result["metrics"], record.result["diverged"]
-    sign = -1 if record.run.model == "lstm" else 1  # of a perplexity the lowest is the best
+    validation, test = (record.result["metrics"].get(name, ()) for name in ("validation", "test"))
     rows = []
     for i, replica in enumerate(record.run.protocol.replicas):
-        validation, test = ([row[i] for row in metrics.get(name, ())] for name in ("validation", "test"))
-        known = [(sign * value, -epoch) for epoch, value in enumerate(validation) if value is not None]
-        peak = -max(known)[1] if known else None
+        found = peak(validation, [i], least=record.run.model == "lstm")  # a perplexity is best at its lowest
         rows.append(
             {
                 "lr": replica.lr,
                 "trial": replica.trial,
-                "validation": None if peak is None else _short(validation[peak]),
-                "test": None if peak is None or peak >= len(test) else _short(test[peak]),
-                "diverged": diverged[i],
+                "validation": None if found is None else _short(validation[found[0]][i]),
+                "test": None if found is None or found[0] >= len(test) else _short(test[found[0]][i]),
+                "diverged": record.result["diverged"][i],
             }
         )
     return rows

@@ -9,6 +9,7 @@ and its mean test accuracy stands in the table, all with rounded weights.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import product
 from typing import Any
 
 from ..data.registry import DATASETS
@@ -39,13 +40,9 @@ SHAPES = {name: DATASETS[name].image_shape for name in _EPOCHS}
 def flash_table() -> Table:
     """All sizes of all methods that some budget asks for."""
     cells = []
-    for data in SHAPES:
-        for model in ("shl", "cnn"):
-            for method in METHODS:
-                runs = {
-                    run.hash: run for budget in BUDGETS for run in candidates(data, model, method, budget)
-                }
-                cells += [Cell(run, None, "", metric="int8") for run in runs.values()]
+    for what in product(SHAPES, ("shl", "cnn"), METHODS):
+        runs = {run.hash: run for budget in BUDGETS for run in candidates(*what, budget)}
+        cells += [Cell(run, None, "", metric="int8") for run in runs.values()]
     return Table("flash", "Test accuracy by kilobytes of flash, int8", tuple(cells))
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ _log = logging.getLogger("torchldr_paper")
 
 VERSION = 2  # since 2 with a checksum
 FOLDER = ".checkpoints"
-_PAUSE = 0.5  # seconds between two attempts to claim a run
 
 
 class CheckpointFile:
@@ -72,18 +70,13 @@ class Claim:
         """Whether its file is here: the machine shares the folder with whoever holds the claim."""
         return self._path.exists()
 
-    def take(self, seconds: float = 0.0) -> bool:
-        """Whether the run is this process's now, or within so many seconds; infinity waits for ever."""
-        deadline = time.monotonic() + seconds
-        while True:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            # Held by another, who may be removing the folder just now.
-            with contextlib.suppress(Timeout, FileNotFoundError):
-                self._lock.acquire(timeout=0)
-                return True
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(_PAUSE)
+    def take(self) -> bool:
+        """Whether the run is this process's now."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        # Held by another, who may be removing the folder just now.
+        with contextlib.suppress(Timeout, FileNotFoundError):
+            self._lock.acquire(timeout=0)
+        return self._lock.is_locked
 
     def release(self) -> None:
         # Removed while it is held: whoever comes after finds what this process has written.

@@ -44,10 +44,18 @@ class Task:
 
 
 class Done(NamedTuple):
-    """What a worker returns: the line of the ledger, and the selected network where it is to be kept."""
+    """What a worker returns: the line of the ledger, and the selected network where it is to be kept.
+
+    Then a checkpoint can go: that of the run, or of this key.
+    """
 
     record: Record
     network: Network | None = None
+    checkpoint: str | None = None
+
+
+class OutOfTimeError(Exception):
+    """A run was left, with a checkpoint, since the time did not suffice for it."""
 
 
 Work = Callable[[Task, Library, Tell], Done]
@@ -75,6 +83,7 @@ class Backend:
     """Trains runs here, one after the other: `width` at a time, and records say its `notes`."""
 
     width = 1
+    pause = 0.2  # seconds between two looks at what workers tell
     notes: Mapping[str, Any] = {}
 
     def submit(self, work: Work, task: Task, library: Library, update: Update) -> Future[Done]:

@@ -47,7 +47,7 @@ class Mean:
 
 def select_best(metrics: Mapping[str, Column], replicas: Sequence[Replica]) -> Best | None:
     """The network with the highest validation accuracy, or None where all had diverged at once."""
-    found = _peak(metrics["validation"], range(len(replicas)))
+    found = peak(metrics["validation"], range(len(replicas)))
     if found is None:
         return None
     epoch, index = found
@@ -59,7 +59,7 @@ def select_mean(metrics: Mapping[str, Column], replicas: Sequence[Replica]) -> M
     """The learning rate with the highest average validation accuracy over trials that have any."""
     means = []
     for lr in dict.fromkeys(replica.lr for replica in replicas):
-        peaks = [_peak(metrics["validation"], [i]) for i, replica in enumerate(replicas) if replica.lr == lr]
+        peaks = [peak(metrics["validation"], [i]) for i, replica in enumerate(replicas) if replica.lr == lr]
         places = [place for place in peaks if place is not None]
         if not places:
             continue
@@ -70,10 +70,10 @@ def select_mean(metrics: Mapping[str, Column], replicas: Sequence[Replica]) -> M
     return max(means, key=lambda mean: mean.validation, default=None)
 
 
-def _peak(column: Column, indices: Sequence[int]) -> tuple[int, int] | None:
-    """(epoch, replica) of the highest entry among some replicas."""
+def peak(column: Column, indices: Sequence[int], *, least: bool = False) -> tuple[int, int] | None:
+    """(epoch, replica) of the highest entry among some replicas, or of the lowest; None where is none."""
     entries = [
-        (value, -epoch, -index)
+        (-value if least else value, -epoch, -index)
         for epoch, row in enumerate(column)
         for index in indices
         if (value := row[index]) is not None

@@ -1,7 +1,7 @@
 """Many runs: those that the ledger lacks, resumed where they were interrupted.
 
-Several processes may sweep over one ledger: each claims the runs that it trains, see `claims`. Workers train
-and tell; whoever calls `sweep` alone writes.
+Several processes may sweep over one ledger: each claims the runs that it trains, see `checkpoint`. Workers
+train and tell; whoever calls `sweep` alone writes.
 """
 
 from __future__ import annotations
@@ -24,15 +24,14 @@ from ..ledger.weights import read_network, save_network, weights_path
 from ..protocol import Run
 from .checkpoint import CheckpointFile, Claim
 from .library import Library, choose_device
-from .parallel import Backend, Done, Task, Work, train_images
+from .parallel import Backend, Done, OutOfTimeError, Task, Work, train_images
 from .progress import Log, Progress, no_log
 from .training import CHECKPOINT_SECONDS
 
 __all__ = ["Library", "Report", "choose_device", "missing", "sweep"]
 
 _log = logging.getLogger("torchldr_paper")
-_POLL = 0.2  # seconds between two looks at what workers tell
-_PAUSE = 0.5  # and between two looks at the runs of others
+_PAUSE = 0.5  # seconds between two looks at the runs of others
 
 
 @dataclass
@@ -122,7 +121,7 @@ def sweep(
     try:
         under_way.go(unique, wait=wait)
     except KeyboardInterrupt:
-        under_way.collect(0.0)
+        under_way.take_all(0.0)
         raise
     finally:
         backend.close()
@@ -162,14 +161,13 @@ class _Sweep:
                     if wait and look == 0.0:
                         _log.warning("%s: another process trains it, waiting", run.label)
                     others.append(run)
-                self.collect(0.0)
             if self._flying or others:
-                self.collect(_POLL)
+                self.backend.poll(self.progress.update)
+                self.take_all(self.backend.pause if self._flying else _PAUSE)
         self.report.claimed.extend(others)
 
-    def collect(self, seconds: float) -> None:
+    def take_all(self, seconds: float) -> None:
         """Keep what has come; where nothing has, wait for it so long."""
-        self.backend.poll(self.progress.update)
         try:
             while True:
                 self._take(self._arrived.get(timeout=seconds) if seconds else self._arrived.get_nowait())
@@ -246,6 +244,9 @@ class _Sweep:
         if isinstance(cause, DatasetNotFoundError):
             self.report.absent[run.data] = str(cause)
             return
+        if isinstance(cause, OutOfTimeError):
+            self.report.left.append(run)
+            return
         lines = str(cause).strip().splitlines()
         self.report.failed[run.label] = f"{type(cause).__name__}: {lines[0] if lines else ''}".rstrip(": ")
         _log.debug("%s failed", run.label, exc_info=error)
@@ -260,7 +261,7 @@ class _Sweep:
             except OSError as error:  # the record still can be written
                 self.report.unsaved[run.label] = str(error)
         self.ledger.append(record)
-        CheckpointFile(self.ledger.results, run.hash, record.fingerprint).remove()
+        CheckpointFile(self.ledger.results, done.checkpoint or run.hash, record.fingerprint).remove()
         self.report.finished.append(run)
         score = "diverged" if record.best is None else f"test {record.best.test:.2f}"
         self.progress.finish(run.hash, f"{run.label}: {score}, {record.result['seconds']:.1f} s")

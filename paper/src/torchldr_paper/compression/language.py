@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -79,6 +80,14 @@ LANGUAGE_TABLES = {
 assert set(FACTORS) == {*LANGUAGE_TABLES["gpt"].factors}
 
 
+@contextmanager
+def _seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Dropout, which takes torch's own random numbers, by this seed."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
+
+
 class LanguageRun(TableRun):
     """A table of language models under way."""
 
@@ -121,7 +130,8 @@ class LanguageRun(TableRun):
         rates = dict.fromkeys(tensors, table.dense_rate)
         adam = Adam(tensors, rates, table.dense_steps, decay=table.decay, decayed=decayed)
         read, state = self.model.reader(self.train, table.dense_steps, table.seed)
-        Trainer(adam, lambda now: read(now).unsqueeze(0), state, graphs=False).run(table.dense_steps)
+        with _seeded(table.seed, self.device):
+            Trainer(adam, lambda now: read(now).unsqueeze(0), state, graphs=False).run(table.dense_steps)
         facts = {
             "validation": perplexity(self._loss(tensors, self.valid)),
             "test": perplexity(self._loss(tensors, self.test)),
@@ -179,12 +189,13 @@ class LanguageRun(TableRun):
         adam = Adam(tensors, rates, table.steps)
         trainer = Trainer(adam, lambda now: read(assembled(now)).unsqueeze(0), state, graphs=False)
         done = 0
-        for quarter in range(1, _LOOKS + 1):
-            ahead = table.steps * quarter // _LOOKS
-            trainer.run(ahead - done)
-            done, found = ahead, score(self.valid)
-            if found < best or not math.isfinite(best):
-                best, stopped, after = found, done, score(self.test)
+        with _seeded(table.seed + 1, self.device):
+            for quarter in range(1, _LOOKS + 1):
+                ahead = table.steps * quarter // _LOOKS
+                trainer.run(ahead - done)
+                done, found = ahead, score(self.valid)
+                if found < best or not math.isfinite(best):
+                    best, stopped, after = found, done, score(self.test)
         return {
             **self.facts(method),
             "before": finite(before),

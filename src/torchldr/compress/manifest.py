@@ -127,7 +127,7 @@ def _linear(old: nn.Module, structure: Structure) -> StructuredLinear:
 def _matrix(old: nn.Module) -> Tensor:
     site = describe_site(old, [""])
     assert site is not None
-    return site.weights[""][0]
+    return site.parts[""].matrices[0]
 
 
 def build(old: nn.Module, entry: Mapping[str, Any]) -> nn.Module:

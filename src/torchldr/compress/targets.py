@@ -26,21 +26,35 @@ _HIDDEN = "multiplies the state, where errors grow from step to step: only with 
 
 
 @dataclass
+class Part:
+    """A weight of a module: a parameter, or a third of a joint one, as matrices (out, in).
+
+    That of a recurrent layer has a matrix for each gate, which take the same structure.
+    """
+
+    path: str  # of the parameter, from the module
+    parameter: nn.Parameter
+    matrices: list[Tensor]
+    third: int | None = None
+
+
+@dataclass
 class Site:
     """A module that can be replaced, under all the names that the model has for it.
 
-    `weights` are its matrices (out, in), by part: one part "" for a layer with one weight, four for an
-    attention, the names of torch's weights for a recurrent layer. A part of that has a matrix for each gate,
-    which take the same structure.
-    `keys` say whose numbers they are: parts with the same key are tied.
+    It has one part "" if it is a layer with one weight, four if it is an attention, and those of torch's
+    names if it is a recurrent layer.
     """
 
     module: nn.Module
     names: list[str]
     kind: str
-    weights: dict[str, list[Tensor]]
-    keys: dict[str, tuple[object, ...]]
-    owners: list[nn.Module]
+    parts: dict[str, Part]
+
+    @property
+    def owners(self) -> list[nn.Module]:
+        """The modules that hold its parameters."""
+        return list(self.module.modules()) if self.kind == "attention" else [self.module]
 
 
 @dataclass
@@ -52,7 +66,7 @@ class Unit(Weight):
     @property
     def matrices(self) -> list[Tensor]:
         site, part = self.places[0]
-        return site.weights[part]
+        return site.parts[part].matrices
 
     @property
     def kind(self) -> str:
@@ -75,26 +89,22 @@ def describe_site(module: nn.Module, names: list[str]) -> Site | None:
     whose `forward` someone has replaced, or whose weight is computed from others (parametrizations, weight
     norm).
     """
-    kind = type(module)
-    if isinstance(module, torch.jit.ScriptModule) or _is_patched(module):
+    if why_not(module) is not None:
         return None
+    kind, weight = type(module), module._parameters.get("weight")
     if isinstance(module, nn.MultiheadAttention):
-        return _attention(module, names) if kind is nn.MultiheadAttention else None
+        return _attention(module, names)
     if isinstance(module, nn.LSTM | nn.GRU):
-        return _recurrent(module, names) if kind in (nn.LSTM, nn.GRU) else None
-    weight = module._parameters.get("weight")
+        return _recurrent(module, names)
     if weight is None:
         return None
-    transposed = _is_transposed(module, weight)
-    if kind is nn.Linear:
-        name, matrix = "linear", weight.detach()
-    elif transposed:
-        name, matrix = "conv1d", weight.detach().T
-    elif isinstance(module, nn.Conv2d) and kind is nn.Conv2d and why_not(module) is None:
-        name, matrix = "conv2d", weight.detach().flatten(1)
+    if kind in (nn.Linear, nn.Conv2d):
+        name, W = "linear" if kind is nn.Linear else "conv2d", weight.detach().flatten(1)
+    elif _is_transposed(module, weight):
+        name, W = "conv1d", weight.detach().T
     else:
         return None
-    return Site(module, names, name, {"": [matrix]}, {"": (id(weight), transposed)}, [module])
+    return Site(module, names, name, {"": Part("weight", weight, [W])})
 
 
 def _is_patched(module: nn.Module) -> bool:
@@ -108,6 +118,8 @@ def _is_transposed(module: nn.Module, weight: Tensor) -> bool:
     Many models bring a copy of that class with them, so it is asked what it computes.
     """
     if type(module).__name__ != "Conv1D" or not hasattr(module, "nf") or weight.ndim != 2:
+        return False
+    if _is_patched(module):
         return False
     if weight.is_meta:
         return True
@@ -152,35 +164,30 @@ def why_not(module: nn.Module) -> str | None:
 
 
 def _attention(module: nn.MultiheadAttention, names: list[str]) -> Site | None:
-    owned, out = module._parameters, module.out_proj._parameters.get("weight")
-    if out is None:
-        return None
-    weights: dict[str, list[Tensor]] = {}
-    keys: dict[str, tuple[object, ...]] = {}
-    joint = owned.get("in_proj_weight")
-    for i, part in enumerate(PROJECTIONS[:3]):
-        separate = owned.get(f"{part}_weight")
-        if joint is not None:
-            weights[part], keys[part] = [joint.detach().chunk(3)[i]], (id(joint), i)
-        elif separate is not None:
-            weights[part], keys[part] = [separate.detach()], (id(separate), part)
-        else:
+    joint, out = module._parameters.get("in_proj_weight"), module.out_proj._parameters.get("weight")
+    parts: dict[str, Part] = {}
+    for i, name in enumerate(PROJECTIONS[:3]):
+        path = f"{name}_weight" if joint is None else "in_proj_weight"
+        p = module._parameters.get(path)
+        if p is None or out is None:
             return None
-    weights["out_proj"], keys["out_proj"] = [out.detach()], (id(out), "out_proj")
-    return Site(module, names, "attention", weights, keys, [module, module.out_proj])
+        whole, third = p.detach(), None if joint is None else i
+        parts[name] = Part(path, p, [whole if joint is None else whole.chunk(3)[i]], third)
+    assert out is not None
+    parts["out_proj"] = Part("out_proj.weight", out, [out.detach()])
+    return Site(module, names, "attention", parts)
 
 
 def _recurrent(module: nn.RNNBase, names: list[str]) -> Site | None:
-    gates = 4 if isinstance(module, nn.LSTM) else 3
-    weights: dict[str, list[Tensor]] = {}
-    for part in module._flat_weights_names:
-        if part.startswith(("weight_ih", "weight_hh")):
-            W = module._parameters.get(part)
-            if W is None:
+    kind, gates = ("lstm", 4) if isinstance(module, nn.LSTM) else ("gru", 3)
+    parts: dict[str, Part] = {}
+    for name in module._flat_weights_names:
+        if name.startswith(("weight_ih", "weight_hh")):
+            p = module._parameters.get(name)
+            if p is None:
                 return None
-            weights[part] = list(W.detach().chunk(gates))
-    kind = "lstm" if gates == 4 else "gru"
-    return Site(module, names, kind, weights, {part: (id(module), part) for part in weights}, [module])
+            parts[name] = Part(name, p, list(p.detach().chunk(gates)))
+    return Site(module, names, kind, parts)
 
 
 def find_units(
@@ -213,18 +220,18 @@ def find_units(
         if filter_fn is not None and not all(filter_fn(module, name) for name in names):
             left[names[0]] = "left out by filter_fn"
             continue
-        smallest = {part: min(min(W.shape) for W in weights) for part, weights in site.weights.items()}
+        smallest = {name: min(part.matrices[0].shape) for name, part in site.parts.items()}
         few = lambda small: f"has {small} features, fewer than min_features={min_features}"
         if site.kind in RECURRENT:  # each part for itself
-            for part, small in smallest.items():
-                hidden = part.startswith("weight_hh") and not recurrent
+            for name, small in smallest.items():
+                hidden = name.startswith("weight_hh") and not recurrent
                 if hidden or small < min_features:
-                    left[f"{names[0]}.{part}"] = _HIDDEN if hidden else few(small)
-                    del site.weights[part], site.keys[part]
+                    left[f"{names[0]}.{name}"] = _HIDDEN if hidden else few(small)
+                    del site.parts[name]
         elif (small := min(smallest.values())) < min_features:
             left[names[0]] = few(small)
             continue
-        if site.weights:
+        if site.parts:
             sites[id(module)] = site
     # An out_proj belongs to its attention, also where someone has put a plain nn.Linear there.
     for site in list(sites.values()):
@@ -234,8 +241,8 @@ def find_units(
     _drop_shared(model, sites, paths, left)
     units: dict[tuple[object, ...], Unit] = {}
     for site in sites.values():
-        for part, key in site.keys.items():
-            units.setdefault((site.kind, part, *key), Unit()).places.append((site, part))
+        for name, part in site.parts.items():  # tied ones have the same parameter
+            units.setdefault((site.kind, name, id(part.parameter)), Unit()).places.append((site, name))
     return list(units.values()), left
 
 
@@ -275,30 +282,25 @@ def dense_parameters(
 
     They are as large as the model: on a CPU they lie in the files of `pieces`, where it has some.
     """
-    parts: dict[int, tuple[Site, dict[str, list[Tensor]]]] = {}
+    new: dict[int, tuple[Site, dict[str, list[Tensor]]]] = {}
     for i, (unit, found) in enumerate(zip(units, made, strict=True)):
         matrices = []
         for j, projection in enumerate(found):
             M = projection.matrix.to_dense()
             filed = pieces.folder is not None and M.device.type == "cpu"
             matrices.append(pieces.zeros(f"dense-{i}-{j}", M.shape, M).copy_(M) if filed else M)
-        for site, part in unit.places if found else []:
-            parts.setdefault(id(site.module), (site, dict(site.weights)))[1][part] = matrices
+        for site, name in unit.places if found else []:
+            new.setdefault(id(site.module), (site, {}))[1][name] = matrices
     values: dict[str, Tensor] = {}
-    for site, weights in parts.values():
-        prefix = f"{site.names[0]}."
-        if site.kind == "attention":
-            if site.module._parameters.get("in_proj_weight") is not None:
-                values[prefix + "in_proj_weight"] = torch.cat([weights[part][0] for part in PROJECTIONS[:3]])
-            else:
-                values |= {f"{prefix}{part}_weight": weights[part][0] for part in PROJECTIONS[:3]}
-            values[prefix + "out_proj.weight"] = weights["out_proj"][0]
-        elif site.kind in RECURRENT:
-            values |= {prefix + part: torch.cat(gates) for part, gates in weights.items()}
-        else:
-            (W,) = weights[""]
-            W = W.T if site.kind == "conv1d" else W[..., None, None] if site.kind == "conv2d" else W
-            values[prefix + "weight"] = W
+    for site, some in new.values():
+        rows: dict[str, list[Tensor]] = defaultdict(list)  # of a parameter, which may have several parts
+        for name, part in site.parts.items():
+            rows[part.path] += some.get(name, part.matrices)
+        shapes = {part.path: part.parameter.shape for part in site.parts.values()}
+        for path, matrices in rows.items():
+            W = torch.cat(matrices) if len(matrices) > 1 else matrices[0]
+            W = W.T if site.kind == "conv1d" else W.reshape(shapes[path])
+            values[f"{site.names[0]}.{path}"] = W
     return values
 
 

@@ -22,13 +22,13 @@ from .outputs import LOGITS, called, copied, distance, kept, main_output
 from .pieces import DTYPES, Pieces
 from .progress import CALIBRATING
 from .targets import Unit
-from .watch import WIDE, Watch, moments_file
+from .watch import Watch
 from .workers import Workers
 
 SHARE = 0.45  # of the time, at most
 HELD, EVERY = 4, 4  # one batch in four is held out to compare plans on, four at most
 SEEN, _BYTES = 32, 1 << 28  # batches that are kept for a second fit, at most, and the memory that they take
-_KEY = "calibration and its batches"  # named anew where its form is another
+_KEY = "calibration, its moments and batches"  # named anew where its form is another
 
 
 class Held(NamedTuple):
@@ -95,7 +95,7 @@ def calibrate(
     total = total if batches is None else min(total, batches)
     report(CALIBRATING, 0, total)
     watch = Watch(units, torch.Generator().manual_seed(workers.seed), pieces)
-    with evaluating(model), _gradients(units), watch.hooked(units):
+    with evaluating(model), _gradients(units), watch.hooked():
         last: tuple[int, Any] | None = None
         room = _BYTES
         for last in enumerate(islice(loader, batches)):
@@ -135,19 +135,14 @@ def _keep(pieces: Pieces, units: Sequence[Unit], found: Calibration) -> None:
         named = batch if isinstance(batch, dict) else {"": batch[0]}
         return {key: placed(x) for key, x in named.items()}
 
-    files, metrics = [f"held-{one.place}" for one in found.held], {}
-    for name, metric in found.metrics.items():
-        parts = {"inputs": metric.inputs, "outputs": metric.outputs}
-        files += [moments_file(units, name, what) for what, t in parts.items() if t is not None]
-        metrics[name] = [metric.scale, {what: len(t) for what, t in parts.items() if t is not None}]
     held, seen = found.held, found.seen
     value = {
-        "metrics": metrics,
-        "held": [[p, entry(b), name, y.shape, y.dtype == WIDE.dtype] for p, b, name, y in held],
+        "metrics": {name: [m.inputs, m.outputs, m.scale] for name, m in found.metrics.items()},
+        "held": [[p, entry(b), name, y] for p, b, name, y in held],
         "seen": [[p, entry(b), {rows: placed(t) for rows, t in weights.items()}] for p, b, weights in seen],
     }
     if all(fits):
-        pieces.put(_KEY, value, written=files)  # else it is found anew
+        pieces.put(_KEY, value)  # else it is found anew
 
 
 def _recalled(pieces: Pieces, units: Sequence[Unit]) -> Calibration | None:
@@ -162,15 +157,8 @@ def _recalled(pieces: Pieces, units: Sequence[Unit]) -> Calibration | None:
         named = {key: moved(x) for key, x in entry.items()}
         return (named[""],) if [*named] == [""] else named
 
-    for name, (scale, lengths) in value["metrics"].items():
-        parts = {
-            what: pieces.zeros(moments_file(units, name, what), (n, n), WIDE, again=True)
-            for what, n in lengths.items()
-        }
-        found.metrics[name] = Metric(**parts, scale=scale)
-    for place, entry, name, shape, wide in value["held"]:
-        output = pieces.zeros(f"held-{place}", shape, WIDE if wide else WIDE.float(), again=True)
-        found.held.append(Held(place, batch(entry), name, output))
+    found.metrics = {name: Metric(*parts) for name, parts in value["metrics"].items()}
+    found.held = [Held(place, batch(entry), name, y) for place, entry, name, y in value["held"]]
     for place, entry, weights in value["seen"]:
         found.seen.append(Seen(place, batch(entry), {int(rows): moved(x) for rows, x in weights.items()}))
     return found

@@ -97,25 +97,31 @@ class Pieces:
         if line is None or self.folder is None:
             return None
         tensors = mapped(self.folder / line["tensors"]) if "tensors" in line else {}
+        for name, (file, dtype, shape) in line.get("written", {}).items():
+            tensors[name] = _written(self.folder / file, shape, getattr(torch, dtype))
         found = {_MARK + name: tensor for name, tensor in tensors.items()}
         return pytree.tree_map_only(str, lambda text: found.get(text, text), line["value"])
 
-    def put(self, key: str, value: Any, written: Iterable[str] = ()) -> Any:
+    def put(self, key: str, value: Any) -> Any:
         """Keep a finished piece; it comes back as `get` gives it where there is a folder.
 
-        `written` are the names of `zeros` that belong to it.
+        Tensors that `zeros` made stay in their files, the others are written.
         """
         if self.folder is None or self._log is None:
             return value
         tensors: dict[str, Tensor] = {}
+        written: dict[str, Any] = {}
 
         def mark(tensor: Tensor) -> str:
-            name = str(len(tensors))
-            tensors[name] = tensor.detach().to("cpu", copy=True).contiguous()
+            name, file = str(len(tensors) + len(written)), _file_of(tensor)
+            if file is not None and file.parent == self.folder:
+                written[name] = file.name, str(tensor.dtype).removeprefix("torch."), tensor.shape
+            else:
+                tensors[name] = tensor.detach().to("cpu", copy=True).contiguous()
             return _MARK + name
 
         line: dict[str, Any] = {"key": key, "value": pytree.tree_map_only(Tensor, mark, value)}
-        names = [f"{name}.bin" for name in written]
+        line["written"], names = written, [file for file, _, _ in written.values()]
         if tensors:
             from safetensors.torch import save_file
 
@@ -128,19 +134,16 @@ class Pieces:
         self._count += 1
         return self.get(key)
 
-    def zeros(self, name: str, shape: Iterable[int], like: Tensor, *, again: bool = False) -> Tensor:
-        """A tensor to be written in place: in a file of this name, or in memory on the device of `like`.
+    def zeros(self, name: str, shape: Iterable[int], like: Tensor) -> Tensor:
+        """A tensor to be written in place: in a new file of this name, or in memory on the device of `like`.
 
-        It has the dtype of `like`, and with `again` its numbers from before.
+        It has the dtype of `like`.
         """
-        shape = tuple(shape)
         if self.folder is None:
-            return torch.zeros(shape, dtype=like.dtype, device=like.device)
+            return torch.zeros(tuple(shape), dtype=like.dtype, device=like.device)
         path = self.folder / f"{name}.bin"
-        if not again:
-            path.unlink(missing_ok=True)
-        count = math.prod(shape)
-        return torch.from_file(str(path), shared=True, size=count, dtype=like.dtype).reshape(shape)
+        path.unlink(missing_ok=True)
+        return _written(path, shape, like.dtype)
 
     def close(self, *, done: bool = False) -> None:
         """Let the folder go; it is deleted if the work is done, or if none is."""
@@ -176,6 +179,18 @@ def opened(
     finally:
         if pieces is not place:
             pieces.close()
+
+
+def _written(path: Path, shape: Iterable[int], dtype: torch.dtype) -> Tensor:
+    """The tensor in a file, which writing to it changes; zeros where there is none."""
+    shape = tuple(shape)
+    return torch.from_file(str(path), shared=True, size=math.prod(shape), dtype=dtype).reshape(shape)
+
+
+def _file_of(tensor: Tensor) -> Path | None:
+    """The file that a tensor of `_written` lies in."""
+    file = tensor.untyped_storage().filename if tensor.device.type == "cpu" else None
+    return None if file is None else Path(file)
 
 
 def mapped(path: Path) -> dict[str, Tensor]:

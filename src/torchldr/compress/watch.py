@@ -20,7 +20,6 @@ from .targets import Part, Unit
 _ENOUGH = 8  # rows for each entry of a vector that are all taken; after that, as many as a product costs
 _INPUTS = {"q_proj": 0, "k_proj": 1, "v_proj": 2}
 _ARGUMENTS = ("query", "key", "value")
-WIDE = torch.zeros((), dtype=torch.float64)
 
 
 @dataclass
@@ -94,9 +93,9 @@ class Watch:
         return v.to(y.dtype)
 
     @contextmanager
-    def hooked(self, units: Sequence[Unit]) -> Iterator[None]:
+    def hooked(self) -> Iterator[None]:
         with ExitStack() as hooks:  # gone at the end
-            for name, site, part in ((unit.name, *place) for unit in units for place in unit.places):
+            for name, site, part in ((unit.name, *place) for unit in self.units for place in unit.places):
                 if site.kind in ("linear", "conv1d", "conv2d"):
                     see = partial(self._see_output, name)
                     hooks.enter_context(site.module.register_forward_hook(see, with_kwargs=True))
@@ -166,8 +165,8 @@ class Watch:
 
     def _added(self, name: str, what: str, moments: Tensor | None, gram: Tensor) -> Tensor:
         if moments is None:
-            file = moments_file(self.units, name, what)
-            moments = self.pieces.zeros(file, gram.shape, widened(gram.new_empty(())))
+            place = [unit.name for unit in self.units].index(name)  # names may have any characters
+            moments = self.pieces.zeros(f"{what}-{place}", gram.shape, widened(gram.new_empty(())))
         return moments.add_(gram.to(moments.device))
 
     def metric(self, unit: Unit) -> Metric:
@@ -215,8 +214,3 @@ def input_rows(module: nn.Module, x: Tensor) -> Tensor:
     if isinstance(module, nn.Conv2d):
         x = x[..., :: module.stride[0], :: module.stride[1]].movedim(-3, -1)
     return x.reshape(-1, x.shape[-1])
-
-
-def moments_file(units: Sequence[Unit], name: str, what: str) -> str:
-    """The name of the file with a unit's moments; the unit's own may have any characters."""
-    return f"{what}-{[unit.name for unit in units].index(name)}"

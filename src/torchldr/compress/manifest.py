@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from ..nn import MatrixStack, StructuredLinear
 from ..nn.recurrent.base import StructuredRecurrent
@@ -13,7 +13,7 @@ from ..nn.tensors import runs_as_made
 from .attention import StructuredAttention, split_attention
 from .layers import StructuredPointwise, quiet_linear, quiet_recurrent
 from .structure import Structure
-from .targets import describe_site
+from .targets import RECURRENT, describe_site
 
 Entry = dict[str, Any]
 METHOD, VERSION = "torchldr", 1  # the name of the "quantization" in a Hugging Face config, and of its format
@@ -117,17 +117,14 @@ def replacement(old: nn.Module, plan: Mapping[str, Structure]) -> nn.Module:
 
 
 def _linear(old: nn.Module, structure: Structure) -> StructuredLinear:
-    W, weight = _matrix(old), old._parameters["weight"]
-    made = quiet_linear(W.shape[0], W.shape[1], structure, W.dtype).to(W.device)
-    made.requires_grad_(weight is not None and weight.requires_grad)
-    made._parameters["bias"] = old._parameters.get("bias")
-    return made
-
-
-def _matrix(old: nn.Module) -> Tensor:
     site = describe_site(old, [""])
     assert site is not None
-    return site.parts[""].matrices[0]
+    part = site.parts[""]
+    (W,) = part.matrices
+    made = quiet_linear(W.shape[0], W.shape[1], structure, W.dtype).to(W.device)
+    made.requires_grad_(part.parameter.requires_grad)
+    made._parameters["bias"] = old._parameters.get("bias")
+    return made
 
 
 def build(old: nn.Module, entry: Mapping[str, Any]) -> nn.Module:
@@ -138,43 +135,32 @@ def build(old: nn.Module, entry: Mapping[str, Any]) -> nn.Module:
     """
     site = describe_site(old, [""])
     kind = "linear" if site is not None and site.kind == "conv1d" else site.kind if site is not None else None
-    if kind != entry["kind"]:
+    if site is None or kind != entry["kind"]:
         if record(old) is not None:
             raise ValueError(
                 "the model's layer is compressed in another way than the folder's; load into a dense one"
             )
         raise ValueError(f"the folder has a layer of kind {entry['kind']}, the model a {type(old).__name__}")
-    if isinstance(old, nn.MultiheadAttention):
-        _same(old, entry, "embed_dim", "num_heads")
-        entries, linears = entry["parts"], split_attention(old)
-        for name, part in entries.items():
-            if name not in linears:
-                raise ValueError(f"an attention has no part {name!r}")
-            _check_linear(linears[name], part)
-    elif isinstance(old, nn.LSTM | nn.GRU):
-        _same(old, entry, "input_size", "hidden_size", "num_layers", "bidirectional")
-        inputs = [name for name in old._flat_weights_names if name.startswith("weight_ih")]
+    entries = {"": entry.get("linear", entry)}
+    if kind == "attention":
+        entries = entry["parts"]
+    elif kind in RECURRENT:
+        inputs = [name for name in site.parts if name.startswith("weight_ih")]
         entries = entry.get("weights") or dict.fromkeys(inputs, entry)  # without: the same for all inputs
-        if unknown := [name for name in entries if name not in old._flat_weights_names]:
-            raise ValueError(f"a {type(old).__name__} of these sizes has no {unknown[0]}")
-    else:
-        if isinstance(old, nn.Conv2d) and list(old.stride) != entry["stride"]:
-            raise ValueError(f"stride is {list(old.stride)} in the model and {entry['stride']} in the folder")
-        entries = {"": entry["linear"] if isinstance(old, nn.Conv2d) else entry}
-        _check_linear(old, entries[""])
+    if unknown := [name for name in entries if name not in site.parts]:
+        raise ValueError(f"a {type(old).__name__} of these sizes has no {unknown[0]}")
     named = {key: Structure(one["structure"], one["rank"], **one["options"]) for key, one in entries.items()}
-    return replacement(old, named)
+    made = replacement(old, named)
+    _check_sizes(record(made) or {}, entry)
+    return made
 
 
-def _check_linear(old: nn.Module, entry: Mapping[str, Any]) -> None:
-    shape, bias = list(_matrix(old).shape), old._parameters.get("bias") is not None
-    if shape != entry["shape"]:
-        raise ValueError(f"the weight has shape {shape} in the model and {entry['shape']} in the folder")
-    if bias != entry["bias"]:
-        raise ValueError(f"bias={bias} in the model and bias={entry['bias']} in the folder")
-
-
-def _same(old: Any, entry: Mapping[str, Any], *names: str) -> None:
-    for name in names:
-        if getattr(old, name) != entry[name]:
-            raise ValueError(f"{name} is {getattr(old, name)} in the model and {entry[name]} in the folder")
+def _check_sizes(found: Entry, entry: Mapping[str, Any]) -> None:
+    """Raise where a module is of other sizes than an entry; its structures are those of the entry."""
+    for key, value in found.items():
+        if key in ("structure", "rank", "options", "weights"):
+            continue
+        if isinstance(value, dict):
+            _check_sizes(value, entry[key])
+        elif value != entry[key]:
+            raise ValueError(f"{key} is {value} in the model and {entry[key]} in the folder")

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import torchldr
-from torchldr.compress import workers
+from torchldr.compress import looks, workers
 from torchldr.compress.progress import Clock
 from torchldr.executors import RayExecutor
 
@@ -84,7 +84,7 @@ def test_a_deadline_on_a_machine_that_started_at_another_time(minutes, apart, mo
         parcel = some.parcel(workers.TensorWeight({"W": torch.randn(8, 8)}, "W"))
     deadline, monotonic = Clock(minutes).deadline(1.0), time.monotonic
     monkeypatch.setattr(time, "monotonic", lambda: monotonic() + apart)
-    (error,) = workers.looks_of(parcel, [torchldr.Structure("toeplitz_like")], 0, 0.1, deadline)
+    (error,) = looks.looks_of(parcel, [torchldr.Structure("toeplitz_like")], 0, 0.1, deadline)
     assert math.isfinite(error) == (minutes > 0)
 
 

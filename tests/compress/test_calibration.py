@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 import torchldr
 from torchldr.compress.calibration import calibrate
-from torchldr.compress.candidates import bound
+from torchldr.compress.looks import DEADLINE, bound
 from torchldr.compress.metric import Metric
 from torchldr.compress.outputs import main_output
 from torchldr.compress.progress import Clock
 from torchldr.compress.targets import find_units
-from torchldr.compress.workers import DEADLINE, Workers
+from torchldr.compress.workers import Workers
 from torchldr.matrices.low_rank import LowRankFit
 
 LOW = torchldr.Structure("low_rank", rank=3)

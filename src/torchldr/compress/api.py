@@ -19,6 +19,7 @@ from .calibration import Calibration, calibrate
 from .candidates import CANDIDATES, exact
 from .checkpoint.files import Source, check_finite, find_tensors, open_tensors
 from .layers import fill, keep_state, replace_modules, tie
+from .looks import DEADLINE, project_all
 from .manifest import declare, holders, replacement
 from .metric import Metric
 from .pieces import Pieces, opened
@@ -29,7 +30,7 @@ from .selection import Choices, Spec, check_spec, chosen, described
 from .structure import Structure
 from .targets import RECURRENT, FilterFn, Unit, check_unwrapped, dense_parameters, find_units
 from .watch import ridged_
-from .workers import DEADLINE, Workers, project_all
+from .workers import Workers
 
 EFFORT, WEIGHTS_EFFORT = 2.0, 10.0  # minutes, for a budget
 DOUBTFUL = 0.1  # a residual above which a compression without data is not to be trusted

@@ -1,4 +1,4 @@
-"""What a weight may become, how far that is from it, and what is not worth a look."""
+"""What a weight may become, and what is not worth a look."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from ..matrices import get_structure, structures
-from .finetuning.groups import operator_names
-from .metric import QUICK, widened
+from .metric import QUICK
 from .structure import DENSE, Structure
 
 CANDIDATES = tuple(name for name, cls in structures().items() if cls.compresses)
@@ -129,41 +127,3 @@ def charged(rows: Sequence[Candidate], costs: Sequence[float]) -> list[Candidate
         (replace(row, cost=cost) for row, cost in zip(rows, costs, strict=True)),
         key=lambda row: (row.cost, row.error),
     )
-
-
-def plain_curve(matrices: Sequence[Tensor]) -> list[float]:
-    """|W - M|^2 of the nearest matrices of rank 0, 1, .., summed over the matrices."""
-    squares = []
-    for W in matrices:
-        wide = widened(W)
-        gram = wide @ wide.mT if wide.shape[0] <= wide.shape[1] else wide.mT @ wide
-        squares.append(torch.linalg.eigvalsh(gram).clamp(min=0))
-    length = max(map(len, squares))
-    tails = torch.stack([pad(s, (length - len(s), 0)) for s in squares]).sum(0).cumsum(0)
-    return [*tails.flip(0).tolist(), 0.0]
-
-
-def bound(W: Tensor, name: str, ranks: Sequence[int]) -> list[float]:
-    """A lower bound of |W - M|^2 over the members M of each rank, without a projection.
-
-    Where a class's operators are fixed, the displacement of W - M is at most |nabla| |W - M| long, and
-    that of M has a small rank, so that the tail of the singular values of W's displacement bounds |W - M|.
-    Nothing is known (0) of classes that learn their operators or have none.
-    """
-    cls, (m, n) = get_structure(name), W.shape
-    if not cls.ranked or operator_names(cls):
-        return [0.0] * len(ranks)
-    some = cls.random(m, n, rank=1, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    known = some.displacement_structure()
-    if known is None:
-        return [0.0] * len(ranks)
-    a, b = (_norm(operator.to_dense()) for operator in (known.A, known.B))
-    largest = 1 + a * b if known.form == "stein" else a + b
-    D = known.of_dense(W.detach().to("cpu", torch.float64))
-    curve = plain_curve([D])
-    return [curve[min(known.rank * rank, len(curve) - 1)] / largest**2 for rank in ranks]
-
-
-def _norm(A: Tensor) -> float:
-    """At least the spectral norm; that of a shift exactly."""
-    return float(A.abs().sum(0).max() * A.abs().sum(1).max()) ** 0.5

@@ -26,6 +26,7 @@ from ..matrices import Projection
 from ..nn.tune import evaluating
 from .calibration import Calibration, Seen
 from .candidates import exact
+from .looks import packed, unpacked
 from .metric import Metric, measured, project, widened
 from .outputs import called
 from .pieces import Pieces
@@ -33,7 +34,7 @@ from .progress import FITTING
 from .structure import Structure
 from .targets import Unit, dense_parameters
 from .watch import input_rows, moments_of, ridged_
-from .workers import PROJECTIONS, Workers
+from .workers import Workers
 
 SHARE = 0.5  # b
 _STAGES = 4  # before more batches are taken than are needed:
@@ -88,12 +89,11 @@ class Refit:
                 begun = self.clock.spent
                 part = order[len(order) * stage // stages : len(order) * (stage + 1) // stages]
                 new = dict(self._stage([i for group in part for i in group], made, batches))
-                piece = self.pieces.put(key, [[*new], PROJECTIONS.pack([*new.values()])])
+                piece = self.pieces.put(key, [[*new], packed([*new.values()])])
                 took = self.clock.spent - begun
             made, (places, found) = list(made), piece
-            for i, projection in zip(places, PROJECTIONS.unpack(found), strict=True):
-                matrix = projection.matrix.to(self.units[i].matrices[0].device)  # files give back the CPU's
-                made[i] = [projection._replace(matrix=matrix)]
+            for i, one in zip(places, found, strict=True):
+                made[i] = unpacked([one], self.units[i].matrices[0].device)
         return made if stages else None
 
     def _order(self, wanted: set[int]) -> tuple[list[list[int]], Cost]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,10 +9,11 @@ from typing import Any
 from ..matrices import Projection, get_structure
 from .budget import Budget, Bytes, Costs, Latency, Stopwatch, allowance, check_budget
 from .candidates import SCREEN_EFFORT, Candidate, Search, Weight, at_once, charged, priced
+from .looks import FirstLook, errors_of, first_looks
 from .progress import CHOOSING
 from .report import LayerReport, describe
 from .structure import DENSE, Structure, matching
-from .workers import LOOKS, FirstLook, Workers, first_look, looks_of
+from .workers import Workers
 
 Spec = Budget | Structure | Mapping[str, Structure]
 SHARE = 0.7  # of the time after which no further class is looked at
@@ -115,13 +115,11 @@ class _Look:
         workers: Workers,
     ) -> None:
         self.names, self.weights, self.costs, self.limit = names, weights, costs, limit
-        self.workers, self.clock = workers, workers.clock
-        self.parcels = [workers.parcel(weight) for weight in weights]
+        self.workers = workers
         self.notes: list[str] = []
         self.low: list[list[Structure]] = []
         self.errors: list[dict[Structure, float]] = []
         self.plain: list[dict[Structure, float]] = []
-        self.plain_parcels = [workers.parcel(weight, plain=True) for weight in weights]
 
     def rows(self) -> list[list[Candidate]]:
         """The candidates of every weight, the weight itself among them, by growing cost."""
@@ -134,12 +132,8 @@ class _Look:
                 structures = [s for name in self.names for s in least.structures(name, weight)]
             self.low.append([s for s in structures if s.name in quick])
             others.append([s for s in structures if s.name not in quick])
-        stages = [f"{CHOOSING} {weight.name}" for weight in self.weights]
         bounded = [some if place in self._bounded() else [] for place, some in enumerate(others)]
-        tasks = list(zip(self.parcels, self.low, bounded, [self.workers.seed] * len(stages), strict=True))
-        keys = [f"first look at {weight.name}" for weight in self.weights]
-        looks = self.workers.run(stages, first_look, tasks, keys=keys).values()
-        found = [FirstLook(*looked) for looked in looks]
+        found = first_looks(self.workers, self.weights, self.low, bounded)
         self.errors = [dict(zip(self.low[i], looked.errors, strict=True)) for i, looked in enumerate(found)]
         self.plain = [dict(zip(self.low[i], looked.plain, strict=True)) for i, looked in enumerate(found)]
         small, large = self._hopeful(bounded, found)
@@ -224,22 +218,13 @@ class _Look:
             (task for group in groups.values() for task in group),
             key=lambda task: (task[1].rank or 0, task[0]),
         )
-        into, parcels = (self.plain, self.plain_parcels) if plain else (self.errors, self.parcels)
-        stages = [f"{CHOOSING} {self.weights[i].name}" for i, _ in tasks]
-        until = self.clock.deadline(SHARE) if hurry else None
-        arguments = [(parcels[i], [s], self.workers.seed, SCREEN_EFFORT, until) for i, s in tasks]
-        look = "plain look" if plain else "look"
-        keys = [f"{look} at {self.weights[i].name} as {s}" for i, s in tasks]
-        over = lambda: hurry and self.clock.past(SHARE)
-        found = self.workers.run(stages, looks_of, arguments, over, keys=keys, form=LOOKS)
-        known = 0
-        for place, errors in found.items():
-            i, structure = tasks[place]
-            if math.isfinite(errors[0]):
-                into[i][structure] = errors[0]
-                known += 1
-        if known < len(tasks):
-            self.notes.append(f"{len(tasks) - known} candidates were not looked at for want of time")
+        given = [(i, [structure]) for i, structure in tasks]
+        share, into = SHARE if hurry else None, self.plain if plain else self.errors
+        found = errors_of(self.workers, CHOOSING, self.weights, given, SCREEN_EFFORT, share, plain)
+        for (i, structure), error in found.items():
+            into[i][structure] = error
+        if len(found) < len(tasks):
+            self.notes.append(f"{len(tasks) - len(found)} candidates were not looked at for want of time")
 
     def _wins(self, i: int, structure: Structure) -> bool:
         """Whether a structure is better than low rank with no more parameters, in the plain norm."""

@@ -1,4 +1,4 @@
-"""`compress_`: a whole model in place; `compress_weights`: a checkpoint without the code of its model."""
+"""`compress_`: a whole model, in place."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..matrices import Projection, StructuredMatrix
+from ..matrices import Projection
 from ..progress import Report
 from .budget import Budget
 from .calibration import Calibration, calibrate
-from .candidates import CANDIDATES, exact
-from .checkpoint.files import Source, check_finite, find_tensors, open_tensors
+from .candidates import CANDIDATES, check_finite, exact
 from .layers import fill, keep_state, replace_modules, tie
 from .looks import DEADLINE, project_all
 from .manifest import declare, holders, replacement
@@ -25,14 +24,14 @@ from .metric import Metric
 from .pieces import Pieces, opened
 from .progress import CHECKING, Clock, check_count, check_effort, shown
 from .refit import Refit
-from .report import CompressionReport
-from .selection import Choices, Spec, check_spec, chosen, described
+from .report import CompressionReport, described
+from .selection import Choices, Spec, check_spec, chosen
 from .structure import Structure
 from .targets import RECURRENT, FilterFn, Unit, check_unwrapped, dense_parameters, find_units
 from .watch import ridged_
 from .workers import Workers
 
-EFFORT, WEIGHTS_EFFORT = 2.0, 10.0  # minutes, for a budget
+EFFORT = 2.0  # minutes, for a budget
 DOUBTFUL = 0.1  # a residual above which a compression without data is not to be trusted
 IDLE = "no batch of the loader showed that the output depends on"
 
@@ -147,7 +146,7 @@ def compress_(
     _install(model, zip(units, found.structures, made, strict=True), copy=not pieces.lends)
     declare(model)
     left |= found.stays
-    vectors, rows = described(units, found, made)
+    vectors, rows = described(units, found.structures, made, found.watch)
     result = CompressionReport(rows, left, before, _count(model), distance, (*found.notes, *notes), vectors)
     _warn(result, known=loader is not None or bool(activations), planned=planned)
     return result
@@ -205,72 +204,6 @@ def _warn(report: CompressionReport, *, known: bool, planned: bool) -> None:
             "what they do there, or fine-tune.",
             stacklevel=3,
         )
-
-
-def compress_weights(
-    source: Source,
-    spec: Spec,
-    *,
-    skip: Sequence[str] = (),
-    min_features: int = 32,
-    structures: Sequence[str] = CANDIDATES,
-    effort: float | None = None,
-    seed: int = 0,
-    jobs: int = 1,
-    progress: bool | Report | None = None,
-) -> tuple[dict[str, Tensor | StructuredMatrix], CompressionReport]:
-    """Project the matrices of a checkpoint on structured ones; everything else stays as it is.
-
-    A matrix is a tensor with two axes, taken as a layer's weight (out_features, in_features). An embedding
-    looks the same: `skip` it where it should stay.
-
-    Args:
-        source: the path of a .safetensors file, of a folder of them (shards), or a mapping of names to
-            tensors (a state_dict).
-        spec: a budget, a Structure for all, or a mapping of names and patterns to structures, as for
-            `compress_`. A weight is called by its name, or by that without ".weight".
-        skip: names and patterns of matrices to leave alone.
-        min_features: matrices with fewer rows or columns are left alone.
-        structures: names of the classes that a budget may choose from.
-        effort: minutes that it may take, by default 10 for a budget and no limit for a plan.
-        seed: of the projections.
-        jobs: how many processes project; with more than one, a script needs the usual
-            `if __name__ == "__main__":`.
-        progress: as for `compress_`.
-
-    Returns:
-        The tensors by name, structured matrices where they were replaced, and what was done.
-
-    Examples:
-        >>> weights = {"0.weight": torch.randn(64, 64), "0.bias": torch.zeros(64)}
-        >>> made, report = compress_weights(weights, 0.25, structures=["low_rank"])
-        >>> made["0.weight"]
-        LowRank(64, 64, rank=8, dtype=torch.float32)
-    """
-    who = "compress_weights"
-    check_spec(who, spec)
-    check_count(who, min_features=min_features)
-    tensors = open_tensors(who, source)
-    weights, left = find_tensors(who, tensors, skip, min_features)
-    if not weights:
-        raise ValueError(
-            f"{who}: no tensor can be replaced: none has two axes of {min_features} or more, or all are "
-            "skipped."
-        )
-    check_finite(who, weights)
-    planned = isinstance(spec, Structure | Mapping)
-    clock = Clock(check_effort(who, effort, None if planned else WEIGHTS_EFFORT))
-    with shown(progress, clock) as report, Workers(jobs, clock=clock, report=report, seed=seed) as workers:
-        found = chosen(who, spec, weights, left, structures, workers)
-        made = project_all(workers, weights, found.structures)
-    vectors, rows = described(weights, found, made)
-    replaced = {weight.name: p.matrix for weight, some in zip(weights, made, strict=True) for p in some}
-    whole = {name: replaced.get(name, tensors[name]) for name in tensors}
-    before = sum(tensors[name].numel() for name in tensors if tensors[name].is_floating_point())
-    saved = sum(row.parameters_before - row.parameters_after for row in rows)
-    return whole, CompressionReport(
-        rows, {**left, **found.stays}, before, before - saved, None, found.notes, vectors
-    )
 
 
 # The parts of compress_, in the order of their use.

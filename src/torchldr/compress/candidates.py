@@ -37,6 +37,11 @@ class Weight(Protocol):
     def matrices(self) -> list[Tensor]: ...
 
     @property
+    def luggage(self) -> Weight | list[Tensor]:
+        """What goes to another process of this machine: its matrices, or where these can be found."""
+        return self.matrices
+
+    @property
     def name(self) -> str:
         return self.names[0]
 
@@ -47,6 +52,19 @@ class Weight(Protocol):
     def matches(self, patterns: Iterable[str]) -> bool:
         """Whether one of these is one of its names, or a pattern that fits one."""
         return any(fnmatchcase(alias, pattern) for alias in self.aliases for pattern in patterns)
+
+
+def check_finite(who: str, weights: Sequence[Weight], what: str = "") -> None:
+    """Raise for a weight with entries that are not finite, or without any numbers (on the meta device).
+
+    The error says `what` before the weight's name.
+    """
+    for weight in weights:
+        for W in weight.matrices:
+            if W.is_meta:
+                raise ValueError(f"{who}: {what}{weight.name} is on the meta device: load it first.")
+            if not W.isfinite().all():
+                raise ValueError(f"{who}: {what}{weight.name} has entries that are not finite.")
 
 
 @dataclass(frozen=True)

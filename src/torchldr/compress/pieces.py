@@ -15,7 +15,6 @@ import mmap
 import os
 import shutil
 import warnings
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -246,15 +245,12 @@ def checksum(content: Any) -> str:
     return found.hexdigest()
 
 
-def _sum(path: Path) -> int | None:
+def _sum(path: Path) -> str | None:
     """A checksum of a file; None where it is not there."""
     if not path.is_file():
         return None
-    found = 0
     with path.open("rb") as file:
-        while part := file.read(1 << 20):
-            found = zlib.crc32(part, found)
-    return found
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _lock(log: IO[bytes], folder: Path) -> None:

@@ -12,8 +12,11 @@ from typing import Any
 import torch
 
 from ..matrices import Projection
+from .budget import Stopwatch
 from .candidates import Weight
-from .structure import Structure
+from .structure import DENSE, Structure
+
+VECTORS = 64  # at a time, for what a report says of latencies
 
 
 @dataclass(frozen=True)
@@ -157,6 +160,18 @@ def words(structure: Structure) -> str:
     """
     rank = [f"rank={structure.rank}"] * (structure.rank is not None)
     return " ".join([structure.name, *rank, *(f"{key}={value}" for key, value in structure.items)])
+
+
+def described(
+    weights: Sequence[Weight],
+    structures: Sequence[Structure],
+    made: Sequence[Sequence[Projection]],
+    watch: Stopwatch | None,
+) -> tuple[int, tuple[LayerReport, ...]]:
+    """The rows of a report, and for how many vectors their milliseconds are: of at least a short look."""
+    watch = watch or Stopwatch(VECTORS, 3, 0.002)
+    done = zip(weights, structures, made, strict=True)
+    return watch.batch, tuple(describe(w, s, some, *watch(w, [DENSE, s])) for w, s, some in done)
 
 
 def describe(

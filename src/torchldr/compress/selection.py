@@ -6,18 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..matrices import Projection, get_structure
+from ..matrices import get_structure
 from .budget import Budget, Bytes, Costs, Latency, Stopwatch, allowance, check_budget
 from .candidates import SCREEN_EFFORT, Candidate, Search, Weight, at_once, charged, priced
 from .looks import FirstLook, errors_of, first_looks
 from .progress import CHOOSING
-from .report import LayerReport, describe
 from .structure import DENSE, Structure, matching
 from .workers import Workers
 
 Spec = Budget | Structure | Mapping[str, Structure]
 SHARE = 0.7  # of the time after which no further class is looked at
-VECTORS = 64  # at a time, for what a report says of latencies
 PILOTS = 2  # weights of one shape that a slow class is tried on before all others are
 _CHEAP = 1 << 16  # entries up to which a class is tried without pilots
 _MANY = 1 << 24  # entries of all weights up to which each has bounds
@@ -86,15 +84,6 @@ def chosen(
         return Choices(structures, notes=notes, watch=costs)
     alone, uniform = whole_plans(rows, limit)
     return Choices(structures, {}, alone[:1], uniform, notes)
-
-
-def described(
-    weights: Sequence[Weight], found: Choices, made: Sequence[Sequence[Projection]]
-) -> tuple[int, tuple[LayerReport, ...]]:
-    """The rows of a report, and for how many vectors their milliseconds are: of at least a short look."""
-    watch = found.watch or Stopwatch(VECTORS, 3, 0.002)
-    done = zip(weights, found.structures, made, strict=True)
-    return watch.batch, tuple(describe(w, s, some, *watch(w, [DENSE, s])) for w, s, some in done)
 
 
 class _Look:

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from ..progress import Report, silent
 from .candidates import Weight
-from .checkpoint.files import TensorFiles, TensorWeight
 from .metric import PLAIN, Metric
 from .pieces import Pieces
 from .progress import Clock
@@ -122,11 +121,9 @@ class Workers:
             self._life.close()  # ends what still runs at once, whatever it is doing
 
     def parcel(self, weight: Weight, *, plain: bool = False) -> Parcel:
-        """A weight for `run`: one of a file goes to our processes by its name, others by their numbers."""
+        """A weight for `run`; a given executor may be another machine, which has none of our files."""
         metric = None if plain else self.metrics.get(weight.name)
-        # A given executor may run on another machine, which need not have the file.
-        named = isinstance(weight, TensorWeight) and isinstance(weight.source, TensorFiles)
-        return Parcel(weight if named and self._given is None else weight.matrices, metric)
+        return Parcel(weight.luggage if self._given is None else weight.matrices, metric)
 
     def run(
         self,

@@ -15,8 +15,8 @@ from ...matrices import structures as known_structures
 from ...progress import Report
 from ..budget import Budget, allowance, check_budget
 from ..calibration import calibrate
-from ..candidates import SCREEN_EFFORT, WORK, Candidate, Search, Weight, charged, exact, priced
-from ..checkpoint.files import Source, check_finite, find_tensors, open_tensors
+from ..candidates import SCREEN_EFFORT, WORK, Candidate, Search, Weight, charged, check_finite, exact, priced
+from ..checkpoint.files import Source, find_tensors, open_tensors
 from ..looks import errors_of
 from ..metric import Metric
 from ..progress import CHOOSING, Clock, check_count, check_effort, shown

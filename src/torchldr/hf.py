@@ -70,17 +70,16 @@ class TorchldrQuantizer(HfQuantizer):  # type: ignore[misc, unused-ignore]
 
     def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> Any:
         modules = dict(model.named_modules(remove_duplicate=False))
-        made: dict[int, nn.Module] = {}
+        made: dict[nn.Module, nn.Module] = {}
         for name, entry in self.quantization_config.layers.items():
             old = _find(model, modules, name)
             if old is None:
                 continue  # of a head that this model does not have
             with torch.device("meta"):
                 try:
-                    made[id(old)] = build(old, entry)
+                    made[old] = build(old, entry)
                 except (KeyError, TypeError, ValueError) as error:
                     raise ValueError(f"config.json does not fit the model at {name}: {error}") from None
-            made[id(old)].train(old.training)
         replace_modules(model, made)
         return model
 

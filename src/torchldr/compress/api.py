@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
@@ -17,7 +18,7 @@ from ..progress import Report
 from .budget import Budget
 from .calibration import Calibration, calibrate
 from .candidates import CANDIDATES, check_finite, exact
-from .layers import fill, keep_state, replace_modules, tie
+from .layers import fill, replace_modules, tie
 from .looks import DEADLINE, project_all
 from .manifest import declare, holders, replacement
 from .metric import Metric
@@ -240,21 +241,20 @@ def _install(
     model: nn.Module, done: Iterable[tuple[Unit, Structure, list[Projection]]], *, copy: bool
 ) -> None:
     """Build every replacement, with copies of the projections' tensors or these themselves; put them in."""
-    parts: dict[int, tuple[nn.Module, dict[str, tuple[Structure, list[Projection]]]]] = {}
+    parts: dict[nn.Module, dict[str, tuple[Structure, list[Projection]]]] = defaultdict(dict)
     for unit, structure, found in done:
         for site, part in unit.places if found else []:
-            parts.setdefault(id(site.module), (site.module, {}))[1][part] = structure, found
-    made: dict[int, nn.Module] = {}
+            parts[site.module][part] = structure, found
+    made: dict[nn.Module, nn.Module] = {}
     leaders: dict[int, Any] = {}  # what holds a projection first
-    for key, (module, some) in parts.items():
-        made[key] = replacement(module, {part: structure for part, (structure, _) in some.items()})
-        for part, holder in holders(made[key]).items():
+    for module, some in parts.items():
+        made[module] = replacement(module, {part: structure for part, (structure, _) in some.items()})
+        for part, holder in holders(made[module]).items():
             found = some[part][1]
             if (leader := leaders.setdefault(id(found), holder)) is holder:
                 fill(holder, [projection.matrix for projection in found], copy=copy)
             else:
                 tie(holder, leader)
-        keep_state(module, made[key])
     replace_modules(model, made)
 
 

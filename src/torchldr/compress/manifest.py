@@ -16,7 +16,6 @@ from .attention import StructuredAttention, split_attention
 from .layers import (
     StructuredPointwise,
     dense_linear,
-    keep_state,
     quiet_linear,
     quiet_recurrent,
     replace_modules,
@@ -193,17 +192,17 @@ def materialize_(model: nn.Module) -> nn.Module:
             f"materialize_: the model is itself a {type(model).__name__}, which cannot be replaced in place; "
             "put it into an nn.Sequential."
         )
-    made: dict[int, nn.Module] = {}
-    inner: set[int] = set()
+    made: dict[nn.Module, nn.Module] = {}
+    inner: set[nn.Module] = set()
     tied: dict[tuple[object, ...], nn.Parameter] = {}
     for module in model.modules():  # parents come before their children
-        if not isinstance(module, REPLACED) or id(module) in inner or not runs_as_made(module):
+        if not isinstance(module, REPLACED) or module in inner or not runs_as_made(module):
             continue
-        inner |= set(map(id, module.children()))
+        inner |= set(module.children())
         if isinstance(module, StructuredRecurrent):
-            made[id(module)] = _recurrent(module)
+            made[module] = _recurrent(module)
         elif isinstance(module, StructuredAttention):
-            made[id(module)] = module.to_torch()
+            made[module] = module.to_torch()
         else:
             own = module.linear if isinstance(module, StructuredPointwise) else module
             linear = cast(StructuredLinear, own)
@@ -216,8 +215,7 @@ def materialize_(model: nn.Module) -> nn.Module:
             weight = cast(nn.Parameter, new._parameters["weight"])
             key = (describe(linear), weight.shape, *(id(owned.get(name, linear)) for name in names))
             new._parameters["weight"] = tied.setdefault(key, weight)
-            made[id(module)] = new
-        keep_state(module, made[id(module)])
+            made[module] = new
     replace_modules(model, made)
     declare(model)
     return model

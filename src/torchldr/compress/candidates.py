@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Protocol
@@ -132,10 +132,11 @@ def at_once(name: str) -> bool:
     return cls.ranked and cls.all_ranks(torch.ones(1, 1, dtype=torch.float64), None, None) is not None
 
 
-def priced(weight: Weight, structures: Sequence[Structure], found: Sequence[float]) -> list[Candidate]:
+def priced(weight: Weight, errors: Mapping[Structure, float]) -> list[Candidate]:
     """Candidates with their parameters and errors, and the dense weight itself as the last."""
-    pairs, matrices = zip(structures, found, strict=True), weight.matrices
-    rows = [Candidate(structure, structure.parameters_of(matrices), error) for structure, error in pairs]
+    rows = [
+        Candidate(structure, structure.parameters_of(weight.matrices), e) for structure, e in errors.items()
+    ]
     return [*rows, Candidate(DENSE, weight.size, 0.0)]
 
 

@@ -17,6 +17,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -45,19 +46,18 @@ _KINDS = ("linear", "conv1d", "conv2d")  # whose inputs are seen
 Made = list[list[Projection]]
 
 
+@dataclass
 class Refit:
     """The fit of a whole model as it was: its weights, what they become, and what calibration found."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        units: Sequence[Unit],
-        structures: Sequence[Structure],
-        data: Calibration,
-        workers: Workers,
-    ) -> None:
-        self.model, self.units, self.structures, self.data = model, units, structures, data
-        self.workers, self.pieces, self.clock = workers, workers.pieces, workers.clock
+    model: nn.Module
+    units: Sequence[Unit]
+    structures: Sequence[Structure]
+    data: Calibration
+    workers: Workers
+
+    def __post_init__(self) -> None:
+        self.pieces, self.clock = self.workers.pieces, self.workers.clock
 
     def fitted(self, made: Made, projecting: float) -> Made | None:
         """Other projections of the same structures, or None where there is no time or nothing to fit.

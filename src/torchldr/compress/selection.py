@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from ..matrices import get_structure
 from .budget import Budget, Bytes, Costs, Latency, Stopwatch, allowance, check_budget
@@ -86,6 +85,7 @@ def chosen(
     return Choices(structures, {}, alone[:1], uniform, notes)
 
 
+@dataclass
 class _Look:
     """Candidates for every weight: low rank at once, other classes where they could be chosen.
 
@@ -95,20 +95,15 @@ class _Look:
     (Low rank stands for all classes whose nearest members of every rank come from one decomposition.)
     """
 
-    def __init__(
-        self,
-        names: Sequence[str],
-        weights: Sequence[Weight],
-        costs: Costs,
-        limit: float,
-        workers: Workers,
-    ) -> None:
-        self.names, self.weights, self.costs, self.limit = names, weights, costs, limit
-        self.workers = workers
-        self.notes: list[str] = []
-        self.low: list[list[Structure]] = []
-        self.errors: list[dict[Structure, float]] = []
-        self.plain: list[dict[Structure, float]] = []
+    names: Sequence[str]  # of the classes
+    weights: Sequence[Weight]
+    costs: Costs
+    limit: float
+    workers: Workers
+    notes: list[str] = field(default_factory=list)
+    low: list[list[Structure]] = field(default_factory=list)  # of low rank, of each weight
+    errors: list[dict[Structure, float]] = field(default_factory=list)
+    plain: list[dict[Structure, float]] = field(default_factory=list)  # errors in the plain norm
 
     def rows(self) -> list[list[Candidate]]:
         """The candidates of every weight, the weight itself among them, by growing cost."""
@@ -127,7 +122,7 @@ class _Look:
         self.plain = [dict(zip(self.low[i], looked.plain, strict=True)) for i, looked in enumerate(found)]
         small, large = self._hopeful(bounded, found)
         pilots = {key: self._pilots(tasks) for key, tasks in large.items()}
-        self._try(pilots, plain=True)
+        self._try([task for tasks in pilots.values() for task in tasks], plain=True)
         won = {key for key in pilots if any(self._wins(i, s) for i, s in pilots[key])}
         for name, m, n in sorted(set(pilots) - won):
             tried = len({i for i, _ in pilots[name, m, n]})
@@ -136,10 +131,10 @@ class _Look:
             for s in some if not bounded[i] else ():
                 if (key := (s.name, *self._shape(i))) in won:
                     large[key].append((i, s))
-        self._try({"": small})
-        self._try({key: large[key] for key in won})
+        self._try(small)
+        self._try([task for key, tasks in large.items() if key in won for task in tasks])
         bare = [i for i, some in enumerate(others) if some and not self.errors[i]]  # for want of time
-        self._try({"": [(i, self._cheapest(i, others[i])) for i in bare]}, hurry=False)
+        self._try([(i, self._cheapest(i, others[i])) for i in bare], hurry=False)
         return [self._row(i, self.errors[i]) for i in range(len(self.weights))]
 
     def _cheapest(self, i: int, some: Sequence[Structure]) -> Structure:
@@ -147,9 +142,8 @@ class _Look:
         return some[costs.index(min(costs))]
 
     def _row(self, i: int, errors: Mapping[Structure, float]) -> list[Candidate]:
-        weight = self.weights[i]
-        row = priced(weight, list(errors), list(errors.values()))
-        return charged(row, self.costs(weight, [candidate.structure for candidate in row]))
+        row = priced(self.weights[i], errors)
+        return charged(row, self.costs(self.weights[i], [candidate.structure for candidate in row]))
 
     def _hopeful(
         self, others: Sequence[Sequence[Structure]], looked: Sequence[FirstLook]
@@ -201,12 +195,9 @@ class _Look:
         lowest = {i: min((s.rank or 0) for j, s in tasks if j == i) for i in places}
         return [(i, s) for i, s in tasks if i in lowest and (s.rank or 0) == lowest[i]]
 
-    def _try(self, groups: Mapping[Any, Tasks], plain: bool = False, hurry: bool = True) -> None:
+    def _try(self, tasks: Tasks, plain: bool = False, hurry: bool = True) -> None:
         """Errors of these, as far as the time goes if in a hurry, in the metric or in the plain norm."""
-        tasks = sorted(
-            (task for group in groups.values() for task in group),
-            key=lambda task: (task[1].rank or 0, task[0]),
-        )
+        tasks = sorted(tasks, key=lambda task: (task[1].rank or 0, task[0]))
         given = [(i, [structure]) for i, structure in tasks]
         share, into = SHARE if hurry else None, self.plain if plain else self.errors
         found = errors_of(self.workers, CHOOSING, self.weights, given, SCREEN_EFFORT, share, plain)

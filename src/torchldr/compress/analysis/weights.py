@@ -208,7 +208,7 @@ def _screen(search: Search, weights: Sequence[Weight], workers: Workers) -> list
     found = errors_of(workers, CHOOSING, weights, tasks, SCREEN_EFFORT, _SCREENING)
     for (w, structure), error in found.items():
         known[w][structure] = error
-    return [priced(w, list(row), list(row.values())) for w, row in zip(weights, known, strict=True)]
+    return [priced(weight, row) for weight, row in zip(weights, known, strict=True)]
 
 
 def _refine(

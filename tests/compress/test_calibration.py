@@ -158,9 +158,9 @@ def test_every_class_that_is_found_at_once_is_compared_as_a_whole(monkeypatch):
             layer.weight.copy_(M.to_dense() + 1e-3 * torch.randn(m, n))
     real = torchldr.compress.selection.priced
 
-    def misled(weight, structures, errors):
-        wrong = [1e6 if s.name == "block_circulant" else 1.0 for s in structures]
-        return real(weight, structures, [a * (b + 1) for a, b in zip(wrong, errors, strict=True)])
+    def misled(weight, errors):
+        wrong = {s: 1e6 if s.name == "block_circulant" else 1.0 for s in errors}
+        return real(weight, {s: wrong[s] * (error + 1) for s, error in errors.items()})
 
     monkeypatch.setattr("torchldr.compress.selection.priced", misled)
     names = ["low_rank", "block_circulant"]

@@ -74,7 +74,7 @@ def analyze_command(
 
     Residual against size, class by class, and the best choice for each budget.
     """
-    from ..compress.analysis.plot import check_picture
+    from ..compress.analysis.result import check_picture
     from ..compress.analysis.weights import BUDGETS, analyze
     from ..compress.structure import write_plan
 

@@ -243,14 +243,14 @@ def _install(
     """Build every replacement, with copies of the projections' tensors or these themselves; put them in."""
     parts: dict[nn.Module, dict[str, tuple[Structure, list[Projection]]]] = defaultdict(dict)
     for unit, structure, found in done:
-        for site, part in unit.places if found else []:
-            parts[site.module][part] = structure, found
+        for part in unit.places if found else []:
+            parts[part.module][part.name] = structure, found
     made: dict[nn.Module, nn.Module] = {}
     leaders: dict[int, Any] = {}  # what holds a projection first
     for module, some in parts.items():
-        made[module] = replacement(module, {part: structure for part, (structure, _) in some.items()})
-        for part, holder in holders(made[module]).items():
-            found = some[part][1]
+        made[module] = replacement(module, {name: structure for name, (structure, _) in some.items()})
+        for name, holder in holders(made[module]).items():
+            found = some[name][1]
             if (leader := leaders.setdefault(id(found), holder)) is holder:
                 fill(holder, [projection.matrix for projection in found], copy=copy)
             else:

@@ -195,8 +195,8 @@ def _gradients(units: Sequence[Unit]) -> Iterator[None]:
     frozen = {
         id(p): p
         for unit in units
-        for site, _ in unit.places
-        for owner in site.owners
+        for part in unit.places
+        for owner in part.owners
         for p in owner._parameters.values()
         if p is not None and not p.requires_grad and p.is_floating_point()
     }

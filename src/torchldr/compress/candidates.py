@@ -12,11 +12,9 @@ import torch
 from torch import Tensor
 
 from ..matrices import get_structure, structures
-from .metric import QUICK
 from .structure import DENSE, Structure
 
 CANDIDATES = tuple(name for name, cls in structures().items() if cls.compresses)
-SCREEN_EFFORT = QUICK
 MOST_RANKS = 48
 # A quick projection of rank r takes r (r + 3) / 4 times as long as one of rank 1 (the class's
 # `projection_work` an entry); of matrices with fewer entries than `_LEAST`, as long as of these.

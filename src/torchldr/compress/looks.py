@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..matrices import Projection, get_structure
-from .candidates import SCREEN_EFFORT, Weight, at_once, exact
+from .candidates import Weight, at_once, exact
 from .finetuning.groups import operator_names
-from .metric import PLAIN, TimeUpError, project, widened
+from .metric import PLAIN, QUICK, TimeUpError, project, widened
 from .progress import CHOOSING, PROJECTING
 from .structure import Structure
 from .workers import Parcel, Workers
@@ -54,7 +54,7 @@ def first_look(parcel: Parcel, low: Sequence[Structure], others: Sequence[Struct
         some = [s for s in others if s.name == name]
         parts = [_bounds(W, some, seed) for W in matrices]
         bounds |= {s: scale * sum(part) for s, part in zip(some, zip(*parts, strict=True), strict=True)}
-    errors = looks_of(parcel, low, seed, SCREEN_EFFORT)
+    errors = looks_of(parcel, low, seed, QUICK)
     plain = [scale * curve[min(s.rank or 1, len(curve) - 1)] for s in low]
     return FirstLook(errors, plain, [bounds[s] for s in others])
 
@@ -69,7 +69,7 @@ def _bounds(W: Tensor, some: Sequence[Structure], seed: int) -> list[float]:
     if W.numel() > _LARGE:
         return [0.0] * len(some)
     whole = float(W.double().square().sum())
-    return [whole * project(W, s, PLAIN, seed, SCREEN_EFFORT).residual ** 2 for s in some]
+    return [whole * project(W, s, PLAIN, seed, QUICK).residual ** 2 for s in some]
 
 
 def plain_curve(matrices: Sequence[Tensor]) -> list[float]:

@@ -21,7 +21,7 @@ from .layers import (
     replace_modules,
 )
 from .structure import Structure
-from .targets import RECURRENT, check_unwrapped, describe_site
+from .targets import RECURRENT, check_unwrapped, parts_of
 
 Entry = dict[str, Any]
 REPLACED = (StructuredLinear, StructuredPointwise, StructuredAttention, StructuredRecurrent)
@@ -100,7 +100,7 @@ def _structure(layer: StructuredLinear | MatrixStack) -> Entry:
 
 
 def holders(module: nn.Module) -> dict[str, StructuredLinear | MatrixStack]:
-    """What holds the matrices of a structured module, by the parts that a `Site` has."""
+    """What holds the matrices of a structured module, by the names of its parts."""
     if isinstance(module, StructuredPointwise):
         module = module.linear
     if isinstance(module, StructuredLinear):
@@ -116,7 +116,7 @@ def replacement(old: nn.Module, plan: Mapping[str, Structure]) -> nn.Module:
     What the plan has no structure for stays dense.
     """
     if isinstance(old, nn.MultiheadAttention):
-        parts: dict[str, nn.Module] = dict(split_attention(old))
+        parts = split_attention(old)
         parts |= {name: _linear(parts[name], structure) for name, structure in plan.items()}
         return StructuredAttention(old, parts)
     if isinstance(old, nn.LSTM | nn.GRU):
@@ -126,9 +126,7 @@ def replacement(old: nn.Module, plan: Mapping[str, Structure]) -> nn.Module:
 
 
 def _linear(old: nn.Module, structure: Structure) -> StructuredLinear:
-    site = describe_site(old, [""])
-    assert site is not None
-    part = site.parts[""]
+    part = parts_of(old)[""]
     (W,) = part.matrices
     made = quiet_linear(W.shape[0], W.shape[1], structure, W.dtype).to(W.device)
     made.requires_grad_(part.parameter.requires_grad)
@@ -142,9 +140,9 @@ def build(old: nn.Module, entry: Mapping[str, Any]) -> nn.Module:
     Raises:
         ValueError: where the dense one is of another kind or shape.
     """
-    site = describe_site(old, [""])
-    kind = "linear" if site is not None and site.kind == "conv1d" else site.kind if site is not None else None
-    if site is None or kind != entry["kind"]:
+    parts = parts_of(old)
+    kind = next((part.kind for part in parts.values()), None)
+    if ("linear" if kind == "conv1d" else kind) != entry["kind"]:
         if record(old) is not None:
             raise ValueError(
                 "the model's layer is compressed in another way than the folder's; load into a dense one"
@@ -154,9 +152,9 @@ def build(old: nn.Module, entry: Mapping[str, Any]) -> nn.Module:
     if kind == "attention":
         entries = entry["parts"]
     elif kind in RECURRENT:
-        inputs = [name for name in site.parts if name.startswith("weight_ih")]
+        inputs = [name for name in parts if name.startswith("weight_ih")]
         entries = entry.get("weights") or dict.fromkeys(inputs, entry)  # without: the same for all inputs
-    if unknown := [name for name in entries if name not in site.parts]:
+    if unknown := [name for name in entries if name not in parts]:
         raise ValueError(f"a {type(old).__name__} of these sizes has no {unknown[0]}")
     named = {key: Structure(one["structure"], one["rank"], **one["options"]) for key, one in entries.items()}
     made = replacement(old, named)

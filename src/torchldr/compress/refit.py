@@ -180,8 +180,8 @@ class Refit:
 
         with ExitStack() as hooks, evaluating(self.model), torch.no_grad(), suppress(_EnoughError):
             for i in wanted:
-                for site, _ in self.units[i].places:
-                    hooks.enter_context(site.module.register_forward_pre_hook(hook(i), with_kwargs=True))
+                for part in self.units[i].places:
+                    hooks.enter_context(part.module.register_forward_pre_hook(hook(i), with_kwargs=True))
             called(self.model, weights, batch)
 
     def _projected(self, i: int, moments: Moments) -> Projection | None:

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 from ..matrices import get_structure
 from .budget import Budget, Bytes, Costs, Latency, Stopwatch, allowance, check_budget
-from .candidates import SCREEN_EFFORT, Candidate, Search, Weight, at_once, charged, priced
+from .candidates import Candidate, Search, Weight, at_once, charged, priced
 from .looks import FirstLook, errors_of, first_looks
+from .metric import QUICK
 from .progress import CHOOSING
 from .structure import DENSE, Structure, matching
 from .workers import Workers
@@ -200,7 +201,7 @@ class _Look:
         tasks = sorted(tasks, key=lambda task: (task[1].rank or 0, task[0]))
         given = [(i, [structure]) for i, structure in tasks]
         share, into = SHARE if hurry else None, self.plain if plain else self.errors
-        found = errors_of(self.workers, CHOOSING, self.weights, given, SCREEN_EFFORT, share, plain)
+        found = errors_of(self.workers, CHOOSING, self.weights, given, QUICK, share, plain)
         for (i, structure), error in found.items():
             into[i][structure] = error
         if len(found) < len(tasks):

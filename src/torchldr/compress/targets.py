@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,11 @@ from .candidates import Weight
 from .pieces import Pieces
 
 FilterFn = Callable[[nn.Module, str], bool]
-RECURRENT = ("lstm", "gru")
+KINDS = {
+    nn.Linear: "linear", nn.Conv2d: "conv2d", nn.MultiheadAttention: "attention", nn.LSTM: "lstm",
+    nn.GRU: "gru",
+}  # fmt: skip
+RECURRENT = {"lstm": 4, "gru": 3}  # and how many gates they have
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 _UNPADDED = ((0, 0), "valid", "same")  # for a kernel of 1 x 1
 _HIDDEN = "multiplies the state, where errors grow from step to step: only with recurrent=True"
@@ -27,33 +31,23 @@ _HIDDEN = "multiplies the state, where errors grow from step to step: only with 
 
 @dataclass
 class Part:
-    """A weight of a module: a parameter, or a third of a joint one, as matrices (out, in).
+    """A weight of a module that can be replaced, as matrices (out, in): a parameter, or a third of one.
 
     That of a recurrent layer has a matrix for each gate, which take the same structure.
     """
 
+    module: nn.Module
+    names: list[str]  # that the model has for the module
+    kind: str
+    name: str  # in the module: "" for a layer with one weight, one of PROJECTIONS, or torch's
     path: str  # of the parameter, from the module
     parameter: nn.Parameter
     matrices: list[Tensor]
     third: int | None = None
 
-
-@dataclass
-class Site:
-    """A module that can be replaced, under all the names that the model has for it.
-
-    It has one part "" if it is a layer with one weight, four if it is an attention, and those of torch's
-    names if it is a recurrent layer.
-    """
-
-    module: nn.Module
-    names: list[str]
-    kind: str
-    parts: dict[str, Part]
-
     @property
     def owners(self) -> list[nn.Module]:
-        """The modules that hold its parameters."""
+        """The modules that hold the parameters of its module."""
         return list(self.module.modules()) if self.kind == "attention" else [self.module]
 
 
@@ -61,50 +55,57 @@ class Site:
 class Unit(Weight):
     """Matrices that get one structure: a weight, with everything that is tied to it."""
 
-    places: list[tuple[Site, str]] = field(default_factory=list)
+    places: list[Part] = field(default_factory=list)
 
     @property
     def matrices(self) -> list[Tensor]:
-        site, part = self.places[0]
-        return site.parts[part].matrices
+        return self.places[0].matrices
 
     @property
     def kind(self) -> str:
-        return self.places[0][0].kind
+        return self.places[0].kind
 
     @property
     def names(self) -> list[str]:
-        return [".".join(filter(None, (name, part))) for site, part in self.places for name in site.names]
+        return [".".join(filter(None, (name, part.name))) for part in self.places for name in part.names]
 
     @property
     def aliases(self) -> list[str]:
         """The names that a plan may call it by: its own, and those of the modules that it is part of."""
-        return list(dict.fromkeys(self.names + [name for site, _ in self.places for name in site.names]))
+        return list(dict.fromkeys(self.names + [name for part in self.places for name in part.names]))
 
 
-def describe_site(module: nn.Module, names: list[str]) -> Site | None:
-    """What can be replaced in a module, or None.
+def parts_of(module: nn.Module, names: Sequence[str] = ("",)) -> dict[str, Part]:
+    """What can be replaced in a module, by name, or nothing.
 
     Subclasses of torch's layers are left alone: what their `forward` does is not known. So are layers
     whose `forward` someone has replaced, or whose weight is computed from others (parametrizations, weight
     norm).
     """
-    if why_not(module) is not None:
-        return None
-    kind, weight = type(module), module._parameters.get("weight")
-    if isinstance(module, nn.MultiheadAttention):
-        return _attention(module, names)
-    if isinstance(module, nn.LSTM | nn.GRU):
-        return _recurrent(module, names)
-    if weight is None:
-        return None
-    if kind in (nn.Linear, nn.Conv2d):
-        name, W = "linear" if kind is nn.Linear else "conv2d", weight.detach().flatten(1)
-    elif _is_transposed(module, weight):
-        name, W = "conv1d", weight.detach().T
-    else:
-        return None
-    return Site(module, names, name, {"": Part("weight", weight, [W])})
+    kind = KINDS.get(type(module)) or ("conv1d" if _is_transposed(module) else None)
+    if kind is None or why_not(module) is not None:
+        return {}
+    places: list[tuple[str, str, int | None]] = [("", "weight", None)]
+    if isinstance(module, nn.RNNBase):
+        weights = [name for name in module._flat_weights_names if name.startswith(("weight_ih", "weight_hh"))]
+        places = [(name, name, None) for name in weights]
+    elif kind == "attention":
+        joint = module._parameters.get("in_proj_weight") is not None
+        places = [
+            (name, "in_proj_weight", i) if joint else (name, f"{name}_weight", None)
+            for i, name in enumerate(PROJECTIONS[:3])
+        ]
+        places.append(("out_proj", "out_proj.weight", None))
+    found = {}
+    for name, path, third in places:
+        owner, _, leaf = path.rpartition(".")
+        p = module.get_submodule(owner)._parameters.get(leaf)
+        if p is None:
+            return {}
+        W = p.detach() if third is None else p.detach().chunk(3)[third]
+        matrices = (W.T if kind == "conv1d" else W.flatten(1)).chunk(RECURRENT.get(kind, 1))
+        found[name] = Part(module, list(names), kind, name, path, p, list(matrices), third)
+    return found
 
 
 def _is_patched(module: nn.Module) -> bool:
@@ -112,14 +113,15 @@ def _is_patched(module: nn.Module) -> bool:
     return "forward" in vars(module) and "_hf_hook" not in vars(module)
 
 
-def _is_transposed(module: nn.Module, weight: Tensor) -> bool:
+def _is_transposed(module: nn.Module) -> bool:
     """Whether this is Hugging Face's Conv1D, y = x W + b, and not another class of that name.
 
     Many models bring a copy of that class with them, so it is asked what it computes.
     """
-    if type(module).__name__ != "Conv1D" or not hasattr(module, "nf") or weight.ndim != 2:
+    if type(module).__name__ != "Conv1D" or not hasattr(module, "nf") or _is_patched(module):
         return False
-    if _is_patched(module):
+    weight = module._parameters.get("weight")
+    if weight is None or weight.ndim != 2:
         return False
     if weight.is_meta:
         return True
@@ -138,7 +140,7 @@ def _is_transposed(module: nn.Module, weight: Tensor) -> bool:
 
 
 def why_not(module: nn.Module) -> str | None:
-    """Why a module that looks like one to replace has no site; None for all others."""
+    """Why a module that looks like one to replace is left alone; None for all others."""
     if isinstance(module, torch.jit.ScriptModule):
         return "is TorchScript: compress the model first" if "weight" in module._parameters else None
     if isinstance(module, _ConvNd) and not (
@@ -146,8 +148,7 @@ def why_not(module: nn.Module) -> str | None:
     ):
         size = " x ".join(map(str, module.kernel_size))
         return f"a convolution ({type(module).__name__}, {size}): only nn.Conv2d of 1 x 1 is replaced"
-    kinds = (nn.Linear, nn.Conv2d, nn.LSTM, nn.GRU, nn.MultiheadAttention)
-    kind = next((kind for kind in kinds if isinstance(module, kind)), None)
+    kind = next((kind for kind in KINDS if isinstance(module, kind)), None)
     if kind is None or isinstance(module, NonDynamicallyQuantizableLinear):
         return None  # the latter belongs to its attention
     if _is_patched(module):
@@ -163,33 +164,6 @@ def why_not(module: nn.Module) -> str | None:
     return None
 
 
-def _attention(module: nn.MultiheadAttention, names: list[str]) -> Site | None:
-    joint, out = module._parameters.get("in_proj_weight"), module.out_proj._parameters.get("weight")
-    parts: dict[str, Part] = {}
-    for i, name in enumerate(PROJECTIONS[:3]):
-        path = f"{name}_weight" if joint is None else "in_proj_weight"
-        p = module._parameters.get(path)
-        if p is None or out is None:
-            return None
-        whole, third = p.detach(), None if joint is None else i
-        parts[name] = Part(path, p, [whole if joint is None else whole.chunk(3)[i]], third)
-    assert out is not None
-    parts["out_proj"] = Part("out_proj.weight", out, [out.detach()])
-    return Site(module, names, "attention", parts)
-
-
-def _recurrent(module: nn.RNNBase, names: list[str]) -> Site | None:
-    kind, gates = ("lstm", 4) if isinstance(module, nn.LSTM) else ("gru", 3)
-    parts: dict[str, Part] = {}
-    for name in module._flat_weights_names:
-        if name.startswith(("weight_ih", "weight_hh")):
-            p = module._parameters.get(name)
-            if p is None:
-                return None
-            parts[name] = Part(name, p, list(p.detach().chunk(gates)))
-    return Site(module, names, kind, parts)
-
-
 def find_units(
     model: nn.Module, filter_fn: FilterFn | None, min_features: int, recurrent: bool = False
 ) -> tuple[list[Unit], dict[str, str]]:
@@ -200,54 +174,56 @@ def find_units(
     Raises:
         ValueError: where the model is itself a layer, which cannot be replaced in place.
     """
-    if describe_site(model, [""]) is not None:
+    if parts_of(model):
         raise ValueError(
             f"compress_: the model is itself a {type(model).__name__}, which cannot be replaced in place; "
             "put it into an nn.Sequential."
         )
-    paths: dict[int, list[str]] = defaultdict(list)
+    paths: dict[nn.Module, list[str]] = defaultdict(list)
     for name, module in model.named_modules(remove_duplicate=False):
-        paths[id(module)].append(name)
+        paths[module].append(name)
     left: dict[str, str] = {}
-    sites: dict[int, Site] = {}
-    for module in model.modules():
-        names = paths[id(module)]
-        site = describe_site(module, names)
-        if site is None:
+    found: dict[nn.Module, dict[str, Part]] = {}
+    for module, names in paths.items():
+        parts = parts_of(module, names)
+        if not parts:
             if (reason := why_not(module)) is not None:
                 left[names[0]] = reason
             continue
         if filter_fn is not None and not all(filter_fn(module, name) for name in names):
             left[names[0]] = "left out by filter_fn"
             continue
-        smallest = {name: min(part.matrices[0].shape) for name, part in site.parts.items()}
+        smallest = {name: min(part.matrices[0].shape) for name, part in parts.items()}
         few = lambda small: f"has {small} features, fewer than min_features={min_features}"
-        if site.kind in RECURRENT:  # each part for itself
+        if KINDS.get(type(module)) in RECURRENT:  # each part for itself
             for name, small in smallest.items():
                 hidden = name.startswith("weight_hh") and not recurrent
                 if hidden or small < min_features:
                     left[f"{names[0]}.{name}"] = _HIDDEN if hidden else few(small)
-                    del site.parts[name]
+                    del parts[name]
         elif (small := min(smallest.values())) < min_features:
             left[names[0]] = few(small)
             continue
-        if site.parts:
-            sites[id(module)] = site
+        if parts:
+            found[module] = parts
     # An out_proj belongs to its attention, also where someone has put a plain nn.Linear there.
-    for site in list(sites.values()):
-        for owner in site.owners[1:]:
-            sites.pop(id(owner), None)
-            left.pop(paths[id(owner)][0], None)
-    _drop_shared(model, sites, paths, left)
+    for module in list(found):
+        if isinstance(module, nn.MultiheadAttention):
+            found.pop(module.out_proj, None)
+            left.pop(paths[module.out_proj][0], None)
+    _drop_shared(model, found, paths, left)
     units: dict[tuple[object, ...], Unit] = {}
-    for site in sites.values():
-        for name, part in site.parts.items():  # tied ones have the same parameter
-            units.setdefault((site.kind, name, id(part.parameter)), Unit()).places.append((site, name))
+    for parts in found.values():
+        for part in parts.values():  # tied ones have the same parameter
+            units.setdefault((part.kind, part.name, id(part.parameter)), Unit()).places.append(part)
     return list(units.values()), left
 
 
 def _drop_shared(
-    model: nn.Module, sites: dict[int, Site], paths: dict[int, list[str]], left: dict[str, str]
+    model: nn.Module,
+    found: dict[nn.Module, dict[str, Part]],
+    paths: Mapping[nn.Module, list[str]],
+    left: dict[str, str],
 ) -> None:
     """Leave alone what shares a weight with a module that stays dense, or is used there otherwise."""
     holders: dict[int, list[nn.Module]] = defaultdict(list)
@@ -256,20 +232,21 @@ def _drop_shared(
             if p is not None and p.ndim > 1:
                 holders[id(p)].append(module)
     while True:
-        kinds = {id(owner): site.kind for site in sites.values() for owner in site.owners}
-        for key, site in list(sites.items()):
+        some = {module: next(iter(parts.values())) for module, parts in found.items()}
+        kinds = {owner: part.kind for part in some.values() for owner in part.owners}
+        for module, part in some.items():
             shared = [
                 holder
-                for owner in site.owners
+                for owner in part.owners
                 for p in owner._parameters.values()
                 if p is not None and p.ndim > 1
                 for holder in holders[id(p)]
-                if kinds.get(id(holder)) != site.kind
-                or (site.kind in ("attention", *RECURRENT) and holder not in site.owners)
+                if kinds.get(holder) != part.kind
+                or (part.kind in ("attention", *RECURRENT) and holder not in part.owners)
             ]
             if shared:
-                left[site.names[0]] = f"its weight is shared with {paths[id(shared[0])][0] or 'the model'}"
-                del sites[key]
+                left[part.names[0]] = f"its weight is shared with {paths[shared[0]][0] or 'the model'}"
+                del found[module]
                 break
         else:
             return
@@ -282,25 +259,20 @@ def dense_parameters(
 
     They are as large as the model: on a CPU they lie in the files of `pieces`, where it has some.
     """
-    new: dict[int, tuple[Site, dict[str, list[Tensor]]]] = {}
+    values: dict[str, Tensor] = {}
     for i, (unit, found) in enumerate(zip(units, made, strict=True)):
         matrices = []
         for j, projection in enumerate(found):
             M = projection.matrix.to_dense()
             filed = pieces.folder is not None and M.device.type == "cpu"
             matrices.append(pieces.zeros(f"dense-{i}-{j}", M.shape, M).copy_(M) if filed else M)
-        for site, name in unit.places if found else []:
-            new.setdefault(id(site.module), (site, {}))[1][name] = matrices
-    values: dict[str, Tensor] = {}
-    for site, some in new.values():
-        rows: dict[str, list[Tensor]] = defaultdict(list)  # of a parameter, which may have several parts
-        for name, part in site.parts.items():
-            rows[part.path] += some.get(name, part.matrices)
-        shapes = {part.path: part.parameter.shape for part in site.parts.values()}
-        for path, matrices in rows.items():
-            W = torch.cat(matrices) if len(matrices) > 1 else matrices[0]
-            W = W.T if site.kind == "conv1d" else W.reshape(shapes[path])
-            values[f"{site.names[0]}.{path}"] = W
+        for part in unit.places if found else []:
+            key, W = f"{part.names[0]}.{part.path}", torch.cat(matrices) if matrices[1:] else matrices[0]
+            if part.third is None:
+                values[key] = W.T if part.kind == "conv1d" else W.reshape(part.parameter.shape)
+            else:
+                joint = values.setdefault(key, part.parameter.detach().clone())
+                joint.chunk(3)[part.third].copy_(W)
     return values
 
 

@@ -95,15 +95,15 @@ class Watch:
     @contextmanager
     def hooked(self) -> Iterator[None]:
         with ExitStack() as hooks:  # gone at the end
-            for name, site, part in ((unit.name, *place) for unit in self.units for place in unit.places):
-                if site.kind in ("linear", "conv1d", "conv2d"):
+            for name, part in ((unit.name, part) for unit in self.units for part in unit.places):
+                if part.name == "":  # a layer with one weight
                     see = partial(self._see_output, name)
-                    hooks.enter_context(site.module.register_forward_hook(see, with_kwargs=True))
+                    hooks.enter_context(part.module.register_forward_hook(see, with_kwargs=True))
                     continue
-                self.parameters.setdefault(name, []).append(site.parts[part])
-                if part in _INPUTS:
-                    look = partial(self._see_input, name, _INPUTS[part])
-                    hooks.enter_context(site.module.register_forward_pre_hook(look, with_kwargs=True))
+                self.parameters.setdefault(name, []).append(part)
+                if part.name in _INPUTS:
+                    look = partial(self._see_input, name, _INPUTS[part.name])
+                    hooks.enter_context(part.module.register_forward_pre_hook(look, with_kwargs=True))
             yield
 
     def _see_input(

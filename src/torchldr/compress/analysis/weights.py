@@ -15,14 +15,14 @@ from ...matrices import structures as known_structures
 from ...progress import Report
 from ..budget import Budget, allowance, check_budget
 from ..calibration import calibrate
-from ..candidates import SCREEN_EFFORT, WORK, Candidate, Search, Weight, charged, check_finite, exact, priced
+from ..candidates import WORK, Candidate, Search, Weight, charged, check_finite, exact, priced
 from ..checkpoint.files import Source, find_tensors, open_tensors
 from ..looks import errors_of
-from ..metric import Metric
+from ..metric import QUICK, Metric
 from ..progress import CHOOSING, Clock, check_count, check_effort, shown
 from ..selection import share_out
 from ..structure import Structure
-from ..targets import FilterFn, Unit, describe_site, find_units
+from ..targets import FilterFn, Unit, find_units, parts_of
 from ..workers import Workers
 from .result import Analysis, Plan, Trial, WeightAnalysis
 
@@ -205,7 +205,7 @@ def _screen(search: Search, weights: Sequence[Weight], workers: Workers) -> list
     tried = [(w, search.structures(name, weight)) for name in names for w, weight in enumerate(weights)]
     tasks = [(w, structures) for w, structures in tried if structures]
     known: list[dict[Structure, float]] = [{} for _ in weights]
-    found = errors_of(workers, CHOOSING, weights, tasks, SCREEN_EFFORT, _SCREENING)
+    found = errors_of(workers, CHOOSING, weights, tasks, QUICK, _SCREENING)
     for (w, structure), error in found.items():
         known[w][structure] = error
     return [priced(weight, row) for weight, row in zip(weights, known, strict=True)]
@@ -247,8 +247,7 @@ def _weights(
         tensors = open_tensors("analyze", source)
         found, left = find_tensors("analyze", tensors, skip, min_features)
         return list(found), left
-    alone = describe_site(source, [""]) is not None
-    model = nn.ModuleDict({"weight": source}) if alone else source
+    model = nn.ModuleDict({"weight": source}) if parts_of(source) else source
     units, left = find_units(model, filter_fn, min_features)
     for pattern in skip:
         if not any(unit.matches([pattern]) for unit in units):

@@ -20,14 +20,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from .compress import CompressionReport, compress_, materialize_
 from .compress.checkpoint.files import PICKLES, TensorFiles
 from .compress.checkpoint.storage import check_target, new_folder, unfinished
 from .compress.layers import replace_modules
 from .compress.manifest import METHOD, VERSION, Entry, build
-from .compress.pieces import Pieces, mapped
+from .compress.pieces import Pieces
 from .compress.selection import Spec
 from .nn import StructuredLinear
 from .nn.parameters import StructuredParameters
@@ -197,9 +197,7 @@ def _mapped_model(folder: Path) -> Any:
         raise ValueError(f"{folder}/config.json: transformers has no {names[0]}.")
     if getattr(config, "quantization_config", None) is not None:
         raise ValueError(f"{folder}: the model is quantized or compressed already.")
-    state: dict[str, Tensor] = {}
-    for file in dict.fromkeys(TensorFiles(folder).places.values()):  # which are checked
-        state |= mapped(file)
+    state = TensorFiles(folder).mapped()
     sizes: Counter[torch.dtype] = Counter()
     for tensor in state.values():
         sizes[tensor.dtype] += tensor.numel() if tensor.is_floating_point() else 0

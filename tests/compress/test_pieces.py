@@ -54,7 +54,7 @@ def test_what_is_torn_or_damaged_is_done_again(tmp_path):
     pieces.close()
     log = tmp_path / LOG
     log.write_bytes(log.read_bytes()[:-5])
-    file = sorted(tmp_path.glob("*.safetensors"))[0]
+    file = sorted(tmp_path.glob("*.bin"))[0]
     file.write_bytes(file.read_bytes()[:-4] + b"\0\0\0\0")
     pieces = Pieces(tmp_path)
     assert pieces.begin({})

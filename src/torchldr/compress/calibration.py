@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from ..nn.tune import evaluating
 from .metric import Metric
 from .outputs import LOGITS, called, copied, distance, kept, main_output
-from .pieces import DTYPES, Pieces
+from .pieces import Pieces
 from .progress import CALIBRATING
 from .targets import Unit
 from .watch import Watch
@@ -175,9 +175,7 @@ def _is_strided(x: Any) -> bool:
 
 def _fits_files(x: Any) -> bool:
     """Whether a checkpoint can hold an entry of a batch."""
-    if isinstance(x, Tensor):
-        return _is_strided(x) and x.dtype in DTYPES
-    return x is None or isinstance(x, bool | int | float | str)
+    return _is_strided(x) or x is None or isinstance(x, bool | int | float | str)
 
 
 def _hold(place: int, batch: Any, model: nn.Module, output: str | None, pieces: Pieces) -> Held:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import math
+import mmap
 import os
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +29,13 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _SUFFIX = ".weight"
 EFFORT = 10.0  # minutes, for a budget
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+
+
+_NAMED = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8,
+    "BOOL": torch.bool,
+}  # fmt: skip
 
 
 class TensorFiles(Mapping[str, Tensor]):
@@ -67,6 +78,17 @@ class TensorFiles(Mapping[str, Tensor]):
             raise ValueError(f"{file}: {name} cannot be read ({error}).") from None
         return tensor
 
+    def mapped(self) -> dict[str, Tensor]:
+        """All tensors, mapped and not read: to write to them ends the process.
+
+        Raises:
+            ValueError: for a dtype that is not among the usual ones.
+        """
+        found: dict[str, Tensor] = {}
+        for file in dict.fromkeys(self.places.values()):
+            found |= _mapped(file)
+        return found
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.places)
 
@@ -75,6 +97,30 @@ class TensorFiles(Mapping[str, Tensor]):
 
     def __reduce__(self) -> tuple[type[TensorFiles], tuple[Path]]:
         return TensorFiles, (self.path,)  # a worker opens the files for itself
+
+
+def _mapped(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file, as `TensorFiles.mapped` has them."""
+    with path.open("rb") as file:
+        content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    start = 8 + int.from_bytes(content[:8], "little")
+    entries = json.loads(content[8:start])
+    entries.pop("__metadata__", None)
+    found = {}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given buffer is not writable")
+        for name, entry in entries.items():
+            dtype, shape, (first, _) = _NAMED.get(entry["dtype"]), entry["shape"], entry["data_offsets"]
+            if dtype is None:
+                raise ValueError(f"{path}: {name} is of dtype {entry['dtype']}, which is not supported.")
+            count = math.prod(shape)
+            flat = (
+                torch.frombuffer(content, dtype=dtype, count=count, offset=start + first)
+                if count
+                else torch.empty(0, dtype=dtype)
+            )
+            found[name] = flat.reshape(shape)
+    return found
 
 
 def _names(file: Path) -> list[str]:

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -170,15 +171,14 @@ def described(
 ) -> tuple[int, tuple[LayerReport, ...]]:
     """The rows of a report, and for how many vectors their milliseconds are: of at least a short look."""
     watch = watch or Stopwatch(VECTORS, 3, 0.002)
-    done = zip(weights, structures, made, strict=True)
-    return watch.batch, tuple(describe(w, s, some, *watch(w, [DENSE, s])) for w, s, some in done)
+    return watch.batch, tuple(map(partial(_describe, watch), weights, structures, made))
 
 
-def describe(
-    weight: Weight, structure: Structure, found: Sequence[Projection], before: float, after: float
+def _describe(
+    watch: Stopwatch, weight: Weight, structure: Structure, found: Sequence[Projection]
 ) -> LayerReport:
     """The row of a weight that became these projections; of one that stays dense, of none."""
-    matrices = weight.matrices
+    matrices, (before, after) = weight.matrices, watch(weight, [DENSE, structure])
     operations = [structure.multiply_adds(*W.shape) for W in matrices]
     known = [count for count in operations if count is not None]
     squares = [float(W.to("cpu", torch.float64).square().sum()) for W in matrices]

@@ -197,6 +197,17 @@ def test_the_uniform_share_is_taken_where_it_is_measured_to_be_better(monkeypatc
     assert max(shares) <= 0.4
 
 
+@pytest.mark.parametrize("kind", ["linear", "convolution"])
+def test_tied_weights_are_calibrated_together(kind):
+    layers = {"linear": lambda: nn.Linear(32, 32), "convolution": lambda: nn.Conv2d(32, 32, 1)}
+    model = nn.Sequential(layers[kind](), nn.Tanh(), layers[kind]()).eval()
+    model[2].weight = model[0].weight
+    shape = (16, 32) if kind == "linear" else (4, 32, 3, 3)
+    report = torchldr.compress_(model, 0.5, structures=["low_rank"], loader=[torch.randn(shape)] * 4)
+    assert report.distance is not None
+    assert [layer.tied for layer in report.layers] == [("2",)]
+
+
 @pytest.mark.parametrize("stage", ["calibrating", "looking at", "projecting", "checking", "fitting"])
 @pytest.mark.parametrize("frozen", [False, True])
 def test_an_interrupt_leaves_the_model_as_it_was(stage, frozen):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 
 import pytest
 import torch
@@ -65,6 +66,18 @@ def test_what_is_torn_or_damaged_is_done_again(tmp_path):
     pieces.begin({})
     assert pieces.get("b")[1].tolist() == [1, 1, 1]
     assert pieces.get("c")[1].tolist() == [0, 0]
+
+
+def test_of_a_folder_of_before_what_has_no_tensors_is_taken_up(tmp_path):
+    """Tensors lay in files of safetensors then, with sums of 32 bits."""
+    old = [{"key": "a", "value": [0.5], "files": {}}]
+    old += [{"key": "b", "value": ["\0tensor 0"], "tensors": "000001.safetensors", "files": {"x": 7}}]
+    (tmp_path / LOG).write_text("".join(json.dumps(line) + "\n" for line in [{}, *old]))
+    (tmp_path / "x").write_bytes(b"x")
+    pieces = Pieces(tmp_path)
+    assert pieces.begin({})
+    assert pieces.get("a") == [0.5]
+    assert pieces.get("b") is None
 
 
 def test_other_work_starts_anew_and_a_strangers_folder_is_left(tmp_path):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
@@ -16,20 +15,17 @@ from torch import Tensor, nn
 from ..matrices import Projection
 from ..progress import Report
 from .budget import Budget
-from .calibration import Calibration, calibrate
+from .calibration import Calibration, calibrate, given_metrics
 from .candidates import CANDIDATES, check_finite, exact
-from .layers import fill, replace_modules, tie
 from .looks import DEADLINE, project_all
-from .manifest import declare, holders, replacement
-from .metric import Metric
+from .manifest import install
 from .pieces import Pieces, opened
 from .progress import CHECKING, Clock, check_count, check_effort, shown
 from .refit import Refit
 from .report import CompressionReport, described
 from .selection import Choices, Spec, check_spec, chosen
 from .structure import Structure
-from .targets import RECURRENT, FilterFn, Unit, check_unwrapped, dense_parameters, find_units
-from .watch import ridged_
+from .targets import FilterFn, Unit, check_unwrapped, find_units
 from .workers import Workers
 
 EFFORT = 2.0  # minutes, for a budget
@@ -126,7 +122,7 @@ def compress_(
         Workers(1, executor, pieces, clock=clock, report=report, seed=seed) as workers,
     ):
         data = None if loader is None else calibrate(model, units, loader, batches, output, workers)
-        workers.metrics = _metrics(units, activations or {}, {} if data is None else data.metrics)
+        workers.metrics = given_metrics(units, activations or {}, {} if data is None else data.metrics)
         found = chosen("compress_", spec, units, left, structures, workers)
         begun = clock.spent
         made = project_all(workers, units, found.structures)
@@ -135,17 +131,15 @@ def compress_(
         if data is not None and units:
             found, made, distance = _compared(model, units, found, made, data, workers)
             better = Refit(model, units, found.structures, data, workers).fitted(made, projecting)
-            if better is not None:
-                weights = dense_parameters(units, better, pieces)
-                if (other := data.distance(model, weights)) < distance:
-                    made, distance = better, other
-                    notes.append("weights were fitted again in the order in which they run")
+            other = distance if better is None else data.distance(model, units, better, pieces)
+            if better is not None and other < distance:
+                made, distance = better, other
+                notes.append("weights were fitted again in the order in which they run")
             if found.structures in found.uniform:
                 notes.append("every weight has the same share: outputs were nearer so on batches held out")
             if idle := [unit.name for unit in units if workers.metrics[unit.name].scale == 0]:
                 notes.append(f"{IDLE} {', '.join(idle)}")
-    _install(model, zip(units, found.structures, made, strict=True), copy=not pieces.lends)
-    declare(model)
+    install(model, zip(units, found.structures, made, strict=True), copy=not pieces.lends)
     left |= found.stays
     vectors, rows = described(units, found.structures, made, found.watch)
     result = CompressionReport(rows, left, before, _count(model), distance, (*found.notes, *notes), vectors)
@@ -169,8 +163,7 @@ def _compared(
 
     def off(some: Sequence[list[Projection]], step: int) -> float:
         workers.report(CHECKING, step, 1 + len(rivals))
-        weights = dense_parameters(units, some, workers.pieces)
-        return data.distance(model, weights)
+        return data.distance(model, units, some, workers.pieces)
 
     plans = [plan for plan in (*found.alone, *found.uniform) if plan != found.structures]
     rivals = [plan for plan in plans if all(exact(s.name) for s in plan)]
@@ -205,57 +198,6 @@ def _warn(report: CompressionReport, *, known: bool, planned: bool) -> None:
             "what they do there, or fine-tune.",
             stacklevel=3,
         )
-
-
-# The parts of compress_, in the order of their use.
-
-
-def _metrics(
-    units: Sequence[Unit], activations: Mapping[str, Tensor], seen: Mapping[str, Metric]
-) -> dict[str, Metric]:
-    """What errors of the weights count by, by their names: what a loader showed, or activations as given."""
-    who, metrics = "compress_", dict(seen)
-    for name, X in activations.items():
-        unit = next((unit for unit in units if name in unit.names), None)
-        if unit is None:
-            raise ValueError(f"{who}: activations for {name!r}, which is no weight that can be replaced.")
-        wanted = unit.matrices[0].shape[1]
-        if X.shape[-1] != wanted:
-            raise ValueError(
-                f"{who}: the activations of {name} must have {wanted} entries in their last axis, "
-                f"got shape {tuple(X.shape)}."
-            )
-        if unit.kind in RECURRENT:
-            raise ValueError(f"{who}: activations of {name} cannot be used, it is recurrent.")
-        if not X.isfinite().all() or not X.any():
-            raise ValueError(f"{who}: the activations of {name} must be finite and not all zero.")
-        rows = X.detach().reshape(-1, wanted).to("cpu", torch.float64)
-        old = metrics.get(unit.name)
-        inputs = ridged_(rows.mT @ rows, None, 1e-9)
-        new = Metric(inputs) if old is None else Metric(inputs, old.outputs, old.scale)
-        metrics[unit.name] = new.relative(unit.size, unit.matrices) if old is None else new
-    return metrics
-
-
-def _install(
-    model: nn.Module, done: Iterable[tuple[Unit, Structure, list[Projection]]], *, copy: bool
-) -> None:
-    """Build every replacement, with copies of the projections' tensors or these themselves; put them in."""
-    parts: dict[nn.Module, dict[str, tuple[Structure, list[Projection]]]] = defaultdict(dict)
-    for unit, structure, found in done:
-        for part in unit.places if found else []:
-            parts[part.module][part.name] = structure, found
-    made: dict[nn.Module, nn.Module] = {}
-    leaders: dict[int, Any] = {}  # what holds a projection first
-    for module, some in parts.items():
-        made[module] = replacement(module, {name: structure for name, (structure, _) in some.items()})
-        for name, holder in holders(made[module]).items():
-            found = some[name][1]
-            if (leader := leaders.setdefault(id(found), holder)) is holder:
-                fill(holder, [projection.matrix for projection in found], copy=copy)
-            else:
-                tie(holder, leader)
-    replace_modules(model, made)
 
 
 def _count(model: nn.Module) -> int:

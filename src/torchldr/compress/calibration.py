@@ -16,13 +16,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from ..matrices import Projection
 from ..nn.tune import evaluating
 from .metric import Metric
 from .outputs import LOGITS, called, copied, distance, kept, main_output
 from .pieces import Pieces
 from .progress import CALIBRATING
-from .targets import Unit
-from .watch import Watch
+from .targets import RECURRENT, Unit, dense_parameters
+from .watch import Watch, ridged_
 from .workers import Workers
 
 SHARE = 0.45  # of the time, at most
@@ -60,9 +61,11 @@ class Calibration:
     held: list[Held] = field(default_factory=list)  # batches that were held out
     seen: list[Seen] = field(default_factory=list)  # the first of the others
 
-    def distance(self, model: nn.Module, weights: Mapping[str, Tensor]) -> float:
-        """The distance of the outputs on the held batches, with these parameters in place of its own."""
-        over = size = 0.0
+    def distance(
+        self, model: nn.Module, units: Sequence[Unit], made: Sequence[Sequence[Projection]], pieces: Pieces
+    ) -> float:
+        """The distance of the outputs on the held batches, with projections in place of its weights."""
+        weights, over, size = dense_parameters(units, made, pieces), 0.0, 0.0
         with evaluating(model), torch.no_grad():
             for _, batch, name, theirs in self.held:
                 output = kept(batch, main_output(called(model, weights, batch), name)[1])
@@ -120,6 +123,37 @@ def calibrate(
     found.metrics = {unit.name: watch.metric(unit) for unit in units}
     _keep(pieces, units, found)
     return found
+
+
+def given_metrics(
+    units: Sequence[Unit], activations: Mapping[str, Tensor], seen: Mapping[str, Metric]
+) -> dict[str, Metric]:
+    """What errors of the weights count by, by their names: what a loader showed, or activations as given.
+
+    Raises:
+        ValueError: for activations of no weight, or that do not fit it.
+    """
+    who, metrics = "compress_", dict(seen)
+    for name, X in activations.items():
+        unit = next((unit for unit in units if name in unit.names), None)
+        if unit is None:
+            raise ValueError(f"{who}: activations for {name!r}, which is no weight that can be replaced.")
+        wanted = unit.matrices[0].shape[1]
+        if X.shape[-1] != wanted:
+            raise ValueError(
+                f"{who}: the activations of {name} must have {wanted} entries in their last axis, "
+                f"got shape {tuple(X.shape)}."
+            )
+        if unit.kind in RECURRENT:
+            raise ValueError(f"{who}: activations of {name} cannot be used, it is recurrent.")
+        if not X.isfinite().all() or not X.any():
+            raise ValueError(f"{who}: the activations of {name} must be finite and not all zero.")
+        rows = X.detach().reshape(-1, wanted).to("cpu", torch.float64)
+        old = metrics.get(unit.name)
+        inputs = ridged_(rows.mT @ rows, None, 1e-9)
+        new = Metric(inputs) if old is None else Metric(inputs, old.outputs, old.scale)
+        metrics[unit.name] = new.relative(unit.size, unit.matrices) if old is None else new
+    return metrics
 
 
 def _keep(pieces: Pieces, units: Sequence[Unit], found: Calibration) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 import torch
 from torch import nn
 
+from ..matrices import Projection
 from ..nn import MatrixStack, StructuredLinear
 from ..nn.parameters import describe
 from ..nn.recurrent.base import StructuredRecurrent
@@ -16,12 +18,14 @@ from .attention import StructuredAttention, split_attention
 from .layers import (
     StructuredPointwise,
     dense_linear,
+    fill,
     quiet_linear,
     quiet_recurrent,
     replace_modules,
+    tie,
 )
 from .structure import Structure
-from .targets import RECURRENT, check_unwrapped, parts_of
+from .targets import RECURRENT, Unit, check_unwrapped, parts_of
 
 Entry = dict[str, Any]
 REPLACED = (StructuredLinear, StructuredPointwise, StructuredAttention, StructuredRecurrent)
@@ -123,6 +127,28 @@ def replacement(old: nn.Module, plan: Mapping[str, Structure]) -> nn.Module:
         return quiet_recurrent(old, plan)
     made = _linear(old, plan[""])
     return StructuredPointwise(made, old.stride) if isinstance(old, nn.Conv2d) else made
+
+
+def install(
+    model: nn.Module, done: Iterable[tuple[Unit, Structure, list[Projection]]], *, copy: bool
+) -> None:
+    """Build every replacement, with copies of the projections' tensors or these themselves; put them in."""
+    parts: dict[nn.Module, dict[str, tuple[Structure, list[Projection]]]] = defaultdict(dict)
+    for unit, structure, found in done:
+        for part in unit.places if found else []:
+            parts[part.module][part.name] = structure, found
+    made: dict[nn.Module, nn.Module] = {}
+    leaders: dict[int, Any] = {}  # what holds a projection first
+    for module, some in parts.items():
+        made[module] = replacement(module, {name: structure for name, (structure, _) in some.items()})
+        for name, holder in holders(made[module]).items():
+            found = some[name][1]
+            if (leader := leaders.setdefault(id(found), holder)) is holder:
+                fill(holder, [projection.matrix for projection in found], copy=copy)
+            else:
+                tie(holder, leader)
+    replace_modules(model, made)
+    declare(model)
 
 
 def _linear(old: nn.Module, structure: Structure) -> StructuredLinear:

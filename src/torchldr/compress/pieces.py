@@ -90,7 +90,7 @@ class Pieces:
             return None
         found = {
             _MARK + name: _file(self.folder / file, shape, getattr(torch, dtype), shared=False)
-            for name, (file, dtype, shape) in line["tensors"].items()
+            for name, (file, dtype, shape) in line.get("tensors", {}).items()
         }
         return pytree.tree_map_only(str, lambda text: found.get(text, text), line["value"])
 
@@ -157,7 +157,6 @@ def opened(
     pieces = place if isinstance(place, Pieces) else Pieces(place)
     if pieces.folder is not None:
         work = {"who": who, "version": __version__, "arguments": arguments, "content": checksum(content)}
-        work["form"] = "a file for each tensor"
         if not pieces.begin(work):
             what = f"{pieces.folder} is of another model or of other arguments"
             warnings.warn(f"{who}: {what}: starting anew.", stacklevel=4)

@@ -266,13 +266,15 @@ def dense_parameters(
             M = projection.matrix.to_dense()
             filed = pieces.folder is not None and M.device.type == "cpu"
             matrices.append(pieces.zeros(f"dense-{i}-{j}", M.shape, M).copy_(M) if filed else M)
-        for part in unit.places if found else []:
-            key, W = f"{part.names[0]}.{part.path}", torch.cat(matrices) if matrices[1:] else matrices[0]
-            if part.third is None:
-                values[key] = W.T if part.kind == "conv1d" else W.reshape(part.parameter.shape)
-            else:
-                joint = values.setdefault(key, part.parameter.detach().clone())
-                joint.chunk(3)[part.third].copy_(W)
+        if not found:
+            continue
+        part = unit.places[0]  # what is tied to it follows
+        key, W = f"{part.names[0]}.{part.path}", torch.cat(matrices) if matrices[1:] else matrices[0]
+        if part.third is None:
+            values[key] = W.T if part.kind == "conv1d" else W.reshape(part.parameter.shape)
+        else:
+            joint = values.setdefault(key, part.parameter.detach().clone())
+            joint.chunk(3)[part.third].copy_(W)
     return values
 
 

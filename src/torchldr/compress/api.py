@@ -20,7 +20,7 @@ from .candidates import CANDIDATES, check_finite, exact
 from .looks import DEADLINE, project_all
 from .manifest import install
 from .pieces import Pieces, opened
-from .progress import CHECKING, Clock, check_count, check_effort, shown
+from .progress import CHECKING, Clock, check_count, check_effort
 from .refit import Refit
 from .report import CompressionReport, described
 from .selection import Choices, Spec, check_spec, chosen
@@ -118,8 +118,7 @@ def compress_(
     with (
         torch.inference_mode(False),  # or there are no derivatives of the outputs
         opened("compress_", checkpoint, arguments, content) as pieces,
-        shown(progress, clock) as report,
-        Workers(1, executor, pieces, clock=clock, report=report, seed=seed) as workers,
+        Workers(1, executor, pieces, clock=clock, progress=progress, seed=seed) as workers,
     ):
         data = None if loader is None else calibrate(model, units, loader, batches, output, workers)
         workers.metrics = given_metrics(units, activations or {}, {} if data is None else data.metrics)

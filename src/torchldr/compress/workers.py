@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, as_completed
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -21,7 +22,7 @@ from ..progress import Report, silent
 from .candidates import Weight
 from .metric import PLAIN, Metric
 from .pieces import Pieces
-from .progress import Clock
+from .progress import Clock, shown
 
 T = TypeVar("T")
 
@@ -74,7 +75,7 @@ class Parcel:
 
 
 class Workers:
-    """A context in which functions run on weights: where, for how long, and whom they report to.
+    """A context in which functions run on weights: where, for how long, and with what `progress`.
 
     One job runs here. More are processes, each with its share of the cores; they end with the context,
     however it ends: on an interrupt too, and when this process is killed. Functions run on an executor
@@ -92,7 +93,7 @@ class Workers:
         pieces: Pieces | None = None,
         *,
         clock: Clock | None = None,
-        report: Report = silent,
+        progress: bool | Report | None = False,
         seed: int = 0,
         partial: bool = False,
     ) -> None:
@@ -103,11 +104,14 @@ class Workers:
         if not isinstance(jobs, int) or isinstance(jobs, bool) or jobs < 1:
             raise ValueError(f"jobs must be an int of at least 1, got {jobs!r}.")
         self.jobs, self.interrupted, self.pieces = jobs, False, Pieces() if pieces is None else pieces
-        self.clock, self.report, self.seed, self.partial = clock or Clock(None), report, seed, partial
+        self.clock, self.seed, self.partial = clock or Clock(None), seed, partial
+        self._progress, self._shown = progress, ExitStack()
+        self.report: Report = silent  # until the context begins
         self._given = self._pool = executor
         self.metrics: dict[str, Metric] = {}
 
     def __enter__(self) -> Self:
+        self.report = self._shown.enter_context(shown(self._progress, self.clock))
         if self._pool is None and self.jobs > 1:
             context = get_context("spawn")  # torch's threads do not survive a fork
             reader, self._life = context.Pipe(duplex=False)
@@ -119,6 +123,7 @@ class Workers:
         if self._pool is not None and self._given is None:
             self._pool.shutdown(wait=kind is None and not self.interrupted, cancel_futures=True)
             self._life.close()  # ends what still runs at once, whatever it is doing
+        self._shown.close()
 
     def parcel(self, weight: Weight, *, plain: bool = False) -> Parcel:
         """A weight for `run`; a given executor may be another machine, which has none of our files."""

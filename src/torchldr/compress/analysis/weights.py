@@ -19,7 +19,7 @@ from ..candidates import WORK, Candidate, Search, Weight, charged, check_finite,
 from ..checkpoint.files import Source, find_tensors, open_tensors
 from ..looks import errors_of
 from ..metric import QUICK, Metric
-from ..progress import CHOOSING, Clock, check_count, check_effort, shown
+from ..progress import CHOOSING, Clock, check_count, check_effort
 from ..selection import share_out
 from ..structure import Structure
 from ..targets import FilterFn, Unit, find_units, parts_of
@@ -104,10 +104,7 @@ def analyze(
     if not weights:
         raise ValueError(f"analyze: no weight with two axes of {min_features} or more was found.")
     check_finite("analyze", weights)
-    with (
-        shown(progress, clock) as report,
-        Workers(jobs, executor, clock=clock, report=report, seed=seed, partial=True) as workers,
-    ):
+    with Workers(jobs, executor, clock=clock, progress=progress, seed=seed, partial=True) as workers:
         inputs: dict[str, Metric] = {}
         if loader is not None and isinstance(source, nn.Module):
             units = [weight for weight in weights if isinstance(weight, Unit)]

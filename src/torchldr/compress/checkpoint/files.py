@@ -19,7 +19,7 @@ from ...matrices import StructuredMatrix
 from ...progress import Report
 from ..candidates import CANDIDATES, Weight, check_finite
 from ..looks import project_all
-from ..progress import Clock, check_count, check_effort, shown
+from ..progress import Clock, check_count, check_effort
 from ..report import CompressionReport, described
 from ..selection import Spec, check_spec, chosen
 from ..structure import Structure
@@ -272,7 +272,7 @@ def compress_weights(
     check_finite(who, weights)
     planned = isinstance(spec, Structure | Mapping)
     clock = Clock(check_effort(who, effort, None if planned else EFFORT))
-    with shown(progress, clock) as report, Workers(jobs, clock=clock, report=report, seed=seed) as workers:
+    with Workers(jobs, clock=clock, progress=progress, seed=seed) as workers:
         found = chosen(who, spec, weights, left, structures, workers)
         made = project_all(workers, weights, found.structures)
     vectors, rows = described(weights, found.structures, made, found.watch)

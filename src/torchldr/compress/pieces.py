@@ -104,11 +104,10 @@ class Pieces:
         tensors: dict[str, Any] = {}
 
         def mark(tensor: Tensor) -> str:
-            assert self.folder is not None
             name, path = str(len(tensors)), _path(tensor)
             if path is None or path.parent != self.folder:
-                path = self.folder / f"{self._count:06d}-{name}.bin"
-                _file(path, tensor.shape, tensor.dtype).copy_(tensor)
+                self.zeros(f"{self._count:06d}-{name}", tensor.shape, tensor).copy_(tensor.detach())
+                path = Path(f"{self._count:06d}-{name}.bin")
             tensors[name] = path.name, str(tensor.dtype).removeprefix("torch."), tensor.shape
             return _MARK + name
 

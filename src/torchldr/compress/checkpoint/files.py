@@ -29,9 +29,7 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _SUFFIX = ".weight"
 EFFORT = 10.0  # minutes, for a budget
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-
-
-_NAMED = {
+_NAMED = {  # in files
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8,
     "BOOL": torch.bool,

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 import torchldr
-from torchldr.compress import workers
+from torchldr.compress import looks, workers
+from torchldr.compress.checkpoint.files import TensorWeight
 from torchldr.compress.progress import Clock
 from torchldr.executors import RayExecutor
 
@@ -81,10 +82,10 @@ def test_what_is_no_executor() -> None:
 def test_a_deadline_on_a_machine_that_started_at_another_time(minutes, apart, monkeypatch) -> None:
     """A deadline is a time of day, which machines share; their monotonic clocks count from their starts."""
     with workers.Workers(1, ThreadPoolExecutor(1)) as some:
-        parcel = some.parcel(workers.TensorWeight({"W": torch.randn(8, 8)}, "W"))
+        parcel = some.parcel(TensorWeight({"W": torch.randn(8, 8)}, "W"))
     deadline, monotonic = Clock(minutes).deadline(1.0), time.monotonic
     monkeypatch.setattr(time, "monotonic", lambda: monotonic() + apart)
-    (error,) = workers.looks_of(parcel, [torchldr.Structure("toeplitz_like")], 0, 0.1, deadline)
+    (error,) = looks.looks_of(parcel, [torchldr.Structure("toeplitz_like")], 0, 0.1, deadline)
     assert math.isfinite(error) == (minutes > 0)
 
 

@@ -20,14 +20,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from .compress import CompressionReport, compress_, materialize_
 from .compress.checkpoint.files import PICKLES, TensorFiles
 from .compress.checkpoint.storage import check_target, new_folder, unfinished
 from .compress.layers import replace_modules
 from .compress.manifest import METHOD, VERSION, Entry, build
-from .compress.pieces import Pieces, mapped
+from .compress.pieces import Pieces
 from .compress.selection import Spec
 from .nn import StructuredLinear
 from .nn.parameters import StructuredParameters
@@ -70,17 +70,16 @@ class TorchldrQuantizer(HfQuantizer):  # type: ignore[misc, unused-ignore]
 
     def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> Any:
         modules = dict(model.named_modules(remove_duplicate=False))
-        made: dict[int, nn.Module] = {}
+        made: dict[nn.Module, nn.Module] = {}
         for name, entry in self.quantization_config.layers.items():
             old = _find(model, modules, name)
             if old is None:
                 continue  # of a head that this model does not have
             with torch.device("meta"):
                 try:
-                    made[id(old)] = build(old, entry)
+                    made[old] = build(old, entry)
                 except (KeyError, TypeError, ValueError) as error:
                     raise ValueError(f"config.json does not fit the model at {name}: {error}") from None
-            made[id(old)].train(old.training)
         replace_modules(model, made)
         return model
 
@@ -198,9 +197,7 @@ def _mapped_model(folder: Path) -> Any:
         raise ValueError(f"{folder}/config.json: transformers has no {names[0]}.")
     if getattr(config, "quantization_config", None) is not None:
         raise ValueError(f"{folder}: the model is quantized or compressed already.")
-    state: dict[str, Tensor] = {}
-    for file in dict.fromkeys(TensorFiles(folder).places.values()):  # which are checked
-        state |= mapped(file)
+    state = TensorFiles(folder).mapped()
     sizes: Counter[torch.dtype] = Counter()
     for tensor in state.values():
         sizes[tensor.dtype] += tensor.numel() if tensor.is_floating_point() else 0

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 import torchldr
 from torchldr.compress import compress_weights, load_weights, save_weights
-from torchldr.compress.analysis import weights as analyze_weights
 from torchldr.compress.workers import Luggage, Workers
 
 FAST = ("low_rank", "block_circulant", "toeplitz_like")
@@ -76,7 +75,7 @@ def test_three_classes_are_refined_for_each_budget(monkeypatch):
         seen.append((effort, [s.name for s in structures]))
         return [(really if effort == 1 else looks)[s.name] ** 2 for s in structures]
 
-    monkeypatch.setattr(analyze_weights, "looks_of", made_up)
+    monkeypatch.setattr("torchldr.compress.looks.looks_of", made_up)
     names = ["vandermonde_like", "toeplitz_like", "cauchy_like", "hankel_like"]
     found = torchldr.analyze({"W": torch.randn(64, 64)}, budget=0.05, structures=names, ranks=[1])
     assert sorted(name for effort, (name,) in seen if effort == 1) == sorted(really)
@@ -351,7 +350,7 @@ def test_folders_that_need_their_model_or_are_damaged_are_refused(tmp_path):
 # In the processes of the pool, which import this to find the function.
 ENDLESS = """
 import os
-from torchldr.compress.workers import looks_of
+from torchldr.compress.looks import looks_of
 def endless(*given):
     os.write(os.open({fifo!r}, os.O_WRONLY), b"working ")
     while True:
@@ -362,11 +361,10 @@ import signal, sys
 from multiprocessing import get_context
 sys.path.insert(0, folder)
 import endless, torch, torchldr
-from torchldr.compress import workers
-from torchldr.compress.analysis import weights as analysis
+from torchldr.compress import looks, workers
 signal.signal(signal.SIGINT, signal.default_int_handler)
 workers.get_context = {"spawn": get_context("forkserver")}.get
-analysis.looks_of = endless.endless
+looks.looks_of = endless.endless
 weights = {"V": torch.randn(60, 60), "W": torch.randn(60, 60)}
 torchldr.analyze(weights, structures=["ldr_td"], ranks=[3], jobs=2, progress=lambda *step: None)
 """

@@ -15,9 +15,10 @@ from torchldr.compress import Bytes, Latency, parse_budget
 from torchldr.compress.budget import Stopwatch, budget_text
 from torchldr.compress.candidates import Candidate, Search, charged
 from torchldr.compress.checkpoint.files import TensorWeight
+from torchldr.compress.looks import looks_of
 from torchldr.compress.metric import Metric
 from torchldr.compress.selection import share_out
-from torchldr.compress.workers import Parcel, looks_of
+from torchldr.compress.workers import Parcel
 
 QUICK = ("low_rank", "block_circulant")
 
@@ -245,14 +246,14 @@ def test_of_large_weights_two_of_a_shape_decide_for_the_others(monkeypatch, near
     for layer in model:
         cls = torchldr.ToeplitzLike if near else torchldr.LowRank
         layer.weight.data = cls.random(32, 32, rank=1 if near else 4).to_dense()
-    tried: list[int] = []
-    real = torchldr.compress.selection.looks_of
+    tried: list[str] = []
+    real = torchldr.compress.looks.looks_of
 
-    def counted(parcel, *more):
-        tried.append(len(parcel.matrices))
-        return real(parcel, *more)
+    def counted(parcel, structures, *more):
+        tried.extend(structure.name for structure in structures if structure.name != "low_rank")
+        return real(parcel, structures, *more)
 
-    monkeypatch.setattr("torchldr.compress.selection.looks_of", counted)
+    monkeypatch.setattr("torchldr.compress.looks.looks_of", counted)
     report = torchldr.compress_(model, 0.15, structures=("low_rank", "toeplitz_like"), effort=10.0)
     if near:
         assert {row.structure for row in report.layers} == {"toeplitz_like"}

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 import torchldr
 from torchldr.compress.calibration import calibrate
-from torchldr.compress.candidates import bound
+from torchldr.compress.looks import DEADLINE, bound
 from torchldr.compress.metric import Metric
 from torchldr.compress.outputs import main_output
 from torchldr.compress.progress import Clock
 from torchldr.compress.targets import find_units
-from torchldr.compress.workers import DEADLINE, Workers
+from torchldr.compress.workers import Workers
 from torchldr.matrices.low_rank import LowRankFit
 
 LOW = torchldr.Structure("low_rank", rank=3)
@@ -158,9 +158,9 @@ def test_every_class_that_is_found_at_once_is_compared_as_a_whole(monkeypatch):
             layer.weight.copy_(M.to_dense() + 1e-3 * torch.randn(m, n))
     real = torchldr.compress.selection.priced
 
-    def misled(weight, structures, errors):
-        wrong = [1e6 if s.name == "block_circulant" else 1.0 for s in structures]
-        return real(weight, structures, [a * (b + 1) for a, b in zip(wrong, errors, strict=True)])
+    def misled(weight, errors):
+        wrong = {s: 1e6 if s.name == "block_circulant" else 1.0 for s in errors}
+        return real(weight, {s: wrong[s] * (error + 1) for s, error in errors.items()})
 
     monkeypatch.setattr("torchldr.compress.selection.priced", misled)
     names = ["low_rank", "block_circulant"]
@@ -195,6 +195,17 @@ def test_the_uniform_share_is_taken_where_it_is_measured_to_be_better(monkeypatc
     assert report.distance < 3 * honest.distance
     shares = [layer.parameters_after / layer.parameters_before for layer in report.layers]
     assert max(shares) <= 0.4
+
+
+@pytest.mark.parametrize("kind", ["linear", "convolution"])
+def test_tied_weights_are_calibrated_together(kind):
+    layers = {"linear": lambda: nn.Linear(32, 32), "convolution": lambda: nn.Conv2d(32, 32, 1)}
+    model = nn.Sequential(layers[kind](), nn.Tanh(), layers[kind]()).eval()
+    model[2].weight = model[0].weight
+    shape = (16, 32) if kind == "linear" else (4, 32, 3, 3)
+    report = torchldr.compress_(model, 0.5, structures=["low_rank"], loader=[torch.randn(shape)] * 4)
+    assert report.distance is not None
+    assert [layer.tied for layer in report.layers] == [("2",)]
 
 
 @pytest.mark.parametrize("stage", ["calibrating", "looking at", "projecting", "checking", "fitting"])

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import torchldr
 from torchldr.compress.finetuning.groups import even_factors, operator_names, parameter_groups
-from torchldr.compress.finetuning.model import FinetuneResult, finetune
+from torchldr.compress.finetuning.run import FinetuneResult, finetune
 from torchldr.compress.finetuning.teacher import Distillation, replaced_layers
 
 

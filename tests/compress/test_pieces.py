@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 
 import pytest
 import torch
@@ -23,15 +24,17 @@ def test_pieces_come_back_mapped(tmp_path):
     pieces.put("x", {"a": [1.5, None, "tensor: 0", tensors]})
     again = pieces.zeros("sum", (3, 2), torch.zeros(1))
     again.add_(2)
-    pieces.put("y", [1e-300], written=["sum"])
+    pieces.put("y", [1e-300, again])
+    assert not list((tmp_path / "work").glob("000001.*"))  # it lies in its own file
     pieces.close()
     pieces = Pieces(tmp_path / "work")
     assert pieces.begin({"a": [1, None]})
     *value, found = pieces.get("x")["a"]
     assert value == [1.5, None, "tensor: 0"]
     assert all(torch.equal(found[name], t) and found[name].dtype == t.dtype for name, t in tensors.items())
-    assert pieces.get("y") == [1e-300]
-    assert pieces.zeros("sum", (3, 2), torch.zeros(1), again=True).tolist() == [[2.0] * 2] * 3
+    number, found = pieces.get("y")
+    assert number == 1e-300
+    assert found.tolist() == [[2.0] * 2] * 3
     pieces.close(done=True)
     assert not (tmp_path / "work").exists()
 
@@ -52,7 +55,7 @@ def test_what_is_torn_or_damaged_is_done_again(tmp_path):
     pieces.close()
     log = tmp_path / LOG
     log.write_bytes(log.read_bytes()[:-5])
-    file = sorted(tmp_path.glob("*.safetensors"))[0]
+    file = sorted(tmp_path.glob("*.bin"))[0]
     file.write_bytes(file.read_bytes()[:-4] + b"\0\0\0\0")
     pieces = Pieces(tmp_path)
     assert pieces.begin({})
@@ -63,6 +66,18 @@ def test_what_is_torn_or_damaged_is_done_again(tmp_path):
     pieces.begin({})
     assert pieces.get("b")[1].tolist() == [1, 1, 1]
     assert pieces.get("c")[1].tolist() == [0, 0]
+
+
+def test_of_a_folder_of_before_what_has_no_tensors_is_taken_up(tmp_path):
+    """Tensors lay in files of safetensors then, with sums of 32 bits."""
+    old = [{"key": "a", "value": [0.5], "files": {}}]
+    old += [{"key": "b", "value": ["\0tensor 0"], "tensors": "000001.safetensors", "files": {"x": 7}}]
+    (tmp_path / LOG).write_text("".join(json.dumps(line) + "\n" for line in [{}, *old]))
+    (tmp_path / "x").write_bytes(b"x")
+    pieces = Pieces(tmp_path)
+    assert pieces.begin({})
+    assert pieces.get("a") == [0.5]
+    assert pieces.get("b") is None
 
 
 def test_other_work_starts_anew_and_a_strangers_folder_is_left(tmp_path):

@@ -74,7 +74,7 @@ def analyze_command(
 
     Residual against size, class by class, and the best choice for each budget.
     """
-    from ..compress.analysis.plot import check_picture
+    from ..compress.analysis.result import check_picture
     from ..compress.analysis.weights import BUDGETS, analyze
     from ..compress.structure import write_plan
 
@@ -133,8 +133,8 @@ def compress_command(
     Or by a plan, which `torchldr analyze` writes. Other tensors are copied.
     A folder with a config.json is a Hugging Face model, and so is the result.
     """
-    from ..compress.api import compress_weights
     from ..compress.candidates import CANDIDATES
+    from ..compress.checkpoint.files import compress_weights
     from ..compress.checkpoint.storage import check_target, dense_beside, save_weights
     from ..compress.structure import read_plan
 

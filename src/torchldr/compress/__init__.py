@@ -2,13 +2,14 @@
 
 from .analysis.result import Analysis, Plan, Trial, WeightAnalysis
 from .analysis.weights import analyze
-from .api import compress_, compress_weights
+from .api import compress_
 from .budget import Bytes, Latency, parse_budget
+from .checkpoint.files import compress_weights
 from .checkpoint.storage import load_weights, save_weights
-from .dense import materialize_
 from .finetuning.groups import OPERATOR_RATE, even_factors, parameter_groups
-from .finetuning.model import FinetuneResult, finetune
+from .finetuning.run import FinetuneResult, finetune
 from .finetuning.teacher import Distillation
+from .manifest import materialize_
 from .report import CompressionReport, LayerReport
 from .storage import load_compressed, save_compressed
 from .structure import Structure, read_plan, write_plan

@@ -1,4 +1,4 @@
-"""`compress_`: a whole model in place; `compress_weights`: a checkpoint without the code of its model."""
+"""`compress_`: a whole model, in place."""
 
 from __future__ import annotations
 
@@ -12,26 +12,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..matrices import Projection, StructuredMatrix
+from ..matrices import Projection
 from ..progress import Report
 from .budget import Budget
-from .calibration import Calibration, calibrate
-from .candidates import CANDIDATES, exact
-from .checkpoint.files import Source, check_finite, find_tensors, open_tensors
-from .layers import fill, keep_state, replace_modules, tie
-from .manifest import declare, holders, replacement
-from .metric import Metric
+from .calibration import Calibration, calibrate, given_metrics
+from .candidates import CANDIDATES, check_finite, exact
+from .looks import DEADLINE, project_all
+from .manifest import install
 from .pieces import Pieces, opened
-from .progress import CHECKING, Clock, check_count, check_effort, shown
+from .progress import CHECKING, Clock, check_count, check_effort
 from .refit import Refit
-from .report import CompressionReport
-from .selection import Choices, Spec, check_spec, chosen, described
+from .report import CompressionReport, described
+from .selection import Choices, Spec, check_spec, chosen
 from .structure import Structure
-from .targets import RECURRENT, FilterFn, Unit, check_unwrapped, dense_parameters, find_units
-from .watch import ridged_
-from .workers import DEADLINE, Workers, project_all
+from .targets import FilterFn, Unit, check_unwrapped, find_units
+from .workers import Workers
 
-EFFORT, WEIGHTS_EFFORT = 2.0, 10.0  # minutes, for a budget
+EFFORT = 2.0  # minutes, for a budget
 DOUBTFUL = 0.1  # a residual above which a compression without data is not to be trusted
 IDLE = "no batch of the loader showed that the output depends on"
 
@@ -121,11 +118,10 @@ def compress_(
     with (
         torch.inference_mode(False),  # or there are no derivatives of the outputs
         opened("compress_", checkpoint, arguments, content) as pieces,
-        shown(progress, clock) as report,
-        Workers(1, executor, pieces, clock=clock, report=report, seed=seed) as workers,
+        Workers(1, executor, pieces, clock=clock, progress=progress, seed=seed) as workers,
     ):
         data = None if loader is None else calibrate(model, units, loader, batches, output, workers)
-        workers.metrics = _metrics(units, activations or {}, {} if data is None else data.metrics)
+        workers.metrics = given_metrics(units, activations or {}, {} if data is None else data.metrics)
         found = chosen("compress_", spec, units, left, structures, workers)
         begun = clock.spent
         made = project_all(workers, units, found.structures)
@@ -134,19 +130,17 @@ def compress_(
         if data is not None and units:
             found, made, distance = _compared(model, units, found, made, data, workers)
             better = Refit(model, units, found.structures, data, workers).fitted(made, projecting)
-            if better is not None:
-                weights = dense_parameters(units, better, pieces)
-                if (other := data.distance(model, weights)) < distance:
-                    made, distance = better, other
-                    notes.append("weights were fitted again in the order in which they run")
+            other = distance if better is None else data.distance(model, units, better, pieces)
+            if better is not None and other < distance:
+                made, distance = better, other
+                notes.append("weights were fitted again in the order in which they run")
             if found.structures in found.uniform:
                 notes.append("every weight has the same share: outputs were nearer so on batches held out")
             if idle := [unit.name for unit in units if workers.metrics[unit.name].scale == 0]:
                 notes.append(f"{IDLE} {', '.join(idle)}")
-    _install(model, zip(units, found.structures, made, strict=True), copy=not pieces.lends)
-    declare(model)
+    install(model, zip(units, found.structures, made, strict=True), copy=not pieces.lends)
     left |= found.stays
-    vectors, rows = described(units, found, made)
+    vectors, rows = described(units, found.structures, made, found.watch)
     result = CompressionReport(rows, left, before, _count(model), distance, (*found.notes, *notes), vectors)
     _warn(result, known=loader is not None or bool(activations), planned=planned)
     return result
@@ -168,8 +162,7 @@ def _compared(
 
     def off(some: Sequence[list[Projection]], step: int) -> float:
         workers.report(CHECKING, step, 1 + len(rivals))
-        weights = dense_parameters(units, some, workers.pieces)
-        return data.distance(model, weights)
+        return data.distance(model, units, some, workers.pieces)
 
     plans = [plan for plan in (*found.alone, *found.uniform) if plan != found.structures]
     rivals = [plan for plan in plans if all(exact(s.name) for s in plan)]
@@ -204,124 +197,6 @@ def _warn(report: CompressionReport, *, known: bool, planned: bool) -> None:
             "what they do there, or fine-tune.",
             stacklevel=3,
         )
-
-
-def compress_weights(
-    source: Source,
-    spec: Spec,
-    *,
-    skip: Sequence[str] = (),
-    min_features: int = 32,
-    structures: Sequence[str] = CANDIDATES,
-    effort: float | None = None,
-    seed: int = 0,
-    jobs: int = 1,
-    progress: bool | Report | None = None,
-) -> tuple[dict[str, Tensor | StructuredMatrix], CompressionReport]:
-    """Project the matrices of a checkpoint on structured ones; everything else stays as it is.
-
-    A matrix is a tensor with two axes, taken as a layer's weight (out_features, in_features). An embedding
-    looks the same: `skip` it where it should stay.
-
-    Args:
-        source: the path of a .safetensors file, of a folder of them (shards), or a mapping of names to
-            tensors (a state_dict).
-        spec: a budget, a Structure for all, or a mapping of names and patterns to structures, as for
-            `compress_`. A weight is called by its name, or by that without ".weight".
-        skip: names and patterns of matrices to leave alone.
-        min_features: matrices with fewer rows or columns are left alone.
-        structures: names of the classes that a budget may choose from.
-        effort: minutes that it may take, by default 10 for a budget and no limit for a plan.
-        seed: of the projections.
-        jobs: how many processes project; with more than one, a script needs the usual
-            `if __name__ == "__main__":`.
-        progress: as for `compress_`.
-
-    Returns:
-        The tensors by name, structured matrices where they were replaced, and what was done.
-
-    Examples:
-        >>> weights = {"0.weight": torch.randn(64, 64), "0.bias": torch.zeros(64)}
-        >>> made, report = compress_weights(weights, 0.25, structures=["low_rank"])
-        >>> made["0.weight"]
-        LowRank(64, 64, rank=8, dtype=torch.float32)
-    """
-    who = "compress_weights"
-    check_spec(who, spec)
-    check_count(who, min_features=min_features)
-    tensors = open_tensors(who, source)
-    weights, left = find_tensors(who, tensors, skip, min_features)
-    if not weights:
-        raise ValueError(
-            f"{who}: no tensor can be replaced: none has two axes of {min_features} or more, or all are "
-            "skipped."
-        )
-    check_finite(who, weights)
-    planned = isinstance(spec, Structure | Mapping)
-    clock = Clock(check_effort(who, effort, None if planned else WEIGHTS_EFFORT))
-    with shown(progress, clock) as report, Workers(jobs, clock=clock, report=report, seed=seed) as workers:
-        found = chosen(who, spec, weights, left, structures, workers)
-        made = project_all(workers, weights, found.structures)
-    vectors, rows = described(weights, found, made)
-    replaced = {weight.name: p.matrix for weight, some in zip(weights, made, strict=True) for p in some}
-    whole = {name: replaced.get(name, tensors[name]) for name in tensors}
-    before = sum(tensors[name].numel() for name in tensors if tensors[name].is_floating_point())
-    saved = sum(row.parameters_before - row.parameters_after for row in rows)
-    return whole, CompressionReport(
-        rows, {**left, **found.stays}, before, before - saved, None, found.notes, vectors
-    )
-
-
-# The parts of compress_, in the order of their use.
-
-
-def _metrics(
-    units: Sequence[Unit], activations: Mapping[str, Tensor], seen: Mapping[str, Metric]
-) -> dict[str, Metric]:
-    """What errors of the weights count by, by their names: what a loader showed, or activations as given."""
-    who, metrics = "compress_", dict(seen)
-    for name, X in activations.items():
-        unit = next((unit for unit in units if name in unit.names), None)
-        if unit is None:
-            raise ValueError(f"{who}: activations for {name!r}, which is no weight that can be replaced.")
-        wanted = unit.matrices[0].shape[1]
-        if X.shape[-1] != wanted:
-            raise ValueError(
-                f"{who}: the activations of {name} must have {wanted} entries in their last axis, "
-                f"got shape {tuple(X.shape)}."
-            )
-        if unit.kind in RECURRENT:
-            raise ValueError(f"{who}: activations of {name} cannot be used, it is recurrent.")
-        if not X.isfinite().all() or not X.any():
-            raise ValueError(f"{who}: the activations of {name} must be finite and not all zero.")
-        rows = X.detach().reshape(-1, wanted).to("cpu", torch.float64)
-        old = metrics.get(unit.name)
-        inputs = ridged_(rows.mT @ rows, None, 1e-9)
-        new = Metric(inputs) if old is None else Metric(inputs, old.outputs, old.scale)
-        metrics[unit.name] = new.relative(unit.size, unit.matrices) if old is None else new
-    return metrics
-
-
-def _install(
-    model: nn.Module, done: Iterable[tuple[Unit, Structure, list[Projection]]], *, copy: bool
-) -> None:
-    """Build every replacement, with copies of the projections' tensors or these themselves; put them in."""
-    parts: dict[int, tuple[nn.Module, dict[str, tuple[Structure, list[Projection]]]]] = {}
-    for unit, structure, found in done:
-        for site, part in unit.places if found else []:
-            parts.setdefault(id(site.module), (site.module, {}))[1][part] = structure, found
-    made: dict[int, nn.Module] = {}
-    leaders: dict[int, Any] = {}  # what holds a projection first
-    for key, (module, some) in parts.items():
-        made[key] = replacement(module, {part: structure for part, (structure, _) in some.items()})
-        for part, holder in holders(made[key]).items():
-            found = some[part][1]
-            if (leader := leaders.setdefault(id(found), holder)) is holder:
-                fill(holder, [projection.matrix for projection in found], copy=copy)
-            else:
-                tie(holder, leader)
-        keep_state(module, made[key])
-    replace_modules(model, made)
 
 
 def _count(model: nn.Module) -> int:

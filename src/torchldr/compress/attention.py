@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout, pad, scaled_dot_product_attention
 
 from .layers import dense_linear, plain_linear
-from .targets import PROJECTIONS
+from .targets import PROJECTIONS, parts_of
 
 
 class StructuredAttention(nn.Module):
@@ -112,30 +112,21 @@ class StructuredAttention(nn.Module):
 
     def to_torch(self) -> nn.MultiheadAttention:
         """The nn.MultiheadAttention of the same function."""
-        layers: dict[str, Any] = {part: self.get_submodule(part) for part in PROJECTIONS}
-        dense = {part: dense_linear(layer) for part, layer in layers.items()}
-        some = dense["out_proj"]
+        dense = {name: dense_linear(self.get_submodule(name)) for name in PROJECTIONS}
+        last, inputs = dense["out_proj"], [dense[name] for name in PROJECTIONS[:3]]
         names = ("embed_dim", "num_heads", "dropout", "add_zero_attn", "kdim", "vdim", "batch_first")
         given: Any = {name: getattr(self, name) for name in names}
-        given |= {"bias": some.bias is not None, "add_bias_kv": self.bias_k is not None}
-        given |= {"dtype": some.weight.dtype, "device": some.weight.device}
+        given |= {"bias": last.bias is not None, "add_bias_kv": self.bias_k is not None}
+        given |= {"dtype": last.weight.dtype, "device": last.weight.device}
         made = nn.utils.skip_init(nn.MultiheadAttention, **given)
-        inputs = [dense[part] for part in PROJECTIONS[:3]]
-        learned = any(layer.weight.requires_grad for layer in inputs)
         if made.in_proj_weight is not None:
-            joint = torch.cat([layer.weight.detach() for layer in inputs])
-            made.in_proj_weight = nn.Parameter(joint, requires_grad=learned)
+            made.in_proj_weight = _joint([layer.weight for layer in inputs])
         else:
-            for part in PROJECTIONS[:3]:
-                setattr(made, f"{part}_weight", dense[part].weight)
+            for name in PROJECTIONS[:3]:
+                setattr(made, f"{name}_weight", dense[name].weight)
         if made.in_proj_bias is not None:
-            biases = [layer.bias for layer in inputs]
-            joint, learned = (
-                torch.cat([bias.detach() for bias in biases]),
-                any(b.requires_grad for b in biases),
-            )
-            made.in_proj_bias = nn.Parameter(joint, requires_grad=learned)
-        made.out_proj.weight, made.out_proj.bias = some.weight, some.bias
+            made.in_proj_bias = _joint([layer.bias for layer in inputs])
+        made.out_proj.weight, made.out_proj.bias = last.weight, last.bias
         made.bias_k, made.bias_v = self.bias_k, self.bias_v
         return made
 
@@ -150,15 +141,19 @@ def _added(mask: Tensor, dtype: torch.dtype) -> Tensor:
     return mask.to(dtype)
 
 
-def split_attention(original: nn.MultiheadAttention) -> dict[str, nn.Linear]:
+def _joint(parts: Sequence[Tensor]) -> nn.Parameter:
+    """Parameters below each other as one."""
+    return nn.Parameter(torch.cat([p.detach() for p in parts]), any(p.requires_grad for p in parts))
+
+
+def split_attention(original: nn.MultiheadAttention) -> dict[str, nn.Module]:
     """The projections of torch's module as dense layers with copies of its numbers; the last bias itself."""
-    joint, bias, made = original.in_proj_weight, original.in_proj_bias, {}
-    for i, part in enumerate(PROJECTIONS[:3]):
-        owner = getattr(original, f"{part}_weight") if joint is None else joint
-        weight, third = owner if joint is None else joint.detach().chunk(3)[i], None
-        if bias is not None:
-            third = nn.Parameter(bias.detach().chunk(3)[i].clone(), requires_grad=bias.requires_grad)
-        made[part] = plain_linear(weight, third, owner.requires_grad)
-    last = original.out_proj
-    made["out_proj"] = plain_linear(last.weight, last._parameters["bias"], last.weight.requires_grad)
+    joint = original.in_proj_bias
+    made: dict[str, nn.Module] = {}
+    for i, (name, part) in enumerate(parts_of(original).items()):
+        bias = original.out_proj._parameters["bias"]
+        if name != "out_proj":
+            third = None if joint is None else joint.detach().chunk(3)[i].clone()
+            bias = None if third is None else nn.Parameter(third, joint.requires_grad)
+        made[name] = plain_linear(part.matrices[0], bias, part.parameter.requires_grad)
     return made

@@ -16,19 +16,20 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from ..matrices import Projection
 from ..nn.tune import evaluating
 from .metric import Metric
 from .outputs import LOGITS, called, copied, distance, kept, main_output
-from .pieces import DTYPES, Pieces
+from .pieces import Pieces
 from .progress import CALIBRATING
-from .targets import Unit
-from .watch import WIDE, Watch, moments_file
+from .targets import RECURRENT, Unit, dense_parameters
+from .watch import Watch, ridged_
 from .workers import Workers
 
 SHARE = 0.45  # of the time, at most
 HELD, EVERY = 4, 4  # one batch in four is held out to compare plans on, four at most
 SEEN, _BYTES = 32, 1 << 28  # batches that are kept for a second fit, at most, and the memory that they take
-_KEY = "calibration and its batches"  # named anew where its form is another
+_KEY = "calibration, its moments and batches"  # named anew where its form is another
 
 
 class Held(NamedTuple):
@@ -60,9 +61,11 @@ class Calibration:
     held: list[Held] = field(default_factory=list)  # batches that were held out
     seen: list[Seen] = field(default_factory=list)  # the first of the others
 
-    def distance(self, model: nn.Module, weights: Mapping[str, Tensor]) -> float:
-        """The distance of the outputs on the held batches, with these parameters in place of its own."""
-        over = size = 0.0
+    def distance(
+        self, model: nn.Module, units: Sequence[Unit], made: Sequence[Sequence[Projection]], pieces: Pieces
+    ) -> float:
+        """The distance of the outputs on the held batches, with projections in place of its weights."""
+        weights, over, size = dense_parameters(units, made, pieces), 0.0, 0.0
         with evaluating(model), torch.no_grad():
             for _, batch, name, theirs in self.held:
                 output = kept(batch, main_output(called(model, weights, batch), name)[1])
@@ -95,7 +98,7 @@ def calibrate(
     total = total if batches is None else min(total, batches)
     report(CALIBRATING, 0, total)
     watch = Watch(units, torch.Generator().manual_seed(workers.seed), pieces)
-    with evaluating(model), _gradients(units), watch.hooked(units):
+    with evaluating(model), _gradients(units), watch.hooked():
         last: tuple[int, Any] | None = None
         room = _BYTES
         for last in enumerate(islice(loader, batches)):
@@ -122,6 +125,37 @@ def calibrate(
     return found
 
 
+def given_metrics(
+    units: Sequence[Unit], activations: Mapping[str, Tensor], seen: Mapping[str, Metric]
+) -> dict[str, Metric]:
+    """What errors of the weights count by, by their names: what a loader showed, or activations as given.
+
+    Raises:
+        ValueError: for activations of no weight, or that do not fit it.
+    """
+    who, metrics = "compress_", dict(seen)
+    for name, X in activations.items():
+        unit = next((unit for unit in units if name in unit.names), None)
+        if unit is None:
+            raise ValueError(f"{who}: activations for {name!r}, which is no weight that can be replaced.")
+        wanted = unit.matrices[0].shape[1]
+        if X.shape[-1] != wanted:
+            raise ValueError(
+                f"{who}: the activations of {name} must have {wanted} entries in their last axis, "
+                f"got shape {tuple(X.shape)}."
+            )
+        if unit.kind in RECURRENT:
+            raise ValueError(f"{who}: activations of {name} cannot be used, it is recurrent.")
+        if not X.isfinite().all() or not X.any():
+            raise ValueError(f"{who}: the activations of {name} must be finite and not all zero.")
+        rows = X.detach().reshape(-1, wanted).to("cpu", torch.float64)
+        old = metrics.get(unit.name)
+        inputs = ridged_(rows.mT @ rows, None, 1e-9)
+        new = Metric(inputs) if old is None else Metric(inputs, old.outputs, old.scale)
+        metrics[unit.name] = new.relative(unit.size, unit.matrices) if old is None else new
+    return metrics
+
+
 def _keep(pieces: Pieces, units: Sequence[Unit], found: Calibration) -> None:
     """Keep what was found, batches too: a loader may give others next time."""
     home, fits = _home(units), list[bool]()
@@ -135,19 +169,14 @@ def _keep(pieces: Pieces, units: Sequence[Unit], found: Calibration) -> None:
         named = batch if isinstance(batch, dict) else {"": batch[0]}
         return {key: placed(x) for key, x in named.items()}
 
-    files, metrics = [f"held-{one.place}" for one in found.held], {}
-    for name, metric in found.metrics.items():
-        parts = {"inputs": metric.inputs, "outputs": metric.outputs}
-        files += [moments_file(units, name, what) for what, t in parts.items() if t is not None]
-        metrics[name] = [metric.scale, {what: len(t) for what, t in parts.items() if t is not None}]
     held, seen = found.held, found.seen
     value = {
-        "metrics": metrics,
-        "held": [[p, entry(b), name, y.shape, y.dtype == WIDE.dtype] for p, b, name, y in held],
+        "metrics": {name: [m.inputs, m.outputs, m.scale] for name, m in found.metrics.items()},
+        "held": [[p, entry(b), name, y] for p, b, name, y in held],
         "seen": [[p, entry(b), {rows: placed(t) for rows, t in weights.items()}] for p, b, weights in seen],
     }
     if all(fits):
-        pieces.put(_KEY, value, written=files)  # else it is found anew
+        pieces.put(_KEY, value)  # else it is found anew
 
 
 def _recalled(pieces: Pieces, units: Sequence[Unit]) -> Calibration | None:
@@ -162,15 +191,8 @@ def _recalled(pieces: Pieces, units: Sequence[Unit]) -> Calibration | None:
         named = {key: moved(x) for key, x in entry.items()}
         return (named[""],) if [*named] == [""] else named
 
-    for name, (scale, lengths) in value["metrics"].items():
-        parts = {
-            what: pieces.zeros(moments_file(units, name, what), (n, n), WIDE, again=True)
-            for what, n in lengths.items()
-        }
-        found.metrics[name] = Metric(**parts, scale=scale)
-    for place, entry, name, shape, wide in value["held"]:
-        output = pieces.zeros(f"held-{place}", shape, WIDE if wide else WIDE.float(), again=True)
-        found.held.append(Held(place, batch(entry), name, output))
+    found.metrics = {name: Metric(*parts) for name, parts in value["metrics"].items()}
+    found.held = [Held(place, batch(entry), name, y) for place, entry, name, y in value["held"]]
     for place, entry, weights in value["seen"]:
         found.seen.append(Seen(place, batch(entry), {int(rows): moved(x) for rows, x in weights.items()}))
     return found
@@ -187,9 +209,7 @@ def _is_strided(x: Any) -> bool:
 
 def _fits_files(x: Any) -> bool:
     """Whether a checkpoint can hold an entry of a batch."""
-    if isinstance(x, Tensor):
-        return _is_strided(x) and x.dtype in DTYPES
-    return x is None or isinstance(x, bool | int | float | str)
+    return _is_strided(x) or x is None or isinstance(x, bool | int | float | str)
 
 
 def _hold(place: int, batch: Any, model: nn.Module, output: str | None, pieces: Pieces) -> Held:
@@ -207,8 +227,8 @@ def _gradients(units: Sequence[Unit]) -> Iterator[None]:
     frozen = {
         id(p): p
         for unit in units
-        for site, _ in unit.places
-        for owner in site.owners
+        for part in unit.places
+        for owner in part.owners
         for p in owner._parameters.values()
         if p is not None and not p.requires_grad and p.is_floating_point()
     }

@@ -1,24 +1,20 @@
-"""What a weight may become, how far that is from it, and what is not worth a look."""
+"""What a weight may become, and what is not worth a look."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from ..matrices import get_structure, structures
-from .finetuning.groups import operator_names
-from .metric import QUICK, widened
 from .structure import DENSE, Structure
 
 CANDIDATES = tuple(name for name, cls in structures().items() if cls.compresses)
-SCREEN_EFFORT = QUICK
 MOST_RANKS = 48
 # A quick projection of rank r takes r (r + 3) / 4 times as long as one of rank 1 (the class's
 # `projection_work` an entry); of matrices with fewer entries than `_LEAST`, as long as of these.
@@ -39,6 +35,11 @@ class Weight(Protocol):
     def matrices(self) -> list[Tensor]: ...
 
     @property
+    def luggage(self) -> Weight | list[Tensor]:
+        """What goes to another process of this machine: its matrices, or where these can be found."""
+        return self.matrices
+
+    @property
     def name(self) -> str:
         return self.names[0]
 
@@ -49,6 +50,19 @@ class Weight(Protocol):
     def matches(self, patterns: Iterable[str]) -> bool:
         """Whether one of these is one of its names, or a pattern that fits one."""
         return any(fnmatchcase(alias, pattern) for alias in self.aliases for pattern in patterns)
+
+
+def check_finite(who: str, weights: Sequence[Weight], what: str = "") -> None:
+    """Raise for a weight with entries that are not finite, or without any numbers (on the meta device).
+
+    The error says `what` before the weight's name.
+    """
+    for weight in weights:
+        for W in weight.matrices:
+            if W.is_meta:
+                raise ValueError(f"{who}: {what}{weight.name} is on the meta device: load it first.")
+            if not W.isfinite().all():
+                raise ValueError(f"{who}: {what}{weight.name} has entries that are not finite.")
 
 
 @dataclass(frozen=True)
@@ -116,10 +130,11 @@ def at_once(name: str) -> bool:
     return cls.ranked and cls.all_ranks(torch.ones(1, 1, dtype=torch.float64), None, None) is not None
 
 
-def priced(weight: Weight, structures: Sequence[Structure], found: Sequence[float]) -> list[Candidate]:
+def priced(weight: Weight, errors: Mapping[Structure, float]) -> list[Candidate]:
     """Candidates with their parameters and errors, and the dense weight itself as the last."""
-    pairs, matrices = zip(structures, found, strict=True), weight.matrices
-    rows = [Candidate(structure, structure.parameters_of(matrices), error) for structure, error in pairs]
+    rows = [
+        Candidate(structure, structure.parameters_of(weight.matrices), e) for structure, e in errors.items()
+    ]
     return [*rows, Candidate(DENSE, weight.size, 0.0)]
 
 
@@ -129,41 +144,3 @@ def charged(rows: Sequence[Candidate], costs: Sequence[float]) -> list[Candidate
         (replace(row, cost=cost) for row, cost in zip(rows, costs, strict=True)),
         key=lambda row: (row.cost, row.error),
     )
-
-
-def plain_curve(matrices: Sequence[Tensor]) -> list[float]:
-    """|W - M|^2 of the nearest matrices of rank 0, 1, .., summed over the matrices."""
-    squares = []
-    for W in matrices:
-        wide = widened(W)
-        gram = wide @ wide.mT if wide.shape[0] <= wide.shape[1] else wide.mT @ wide
-        squares.append(torch.linalg.eigvalsh(gram).clamp(min=0))
-    length = max(map(len, squares))
-    tails = torch.stack([pad(s, (length - len(s), 0)) for s in squares]).sum(0).cumsum(0)
-    return [*tails.flip(0).tolist(), 0.0]
-
-
-def bound(W: Tensor, name: str, ranks: Sequence[int]) -> list[float]:
-    """A lower bound of |W - M|^2 over the members M of each rank, without a projection.
-
-    Where a class's operators are fixed, the displacement of W - M is at most |nabla| |W - M| long, and
-    that of M has a small rank, so that the tail of the singular values of W's displacement bounds |W - M|.
-    Nothing is known (0) of classes that learn their operators or have none.
-    """
-    cls, (m, n) = get_structure(name), W.shape
-    if not cls.ranked or operator_names(cls):
-        return [0.0] * len(ranks)
-    some = cls.random(m, n, rank=1, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    known = some.displacement_structure()
-    if known is None:
-        return [0.0] * len(ranks)
-    a, b = (_norm(operator.to_dense()) for operator in (known.A, known.B))
-    largest = 1 + a * b if known.form == "stein" else a + b
-    D = known.of_dense(W.detach().to("cpu", torch.float64))
-    curve = plain_curve([D])
-    return [curve[min(known.rank * rank, len(curve) - 1)] / largest**2 for rank in ranks]
-
-
-def _norm(A: Tensor) -> float:
-    """At least the spectral norm; that of a shift exactly."""
-    return float(A.abs().sum(0).max() * A.abs().sum(1).max()) ** 0.5

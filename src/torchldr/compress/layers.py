@@ -112,20 +112,16 @@ def fill(holder: StructuredLinear | MatrixStack, matrices: Sequence[StructuredMa
             holder._buffers[name] = held
 
 
-def keep_state(old: nn.Module, new: nn.Module) -> None:
-    """Give a replacement the hooks and the mode of what it replaces."""
-    for name in _HOOKS:
-        if name in old.__dict__:
-            new.__dict__[name] = old.__dict__[name]
-    new.train(old.training)
-
-
-def replace_modules(model: nn.Module, replacements: Mapping[int, nn.Module]) -> None:
-    """Put replacements in every place where a module, given by its id, is registered."""
+def replace_modules(model: nn.Module, replacements: Mapping[nn.Module, nn.Module]) -> None:
+    """Put replacements in every place where a module is registered, with its hooks and its mode."""
+    for old, new in replacements.items():
+        new.__dict__.update({name: old.__dict__[name] for name in _HOOKS if name in old.__dict__})
+        if new.training != old.training:
+            new.train(old.training)
     for parent in list(model.modules()):
         for name, child in parent._modules.items():
-            if child is not None and id(child) in replacements:
-                parent._modules[name] = replacements[id(child)]
+            if child is not None and child in replacements:
+                parent._modules[name] = replacements[child]
     _set_nesting(model)
 
 

@@ -1,21 +1,34 @@
-"""Structured modules in the place of dense ones, by a plan or by their entries in a manifest."""
+"""Structured modules in the place of dense ones, by a plan or by their entries in a manifest, and back."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
 
-from torch import Tensor, nn
+import torch
+from torch import nn
 
+from ..matrices import Projection
 from ..nn import MatrixStack, StructuredLinear
+from ..nn.parameters import describe
 from ..nn.recurrent.base import StructuredRecurrent
 from ..nn.tensors import runs_as_made
 from .attention import StructuredAttention, split_attention
-from .layers import StructuredPointwise, quiet_linear, quiet_recurrent
+from .layers import (
+    StructuredPointwise,
+    dense_linear,
+    fill,
+    quiet_linear,
+    quiet_recurrent,
+    replace_modules,
+    tie,
+)
 from .structure import Structure
-from .targets import describe_site
+from .targets import RECURRENT, Unit, check_unwrapped, parts_of
 
 Entry = dict[str, Any]
+REPLACED = (StructuredLinear, StructuredPointwise, StructuredAttention, StructuredRecurrent)
 METHOD, VERSION = "torchldr", 1  # the name of the "quantization" in a Hugging Face config, and of its format
 
 
@@ -91,7 +104,7 @@ def _structure(layer: StructuredLinear | MatrixStack) -> Entry:
 
 
 def holders(module: nn.Module) -> dict[str, StructuredLinear | MatrixStack]:
-    """What holds the matrices of a structured module, by the parts that a `Site` has."""
+    """What holds the matrices of a structured module, by the names of its parts."""
     if isinstance(module, StructuredPointwise):
         module = module.linear
     if isinstance(module, StructuredLinear):
@@ -107,7 +120,7 @@ def replacement(old: nn.Module, plan: Mapping[str, Structure]) -> nn.Module:
     What the plan has no structure for stays dense.
     """
     if isinstance(old, nn.MultiheadAttention):
-        parts: dict[str, nn.Module] = dict(split_attention(old))
+        parts = split_attention(old)
         parts |= {name: _linear(parts[name], structure) for name, structure in plan.items()}
         return StructuredAttention(old, parts)
     if isinstance(old, nn.LSTM | nn.GRU):
@@ -116,18 +129,35 @@ def replacement(old: nn.Module, plan: Mapping[str, Structure]) -> nn.Module:
     return StructuredPointwise(made, old.stride) if isinstance(old, nn.Conv2d) else made
 
 
+def install(
+    model: nn.Module, done: Iterable[tuple[Unit, Structure, list[Projection]]], *, copy: bool
+) -> None:
+    """Build every replacement, with copies of the projections' tensors or these themselves; put them in."""
+    parts: dict[nn.Module, dict[str, tuple[Structure, list[Projection]]]] = defaultdict(dict)
+    for unit, structure, found in done:
+        for part in unit.places if found else []:
+            parts[part.module][part.name] = structure, found
+    made: dict[nn.Module, nn.Module] = {}
+    leaders: dict[int, Any] = {}  # what holds a projection first
+    for module, some in parts.items():
+        made[module] = replacement(module, {name: structure for name, (structure, _) in some.items()})
+        for name, holder in holders(made[module]).items():
+            found = some[name][1]
+            if (leader := leaders.setdefault(id(found), holder)) is holder:
+                fill(holder, [projection.matrix for projection in found], copy=copy)
+            else:
+                tie(holder, leader)
+    replace_modules(model, made)
+    declare(model)
+
+
 def _linear(old: nn.Module, structure: Structure) -> StructuredLinear:
-    W, weight = _matrix(old), old._parameters["weight"]
+    part = parts_of(old)[""]
+    (W,) = part.matrices
     made = quiet_linear(W.shape[0], W.shape[1], structure, W.dtype).to(W.device)
-    made.requires_grad_(weight is not None and weight.requires_grad)
+    made.requires_grad_(part.parameter.requires_grad)
     made._parameters["bias"] = old._parameters.get("bias")
     return made
-
-
-def _matrix(old: nn.Module) -> Tensor:
-    site = describe_site(old, [""])
-    assert site is not None
-    return site.weights[""][0]
 
 
 def build(old: nn.Module, entry: Mapping[str, Any]) -> nn.Module:
@@ -136,45 +166,102 @@ def build(old: nn.Module, entry: Mapping[str, Any]) -> nn.Module:
     Raises:
         ValueError: where the dense one is of another kind or shape.
     """
-    site = describe_site(old, [""])
-    kind = "linear" if site is not None and site.kind == "conv1d" else site.kind if site is not None else None
-    if kind != entry["kind"]:
+    parts = parts_of(old)
+    kind = next((part.kind for part in parts.values()), None)
+    if ("linear" if kind == "conv1d" else kind) != entry["kind"]:
         if record(old) is not None:
             raise ValueError(
                 "the model's layer is compressed in another way than the folder's; load into a dense one"
             )
         raise ValueError(f"the folder has a layer of kind {entry['kind']}, the model a {type(old).__name__}")
-    if isinstance(old, nn.MultiheadAttention):
-        _same(old, entry, "embed_dim", "num_heads")
-        entries, linears = entry["parts"], split_attention(old)
-        for name, part in entries.items():
-            if name not in linears:
-                raise ValueError(f"an attention has no part {name!r}")
-            _check_linear(linears[name], part)
-    elif isinstance(old, nn.LSTM | nn.GRU):
-        _same(old, entry, "input_size", "hidden_size", "num_layers", "bidirectional")
-        inputs = [name for name in old._flat_weights_names if name.startswith("weight_ih")]
+    entries = {"": entry.get("linear", entry)}
+    if kind == "attention":
+        entries = entry["parts"]
+    elif kind in RECURRENT:
+        inputs = [name for name in parts if name.startswith("weight_ih")]
         entries = entry.get("weights") or dict.fromkeys(inputs, entry)  # without: the same for all inputs
-        if unknown := [name for name in entries if name not in old._flat_weights_names]:
-            raise ValueError(f"a {type(old).__name__} of these sizes has no {unknown[0]}")
-    else:
-        if isinstance(old, nn.Conv2d) and list(old.stride) != entry["stride"]:
-            raise ValueError(f"stride is {list(old.stride)} in the model and {entry['stride']} in the folder")
-        entries = {"": entry["linear"] if isinstance(old, nn.Conv2d) else entry}
-        _check_linear(old, entries[""])
+    if unknown := [name for name in entries if name not in parts]:
+        raise ValueError(f"a {type(old).__name__} of these sizes has no {unknown[0]}")
     named = {key: Structure(one["structure"], one["rank"], **one["options"]) for key, one in entries.items()}
-    return replacement(old, named)
+    made = replacement(old, named)
+    _check_sizes(record(made) or {}, entry)
+    return made
 
 
-def _check_linear(old: nn.Module, entry: Mapping[str, Any]) -> None:
-    shape, bias = list(_matrix(old).shape), old._parameters.get("bias") is not None
-    if shape != entry["shape"]:
-        raise ValueError(f"the weight has shape {shape} in the model and {entry['shape']} in the folder")
-    if bias != entry["bias"]:
-        raise ValueError(f"bias={bias} in the model and bias={entry['bias']} in the folder")
+def _check_sizes(found: Entry, entry: Mapping[str, Any]) -> None:
+    """Raise where a module is of other sizes than an entry; its structures are those of the entry."""
+    for key, value in found.items():
+        if key in ("structure", "rank", "options", "weights"):
+            continue
+        if isinstance(value, dict):
+            _check_sizes(value, entry[key])
+        elif value != entry[key]:
+            raise ValueError(f"{key} is {value} in the model and {entry[key]} in the folder")
 
 
-def _same(old: Any, entry: Mapping[str, Any], *names: str) -> None:
-    for name in names:
-        if getattr(old, name) != entry[name]:
-            raise ValueError(f"{name} is {getattr(old, name)} in the model and {entry[name]} in the folder")
+@torch.no_grad()
+def materialize_(model: nn.Module) -> nn.Module:
+    """Put dense layers back where structured ones stand, in place: the same function, torch's own layers.
+
+    StructuredLinear becomes nn.Linear (also where a Hugging Face Conv1D once stood), and what `compress_`
+    put for convolutions, attention and recurrent layers becomes torch's. Weights that were tied stay so, and
+    so do subclasses with a `forward` of their own.
+
+    Returns:
+        The model.
+    """
+    check_unwrapped("materialize_", model)
+    if isinstance(model, REPLACED):
+        raise ValueError(
+            f"materialize_: the model is itself a {type(model).__name__}, which cannot be replaced in place; "
+            "put it into an nn.Sequential."
+        )
+    made: dict[nn.Module, nn.Module] = {}
+    inner: set[nn.Module] = set()
+    tied: dict[tuple[object, ...], nn.Parameter] = {}
+    for module in model.modules():  # parents come before their children
+        if not isinstance(module, REPLACED) or module in inner or not runs_as_made(module):
+            continue
+        inner |= set(module.children())
+        if isinstance(module, StructuredRecurrent):
+            made[module] = _recurrent(module)
+        elif isinstance(module, StructuredAttention):
+            made[module] = module.to_torch()
+        else:
+            own = module.linear if isinstance(module, StructuredPointwise) else module
+            linear = cast(StructuredLinear, own)
+            new: nn.Module = dense_linear(linear)
+            if isinstance(module, StructuredPointwise):
+                new = _convolution(new, module.stride)
+            # What is not a parameter but computed, by a parametrization, say, is the layer's own.
+            owned = {**linear._buffers, **linear._parameters}
+            names = (*linear._learned, *linear.structure.drawn)
+            weight = cast(nn.Parameter, new._parameters["weight"])
+            key = (describe(linear), weight.shape, *(id(owned.get(name, linear)) for name in names))
+            new._parameters["weight"] = tied.setdefault(key, weight)
+            made[module] = new
+    replace_modules(model, made)
+    declare(model)
+    return model
+
+
+def _convolution(dense: nn.Module, stride: tuple[int, int]) -> nn.Module:
+    old = dense._parameters["weight"]
+    assert old is not None
+    m, n = old.shape
+    made = nn.utils.skip_init(nn.Conv2d, n, m, 1, stride, bias=False, dtype=old.dtype)
+    made.weight = nn.Parameter(old.detach()[..., None, None], requires_grad=old.requires_grad)
+    made._parameters["bias"] = dense._parameters["bias"]
+    return made
+
+
+def _recurrent(module: StructuredRecurrent) -> nn.RNNBase:
+    made = module.to_torch()
+    stacks = module._stacks()
+    for name, p in list(made._parameters.items()):
+        assert p is not None
+        if name in stacks:
+            p.requires_grad_(any(part.requires_grad for part in stacks[name].parameters()))
+        else:
+            setattr(made, name, module._parameters[name])
+    return made

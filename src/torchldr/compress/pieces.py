@@ -11,11 +11,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import mmap
 import os
 import shutil
 import warnings
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,12 +26,6 @@ from torch.utils import _pytree as pytree
 from ..version import __version__
 
 LOG = "pieces.jsonl"
-_DTYPES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
-    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8,
-    "BOOL": torch.bool,
-}  # fmt: skip
-DTYPES = frozenset(_DTYPES.values())  # that pieces can have
 _MARK = "\0tensor "  # and its name, where a tensor stood: no text begins so
 
 
@@ -42,7 +34,7 @@ class Pieces:
 
     Args:
         folder: made where it does not exist; None to keep nothing.
-        lends: whether a model may hold tensors of the files when the work is done. They cannot be written.
+        lends: whether a model may hold tensors of the files when the work is done.
 
     Raises:
         FileExistsError: where the folder has something else in it.
@@ -92,55 +84,51 @@ class Pieces:
         return known
 
     def get(self, key: str) -> Any:
-        """A finished piece, its tensors read-only; None where there is none."""
+        """A finished piece, or None. To write to its tensors does not change the files."""
         line = self._lines.get(key)
         if line is None or self.folder is None:
             return None
-        tensors = mapped(self.folder / line["tensors"]) if "tensors" in line else {}
-        found = {_MARK + name: tensor for name, tensor in tensors.items()}
+        found = {
+            _MARK + name: _file(self.folder / file, shape, getattr(torch, dtype), shared=False)
+            for name, (file, dtype, shape) in line.get("tensors", {}).items()
+        }
         return pytree.tree_map_only(str, lambda text: found.get(text, text), line["value"])
 
-    def put(self, key: str, value: Any, written: Iterable[str] = ()) -> Any:
+    def put(self, key: str, value: Any) -> Any:
         """Keep a finished piece; it comes back as `get` gives it where there is a folder.
 
-        `written` are the names of `zeros` that belong to it.
+        Tensors that `zeros` made stay in their files.
         """
         if self.folder is None or self._log is None:
             return value
-        tensors: dict[str, Tensor] = {}
+        tensors: dict[str, Any] = {}
 
         def mark(tensor: Tensor) -> str:
-            name = str(len(tensors))
-            tensors[name] = tensor.detach().to("cpu", copy=True).contiguous()
+            name, path = str(len(tensors)), _path(tensor)
+            if path is None or path.parent != self.folder:
+                self.zeros(f"{self._count:06d}-{name}", tensor.shape, tensor).copy_(tensor.detach())
+                path = Path(f"{self._count:06d}-{name}.bin")
+            tensors[name] = path.name, str(tensor.dtype).removeprefix("torch."), tensor.shape
             return _MARK + name
 
         line: dict[str, Any] = {"key": key, "value": pytree.tree_map_only(Tensor, mark, value)}
-        names = [f"{name}.bin" for name in written]
-        if tensors:
-            from safetensors.torch import save_file
-
-            line["tensors"] = f"{self._count:06d}.safetensors"
-            save_file(tensors, self.folder / line["tensors"])
-            names.append(line["tensors"])
-        line["files"] = {name: _sum(self.folder / name) for name in names}
+        line["tensors"] = tensors
+        line["files"] = {file: _sum(self.folder / file) for file, _, _ in tensors.values()}
         self._append(line)
         self._lines[key] = line
         self._count += 1
         return self.get(key)
 
-    def zeros(self, name: str, shape: Iterable[int], like: Tensor, *, again: bool = False) -> Tensor:
-        """A tensor to be written in place: in a file of this name, or in memory on the device of `like`.
+    def zeros(self, name: str, shape: Iterable[int], like: Tensor) -> Tensor:
+        """A tensor to be written in place: in a new file of this name, or in memory on the device of `like`.
 
-        It has the dtype of `like`, and with `again` its numbers from before.
+        It has the dtype of `like`.
         """
-        shape = tuple(shape)
         if self.folder is None:
-            return torch.zeros(shape, dtype=like.dtype, device=like.device)
+            return torch.zeros(tuple(shape), dtype=like.dtype, device=like.device)
         path = self.folder / f"{name}.bin"
-        if not again:
-            path.unlink(missing_ok=True)
-        count = math.prod(shape)
-        return torch.from_file(str(path), shared=True, size=count, dtype=like.dtype).reshape(shape)
+        path.unlink(missing_ok=True)
+        return _file(path, shape, like.dtype)
 
     def close(self, *, done: bool = False) -> None:
         """Let the folder go; it is deleted if the work is done, or if none is."""
@@ -178,32 +166,19 @@ def opened(
             pieces.close()
 
 
-def mapped(path: Path) -> dict[str, Tensor]:
-    """The tensors of a .safetensors file, mapped and not read: to write to them ends the process.
+def _file(path: Path, shape: Iterable[int], dtype: torch.dtype, shared: bool = True) -> Tensor:
+    """The tensor in a file, zeros where there is none; what is written to it goes there if it is shared."""
+    shape = tuple(shape)
+    count = math.prod(shape)
+    flat = torch.from_file(str(path), shared, count, dtype=dtype) if count else torch.empty(0, dtype=dtype)
+    return flat.reshape(shape)
 
-    Raises:
-        ValueError: for a dtype that is not among the usual ones.
-    """
-    with path.open("rb") as file:
-        content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    start = 8 + int.from_bytes(content[:8], "little")
-    entries = json.loads(content[8:start])
-    entries.pop("__metadata__", None)
-    found = {}
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The given buffer is not writable")
-        for name, entry in entries.items():
-            dtype, shape, (first, _) = _DTYPES.get(entry["dtype"]), entry["shape"], entry["data_offsets"]
-            if dtype is None:
-                raise ValueError(f"{path}: {name} is of dtype {entry['dtype']}, which is not supported.")
-            count = math.prod(shape)
-            flat = (
-                torch.frombuffer(content, dtype=dtype, count=count, offset=start + first)
-                if count
-                else torch.empty(0, dtype=dtype)
-            )
-            found[name] = flat.reshape(shape)
-    return found
+
+def _path(tensor: Tensor) -> Path | None:
+    """The file that a tensor is shared with, all of it."""
+    whole = tensor.device.type == "cpu" and tensor.is_contiguous() and tensor.storage_offset() == 0
+    file = tensor.untyped_storage().filename if whole else None
+    return None if file is None else Path(file)
 
 
 def checksum(content: Any) -> str:
@@ -231,15 +206,12 @@ def checksum(content: Any) -> str:
     return found.hexdigest()
 
 
-def _sum(path: Path) -> int | None:
+def _sum(path: Path) -> str | None:
     """A checksum of a file; None where it is not there."""
     if not path.is_file():
         return None
-    found = 0
     with path.open("rb") as file:
-        while part := file.read(1 << 20):
-            found = zlib.crc32(part, found)
-    return found
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _lock(log: IO[bytes], folder: Path) -> None:

@@ -17,6 +17,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +27,7 @@ from ..matrices import Projection
 from ..nn.tune import evaluating
 from .calibration import Calibration, Seen
 from .candidates import exact
+from .looks import packed, unpacked
 from .metric import Metric, measured, project, widened
 from .outputs import called
 from .pieces import Pieces
@@ -33,7 +35,7 @@ from .progress import FITTING
 from .structure import Structure
 from .targets import Unit, dense_parameters
 from .watch import input_rows, moments_of, ridged_
-from .workers import PROJECTIONS, Workers
+from .workers import Workers
 
 SHARE = 0.5  # b
 _STAGES = 4  # before more batches are taken than are needed:
@@ -44,19 +46,18 @@ _KINDS = ("linear", "conv1d", "conv2d")  # whose inputs are seen
 Made = list[list[Projection]]
 
 
+@dataclass
 class Refit:
     """The fit of a whole model as it was: its weights, what they become, and what calibration found."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        units: Sequence[Unit],
-        structures: Sequence[Structure],
-        data: Calibration,
-        workers: Workers,
-    ) -> None:
-        self.model, self.units, self.structures, self.data = model, units, structures, data
-        self.workers, self.pieces, self.clock = workers, workers.pieces, workers.clock
+    model: nn.Module
+    units: Sequence[Unit]
+    structures: Sequence[Structure]
+    data: Calibration
+    workers: Workers
+
+    def __post_init__(self) -> None:
+        self.pieces, self.clock = self.workers.pieces, self.workers.clock
 
     def fitted(self, made: Made, projecting: float) -> Made | None:
         """Other projections of the same structures, or None where there is no time or nothing to fit.
@@ -88,12 +89,11 @@ class Refit:
                 begun = self.clock.spent
                 part = order[len(order) * stage // stages : len(order) * (stage + 1) // stages]
                 new = dict(self._stage([i for group in part for i in group], made, batches))
-                piece = self.pieces.put(key, [[*new], PROJECTIONS.pack([*new.values()])])
+                piece = self.pieces.put(key, [[*new], packed([*new.values()])])
                 took = self.clock.spent - begun
             made, (places, found) = list(made), piece
-            for i, projection in zip(places, PROJECTIONS.unpack(found), strict=True):
-                matrix = projection.matrix.to(self.units[i].matrices[0].device)  # files give back the CPU's
-                made[i] = [projection._replace(matrix=matrix)]
+            for i, one in zip(places, found, strict=True):
+                made[i] = unpacked([one], self.units[i].matrices[0].device)
         return made if stages else None
 
     def _order(self, wanted: set[int]) -> tuple[list[list[int]], Cost]:
@@ -180,8 +180,8 @@ class Refit:
 
         with ExitStack() as hooks, evaluating(self.model), torch.no_grad(), suppress(_EnoughError):
             for i in wanted:
-                for site, _ in self.units[i].places:
-                    hooks.enter_context(site.module.register_forward_pre_hook(hook(i), with_kwargs=True))
+                for part in self.units[i].places:
+                    hooks.enter_context(part.module.register_forward_pre_hook(hook(i), with_kwargs=True))
             called(self.model, weights, batch)
 
     def _projected(self, i: int, moments: Moments) -> Projection | None:

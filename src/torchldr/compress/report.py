@@ -6,14 +6,18 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..matrices import Projection
+from .budget import Stopwatch
 from .candidates import Weight
-from .structure import Structure
+from .structure import DENSE, Structure
+
+VECTORS = 64  # at a time, for what a report says of latencies
 
 
 @dataclass(frozen=True)
@@ -159,11 +163,22 @@ def words(structure: Structure) -> str:
     return " ".join([structure.name, *rank, *(f"{key}={value}" for key, value in structure.items)])
 
 
-def describe(
-    weight: Weight, structure: Structure, found: Sequence[Projection], before: float, after: float
+def described(
+    weights: Sequence[Weight],
+    structures: Sequence[Structure],
+    made: Sequence[Sequence[Projection]],
+    watch: Stopwatch | None,
+) -> tuple[int, tuple[LayerReport, ...]]:
+    """The rows of a report, and for how many vectors their milliseconds are: of at least a short look."""
+    watch = watch or Stopwatch(VECTORS, 3, 0.002)
+    return watch.batch, tuple(map(partial(_describe, watch), weights, structures, made))
+
+
+def _describe(
+    watch: Stopwatch, weight: Weight, structure: Structure, found: Sequence[Projection]
 ) -> LayerReport:
     """The row of a weight that became these projections; of one that stays dense, of none."""
-    matrices = weight.matrices
+    matrices, (before, after) = weight.matrices, watch(weight, [DENSE, structure])
     operations = [structure.multiply_adds(*W.shape) for W in matrices]
     known = [count for count in operations if count is not None]
     squares = [float(W.to("cpu", torch.float64).square().sum()) for W in matrices]

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from ..matrices import Projection, get_structure
+from ..matrices import get_structure
 from .budget import Budget, Bytes, Costs, Latency, Stopwatch, allowance, check_budget
-from .candidates import SCREEN_EFFORT, Candidate, Search, Weight, at_once, charged, priced
+from .candidates import Candidate, Search, Weight, at_once, charged, priced
+from .looks import FirstLook, errors_of, first_looks
+from .metric import QUICK
 from .progress import CHOOSING
-from .report import LayerReport, describe
 from .structure import DENSE, Structure, matching
-from .workers import LOOKS, FirstLook, Workers, first_look, looks_of
+from .workers import Workers
 
 Spec = Budget | Structure | Mapping[str, Structure]
 SHARE = 0.7  # of the time after which no further class is looked at
-VECTORS = 64  # at a time, for what a report says of latencies
 PILOTS = 2  # weights of one shape that a slow class is tried on before all others are
 _CHEAP = 1 << 16  # entries up to which a class is tried without pilots
 _MANY = 1 << 24  # entries of all weights up to which each has bounds
@@ -88,15 +86,7 @@ def chosen(
     return Choices(structures, {}, alone[:1], uniform, notes)
 
 
-def described(
-    weights: Sequence[Weight], found: Choices, made: Sequence[Sequence[Projection]]
-) -> tuple[int, tuple[LayerReport, ...]]:
-    """The rows of a report, and for how many vectors their milliseconds are: of at least a short look."""
-    watch = found.watch or Stopwatch(VECTORS, 3, 0.002)
-    done = zip(weights, found.structures, made, strict=True)
-    return watch.batch, tuple(describe(w, s, some, *watch(w, [DENSE, s])) for w, s, some in done)
-
-
+@dataclass
 class _Look:
     """Candidates for every weight: low rank at once, other classes where they could be chosen.
 
@@ -106,22 +96,15 @@ class _Look:
     (Low rank stands for all classes whose nearest members of every rank come from one decomposition.)
     """
 
-    def __init__(
-        self,
-        names: Sequence[str],
-        weights: Sequence[Weight],
-        costs: Costs,
-        limit: float,
-        workers: Workers,
-    ) -> None:
-        self.names, self.weights, self.costs, self.limit = names, weights, costs, limit
-        self.workers, self.clock = workers, workers.clock
-        self.parcels = [workers.parcel(weight) for weight in weights]
-        self.notes: list[str] = []
-        self.low: list[list[Structure]] = []
-        self.errors: list[dict[Structure, float]] = []
-        self.plain: list[dict[Structure, float]] = []
-        self.plain_parcels = [workers.parcel(weight, plain=True) for weight in weights]
+    names: Sequence[str]  # of the classes
+    weights: Sequence[Weight]
+    costs: Costs
+    limit: float
+    workers: Workers
+    notes: list[str] = field(default_factory=list)
+    low: list[list[Structure]] = field(default_factory=list)  # of low rank, of each weight
+    errors: list[dict[Structure, float]] = field(default_factory=list)
+    plain: list[dict[Structure, float]] = field(default_factory=list)  # errors in the plain norm
 
     def rows(self) -> list[list[Candidate]]:
         """The candidates of every weight, the weight itself among them, by growing cost."""
@@ -134,17 +117,13 @@ class _Look:
                 structures = [s for name in self.names for s in least.structures(name, weight)]
             self.low.append([s for s in structures if s.name in quick])
             others.append([s for s in structures if s.name not in quick])
-        stages = [f"{CHOOSING} {weight.name}" for weight in self.weights]
         bounded = [some if place in self._bounded() else [] for place, some in enumerate(others)]
-        tasks = list(zip(self.parcels, self.low, bounded, [self.workers.seed] * len(stages), strict=True))
-        keys = [f"first look at {weight.name}" for weight in self.weights]
-        looks = self.workers.run(stages, first_look, tasks, keys=keys).values()
-        found = [FirstLook(*looked) for looked in looks]
+        found = first_looks(self.workers, self.weights, self.low, bounded)
         self.errors = [dict(zip(self.low[i], looked.errors, strict=True)) for i, looked in enumerate(found)]
         self.plain = [dict(zip(self.low[i], looked.plain, strict=True)) for i, looked in enumerate(found)]
         small, large = self._hopeful(bounded, found)
         pilots = {key: self._pilots(tasks) for key, tasks in large.items()}
-        self._try(pilots, plain=True)
+        self._try([task for tasks in pilots.values() for task in tasks], plain=True)
         won = {key for key in pilots if any(self._wins(i, s) for i, s in pilots[key])}
         for name, m, n in sorted(set(pilots) - won):
             tried = len({i for i, _ in pilots[name, m, n]})
@@ -153,10 +132,10 @@ class _Look:
             for s in some if not bounded[i] else ():
                 if (key := (s.name, *self._shape(i))) in won:
                     large[key].append((i, s))
-        self._try({"": small})
-        self._try({key: large[key] for key in won})
+        self._try(small)
+        self._try([task for key, tasks in large.items() if key in won for task in tasks])
         bare = [i for i, some in enumerate(others) if some and not self.errors[i]]  # for want of time
-        self._try({"": [(i, self._cheapest(i, others[i])) for i in bare]}, hurry=False)
+        self._try([(i, self._cheapest(i, others[i])) for i in bare], hurry=False)
         return [self._row(i, self.errors[i]) for i in range(len(self.weights))]
 
     def _cheapest(self, i: int, some: Sequence[Structure]) -> Structure:
@@ -164,9 +143,8 @@ class _Look:
         return some[costs.index(min(costs))]
 
     def _row(self, i: int, errors: Mapping[Structure, float]) -> list[Candidate]:
-        weight = self.weights[i]
-        row = priced(weight, list(errors), list(errors.values()))
-        return charged(row, self.costs(weight, [candidate.structure for candidate in row]))
+        row = priced(self.weights[i], errors)
+        return charged(row, self.costs(self.weights[i], [candidate.structure for candidate in row]))
 
     def _hopeful(
         self, others: Sequence[Sequence[Structure]], looked: Sequence[FirstLook]
@@ -218,28 +196,16 @@ class _Look:
         lowest = {i: min((s.rank or 0) for j, s in tasks if j == i) for i in places}
         return [(i, s) for i, s in tasks if i in lowest and (s.rank or 0) == lowest[i]]
 
-    def _try(self, groups: Mapping[Any, Tasks], plain: bool = False, hurry: bool = True) -> None:
+    def _try(self, tasks: Tasks, plain: bool = False, hurry: bool = True) -> None:
         """Errors of these, as far as the time goes if in a hurry, in the metric or in the plain norm."""
-        tasks = sorted(
-            (task for group in groups.values() for task in group),
-            key=lambda task: (task[1].rank or 0, task[0]),
-        )
-        into, parcels = (self.plain, self.plain_parcels) if plain else (self.errors, self.parcels)
-        stages = [f"{CHOOSING} {self.weights[i].name}" for i, _ in tasks]
-        until = self.clock.deadline(SHARE) if hurry else None
-        arguments = [(parcels[i], [s], self.workers.seed, SCREEN_EFFORT, until) for i, s in tasks]
-        look = "plain look" if plain else "look"
-        keys = [f"{look} at {self.weights[i].name} as {s}" for i, s in tasks]
-        over = lambda: hurry and self.clock.past(SHARE)
-        found = self.workers.run(stages, looks_of, arguments, over, keys=keys, form=LOOKS)
-        known = 0
-        for place, errors in found.items():
-            i, structure = tasks[place]
-            if math.isfinite(errors[0]):
-                into[i][structure] = errors[0]
-                known += 1
-        if known < len(tasks):
-            self.notes.append(f"{len(tasks) - known} candidates were not looked at for want of time")
+        tasks = sorted(tasks, key=lambda task: (task[1].rank or 0, task[0]))
+        given = [(i, [structure]) for i, structure in tasks]
+        share, into = SHARE if hurry else None, self.plain if plain else self.errors
+        found = errors_of(self.workers, CHOOSING, self.weights, given, QUICK, share, plain)
+        for (i, structure), error in found.items():
+            into[i][structure] = error
+        if len(found) < len(tasks):
+            self.notes.append(f"{len(tasks) - len(found)} candidates were not looked at for want of time")
 
     def _wins(self, i: int, structure: Structure) -> bool:
         """Whether a structure is better than low rank with no more parameters, in the plain norm."""

@@ -19,7 +19,7 @@ from ..nn.quantize import quantize_
 from ..nn.tensors import add_axes
 from ..version import __version__
 from ..whole_file import whole_file
-from .layers import keep_state, replace_modules
+from .layers import replace_modules
 from .manifest import build, record, records
 
 _WHO = "load_compressed"
@@ -103,19 +103,16 @@ def load_compressed(model: nn.Module, folder: str | os.PathLike[str]) -> nn.Modu
     manifest = read_manifest(_WHO, path)
     state = read_tensors(_WHO, path, manifest)
     modules = dict(model.named_modules(remove_duplicate=False))
-    made: dict[int, nn.Module] = {}
-    originals: dict[int, nn.Module] = {}
-    entries: dict[int, tuple[str, Any]] = {}
+    made: dict[nn.Module, nn.Module] = {}
+    entries: dict[nn.Module, tuple[str, Any]] = {}
     for name, entry in manifest["layers"].items():
         if name not in modules:
             raise _misfit(f"the model has no layer {name}")
         old = modules[name]
-        if id(old) in entries:
-            if entries[id(old)][1] != entry:
-                raise _misfit(f"{name} and {entries[id(old)][0]} are one layer here and were two")
-            continue
-        entries[id(old)] = name, entry
-        if record(old) == entry:
+        first, known = entries.setdefault(old, (name, entry))
+        if known != entry:
+            raise _misfit(f"{name} and {first} are one layer here and were two")
+        if first != name or record(old) == entry:
             continue
         if name == "":
             raise _misfit("the model is itself a layer, which cannot be replaced in place")
@@ -125,21 +122,19 @@ def load_compressed(model: nn.Module, folder: str | os.PathLike[str]) -> nn.Modu
                 "use load_weights, or compress_ on the model"
             )
         try:
-            new = build(old, entry)
+            made[old] = build(old, entry)
         except Exception as error:
             # What the manifest says goes through every class: whatever that raises, it is the folder's fault.
             raise _misfit(f"{name}: {error}") from None
-        keep_state(old, new)
-        made[id(old)], originals[id(new)] = new, old
     replace_modules(model, made)
     try:
-        _retie(model, manifest["aliases"], set(originals))
+        _retie(model, manifest["aliases"], {part for new in made.values() for part in new.modules()})
         add_axes(model, state)
         rounded, floats = _without_integers(model, state)
         floats = _without_extras(model, floats)
         _check_state(model, floats)
     except ValueError:
-        replace_modules(model, originals)
+        replace_modules(model, {new: old for old, new in made.items()})
         raise
     model.load_state_dict(floats)
     if rounded:
@@ -236,13 +231,12 @@ def read_tensors(who: str, path: Path, manifest: dict[str, Any]) -> dict[str, Te
     return {**state, **{key: state[leader] for key, leader in manifest["aliases"].items()}}
 
 
-def _retie(model: nn.Module, aliases: dict[str, str], fresh: set[int]) -> None:
-    """Tie the tensors of new layers as they were."""
+def _retie(model: nn.Module, aliases: dict[str, str], new: set[nn.Module]) -> None:
+    """Tie the tensors of new modules as they were."""
     modules = dict(model.named_modules(remove_duplicate=False))
-    new = {id(part) for module in modules.values() if id(module) in fresh for part in module.modules()}
     for key, leader in aliases.items():
         (owner, _, leaf), (source, _, root) = key.rpartition("."), leader.rpartition(".")
-        if owner in modules and source in modules and id(modules[owner]) in new:
+        if owner in modules and source in modules and modules[owner] in new:
             for registry in ("_parameters", "_buffers"):
                 held, given = getattr(modules[owner], registry), getattr(modules[source], registry)
                 if leaf in held and root in given:

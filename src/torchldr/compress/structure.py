@@ -116,16 +116,13 @@ def matching(plan: Mapping[str, Structure], names: Iterable[str]) -> str | None:
     >>> [matching(plan, [name]) for name in ("head", "body.q", "body.k")]
     ['head', '*.q', '*']
     """
-    best: tuple[bool, int, int] | None = None
-    decides = None
     names = list(names)
-    for place, key in enumerate(plan):
-        exact = key in names
-        if exact or any(fnmatchcase(name, key) for name in names):
-            score = exact, len(key), place
-            if best is None or score > best:
-                best, decides = score, key
-    return decides
+    scores = {
+        key: (key in names, len(key), place)
+        for place, key in enumerate(plan)
+        if key in names or any(fnmatchcase(name, key) for name in names)
+    }
+    return max(scores, key=lambda key: scores[key], default=None)
 
 
 # Plans as JSON.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,82 +19,93 @@ from .candidates import Weight
 from .pieces import Pieces
 
 FilterFn = Callable[[nn.Module, str], bool]
-RECURRENT = ("lstm", "gru")
+KINDS = {
+    nn.Linear: "linear", nn.Conv2d: "conv2d", nn.MultiheadAttention: "attention", nn.LSTM: "lstm",
+    nn.GRU: "gru",
+}  # fmt: skip
+RECURRENT = {"lstm": 4, "gru": 3}  # and how many gates they have
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 _UNPADDED = ((0, 0), "valid", "same")  # for a kernel of 1 x 1
 _HIDDEN = "multiplies the state, where errors grow from step to step: only with recurrent=True"
 
 
 @dataclass
-class Site:
-    """A module that can be replaced, under all the names that the model has for it.
+class Part:
+    """A weight of a module that can be replaced, as matrices (out, in): a parameter, or a third of one.
 
-    `weights` are its matrices (out, in), by part: one part "" for a layer with one weight, four for an
-    attention, the names of torch's weights for a recurrent layer. A part of that has a matrix for each gate,
-    which take the same structure.
-    `keys` say whose numbers they are: parts with the same key are tied.
+    That of a recurrent layer has a matrix for each gate, which take the same structure.
     """
 
     module: nn.Module
-    names: list[str]
+    names: list[str]  # that the model has for the module
     kind: str
-    weights: dict[str, list[Tensor]]
-    keys: dict[str, tuple[object, ...]]
-    owners: list[nn.Module]
+    name: str  # in the module: "" for a layer with one weight, one of PROJECTIONS, or torch's
+    path: str  # of the parameter, from the module
+    parameter: nn.Parameter
+    matrices: list[Tensor]
+    third: int | None = None
+
+    @property
+    def owners(self) -> list[nn.Module]:
+        """The modules that hold the parameters of its module."""
+        return list(self.module.modules()) if self.kind == "attention" else [self.module]
 
 
 @dataclass
 class Unit(Weight):
     """Matrices that get one structure: a weight, with everything that is tied to it."""
 
-    places: list[tuple[Site, str]] = field(default_factory=list)
+    places: list[Part] = field(default_factory=list)
 
     @property
     def matrices(self) -> list[Tensor]:
-        site, part = self.places[0]
-        return site.weights[part]
+        return self.places[0].matrices
 
     @property
     def kind(self) -> str:
-        return self.places[0][0].kind
+        return self.places[0].kind
 
     @property
     def names(self) -> list[str]:
-        return [".".join(filter(None, (name, part))) for site, part in self.places for name in site.names]
+        return [".".join(filter(None, (name, part.name))) for part in self.places for name in part.names]
 
     @property
     def aliases(self) -> list[str]:
         """The names that a plan may call it by: its own, and those of the modules that it is part of."""
-        return list(dict.fromkeys(self.names + [name for site, _ in self.places for name in site.names]))
+        return list(dict.fromkeys(self.names + [name for part in self.places for name in part.names]))
 
 
-def describe_site(module: nn.Module, names: list[str]) -> Site | None:
-    """What can be replaced in a module, or None.
+def parts_of(module: nn.Module, names: Sequence[str] = ("",)) -> dict[str, Part]:
+    """What can be replaced in a module, by name, or nothing.
 
     Subclasses of torch's layers are left alone: what their `forward` does is not known. So are layers
     whose `forward` someone has replaced, or whose weight is computed from others (parametrizations, weight
     norm).
     """
-    kind = type(module)
-    if isinstance(module, torch.jit.ScriptModule) or _is_patched(module):
-        return None
-    if isinstance(module, nn.MultiheadAttention):
-        return _attention(module, names) if kind is nn.MultiheadAttention else None
-    if isinstance(module, nn.LSTM | nn.GRU):
-        return _recurrent(module, names) if kind in (nn.LSTM, nn.GRU) else None
-    weight = module._parameters.get("weight")
-    if weight is None:
-        return None
-    transposed = _is_transposed(module, weight)
-    if kind is nn.Linear:
-        name, matrix = "linear", weight.detach()
-    elif transposed:
-        name, matrix = "conv1d", weight.detach().T
-    elif isinstance(module, nn.Conv2d) and kind is nn.Conv2d and why_not(module) is None:
-        name, matrix = "conv2d", weight.detach().flatten(1)
-    else:
-        return None
-    return Site(module, names, name, {"": [matrix]}, {"": (id(weight), transposed)}, [module])
+    kind = KINDS.get(type(module)) or ("conv1d" if _is_transposed(module) else None)
+    if kind is None or why_not(module) is not None:
+        return {}
+    places: list[tuple[str, str, int | None]] = [("", "weight", None)]
+    if isinstance(module, nn.RNNBase):
+        weights = [name for name in module._flat_weights_names if name.startswith(("weight_ih", "weight_hh"))]
+        places = [(name, name, None) for name in weights]
+    elif kind == "attention":
+        joint = module._parameters.get("in_proj_weight") is not None
+        places = [
+            (name, "in_proj_weight", i) if joint else (name, f"{name}_weight", None)
+            for i, name in enumerate(PROJECTIONS[:3])
+        ]
+        places.append(("out_proj", "out_proj.weight", None))
+    found = {}
+    for name, path, third in places:
+        owner, _, leaf = path.rpartition(".")
+        p = module.get_submodule(owner)._parameters.get(leaf)
+        if p is None:
+            return {}
+        W = p.detach() if third is None else p.detach().chunk(3)[third]
+        matrices = (W.T if kind == "conv1d" else W.flatten(1)).chunk(RECURRENT.get(kind, 1))
+        found[name] = Part(module, list(names), kind, name, path, p, list(matrices), third)
+    return found
 
 
 def _is_patched(module: nn.Module) -> bool:
@@ -102,12 +113,15 @@ def _is_patched(module: nn.Module) -> bool:
     return "forward" in vars(module) and "_hf_hook" not in vars(module)
 
 
-def _is_transposed(module: nn.Module, weight: Tensor) -> bool:
+def _is_transposed(module: nn.Module) -> bool:
     """Whether this is Hugging Face's Conv1D, y = x W + b, and not another class of that name.
 
     Many models bring a copy of that class with them, so it is asked what it computes.
     """
-    if type(module).__name__ != "Conv1D" or not hasattr(module, "nf") or weight.ndim != 2:
+    if type(module).__name__ != "Conv1D" or not hasattr(module, "nf") or _is_patched(module):
+        return False
+    weight = module._parameters.get("weight")
+    if weight is None or weight.ndim != 2:
         return False
     if weight.is_meta:
         return True
@@ -126,7 +140,7 @@ def _is_transposed(module: nn.Module, weight: Tensor) -> bool:
 
 
 def why_not(module: nn.Module) -> str | None:
-    """Why a module that looks like one to replace has no site; None for all others."""
+    """Why a module that looks like one to replace is left alone; None for all others."""
     if isinstance(module, torch.jit.ScriptModule):
         return "is TorchScript: compress the model first" if "weight" in module._parameters else None
     if isinstance(module, _ConvNd) and not (
@@ -134,8 +148,7 @@ def why_not(module: nn.Module) -> str | None:
     ):
         size = " x ".join(map(str, module.kernel_size))
         return f"a convolution ({type(module).__name__}, {size}): only nn.Conv2d of 1 x 1 is replaced"
-    kinds = (nn.Linear, nn.Conv2d, nn.LSTM, nn.GRU, nn.MultiheadAttention)
-    kind = next((kind for kind in kinds if isinstance(module, kind)), None)
+    kind = next((kind for kind in KINDS if isinstance(module, kind)), None)
     if kind is None or isinstance(module, NonDynamicallyQuantizableLinear):
         return None  # the latter belongs to its attention
     if _is_patched(module):
@@ -151,38 +164,6 @@ def why_not(module: nn.Module) -> str | None:
     return None
 
 
-def _attention(module: nn.MultiheadAttention, names: list[str]) -> Site | None:
-    owned, out = module._parameters, module.out_proj._parameters.get("weight")
-    if out is None:
-        return None
-    weights: dict[str, list[Tensor]] = {}
-    keys: dict[str, tuple[object, ...]] = {}
-    joint = owned.get("in_proj_weight")
-    for i, part in enumerate(PROJECTIONS[:3]):
-        separate = owned.get(f"{part}_weight")
-        if joint is not None:
-            weights[part], keys[part] = [joint.detach().chunk(3)[i]], (id(joint), i)
-        elif separate is not None:
-            weights[part], keys[part] = [separate.detach()], (id(separate), part)
-        else:
-            return None
-    weights["out_proj"], keys["out_proj"] = [out.detach()], (id(out), "out_proj")
-    return Site(module, names, "attention", weights, keys, [module, module.out_proj])
-
-
-def _recurrent(module: nn.RNNBase, names: list[str]) -> Site | None:
-    gates = 4 if isinstance(module, nn.LSTM) else 3
-    weights: dict[str, list[Tensor]] = {}
-    for part in module._flat_weights_names:
-        if part.startswith(("weight_ih", "weight_hh")):
-            W = module._parameters.get(part)
-            if W is None:
-                return None
-            weights[part] = list(W.detach().chunk(gates))
-    kind = "lstm" if gates == 4 else "gru"
-    return Site(module, names, kind, weights, {part: (id(module), part) for part in weights}, [module])
-
-
 def find_units(
     model: nn.Module, filter_fn: FilterFn | None, min_features: int, recurrent: bool = False
 ) -> tuple[list[Unit], dict[str, str]]:
@@ -193,54 +174,56 @@ def find_units(
     Raises:
         ValueError: where the model is itself a layer, which cannot be replaced in place.
     """
-    if describe_site(model, [""]) is not None:
+    if parts_of(model):
         raise ValueError(
             f"compress_: the model is itself a {type(model).__name__}, which cannot be replaced in place; "
             "put it into an nn.Sequential."
         )
-    paths: dict[int, list[str]] = defaultdict(list)
+    paths: dict[nn.Module, list[str]] = defaultdict(list)
     for name, module in model.named_modules(remove_duplicate=False):
-        paths[id(module)].append(name)
+        paths[module].append(name)
     left: dict[str, str] = {}
-    sites: dict[int, Site] = {}
-    for module in model.modules():
-        names = paths[id(module)]
-        site = describe_site(module, names)
-        if site is None:
+    found: dict[nn.Module, dict[str, Part]] = {}
+    for module, names in paths.items():
+        parts = parts_of(module, names)
+        if not parts:
             if (reason := why_not(module)) is not None:
                 left[names[0]] = reason
             continue
         if filter_fn is not None and not all(filter_fn(module, name) for name in names):
             left[names[0]] = "left out by filter_fn"
             continue
-        smallest = {part: min(min(W.shape) for W in weights) for part, weights in site.weights.items()}
+        smallest = {name: min(part.matrices[0].shape) for name, part in parts.items()}
         few = lambda small: f"has {small} features, fewer than min_features={min_features}"
-        if site.kind in RECURRENT:  # each part for itself
-            for part, small in smallest.items():
-                hidden = part.startswith("weight_hh") and not recurrent
+        if KINDS.get(type(module)) in RECURRENT:  # each part for itself
+            for name, small in smallest.items():
+                hidden = name.startswith("weight_hh") and not recurrent
                 if hidden or small < min_features:
-                    left[f"{names[0]}.{part}"] = _HIDDEN if hidden else few(small)
-                    del site.weights[part], site.keys[part]
+                    left[f"{names[0]}.{name}"] = _HIDDEN if hidden else few(small)
+                    del parts[name]
         elif (small := min(smallest.values())) < min_features:
             left[names[0]] = few(small)
             continue
-        if site.weights:
-            sites[id(module)] = site
+        if parts:
+            found[module] = parts
     # An out_proj belongs to its attention, also where someone has put a plain nn.Linear there.
-    for site in list(sites.values()):
-        for owner in site.owners[1:]:
-            sites.pop(id(owner), None)
-            left.pop(paths[id(owner)][0], None)
-    _drop_shared(model, sites, paths, left)
+    for module in list(found):
+        if isinstance(module, nn.MultiheadAttention):
+            found.pop(module.out_proj, None)
+            left.pop(paths[module.out_proj][0], None)
+    _drop_shared(model, found, paths, left)
     units: dict[tuple[object, ...], Unit] = {}
-    for site in sites.values():
-        for part, key in site.keys.items():
-            units.setdefault((site.kind, part, *key), Unit()).places.append((site, part))
+    for parts in found.values():
+        for part in parts.values():  # tied ones have the same parameter
+            units.setdefault((part.kind, part.name, id(part.parameter)), Unit()).places.append(part)
     return list(units.values()), left
 
 
 def _drop_shared(
-    model: nn.Module, sites: dict[int, Site], paths: dict[int, list[str]], left: dict[str, str]
+    model: nn.Module,
+    found: dict[nn.Module, dict[str, Part]],
+    paths: Mapping[nn.Module, list[str]],
+    left: dict[str, str],
 ) -> None:
     """Leave alone what shares a weight with a module that stays dense, or is used there otherwise."""
     holders: dict[int, list[nn.Module]] = defaultdict(list)
@@ -249,20 +232,21 @@ def _drop_shared(
             if p is not None and p.ndim > 1:
                 holders[id(p)].append(module)
     while True:
-        kinds = {id(owner): site.kind for site in sites.values() for owner in site.owners}
-        for key, site in list(sites.items()):
+        some = {module: next(iter(parts.values())) for module, parts in found.items()}
+        kinds = {owner: part.kind for part in some.values() for owner in part.owners}
+        for module, part in some.items():
             shared = [
                 holder
-                for owner in site.owners
+                for owner in part.owners
                 for p in owner._parameters.values()
                 if p is not None and p.ndim > 1
                 for holder in holders[id(p)]
-                if kinds.get(id(holder)) != site.kind
-                or (site.kind in ("attention", *RECURRENT) and holder not in site.owners)
+                if kinds.get(holder) != part.kind
+                or (part.kind in ("attention", *RECURRENT) and holder not in part.owners)
             ]
             if shared:
-                left[site.names[0]] = f"its weight is shared with {paths[id(shared[0])][0] or 'the model'}"
-                del sites[key]
+                left[part.names[0]] = f"its weight is shared with {paths[shared[0]][0] or 'the model'}"
+                del found[module]
                 break
         else:
             return
@@ -275,30 +259,22 @@ def dense_parameters(
 
     They are as large as the model: on a CPU they lie in the files of `pieces`, where it has some.
     """
-    parts: dict[int, tuple[Site, dict[str, list[Tensor]]]] = {}
+    values: dict[str, Tensor] = {}
     for i, (unit, found) in enumerate(zip(units, made, strict=True)):
         matrices = []
         for j, projection in enumerate(found):
             M = projection.matrix.to_dense()
             filed = pieces.folder is not None and M.device.type == "cpu"
             matrices.append(pieces.zeros(f"dense-{i}-{j}", M.shape, M).copy_(M) if filed else M)
-        for site, part in unit.places if found else []:
-            parts.setdefault(id(site.module), (site, dict(site.weights)))[1][part] = matrices
-    values: dict[str, Tensor] = {}
-    for site, weights in parts.values():
-        prefix = f"{site.names[0]}."
-        if site.kind == "attention":
-            if site.module._parameters.get("in_proj_weight") is not None:
-                values[prefix + "in_proj_weight"] = torch.cat([weights[part][0] for part in PROJECTIONS[:3]])
-            else:
-                values |= {f"{prefix}{part}_weight": weights[part][0] for part in PROJECTIONS[:3]}
-            values[prefix + "out_proj.weight"] = weights["out_proj"][0]
-        elif site.kind in RECURRENT:
-            values |= {prefix + part: torch.cat(gates) for part, gates in weights.items()}
+        if not found:
+            continue
+        part = unit.places[0]  # what is tied to it follows
+        key, W = f"{part.names[0]}.{part.path}", torch.cat(matrices) if matrices[1:] else matrices[0]
+        if part.third is None:
+            values[key] = W.T if part.kind == "conv1d" else W.reshape(part.parameter.shape)
         else:
-            (W,) = weights[""]
-            W = W.T if site.kind == "conv1d" else W[..., None, None] if site.kind == "conv2d" else W
-            values[prefix + "weight"] = W
+            joint = values.setdefault(key, part.parameter.detach().clone())
+            joint.chunk(3)[part.third].copy_(W)
     return values
 
 

@@ -15,12 +15,11 @@ from ..core.products import without_autocast
 from .metric import Metric, widened
 from .outputs import LOGITS, called, counted, main_output
 from .pieces import Pieces
-from .targets import RECURRENT, Site, Unit
+from .targets import Part, Unit
 
 _ENOUGH = 8  # rows for each entry of a vector that are all taken; after that, as many as a product costs
 _INPUTS = {"q_proj": 0, "k_proj": 1, "v_proj": 2}
 _ARGUMENTS = ("query", "key", "value")
-WIDE = torch.zeros((), dtype=torch.float64)
 
 
 @dataclass
@@ -44,7 +43,7 @@ class Watch:
         self.seeing = False  # not while a held batch runs
         self.weights: dict[int, Tensor] = {}  # of the batch's rows
         self.probes: list[Tensor] = []
-        self.parameters: dict[str, list[tuple[nn.Parameter, int | None]]] = {}
+        self.parameters: dict[str, list[Part]] = {}  # whose outputs are not seen
 
     def see(self, model: nn.Module, batch: Any, output: str | None) -> dict[int, Tensor]:
         """One batch; how much its rows count. Without derivatives a model is seen by its inputs alone."""
@@ -63,18 +62,18 @@ class Watch:
 
     def _differentiate(self, model: nn.Module, batch: Any, output: str | None) -> bool:
         self.probes = []
-        owned = [(key, p, third) for key, row in self.parameters.items() for p, third in row]
+        owned = [(key, part) for key, parts in self.parameters.items() for part in parts]
         with torch.enable_grad():
             name, y = main_output(called(model, {}, batch), output)
             if not y.requires_grad:
                 return False
-            wanted = [*self.probes, *(p for _, p, _ in owned)]
+            wanted = [*self.probes, *(part.parameter for _, part in owned)]
             if not wanted:
                 return True
             found = torch.autograd.grad(y, wanted, self._direction(name, y, batch), allow_unused=True)
-        for (key, _, third), g in zip(owned, found[len(self.probes) :], strict=True):
+        for (key, part), g in zip(owned, found[len(self.probes) :], strict=True):
             if g is not None:
-                g = g if third is None else g.chunk(3)[third]
+                g = g if part.third is None else g.chunk(3)[part.third]
                 self.moments.setdefault(key, Moments()).total += float(widened(g).square().sum())
         return True
 
@@ -94,17 +93,17 @@ class Watch:
         return v.to(y.dtype)
 
     @contextmanager
-    def hooked(self, units: Sequence[Unit]) -> Iterator[None]:
+    def hooked(self) -> Iterator[None]:
         with ExitStack() as hooks:  # gone at the end
-            for name, site, part in ((unit.name, *place) for unit in units for place in unit.places):
-                if site.kind in ("linear", "conv1d", "conv2d"):
+            for name, part in ((unit.name, part) for unit in self.units for part in unit.places):
+                if part.name == "":  # a layer with one weight
                     see = partial(self._see_output, name)
-                    hooks.enter_context(site.module.register_forward_hook(see, with_kwargs=True))
+                    hooks.enter_context(part.module.register_forward_hook(see, with_kwargs=True))
                     continue
-                self.parameters.setdefault(name, []).append(_owned(site, part))
-                if part in _INPUTS:
-                    look = partial(self._see_input, name, _INPUTS[part])
-                    hooks.enter_context(site.module.register_forward_pre_hook(look, with_kwargs=True))
+                self.parameters.setdefault(name, []).append(part)
+                if part.name in _INPUTS:
+                    look = partial(self._see_input, name, _INPUTS[part.name])
+                    hooks.enter_context(part.module.register_forward_pre_hook(look, with_kwargs=True))
             yield
 
     def _see_input(
@@ -166,8 +165,8 @@ class Watch:
 
     def _added(self, name: str, what: str, moments: Tensor | None, gram: Tensor) -> Tensor:
         if moments is None:
-            file = moments_file(self.units, name, what)
-            moments = self.pieces.zeros(file, gram.shape, widened(gram.new_empty(())))
+            place = [unit.name for unit in self.units].index(name)  # names may have any characters
+            moments = self.pieces.zeros(f"{what}-{place}", gram.shape, widened(gram.new_empty(())))
         return moments.add_(gram.to(moments.device))
 
     def metric(self, unit: Unit) -> Metric:
@@ -189,17 +188,6 @@ class Watch:
         if seen < _ENOUGH * length or ratio >= 1:
             return None
         return torch.randperm(rows, generator=self.generator)[: max(1, int(ratio * rows))]
-
-
-def _owned(site: Site, part: str) -> tuple[nn.Parameter, int | None]:
-    """The parameter that holds a part whose outputs are not seen, and which third of a joint one it is."""
-    owned: Any = site.owners[part == "out_proj"]._parameters
-    if part == "out_proj":
-        return owned["weight"], None
-    if site.kind in RECURRENT:
-        return owned[part], None
-    joint = owned.get("in_proj_weight")
-    return (owned[f"{part}_weight"], None) if joint is None else (joint, _INPUTS[part])
 
 
 def ridged_(gram: Tensor | None, rows: int | None, least: float = 1e-6) -> Tensor | None:
@@ -226,8 +214,3 @@ def input_rows(module: nn.Module, x: Tensor) -> Tensor:
     if isinstance(module, nn.Conv2d):
         x = x[..., :: module.stride[0], :: module.stride[1]].movedim(-3, -1)
     return x.reshape(-1, x.shape[-1])
-
-
-def moments_file(units: Sequence[Unit], name: str, what: str) -> str:
-    """The name of the file with a unit's moments; the unit's own may have any characters."""
-    return f"{what}-{[unit.name for unit in units].index(name)}"

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from ..compress.layers import keep_state, plain_linear, replace_modules
+from ..compress.layers import plain_linear, replace_modules
 from ..core.stacks import unbound
 from ..functional.exported.convolution import numbers
 from ..functional.exported.dense import DenseWeight
@@ -188,23 +188,21 @@ def exportable(
             shows it the products themselves, and then no graph computes a matrix from its parameters.
     """
     model = copy.deepcopy(model).cpu().eval()
-    made: dict[int, nn.Module] = {}
+    made: dict[nn.Module, nn.Module] = {}
     maker = _Maker(mode, plan, held)
     for name, module in list(model.named_modules()):
         if isinstance(module, StructuredLinear | StructuredChannels) and not runs_as_made(module):
             continue
         if isinstance(module, StructuredLinear):
-            made[id(module)] = maker.linear(name, module)
+            made[module] = maker.linear(name, module)
         elif isinstance(module, StructuredChannels) and module.grid is not None:
-            made[id(module)] = maker.channels(name, module)
+            made[module] = maker.channels(name, module)
         elif isinstance(module, StructuredChannels):
             _keep_a_parameter_(module)  # its one matrix is a StructuredLinear
         elif isinstance(module, StructuredRecurrent):
             maker.recurrent_(name, module)
-        if id(module) in made:
-            keep_state(module, made[id(module)])
     replace_modules(model, made)
-    return made.get(id(model), model).eval().requires_grad_(False), maker.rows
+    return made.get(model, model).eval().requires_grad_(False), maker.rows
 
 
 def check_dtypes(who: str, model: nn.Module, *dtypes: torch.dtype) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
@@ -16,14 +15,15 @@ from ...matrices import structures as known_structures
 from ...progress import Report
 from ..budget import Budget, allowance, check_budget
 from ..calibration import calibrate
-from ..candidates import SCREEN_EFFORT, WORK, Candidate, Search, Weight, charged, exact, priced
-from ..checkpoint.files import Source, check_finite, find_tensors, open_tensors
-from ..metric import Metric
-from ..progress import CHOOSING, Clock, check_count, check_effort, shown
+from ..candidates import WORK, Candidate, Search, Weight, charged, check_finite, exact, priced
+from ..checkpoint.files import Source, find_tensors, open_tensors
+from ..looks import errors_of
+from ..metric import QUICK, Metric
+from ..progress import CHOOSING, Clock, check_count, check_effort
 from ..selection import share_out
 from ..structure import Structure
-from ..targets import FilterFn, Unit, describe_site, find_units
-from ..workers import Workers, looks_of
+from ..targets import FilterFn, Unit, find_units, parts_of
+from ..workers import Workers
 from .result import Analysis, Plan, Trial, WeightAnalysis
 
 BUDGETS = (1 / 2, 1 / 5, 1 / 10, 1 / 20)
@@ -104,10 +104,7 @@ def analyze(
     if not weights:
         raise ValueError(f"analyze: no weight with two axes of {min_features} or more was found.")
     check_finite("analyze", weights)
-    with (
-        shown(progress, clock) as report,
-        Workers(jobs, executor, clock=clock, report=report, seed=seed) as workers,
-    ):
+    with Workers(jobs, executor, clock=clock, progress=progress, seed=seed, partial=True) as workers:
         inputs: dict[str, Metric] = {}
         if loader is not None and isinstance(source, nn.Module):
             units = [weight for weight in weights if isinstance(weight, Unit)]
@@ -205,11 +202,10 @@ def _screen(search: Search, weights: Sequence[Weight], workers: Workers) -> list
     tried = [(w, search.structures(name, weight)) for name in names for w, weight in enumerate(weights)]
     tasks = [(w, structures) for w, structures in tried if structures]
     known: list[dict[Structure, float]] = [{} for _ in weights]
-    for (w, structure), error in _looked(
-        CHOOSING, weights, tasks, workers, SCREEN_EFFORT, _SCREENING
-    ).items():
+    found = errors_of(workers, CHOOSING, weights, tasks, QUICK, _SCREENING)
+    for (w, structure), error in found.items():
         known[w][structure] = error
-    return [priced(w, list(row), list(row.values())) for w, row in zip(weights, known, strict=True)]
+    return [priced(weight, row) for weight, row in zip(weights, known, strict=True)]
 
 
 def _refine(
@@ -220,26 +216,7 @@ def _refine(
         (w, s) for w, row in enumerate(rows) for share in shares for s in share.leaders(w, row, REFINED)
     ]
     tasks = [(w, [s]) for w, s in dict.fromkeys(leaders) if not exact(s.name)]
-    return _looked("refining", weights, tasks, workers, 1.0, 1.0)
-
-
-def _looked(
-    stage: str,
-    weights: Sequence[Weight],
-    tasks: Sequence[tuple[int, list[Structure]]],
-    workers: Workers,
-    effort: float,
-    share: float,
-) -> dict[tuple[int, Structure], float]:
-    """Errors by the weight's place and the structure, as far as this share of the time goes."""
-    clock, parcels = workers.clock, [workers.parcel(weight) for weight in weights]
-    until, stages = clock.deadline(share), [f"{stage} {weights[w].name}" for w, _ in tasks]
-    arguments = [(parcels[w], structures, workers.seed, effort, until) for w, structures in tasks]
-    found = workers.run(stages, looks_of, arguments, lambda: clock.past(share), partial=True)
-    pairs = [
-        (tasks[i][0], *pair) for i, errors in found.items() for pair in zip(tasks[i][1], errors, strict=True)
-    ]
-    return {(w, structure): error for w, structure, error in pairs if math.isfinite(error)}
+    return errors_of(workers, "refining", weights, tasks, 1.0, 1.0)
 
 
 def _best(
@@ -267,8 +244,7 @@ def _weights(
         tensors = open_tensors("analyze", source)
         found, left = find_tensors("analyze", tensors, skip, min_features)
         return list(found), left
-    alone = describe_site(source, [""]) is not None
-    model = nn.ModuleDict({"weight": source}) if alone else source
+    model = nn.ModuleDict({"weight": source}) if parts_of(source) else source
     units, left = find_units(model, filter_fn, min_features)
     for pattern in skip:
         if not any(unit.matches([pattern]) for unit in units):

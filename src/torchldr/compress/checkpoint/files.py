@@ -1,8 +1,12 @@
-"""The weights of a .safetensors file or of a mapping, without the code of a model."""
+"""The weights of a .safetensors file or of a mapping, without the code of a model: `compress_weights`."""
 
 from __future__ import annotations
 
+import json
+import math
+import mmap
 import os
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +15,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..candidates import Weight
+from ...matrices import StructuredMatrix
+from ...progress import Report
+from ..candidates import CANDIDATES, Weight, check_finite
+from ..looks import project_all
+from ..progress import Clock, check_count, check_effort
+from ..report import CompressionReport, described
+from ..selection import Spec, check_spec, chosen
+from ..structure import Structure
+from ..workers import Workers
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _SUFFIX = ".weight"
+EFFORT = 10.0  # minutes, for a budget
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_NAMED = {  # in files
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8,
+    "BOOL": torch.bool,
+}  # fmt: skip
 
 
 class TensorFiles(Mapping[str, Tensor]):
@@ -58,6 +76,17 @@ class TensorFiles(Mapping[str, Tensor]):
             raise ValueError(f"{file}: {name} cannot be read ({error}).") from None
         return tensor
 
+    def mapped(self) -> dict[str, Tensor]:
+        """All tensors, mapped and not read: to write to them ends the process.
+
+        Raises:
+            ValueError: for a dtype that is not among the usual ones.
+        """
+        found: dict[str, Tensor] = {}
+        for file in dict.fromkeys(self.places.values()):
+            found |= _mapped(file)
+        return found
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.places)
 
@@ -66,6 +95,30 @@ class TensorFiles(Mapping[str, Tensor]):
 
     def __reduce__(self) -> tuple[type[TensorFiles], tuple[Path]]:
         return TensorFiles, (self.path,)  # a worker opens the files for itself
+
+
+def _mapped(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file, as `TensorFiles.mapped` has them."""
+    with path.open("rb") as file:
+        content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    start = 8 + int.from_bytes(content[:8], "little")
+    entries = json.loads(content[8:start])
+    entries.pop("__metadata__", None)
+    found = {}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given buffer is not writable")
+        for name, entry in entries.items():
+            dtype, shape, (first, _) = _NAMED.get(entry["dtype"]), entry["shape"], entry["data_offsets"]
+            if dtype is None:
+                raise ValueError(f"{path}: {name} is of dtype {entry['dtype']}, which is not supported.")
+            count = math.prod(shape)
+            flat = (
+                torch.frombuffer(content, dtype=dtype, count=count, offset=start + first)
+                if count
+                else torch.empty(0, dtype=dtype)
+            )
+            found[name] = flat.reshape(shape)
+    return found
 
 
 def _names(file: Path) -> list[str]:
@@ -106,6 +159,10 @@ class TensorWeight(Weight):
     @property
     def matrices(self) -> list[Tensor]:
         return [self.source[self.key].detach()]
+
+    @property
+    def luggage(self) -> Weight | list[Tensor]:
+        return self if isinstance(self.source, TensorFiles) else self.matrices
 
     @property
     def names(self) -> list[str]:
@@ -160,14 +217,67 @@ def find_tensors(
     return found, left
 
 
-def check_finite(who: str, weights: Sequence[Weight], what: str = "") -> None:
-    """Raise for a weight with entries that are not finite, or without any numbers (on the meta device).
+def compress_weights(
+    source: Source,
+    spec: Spec,
+    *,
+    skip: Sequence[str] = (),
+    min_features: int = 32,
+    structures: Sequence[str] = CANDIDATES,
+    effort: float | None = None,
+    seed: int = 0,
+    jobs: int = 1,
+    progress: bool | Report | None = None,
+) -> tuple[dict[str, Tensor | StructuredMatrix], CompressionReport]:
+    """Project the matrices of a checkpoint on structured ones; everything else stays as it is.
 
-    The error says `what` before the weight's name.
+    A matrix is a tensor with two axes, taken as a layer's weight (out_features, in_features). An embedding
+    looks the same: `skip` it where it should stay.
+
+    Args:
+        source: the path of a .safetensors file, of a folder of them (shards), or a mapping of names to
+            tensors (a state_dict).
+        spec: a budget, a Structure for all, or a mapping of names and patterns to structures, as for
+            `compress_`. A weight is called by its name, or by that without ".weight".
+        skip: names and patterns of matrices to leave alone.
+        min_features: matrices with fewer rows or columns are left alone.
+        structures: names of the classes that a budget may choose from.
+        effort: minutes that it may take, by default 10 for a budget and no limit for a plan.
+        seed: of the projections.
+        jobs: how many processes project; with more than one, a script needs the usual
+            `if __name__ == "__main__":`.
+        progress: as for `compress_`.
+
+    Returns:
+        The tensors by name, structured matrices where they were replaced, and what was done.
+
+    Examples:
+        >>> weights = {"0.weight": torch.randn(64, 64), "0.bias": torch.zeros(64)}
+        >>> made, report = compress_weights(weights, 0.25, structures=["low_rank"])
+        >>> made["0.weight"]
+        LowRank(64, 64, rank=8, dtype=torch.float32)
     """
-    for weight in weights:
-        for W in weight.matrices:
-            if W.is_meta:
-                raise ValueError(f"{who}: {what}{weight.name} is on the meta device: load it first.")
-            if not W.isfinite().all():
-                raise ValueError(f"{who}: {what}{weight.name} has entries that are not finite.")
+    who = "compress_weights"
+    check_spec(who, spec)
+    check_count(who, min_features=min_features)
+    tensors = open_tensors(who, source)
+    weights, left = find_tensors(who, tensors, skip, min_features)
+    if not weights:
+        raise ValueError(
+            f"{who}: no tensor can be replaced: none has two axes of {min_features} or more, or all are "
+            "skipped."
+        )
+    check_finite(who, weights)
+    planned = isinstance(spec, Structure | Mapping)
+    clock = Clock(check_effort(who, effort, None if planned else EFFORT))
+    with Workers(jobs, clock=clock, progress=progress, seed=seed) as workers:
+        found = chosen(who, spec, weights, left, structures, workers)
+        made = project_all(workers, weights, found.structures)
+    vectors, rows = described(weights, found.structures, made, found.watch)
+    replaced = {weight.name: p.matrix for weight, some in zip(weights, made, strict=True) for p in some}
+    whole = {name: replaced.get(name, tensors[name]) for name in tensors}
+    before = sum(tensors[name].numel() for name in tensors if tensors[name].is_floating_point())
+    saved = sum(row.parameters_before - row.parameters_after for row in rows)
+    return whole, CompressionReport(
+        rows, {**left, **found.stays}, before, before - saved, None, found.notes, vectors
+    )

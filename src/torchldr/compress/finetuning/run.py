@@ -1,12 +1,14 @@
-"""A fine-tuning under way: its passes over the data, and what a checkpoint holds of it."""
+"""`finetune`: recover the accuracy of a compressed model; its passes over the data, and its checkpoints."""
 
 from __future__ import annotations
 
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -15,21 +17,120 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from ...core.checks import check_choices, check_model
-from ...progress import Report
+from ...progress import Report, reporting
 from ..progress import check_count
 from .groups import parameter_groups
 from .state import StateFile, copied
 from .teacher import Distillation, Teacher
 
 Loss = Callable[[Any, Any], Tensor]
-_PROGRESS = ("step", "epoch", "within", "waited", "history", "best", "finished", "stopped", "seconds")
+_PROGRESS = ("step", "epoch", "within", "waited", "history", "best", "finished", "stopped")
 _SETTINGS = (  # what the numbers depend on
     "epochs", "steps", "lr", "operator_lr", "weight_decay", "even", "clip", "schedule", "warmup", "amp",
     "patience", "seed",
 )  # fmt: skip
-
-
 SCHEDULES = ("cosine", "linear", "constant")
+
+
+@dataclass(frozen=True)
+class FinetuneResult:
+    """What a fine-tuning did.
+
+    Attributes:
+        history: an entry a pass over the loader: "epoch", "step", "loss" (mean of the pass), "lr",
+            "validation" (None without `validate`) and "seconds" since the start.
+        steps: of the optimizer.
+        best: the best validation and the entry of `history` that had it, -1 for the start; None without
+            `validate`.
+        stopped_early: whether patience ran out.
+        seconds: wall time, over all sessions that it took.
+    """
+
+    history: list[dict[str, Any]] = field(default_factory=list)
+    steps: int = 0
+    best: tuple[float, int] | None = None
+    stopped_early: bool = False
+    seconds: float = 0.0
+
+
+def finetune(
+    model: nn.Module,
+    loader: Iterable[Any],
+    *,
+    epochs: int | None = None,
+    steps: int | None = None,
+    loss: Loss | None = None,
+    lr: float = 1e-3,
+    operator_lr: float | None = None,
+    weight_decay: float = 0.0,
+    even: bool | str = True,
+    clip: float | None = 1.0,
+    schedule: str = "cosine",
+    warmup: float = 0.05,
+    teacher: nn.Module | None = None,
+    distillation: Distillation | None = None,
+    amp: str | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    every: int | None = None,
+    validate: Callable[[nn.Module], float] | None = None,
+    patience: int | None = None,
+    progress: bool | Report | None = True,
+    device: torch.device | str | None = None,
+    seed: int = 0,
+) -> FinetuneResult:
+    """Train a model further, in place, in the way that suits structured layers (AdamW).
+
+    Args:
+        model: any module; after `compress_`, say. It ends in `eval()`.
+        loader: what gives the batches of a pass each time it is iterated over. Of a tuple or list the
+            last entry is the target and the others are the inputs; a mapping is passed as keywords and is
+            its own target. A DataLoader may shuffle: see `seed`.
+        epochs: passes over the loader, or
+        steps: batches; exactly one of the two.
+        loss: of (output, target). By default cross entropy, and for a mapping the output's own `loss`.
+        lr, operator_lr, weight_decay, even: see `parameter_groups`.
+        clip: largest norm of the gradient over all parameters; None for no limit.
+        schedule: "cosine" or "linear" to 0 over all steps, or "constant".
+        warmup: share of the steps over which the rate first rises from 0.
+        teacher: the model as it was before `compress_` (a copy: compress_ works in place), to learn from.
+        distillation: how much of what; by default `Distillation()`.
+        amp: "bf16" runs forward passes under torch.autocast; None as they are.
+        checkpoint: a folder. An interrupted run goes on from there with the numbers that it would have
+            had; a finished one is not run again. The file is read without running code from it.
+        every: steps after which to write a checkpoint, besides the one after each pass.
+        validate: called with the model, in `eval()` and without gradients, before the first pass and after
+            each; larger is better. The best model is kept and put back at the end; where that is the model
+            as it came, a warning says so.
+        patience: passes without a better validation after which to stop.
+        progress: True for a line on stderr, or a function called with (stage, done, total).
+        device: where to train; by default where the model is. Batches are moved there.
+        seed: torch's random numbers are seeded from it anew for each pass, and put back at the end. Other
+            generators (numpy's, Python's) are not: a loader that draws from them repeats nothing.
+
+    Returns:
+        The history. The model holds the best weights where there is `validate`, else the last.
+
+    Raises:
+        FloatingPointError: where the loss is not finite any more; the checkpoint is from before.
+    """
+    run = FinetuneRun(**{name: value for name, value in locals().items() if name != "progress"})
+    kept = torch.random.fork_rng(devices=[run.device] if run.device.type == "cuda" else [])
+    with kept, reporting(progress or False) as report:
+        run.resume()
+        run.judge_start()
+        with nullcontext() if run.learn is None else run.learn.watching():
+            while not run.finished:
+                run.one_pass(report)
+    if run.best is not None and run.best_state is not None:
+        model.load_state_dict(run.best_state)
+    model.eval()
+    if run.best is not None and run.best[1] < 0:
+        warnings.warn(
+            f"finetune: no pass was better than the start (validation {run.best[0]:g}), so the model is as "
+            "it was: train longer, or lower lr.",
+            stacklevel=2,
+        )
+    return FinetuneResult(run.history, run.step, run.best, run.stopped, run.seconds)
 
 
 @dataclass(kw_only=True)
@@ -82,12 +183,17 @@ class FinetuneRun:
         self.learned = [p for group in groups for p in group["params"]]
         self.step = self.epoch = self.within = self.waited = 0  # `within`: batches done of this pass
         self.history: list[dict[str, Any]] = []
-        self.best: list[Any] | None = None  # validation, entry of the history or -1 for the start
+        self.best: tuple[float, int] | None = None  # validation, entry of the history or -1 for the start
         self.best_state: dict[str, Any] | None = None
         self.finished = self.stopped = False
-        self.seconds = 0.0
+        self.begun = time.perf_counter()
         self.total_loss = torch.zeros((), dtype=torch.float64, device=self.device)
         self._random: dict[str, Any] | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Since the start, without the time between sessions."""
+        return time.perf_counter() - self.begun
 
     def _check(self) -> None:
         check_model("finetune", self.model)
@@ -131,11 +237,10 @@ class FinetuneRun:
     def judge_start(self) -> None:
         """Validate the model as it came: what is not better is not kept."""
         if self.validate is not None and self.step == 0:
-            self.best, self.best_state = [self._score(), -1], copied(self.model)
+            self.best, self.best_state = (self._score(), -1), copied(self.model)
 
     def one_pass(self, report: Report) -> None:
         """What is left of a pass over the loader, and its validation."""
-        begun, before = time.perf_counter(), self.seconds
         self.model.train()
         for batch in self._rest_of_pass():
             for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
@@ -143,7 +248,6 @@ class FinetuneRun:
             self._train(batch)
             self.step += 1
             self.within += 1
-            self.seconds = before + time.perf_counter() - begun
             report(f"fine-tuning, pass {self.epoch + 1}", self.step, self.total)
             last = self.step >= self.total
             if self.every and self.step % self.every == 0 and not last:
@@ -156,8 +260,6 @@ class FinetuneRun:
         self._check_finite()
         self._close_pass()
         self.finished = self.stopped or self.step >= self.total
-        self.seconds = before + time.perf_counter() - begun
-        self.history[-1]["seconds"] = round(self.seconds, 3)
         self.save()
 
     def _rest_of_pass(self) -> Iterator[Any]:
@@ -208,7 +310,7 @@ class FinetuneRun:
         if self.validate is not None:
             score = self._score()
             if self.best is None or score > self.best[0]:
-                self.best, self.best_state, self.waited = [score, len(self.history)], copied(self.model), 0
+                self.best, self.best_state, self.waited = (score, len(self.history)), copied(self.model), 0
             else:
                 self.waited += 1
             self.stopped = self.patience is not None and self.waited >= self.patience
@@ -219,7 +321,7 @@ class FinetuneRun:
                 "loss": float(self.total_loss) / self.within,
                 "lr": self.lr * self._factor(self.step - 1),
                 "validation": score,
-                "seconds": 0.0,
+                "seconds": round(self.seconds, 3),
             }
         )
         self.total_loss.zero_()
@@ -244,7 +346,7 @@ class FinetuneRun:
                 "random": {"cpu": torch.get_rng_state(), "cuda": cuda},
                 "best_state": self.best_state,
                 "total_loss": self.total_loss,
-                "progress": {name: getattr(self, name) for name in _PROGRESS},
+                "progress": {name: getattr(self, name) for name in (*_PROGRESS, "seconds")},
             }
         )
 
@@ -260,6 +362,8 @@ class FinetuneRun:
         self.total_loss.copy_(state["total_loss"])
         for name in _PROGRESS:
             setattr(self, name, state["progress"][name])
+        self.best = None if self.best is None else (self.best[0], self.best[1])  # a list in older files
+        self.begun = time.perf_counter() - state["progress"]["seconds"]
         self._random = state["random"] if self.within else None
 
 

@@ -11,10 +11,22 @@ from typing import NamedTuple
 
 
 class Buffer:
-    """Memory of some values: a number of floats, and where it lies once that is planned."""
+    """Memory of some values: a number of floats, and where it lies.
+
+    Where that is still to be planned, it is needed from the step `first` to the step `last`, and gets floats
+    `start` to `end` of the arena.
+    """
 
     def __init__(self, size: int, place: str | None = None) -> None:
         self.size, self.place = size, place
+        self.first = self.last = self.start = 0
+
+    @property
+    def end(self) -> int:
+        return self.start + self.size
+
+    def meets(self, other: Buffer) -> bool:
+        return self.first <= other.last and other.first <= self.last
 
 
 @dataclass(eq=False)
@@ -89,23 +101,6 @@ class Steps:
     input_size: int = 0
 
 
-@dataclass
-class _Life:
-    """Memory that is needed from one step to another."""
-
-    first: int
-    last: int
-    buffer: Buffer
-    start: int = 0
-
-    @property
-    def end(self) -> int:
-        return self.start + self.buffer.size
-
-    def meets(self, other: _Life) -> bool:
-        return self.first <= other.last and other.first <= self.last
-
-
 def plan(made: Steps) -> int:
     """Give every buffer, working memory included, its place; the floats of the arena.
 
@@ -121,14 +116,14 @@ def plan(made: Steps) -> int:
             made.steps.append(Step(f"copy({{0}}, {{y}}, {value.size});", [value], [made.outputs[i]]))
         start += value.size
     _write_in_place(made.steps)
-    placed: list[_Life] = []
-    for life in sorted(_lifetimes(made.steps), key=lambda life: -life.buffer.size):
+    placed: list[Buffer] = []
+    for buffer in sorted(_unplaced(made.steps), key=lambda buffer: -buffer.size):
         for other in sorted(placed, key=lambda other: other.start):
-            if life.meets(other) and life.start < other.end and other.start < life.end:
-                life.start = other.end
-        life.buffer.place = f"arena + {life.start}"
-        placed.append(life)
-    return max((life.end for life in placed), default=0)
+            if buffer.meets(other) and buffer.start < other.end and other.start < buffer.end:
+                buffer.start = other.end
+        buffer.place = f"arena + {buffer.start}"
+        placed.append(buffer)
+    return max((buffer.end for buffer in placed), default=0)
 
 
 def _write_in_place(steps: list[Step]) -> None:
@@ -146,10 +141,12 @@ def _write_in_place(steps: list[Step]) -> None:
                 value.buffer = y.buffer
 
 
-def _lifetimes(steps: list[Step]) -> list[_Life]:
-    lives: dict[int, _Life] = {}
+def _unplaced(steps: list[Step]) -> list[Buffer]:
+    """The buffers without a place, with the steps that they are needed for."""
+    found: dict[Buffer, None] = {}
     for i, step in enumerate(steps):
-        for value in (*step.writes, *step.reads, step.work):
-            if value.buffer.place is None and value.buffer.size:
-                lives.setdefault(id(value.buffer), _Life(i, i, value.buffer)).last = i
-    return list(lives.values())
+        for buffer in (value.buffer for value in (*step.writes, *step.reads, step.work)):
+            if buffer.place is None and buffer.size:
+                buffer.first = buffer.first if buffer in found else i
+                found[buffer], buffer.last = None, i
+    return list(found)

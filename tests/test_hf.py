@@ -232,7 +232,7 @@ def test_an_interrupted_folder_goes_on(tmp_path, capsys, monkeypatch):
     save(source, llama())
     text.write_text("\n".join(LINES))
     calls = []
-    real = torchldr.compress.workers.projections
+    real = torchldr.compress.looks.projections
 
     def counted(*args):
         calls.append(args)
@@ -257,7 +257,7 @@ def test_an_interrupted_folder_goes_on(tmp_path, capsys, monkeypatch):
         return found.value.code, capsys.readouterr()
 
     assert command("whole")[0] == 0
-    monkeypatch.setattr("torchldr.compress.workers.projections", counted)
+    monkeypatch.setattr("torchldr.compress.looks.projections", counted)
     code, said = command("out")
     assert code == 130
     assert f"what is finished is in {tmp_path / 'out.partial'}; the same command goes on" in said.err
@@ -274,7 +274,7 @@ def test_an_interrupted_folder_goes_on(tmp_path, capsys, monkeypatch):
     assert len(calls[5:]) < 2 * 14  # those that were done are not done again
     calls[:] = []
     assert command("third")[0] == 130
-    monkeypatch.setattr("torchldr.compress.workers.projections", real)
+    monkeypatch.setattr("torchldr.compress.looks.projections", real)
     code, said = command("third", "--seed", "1")
     assert code == 0
     assert "starting anew" in said.err

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -84,12 +85,12 @@ class Pieces:
         return known
 
     def get(self, key: str) -> Any:
-        """A finished piece, or None. To write to its tensors does not change the files."""
+        """A finished piece, or None. Its tensors are mapped: to write to them ends the process."""
         line = self._lines.get(key)
         if line is None or self.folder is None:
             return None
         found = {
-            _MARK + name: _file(self.folder / file, shape, getattr(torch, dtype), shared=False)
+            _MARK + name: _mapped(self.folder / file, shape, getattr(torch, dtype))
             for name, (file, dtype, shape) in line.get("tensors", {}).items()
         }
         return pytree.tree_map_only(str, lambda text: found.get(text, text), line["value"])
@@ -166,12 +167,22 @@ def opened(
             pieces.close()
 
 
-def _file(path: Path, shape: Iterable[int], dtype: torch.dtype, shared: bool = True) -> Tensor:
-    """The tensor in a file, zeros where there is none; what is written to it goes there if it is shared."""
+def _file(path: Path, shape: Iterable[int], dtype: torch.dtype) -> Tensor:
+    """The tensor in a file, to be written; zeros where there is none."""
     shape = tuple(shape)
     count = math.prod(shape)
-    flat = torch.from_file(str(path), shared, count, dtype=dtype) if count else torch.empty(0, dtype=dtype)
+    flat = torch.from_file(str(path), True, count, dtype=dtype) if count else torch.empty(0, dtype=dtype)
     return flat.reshape(shape)
+
+
+def _mapped(path: Path, shape: Iterable[int], dtype: torch.dtype) -> Tensor:
+    """The same, to be read: pages that may be written count as memory of the process."""
+    shape = tuple(shape)
+    if not math.prod(shape):
+        return torch.empty(shape, dtype=dtype)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        return torch.from_numpy(np.memmap(path, np.uint8, "r")).view(dtype).reshape(shape)
 
 
 def _path(tensor: Tensor) -> Path | None:

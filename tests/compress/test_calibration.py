@@ -318,6 +318,7 @@ def test_under_inference_mode():
         with torch.inference_mode(enabled):
             batches = [spread(20) for _ in range(4)]
             reports.append(torchldr.compress_(model, 0.4, loader=batches, structures=["low_rank"]))
+        assert not any(p.is_inference() for p in model.parameters())
         model(spread(2)).sum().backward()
     assert reports[0].distance == reports[1].distance
 

@@ -116,7 +116,7 @@ def compress_(
     arguments = [[unit.name for unit in units], repr(spec), list(structures), batches, output, seed]
     content = [model, activations, loader if isinstance(loader, list | tuple) else None]
     with (
-        torch.inference_mode(False),  # or there are no derivatives of the outputs
+        torch.inference_mode(False),  # or there are no derivatives, of the outputs and in training later
         opened("compress_", checkpoint, arguments, content) as pieces,
         Workers(1, executor, pieces, clock=clock, progress=progress, seed=seed) as workers,
     ):
@@ -138,7 +138,7 @@ def compress_(
                 notes.append("every weight has the same share: outputs were nearer so on batches held out")
             if idle := [unit.name for unit in units if workers.metrics[unit.name].scale == 0]:
                 notes.append(f"{IDLE} {', '.join(idle)}")
-    install(model, zip(units, found.structures, made, strict=True), copy=not pieces.lends)
+        install(model, zip(units, found.structures, made, strict=True), copy=not pieces.lends)
     left |= found.stays
     vectors, rows = described(units, found.structures, made, found.watch)
     result = CompressionReport(rows, left, before, _count(model), distance, (*found.notes, *notes), vectors)

@@ -101,8 +101,7 @@ class StructuredLinear(StructuredParameters, PlannedLayer):
             if weight is None:  # while torch's tools exchange it
                 raise AttributeError("StructuredLinear: there is no weight now.")
             return weight
-        plan = self._kept_plan()
-        return self.matrix().materialize() if plan is None else plan.weight()
+        return self._dense()
 
     @weight.setter
     def weight(self, value: Tensor) -> None:

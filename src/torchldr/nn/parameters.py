@@ -163,6 +163,13 @@ class StructuredParameters(nn.Module):
             plan = self._plan = self._make_plan(matrix)
         return plan
 
+    def _dense(self, *, copy: bool = True) -> Tensor:
+        """The dense matrix or matrices, differentiable; a copy of what a plan keeps, which one may edit."""
+        plan = self._kept_plan()
+        if plan is None:
+            return self.matrix().materialize()
+        return plan.weight().clone() if copy else plan.weight()
+
     def _count_edits(self) -> None:
         """Let the tensors count their edits, unless what is kept reads them where they are."""
         if self.structure.structured or self.leading:

@@ -78,7 +78,8 @@ def _inputs(model: nn.Module, arguments: tuple[Any, ...]) -> dict[str, tuple[Str
     found: dict[str, tuple[StructuredLinear, Tensor]] = {}
 
     def keep(name: str, layer: StructuredLinear, given: tuple[Any, ...]) -> None:
-        found[name] = layer, given[0].detach()
+        if not given[0].is_nested:  # these have one route
+            found[name] = layer, given[0].detach()
 
     with ExitStack() as hooks, evaluating(model):
         for name, layer in model.named_modules():

@@ -404,6 +404,20 @@ def test_errors_for_inputs(cls, x, error, message):
             layer(x)
 
 
+@every_class
+@pytest.mark.parametrize("mode", [True, False])
+def test_errors_for_parameters_of_other_shapes(cls, mode):
+    """Compiled products would read beyond their memory."""
+    for name in layer_of(cls)._learned:
+        layer = layer_of(cls).train(mode)
+        layer(torch.zeros(3, 12))
+        shape = tuple(getattr(layer, name).shape)
+        for other in ((*shape, 1), (*shape[:-1], shape[-1] + 1), (2 * shape[0] + 1, *shape[1:]), (5000,)):
+            getattr(layer, name).data = torch.zeros(other)
+            with pytest.raises(ValueError, match=rf"StructuredLinear: {name} must have shape "):
+                layer(torch.zeros(3, 12))
+
+
 def test_error_for_a_wrong_plan():
     layer = StructuredLinear(4, 4)
     with pytest.raises(ValueError, match="plan must be one of auto, fast, dense, got 'slow'"):

@@ -362,6 +362,19 @@ def test_a_route_can_be_named():
         layer.matrix().matmul(x, route="stencl")
 
 
+def test_tune_of_a_layer_that_is_called_by_keyword():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = StructuredLinear(12, 9)
+
+        def forward(self, x):
+            return self.layer(x=x)
+
+    (found,) = torchldr.tune(Model(), torch.randn(3, 12), seconds=0.001, quiet=True)
+    assert found.batch == 3
+
+
 def test_tune_keeps_what_it_found_on_the_layers(capsys):
     model = nn.Sequential(StructuredLinear(96, 96), nn.ReLU(), StructuredLinear(96, 10, structure="low_rank"))
     x = torch.randn(4, 96)

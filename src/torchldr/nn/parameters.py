@@ -72,7 +72,7 @@ class StructuredParameters(nn.Module):
             self._fill_constants()
             tensors = named_tensors(self, self._names)
         for name, shape in self._shapes.items():  # compiled products trust them
-            if tensors[name].shape != shape and not is_jit_tracing():
+            if not is_jit_tracing() and tensors[name].shape != shape:
                 came = tuple(tensors[name].shape)
                 raise ValueError(f"{type(self).__name__}: {name} must have shape {shape}, got {came}.")
         return tensors

@@ -241,6 +241,36 @@ def test_inside_a_transformer_encoder_layer(mode):
         assert torch.allclose(block(x), plain(x), atol=1e-5)
 
 
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+@every_class
+def test_nested_tensors(cls, layout):
+    layer, parts = layer_of(cls, dtype=torch.float64), [torch.randn(k, 12).double() for k in (3, 5)]
+    for mode in (True, False):
+        layer.train(mode)
+        x = torch.nested.nested_tensor(parts, layout=layout, requires_grad=True)
+        y = layer(x)
+        for part, found in zip(parts, y.unbind(), strict=True):
+            torch.testing.assert_close(found, layer(part))
+        torch.nested.to_padded_tensor(y, 0.0).sum().backward()
+        total = layer.matrix().to_dense().sum(0)
+        for found in x.grad.unbind():
+            torch.testing.assert_close(found, total.expand_as(found))
+        layer.requires_grad_(False)
+
+
+def test_a_transformer_encoder_gives_nested_tensors_to_layers_with_hooks():
+    block = nn.TransformerEncoderLayer(16, 2, 24, dropout=0, batch_first=True)
+    block.linear1, block.linear2 = StructuredLinear(16, 24, rank=2), StructuredLinear(24, 16, rank=2)
+    encoder, x = nn.TransformerEncoder(block, 2).eval(), torch.randn(2, 5, 16)
+    mask = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    with torch.no_grad():
+        y = encoder(x, src_key_padding_mask=mask)
+        for layer in encoder.layers:
+            layer.linear1.register_forward_hook(lambda *_: None)
+        torch.testing.assert_close(encoder(x, src_key_padding_mask=mask), y)
+    assert not torchldr.tune(encoder, (x, None, mask), quiet=True)
+
+
 # Dtypes.
 
 
@@ -372,6 +402,20 @@ def test_errors_for_inputs(cls, x, error, message):
         layer = getattr(layer_of(cls), mode)()
         with pytest.raises(error, match=message), torch.no_grad():
             layer(x)
+
+
+@every_class
+@pytest.mark.parametrize("mode", [True, False])
+def test_errors_for_parameters_of_other_shapes(cls, mode):
+    """Compiled products would read beyond their memory."""
+    for name in layer_of(cls)._learned:
+        layer = layer_of(cls).train(mode)
+        layer(torch.zeros(3, 12))
+        shape = tuple(getattr(layer, name).shape)
+        for other in ((*shape, 1), (*shape[:-1], shape[-1] + 1), (2 * shape[0] + 1, *shape[1:]), (5000,)):
+            getattr(layer, name).data = torch.zeros(other)
+            with pytest.raises(ValueError, match=rf"StructuredLinear: {name} must have shape "):
+                layer(torch.zeros(3, 12))
 
 
 def test_error_for_a_wrong_plan():

@@ -115,6 +115,28 @@ def test_vmap_and_compile(layer):
         torch.testing.assert_close(compiled(x[0]), layer(x[0]), rtol=1e-4, atol=1e-5)
 
 
+def test_edits_of_the_dense_matrix_do_not_reach_the_plan():
+    def linear(layer, x):
+        return layer(x), layer.weight
+
+    def channels(layer, x):
+        return layer(x.view(3, 2, 6)), layer.weight
+
+    def recurrent(layer, x):
+        return layer(x)[0], layer.dense_weight("weight_ih_l0")
+
+    kinds = [(linear, StructuredLinear(12, 9)), (channels, torchldr.StructuredChannels(2, 2, 6))]
+    kinds += [(channels, torchldr.StructuredChannels(2, 2, 6, form="wide"))]
+    kinds += [(recurrent, torchldr.StructuredLSTM(12, 8)), (recurrent, torchldr.StructuredGRU(12, 8))]
+    x = torch.randn(3, 12)
+    with torch.no_grad():
+        for call, layer in kinds:
+            layer.eval().plan = "dense"
+            before, weight = (t.clone() for t in call(layer, x))
+            call(layer, x)[1].mul_(2)
+            torch.testing.assert_close(call(layer, x), (before, weight), rtol=0, atol=0)
+
+
 # An overridden `forward`, and everything else that stands between a call and the product.
 
 
@@ -338,6 +360,19 @@ def test_a_route_can_be_named():
         layer.route = "stencl"
     with pytest.raises(ValueError, match=r"no route 'stencl'\. Did you mean 'stencil'"):
         layer.matrix().matmul(x, route="stencl")
+
+
+def test_tune_of_a_layer_that_is_called_by_keyword():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = StructuredLinear(12, 9)
+
+        def forward(self, x):
+            return self.layer(x=x)
+
+    (found,) = torchldr.tune(Model(), torch.randn(3, 12), seconds=0.001, quiet=True)
+    assert found.batch == 3
 
 
 def test_tune_keeps_what_it_found_on_the_layers(capsys):

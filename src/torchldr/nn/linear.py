@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from ..core.checks import check_choices, check_flags
 from ..core.products import check_input
@@ -101,8 +102,7 @@ class StructuredLinear(StructuredParameters, PlannedLayer):
             if weight is None:  # while torch's tools exchange it
                 raise AttributeError("StructuredLinear: there is no weight now.")
             return weight
-        plan = self._kept_plan()
-        return self.matrix().materialize() if plan is None else plan.weight()
+        return self._dense()
 
     @weight.setter
     def weight(self, value: Tensor) -> None:
@@ -146,8 +146,11 @@ class StructuredLinear(StructuredParameters, PlannedLayer):
             return as_node(self, x)
         owned = self._parameters  # to ask the module takes longer
         bias = owned["bias"] if "bias" in owned else self.bias  # noqa: SIM401
-        if isinstance(x, Tensor) and (plan := self._kept_plan()) is not None:
-            return plan(x, bias)
+        if isinstance(x, Tensor):
+            if x.is_nested:  # torch multiplies these by dense matrices alone
+                return linear(x, self._dense(copy=False), bias)
+            if (plan := self._kept_plan()) is not None:
+                return plan(x, bias)
         matrix = self.matrix()
         check_input(matrix, x, self.in_features, "in_features", "StructuredLinear")
         if not self.structure.fuses and self._plans_compiled(x):

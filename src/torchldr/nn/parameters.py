@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, is_grad_enabled, nn
 from torch.compiler import is_compiling
 
+from ..core.products import is_jit_tracing
 from ..core.routes import are_transformed, is_recorded, lacks_memory
 from ..matrices import StructuredMatrix, get_structure
 from .plan import Plan
@@ -56,6 +57,7 @@ class StructuredParameters(nn.Module):
                 empty = torch.empty(*self.leading, *shape, device=device, dtype=dtype)
                 self.register_parameter(name, nn.Parameter(empty))
         self._learned = tuple(shapes)
+        self._shapes = {name: (*self.leading, *shape) for name, shape in shapes.items()}
         self._plan: Plan | None = None
         self._fill_constants(drawn=True)
         self._names = (*self._learned, *self._buffers)
@@ -69,6 +71,10 @@ class StructuredParameters(nn.Module):
         if lack_values(tensors, self._learned):
             self._fill_constants()
             tensors = named_tensors(self, self._names)
+        for name, shape in self._shapes.items():  # compiled products trust them
+            if not is_jit_tracing() and tensors[name].shape != shape:
+                came = tuple(tensors[name].shape)
+                raise ValueError(f"{type(self).__name__}: {name} must have shape {shape}, got {came}.")
         return tensors
 
     def _fill_constants(self, generator: torch.Generator | None = None, *, drawn: bool = False) -> None:
@@ -162,6 +168,13 @@ class StructuredParameters(nn.Module):
         if plan is None or not plan.snapshot.matches([*matrix.tensors.values()]):
             plan = self._plan = self._make_plan(matrix)
         return plan
+
+    def _dense(self, *, copy: bool = True) -> Tensor:
+        """The dense matrix or matrices, differentiable; a copy of what a plan keeps, which one may edit."""
+        plan = self._kept_plan()
+        if plan is None:
+            return self.matrix().materialize()
+        return plan.weight().clone() if copy else plan.weight()
 
     def _count_edits(self) -> None:
         """Let the tensors count their edits, unless what is kept reads them where they are."""

@@ -77,13 +77,16 @@ def _inputs(model: nn.Module, arguments: tuple[Any, ...]) -> dict[str, tuple[Str
     """What reaches each layer when the model is called."""
     found: dict[str, tuple[StructuredLinear, Tensor]] = {}
 
-    def keep(name: str, layer: StructuredLinear, given: tuple[Any, ...]) -> None:
-        found[name] = layer, given[0].detach()
+    def keep(name: str, layer: StructuredLinear, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        x = given[0] if given else named["x"]
+        if not x.is_nested:  # these have one route
+            found[name] = layer, x.detach()
 
     with ExitStack() as hooks, evaluating(model):
         for name, layer in model.named_modules():
             if isinstance(layer, StructuredLinear):
-                hooks.enter_context(layer.register_forward_pre_hook(partial(keep, name)))
+                hook = layer.register_forward_pre_hook(partial(keep, name), with_kwargs=True)
+                hooks.enter_context(hook)
         model(*arguments)
     return found
 

@@ -2,12 +2,14 @@
 
 import copy
 import pickle
+from unittest.mock import patch
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn.functional import linear
 
 import torchldr
 from torchldr import StructuredChannels, testing
@@ -212,9 +214,12 @@ def test_what_is_kept_is_the_block_matrix_itself():
     """No copy of it is made in a call."""
     for structure in ("circulant", "ldr_sd"):
         layer = StructuredChannels(2, 3, 6, structure=structure).eval().requires_grad_(False)
-        W = layer.weight
+        layer.plan = "dense"
+        with patch("torchldr.nn.channels.layer.linear", wraps=linear) as used:
+            layer(torch.randn(4, 2, 6))
+        W = used.call_args.args[1]
         assert W.is_contiguous()
-        assert W.data_ptr() == layer.weight.data_ptr() == layer.grid.dense().data_ptr()
+        assert W.data_ptr() == layer.grid._plan.weight().data_ptr()
         blocks = [[layer.matrix(o, i).to_dense() for i in range(2)] for o in range(3)]
         torch.testing.assert_close(W, torch.cat([torch.cat(row, 1) for row in blocks]))
 

@@ -128,7 +128,7 @@ class StructuredChannels(PlannedLayer):
         """The dense block matrix, shape (out_channels * n', in_channels * n), differentiable."""
         if self.grid is None:
             return self._wide().weight
-        return self.grid.dense().transpose(1, 2).flatten(2, 3).flatten(0, 1)
+        return _as_block_matrix(self.grid.dense())
 
     def uses(self, batch: int = 64) -> str:
         """How so many vectors are multiplied now: by the "dense" block matrix, or by "fast" products."""
@@ -161,7 +161,7 @@ class StructuredChannels(PlannedLayer):
             or self._plan_choice == "dense"
             or (self._plan_choice == "auto" and self.grid.takes_dense(x.shape[0]))
         ):
-            return linear(x.flatten(1), self.weight).reshape(shape)
+            return linear(x.flatten(1), _as_block_matrix(self.grid._dense(copy=False))).reshape(shape)
         dense = False if self._plan_choice == "fast" else None
         y = self.grid.matrix().multiply(x.transpose(0, 1), dense=dense)  # (out_channels, in_channels, b, n')
         return y.sum(1).transpose(0, 1)
@@ -195,6 +195,11 @@ class StructuredChannels(PlannedLayer):
         parts += [f"init={self.init!r}"] if self.init != "linear" else []
         parts += [f"plan={self._plan_choice!r}"] if self._plan_choice != "auto" else []
         return ", ".join(parts)
+
+
+def _as_block_matrix(grid: Tensor) -> Tensor:
+    """(out_channels, in_channels, n', n) to (out_channels * n', in_channels * n)."""
+    return grid.transpose(1, 2).flatten(2, 3).flatten(0, 1)
 
 
 def _shape(who: str, name: str, features: int | tuple[int, ...]) -> tuple[int, ...]:

@@ -46,10 +46,9 @@ class MatrixStack(StructuredParameters):
         """The dense matrices, shape (*leading, out_features, in_features), by way of fast products.
 
         Differentiable. In `eval()` and without gradients for the parameters they are kept until a
-        parameter changes.
+        parameter changes, and this is a copy.
         """
-        plan = self._kept_plan()
-        return self.matrix().materialize() if plan is None else plan.weight()
+        return self._dense()
 
     def takes_dense(self, batch: int = 1, *, gain: float = 0.0) -> bool:
         """Whether so many vectors are multiplied by dense matrices, as the cheaper way.

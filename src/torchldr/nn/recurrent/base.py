@@ -136,8 +136,11 @@ class StructuredRecurrent(PlannedLayer):
 
     def dense_weight(self, name: str) -> Tensor:
         """A weight as torch's layer has it, such as `weight_ih_l0`, (gates * hidden_size, size)."""
+        return self._weight(name, copy=True)
+
+    def _weight(self, name: str, *, copy: bool = False) -> Tensor:
         part = getattr(self, name)
-        return part.dense().flatten(0, 1) if isinstance(part, MatrixStack) else part
+        return part._dense(copy=copy).flatten(0, 1) if isinstance(part, MatrixStack) else part
 
     # How products are done.
 
@@ -170,7 +173,7 @@ class StructuredRecurrent(PlannedLayer):
         name = f"weight_{side}{suffix}"
         bias = getattr(self, f"bias_{side}{suffix}") if self.bias else None
         if dense:
-            W = self.dense_weight(name)
+            W = self._weight(name)
             return lambda x: linear(x, W, bias)
         matrix = getattr(self, name).matrix()
 
@@ -246,7 +249,7 @@ class StructuredRecurrent(PlannedLayer):
         """All layers by torch's own function, which is faster than steps one by one."""
         parts = ["weight_ih", "weight_hh"] + ["bias_ih", "bias_hh"] * self.bias
         parts += ["weight_hr"] * (self.proj_size > 0)
-        weights = [self.dense_weight(part + suffix) for suffix in self._all_suffixes() for part in parts]
+        weights = [self._weight(part + suffix) for suffix in self._all_suffixes() for part in parts]
         settings = (weights, self.bias, self.num_layers, self.dropout, self.training, self.bidirectional)
         with _quiet() if given.data.is_cuda or self.proj_size else nullcontext():
             output, *after = self._torch(given, state, settings)
@@ -327,7 +330,7 @@ class StructuredRecurrent(PlannedLayer):
         some = next(self.parameters())
         layer = self.torch_class(**arguments_of(self), device=some.device, dtype=some.dtype)
         for name, p in layer.named_parameters():
-            p.copy_(self.dense_weight(name))
+            p.copy_(self._weight(name))
         return layer.train(self.training)
 
     def flatten_parameters(self) -> None:

@@ -71,8 +71,10 @@ class StructuredParameters(nn.Module):
         if lack_values(tensors, self._learned):
             self._fill_constants()
             tensors = named_tensors(self, self._names)
+        if is_jit_tracing():  # shapes are tensors then
+            return tensors
         for name, shape in self._shapes.items():  # compiled products trust them
-            if not is_jit_tracing() and tensors[name].shape != shape:
+            if tensors[name].shape != shape:
                 came = tuple(tensors[name].shape)
                 raise ValueError(f"{type(self).__name__}: {name} must have shape {shape}, got {came}.")
         return tensors

@@ -89,7 +89,8 @@ def from_displacement(
         form: "stein" or "sylvester".
 
     Raises:
-        ValueError: where the spectra meet; the message names the closest pair of eigenvalues.
+        ValueError: where the spectra meet; the message names the closest pair of eigenvalues. Or where the
+            residual of what is found is not small.
     """
     for name, t in (("G", G), ("H", H)):
         if t.ndim != 2:

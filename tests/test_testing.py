@@ -5,6 +5,7 @@ import torch
 
 import torchldr
 from torchldr import testing
+from torchldr.core.rules import rule
 
 SHAPES = ((3, 5), (16, 16))
 
@@ -52,9 +53,73 @@ class HasTheWrongOperators(torchldr.ToeplitzLike):
         return A.mT, C
 
 
+class ReturnsItsInput(torchldr.Dense):
+    """The first rows of the identity."""
+
+    def factors(self):
+        return [(torch.eye(*self.shape, dtype=self.dtype),)]
+
+    def _matmul(self, x):
+        return x[..., : self.out_features]
+
+    def _rmatmul(self, y):
+        return torch.nn.functional.pad(y, (0, self.in_features - self.out_features))
+
+
+class IsTransposedWrong(torchldr.LowRank):
+    pass
+
+
+@rule("transpose", IsTransposedWrong)
+def _(M):
+    return IsTransposedWrong.unchecked(M.in_features, M.out_features, {"G": -M.H, "H": M.G}, M.options)
+
+
+class IsNotLinear(torchldr.LowRank):
+    scaled = ("G",)
+
+    def factors(self):
+        return [(self.G.mT, (self.H * self.G.abs().amax(-1, keepdim=True)))]
+
+    def _matmul(self, x):
+        return x @ self.to_dense().mT
+
+    def _rmatmul(self, y):
+        return y @ self.to_dense()
+
+
+class LosesHalfOfItsDigits(torchldr.LowRank):
+    def rmatmul(self, y, *, route=None):
+        return super().rmatmul(y, route=route) * (1.1 if y.dtype == torch.bfloat16 else 1)
+
+
+class KnowsOneLeadingAxis(torchldr.LowRank):
+    at_once = ("_matmul", "_rmatmul")
+
+    def _matmul(self, x):
+        return torch.bmm(torch.bmm(x, self.H.mT), self.G) if self.leading else super()._matmul(x)
+
+    def _rmatmul(self, y):
+        return super()._rmatmul(y)
+
+
+class ForgetsToTransposeAStack(torchldr.LowRank):
+    at_once = ("_matmul", "_rmatmul")
+
+    def _matmul(self, x):
+        return super()._matmul(x)
+
+    def _rmatmul(self, y):
+        return -super()._rmatmul(y) if self.leading else super()._rmatmul(y)
+
+
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
+        (ReturnsItsInput, "the result lies in the memory of the input"),
+        (IsTransposedWrong, "M.T of"),
+        (IsNotLinear, "2 M by G of"),
+        (LosesHalfOfItsDigits, "rmatmul: in torch.bfloat16"),
         (LosesATransposedSign, "rmatmul by own: the error is"),
         (ForgetsTheCorner, "the error is"),
         (CutsTheGradient, "gradient of H: the error is"),
@@ -85,10 +150,12 @@ test_contract = testing.contract(torchldr.LowRank, SHAPES)
         (CutsTheGradient, "gradients"),
         (LosesDigits, "values"),
         (HasTheWrongOperators, "displacement"),
+        (KnowsOneLeadingAxis, "leading axes"),
+        (ForgetsToTransposeAStack, "leading axes"),
     ],
 )
 def test_a_broken_class_fails_its_contract_where_it_is_broken(broken, transformation):
-    with pytest.raises(AssertionError):
+    with pytest.raises((AssertionError, RuntimeError)):
         testing.contract(broken, SHAPES)(transformation)
 
 

@@ -1,5 +1,6 @@
 """Sums, products, transposes, inverses of random members of all classes, against dense linear algebra."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -426,6 +427,23 @@ def test_mismatched_learned_operators_are_counted_without_a_dense_matrix():
     assert largest.entries < n * n / 64
 
 
+@pytest.mark.parametrize("number", [np.float32(2), np.int64(2), np.float64(2), np.complex64(2)], ids=repr)
+def test_numbers_of_numpy_are_numbers(number):
+    M = random("toeplitz_like", 4, 4, 1)
+    for product in (number * M, M * number, 4 * M / number):
+        torch.testing.assert_close(product.to_dense(), 2 * M.to_dense(), check_dtype=False)
+
+
+def test_a_low_rank_matrix_keeps_its_dtype_beside_an_operator():
+    M, A = random("low_rank", 4, 4, 2).to(torch.float32), Subdiagonal(torch.rand(3, dtype=torch.float64))
+    for product, W in (
+        (A @ M, A.to_dense().float() @ M.to_dense()),
+        (M @ A, M.to_dense() @ A.to_dense().float()),
+    ):
+        assert {t.dtype for t in product.tensors.values()} == {torch.float32}
+        torch.testing.assert_close(product.matmul(torch.eye(4)).mT, W)
+
+
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [
@@ -440,10 +458,17 @@ def test_mismatched_learned_operators_are_counted_without_a_dense_matrix():
             TypeError,
             "dtypes .* convert one",
         ),
+        (lambda M: M @ random("low_rank", 4, 4, 1).to(torch.float32), TypeError, "dtypes .* convert one"),
+        (lambda M: random("low_rank", 4, 4, 1).to(torch.float32) @ M, TypeError, "dtypes .* convert one"),
         (lambda M: random("circulant", 3, 4).inverse(), ValueError, "only a square matrix has an inverse"),
         (lambda M: M + 3, TypeError, "unsupported operand"),
         (lambda M: M * torch.ones(2), TypeError, ""),
         (lambda M: M @ "x", TypeError, "unsupported operand"),
+        (lambda M: M @ np.ones((4, 2)), TypeError, "Circulant: expected a tensor, got an array"),
+        (lambda M: np.ones((2, 4)) @ M, TypeError, "unsupported operand"),
+        (lambda M: np.ones(3) * M, TypeError, "unsupported operand"),
+        (lambda M: M.to(torch.int32), TypeError, "Circulant: dtype must be real floating point"),
+        (lambda M: M.random(4, 4, dtype="float32"), TypeError, "dtype must be one of torch"),
     ],
 )
 def test_errors(call, error, words):

@@ -222,3 +222,27 @@ def test_float32_keeps_its_dtype():
 def test_errors(call, error, words):
     with pytest.raises(error, match=words):
         call()
+
+
+@pytest.mark.parametrize("form", ["stein", "sylvester"])
+@pytest.mark.parametrize("n", [4, 9])
+def test_operators_without_an_eigenbasis(n, form):
+    """Jordan blocks on both sides: held to the linear system of n^2 unknowns, values and gradients."""
+    eye, below = torch.eye(n, dtype=torch.float64), torch.diag(torch.ones(n - 1, dtype=torch.float64), -1)
+    A, B = (
+        (2 * eye + below, 0.25 * eye + below.mT)
+        if form == "sylvester"
+        else (0.3 * eye + below, 0.2 * eye + below)
+    )
+    A, B = A.contiguous().requires_grad_(), B.contiguous().requires_grad_()
+    g = torch.Generator().manual_seed(n)
+    G, H = (torch.randn(2, n, dtype=torch.float64, generator=g) for _ in range(2))
+    found = from_displacement(A, B, G, H, form)
+    right = B.mT.contiguous()
+    pair = torch.kron(A, right) if form == "stein" else torch.kron(eye, right)
+    system = torch.eye(n * n, dtype=torch.float64) - pair if form == "stein" else torch.kron(A, eye) - pair
+    want = torch.linalg.solve(system, (G.mT @ H).flatten()).reshape(n, n)
+    close = {"rtol": 1e-7, "atol": 1e-7 * float(want.detach().abs().max())}
+    torch.testing.assert_close(found, want, **close)
+    for ours, theirs in zip(*(torch.autograd.grad(M.sum(), (A, B)) for M in (found, want)), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6 * float(theirs.abs().max()))

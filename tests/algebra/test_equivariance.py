@@ -80,6 +80,9 @@ def test_what_is_equivariant_and_what_is_not():
 def test_the_error_is_differentiable():
     Z = Shift(4, 1.0)
     assert torch.autograd.gradcheck(lambda W: equivariance_error(W, Z, Z), drawn(0, 4, 4).requires_grad_())
+    nothing = torch.zeros(4, 4, requires_grad=True)  # where a penalty should not make a weight nan
+    equivariance_error(nothing, Z, Z).backward()
+    assert not nothing.grad.any()
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,10 @@ def test_a_failure_with_its_traceback(tmp_path):
         cli.main(["--traceback", "analyze", str(tmp_path / "nowhere.safetensors")])
 
 
-@pytest.mark.parametrize("arguments", [("nonsense",), ("info", "--nonsense"), ("demo", "--steps", "0")])
+@pytest.mark.parametrize(
+    "arguments",
+    [("nonsense",), ("info", "--nonsense"), ("info", "--structure", "nonsense"), ("demo", "--steps", "0")],
+)
 def test_wrong_use_is_exit_code_2(run, arguments):
     code, out, err = run(*arguments)
     assert (code, out) == (2, "")

@@ -67,6 +67,9 @@ def test_a_state_is_loaded(file: Path, tmp_path: Path):
     ran = invoke(f"{file}:build", *options[:-1], tmp_path / "d")
     assert ran.exit_code == 1
     assert "is no .safetensors file" in ran.output
+    ran = invoke(f"{file}:build", "--input", 1, 12, "--state", tmp_path, "--out", tmp_path / "d")
+    assert ran.exit_code == 1
+    assert "there is no file" in ran.output
 
 
 @pytest.mark.parametrize(

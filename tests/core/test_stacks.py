@@ -135,6 +135,8 @@ def test_stack_says_what_does_not_fit():
         torchldr.stack([M, torchldr.LowRank.random(4, 4, rank=1)])
     with pytest.raises(ValueError, match="one shape"):
         torchldr.stack([M, torchldr.ToeplitzLike.random(4, 4, rank=2)])
+    with pytest.raises(ValueError, match="one class and shape"):  # whose tensors have one shape
+        torchldr.stack([torchldr.Circulant.random(4, 3), torchldr.Circulant.random(3, 4)])
 
 
 def test_routes_of_a_stack_are_listed():

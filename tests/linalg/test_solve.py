@@ -371,6 +371,10 @@ def test_complex_matrices():
     for method in torchldr.linalg.solvers(M):
         torch.testing.assert_close(torchldr.solve(M, b, method=method), torch.linalg.solve(M.to_dense(), b))
     assert torch.autograd.gradcheck(M.solve, (b,))
+    Z = torchldr.operators.Shift(8, 0.5, dtype=torch.complex128)  # whose entries are real all the same
+    for right in (b, b.real):
+        want = torch.linalg.solve(Z.to_dense(), right.to(b.dtype))
+        torch.testing.assert_close(Z.solve(right), want)
 
 
 @pytest.mark.parametrize("n", [7, 220])

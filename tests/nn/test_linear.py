@@ -355,6 +355,7 @@ def test_conversion_keeps_constants_precise(cls):
         ({"bias": 3}, TypeError, "bias must be True or False, got 3"),
         ({"dtype": torch.int32}, TypeError, "dtype must be real floating point, got torch.int32"),
         ({"dtype": torch.complex64}, TypeError, "dtype must be real floating point"),
+        ({"dtype": "float32"}, TypeError, "dtype must be one of torch, such as torch.float32, got 'float32'"),
     ],
 )
 def test_errors_at_construction(kwargs, error, message):

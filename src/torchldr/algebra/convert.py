@@ -25,7 +25,8 @@ def convert(
             max(m, n) times the dtype's precision.
 
     Returns:
-        The matrix, in the dtype of M and differentiable in what M is made of.
+        The matrix, in the dtype of M. It is differentiable in what M is made of, as far as changes keep the
+        rank of the displacement: those that raise it lead out of the members of this rank.
 
     Raises:
         TypeError: where no such form of M is known.

@@ -10,7 +10,7 @@ from ..core.linear_map import LinearMap
 from ..operators import DenseOperator, Operator
 from .closure import displaced, worthwhile
 from .equation import solve_displacement_equation
-from .structure import FORMS, Form, Generators, default_tolerance, displacement_of_dense, reduce
+from .structure import FORMS, Form, Generators, displacement_of_dense, factored, reduce
 
 Matrix = Tensor | LinearMap
 
@@ -68,15 +68,7 @@ def generators(
     with torch.no_grad():
         W, moved = W.detach(), (R - W if form == "stein" else right.rmatmul(W))
         size = torch.linalg.norm(W if form == "stein" else left @ W) + torch.linalg.norm(moved)
-        wide = torch.promote_types(R.dtype, torch.float32)
-        u, s, vh = torch.linalg.svd(R.to(wide), full_matrices=False)
-        tol = default_tolerance(R.dtype, *R.shape) if tol is None else tol
-        kept = int((s > tol * size).sum())
-    # As in `reduce`: singular vectors held fixed, so that the derivative does not divide by their gaps.
-    R, root = R.to(wide), s[:kept].sqrt().unsqueeze(-1)
-    U, V = u[:, :kept], vh[:kept].mH
-    RV, UR = R @ V, U.mH @ R
-    return RV.mT / root, root * torch.linalg.solve(U.mH @ RV, UR)
+    return factored(R, tol, size)
 
 
 def from_displacement(
@@ -97,7 +89,8 @@ def from_displacement(
         form: "stein" or "sylvester".
 
     Raises:
-        ValueError: where the spectra meet; the message names the closest pair of eigenvalues.
+        ValueError: where the spectra meet; the message names the closest pair of eigenvalues. Or where the
+            residual of what is found is not small.
     """
     for name, t in (("G", G), ("H", H)):
         if t.ndim != 2:

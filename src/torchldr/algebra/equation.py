@@ -2,12 +2,14 @@
 
 Where A or B is nilpotent, M = sum_j A^j G^T H B^j ends: sums of products of Krylov matrices. For diagonal
 operators each entry is a division. Otherwise one operator is diagonalised and the equation falls into one
-linear system for each of its eigenvalues; steps of refinement make up for an ill-conditioned eigenbasis.
+linear system for each of its eigenvalues; steps of refinement make up for an ill-conditioned eigenbasis, and
+for one of an operator nearby where there is none.
 The derivative solves the adjoint equation, whatever the way.
 """
 
 from __future__ import annotations
 
+import math
 from functools import reduce
 from typing import Any
 
@@ -112,21 +114,53 @@ class _Equation(torch.autograd.Function):
 
 
 def refined(A: Tensor, B: Tensor, R: Tensor, form: Form) -> Tensor:
-    """A solution to working precision: the residual is solved for again while that helps."""
+    """A solution to working precision: the residual is solved for again while that helps.
+
+    Where both operators are defective, as Jordan blocks are, neither has an eigenbasis. One near A has, and
+    the residual is still that of A itself.
+
+    Raises:
+        ValueError: where no digits are found so either.
+    """
 
     def residual(M: Tensor) -> Tensor:
         return R - (M - A @ M @ B) if form == "stein" else R - (A @ M - M @ B)
 
-    solver = _Diagonalised(A, B, form)
-    M = solver.solve(R)
-    left = residual(M)
-    for _ in range(_REFINEMENTS):
-        better = M + solver.solve(left)
-        after = residual(better)
-        if not bool(torch.linalg.norm(after) < 0.5 * torch.linalg.norm(left)):
-            break
-        M, left = better, after
+    norm, eps = torch.linalg.norm, torch.finfo(R.dtype).eps
+
+    def attempt(level: float) -> tuple[float, Tensor]:
+        """With an operator near A, by this much: the backward error, inf for none, and M."""
+        generator = torch.Generator().manual_seed(0)
+        noise = torch.randn(A.shape, generator=generator, dtype=torch.float64, device="cpu").to(A)
+        solver = _Diagonalised(A + level * norm(A) / A.shape[0] * noise if level else A, B, form)
+        M = solver.solve(R)
+        left = residual(M)
+        for _ in range(_REFINEMENTS):
+            better = M + solver.solve(left)
+            after = residual(better)
+            if not bool(norm(after) < 0.5 * norm(left)):
+                break
+            M, left = better, after
+        scale = 1 + norm(A) * norm(B) if form == "stein" else norm(A) + norm(B)
+        error = float(norm(left) / (scale * norm(M) + norm(R)).clamp(min=torch.finfo(R.dtype).tiny))
+        return math.inf if math.isnan(error) else error, M
+
+    error, M = attempt(0.0)
+    if not bool(R.isfinite().all()):
+        return M
+    if error > eps**0.75:
+        error, M = min((error, M), attempt(eps**0.5), key=lambda found: found[0])
+    if error > eps**0.5:
+        raise ValueError(
+            f"from_displacement: the equation ({form} form) is too ill-conditioned to solve: neither A nor B "
+            "has an eigenbasis, as Jordan blocks have none."
+        )
     return M
+
+
+def solved(A: Tensor, b: Tensor) -> Tensor:
+    """A^-1 b, not finite where A is singular: what is left over is measured."""
+    return torch.linalg.solve_ex(A, b)[0]
 
 
 class _Diagonalised:
@@ -144,14 +178,14 @@ class _Diagonalised:
         self.V, self.values, self.other, self.form = V, a, B.to(a.dtype), form
 
     def solve(self, R: Tensor) -> Tensor:
-        right = torch.linalg.solve(self.V, self.sign * (R.mT if self.flipped else R).to(self.V.dtype))
+        right = solved(self.V, self.sign * (R.mT if self.flipped else R).to(self.V.dtype))
         n = self.other.shape[0]
         eye, count = torch.eye(n, dtype=self.V.dtype, device=R.device), max(1, _CHUNK // n**2)
         rows = []
         for a, part in zip(self.values.split(count), right.split(count), strict=True):
             a = a[:, None, None]
             system = eye - a * self.other if self.form == "stein" else a * eye - self.other
-            rows.append(torch.linalg.solve(system.mT, part))
+            rows.append(solved(system.mT, part))
         M = self.V @ torch.cat(rows)
         M = M.mT if self.flipped else M
         return M if R.is_complex() else M.real

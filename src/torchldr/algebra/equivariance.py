@@ -63,7 +63,7 @@ def equivariance_error(
     right = B.rmatmul(left) if form == "stein" else B.rmatmul(W)
     left = W if form == "stein" else left
     norm = torch.linalg.matrix_norm
-    size = torch.sqrt(norm(left).square() + norm(right).square())
+    size = torch.linalg.vector_norm(torch.stack((norm(left), norm(right))))  # has a derivative at 0
     return norm(left - right) / torch.where(size > 0, size, 1)  # 0 is equivariant to everything
 
 

@@ -40,7 +40,7 @@ def like(M: Member, **tensors: Tensor) -> Member:
 
 def member(cls: type[Member], M: LinearMap, generators: Generators, **fields: Any) -> Member:
     """The matrix of a class with these generators, in the shape and dtype of M."""
-    G, H = (t.to(M.dtype) for t in _at_least_one(*generators))
+    G, H = (t.to(M.dtype) for t in at_least_one(*generators))
     return cls(M.out_features, M.in_features, G=G, H=H, **fields)
 
 
@@ -86,7 +86,7 @@ def _fewer(M: StructuredMatrix, tol: float | None, structure: str | None) -> Str
     """The class keeps its operators: G^T H itself is reduced."""
     if structure not in (None, M.name):
         return None
-    G, H = _at_least_one(*reduce(M.G, M.H, tol))
+    G, H = at_least_one(*reduce(M.G, M.H, tol))
     return like(M, G=G.to(M.dtype), H=H.to(M.dtype))
 
 
@@ -211,7 +211,7 @@ def krylov_generators(G: Tensor, H: Tensor, left: Operator, right: Operator) -> 
     return G, geometric(length) / (1 - w)
 
 
-def _at_least_one(G: Tensor, H: Tensor) -> Generators:
+def at_least_one(G: Tensor, H: Tensor) -> Generators:
     """A class holds one pair of generators even where none is needed."""
     return (G, H) if G.shape[0] else (G.new_zeros(1, G.shape[1]), H.new_zeros(1, H.shape[1]))
 

@@ -155,3 +155,19 @@ def reduce(G: Tensor, H: Tensor, tol: float | None = None) -> Generators:
     core = U.mH @ RV.mT  # diag(s), with the right derivative
     # root core^-1 UR; core is diagonal in value, so this is a division that cannot fail.
     return RV / root.unsqueeze(-1), root.unsqueeze(-1) * torch.linalg.solve(core, UR)
+
+
+def factored(R: Tensor, tol: float | None = None, size: Tensor | None = None) -> Generators:
+    """G (r, m) and H (r, n) with the fewest rows such that G^T H is a dense R to within a tolerance.
+
+    Singular values count where they exceed `tol` times `size`, by default the largest of them. The rows of G
+    and of H are orthogonal. Differentiable as `reduce` is.
+    """
+    tol = default_tolerance(R.dtype, *R.shape) if tol is None else tol
+    R = R.to(torch.promote_types(R.dtype, torch.float32))
+    with torch.no_grad():
+        u, s, vh = torch.linalg.svd(R, full_matrices=False)
+        kept = int((s > tol * (s[:1] if size is None else size)).sum())
+        U, V, root = u[:, :kept], vh[:kept].mH, s[:kept].sqrt().unsqueeze(-1)
+    RV, UR = R @ V, U.mH @ R
+    return RV.mT / root, root * torch.linalg.solve(U.mH @ RV, UR)

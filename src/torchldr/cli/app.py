@@ -25,7 +25,7 @@ from typer.core import TyperGroup
 
 from ..version import __version__
 from . import bench, compress, export, plugins
-from .options import LOOK, AsJson, command
+from .options import LOOK, AsJson, command, wrong_use
 from .printing import say, show, steps
 
 
@@ -104,7 +104,9 @@ def info_command(
     from ..info import info, routes
 
     if structure is not None:
-        show(routes(structure, n=n, batch=batch, rank=rank, training=training), as_json)
+        with wrong_use("--structure"):
+            found = routes(structure, n=n, batch=batch, rank=rank, training=training)
+        show(found, as_json)
         return
     facts = info()
     show(facts if as_json else list(_lines(facts)), as_json)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .options import LOOK, AsJson, command
+from .options import LOOK, AsJson, command, wrong_use
 from .printing import say, show, steps
 
 if TYPE_CHECKING:
@@ -146,10 +146,8 @@ def _check(structures: list[str] | None, what: str, device: str, plan: str, plot
             raise typer.BadParameter(f"--{name} must be one of {', '.join(known)}, got {value!r}.")
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device cuda: torch finds no CUDA device here.")
-    try:
+    with wrong_use("--structure"):
         for name in structures or ():
             get_structure(name)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--structure") from error
     if plot is not None and plot.suffix.lower() not in (".png", ".svg"):
         raise typer.BadParameter(f"--plot takes a name that ends in .png or .svg, got {str(plot)!r}.")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .options import MODELS, AsJson, command
+from .options import MODELS, AsJson, command, wrong_use
 from .printing import say
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def analyze_command(
     _spare(file, save_plan, "--save-plan")
     _spare(file, plot, "--plot")
     if plot is not None:
-        with _wrong_use("--plot"):
+        with wrong_use("--plot"):
             check_picture(plot)
     with _interrupts():
         found = analyze(
@@ -204,7 +204,7 @@ def _spare(file: Path, target: Path | None, option: str) -> None:
 def _budget(text: str, batch: int) -> Budget:
     from ..compress.budget import parse_budget
 
-    with _wrong_use("--budget"):
+    with wrong_use("--budget"):
         return parse_budget(text, batch)
 
 
@@ -213,7 +213,7 @@ def _check_structures(names: list[str] | None) -> list[str] | None:
     from ..matrices import get_structure
 
     parts = [part.strip() for joined in names or () for part in joined.split(",")]
-    with _wrong_use("--structures"):
+    with wrong_use("--structures"):
         for name in parts:
             get_structure(name)
     return parts or None
@@ -225,14 +225,6 @@ def _jobs(jobs: int | None) -> int:
 
 def _progress() -> bool:
     return sys.stderr.isatty()
-
-
-@contextmanager
-def _wrong_use(option: str) -> Iterator[None]:
-    try:
-        yield
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint=option) from error
 
 
 @contextmanager

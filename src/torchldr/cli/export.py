@@ -58,6 +58,8 @@ def export_command(
         raise typer.BadParameter("give the shape of an input, such as --input 1 784.", param_hint="--input")
     made = load_model(model)
     if state is not None:
+        if not state.is_file():
+            raise FileNotFoundError(f"there is no file {state}.")
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 

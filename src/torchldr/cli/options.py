@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
@@ -25,6 +26,15 @@ class Many(TyperCommand):
             for name in parameter.opts
         }
         return super().parse_args(ctx, spread(args, several))
+
+
+@contextmanager
+def wrong_use(option: str) -> Iterator[None]:
+    """A ValueError is wrong use of this option, exit code 2."""
+    try:
+        yield
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from error
 
 
 def command(app: typer.Typer, name: str, panel: str, example: str) -> Callable[[Any], Any]:

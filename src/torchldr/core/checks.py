@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import torch
 from torch import Tensor, nn
 
 
@@ -36,6 +37,13 @@ def check_flags(who: str, **flags: object) -> None:
     for name, flag in flags.items():
         if not isinstance(flag, bool):
             raise TypeError(f"{who}: {name} must be True or False, got {flag!r}.")
+
+
+def check_dtype(who: str, dtype: object) -> None:
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"{who}: dtype must be one of torch, such as torch.float32, got {dtype!r}.")
+    if not dtype.is_floating_point:
+        raise TypeError(f"{who}: dtype must be real floating point, got {dtype}.")
 
 
 def check_choices(who: str, **choices: tuple[str, Iterable[str]]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import reduce
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,6 +29,7 @@ class LinearMap:
     in_features: int
     made_of: ClassVar[tuple[str, ...]]  # attributes, tensors or maps, whose dtype and device it has
     _transpose: LinearMap | None = None  # the map that this one is the transpose of
+    __array_ufunc__ = None  # NumPy's arrays leave every operation to the map, and do not take it for a number
 
     @property
     def dtype(self) -> torch.dtype:
@@ -68,9 +70,13 @@ class LinearMap:
         if isinstance(x, LinearMap):
             check_sizes("@", self, x, self.in_features, x.out_features)
             return rules.apply("matmul", self, x)
+        if isinstance(x, np.ndarray):
+            raise TypeError(
+                f"{type(self).__name__}: expected a tensor, got an array; torch.from_numpy makes one."
+            )
         if not isinstance(x, Tensor):
             return NotImplemented
-        return self.matmul(x) if x.ndim == 1 else self.matmul(x.mT).mT
+        return self.matmul(x) if x.ndim < 2 else self.matmul(x.mT).mT
 
     def __rmatmul__(self, x: Any) -> Any:
         return self.rmatmul(x) if isinstance(x, Tensor) else NotImplemented
@@ -84,19 +90,19 @@ class LinearMap:
     def __sub__(self, other: LinearMap) -> LinearMap:
         return self + -other if isinstance(other, LinearMap) else NotImplemented
 
-    def __mul__(self, scalar: Number) -> LinearMap:
-        if not isinstance(scalar, int | float | complex) and not (
-            isinstance(scalar, Tensor) and scalar.ndim == 0
-        ):
+    def __mul__(self, scalar: Number | np.number[Any]) -> LinearMap:
+        scalar = scalar.item() if isinstance(scalar, np.number) else scalar
+        is_tensor = isinstance(scalar, Tensor) and scalar.ndim == 0
+        if not (is_tensor or isinstance(scalar, int | float | complex)):
             return NotImplemented
         return rules.apply("scale", self, scalar=scalar)
 
     __rmul__ = __mul__
 
-    def __truediv__(self, scalar: Number) -> LinearMap:
+    def __truediv__(self, scalar: Number | np.number[Any]) -> LinearMap:
         if isinstance(scalar, Tensor):  # one of fewer digits is divided by in those of the matrix
             scalar = scalar.to(torch.promote_types(scalar.dtype, self.dtype))
-        return self * (1 / scalar)
+        return self * (1 / (scalar.item() if isinstance(scalar, np.number) else scalar))
 
     def __neg__(self) -> LinearMap:
         return self * -1.0

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from . import operator, rules, stacks
+from .checks import check_dtype
 from .contract import Contract, Random, Weights
 from .dense_route import weight_by_columns
 from .linear_map import show
@@ -159,6 +160,7 @@ class StructuredMatrix(Contract):
         options = cls.check_options(options)
         shapes = cls.check_shapes(out_features, in_features, rank, options)
         dtype, device = dtype or torch.get_default_dtype(), device or torch.get_default_device()
+        check_dtype(cls.__name__, dtype)
         constants = cls.constants(
             out_features, in_features, rank or 1, dtype=dtype, device=device, generator=generator, **options
         )
@@ -210,6 +212,7 @@ class StructuredMatrix(Contract):
         Constants stay in float32 or wider: rounded to fewer digits, nodes would meet.
         """
         like = self.tensors[self.scaled[0]].to(*args, **kwargs)
+        check_dtype(type(self).__name__, like.dtype)
         wide = torch.promote_types(like.dtype, torch.float32)
         learned = self.parameter_shapes(self.out_features, self.in_features, 1, **self.options)
         tensors = {

@@ -43,9 +43,10 @@ def stack(matrices: Sequence[Member]) -> Member:
         raise TypeError(f"stack: {type(first).__name__} is not of a structured class; those have stacks.")
     own = own_names(first)
     for M in others:
-        if type(M) is not type(first) or M.options != first.options:
+        if type(M) is not type(first) or (M.shape, M.options) != (first.shape, first.options):
             raise ValueError(
-                f"stack: all matrices must be of one class with one set of options, got {first!r} and {M!r}."
+                f"stack: all matrices must be of one class and shape, with one set of options, got {first!r} "
+                f"and {M!r}."
             )
         for name, t in M.tensors.items():
             if t.shape != first.tensors[name].shape:

@@ -103,7 +103,7 @@ class DenseSolver(Solver):
 
     def __init__(self, M: LinearMap) -> None:
         n = M.in_features
-        eye = torch.eye(n, dtype=torch.float64, device=M.device)
+        eye = torch.eye(n, dtype=torch.promote_types(M.dtype, torch.float64), device=M.device)
         columns = [multiply(M, part) for part in eye.split(max(256, n // 8))]
         self.factors, self.pivots, _ = torch.linalg.lu_factor_ex(torch.cat(columns).mT)
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, is_grad_enabled, nn
 from torch.compiler import is_compiling
 
+from ..core.checks import check_dtype
 from ..core.products import is_jit_tracing
 from ..core.routes import are_transformed, is_recorded, lacks_memory
 from ..matrices import StructuredMatrix, get_structure
@@ -50,8 +51,7 @@ class StructuredParameters(nn.Module):
         shapes = self.structure.check_shapes(out_features, in_features, rank, self.options, who)
         self.rank = (rank or 1) if self.structure.ranked else None
         dtype = dtype or torch.get_default_dtype()
-        if not dtype.is_floating_point:
-            raise TypeError(f"{who}: dtype must be real floating point, got {dtype}.")
+        check_dtype(who, dtype)
         with torch.inference_mode(False):  # or edits would not be counted
             for name, shape in shapes.items():
                 empty = torch.empty(*self.leading, *shape, device=device, dtype=dtype)

@@ -138,6 +138,8 @@ def check_values(M: StructuredMatrix, batch: Sequence[int] = (3,), seed: int = 0
                 )
             error = (y.double() - x.double() @ matrix).abs()
             _bounded(error, x.double().abs() @ bound, M.dtype, n, f"{M!r}.{how}")
+            if y.numel() and y.untyped_storage().data_ptr() == given.untyped_storage().data_ptr():
+                raise AssertionError(f"{M!r}.{how}: the result lies in the memory of the input.")
 
 
 def _products(M: StructuredMatrix, batch: int) -> Iterator[tuple[str, Callable[[Tensor], Tensor], bool]]:
@@ -243,6 +245,21 @@ def dot_test(M: StructuredMatrix, seed: int = 0) -> None:
     _bounded((left - right).abs(), 2 * size, M.dtype, max(M.shape), f"dot test of {M!r}")
 
 
+def check_algebra(M: StructuredMatrix) -> None:
+    """M^T, 2 M and M + M, by whatever rules the class has: 2 M asks that M is linear in each of `scaled`."""
+    M = M.double()
+    W, size = M.to_dense(), M.magnitude()
+    doubled = [(f"2 M by {name}", _times_two(M, name), 2 * W, 2 * size) for name in M.scaled]
+    for what, N, want, bound in (
+        ("M.T", M.T, W.mT, size.mT), ("M + M", M + M, 2 * W, 2 * size), *doubled,
+    ):  # fmt: skip
+        _bounded((N.to_dense() - want).abs(), bound, M.dtype, max(M.shape), f"{what} of {M!r}")
+
+
+def _times_two(M: StructuredMatrix, name: str) -> StructuredMatrix:
+    return M.with_tensors({**M.tensors, name: 2 * M.tensors[name]})
+
+
 def check_displacement(M: StructuredMatrix) -> None:
     """The Stein form: M - A M C^T = G^T H - A^k (G^T H) (C^k)^T, where the class has operators."""
     D = M.double()
@@ -263,18 +280,19 @@ def check_displacement(M: StructuredMatrix) -> None:
 
 
 def check_low_precision(M: StructuredMatrix, dtype: torch.dtype, seed: int = 0) -> None:
-    """In bfloat16 or half: at most twice as wrong as the dense product in that dtype."""
+    """In bfloat16 or half: at most twice as wrong as the dense product in that dtype, transposed too."""
     M = M.to(dtype)
     g = torch.Generator().manual_seed(seed)
-    x = torch.randn(16, M.in_features, dtype=torch.float64, generator=g).to(M.device, dtype)
     W = M.double().to_dense()
-    exact = x.double() @ W.mT
-    dense = (torch.nn.functional.linear(x, W.to(dtype)).double() - exact).abs().max()
-    ours = (M.matmul(x).double() - exact).abs().max()
-    if not ours <= 2 * dense + torch.finfo(dtype).tiny:
-        raise AssertionError(
-            f"{M!r}: in {dtype} {float(ours / dense):.3g} times as wrong as the dense product."
-        )
+    for what, product, matrix in (("matmul", M.matmul, W), ("rmatmul", M.rmatmul, W.mT)):
+        x = torch.randn(16, matrix.shape[1], dtype=torch.float64, generator=g).to(M.device, dtype)
+        exact = x.double() @ matrix.mT
+        dense = (torch.nn.functional.linear(x, matrix.to(dtype)).double() - exact).abs().max()
+        ours = (product(x).double() - exact).abs().max()
+        if not ours <= 2 * dense + torch.finfo(dtype).tiny:
+            raise AssertionError(
+                f"{M!r}.{what}: in {dtype} {float(ours / dense):.3g} times as wrong as the dense product."
+            )
 
 
 def check_layer(layer: StructuredLinear, seed: int = 0) -> None:

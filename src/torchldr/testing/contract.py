@@ -17,6 +17,7 @@ from .checks import (
     BATCHES,
     SHAPES,
     cases,
+    check_algebra,
     check_displacement,
     check_gradients,
     check_layer,
@@ -75,22 +76,27 @@ def _leading_axes(cls: Class, shapes: Shapes, **options: Any) -> None:
     """Several matrices as one: every route of a stack, values and gradients, against the matrices alone."""
     for m, n in shapes:
         rank = min(2, m, n) if cls.ranked else None
-        alone = [member(cls, m, n, rank, seed=seed, **options) for seed in range(3)]
-        M, W = stack(alone), torch.stack([one.to_dense() for one in alone])
-        if not (torch.equal(M.to_dense(), W) and torch.equal(M[1].to_dense(), W[1])):
+        alone = [[member(cls, m, n, rank, seed=3 * i + j, **options) for j in range(3)] for i in range(2)]
+        M = stack([stack(row) for row in alone])
+        each = torch.stack([torch.stack([one.to_dense() for one in row]) for row in alone])
+        if not (torch.equal(M.to_dense(), each) and torch.equal(M[1, 1].to_dense(), each[1, 1])):
             raise AssertionError(f"{M!r}: the matrices of a stack are not those that it was made of.")
-        x = torch.randn(3, 4, n, dtype=torch.float64)
-        bound = tolerance(torch.float64, max(m, n)) * (x.abs() @ M.magnitude().mT).amax((-2, -1), True)
-        for row in M.routes(4, needs_grad=True):
-            if row.why_not is None:
-                got = M.matmul(x, route=row.route)
-                if got.shape != (3, 4, m) or not ((got - x @ W.mT).abs() <= bound).all():
-                    raise AssertionError(f"{M!r}.matmul by {row.route}: not the products of its matrices.")
-                _check_stack_gradients(M, alone, x, row.route)
+        for what, W, size in (("matmul", each.mT, M.magnitude().mT), ("rmatmul", each, M.magnitude())):
+            x = torch.randn(2, 3, 4, W.shape[-2], dtype=torch.float64)
+            bound = tolerance(torch.float64, max(m, n)) * (x.abs() @ size).amax((-2, -1), True)
+            for row in M.routes(4, needs_grad=True, transposed=what == "rmatmul"):
+                if row.why_not is None:
+                    got = getattr(M, what)(x, route=row.route)
+                    if got.shape != (x @ W).shape or not ((got - x @ W).abs() <= bound).all():
+                        raise AssertionError(
+                            f"{M!r}.{what} by {row.route}: not the products of its matrices."
+                        )
+                    if what == "matmul":
+                        _check_stack_gradients(M, alone, x, row.route)
 
 
 def _check_stack_gradients(
-    M: StructuredMatrix, alone: Sequence[StructuredMatrix], x: Tensor, route: str
+    M: StructuredMatrix, alone: Sequence[Sequence[StructuredMatrix]], x: Tensor, route: str
 ) -> None:
     names = M.parameter_shapes(M.out_features, M.in_features, M.rank or 1, **M.options)
 
@@ -101,10 +107,10 @@ def _check_stack_gradients(
         return list(found)
 
     together = gradients(M, x, route=route)
-    for i, one in enumerate(alone):
-        for name, ours, theirs in zip(names, together, gradients(one, x[i]), strict=True):
+    for i, j in product(range(len(alone)), range(len(alone[0]))):
+        for name, ours, theirs in zip(names, together, gradients(alone[i][j], x[i, j]), strict=True):
             scale = theirs.abs().max().item() if theirs.numel() else 1.0
-            if not torch.allclose(ours[i], theirs, rtol=1e-7, atol=1e-9 * max(scale, 1.0)):
+            if not torch.allclose(ours[i, j], theirs, rtol=1e-7, atol=1e-9 * max(scale, 1.0)):
                 raise AssertionError(f"{M!r}.matmul by {route}: another gradient of {name}.")
 
 
@@ -116,6 +122,7 @@ EAGER: Mapping[str, Callable[..., None]] = {
     "values": _values,
     "transpose": _each(dot_test),
     "gradients": _each(check_gradients),
+    "algebra": _each(check_algebra),
     "displacement": _each(check_displacement),
     "dtypes": _dtypes,
     "state_dict": _state_dict,
@@ -136,7 +143,7 @@ TRANSFORMATIONS: Mapping[str, Callable[..., None]] = {
 
 
 def check_structure(cls: Class, shapes: Shapes = SHAPES, **options: Any) -> None:
-    """Hold a class to the contract in one call: values, transpose, gradients, displacement, dtypes, layer.
+    """Hold a class to the contract in one call: values, transpose, gradients, algebra, dtypes, layer.
 
     Args:
         cls: the structured class.

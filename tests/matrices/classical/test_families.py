@@ -279,6 +279,17 @@ def test_products_and_representations_are_differentiable():
     assert torch.autograd.gradcheck(lambda s, t, x: Cauchy(s, t).matmul(x), (c, t, x))
 
 
+@pytest.mark.parametrize("structure", ["toeplitz_like", "hankel_like", "ldr_td"])
+def test_representations_are_differentiable_where_singular_values_are_the_same(structure: str):
+    column = torch.randn(1, 2, 4, dtype=torch.float64, requires_grad=True)
+    M = BlockCirculant.from_columns(column)
+    weights = torch.randn(4, 8, dtype=torch.float64)
+    found, want = (
+        torch.autograd.grad((N.to_dense() * weights).sum(), column)[0] for N in (convert(M, structure), M)
+    )
+    torch.testing.assert_close(found, want)
+
+
 @settings(max_examples=15, deadline=None)
 @given(m=sizes, n=sizes, seed=seeds)
 def test_results_stay_in_the_family(m: int, n: int, seed: int):
@@ -320,6 +331,12 @@ def test_narrow_dtypes_are_promoted():
     torch.testing.assert_close(M.matmul(x), M.to_dense() @ x, rtol=0.03, atol=0.1)
 
 
+def test_a_cauchy_matrix_takes_complex_vectors_of_more_digits():
+    M = Cauchy(torch.arange(3.0), torch.arange(4.0) + 0.5)
+    x = torch.randn(2, 4, dtype=torch.complex128)
+    torch.testing.assert_close(M.matmul(x), x @ M.to_dense().to(x.dtype).mT, rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
@@ -327,6 +344,7 @@ def test_narrow_dtypes_are_promoted():
         (lambda: Toeplitz(torch.ones(2, dtype=torch.int64)), TypeError, "floating point or complex"),
         (lambda: Hankel(torch.ones(2), [1.0]), TypeError, "Hankel: last_row must be a tensor"),
         (lambda: Vandermonde(torch.ones(2), 0), ValueError, "columns must be at least 1"),
+        (lambda: Vandermonde(torch.ones(2), 2.5), TypeError, "columns must be an int"),
         (lambda: Cauchy(torch.arange(3.0), torch.arange(2.0, 4.0)), ValueError, r"s\[2\] = t\[0\] = 2"),
         (lambda: Cauchy(torch.ones(2) * 1j, torch.ones(2)), TypeError, "must be real"),
         (lambda: Toeplitz(torch.ones(3)).matmul(torch.ones(4)), ValueError, "in_features=3"),

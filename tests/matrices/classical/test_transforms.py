@@ -167,6 +167,12 @@ def test_products_are_differentiable():
     ("make", "error", "message"),
     [
         (lambda: DFT(0), ValueError, "DFT: n must be"),
+        *(
+            (lambda cls=cls: cls(0), ValueError, "n must be at least 1")
+            for cls in (DFT, DCT2, Chebyshev, Legendre)
+        ),
+        (lambda: DCT2(2.5), TypeError, "DCT2: n must be an int"),
+        (lambda: DFT(4, dtype="complex64"), TypeError, "dtype must be complex, got 'complex64'"),
         (lambda: DFT(4, dtype=torch.float64), TypeError, "dtype must be complex"),
         (
             lambda: OrthogonalPolynomials(torch.ones(3), torch.ones(2), torch.ones(3), torch.ones(5)),

@@ -32,7 +32,7 @@ from torch import Tensor
 from torch.nn.functional import conv1d, conv2d, conv_transpose1d, conv_transpose2d, pad
 
 from ...algebra.known import Operators
-from ...core.checks import check_choices, checked_vector
+from ...core.checks import check_choices, check_int, checked_vector
 from ...functional.fft import fast_length
 from ...operators import BlockDiagonal, Operator, Shift
 from .base import ClassicalMatrix
@@ -58,8 +58,7 @@ def convolution1d(taps: Tensor, n: int, mode: str = "full") -> Toeplitz:
     """
     taps = checked_vector(taps, "convolution1d", "taps")
     check_choices("convolution1d", mode=(mode, MODES))
-    if n < 1:
-        raise ValueError(f"convolution1d: n must be at least 1, got {n}.")
+    check_int("convolution1d", "n", n)
     f = taps.shape[0]
     size = {"full": n + f - 1, "same": max(n, f), "valid": max(n, f) - min(n, f) + 1}[mode]
     start = {"full": 0, "same": (min(n, f) - 1) // 2, "valid": min(n, f) - 1}[mode]

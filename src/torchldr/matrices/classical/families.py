@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ...algebra.known import Operators
 from ...core import costs
-from ...core.checks import checked_vector
+from ...core.checks import check_int, checked_vector
 from ...core.routes import Call, is_traced
 from ...functional import circulant_blocks
 from ...functional.cauchy import cauchy_matmul, cauchy_reference
@@ -157,8 +157,7 @@ class Vandermonde(ClassicalMatrix):
         self.nodes = checked_vector(nodes, "Vandermonde", "nodes")
         self.out_features = nodes.shape[0]
         self.in_features = self.out_features if columns is None else columns
-        if self.in_features < 1:
-            raise ValueError(f"Vandermonde: columns must be at least 1, got {columns}.")
+        check_int("Vandermonde", "columns", self.in_features)
 
     def to_dense(self) -> Tensor:
         return vandermonde_reference(self.nodes, self.in_features)
@@ -221,7 +220,7 @@ class Cauchy(ClassicalMatrix):
 
     def _product(self, s: Tensor, t: Tensor, x: Tensor) -> Tensor:
         if x.is_complex():
-            return torch.complex(cauchy_matmul(s, t, x.real), cauchy_matmul(s, t, x.imag))
+            return torch.complex(self._product(s, t, x.real), self._product(s, t, x.imag))
         return cauchy_matmul(s.to(x.dtype), t.to(x.dtype), x)
 
 

@@ -32,25 +32,29 @@ scales_rows(LowRank, "G")
 scales_columns(LowRank, "H")
 
 
+def _stays(M: LowRank, other: LinearMap, m: int, n: int) -> bool:
+    """Whether an m x n product with another map has the rank and the dtype of M; operators take any dtype."""
+    like = isinstance(other, Operator) or other.dtype == M.dtype
+    return like and not other.dtype.is_complex and M.G.shape[0] <= min(m, n)
+
+
 @rule("matmul", LowRank, LinearMap)
 def _by_left(M: LowRank, N: LinearMap) -> LowRank | None:
-    if N.dtype.is_complex or M.G.shape[0] > min(M.out_features, N.in_features):
-        return None
-    return LowRank.unchecked(M.out_features, N.in_features, {"G": M.G, "H": rmultiply(N, M.H)}, M.options)
+    m, n = M.out_features, N.in_features
+    H = rmultiply(N, M.H).to(M.dtype) if _stays(M, N, m, n) else None
+    return None if H is None else LowRank.unchecked(m, n, {"G": M.G, "H": H}, M.options)
 
 
 @rule("matmul", LinearMap, LowRank)
 def _by_right(M: LinearMap, N: LowRank) -> LowRank | None:
-    if M.dtype.is_complex or N.G.shape[0] > min(M.out_features, N.in_features):
-        return None
-    return LowRank.unchecked(M.out_features, N.in_features, {"G": multiply(M, N.G), "H": N.H}, N.options)
+    m, n = M.out_features, N.in_features
+    G = multiply(M, N.G).to(N.dtype) if _stays(N, M, m, n) else None
+    return None if G is None else LowRank.unchecked(m, n, {"G": G, "H": N.H}, N.options)
 
 
 @rule("matmul", LowRank, LowRank)
 def _(M: LowRank, N: LowRank) -> LowRank | None:
     """The smaller rank stays."""
-    if M.dtype != N.dtype:
-        return None
     return _by_left(M, N) if M.G.shape[0] <= N.G.shape[0] else _by_right(M, N)
 
 

@@ -7,8 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...algebra.members import krylov_displacement, krylov_generators, linear_in_generators, member, shift
-from ...algebra.structure import DisplacementStructure
+from ...algebra.members import (
+    at_least_one,
+    krylov_displacement,
+    krylov_generators,
+    linear_in_generators,
+    member,
+    shift,
+)
+from ...algebra.structure import DisplacementStructure, factored
 from ...core.linear_map import LinearMap
 from ...core.rules import rule
 from ...functional.exported.grown import of_sides
@@ -84,12 +91,8 @@ def _of_dense(W: Tensor, tol: float | None) -> ToeplitzLike:
     """By the SVD of the displacement."""
     if W.ndim != 2 or not W.is_floating_point():
         raise TypeError(f"convert: the matrix must be real, (m, n), got {W.dtype}, {tuple(W.shape)}.")
-    m, n = W.shape
-    U, s, V = torch.linalg.svd(shift_displacement(W), full_matrices=False)
-    least = (max(m, n) * torch.finfo(W.dtype).eps if tol is None else tol) * s[0]
-    r = max(1, int((s > least).sum()))
-    root = s[:r].sqrt().unsqueeze(-1)
-    return of_displacement(root * U[:, :r].mT, root * V[:r])
+    G, H = at_least_one(*factored(shift_displacement(W), tol))
+    return of_displacement(G.to(W.dtype), H.to(W.dtype))
 
 
 rule("to_toeplitz_like", LinearMap)(lambda M, tol: _of_dense(M.to_dense(), tol))

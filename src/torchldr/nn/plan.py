@@ -102,11 +102,12 @@ class Plan:
 
     def weight(self) -> Tensor:
         """The dense matrix, which is kept like any other product."""
-        if self._weight is None:
+        if (weight := self._weight) is None:
             product = self._product(choose(self.matrix, Call(device=self.kind, kept=True), dense=True))
             assert isinstance(product, DenseProduct)
-            self._weight = product.weight
-        return self._weight
+            weight = product.weight
+            self._weight = None if are_transformed() else weight  # what is made there cannot be kept
+        return weight
 
     def takes_dense(self, batch: int, gain: float) -> bool:
         """Whether so many vectors are multiplied by it, or would be for `gain` seconds more."""

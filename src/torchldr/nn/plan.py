@@ -112,10 +112,13 @@ class Plan:
     def takes_dense(self, batch: int, gain: float) -> bool:
         """Whether so many vectors are multiplied by it, or would be for `gain` seconds more."""
         asked = batch, gain, is_captured(self.kind)
-        if asked not in self._by_dense:
+        found = self._by_dense.get(asked)
+        if found is None:
+            if len(self._by_dense) >= _SHAPES:
+                self._by_dense.clear()
             call = Call(batch, self.kind, self.dtype, kept=True, captured=asked[2])
-            self._by_dense[asked] = takes_dense(self.matrix, call, gain=gain)
-        return self._by_dense[asked]
+            found = self._by_dense[asked] = takes_dense(self.matrix, call, gain=gain)
+        return found
 
     def _product(self, route: Route) -> Any:
         if route.name not in self._products:

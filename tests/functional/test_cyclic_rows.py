@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchldr import BlockCirculant, Circulant, StructuredLinear
 from torchldr.functional import cyclic_rows
@@ -75,8 +78,37 @@ def test_parts_are_as_long_as_the_blocks_allow(monkeypatch: pytest.MonkeyPatch) 
     """However few entries a row has: its transform has those of its blocks."""
     monkeypatch.setattr(cyclic_rows, "ENTRIES", 64)
     for columns, step in ((some(32), 2), (some(4, 1, 8), 2), (some(1, 2, 8), 4)):
-        parts = [len(part) for (part,) in cyclic_rows._parts(columns, some(5, 3))]
-        assert parts == [step] * (5 // step) + [5 % step]
+        rows, run = some(5, 3), Mock(side_effect=lambda rows: rows)
+        assert torch.equal(cyclic_rows._by_parts(run, columns, 3, rows.dtype, rows), rows)
+        assert [len(call.args[0]) for call in run.call_args_list] == [step] * (5 // step) + [5 % step]
+
+
+class Held(TorchDispatchMode):
+    """The most bytes that tensors which are made in here, or of which parts are, hold together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.most, self._made = 0, dict[int, tuple[StorageWeakRef, int]]()
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+        made = function(*arguments, **(options or {}))
+        if isinstance(made, Tensor):
+            storage = made.untyped_storage()
+            self._made[storage.data_ptr()] = StorageWeakRef(storage), storage.nbytes()
+        self._made = {place: held for place, held in self._made.items() if not held[0].expired()}
+        self.most = max(self.most, sum(size for _, size in self._made.values()))
+        return made
+
+
+@pytest.mark.parametrize("shape", [(64,), (4, 4, 16)])
+def test_a_part_is_let_go_before_the_next(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside x and both gradients: spectra of dy, and two more tensors of their size."""
+    monkeypatch.setattr(cyclic_rows, "ENTRIES", 1 << 12)
+    columns, x = torch.randn(shape, requires_grad=True), torch.randn(1024, 64, requires_grad=True)
+    y = cyclic_rows.product(columns, x, 64, torch.float32)
+    with Held() as held:
+        torch.autograd.grad(y, (columns, x), y.detach())
+    assert held.most < 3 * x.nbytes + 3.6 * 4 * cyclic_rows.ENTRIES
 
 
 def test_what_is_kept_is_the_input() -> None:

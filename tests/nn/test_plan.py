@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import torchldr
-from torchldr import StructuredLinear
+from torchldr import StructuredChannels, StructuredLinear
 from torchldr.nn.snapshot import Snapshot
 
 
@@ -338,6 +338,11 @@ def test_the_number_of_input_shapes_does_not_grow_the_plan():
             layer(torch.randn(batch, 12))
             layer(torch.randn(1, batch, 12))
     assert len(layer._plan._routes) <= 8
+    channels = StructuredChannels(2, 2, 6).eval()
+    with torch.no_grad():
+        for batch in range(1, 100):
+            channels(torch.randn(batch, 2, 6))
+    assert 0 < len(channels.grid._plan._by_dense) <= 64
 
 
 def test_routes_say_why_no_plan_is_kept():

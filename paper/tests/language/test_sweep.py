@@ -158,7 +158,9 @@ def test_one_that_is_trained_by_itself_is_the_same(folder: Path, tmp_path: Path)
 
 def test_one_that_fails_is_listed(folder: Path, tmp_path: Path) -> None:
     wrong = Run("wikitext2", "lstm", "circulant", protocol=SMALL)
-    report = sweep_language([wrong], Ledger(tmp_path, published=False), CPU, folder)
+    other = runs(dataclasses.replace(SMALL, epochs=1))[0]
+    report = sweep_language([wrong, other], Ledger(tmp_path, published=False), CPU, folder)
+    assert report.finished == [other]
     assert "unknown structure 'circulant'" in report.failed[wrong.label]
     assert not (tmp_path / ".checkpoints").exists()
 

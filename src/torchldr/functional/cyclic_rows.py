@@ -9,7 +9,7 @@ Here x alone is kept, as it came, and a step takes five real FFTs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -77,26 +77,17 @@ def _back(spectra: Tensor, size: int, count: int) -> Tensor:
     return y if y.shape[-1] == count else y[:, :count]
 
 
-def _parts(columns: Tensor, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """The tensors, some rows at a time."""
-    b, width = tensors[0].shape[0], max(columns.shape[:-1], default=1) * columns.shape[-1]
+def _by_parts(
+    run: Callable[..., Tensor], columns: Tensor, count: int, dtype: torch.dtype, *rows: Tensor
+) -> Tensor:
+    """What `run` gives for some rows of the tensors at a time, one below the other, (b, count)."""
+    b, width = rows[0].shape[0], max(columns.shape[:-1], default=1) * columns.shape[-1]
     step = max(1, ENTRIES // width)
-    if 0 < b <= step:
-        yield tensors  # as they are: a view takes as long to make as a kernel to start
-    else:
-        for first in range(0, b, step):
-            yield tuple(t[first : first + step] for t in tensors)
-
-
-def _joined(parts: Iterator[Tensor], rows: Tensor, count: int, dtype: torch.dtype) -> Tensor:
-    """The parts, one below the other, for as many rows as these; in a dtype."""
-    part, b = next(parts, None), rows.shape[0]
-    if part is not None and part.shape[0] == b:
-        return converted(leading(part, count), dtype)
-    y, first = rows.new_empty(b, count, dtype=dtype), 0
-    while part is not None:
-        y[first : first + len(part)] = part
-        first, part = first + len(part), next(parts, None)
+    if 0 < b <= step:  # as they are: a view takes as long to make as a kernel to start
+        return leading(converted(run(*rows), dtype), count)
+    y = rows[0].new_empty(b, count, dtype=dtype)
+    for first in range(0, b, step):
+        y[first : first + step] = run(*(t[first : first + step] for t in rows))
     return y
 
 
@@ -104,8 +95,8 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(columns: Tensor, x: Tensor, m: int, dtype: torch.dtype) -> Tensor:
         size, S = columns.shape[-1], _spectra(columns)
-        parts = (_back(_between(_transformed(some, S, size), S), size, m) for (some,) in _parts(columns, x))
-        return _joined(parts, x, m, dtype)
+        run = lambda some: _back(_between(_transformed(some, S, size), S), size, m)
+        return _by_parts(run, columns, m, dtype, x)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -126,29 +117,27 @@ class _Product(torch.autograd.Function):
 def _gradients(
     columns: Tensor, x: Tensor, dy: Tensor, of_columns: bool, of_x: bool
 ) -> tuple[Tensor | None, Tensor | None]:
-    size, n, S = columns.shape[-1], x.shape[-1], torch.conj_physical(_spectra(columns))
+    size, n, S = columns.shape[-1], x.shape[-1] if of_x else 0, torch.conj_physical(_spectra(columns))
     one, dS = S.ndim == 1, None
 
-    def spectra() -> Iterator[Tensor]:
-        """Those of dy, by parts, each after its share in the gradient of the columns."""
+    def run(some: Tensor, given: Tensor) -> Tensor:
+        """The gradient of some rows, which have their share in that of the columns."""
         nonlocal dS
-        for some, given in _parts(columns, dy, x):
-            U = _transformed(some, S, size)
-            if of_columns:
-                X = _transformed(given, S, size).conj_physical_()
-                found = (X * U).sum(0) if one else torch.bmm(X.permute(2, 1, 0), U.permute(2, 0, 1))
-                dS = found if dS is None else dS + found
-            yield U
+        U = _transformed(given, S, size)
+        if of_columns:
+            found = _correlated(some, U, S, size)
+            dS = found if dS is None else dS + found
+        return _back(_between(U, S if one else S.mT), size, n) if of_x else some[:, :0]
 
-    dx = None
-    if of_x:
-        back = S if one else S.mT
-        dx = _joined((_back(_between(U, back), size, n) for U in spectra()), x, n, x.dtype)
+    dx = _by_parts(run, columns, n, x.dtype, x, dy)
+    if dS is None:  # no rows, or not wanted
+        dcolumns = torch.zeros_like(columns) if of_columns else None
     else:
-        for _ in spectra():
-            pass
-    if not of_columns:
-        return None, dx
-    if dS is None:  # no rows
-        return torch.zeros_like(columns), dx
-    return converted(irfft(dS if one else dS.permute(2, 1, 0), size), columns.dtype), dx
+        dcolumns = converted(irfft(dS if one else dS.permute(2, 1, 0), size), columns.dtype)
+    return dcolumns, dx if of_x else None
+
+
+def _correlated(x: Tensor, U: Tensor, S: Tensor, size: int) -> Tensor:
+    """conj(X) U summed over rows, X the spectra of x, which are let go here."""
+    X = _transformed(x, S, size).conj_physical_()
+    return (X * U).sum(0) if S.ndim == 1 else torch.bmm(X.permute(2, 1, 0), U.permute(2, 0, 1))

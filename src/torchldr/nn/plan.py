@@ -17,7 +17,6 @@ from ..core.routes import (
     are_transformed,
     choose,
     costs_of,
-    is_captured,
     lacks_memory,
     takes_dense,
     why_not,
@@ -65,7 +64,7 @@ class Plan:
         self._routes: dict[Call, Route] = {}
         self._products: dict[str, Any] = {}
         self._weight: Tensor | None = None
-        self._by_dense: dict[tuple[int, float, bool], bool] = {}
+        self._by_dense: dict[tuple[int, float], bool] = {}
         self._taken: dict[tuple[Any, ...], Callable[[Tensor, Tensor | None], Tensor]] = {}
 
     def computed(self, call: Call) -> Call:
@@ -102,19 +101,23 @@ class Plan:
 
     def weight(self) -> Tensor:
         """The dense matrix, which is kept like any other product."""
-        if self._weight is None:
+        if (weight := self._weight) is None:
             product = self._product(choose(self.matrix, Call(device=self.kind, kept=True), dense=True))
             assert isinstance(product, DenseProduct)
-            self._weight = product.weight
-        return self._weight
+            weight = product.weight
+            self._weight = None if are_transformed() else weight  # what is made there cannot be kept
+        return weight
 
     def takes_dense(self, batch: int, gain: float) -> bool:
         """Whether so many vectors are multiplied by it, or would be for `gain` seconds more."""
-        asked = batch, gain, is_captured(self.kind)
-        if asked not in self._by_dense:
-            call = Call(batch, self.kind, self.dtype, kept=True, captured=asked[2])
-            self._by_dense[asked] = takes_dense(self.matrix, call, gain=gain)
-        return self._by_dense[asked]
+        asked = batch, gain
+        found = self._by_dense.get(asked)
+        if found is None:
+            if len(self._by_dense) >= _SHAPES:
+                self._by_dense.clear()
+            call = Call(batch, self.kind, self.dtype, kept=True)
+            found = self._by_dense[asked] = takes_dense(self.matrix, call, gain=gain)
+        return found
 
     def _product(self, route: Route) -> Any:
         if route.name not in self._products:

@@ -224,6 +224,18 @@ def test_what_is_kept_is_the_block_matrix_itself():
         torch.testing.assert_close(W, torch.cat([torch.cat(row, 1) for row in blocks]))
 
 
+def test_dense_matrices_made_inside_a_transformation_are_not_kept():
+    """They are tensors of the transformation, without memory once it is over."""
+    stack = MatrixStack((2,), 8, 8, structure="toeplitz_like").eval().requires_grad_(False)
+    stack.reset_parameters()
+    stack.takes_dense()  # makes the plan
+    torch.func.grad(lambda x: (stack.dense() @ x).sum())(torch.ones(8))
+    W = stack.dense()
+    assert W is stack.dense()
+    assert W.data_ptr()
+    torch.testing.assert_close(W, stack.matrix().to_dense())
+
+
 def test_inference_keeps_the_dense_matrix_until_a_parameter_changes():
     layer = StructuredChannels(2, 2, 6, structure="ldr_sd").eval()
     x = torch.randn(3, 2, 6)

@@ -232,15 +232,24 @@ class SideBySide(Backend):
             next(self._epochs)
         except StopIteration:
             self._epochs = self._train()
-        except Exception as error:
-            for future in self._futures.values():
-                future.set_exception(error)
-            self._futures.clear()
+        except OutOfTimeError as error:
+            self._fail([*self._futures], error)
             self._waiting.clear()
 
     def _train(self) -> Iterator[None]:
         while self._waiting:
-            yield from self._train_group(self._waiting.pop(next(iter(self._waiting))))
+            tasks = self._waiting.pop(next(iter(self._waiting)))
+            try:
+                yield from self._train_group(tasks)
+            except OutOfTimeError:
+                raise
+            except Exception as error:  # those of other groups can be trained
+                self._fail([task.run.hash for task in tasks], error)
+
+    def _fail(self, hashes: Iterable[str], error: Exception) -> None:
+        for key in hashes:
+            if key in self._futures:
+                self._futures.pop(key).set_exception(error)
 
     def _train_group(self, tasks: Sequence[Task]) -> Iterator[None]:
         trainings, masks = begin([task.run for task in tasks], self._library, tasks[0].results)

@@ -30,10 +30,9 @@ def _seconds(M: Any, call: Call) -> float:
     (m, n), r, b = M.shape, M.rank, call.batch
     blocks = -(-n // TILE)  # of powers, made and used one after the other
     powers = blocks * (costs.passes(call, m * TILE, 4) + costs.gemm(call, b * r, m, TILE))
-    cut = costs.started(
-        call, 6 if call.needs_grad and call.device == "cuda" else 0
-    )  # and padded, by autograd
-    return costs.backward(call, 2 * costs.ffts(call, b * r, 2 * n) + powers + cut)
+    cut = 6 if call.needs_grad and call.device == "cuda" else 0  # and padded, by autograd
+    ffts = 2 * costs.ffts(call, b * r, 2 * n)
+    return costs.backward(call, ffts + powers + costs.started(call, cut))
 
 
 def _dense_seconds(M: Any, call: Call) -> float:

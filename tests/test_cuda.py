@@ -358,7 +358,7 @@ def test_a_checkpoint_of_operators_out_of_range():
     layer.plan = "fast"
     with torch.no_grad():
         layer.subdiagonal_A[5] = 64
-    x = torch.randn(4, 16384, device="cuda", requires_grad=True)
+    x = torch.randn(512, 16384, device="cuda", requires_grad=True)
     torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False).sum().backward()
     assert torch.isfinite(layer.G.grad).all()
 
@@ -366,7 +366,7 @@ def test_a_checkpoint_of_operators_out_of_range():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_large_layers_try_pairs(dtype):
     """A step whose operators have left the range takes another route, and pairs again when they are back."""
-    n, rows = 16384, 64
+    n, rows = 16384, 512
     layer = StructuredLinear(n, n, bias=False, device="cuda", dtype=dtype)
     layer.plan = "fast"
     x = torch.randn(rows, n, device="cuda", dtype=dtype)

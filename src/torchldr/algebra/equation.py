@@ -41,8 +41,10 @@ def solve_displacement_equation(A: Operator, B: Operator, G: Tensor, H: Tensor, 
         a, b = A.d.unsqueeze(-1), B.d
         return R / (1 - a * b if form == "stein" else a - b)
     dtype = _common(A.dtype, B.dtype, R.dtype)
-    P, Q = (X.dense_in(dtype).to(R.device) for X in (A, B))
-    return _Equation.apply(P, Q, R.to(dtype), form)
+    # On a CPU: a GPU's eigenvectors need a library that torch may not have.
+    P, Q = (X.dense_in(dtype).cpu() for X in (A, B))
+    M: Tensor = _Equation.apply(P, Q, R.to("cpu", dtype), form)
+    return M.to(R.device)
 
 
 def is_nilpotent(A: Operator) -> bool:

@@ -119,8 +119,11 @@ def compiled_ffts(call: Call, count: float, length: int, operations: float) -> f
 
 def copies(call: Call, entries: float, forward: float, trained: float) -> float:
     """`passes` of a product by FFTs, whose gradient on a GPU reads and writes more than operations tell."""
-    more = trained - forward if call.needs_grad and call.device == "cuda" else 0
-    return passes(call, entries, forward) + passes(call._replace(captured=True), entries, more)
+    seconds = passes(call, entries, forward)
+    if not call.needs_grad or call.device != "cuda":
+        return seconds
+    more = trained - forward  # of which some are operations of their own
+    return seconds + passes(call._replace(captured=True), entries, more) + started(call, more / 4)
 
 
 def gemm(call: Call, rows: float, m: int, n: int) -> float:

@@ -43,7 +43,7 @@ def product(columns: Tensor, x: Tensor, m: int, dtype: torch.dtype) -> Tensor:
 
 def _plain(columns: Tensor, x: Tensor, m: int, dtype: torch.dtype) -> Tensor:
     size, S = columns.shape[-1], _spectra(columns)
-    return _back(_between(_transformed(x, S, size), S), size, m).to(dtype)
+    return _back(_between(_transformed(x, S, size), S), size)[:, :m].to(dtype)
 
 
 def _wide(t: Tensor) -> Tensor:
@@ -70,24 +70,24 @@ def _between(X: Tensor, S: Tensor) -> Tensor:
     return X * S if S.ndim == 1 else torch.bmm(X.permute(2, 0, 1), S).permute(1, 2, 0)
 
 
-def _back(spectra: Tensor, size: int, count: int) -> Tensor:
-    """The first so many entries of rows with these spectra, times the size: one pass over all rows less."""
+def _back(spectra: Tensor, size: int) -> Tensor:
+    """Rows with these spectra, times the size: one pass over all rows less."""
     y = irfft(spectra, size, norm="forward")
-    y = y if y.ndim == 2 else y.flatten(-2)
-    return y if y.shape[-1] == count else y[:, :count]
+    return y if y.ndim == 2 else y.flatten(-2)
 
 
 def _by_parts(
     run: Callable[..., Tensor], columns: Tensor, count: int, dtype: torch.dtype, *rows: Tensor
 ) -> Tensor:
-    """What `run` gives for some rows of the tensors at a time, one below the other, (b, count)."""
+    """The first entries of what `run` gives for some rows at a time, one below the other, (b, count)."""
     b, width = rows[0].shape[0], max(columns.shape[:-1], default=1) * columns.shape[-1]
     step = max(1, ENTRIES // width)
     if 0 < b <= step:  # as they are: a view takes as long to make as a kernel to start
-        return leading(converted(run(*rows), dtype), count)
+        y = run(*rows)
+        return leading(y, count) if y.dtype is dtype else y[:, :count].to(dtype)
     y = rows[0].new_empty(b, count, dtype=dtype)
     for first in range(0, b, step):
-        y[first : first + step] = run(*(t[first : first + step] for t in rows))
+        y[first : first + step] = run(*(t[first : first + step] for t in rows))[:, :count]
     return y
 
 
@@ -95,7 +95,7 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(columns: Tensor, x: Tensor, m: int, dtype: torch.dtype) -> Tensor:
         size, S = columns.shape[-1], _spectra(columns)
-        run = lambda some: _back(_between(_transformed(some, S, size), S), size, m)
+        run = lambda some: _back(_between(_transformed(some, S, size), S), size)
         return _by_parts(run, columns, m, dtype, x)
 
     @staticmethod
@@ -127,7 +127,7 @@ def _gradients(
         if of_columns:
             found = _correlated(some, U, S, size)
             dS = found if dS is None else dS + found
-        return _back(_between(U, S if one else S.mT), size, n) if of_x else some[:, :0]
+        return _back(_between(U, S if one else S.mT), size) if of_x else some[:, :0]
 
     dx = _by_parts(run, columns, n, x.dtype, x, dy)
     if dS is None:  # no rows, or not wanted

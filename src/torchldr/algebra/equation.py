@@ -132,9 +132,12 @@ def refined(A: Tensor, B: Tensor, R: Tensor, form: Form) -> Tensor:
 
     def attempt(level: float) -> tuple[float, Tensor]:
         """With an operator near A, by this much: the backward error, inf for none, and M."""
-        generator = torch.Generator().manual_seed(0)
-        noise = torch.randn(A.shape, generator=generator, dtype=torch.float64, device="cpu").to(A)
-        solver = _Diagonalised(A + level * norm(A) / A.shape[0] * noise if level else A, B, form)
+        near = A
+        if level:
+            generator = torch.Generator().manual_seed(0)
+            noise = torch.randn(A.shape, generator=generator, dtype=torch.float64, device="cpu").to(A)
+            near = A + level * norm(A) / A.shape[0] * noise
+        solver = _Diagonalised(near, B, form)
         M = solver.solve(R)
         left = residual(M)
         for _ in range(_REFINEMENTS):

@@ -77,8 +77,9 @@ class Snapshot:
         self._small = self._in_memory and all(t.nbytes <= _SMALL and t.is_contiguous() for t in tensors)
         self._steps = _steps
         self._counted = all(why_uncounted(t) is None for t in tensors)
-        self._versions = _versions(tensors) if self._counted else []
-        self._places = [*map(_place, self._names, tensors)]
+        counts = self._counted and not (self._live or self._in_memory)  # else all that counts is elsewhere
+        versions = [t._version if counts else None for t in tensors]
+        self._places = [*map(_place, self._names, tensors, versions)]
         # Bytes, which must not be read unless the tensors are known to be there.
         self._memories = [*map(_memory, tensors)] if self._small else []
         self._numbers = b"".join(map(_memory, self._copies)) if self._small else b""
@@ -91,8 +92,10 @@ class Snapshot:
         Asked at every call, so in one loop: a function more costs more than what it does.
         """
         find: Callable[[str], Any] = own.get
-        for name, t, address, dtype, shape, stride in self._places:
-            if find(name) is not t or t.data_ptr() != address or t.dtype is not dtype or t.shape != shape:
+        for name, t, version, address, dtype, shape, stride in self._places:
+            if find(name) is not t or (version is not None and t._version != version):
+                return False
+            if t.data_ptr() != address or t.dtype is not dtype or t.shape != shape:
                 return False
             if not t.is_contiguous() if stride is None else t.stride() != stride:
                 return False
@@ -100,10 +103,9 @@ class Snapshot:
             return b"".join(self._memories) == self._numbers
         if self._live:
             return True
-        tensors = [place[1] for place in self._places]
         if self._in_memory:
-            return self._are_equal(tensors)
-        return self._counted and _steps == self._steps and self._versions == _versions(tensors)
+            return self._are_equal([place[1] for place in self._places])
+        return self._counted and _steps == self._steps
 
     def matches(self, tensors: Sequence[Tensor]) -> bool:
         """Whether these tensors hold the same numbers, wherever they lie."""
@@ -122,14 +124,10 @@ class Snapshot:
         return all(map(_same_bytes if self._in_memory else _equal, tensors, self._copies))
 
 
-def _versions(tensors: Sequence[Tensor]) -> list[int]:
-    return [t._version for t in tensors]
-
-
-def _place(name: str, t: Tensor) -> tuple[Any, ...]:
-    """What tells a tensor from others."""
+def _place(name: str, t: Tensor, version: int | None) -> tuple[Any, ...]:
+    """What tells a tensor from others, and where that counts from itself before an edit."""
     stride = None if t.is_contiguous() else t.stride()  # None: that is asked in less time
-    return name, t, t.data_ptr(), t.dtype, t.shape, stride
+    return name, t, version, t.data_ptr(), t.dtype, t.shape, stride
 
 
 def _memory(t: Tensor) -> memoryview:

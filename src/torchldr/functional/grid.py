@@ -37,7 +37,8 @@ def near_root(m: int, n: int) -> int:
     """
     root = (m * n) ** 0.25
     first = int(root) if int(root) ** 4 == m * n else int(root) + 1
-    return next((b for b in range(first, int(2 * root) + 1) if m % b == n % b == 0), first)
+    common = [b for b in range(first, int(2 * root) + 1) if m % b == n % b == 0]
+    return common[0] if common else first
 
 
 def cut(x: Tensor, count: int, width: int) -> Tensor:

@@ -9,6 +9,8 @@
     what has Z-like operators  GKO, by the generators that the closure rules give
     everything                 GMRES or the dense matrix: `general`
 
+On a GPU the dense matrix comes before GKO and GMRES, whose steps are too small for it.
+
 The rules of classes, for "solvers", lie in their folders; each returns a list of `Candidate`.
 """
 
@@ -37,7 +39,8 @@ Map = Callable[[Tensor], Tensor]
 
 def candidates(M: LinearMap) -> list[Candidate]:
     """The solvers for a square map in float64 or complex128, in the order in which they are tried."""
-    return rules.apply("solvers", M)
+    found: list[Candidate] = rules.apply("solvers", M)
+    return sorted(found, key=lambda each: each.stepwise) if M.device.type == "cuda" else found
 
 
 def by_generators(M: LinearMap, rank: int, forms: list[Candidate]) -> list[Candidate]:

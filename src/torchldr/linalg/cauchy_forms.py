@@ -56,25 +56,27 @@ class CauchyForm(NamedTuple):
 
 
 class CauchySolver(Solver):
-    """Elimination on the generators of a Cauchy form; the first systems are solved on its way."""
+    """Elimination on the generators of a Cauchy form; the first systems are solved on its way.
+
+    It runs on a CPU: a GPU would take longer to start each of the n small steps than a CPU takes for it.
+    """
 
     def __init__(self, form: CauchyForm) -> None:
-        self.form = form
+        self.rows, self.columns = form.rows, form.columns
+        self.s, self.t, self.G, self.H = (v.cpu() for v in form[:4])
         self.factors: CauchyFactors | None = None
 
     def solve(self, b: Tensor, *, transposed: bool = False) -> Tensor:
-        form = self.form
         # With M = rows^-1 C columns and unitary transforms, M^T = columns^T C^T conj(rows).
-        b = form.columns.analyse(b.conj()).conj().resolve_conj() if transposed else form.rows.analyse(b)
-        x = self._among_modes(b.to(form.G.dtype), transposed)
+        b = self.columns.analyse(b.conj()).conj().resolve_conj() if transposed else self.rows.analyse(b)
+        x = self._among_modes(b.to("cpu", self.G.dtype), transposed).to(b.device)
         if transposed:
-            return form.rows.synthesise(x.conj()).conj().resolve_conj()
-        return form.columns.synthesise(x)
+            return self.rows.synthesise(x.conj()).conj().resolve_conj()
+        return self.columns.synthesise(x)
 
     def _among_modes(self, b: Tensor, transposed: bool) -> Tensor:
         if self.factors is None:
-            form = self.form
-            found = factor(form.s, form.t, form.G, form.H, b if not transposed else b[:0])
+            found = factor(self.s, self.t, self.G, self.H, b if not transposed else b[:0])
             if found is None:
                 return torch.full_like(b, math.nan)
             self.factors, x = found
@@ -84,7 +86,7 @@ class CauchySolver(Solver):
 
 
 def gko(name: str, make: Callable[[], CauchyForm]) -> Candidate:
-    return Candidate(name, lambda: CauchySolver(make()))
+    return Candidate(name, lambda: CauchySolver(make()), stepwise=True)
 
 
 def real_toeplitz_form(P: Tensor, Q: Tensor) -> CauchyForm:

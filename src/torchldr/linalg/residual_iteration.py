@@ -16,7 +16,7 @@ from ..functional import toeplitz_residuals
 from .solvers import Candidate, Solver
 
 FROM = 192  # features: below, elimination is as fast
-PLAIN_FROM = 1024  # the same for the form that is not compiled, on a CPU
+PLAIN_FROM, CUDA_FROM = 1024, 2048  # the same for the form that is not compiled, on a CPU and a GPU
 LARGEST = 1 << 17  # numbers in the right-hand sides: the iteration keeps a hundred times as many
 STEPS = 48
 PROBED = 0.05  # what is left of a random system with unit entries: enough to see its largest components
@@ -45,6 +45,6 @@ class ResidualIteration(Solver):
 def residual_iteration(column: Tensor, row: Tensor) -> list[Candidate]:
     """The iteration for a real Toeplitz matrix in float64, where it is the faster way."""
     compiled = toeplitz_residuals.LOOPS.serves(column, row, dtype=torch.float64)
-    if len(column) < (FROM if compiled or column.is_cuda else PLAIN_FROM):
+    if len(column) < (FROM if compiled else CUDA_FROM if column.is_cuda else PLAIN_FROM):
         return []
     return [Candidate("conjugate residuals", lambda: ResidualIteration(column, row), largest=LARGEST)]

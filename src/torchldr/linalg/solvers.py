@@ -62,6 +62,7 @@ class Candidate(NamedTuple):
     name: str
     make: Callable[[], Solver]  # does the work that comes before the first system
     largest: int | None = None
+    stepwise: bool = False  # in many small steps, each after the last: slow on a GPU
 
 
 class Formula(Solver):
@@ -156,7 +157,7 @@ def dense(M: LinearMap) -> Candidate:
 
 
 def iterative(M: LinearMap) -> Candidate:
-    return Candidate("gmres", lambda: IterativeSolver(M))
+    return Candidate("gmres", lambda: IterativeSolver(M), stepwise=True)
 
 
 def general(M: LinearMap) -> list[Candidate]:

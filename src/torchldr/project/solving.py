@@ -11,7 +11,7 @@ _SMALL = 320  # up to here a full SVD takes some hundredths of a second
 _EXTRA = 8
 _ROUNDS = 8
 _RIDGE = 1e-14  # relative: decides between equals where parameters have no effect
-_TINY = 1e-300
+_TINY = 1e-280  # a ridge of this is still no subnormal number, with which some libraries divide by zero
 _CLOSE = 1e-12  # a relative residual at which conjugate gradients have arrived
 _RANGE = 1e-12  # of the largest eigenvalue: inputs have no part in directions below
 

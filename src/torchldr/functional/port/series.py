@@ -61,7 +61,7 @@ class Leaves(NamedTuple):
     A: Tensor  # (J, size, size)
     E: Tensor  # e_L, e_R, (J, 2, size)
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def cut(self, x: Tensor) -> Tensor:
         """(b, n) to (J, b, size)."""
         return (x[:, self.source] * self.real).movedim(0, 1)
 
@@ -85,7 +85,11 @@ def leaf_blocks(lower: Tensor, diagonal: Tensor, upper: Tensor, layout: Layout) 
 
 def leaf_columns(blocks: Leaves, V: Tensor, N: int) -> tuple[Tensor, Tensor]:
     """Columns A^t [e_L, e_R, V], t < N, of all leaves: (J, size, 2 + r, N), N a power of two; and A^N."""
-    columns, power, size = torch.cat((blocks.E, blocks(V)), 1).mT.unsqueeze(-1), blocks.A, blocks.A.shape[-1]
+    columns, power, size = (
+        torch.cat((blocks.E, blocks.cut(V)), 1).mT.unsqueeze(-1),
+        blocks.A,
+        blocks.A.shape[-1],
+    )
     # A step's two products are one, of twice the size: small products cost by their number.
     while columns.shape[-1] < N:
         further, power = (power @ torch.cat((columns.flatten(2), power), 2)).tensor_split([-size], 2)
@@ -107,7 +111,7 @@ def leaves(
     blocks = leaf_blocks(lower, diagonal, upper, layout)
     size, q, g = blocks.A.shape[-1], 1 << N.bit_length() // 2, 1
     columns, power = leaf_columns(blocks, V, q)  # (J, size, 2 + r, q)
-    rows = torch.cat((blocks.E, blocks(U)), 1).unsqueeze(2)  # (J, 2 + b, g, size)
+    rows = torch.cat((blocks.E, blocks.cut(U)), 1).unsqueeze(2)  # (J, 2 + b, g, size)
     while g * q < N:
         further, power = (torch.cat((rows.flatten(1, 2), power), 1) @ power).tensor_split([-size], 1)
         rows, g = torch.cat((rows, further.reshape(rows.shape)), 2), 2 * g

@@ -4,7 +4,7 @@
     dx_q = sum_p columns[p, q] (*)^T dy_p,    dcolumns[p, q] = x_q (*)^T dy_p
 
 Autograd would keep what FFTs of all rows give, in float32, and go back through a real FFT by a complex one.
-Here x alone is kept, as it came, and a step takes five real FFTs.
+Here x is kept, as it came, and the spectra of the columns; a step takes five real FFTs of rows.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 from torch.fft import irfft, rfft
 from torch.nn.functional import pad
 
 from . import stencil
-from ._twin import applied, converted, plain_backward
+from ._twin import converted, plain_backward
 from .fft import leading
 
 ENTRIES = 1 << 24  # of rows that are transformed together
@@ -37,8 +38,10 @@ def product(columns: Tensor, x: Tensor, m: int, dtype: torch.dtype) -> Tensor:
     Returns:
         Shape (b, m).
     """
-    y: Tensor = applied(_Product, columns, x, m, dtype)
-    return y
+    if not torch.is_grad_enabled() or not (columns.requires_grad or x.requires_grad):
+        return _product(columns, _spectra(columns), x, m, dtype)
+    y: Tensor = super(Function, _Product).apply(columns, x, m, dtype)
+    return y  # what torch's own `apply` does besides is for transformations
 
 
 def _plain(columns: Tensor, x: Tensor, m: int, dtype: torch.dtype) -> Tensor:
@@ -91,34 +94,36 @@ def _by_parts(
     return y
 
 
-class _Product(torch.autograd.Function):
-    @staticmethod
-    def forward(columns: Tensor, x: Tensor, m: int, dtype: torch.dtype) -> Tensor:
-        size, S = columns.shape[-1], _spectra(columns)
-        run = lambda some: _back(_between(_transformed(some, S, size), S), size)
-        return _by_parts(run, columns, m, dtype, x)
+def _product(columns: Tensor, S: Tensor, x: Tensor, m: int, dtype: torch.dtype) -> Tensor:
+    size = columns.shape[-1]
+    run = lambda some: _back(_between(_transformed(some, S, size), S), size)
+    return _by_parts(run, columns, m, dtype, x)
 
+
+class _Product(Function):
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        columns, x, *ctx.others = inputs
-        ctx.save_for_backward(columns, x)
+    def forward(ctx: Any, columns: Tensor, x: Tensor, *others: Any) -> Tensor:
+        S = _spectra(columns)
+        ctx.save_for_backward(columns, x, S)
+        ctx.others = others
+        return _product(columns, S, x, *others)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        columns, x = ctx.saved_tensors
+        columns, x, S = ctx.saved_tensors
         if torch.is_grad_enabled() or not stencil.is_plain(dy):
             twin = lambda columns, x: _plain(columns, x, *ctx.others)
             return *plain_backward(twin, (columns, x), dy), None, None
-        device, (wanted, rest) = dy.device.type, ctx.needs_input_grad[:2]
+        device, wanted = dy.device.type, ctx.needs_input_grad[:2]
         with torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext():
-            return *_gradients(columns, x, dy, wanted, rest), None, None
+            return *_gradients(columns, torch.conj_physical(S), x, dy, *wanted), None, None
 
 
 def _gradients(
-    columns: Tensor, x: Tensor, dy: Tensor, of_columns: bool, of_x: bool
+    columns: Tensor, S: Tensor, x: Tensor, dy: Tensor, of_columns: bool, of_x: bool
 ) -> tuple[Tensor | None, Tensor | None]:
-    size, n, S = columns.shape[-1], x.shape[-1] if of_x else 0, torch.conj_physical(_spectra(columns))
-    one, dS = S.ndim == 1, None
+    """Of the columns and of x, given the conjugate spectra of the columns."""
+    size, n, one, dS = columns.shape[-1], x.shape[-1] if of_x else 0, S.ndim == 1, None
 
     def run(some: Tensor, given: Tensor) -> Tensor:
         """The gradient of some rows, which have their share in that of the columns."""

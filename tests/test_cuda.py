@@ -45,6 +45,25 @@ def test_an_empty_batch(cls):
 
 
 @every_class
+@pytest.mark.parametrize("route", ["dense", "mapped", "one_by_one"])
+def test_stacks_are_trained(cls, route):
+    """By sizes from which on kernels of their own serve."""
+    S = torchldr.stack([testing.member(cls, 160, 160, 2 if cls.ranked else None, seed=i) for i in range(3)])
+    x, v = torch.randn(2, 3, 5, 160, dtype=S.dtype)
+    found = []
+    for device in ("cpu", "cuda"):
+        M = S.to(device)
+        learned = [t.requires_grad_() for t in M.tensors.values() if t.is_floating_point()]
+        if device == "cuda" and route not in [row.route for row in M.routes(5) if row.why_not is None]:
+            pytest.skip(f"{route} does not serve")
+        y = M.matmul(x.to(device), route=route if device == "cuda" else "one_by_one")
+        grads = torch.autograd.grad(y, learned, v.to(device), allow_unused=True)
+        found.append([y, *(g for g in grads if g is not None)])
+    for want, got in zip(*found, strict=True):
+        assert (got.cpu() - want).norm() <= 1e-9 * want.norm()
+
+
+@every_class
 def test_layer_and_low_precision(cls):
     rank = 2 if cls.ranked else None
     testing.check_layer(StructuredLinear(70, 50, structure=cls, rank=rank).cuda().double())

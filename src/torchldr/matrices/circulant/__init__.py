@@ -115,8 +115,6 @@ _rows = kept(64)(_made_rows)
 class _Circulants(torch.autograd.Function):
     """Every row is a part of the column, reversed and twice in a row; gradients are sums along diagonals."""
 
-    generate_vmap_rule = True
-
     @staticmethod
     def forward(column: Tensor, dtype: torch.dtype) -> Tensor:
         b = column.shape[-1]
@@ -134,11 +132,13 @@ class _Circulants(torch.autograd.Function):
     def jvp(ctx: Any, tangent: Tensor, _: Any) -> Tensor:
         return circulants(tangent, ctx.dtype)
 
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int, None], column: Tensor, dtype: torch.dtype) -> tuple[Tensor, int]:
+        return circulants(column.movedim(in_dims[0], 0), dtype), 0
+
 
 class _Diagonals(torch.autograd.Function):
     """sum_j D[(k + j) mod b, j], the adjoint of `circulants`, in float32 or wider."""
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(D: Tensor) -> Tensor:
@@ -159,6 +159,10 @@ class _Diagonals(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor) -> Tensor:
         return applied(_Diagonals, tangent)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int], D: Tensor) -> tuple[Tensor, int]:
+        return applied(_Diagonals, D.movedim(in_dims[0], 0)), 0
 
 
 class Circulant(StructuredMatrix, name="circulant"):

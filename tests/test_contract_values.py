@@ -103,6 +103,7 @@ def test_low_precision(cls, dtype, shape):
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.name)
 def test_the_definition_in_low_precision(cls, dtype):
     M = cls.random(7, 5, **({"rank": 2} if cls.ranked else {}), dtype=dtype)
+    assert M.to_dense().dtype == dtype
     torch.testing.assert_close(M.to_dense().double(), M.double().to_dense(), rtol=0.02, atol=0.02)
 
 

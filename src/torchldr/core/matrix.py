@@ -230,7 +230,7 @@ class StructuredMatrix(Contract):
         """The matrix itself, from its definition, shape (..., out_features, in_features)."""
         if self.leading:
             return stacks.each(self, lambda M: M.to_dense())
-        return sum_of_products(self.factors())
+        return sum_of_products(self.factors()).to(self.dtype)  # constants of a class may be wider
 
     def magnitude(self) -> Tensor:
         """The factors' absolute values, multiplied out: what rounding errors are measured by."""

@@ -92,9 +92,9 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
 
     def _ring(self, side: str) -> Ring:
         part = self.tensors
-        corners = part[f"corners_{side}"]
-        lower = torch.cat((corners[:1], part[f"subdiagonal_{side}"]))
-        upper = torch.cat((part[f"superdiagonal_{side}"], corners[1:]))
+        top, bottom = part[f"corners_{side}"].split(1)
+        lower = torch.cat((top, part[f"subdiagonal_{side}"]))
+        upper = torch.cat((part[f"superdiagonal_{side}"], bottom))
         ring = lower, part[f"diagonal_{side}"], upper
         if not self.options["normalize"]:
             return ring
@@ -145,12 +145,9 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
         """Both operators of a square matrix with their generators, as `krylov_dense` takes them."""
         part, sides = self.tensors, []
         for side, V in (("A", self.G), ("C", self.H)):
-            outer = (
-                part[f"superdiagonal_{side}"],
-                part[f"corners_{side}"].flip(-1),
-                part[f"subdiagonal_{side}"],
-            )
-            sides += [*outer, part[f"diagonal_{side}"], V.flatten(-2)]
+            top, bottom = part[f"corners_{side}"].split(1, -1)
+            sides += [part[f"superdiagonal_{side}"], bottom, top, part[f"subdiagonal_{side}"]]
+            sides += [part[f"diagonal_{side}"], V.flatten(-2)]
         rings = torch.cat(sides, -1).unflatten(-1, (2, -1, self.in_features))
         if not self.options["normalize"]:
             return rings

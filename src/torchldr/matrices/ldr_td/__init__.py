@@ -8,18 +8,19 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from ...core import stacks
 from ...core.checks import check_choices
 from ...core.contract import Random, Weights
 from ...core.matrix import StructuredMatrix, generators_
 from ...core.products import allows_tf32
 from ...core.storage import AROUND_ONE, AROUND_ZERO, FLOAT, Storage
-from ...functional import krylov_dense, tridiagonal
+from ...functional import krylov_dense, stencil, tridiagonal
 from ...functional.reference import krylov_of_ring_reference, tridiagonal_reference
 from ...kernels import cuda
 from ...kernels.cuda.krylov import entries
 from ..ldr_sd import shift_mean_square
 from .operators import operator_report
-from .routes import PRODUCTS, ROUTES
+from .routes import HELD, PRODUCTS, ROUTES
 
 Ring = tuple[Tensor, Tensor, Tensor]
 _STORED = {"subdiagonal": AROUND_ONE, "diagonal": AROUND_ZERO, "superdiagonal": AROUND_ZERO, "corners": FLOAT}
@@ -52,6 +53,7 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
 
     look = "#D55E00", "D"
 
+    at_once = ("_materialize",)
     opaque = True
     stored: ClassVar[Mapping[str, Storage]] = {
         f"{part}_{side}": how for side in "AC" for part, how in _STORED.items()
@@ -162,9 +164,12 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
         return krylov_dense.krylov_dense(self._rings(), dtype, rough=rough)
 
     def _materialize(self) -> Tensor:
+        loops = stencil.serves(*self.tensors.values())
+        if self.leading:  # loops make one matrix after the other in less time than vmap all of them
+            return (stacks.each if loops else stacks.mapped)(self, LDRTridiagonal._materialize)
         size = entries(self.G.shape[0], self.out_features, self.in_features)
-        serves = cuda.serves(size, *self.tensors.values())
-        return self.by_krylov_matrices() if serves else super()._materialize()
+        held = (loops and size <= HELD) or cuda.serves(size, *self.tensors.values())
+        return self.by_krylov_matrices() if held else super()._materialize()
 
     def by_krylov_matrices(self) -> Tensor:
         """The dense matrix by one matrix product, 2 r k m n operations."""

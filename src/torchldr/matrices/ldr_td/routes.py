@@ -20,6 +20,7 @@ from ...kernels.cuda import krylov
 
 PRODUCTS = "auto", "stencil", "port"
 FROM = {"cpu": 8192, "cuda": 16384}  # min(m, n) from which "auto" judges ports, which takes a while
+HELD = 1 << 25  # entries of Krylov matrices that a CPU holds, to make the dense matrix by one product
 _LIKELY = 4  # the oversampling that most operators need
 
 
@@ -105,7 +106,10 @@ def _dense_seconds(M: Any, call: Call) -> float:
         rough = M.shape[0] == M.shape[1] and (call.tf32 or call.dtype.itemsize < 4)
         halves = call._replace(dtype=torch.bfloat16)
         return _krylov_seconds(M, halves if rough else _in_float32(call), 25, M.shape[1], 3 if rough else 1)
-    return STENCIL.seconds(M, call._replace(batch=M.shape[1], kept=False))
+    rows = M.shape[1]
+    if krylov.entries(M.rank, *M.shape) <= HELD:  # by one product of the two that vectors take
+        rows = -(-rows // 2)
+    return STENCIL.seconds(M, call._replace(batch=rows, kept=False))
 
 
 STENCIL = Route("stencil", lambda M, call: None, _stencil_cost, _stencil, _prepare_stencil)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -25,8 +26,11 @@ Ring = tuple[Tensor | int, Tensor | None]
 
 def serves(*tensors: Tensor) -> bool:
     """Whether a GPU's kernels take these tensors. False under a tracer, whose tensors may have no memory."""
-    traced = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
-    return not traced and scan.serves(*tensors)
+    return not _is_traced() and scan.serves(*tensors)
+
+
+def _is_traced() -> bool:
+    return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
 
 
 def stein_matrix(A: Ring, C: Ring, G: Tensor, H: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -68,8 +72,15 @@ def stein_by_kernels(A: Ring, C: Ring, G: Tensor, H: Tensor, dtype: torch.dtype)
     return stein_matrix(A, C, G, H, dtype)
 
 
+def scans(nodes: Tensor, E: Tensor) -> bool:
+    """Whether `column_scan` takes these tensors: not under a tracer, which would see a step for each row."""
+    if E.device.type != "cpu":
+        return serves(nodes, E)
+    return not _is_traced() and torch._C._get_tracing_state() is None
+
+
 def column_scan(nodes: Tensor, E: Tensor) -> Tensor:
-    """X_ij = nodes_j X_{i-1, j} + E_ij, down the columns.
+    """X_ij = nodes_j X_{i-1, j} + E_ij, down the columns: by kernels on a GPU, by rows on a CPU.
 
     Args:
         nodes: shape (R, n).
@@ -170,10 +181,19 @@ def _twin(ctx: Any) -> Callable[..., Tensor]:
     return lambda *tensors: _plain_stein(*tensors, *others)
 
 
+def _by_rows(nodes: Tensor, E: Tensor, *, back: bool = False) -> Tensor:
+    """`column_scan`, or its adjoint from the last row to the first, by one operation for each row."""
+    X = E.clone(memory_format=torch.contiguous_format)
+    rows = X.unbind(1)[:: -1 if back else 1]
+    for before, here in pairwise(rows):
+        here.addcmul_(nodes, before)
+    return X
+
+
 class _Columns(torch.autograd.Function):
     @staticmethod
     def forward(nodes: Tensor, E: Tensor) -> Tensor:
-        return scan.column_scan(nodes, E)
+        return scan.column_scan(nodes, E) if scan.serves(nodes, E) else _by_rows(nodes, E)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -185,7 +205,8 @@ class _Columns(torch.autograd.Function):
         nodes, E, X = ctx.saved_tensors
         if torch.is_grad_enabled() or not stencil.is_plain(D):
             return plain_backward(_plain_columns, (nodes, E), D)
-        dE = scan.column_scan_adjoint(nodes, D)
+        kernels = scan.serves(nodes, D)
+        dE = scan.column_scan_adjoint(nodes, D) if kernels else _by_rows(nodes, D, back=True)
         return (dE[:, 1:] * X[:, :-1]).sum(1) if ctx.needs_input_grad[0] else None, dE
 
     @staticmethod

@@ -29,7 +29,10 @@ from ...functional.vandermonde import (
 def _seconds(M: Any, call: Call) -> float:
     (m, n), r, b = M.shape, M.rank, call.batch
     blocks = -(-n // TILE)  # of powers, made and used one after the other
-    powers = blocks * (costs.passes(call, m * TILE, 4) + costs.gemm(call, b * r, m, TILE))
+    product = costs.gemm(call, b * r, m, TILE) + costs.passes(call, b * r * m, 2)
+    if call.needs_grad and call.device == "cpu":  # gradients become subnormal, which takes long
+        product += 30 * costs.wide(call) * costs.machine(call).entry * b * r * m
+    powers = blocks * (costs.passes(call, m * TILE, 4) + product)
     cut = 6 if call.needs_grad and call.device == "cuda" else 0  # and padded, by autograd
     ffts = 2 * costs.ffts(call, b * r, 2 * n)
     return costs.backward(call, ffts + powers + costs.started(call, cut))
@@ -37,9 +40,9 @@ def _seconds(M: Any, call: Call) -> float:
 
 def _dense_seconds(M: Any, call: Call) -> float:
     m, n = M.shape
-    if call.device != "cuda":
-        return _seconds(M, call._replace(batch=n, kept=False))
-    return costs.backward(call, costs.gemm(call, M.rank, m, n) + costs.passes(call, m * n, 6))
+    # On a CPU a step for each column, without autograd.
+    steps = n * costs.machine(call).call / 2 if call.device != "cuda" else 0.0
+    return costs.backward(call, costs.gemm(call, M.rank, m, n) + costs.passes(call, m * n, 6) + steps)
 
 
 class VandermondeLike(StructuredMatrix, name="vandermonde_like"):
@@ -107,12 +110,12 @@ class VandermondeLike(StructuredMatrix, name="vandermonde_like"):
         return self.in_features
 
     def _materialize(self) -> Tensor:
-        E = self.G.mT @ self.H
+        E = self.H.mT @ self.G
         nodes = self.nodes.to(E.dtype)
-        if not stein_scan.serves(nodes, E):
+        if not stein_scan.scans(nodes, E):
             return super()._materialize()
-        # M_ij = node_i M_{i, j-1} + E_ij, down the columns of the transposed matrix
-        return stein_scan.column_scan(nodes.unsqueeze(0), E.mT.unsqueeze(0)).squeeze(0).mT
+        # M_ij = node_i M_{i, j-1} + E_ji, down the columns of the transposed matrix
+        return stein_scan.column_scan(nodes.unsqueeze(0), E.unsqueeze(0)).squeeze(0).mT
 
     def _matmul(self, x: Tensor) -> Tensor:
         z = shift_krylov_rmatmul(self.H, x, 0.0, self.in_features)

@@ -155,6 +155,7 @@ def test_a_deadline_ends_the_run(capsys):
         ("--device", "tpu"),
         ("--n", "0"),
         ("--plot", "a.gif"),
+        ("--rank", "65", "--n", "64", "--structure", "ldr_sd"),
     ],
 )
 def test_wrong_use(run, wrong):

@@ -26,6 +26,10 @@ EXTRAS = {
     "hf": ("transformers", "safetensors", "accelerate"),
 }
 
+# The classes with products of their own by compiled loops on a CPU, and by kernels on a GPU.
+KERNELS = "ldr_sd, ldr_td, toeplitz_like, hankel_like"
+LOOPED = f"{KERNELS}, circulant, block_circulant"
+
 
 def info() -> dict[str, Any]:
     """Versions, devices, registered structures, fast paths and optional packages, as plain values.
@@ -125,11 +129,9 @@ def _fast_paths() -> list[dict[str, Any]]:
         no_cuda = "torch was built without CUDA" if torch.version.cuda is None else "no CUDA device was found"
     no_stencil = _why_not_compiled()
     return [
-        _path(
-            "compiled loops", "products of ldr_sd, ldr_td and toeplitz_like on a CPU, by numba", no_stencil
-        ),
+        _path("compiled loops", f"products of {LOOPED} on a CPU, by numba", no_stencil),
         _path("cuda", "every product on a GPU, by the same torch operations", no_cuda),
-        _path("cuda kernels", "ldr_td and ldr_sd on a GPU, compiled by NVRTC", no_cuda or cuda.unavailable()),
+        _path("cuda kernels", f"{KERNELS} on a GPU, compiled by NVRTC", no_cuda or cuda.unavailable()),
         _path("compiled loops on disk", *_kept_on_disk()),
     ]
 

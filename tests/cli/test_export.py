@@ -24,6 +24,9 @@ def build():
 model = build()
 number = 3
 gelu = nn.GELU()
+
+def fails():
+    raise RuntimeError("no luck")
 """
 
 
@@ -76,7 +79,9 @@ def test_a_state_is_loaded(file: Path, tmp_path: Path):
     ("model", "options", "code", "says"),
     [
         ("build", ["--input", 1, 12, "--to", "rust"], 2, "c, onnx"),
+        ("build", ["--input", 1, 12, "--weights", "int4"], 2, "int8, float32"),
         ("build", [], 2, "shape of an input"),
+        ("fails", ["--input", 1, 12], 1, "fails with RuntimeError: no luck"),
         ("number", ["--input", 1, 12], 1, "no nn.Module"),
         ("absent", ["--input", 1, 12], 1, "has no 'absent'"),
         ("gelu", ["--input", 1, 12], 1, "has no C"),
@@ -91,6 +96,17 @@ def test_errors(model, options, code, says, file: Path, tmp_path: Path):
     assert not (tmp_path / "c").exists()
 
 
+def test_a_file_imports_those_beside_it(tmp_path: Path):
+    (tmp_path / "beside_the_model.py").write_text(MODEL)
+    (tmp_path / "with_imports.py").write_text("from beside_the_model import model")
+    ran = invoke(f"{tmp_path}/with_imports.py:model", "--input", 1, 12, "-o", tmp_path / "c")
+    assert ran.exit_code == 0, ran.output
+
+
 def test_where_no_model_is(tmp_path: Path):
-    assert "file.py:name" in invoke("model", "--input", 1, 2).output
+    ran = invoke("model", "--input", 1, 2)
+    assert ran.exit_code == 2
+    assert "file.py:name" in ran.output
+    (tmp_path / "wrong.py").write_text("def (")
+    assert "fails with SyntaxError" in invoke(tmp_path / "wrong.py:model", "--input", 1, 2).output
     assert "there is no file" in invoke(tmp_path / "no.py:model", "--input", 1, 2).output

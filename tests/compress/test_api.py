@@ -307,6 +307,37 @@ def test_torchscript_is_left_alone():
     assert report.left == {"0": "is TorchScript: compress the model first"}
 
 
+def test_weights_that_are_not_ordinary_numbers_are_left_alone():
+    kinds = torch.float8_e4m3fn, torch.complex64
+    model = nn.Sequential(*[nn.Linear(40, 40).to(dtype) for dtype in (torch.float32, *kinds)])
+    report = torchldr.compress_(model, LOW)
+    assert [layer.name for layer in report.layers] == ["0"]
+    assert [f"its weight is {dtype}" in report.left[str(i + 1)] for i, dtype in enumerate(kinds)] == [
+        True
+    ] * 2
+
+
+def test_layers_that_are_called_from_a_list_are_replaced_there():
+    """The old layers went on being called."""
+
+    class Listed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(40, 40), nn.Linear(40, 40)
+            self.order = [self.first, {"then": (self.second, "some name")}]
+
+        def forward(self, x):
+            return self.order[1]["then"][0](self.order[0](x))
+
+    model = Listed()
+    torchldr.compress_(model, LOW)
+    assert model.order == [model.first, {"then": (model.second, "some name")}]
+    x = torch.randn(3, 40)
+    torch.testing.assert_close(model(x), model.second(model.first(x)))
+    torchldr.materialize_(model)
+    assert type(model.order[0]) is nn.Linear
+
+
 def test_filter_and_small_layers():
     model = nn.ModuleDict({"a": nn.Linear(32, 32), "b": nn.Linear(32, 32), "c": nn.Linear(32, 31)})
     report = torchldr.compress_(model, LOW, filter_fn=lambda module, name: name != "b")

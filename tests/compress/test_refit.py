@@ -210,6 +210,29 @@ def test_a_model_may_work_in_the_memory_of_its_batches(tmp_path, monkeypatch: py
     assert all(map(torch.equal, found(in_place=True, checkpoint=tmp_path / "work"), right))
 
 
+def test_a_model_may_change_its_buffers():
+    """They were left as calls with the loader's batches had made them, each batch saw those of another."""
+
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(40, 40)
+            self.register_buffer("calls", torch.ones(()))
+
+        def forward(self, x):
+            self.calls += 1
+            return self.layer(x) * self.calls
+
+    torch.manual_seed(0)
+    model = Counting()
+    model.layer.weight.data = torchldr.LowRank.random(40, 40, rank=2).to_dense()
+    report = torchldr.compress_(
+        model, torchldr.Structure("low_rank", rank=2), loader=[torch.randn(9, 40) for _ in range(8)]
+    )
+    assert report.distance < 1e-5
+    assert model.calls == 1
+
+
 def test_batches_may_hold_what_files_cannot(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Then calibration is done once more where a run goes on."""
 

@@ -45,6 +45,23 @@ def test_no_entry_moves_by_more_than_half_a_scale(storage, shape, lead, seed):
     assert count == stored_bytes(tuple(shape), storage, min(lead, len(shape) - 1))
 
 
+@pytest.mark.parametrize("storage", [INT8, AROUND_ONE, AROUND_ZERO])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("size", [1e2, 1.0, 1e-2, 1e-4, 1e-6])
+def test_narrow_dtypes(storage, dtype, size):
+    """The largest entry of an operator changed its sign, and scales of the smallest numbers became zero."""
+    limits = torch.finfo(dtype)
+    t = (size * torch.randn(7, 9, generator=torch.Generator().manual_seed(0)) + storage.offset).to(dtype)
+    made = rounded(t, storage)
+    assert made.scale.dtype == made.value().dtype == dtype
+    t, off = t.double(), (made.value().double() - t.double()).abs()
+    rounding = 2 * limits.eps * (t.abs() + storage.offset) + 2 * limits.tiny * limits.eps
+    assert (off <= made.scale.double() / 2 + rounding).all()
+    if t.ne(storage.offset).any():
+        largest = (t - storage.offset).abs().max() / storage.largest
+        assert (made.scale.double() <= 1.01 * largest + limits.tiny * limits.eps).all()
+
+
 def test_a_scale_for_each_vector_row_or_operator():
     assert rounded(torch.randn(3, 7)).scale.shape == (3, 1)
     assert rounded(torch.randn(4, 3, 7), lead=1).scale.shape == (4, 3, 1)

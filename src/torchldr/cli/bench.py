@@ -70,6 +70,8 @@ def bench_command(
         batches=batch or grid.batches, what=KINDS if what == "both" else (what,),
         repeats=repeats or grid.repeats,
     )  # fmt: skip
+    if next(grid.cases(), None) is None:
+        raise typer.BadParameter("a rank is at most the size of the layer.", param_hint="--rank")
     limit = available_bytes(device) / 2 if dense_limit is None else dense_limit * 2**30
     setting = Setting(device, plan, grid.repeats, grid.seconds, dense_bytes=limit)
     rows, interrupted = run(grid, setting)

@@ -51,9 +51,11 @@ def export_command(
     import torch
 
     from ..export import ExportError, to_c, to_onnx
+    from ..export.c.kernels import PRELUDES
 
-    if to not in FORMATS:
-        raise typer.BadParameter(f"must be one of {', '.join(FORMATS)}, got {to!r}.", param_hint="--to")
+    for option, value, known in (("--to", to, FORMATS), ("--weights", weights, PRELUDES)):
+        if value not in known:
+            raise typer.BadParameter(f"must be one of {', '.join(known)}, got {value!r}.", param_hint=option)
     if not shape:
         raise typer.BadParameter("give the shape of an input, such as --input 1 784.", param_hint="--input")
     made = load_model(model)
@@ -95,26 +97,37 @@ def load_model(where: str) -> Any:
 
     import torchldr.nn  # noqa: F401 -- all classes are known before the user's file asks for one
 
-    place, mark, name = where.rpartition(":")
-    if not mark or not place or not name:
-        raise ValueError(f"MODEL must be file.py:name or module:name, got {where!r}.")
-    if place.endswith(".py"):
-        path = Path(place)
-        if not path.is_file():
-            raise FileNotFoundError(f"there is no file {place}.")
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules.setdefault(path.stem, module)
-        spec.loader.exec_module(module)
-    else:
-        sys.path.insert(0, "")
-        module = importlib.import_module(place)
-    found = getattr(module, name, None)
+    place, _, name = where.rpartition(":")
+    if not place or not name:
+        raise typer.BadParameter(f"must be file.py:name or module:name, got {where!r}.", param_hint="MODEL")
+    if place.endswith(".py") and not Path(place).is_file():
+        raise FileNotFoundError(f"there is no file {place}.")
+    try:
+        module = _run_file(Path(place)) if place.endswith(".py") else _import_here(place)
+        found = getattr(module, name, None)
+        made = found if isinstance(found, nn.Module) else found() if callable(found) else None
+    except Exception as error:
+        raise ValueError(f"{where} fails with {type(error).__name__}: {error}") from error
     if found is None:
         raise ValueError(f"{place} has no {name!r}.")
-    made = found if isinstance(found, nn.Module) else found() if callable(found) else None
     if not isinstance(made, nn.Module):
         raise ValueError(f"{where} is no nn.Module and makes none, but {type(made or found).__name__}.")
     return made
+
+
+def _run_file(path: Path) -> Any:
+    """The module that a file makes; it may import files beside it, as a script does."""
+    sys.path.insert(0, str(path.parent.absolute()))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(path.stem, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _import_here(name: str) -> Any:
+    """The module of this name, from the current folder too."""
+    sys.path.insert(0, "")
+    return importlib.import_module(name)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from ..core.stacks import stack as stack_matrices
 from ..matrices import StructuredMatrix
@@ -113,7 +114,11 @@ def fill(holder: StructuredLinear | MatrixStack, matrices: Sequence[StructuredMa
 
 
 def replace_modules(model: nn.Module, replacements: Mapping[nn.Module, nn.Module]) -> None:
-    """Put replacements in every place where a module is registered, with its hooks and its mode."""
+    """Put replacements in every place where a module is registered, with its hooks and its mode.
+
+    Places are also lists, tuples and mappings that modules have as attributes: some models call from there
+    what they have registered by `add_module`.
+    """
     for old, new in replacements.items():
         new.__dict__.update({name: old.__dict__[name] for name in _HOOKS if name in old.__dict__})
         if new.training != old.training:
@@ -122,6 +127,12 @@ def replace_modules(model: nn.Module, replacements: Mapping[nn.Module, nn.Module
         for name, child in parent._modules.items():
             if child is not None and child in replacements:
                 parent._modules[name] = replacements[child]
+        for name, value in list(vars(parent).items()):
+            if isinstance(value, list | tuple | dict):
+                held = {id(leaf) for leaf in pytree.tree_leaves(value)}
+                if any(id(old) in held for old in replacements):
+                    found = pytree.tree_map_only(nn.Module, lambda old: replacements.get(old, old), value)
+                    vars(parent)[name] = found
     _set_nesting(model)
 
 

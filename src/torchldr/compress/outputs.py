@@ -66,7 +66,8 @@ def called(model: nn.Module, weights: Mapping[str, Tensor], batch: Any) -> Any:
     """The output with other parameters; neither the model nor the batch is changed, if it works in place."""
     given = copied(batch)
     args, kwargs = ((), given) if isinstance(given, dict) else (given, {})
-    return functional_call(model, dict(weights), args, kwargs)
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    return functional_call(model, {**buffers, **weights}, args, kwargs)
 
 
 def counted(batch: Any, output: Tensor) -> Tensor | None:

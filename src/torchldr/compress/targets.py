@@ -155,8 +155,12 @@ def why_not(module: nn.Module) -> str | None:
         return "its forward was replaced by another"
     if parametrize.is_parametrized(module):
         return "its weight is computed by a parametrization"
-    if kind in (nn.Linear, nn.Conv2d) and module._parameters.get("weight") is None:
-        return "its weight is computed, as by weight norm or pruning"
+    if kind in (nn.Linear, nn.Conv2d):
+        weight = module._parameters.get("weight")
+        if weight is None:
+            return "its weight is computed, as by weight norm or pruning"
+        if not weight.is_floating_point() or weight.itemsize < 2:
+            return f"its weight is {weight.dtype}, not real floating point of 16 bits or more"
     if type(module) is not kind:
         return f"a {type(module).__name__}, whose forward may differ from that of nn.{kind.__name__}"
     if isinstance(module, nn.Conv2d) and (module.groups != 1 or module.padding not in _UNPADDED):

@@ -43,8 +43,9 @@ class Rounded(NamedTuple):
     offset: float = 0.0
 
     def value(self) -> Tensor:
-        scaled = self.integers.to(self.scale.dtype) * self.scale
-        return scaled + self.offset if self.offset else scaled
+        wide = torch.promote_types(self.scale.dtype, torch.float32)
+        scaled = self.integers.to(wide) * self.scale
+        return (scaled + self.offset if self.offset else scaled).to(self.scale.dtype)
 
 
 def _scale_shape(shape: tuple[int, ...], storage: Storage, lead: int) -> tuple[int, ...]:
@@ -62,15 +63,18 @@ def rounded(t: Tensor, storage: Storage = INT8, lead: int = 0) -> Rounded:
         lead: how many axes are in front of the tensor's own.
 
     Returns:
-        Integers of the tensor's shape; the largest entry of each vector, less the offset, is the largest
-        integer. No entry moves by more than half a scale.
+        Integers of the tensor's shape and a scale in its dtype; the largest entry of each vector, less the
+        offset, is the largest integer. No entry moves by more than half a scale, but for the rounding of the
+        dtype. In float32 at least: integers of 16 bits are not numbers of bfloat16.
     """
-    t = t.detach() - storage.offset
+    limits, narrow = torch.finfo(t.dtype), t.dtype
+    t = t.detach().to(torch.promote_types(narrow, torch.float32)) - storage.offset
     shape = _scale_shape(tuple(t.shape), storage, lead)
     axes = [axis for axis, size in enumerate(shape) if size != t.shape[axis]]
     largest = t.abs().amax(axes, keepdim=True) if t.numel() and axes else t.abs()
     scale = largest.reshape(shape) if t.numel() else t.new_ones(shape)
-    scale = torch.where(scale > 0, scale / storage.largest, torch.ones_like(scale))
+    above = 0.5 * limits.tiny * limits.eps  # among the smallest numbers it is rounded up, and none to zero
+    scale = torch.where(scale > 0, scale / storage.largest + above, torch.ones_like(scale)).to(narrow)
     integers = (t / scale).round().clamp(-storage.largest, storage.largest)
     return Rounded(scale, integers.to(storage.dtype), storage.offset)
 

@@ -35,7 +35,7 @@ Member = TypeVar("Member", bound=StructuredMatrix)
 
 def like(M: Member, **tensors: Tensor) -> Member:
     """The same matrix with some tensors exchanged."""
-    return M.unchecked(M.out_features, M.in_features, {**M.tensors, **tensors}, M.options)
+    return M.with_tensors({**M.tensors, **tensors})
 
 
 def member(cls: type[Member], M: LinearMap, generators: Generators, **fields: Any) -> Member:

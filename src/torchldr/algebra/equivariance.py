@@ -21,8 +21,9 @@ from torch import Tensor
 
 from ..core.linear_map import LinearMap
 from ..core.matrix import StructuredMatrix
-from ..operators import Operator, Shift
+from ..operators import Operator
 from .displacement import checked_operators, dense
+from .members import shift
 from .structure import Form
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ def learned_operators(layer: HasMatrix | StructuredMatrix) -> LearnedOperators:
     if found is None or found.form != "stein":
         raise TypeError(f"learned_operators: {type(M).__name__} has no operators A and C of its own.")
     W, (m, n) = M.to_dense(), M.shape
-    shifts = Shift(m, dtype=W.dtype, device=W.device), Shift(n, dtype=W.dtype, device=W.device).T
+    shifts = shift(m, 0.0, M), shift(n, 0.0, M).T
     return LearnedOperators(
         structure=M.name, A=found.A, C=found.B.T, matrix=W, displacement=found.of_dense(W),
         error=float(equivariance_error(W, found.A, found.B, "stein")),

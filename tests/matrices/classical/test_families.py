@@ -185,6 +185,14 @@ def test_every_structured_class_has_the_rank_it_claims(m: int, n: int, seed: int
         assert rank(D, scale) <= bound, name
 
 
+def test_operators_are_where_the_matrix_is():
+    one = torch.ones(3, device="meta")
+    flat = Convolution2d(torch.ones(1, 1, 1, 1, device="meta"), 3, 3, "flat")
+    for M in (Toeplitz(one), Hankel(one, one), Vandermonde(one), flat, Circulant.random(3, 4, device="meta")):
+        A, B, _ = known_displacement(M).operators
+        assert A.device.type == B.device.type == "meta"
+
+
 @pytest.mark.parametrize("name", WITHOUT_OPERATORS)
 def test_classes_without_operators_say_so(name: str):
     cls = torchldr.get_structure(name)

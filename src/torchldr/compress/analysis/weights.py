@@ -157,8 +157,8 @@ class Share:
                 for weight, cost in zip(weights, self.costs, strict=True)
             ]
 
-    def leaders(self, w: int, row: Sequence[Candidate], count: int) -> list[Structure]:
-        """The best candidate of each class that fits weight w's part: of the best `count` classes.
+    def leaders(self, w: int, row: Sequence[Candidate]) -> list[Structure]:
+        """The best candidate of each class that fits weight w's part: of the best `REFINED` classes.
 
         One alone where it is the weight itself: there is nothing better to find.
         """
@@ -170,7 +170,7 @@ class Share:
             if fits and (name not in best or key(candidate) < key(best[name])):
                 best[name] = candidate
         ordered = sorted(best.values(), key=key)
-        return [c.structure for c in ordered[: count if ordered and ordered[0].error > 0 else 1]]
+        return [c.structure for c in ordered[: REFINED if ordered and ordered[0].error > 0 else 1]]
 
     def plan(self, weights: Sequence[Weight], rows: Rows) -> Plan:
         """The budget shared out over all weights, with the errors that are known now."""
@@ -212,9 +212,7 @@ def _refine(
     shares: Sequence[Share], weights: Sequence[Weight], rows: Rows, workers: Workers
 ) -> dict[tuple[int, Structure], float]:
     """The errors of the best candidates by full projections, by the weight's place and the structure."""
-    leaders = [
-        (w, s) for w, row in enumerate(rows) for share in shares for s in share.leaders(w, row, REFINED)
-    ]
+    leaders = [(w, s) for w, row in enumerate(rows) for share in shares for s in share.leaders(w, row)]
     tasks = [(w, [s]) for w, s in dict.fromkeys(leaders) if not exact(s.name)]
     return errors_of(workers, "refining", weights, tasks, 1.0, 1.0)
 

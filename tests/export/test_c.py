@@ -119,11 +119,11 @@ def regimes() -> list[StructuredLinear]:
     layers = [
         drawn(40, 40, "ldr_sd", 2),  # Fourier transforms
         drawn(30, 50, "ldr_sd", 3),
-        drawn(50, 30, "toeplitz_like", 2),
+        drawn(70, 60, "toeplitz_like", 2),
         drawn(45, 45, "hankel_like", 1),
         drawn(64, 64, "block_circulant", block_size=64),
-        drawn(150, 90, "circulant"),
-        drawn(90, 150, "block_circulant", block_size=75),
+        drawn(250, 200, "circulant"),
+        drawn(200, 320, "block_circulant", block_size=160),
         drawn(11, 13, "acdc"),  # a prime: no short transform
         drawn(12, 10, "ldr_td", 2, normalize=True),
         drawn(12, 10, "cauchy_like", 2, learn_nodes=True),
@@ -173,6 +173,21 @@ def test_every_class_on_the_host(weights: str, tmp_path: Path):
 @every_weights
 def test_every_class_on_a_cortex_m4(weights: str, tmp_path: Path):
     check_layers([*small_layers()[::3], *regimes()], tmp_path, weights, on_cortex_m4)
+
+
+def test_the_regimes_take_other_ways_than_small_layers(tmp_path: Path):
+    rows = [
+        to_c(SideBySide(layers), torch.randn(1, 250), tmp_path / name).layers
+        for name, layers in (("small", small_layers()), ("regimes", regimes()))
+    ]
+    small, others = ({(row.kind.split()[0], row.form.split()[0]) for row in some} for some in rows)
+    ways = [
+        "ldr_sd transforms",
+        "toeplitz_like transforms",
+        "circulant transforms",
+        "block_circulant transforms",
+    ]
+    assert others - small >= {tuple(way.split()) for way in [*ways, "ldr_sd recurrence,", "acdc sums"]}
 
 
 def test_every_class_has_c_of_its_own():

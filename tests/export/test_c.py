@@ -222,6 +222,17 @@ class Residual(nn.Module):
         return linear(h, self.weight).softmax(-1), torch.sigmoid(h) / 3
 
 
+class Views(nn.Module):
+    """Axes of one entry that move, and parts that lie together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x).view(1, 2, 2).permute(1, 0, 2).transpose(0, 1)[0, -1]
+
+
 class Last(nn.Module):
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -247,6 +258,7 @@ MODELS = {
     "gru": (lambda: StructuredGRU(6, 8, 2, which="hidden", bias=False, structure="low_rank"), (4, 6)),
     "last step": (lambda: Last(StructuredGRU(6, 8, batch_first=True, bidirectional=True)), (1, 5, 6)),
     "rows": (lambda: nn.Sequential(StructuredLinear(6, 7, structure="circulant"), nn.ReLU()), (1, 4, 6)),
+    "views": (Views, (1, 4)),
     "nothing": (nn.Flatten, (1, 2, 3)),
 }
 
@@ -404,6 +416,12 @@ def test_a_model_that_changes_its_input(tmp_path: Path):
             "makes torch.int32",
         ),
         (Written(lambda self, x: x / 0), torch.zeros(1, 4), ExportError, "not finite"),
+        (Written(lambda self, x: x * x), torch.zeros(1, 4), ExportError, "two tensors .* that are added"),
+        (Written(lambda self, x: x.view(2, 2).mT), torch.zeros(1, 4), ExportError, "moves entries"),
+        (Written(lambda self, x: x[:, ::2]), torch.zeros(1, 4), ExportError, "that are apart"),
+        (Written(lambda self, x: x.expand(2, 4)), torch.zeros(1, 4), ExportError, "the number of entries"),
+        (Written(lambda self, x: linear(x, x)), torch.zeros(1, 4), ExportError, "computed from the input"),
+        (Written(lambda self, x: torch.ones(2)), torch.zeros(1, 4), ExportError, "is a constant"),
         (Written(lambda self, x: x * 1e39), torch.zeros(1, 4), ExportError, "not finite"),
         (
             Written(lambda self, x: nn.functional.dropout(x)),

@@ -237,6 +237,15 @@ def test_members_of_ldr_td_are_represented_exactly(name: str, m: int, n: int, se
     assert (N.to_dense() - W).abs().max() <= 1e-14 * max(m, n) * W.abs().max()
 
 
+@pytest.mark.parametrize("border", BORDERS)
+def test_convolutions_are_members_of_ldr_td(border: str):
+    M = Convolution2d(drawing(0)(2, 3, 3, 3), 5, 4, border)
+    N = convert(M, "ldr_td")
+    assert isinstance(N, torchldr.LDRTridiagonal)
+    assert (N.rank == 2 + 3) == (border == "flat")
+    torch.testing.assert_close(N.to_dense(), M.to_dense(), rtol=0, atol=1e-13)
+
+
 @pytest.mark.parametrize(
     ("name", "r"), [("toeplitz", 2), ("circulant", 2), ("low_rank", 2), ("toeplitz_like", 1)]
 )

@@ -248,7 +248,7 @@ def test_masks_with_infinities(tmp_path):
     mask[:, 6:] = -torch.inf
     assert to_onnx(Masked(), (torch.randn(3, 8), mask), tmp_path / "m.onnx").deviation < 1e-5
     with pytest.raises(
-        ExportError, match="exporter cannot convert this model: No ONNX function .*_linalg_svd"
+        ExportError, match=r"exporter cannot convert this model: No ONNX function .*_linalg_svd"
     ):
         to_onnx(Masked(), (torch.randn(3, 8), mask, torch.ones(1)), tmp_path / "no.onnx")
 

@@ -1,4 +1,4 @@
-"""The convolutions of LDR-SD by torch's FFTs: all derivatives, against finite differences and the definition."""
+"""The convolutions of LDR-SD by torch's FFTs: values against the definition, and all derivatives."""
 
 from __future__ import annotations
 

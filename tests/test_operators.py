@@ -239,6 +239,7 @@ def test_products_keep_the_dtype_of_their_input(dtype):
         (lambda: Shift(3) @ torch.ones(4), ValueError, r"n=3 entries, got shape \(4,\)"),
         (lambda: Shift(3) ** -1, ValueError, "nilpotent"),
         (lambda: Diagonal(torch.tensor([1.0, 0.0])).inverse(), ValueError, "entry 1 is 0"),
+        (lambda: DenseOperator(torch.ones(2, 2)).inverse(), ValueError, "2 x 2 is singular"),
         (lambda: Diagonal(torch.ones(2, 2)), ValueError, "d must be a vector"),
         (lambda: Diagonal(torch.ones(2, dtype=torch.int64)), TypeError, "floating point or complex"),
         (lambda: Tridiagonal(torch.ones(2), torch.ones(2), torch.ones(1)), ValueError, "sub must have shape"),

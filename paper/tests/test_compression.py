@@ -272,6 +272,49 @@ def test_an_image_table_runs_resumes_and_is_shown(own_file: Path, tmp_path: Path
     assert text.count("**") == 4
 
 
+def test_a_damaged_dense_model_is_trained_anew(own_file: Path, tmp_path: Path, caplog):
+    table, device = tiny_table(own_file), torch.device("cpu")
+    trained = table.begin(tmp_path, device, None)
+    (path,) = (tmp_path / "weights").iterdir()
+    path.write_bytes(path.read_bytes()[:-1])
+    again = table.begin(tmp_path, device, None)
+    assert "trained anew" in caplog.text
+    assert (again.dense, again.key) == (trained.dense, trained.key)
+    caplog.clear()
+    assert table.begin(tmp_path, device, None).dense == trained.dense
+    assert not caplog.text
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_methods_that_fail_are_told_and_the_others_run(
+    there: bool, own_file: Path, tmp_path: Path, monkeypatch
+):
+    """Here what has no memory, elsewhere whatever it is; another error of this process is a fault to see."""
+    table, device, said = tiny_table(own_file, factors=(10,)), torch.device("cpu"), list[str]()
+    rows = images.ImageRun.rows
+
+    def failing(self, group):
+        if group[0].name == "circulant":
+            raise (KeyError if there else RuntimeError)("out of\n memory")
+        return rows(self, group)
+
+    def each(self, methods):
+        return [[method] for method in methods if method.name in ("low_rank", "circulant", "pruned")]
+
+    monkeypatch.setattr(images.ImageRun, "rows", failing)
+    monkeypatch.setattr(images.ImageRun, "groups", each)
+    executor = ThreadPoolExecutor(1) if there else None
+    assert not run_table(table, Rows(tmp_path), device, executor=executor, say=said.append)
+    assert {row["method"] for row in Rows(tmp_path).of("tiny")} == {"low_rank", "pruned"}
+    (line,) = [line for line in said if "failed" in line]
+    assert line.startswith("tiny: circulant/fixed failed: ")
+    assert "\n" not in line
+    if not there:
+        monkeypatch.setattr(images.ImageRun, "rows", lambda self, group: {}["x"])
+        with pytest.raises(KeyError):
+            run_table(table, Rows(tmp_path), device, say=said.append)
+
+
 class Elsewhere(ThreadPoolExecutor):
     """What is called travels as it would to another process."""
 

@@ -16,6 +16,7 @@ from torchldr.testing import member
 Shift = partial(torchldr.operators.Shift, dtype=torch.float64)
 
 G13 = torch.ones(1, 3)
+STACK = torchldr.Dense(3, 3, weight=torch.ones(2, 3, 3))
 sizes, seeds, forms = st.integers(2, 10), st.integers(0, 2**31), st.sampled_from(["stein", "sylvester"])
 CLASSES = list(torchldr.structures().values())
 WITHOUT_OPERATORS = ("dense", "fastfood", "acdc", "monarch", "kronecker", "blast")
@@ -208,6 +209,7 @@ def test_float32_keeps_its_dtype():
     [
         (lambda: displacement(torch.ones(3, 3), Shift(4), Shift(3)), ValueError, "A must be 3 x 3"),
         (lambda: displacement(torch.ones(3), Shift(3), Shift(3)), ValueError, "two axes"),
+        (lambda: displacement(STACK, Shift(3), Shift(3)), ValueError, r"two axes, got shape \(2, 3, 3\)"),
         (
             lambda: displacement(torch.ones(3, 3), Shift(3), Shift(3), "steen"),
             ValueError,

@@ -154,7 +154,12 @@ def test_the_picture():
         (
             lambda: equivariance_error(torch.ones(3, 4), Shift(3), Shift(3)),
             ValueError,
-            "sizes 3 and 3 do not fit",
+            "B must be 4 x 4 for a matrix of 3 x 4, got 3 x 3",
+        ),
+        (
+            lambda: equivariance_error([1], Shift(1), Shift(1)),
+            TypeError,
+            "M must be a tensor or a linear map",
         ),
         (lambda: learned_operators(torchldr.Dense.random(3, 3)), TypeError, "Dense has no operators"),
         (

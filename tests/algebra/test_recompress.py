@@ -49,6 +49,18 @@ def test_reduce_keeps_what_the_tolerance_says():
     assert [reduce(G, H, tol)[0].shape[0] for tol in (None, 1e-4, 1e-2)] == [3, 2, 1]
 
 
+@pytest.mark.parametrize("structure", ["toeplitz_like", "hankel_like"])
+@pytest.mark.parametrize(
+    "name", ["block_circulant", "cauchy_like", "circulant", "ldr_sd", "low_rank", "toeplitz_like"]
+)
+def test_a_class_with_fixed_operators_can_be_asked_for(name: str, structure: str):
+    ranked = torchldr.get_structure(name).ranked
+    M = random(name, 12, 10, *([2] if ranked else []))
+    N = M.recompress(structure=structure)
+    assert type(N) is torchldr.get_structure(structure)
+    torch.testing.assert_close(N.to_dense(), M.to_dense(), rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize(
     "name", ["low_rank", "toeplitz_like", "hankel_like", "ldr_sd", "ldr_td", "cauchy_like"]
 )

@@ -38,6 +38,14 @@ def test_info_as_json(run):
     assert all(path["on"] == (path["why_not"] is None) for path in facts["fast_paths"])
 
 
+def test_info_about_the_routes_of_a_class(run):
+    code, out, err = run("info", "--structure", "low_rank", "--n", 64, "--json")
+    rows = json.loads(out)
+    assert (code, err) == (0, "")
+    assert {row["route"] for row in rows} == {"two_products", "dense"}
+    assert sum(row["taken"] for row in rows) == 1
+
+
 def test_structures_is_the_registry(run):
     code, out, err = run("structures", "--json")
     rows = {row["name"]: row for row in json.loads(out)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
 import sys
@@ -352,18 +353,32 @@ def test_without_matplotlib_one_line_says_what_to_install(run, file, tmp_path, m
     assert (code, err) == (1, "torchldr: pictures need matplotlib; pip install matplotlib\n")
 
 
-@pytest.mark.usefixtures("interruptible")
-def test_an_interrupt_is_exit_code_130_and_writes_nothing(run, file, tmp_path, monkeypatch):
-    before, work = listing(tmp_path), Workers.run
+@pytest.fixture
+def interrupted(interruptible, monkeypatch):
+    """Somebody presses Ctrl-C in the second piece of work."""
+    work, pieces = Workers.run, itertools.count()
 
-    def interrupted(self, stages, function, *rest, **named):
+    def run(self, stages, function, *rest, **named):
         def then(*given):
-            function(*given)
-            signal.raise_signal(signal.SIGINT)
+            if next(pieces):
+                signal.raise_signal(signal.SIGINT)
+            return function(*given)
 
         return work(self, stages, then, *rest, **named)
 
-    monkeypatch.setattr(Workers, "run", interrupted)
+    monkeypatch.setattr(Workers, "run", run)
+
+
+@pytest.mark.usefixtures("interrupted")
+def test_an_interrupted_analysis_shows_what_it_has(run, file):
+    code, out, err = run("analyze", file, *LOW)
+    assert (code, err) == (130, "interrupted: not all classes were tried\n")
+    assert out
+
+
+@pytest.mark.usefixtures("interrupted")
+def test_an_interrupt_is_exit_code_130_and_writes_nothing(run, file, tmp_path):
+    before = listing(tmp_path)
     found = run("compress", file, "-o", tmp_path / "out", "--budget", 0.3, *LOW)
     assert found == (130, "", "interrupted: nothing was written\n")
     assert listing(tmp_path) == before

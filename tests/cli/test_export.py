@@ -53,6 +53,15 @@ def test_c(name: str, file: Path, tmp_path: Path):
     assert "low_rank 12 x 12" in ran.stdout
 
 
+def test_onnx_of_a_model_in_a_module(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(package)
+    monkeypatch.chdir(tmp_path)
+    ran = invoke("some_model:model", "--to", "onnx", "--input", 1, 12, "--json")
+    assert ran.exit_code == 0, ran.output
+    assert json.loads(ran.stdout)["bytes"] == (tmp_path / "model.onnx").stat().st_size
+
+
 def test_a_state_is_loaded(file: Path, tmp_path: Path):
     state = {
         "0.G": torch.zeros(1, 12), "0.H": torch.zeros(1, 12), "0.bias": torch.zeros(12),

@@ -134,12 +134,12 @@ def test_files_and_processes_give_the_same(weights, tmp_path):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.int64])
 def test_tensors_travel_as_they_are(dtype):
-    t = torch.arange(12).reshape(3, 4).to(dtype).T
-    data = pickle.dumps(Luggage([t]))
+    tensors = [torch.arange(12).reshape(3, 4).to(dtype).T, torch.zeros(0, 3, dtype=dtype)]
+    data = pickle.dumps(Luggage(tensors))
     assert b"torch._utils" not in data
-    (again,) = pickle.loads(data).value
-    assert torch.equal(again, t)
-    assert again.dtype == dtype
+    for again, t in zip(pickle.loads(data).value, tensors, strict=True):
+        assert torch.equal(again, t)
+        assert again.dtype == dtype
 
 
 def _exit(*_: object) -> None:

@@ -98,9 +98,11 @@ def test_attention_is_torchs_with_projected_weights(options, need_weights):
             more = {"need_weights": need_weights, "average_attn_weights": average, **masks}
             for a, b in zip(model["attention"](q, k, v, **more), dense(q, k, v, **more), strict=True):
                 assert (a is None and b is None) or close(a, b)
-    for a, b in zip(model["attention"](q[0], k[0], v[0]), dense(q[0], k[0], v[0]), strict=True):
-        assert a.shape == b.shape
-        assert close(a, b)
+    for attention in (model["attention"], torchldr.materialize_(model)["attention"]):
+        for a, b in zip(attention(q[0], k[0], v[0]), dense(q[0], k[0], v[0]), strict=True):
+            assert a.shape == b.shape
+            assert close(a, b)
+    assert type(attention) is nn.MultiheadAttention
 
 
 def test_only_some_parts_of_an_attention():

@@ -323,6 +323,30 @@ def test_under_inference_mode():
     assert reports[0].distance == reports[1].distance
 
 
+def test_of_logits_the_softmax_counts():
+    """A row that no label is likely by may change, whatever it does to the logits."""
+
+    class Labelled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(40, 40)
+            with torch.no_grad():
+                self.layer.bias[:20] -= 50.0
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            return {"logits": self.layer(x)}
+
+    model, batches = Labelled(), [torch.randn(60, 40) for _ in range(8)]
+    dense = copy.deepcopy(model)
+    report = torchldr.compress_(model, torchldr.Structure("low_rank", rank=20), loader=batches)
+    error = (model.layer.weight - dense.layer.weight).detach()
+    assert error[20:].norm() < 0.25 * error[:20].norm()
+    x = torch.cat(batches[3:4])
+    p, q = (m(x)["logits"].log_softmax(-1).detach() for m in (dense, model))
+    assert report.distance < 1e-4
+    assert (p.exp() * (p - q)).sum(-1).mean() < 1e-4
+
+
 def test_logits_and_masks_decide_what_counts():
     hidden, logits = torch.randn(2, 3, 4), torch.randn(2, 3, 5)
     assert main_output({"last_hidden_state": hidden, "logits": logits})[0] == "logits"

@@ -119,11 +119,11 @@ def regimes() -> list[StructuredLinear]:
     layers = [
         drawn(40, 40, "ldr_sd", 2),  # Fourier transforms
         drawn(30, 50, "ldr_sd", 3),
-        drawn(50, 30, "toeplitz_like", 2),
+        drawn(70, 60, "toeplitz_like", 2),
         drawn(45, 45, "hankel_like", 1),
         drawn(64, 64, "block_circulant", block_size=64),
-        drawn(150, 90, "circulant"),
-        drawn(90, 150, "block_circulant", block_size=75),
+        drawn(250, 200, "circulant"),
+        drawn(200, 320, "block_circulant", block_size=160),
         drawn(11, 13, "acdc"),  # a prime: no short transform
         drawn(12, 10, "ldr_td", 2, normalize=True),
         drawn(12, 10, "cauchy_like", 2, learn_nodes=True),
@@ -175,6 +175,21 @@ def test_every_class_on_a_cortex_m4(weights: str, tmp_path: Path):
     check_layers([*small_layers()[::3], *regimes()], tmp_path, weights, on_cortex_m4)
 
 
+def test_the_regimes_take_other_ways_than_small_layers(tmp_path: Path):
+    rows = [
+        to_c(SideBySide(layers), torch.randn(1, 250), tmp_path / name).layers
+        for name, layers in (("small", small_layers()), ("regimes", regimes()))
+    ]
+    small, others = ({(row.kind.split()[0], row.form.split()[0]) for row in some} for some in rows)
+    ways = [
+        "ldr_sd transforms",
+        "toeplitz_like transforms",
+        "circulant transforms",
+        "block_circulant transforms",
+    ]
+    assert others - small >= {tuple(way.split()) for way in [*ways, "ldr_sd recurrence,", "acdc sums"]}
+
+
 def test_every_class_has_c_of_its_own():
     assert [cls.name for cls in CLASSES if rules.of_product("c", cls) is None] == []
 
@@ -207,6 +222,17 @@ class Residual(nn.Module):
         return linear(h, self.weight).softmax(-1), torch.sigmoid(h) / 3
 
 
+class Views(nn.Module):
+    """Axes of one entry that move, and parts that lie together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x).view(1, 2, 2).permute(1, 0, 2).transpose(0, 1)[0, -1]
+
+
 class Last(nn.Module):
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -232,6 +258,7 @@ MODELS = {
     "gru": (lambda: StructuredGRU(6, 8, 2, which="hidden", bias=False, structure="low_rank"), (4, 6)),
     "last step": (lambda: Last(StructuredGRU(6, 8, batch_first=True, bidirectional=True)), (1, 5, 6)),
     "rows": (lambda: nn.Sequential(StructuredLinear(6, 7, structure="circulant"), nn.ReLU()), (1, 4, 6)),
+    "views": (Views, (1, 4)),
     "nothing": (nn.Flatten, (1, 2, 3)),
 }
 
@@ -389,6 +416,12 @@ def test_a_model_that_changes_its_input(tmp_path: Path):
             "makes torch.int32",
         ),
         (Written(lambda self, x: x / 0), torch.zeros(1, 4), ExportError, "not finite"),
+        (Written(lambda self, x: x * x), torch.zeros(1, 4), ExportError, "two tensors .* that are added"),
+        (Written(lambda self, x: x.view(2, 2).mT), torch.zeros(1, 4), ExportError, "moves entries"),
+        (Written(lambda self, x: x[:, ::2]), torch.zeros(1, 4), ExportError, "that are apart"),
+        (Written(lambda self, x: x.expand(2, 4)), torch.zeros(1, 4), ExportError, "the number of entries"),
+        (Written(lambda self, x: linear(x, x)), torch.zeros(1, 4), ExportError, "computed from the input"),
+        (Written(lambda self, x: torch.ones(2)), torch.zeros(1, 4), ExportError, "is a constant"),
         (Written(lambda self, x: x * 1e39), torch.zeros(1, 4), ExportError, "not finite"),
         (
             Written(lambda self, x: nn.functional.dropout(x)),

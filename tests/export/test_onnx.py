@@ -231,6 +231,28 @@ class Unknown(nn.Module):
         return torch.erf(x)
 
 
+class Masked(nn.Module):
+    """A mask with infinities, and what ONNX has no operator for if asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = StructuredLinear(8, 8, structure="toeplitz_like")
+
+    def forward(self, x, mask, singular=None):
+        y = (self.layer(x) + mask).softmax(-1)
+        return y if singular is None else torch.linalg.svdvals(y)
+
+
+def test_masks_with_infinities(tmp_path):
+    mask = torch.zeros(3, 8)
+    mask[:, 6:] = -torch.inf
+    assert to_onnx(Masked(), (torch.randn(3, 8), mask), tmp_path / "m.onnx").deviation < 1e-5
+    with pytest.raises(
+        ExportError, match=r"exporter cannot convert this model: No ONNX function .*_linalg_svd"
+    ):
+        to_onnx(Masked(), (torch.randn(3, 8), mask, torch.ones(1)), tmp_path / "no.onnx")
+
+
 def test_what_cannot_be_written(tmp_path, monkeypatch):
     x, path = torch.randn(2, 64), tmp_path / "m.onnx"
     with pytest.raises(ExportError, match=r"torch.export cannot trace Conditional"):

@@ -444,6 +444,11 @@ def test_repr():
     )
     assert "rank=4" in repr(StructuredLinear(784, 512, structure="ldr_sd", rank=4))
     assert repr(torchldr.LowRank.random(3, 4, rank=2)) == "LowRank(3, 4, rank=2, dtype=torch.float32)"
+    layer = StructuredLinear(4, 4, structure="low_rank", bias=False).eval()
+    layer.plan = "fast"
+    with torch.no_grad():
+        layer(torch.ones(1, 4))
+    assert repr(layer).endswith("structure='low_rank', rank=1, plan='fast' (keeps two_products))")
 
 
 @every_class

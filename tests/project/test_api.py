@@ -308,9 +308,11 @@ def test_normalized_operators_are_not_worse_than_fixed_ones():
 def test_smallest_sizes_and_zero(name: str, shape: tuple[int, int]):
     rank = rank_of(name, 1)
     assert math.isfinite(from_dense(normal(*shape, seed=1), name, rank, effort=QUICK).residual)
-    zero = from_dense(torch.zeros(shape, dtype=torch.float64), name, rank, effort=QUICK)
-    assert zero.residual == 0
-    assert torch.equal(zero.matrix.to_dense(), torch.zeros(shape, dtype=torch.float64))
+    W = torch.zeros(shape, dtype=torch.float64)
+    for X in (None, normal(9, shape[1], seed=2)):
+        zero = from_dense(W, name, rank, activations=X, effort=QUICK)
+        assert zero.residual == 0
+        assert torch.equal(zero.matrix.to_dense(), W)
 
 
 @pytest.mark.parametrize("scale", [1e-150, 1e-3, 1e150])

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import re
 import typing
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -189,6 +190,16 @@ def test_interrupt(tmp_path: Path, own_file: Path, monkeypatch: pytest.MonkeyPat
     assert "goes on from here" in result.stderr
 
 
+def test_a_figure_that_was_asked_for_and_cannot_be_drawn_is_a_failure(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    own = ["--out", str(tmp_path), "--format", "svg", "--results", str(tmp_path), "--data-dir", str(tmp_path)]
+    result = call("figures", "displacement", *own)
+    assert (result.exit_code, result.stdout) == (0, f"{tmp_path / 'displacement.svg'}\n")
+    result = call("figures", "displacement", "channels_cifar10", *own)
+    assert (result.exit_code, result.stdout) == (1, f"{tmp_path / 'displacement.svg'}\n")
+    assert "left out: channels_cifar10: no weights" in result.stderr
+
+
 def test_help_names_the_defaults_of_the_protocol() -> None:
     """They stand there as text: help does not import the protocol, which needs torch."""
     helped = typing.get_type_hints(commands_module.train_command, include_extras=True)
@@ -203,6 +214,38 @@ def test_options_of_a_class() -> None:
     assert parse_options(["learn_nodes=True"]) == (("learn_nodes", True),)
     with pytest.raises(ValueError, match="name=value"):
         parse_options(["x"])
+
+
+def test_an_interrupt_keeps_what_has_come_and_gives_up_the_rest(own_file: Path, tmp_path: Path) -> None:
+    from torchldr_paper import Run
+    from torchldr_paper.ledger.ledger import Ledger
+    from torchldr_paper.trainer.parallel import Backend
+    from torchldr_paper.trainer.sweep import Library, sweep
+
+    class TwoCome(Backend):
+        """The first two runs end, the third never does; then comes the interrupt."""
+
+        width, begun, closed = 3, 0, False
+
+        def submit(self, *arguments: Any) -> Any:
+            self.begun += 1
+            return super().submit(*arguments) if self.begun < 3 else Future()
+
+        def poll(self, update: Any) -> None:
+            raise KeyboardInterrupt
+
+        def close(self) -> None:
+            self.closed = True
+
+    brief = Protocol(epochs=1, batch=30, lrs=(0.01,), trials=1)
+    runs = [Run(str(own_file), structure=name, protocol=brief) for name in ("low_rank", "circulant", "dense")]
+    ledger, library, backend = Ledger(tmp_path, published=False), Library("cpu"), TwoCome()
+    with pytest.raises(KeyboardInterrupt):
+        sweep(runs, ledger, library, backend=backend)
+    assert backend.closed
+    assert len(Ledger(tmp_path, published=False)) == 2
+    report = sweep(runs, ledger, library, wait=False)
+    assert (len(report.present), len(report.finished), len(report.claimed)) == (2, 1, 0)
 
 
 @pytest.mark.usefixtures("spawned_as_forks")

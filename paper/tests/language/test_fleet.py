@@ -401,3 +401,15 @@ def test_the_decoder_as_kernels(
     decoders.update(ours, narrow, change, scale)
     torch.testing.assert_close(ours, weight + scale.view(-1, 1, 1) * change)
     assert torch.equal(narrow, ours.bfloat16())
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_a_standard_deviation_is_that_of_what_carries_the_scale(structure: str) -> None:
+    kind, size = get_structure(structure), 64
+    ranks = (2, 8) if kind.ranked else (None,)
+    runs = [Run("wikitext2", "lstm", structure, r, init_std=0.3, protocol=LanguageProtocol()) for r in ranks]
+    tensors = initial_tensors(runs, size)
+    for name in kind.scaled:
+        for own, rank in zip(tensors[name], ranks, strict=True):
+            assert own[:, :rank].std().item() == pytest.approx(0.3, rel=0.15)
+            assert rank is None or not own[:, rank:].any()

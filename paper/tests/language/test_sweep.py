@@ -113,6 +113,23 @@ def test_an_interrupted_sweep_goes_on_as_if_nothing_had_happened(
     assert results(parts) == results(whole)
 
 
+def test_what_a_process_had_when_it_was_killed_is_gone_on_with(folder: Path, tmp_path: Path) -> None:
+    whole, parts = Ledger(tmp_path / "whole", published=False), Ledger(tmp_path / "parts", published=False)
+    sweep_language(runs(), whole, CPU, folder)
+
+    def killed(line: str) -> None:
+        if line.startswith("epoch 2 of"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sweep_language(runs(), parts, CPU, folder, checkpoint_seconds=0, say=killed)
+    said: list[str] = []
+    sweep_language(runs(), parts, CPU, folder, checkpoint_seconds=0, say=said.append)
+    assert sum("goes on after epoch 2" in line for line in said) == 3
+    assert results(parts) == results(whole)
+    assert not list(parts.results.glob(".checkpoints/*"))
+
+
 def test_what_another_process_trains_is_left_to_it(
     folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

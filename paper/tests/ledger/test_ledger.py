@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 from torchldr_paper import Ledger, Record, Run, default_results
 from torchldr_paper.ledger import ledger as ledger_module
@@ -137,6 +138,16 @@ def test_two_writers_at_once(started: Any, tmp_path: Path) -> None:
     ledger = Ledger(tmp_path, published=False)
     assert not ledger.problems
     assert len(ledger) == 40
+
+
+def test_a_ledger_that_another_process_holds_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger_module, "_WAIT_SECONDS", 0.1)
+    ledger = Ledger(tmp_path, published=False)
+    with FileLock(tmp_path / ledger_module.LOCK), pytest.raises(OSError, match="another process has held"):
+        ledger.append(make(Run("rectangles")))
+    assert not len(ledger)
+    ledger.append(make(Run("rectangles")))
+    assert len(Ledger(tmp_path, published=False)) == 1
 
 
 def test_what_was_published_is_read_and_ones_own_wins(

@@ -62,8 +62,7 @@ def displaced(
 def _(
     M: LinearMap, own: DisplacementStructure | None, A: Operator, B: Operator, form: Form
 ) -> DisplacementStructure | None:
-    found = [changed(way, M, A, B) for way in _ways(own, form)]
-    return min((d for d in found if d is not None), key=lambda d: d.rank, default=None)
+    return min((changed(way, M, A, B) for way in _ways(own, form)), key=lambda d: d.rank, default=None)
 
 
 def _ways(own: DisplacementStructure | None, form: Form) -> list[DisplacementStructure]:
@@ -73,12 +72,8 @@ def _ways(own: DisplacementStructure | None, form: Form) -> list[DisplacementStr
     return [d for d in (same_form, inverted) if d is not None]
 
 
-def changed(
-    own: DisplacementStructure, M: LinearMap, A: Operator, B: Operator
-) -> DisplacementStructure | None:
-    """The displacement of M by A and B from that by its own operators; None where sizes differ."""
-    if own.A.n != A.n or own.B.n != B.n:
-        return None
+def changed(own: DisplacementStructure, M: LinearMap, A: Operator, B: Operator) -> DisplacementStructure:
+    """The displacement of M by A and B from that by its own operators, of the same sizes."""
     left, right = _difference(own.A, A, M), _difference(own.B, B, M)
     extra = left.rank + right.rank
     if not extra:

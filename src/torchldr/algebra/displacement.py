@@ -33,8 +33,8 @@ def displacement(M: Matrix, A: Operator | Tensor, B: Operator | Tensor, form: Fo
             [4., 0., 0.],
             [5., 0., 0.]])
     """
-    left, right = _operators(M, A, B, form, "displacement")
-    return displacement_of_dense(_dense(M), left, right, form)
+    left, right = checked_operators("displacement", M, A, B, form)
+    return displacement_of_dense(dense(M), left, right, form)
 
 
 def displacement_rank(
@@ -59,11 +59,11 @@ def generators(
     Arguments as for `displacement_rank`. The rows of G and of H are orthogonal, and each pair shares the
     square root of a singular value. Differentiable in M, A and B.
     """
-    left, right = _operators(M, A, B, form, "generators")
+    left, right = checked_operators("generators", M, A, B, form)
     known = displaced(M, left, right, form) if isinstance(M, LinearMap) else None
     if known is not None and worthwhile(known.rank, 1, *M.shape):
         return reduce(*known.generators(), tol)
-    W = _dense(M)
+    W = dense(M)
     R = displacement_of_dense(W, left, right, form)
     with torch.no_grad():
         W, moved = W.detach(), (R - W if form == "stein" else right.rmatmul(W))
@@ -99,26 +99,27 @@ def from_displacement(
         raise ValueError(
             f"from_displacement: G and H must have as many rows, got {G.shape[0]} and {H.shape[0]}."
         )
-    left, right = _checked(A, B, (G.shape[1], H.shape[1]), form, "from_displacement")
+    left, right = _checked("from_displacement", (G.shape[1], H.shape[1]), A, B, form)
     return solve_displacement_equation(left, right, G, H, form)
 
 
-def _dense(M: Matrix) -> Tensor:
+def dense(M: Matrix) -> Tensor:
     return M if isinstance(M, Tensor) else M.to_dense()
 
 
-def _operators(
-    M: Matrix, A: Operator | Tensor, B: Operator | Tensor, form: str, who: str
+def checked_operators(
+    who: str, M: Matrix, A: Operator | Tensor, B: Operator | Tensor, form: str
 ) -> tuple[Operator, Operator]:
+    """A and B as operators that fit one matrix, or an error."""
     if not isinstance(M, Tensor | LinearMap):
         raise TypeError(f"{who}: M must be a tensor or a linear map, got {type(M).__name__}.")
-    if isinstance(M, Tensor) and M.ndim != 2:
+    if len(M.shape) != 2:
         raise ValueError(f"{who}: M must have two axes, got shape {tuple(M.shape)}.")
-    return _checked(A, B, (M.shape[0], M.shape[1]), form, who)
+    return _checked(who, (M.shape[0], M.shape[1]), A, B, form)
 
 
 def _checked(
-    A: Operator | Tensor, B: Operator | Tensor, shape: tuple[int, int], form: str, who: str
+    who: str, shape: tuple[int, int], A: Operator | Tensor, B: Operator | Tensor, form: str
 ) -> tuple[Operator, Operator]:
     check_choices(who, form=(form, FORMS))
     left, right = (DenseOperator(op) if isinstance(op, Tensor) else op for op in (A, B))

@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from ..core.checks import check_choices
 from ..core.linear_map import LinearMap
 from ..core.matrix import StructuredMatrix
-from ..operators import DenseOperator, Operator, Shift
-from .structure import FORMS, Form
+from ..operators import Operator
+from .displacement import checked_operators, dense
+from .members import shift
+from .structure import Form
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -51,14 +52,8 @@ def equivariance_error(
         The relative Frobenius norm of the displacement, shape (), differentiable: it may serve as a
         penalty. Two unrelated matrices of any sizes give sqrt(|X|^2 + |Y|^2), so 1.
     """
-    check_choices("equivariance_error", form=(form, FORMS))
-    W = M.to_dense() if isinstance(M, LinearMap) else M
-    A, B = (move if isinstance(move, Operator) else DenseOperator(move) for move in (A, B))
-    if (A.n, B.n) != tuple(W.shape):
-        raise ValueError(
-            f"equivariance_error: operators of sizes {A.n} and {B.n} do not fit a matrix of shape "
-            f"{tuple(W.shape)}."
-        )
+    A, B = checked_operators("equivariance_error", M, A, B, form)
+    W = dense(M)
     left = A @ W
     right = B.rmatmul(left) if form == "stein" else B.rmatmul(W)
     left = W if form == "stein" else left
@@ -140,12 +135,12 @@ def learned_operators(layer: HasMatrix | StructuredMatrix) -> LearnedOperators:
         )
     # A copy: what is reported should not change when training goes on.
     copies = {name: t.detach().clone() for name, t in M.tensors.items()}
-    M = M.unchecked(M.out_features, M.in_features, copies, M.options).double()
+    M = M.with_tensors(copies).double()
     found = M.displacement_structure()
     if found is None or found.form != "stein":
         raise TypeError(f"learned_operators: {type(M).__name__} has no operators A and C of its own.")
     W, (m, n) = M.to_dense(), M.shape
-    shifts = Shift(m, dtype=W.dtype, device=W.device), Shift(n, dtype=W.dtype, device=W.device).T
+    shifts = shift(m, 0.0, M), shift(n, 0.0, M).T
     return LearnedOperators(
         structure=M.name, A=found.A, C=found.B.T, matrix=W, displacement=found.of_dense(W),
         error=float(equivariance_error(W, found.A, found.B, "stein")),

@@ -27,6 +27,7 @@ from ..operators import (
     low_rank_sum,
     sparse_product,
 )
+from .known import Operators
 from .multiply import real_dtype
 from .structure import DisplacementStructure, Generators, reduce
 
@@ -35,7 +36,7 @@ Member = TypeVar("Member", bound=StructuredMatrix)
 
 def like(M: Member, **tensors: Tensor) -> Member:
     """The same matrix with some tensors exchanged."""
-    return M.unchecked(M.out_features, M.in_features, {**M.tensors, **tensors}, M.options)
+    return M.with_tensors({**M.tensors, **tensors})
 
 
 def member(cls: type[Member], M: LinearMap, generators: Generators, **fields: Any) -> Member:
@@ -47,6 +48,12 @@ def member(cls: type[Member], M: LinearMap, generators: Generators, **fields: An
 def shift(n: int, f: float, like: LinearMap) -> Shift:
     """Z_f in the dtype and on the device of a map."""
     return Shift(n, f, dtype=like.dtype, device=like.device)
+
+
+def opposite_shifts(M: LinearMap) -> Operators:
+    """Z_1 and Z_{-1} for the sides of a map."""
+    m, n = M.shape
+    return Operators(shift(m, 1.0, M), shift(n, -1.0, M))
 
 
 def units(size: int, places: list[int], like: LinearMap) -> Tensor:

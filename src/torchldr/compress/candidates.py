@@ -119,6 +119,13 @@ class Search:
         return self.work is None or max(entries, _LEAST) * work * rank * (rank + 3) / 4 <= self.work
 
 
+def class_names(who: str, structures: Iterable[str]) -> list[str]:
+    """The names of the classes to look at, each once, or an error."""
+    if isinstance(structures, str):
+        raise TypeError(f"{who}: structures must be a sequence of names, got {structures!r}.")
+    return list(dict.fromkeys(get_structure(name).name for name in structures))
+
+
 def exact(name: str) -> bool:
     """Whether the nearest member of a class is found at once, at any effort."""
     return get_structure(name).projection_work == 0

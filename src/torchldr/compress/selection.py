@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..matrices import get_structure
 from .budget import Budget, Bytes, Costs, Latency, Stopwatch, allowance, check_budget
-from .candidates import Candidate, Search, Weight, at_once, charged, priced
+from .candidates import Candidate, Search, Weight, at_once, charged, class_names, priced
 from .looks import FirstLook, errors_of, first_looks
 from .metric import QUICK
 from .progress import CHOOSING
@@ -69,14 +68,11 @@ def chosen(
         structures = planned(spec, weights, left, who)
         pairs = zip(weights, structures, strict=True)
         return Choices(structures, {w.name: "stays dense by the plan" for w, s in pairs if s.is_dense})
-    if isinstance(names, str):
-        raise TypeError(f"{who}: structures must be a sequence of names, got {names!r}.")
-    for name in names:
-        get_structure(name)
+    names = class_names(who, names)
     if not weights:
         return Choices([])
     limit, unit, costs = allowance(spec, weights)
-    look = _Look(list(dict.fromkeys(names)), weights, costs, limit, workers)
+    look = _Look(names, weights, costs, limit, workers)
     rows = look.rows()
     taken = share_out(rows, limit, unit, who)
     structures, notes = [c.structure for c in taken], tuple(look.notes)

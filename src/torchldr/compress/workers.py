@@ -48,7 +48,8 @@ class _Packer(pickle.Pickler):
 
 
 def _tensor(data: bytes, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    return torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape)
+    flat = torch.frombuffer(bytearray(data), dtype=dtype) if data else torch.empty(0, dtype=dtype)
+    return flat.reshape(shape)
 
 
 def _unpacked(data: bytes) -> Luggage:

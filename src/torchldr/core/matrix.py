@@ -221,7 +221,7 @@ class StructuredMatrix(Contract):
             else t.to(like.device, wide if t.is_floating_point() else None)
             for name, t in self.tensors.items()
         }
-        return self.unchecked(self.out_features, self.in_features, tensors, self.options)
+        return self.with_tensors(tensors)
 
     def double(self) -> Self:
         return self.to(torch.float64)

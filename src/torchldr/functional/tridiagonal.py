@@ -137,11 +137,11 @@ def _powers(lower: Tensor, diagonal: Tensor, upper: Tensor, p: int) -> Iterator[
         yield q, D
 
 
-def _apply_power(D: Tensor, X: Tensor, q: int, size: int) -> Tensor:
-    """A^q X for the diagonals D of A^q and columns X, (m, c)."""
+def _apply_power(D: Tensor, X: Tensor, q: int) -> Tensor:
+    """A^q X for the diagonals D of A^q and columns X, (m, c), by blocks of BLOCK rows."""
     m = X.shape[0]
-    windows = _windows(m, size, q, X.device)
-    D = pad(D, (0, 0, 0, windows.shape[0] * size - m)).view(-1, size, 2 * q + 1)
+    windows = _windows(m, BLOCK, q, X.device)
+    D = pad(D, (0, 0, 0, windows.shape[0] * BLOCK - m)).view(-1, BLOCK, 2 * q + 1)
     return (_slanted(D) @ X[windows]).flatten(0, 1)[:m]
 
 
@@ -155,10 +155,10 @@ def _column_blocks(
     D = X
     for q, D in _powers(lower, diagonal, upper, p):
         if q < p:
-            X = torch.cat((X, _apply_power(D, X.flatten(1), q, BLOCK).view(m, q, -1)), 1)
+            X = torch.cat((X, _apply_power(D, X.flatten(1), q).view(m, q, -1)), 1)
     for j in range(0, k, p):
         if j:
-            X = _apply_power(D, X.flatten(1), p, BLOCK).view(X.shape)
+            X = _apply_power(D, X.flatten(1), p).view(X.shape)
         yield j, X[:, : k - j]
 
 

@@ -18,16 +18,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from ..algebra.closure import displaced
 from ..algebra.lazy import Composition, Inverse, Scaled, Transposed
+from ..algebra.members import opposite_shifts
 from ..algebra.multiply import multiply, rmultiply
 from ..core import rules
 from ..core.linear_map import LinearMap
 from ..core.rules import rule
-from ..operators import Shift
 from .cauchy_forms import complex_toeplitz_form, gko, real_toeplitz_form
 from .solvers import Candidate, Formula, RealSolver, Solver, Swapped, dense, formula, general, last_resort
 
@@ -91,8 +90,8 @@ def _(M: LinearMap) -> list[Candidate]:
     own = M.displacement_structure() if n >= GKO_FROM else None
     if own is None or M.dtype.is_complex or own.A.dtype.is_complex or own.B.dtype.is_complex:
         return general(M)
-    shifts = Shift(n, 1.0, dtype=torch.float64), Shift(n, -1.0, dtype=torch.float64).T
-    found = displaced(M, *shifts, "stein")
+    A, B, _ = opposite_shifts(M)
+    found = displaced(M, A, B.T, "stein")
     if found is None or 8 * found.rank > n:
         return general(M)
     P, Q = (v.detach().double() for v in found.reduced().generators())

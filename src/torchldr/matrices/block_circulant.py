@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 
 from ..algebra.convert import convert
 from ..algebra.known import KnownDisplacement
-from ..algebra.members import linear_in_its_tensor, shift, units
+from ..algebra.members import linear_in_its_tensor, opposite_shifts, shift, units
 from ..algebra.multiply import rmultiply
 from ..algebra.structure import DisplacementStructure, Generators
 from ..core import costs
@@ -29,7 +29,7 @@ from ..operators import BlockDiagonal, Operator
 from ..project.problem import Problem, Tensors
 from .circulant import blocks_route, circulants, gather_seconds, rows_route
 from .circulant.project import fit_blocks
-from .circulant.rules import circulant_grid, circulant_product, opposite_shifts, reversed_column
+from .circulant.rules import circulant_grid, circulant_product, reversed_column
 from .ldr_td import LDRTridiagonal
 from .toeplitz_like import ToeplitzLike
 

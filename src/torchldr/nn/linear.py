@@ -184,10 +184,11 @@ class StructuredLinear(StructuredParameters, PlannedLayer):
         parts = [f"in_features={self.in_features}", f"out_features={self.out_features}"]
         parts += [f"bias={self.bias is not None}", describe(self)]
         parts += [f"init={self.init!r}"] if self.init != "linear" else []
-        parts += [f"plan={self._plan_choice!r}"] if self._plan_choice != "auto" else []
         parts += [f"route={self._route!r}"] if self._route is not None else []
-        if self._plan is not None and (kept := self._plan.prepared()):
-            parts += [f"plan={self._plan_choice!r} (keeps {' and '.join(kept)})"]
+        kept = self._plan.prepared() if self._plan is not None else []
+        if kept or self._plan_choice != "auto":
+            keeps = f" (keeps {' and '.join(kept)})" if kept else ""
+            parts += [f"plan={self._plan_choice!r}{keeps}"]
         return ", ".join(parts)
 
     def _infer(self, *inputs: Tensor) -> list[Tensor]:

@@ -161,10 +161,7 @@ def _quantize_weight_(module: nn.Module, weight: Weight, training: bool) -> None
     parametrize.register_parametrization(module, name, made, unsafe=True)
 
 
-def stored_weight(module: nn.Module, name: str, storage: Storage, lead: int = 0) -> Rounded:
-    """A weight in integers: those that the module holds, or its weight rounded."""
-    if name in _parametrizations(module):
-        kept = _parametrizations(module)[name]
-        if isinstance(kept[-1], Quantized):
-            return Rounded(kept.original0, kept.original1, storage.offset)
-    return rounded(getattr(module, name), storage, lead)
+def stored_weight(module: nn.Module, name: str) -> Rounded:
+    """The integers of a weight that `quantize_` has rounded."""
+    kept = _parametrizations(module)[name]
+    return Rounded(kept.original0, kept.original1, kept[-1].storage.offset)

@@ -97,4 +97,7 @@ class DenseOperator(Operator):
         return Entries(rows, columns, self.A[rows, columns])
 
     def inverse(self) -> Operator:
-        return DenseOperator(torch.linalg.inv(self.A))
+        found, failed = torch.linalg.inv_ex(self.A)
+        if bool(failed):
+            raise ValueError(f"DenseOperator: the matrix of {self.n} x {self.n} is singular.")
+        return DenseOperator(found)

@@ -44,9 +44,8 @@ def halves(U: Tensor, S: Tensor, V: Tensor) -> tuple[Tensor, Tensor]:
 
 def ridged(normal: Tensor) -> Tensor:
     """Normal matrices (..., p, p) with a small multiple of their mean diagonal added to it."""
-    mean = normal.diagonal(dim1=-2, dim2=-1).real.mean(-1).clamp(min=_TINY)
-    eye = torch.eye(normal.shape[-1], dtype=normal.dtype)
-    return normal + (_RIDGE * mean)[..., None, None] * eye
+    ridge = (_RIDGE * normal.diagonal(dim1=-2, dim2=-1).real.mean(-1)).clamp(min=_TINY)
+    return normal + ridge[..., None, None] * torch.eye(normal.shape[-1], dtype=normal.dtype)
 
 
 def balanced(G: Tensor, H: Tensor) -> tuple[Tensor, Tensor]:

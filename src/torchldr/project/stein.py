@@ -36,12 +36,12 @@ class Operators(NamedTuple):
 
 
 class _Split(NamedTuple):
-    """A displacement E, the leading part's spaces U (m, r) and V (r, n), and what is left of |E|^2."""
+    """What is left of a displacement E outside of its leading part's spaces U (m, r) and V (r, n)."""
 
-    E: Tensor
+    outside: Tensor  # P E Q
     U: Tensor
     V: Tensor
-    rest: float
+    rest: float  # |P E Q|^2
 
 
 def apply_ring(ring: Tensor, offsets: tuple[int, ...], X: Tensor) -> Tensor:
@@ -97,16 +97,16 @@ def _split(
 ) -> _Split:
     E = displacement(W, A, C, offsets)[first:, first:]
     U, _, V = leading(E, rank, near)
-    rest = E - U @ (U.mT @ E)
-    rest = rest - (rest @ V.mT) @ V
-    return _Split(E, U, V, rest.square().sum().item())
+    outside = E - U @ (U.mT @ E)
+    outside = outside - (outside @ V.mT) @ V
+    return _Split(outside, U, V, outside.square().sum().item())
 
 
 def _normal_equations(
     W: Tensor, A: Tensor, C: Tensor, offsets: tuple[int, ...], split: _Split, first: int
 ) -> tuple[Tensor, Tensor, float]:
     """J^T J, -J^T residual and the mean squared column of the Jacobian before projection."""
-    E, U, V, _ = split
+    outside, U, V, _ = split
     P = torch.eye(len(U), dtype=W.dtype) - U @ U.mT
     Q = torch.eye(V.shape[1], dtype=W.dtype) - V.mT @ V
     WC, AW = apply_ring(C, offsets, W.mT).mT, apply_ring(A, offsets, W)
@@ -118,9 +118,7 @@ def _normal_equations(
     CC = torch.cat([torch.cat([Q * (y.mT @ py) for py in PY], 1) for y in Y])
     AC = torch.cat([torch.cat([xq * py for py in PY], 1) for xq in XQ])
     normal = torch.cat((torch.cat((AA, AC), 1), torch.cat((AC.mT, CC), 1)))
-    rest = E - U @ (U.mT @ E)
-    rest = rest - (rest @ V.mT) @ V
-    gradient = torch.cat([(rest * x).sum(1) for x in X] + [(rest * y).sum(0) for y in Y])
+    gradient = torch.cat([(outside * x).sum(1) for x in X] + [(outside * y).sum(0) for y in Y])
     squares = sum(x.square().sum().item() for x in X) + sum(y.square().sum().item() for y in Y)
     return normal, gradient, max(squares / len(gradient), 1e-300)
 

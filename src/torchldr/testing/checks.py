@@ -184,7 +184,7 @@ def _with_leaves(
     M: StructuredMatrix, learned: Mapping[str, Tensor]
 ) -> tuple[StructuredMatrix, dict[str, Tensor]]:
     leaves = {name: t.detach().clone().requires_grad_() for name, t in learned.items()}
-    return M.unchecked(M.out_features, M.in_features, {**M.tensors, **leaves}, M.options), leaves
+    return M.with_tensors({**M.tensors, **leaves}), leaves
 
 
 def _gradients(

@@ -113,7 +113,7 @@ def test_the_output_may_be_changed_in_place():
 
 
 def test_threads_share_the_rows():
-    inputs = problem(512, 512, 1, 40, dtype=torch.float32)
+    inputs = problem(512, 512, 1, 200, dtype=torch.float32)  # enough work for three
     threads = torch.get_num_threads()
     results = []
     try:

@@ -185,6 +185,14 @@ def test_every_structured_class_has_the_rank_it_claims(m: int, n: int, seed: int
         assert rank(D, scale) <= bound, name
 
 
+def test_operators_are_where_the_matrix_is():
+    one = torch.ones(3, device="meta")
+    flat = Convolution2d(torch.ones(1, 1, 1, 1, device="meta"), 3, 3, "flat")
+    for M in (Toeplitz(one), Hankel(one, one), Vandermonde(one), flat, Circulant.random(3, 4, device="meta")):
+        A, B, _ = known_displacement(M).operators
+        assert A.device.type == B.device.type == "meta"
+
+
 @pytest.mark.parametrize("name", WITHOUT_OPERATORS)
 def test_classes_without_operators_say_so(name: str):
     cls = torchldr.get_structure(name)
@@ -227,6 +235,15 @@ def test_members_of_ldr_td_are_represented_exactly(name: str, m: int, n: int, se
     assert N.rank == r
     W = M.to_dense()
     assert (N.to_dense() - W).abs().max() <= 1e-14 * max(m, n) * W.abs().max()
+
+
+@pytest.mark.parametrize("border", BORDERS)
+def test_convolutions_are_members_of_ldr_td(border: str):
+    M = Convolution2d(drawing(0)(2, 3, 3, 3), 5, 4, border)
+    N = convert(M, "ldr_td")
+    assert isinstance(N, torchldr.LDRTridiagonal)
+    assert (N.rank == 2 + 3) == (border == "flat")
+    torch.testing.assert_close(N.to_dense(), M.to_dense(), rtol=0, atol=1e-13)
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,8 @@ MAKERS: dict[str, Callable[[int, int], ClassicalMatrix]] = {
     "dft": lambda n, seed: DFT(n, orthonormal=bool(seed % 2)),
     "dct2": lambda n, seed: DCT2(n, orthonormal=bool(seed % 2)),
     "chebyshev": lambda n, seed: Chebyshev(n),
+    "chebyshev scaled": lambda n, seed: Chebyshev(n, scale=(1 + drawn(seed, n).abs()).float()),
+    "chebyshev scaled by complex numbers": lambda n, seed: Chebyshev(n, scale=1j + drawn(seed, n)),
     "chebyshev elsewhere": lambda n, seed: Chebyshev(n, drawn(seed, 1 + seed % 40).tanh()),
     "legendre": lambda n, seed: Legendre(n),
     "legendre elsewhere": lambda n, seed: Legendre(n, drawn(seed, 1 + seed % 40).tanh()),
@@ -86,6 +88,11 @@ def test_the_displacement_rank_is_one(name: str, n: int, seed: int):
     limit = 8 * (8 + max(M.shape)) * noise.max()
     assert (G.mT @ H - D).abs().max() <= limit
     assert bool((torch.linalg.svdvals(D)[1:] <= limit * max(M.shape)).all())
+
+
+def test_without_a_device_matrices_are_on_the_default_one():
+    with torch.device("meta"):  # the others look at values, which there are none of
+        assert DFT(4).device.type == "meta"
 
 
 def test_the_definitions_are_the_textbooks():

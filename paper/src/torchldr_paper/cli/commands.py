@@ -71,8 +71,6 @@ def report_command(
     with steps(len(FIGURES) if figures else 0) as step:
         path = report(ledger, out, figures=figures, data_dir=data_dir, progress=step)
     print(path)
-    if not len(ledger):
-        say(f"the ledger is empty: {ledger.path}")
 
 
 def figures_command(

@@ -10,12 +10,11 @@ from typing import Any
 
 from torch import nn
 
-from ...matrices import get_structure
 from ...matrices import structures as known_structures
 from ...progress import Report
 from ..budget import Budget, allowance, check_budget
 from ..calibration import calibrate
-from ..candidates import WORK, Candidate, Search, Weight, charged, check_finite, exact, priced
+from ..candidates import WORK, Candidate, Search, Weight, charged, check_finite, class_names, exact, priced
 from ..checkpoint.files import Source, find_tensors, open_tensors
 from ..looks import errors_of
 from ..metric import QUICK, Metric
@@ -91,11 +90,9 @@ def analyze(
         raise ValueError("analyze: budget must be one or more, got none.")
     for one in budgets:
         check_budget("analyze", one)
-    if isinstance(structures, str):
-        raise TypeError(f"analyze: structures must be a sequence of names, got {structures!r}.")
+    names = class_names("analyze", structures or known_structures())
     for rank in ranks or ():
         check_count("analyze", ranks=rank)
-    names = [get_structure(name).name for name in structures or known_structures()]
     fractions = [one for one in budgets if isinstance(one, float)]
     search = Search(names, ranks, USUAL_RANKS, WORK if ranks is None else None, fractions)
     check_count("analyze", min_features=min_features, batches=1 if batches is None else batches)
@@ -157,8 +154,8 @@ class Share:
                 for weight, cost in zip(weights, self.costs, strict=True)
             ]
 
-    def leaders(self, w: int, row: Sequence[Candidate], count: int) -> list[Structure]:
-        """The best candidate of each class that fits weight w's part: of the best `count` classes.
+    def leaders(self, w: int, row: Sequence[Candidate]) -> list[Structure]:
+        """The best candidate of each class that fits weight w's part: of the best `REFINED` classes.
 
         One alone where it is the weight itself: there is nothing better to find.
         """
@@ -170,7 +167,7 @@ class Share:
             if fits and (name not in best or key(candidate) < key(best[name])):
                 best[name] = candidate
         ordered = sorted(best.values(), key=key)
-        return [c.structure for c in ordered[: count if ordered and ordered[0].error > 0 else 1]]
+        return [c.structure for c in ordered[: REFINED if ordered and ordered[0].error > 0 else 1]]
 
     def plan(self, weights: Sequence[Weight], rows: Rows) -> Plan:
         """The budget shared out over all weights, with the errors that are known now."""
@@ -198,7 +195,7 @@ def _screen(search: Search, weights: Sequence[Weight], workers: Workers) -> list
 
     Classes whose members are found at once come first, so that there is something to show at any time.
     """
-    names = sorted(dict.fromkeys(search.names), key=lambda name: not exact(name))
+    names = sorted(search.names, key=lambda name: not exact(name))
     tried = [(w, search.structures(name, weight)) for name in names for w, weight in enumerate(weights)]
     tasks = [(w, structures) for w, structures in tried if structures]
     known: list[dict[Structure, float]] = [{} for _ in weights]
@@ -212,9 +209,7 @@ def _refine(
     shares: Sequence[Share], weights: Sequence[Weight], rows: Rows, workers: Workers
 ) -> dict[tuple[int, Structure], float]:
     """The errors of the best candidates by full projections, by the weight's place and the structure."""
-    leaders = [
-        (w, s) for w, row in enumerate(rows) for share in shares for s in share.leaders(w, row, REFINED)
-    ]
+    leaders = [(w, s) for w, row in enumerate(rows) for share in shares for s in share.leaders(w, row)]
     tasks = [(w, [s]) for w, s in dict.fromkeys(leaders) if not exact(s.name)]
     return errors_of(workers, "refining", weights, tasks, 1.0, 1.0)
 

@@ -78,7 +78,7 @@ def even_factors(
         squares = 0.0
         for vectors, before in zip(x, y, strict=True):
             signs = torch.randint(0, 2, t.shape, generator=source).to(t).mul(2).sub(1)
-            near = type(M).unchecked(m, n, {**M.tensors, name: t + step * signs}, M.options)
+            near = M.with_tensors({**M.tensors, name: t + step * signs})
             moved = (near.matmul(vectors) - before) / step
             squares += float(moved.square().mean()) / n  # of an entry of the matrix
         adam = (_DRAWS / squares) ** 0.5 if squares > 0 else math.inf

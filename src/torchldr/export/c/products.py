@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from ...core import rules
-from ...core.storage import FLOAT, INT8, Rounded
+from ...core.storage import Rounded
 from ...matrices import StructuredMatrix
 from ...nn import MatrixStack
-from ...nn.quantize import stored_weight
+from ...nn.quantize import stored_weight, weights_of
 from .writer import Source, Writer
 
 
@@ -31,11 +31,9 @@ def structured_product(source: Source, layer: Any, *index: int) -> Product:
     M: StructuredMatrix = layer.matrix()[index] if index else layer.matrix()
     stored = {}
     if source.weights == "int8":
-        for name in layer._learned:
-            storage = layer.structure.stored.get(name, INT8)
-            if storage != FLOAT:
-                made = stored_weight(layer, name, storage, len(index))
-                stored[name] = Rounded(made.scale[index], made.integers[index], made.offset)
+        for weight in weights_of(layer):
+            made = stored_weight(layer, weight.name)
+            stored[weight.name] = Rounded(made.scale[index], made.integers[index], made.offset)
     return write_product(source, M, stored)
 
 
@@ -75,7 +73,7 @@ def _gates(source: Source, layer: Any, name: str) -> list[Product]:
     if isinstance(part, MatrixStack):
         return [structured_product(source, part, i) for i in range(part.leading[0])]
     assert isinstance(part, Tensor)
-    stored = {"weight": stored_weight(layer, name, INT8)} if source.weights == "int8" else {}
+    stored = {"weight": stored_weight(layer, name)} if source.weights == "int8" else {}
     return [write_product(source, rules.apply("linear_map", part.detach()), stored)]
 
 

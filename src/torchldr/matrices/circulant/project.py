@@ -54,7 +54,8 @@ def _average(problem: Problem, W: Tensor, b: int, blocks: int) -> Tensor:
 def _least_squares(problem: Problem, W: Tensor, b: int, blocks: int) -> Tensor:
     """Row i is x[places_i], so the normal equations add up the moments between its places."""
     n, size = W.shape[-1], blocks * b
-    moments = torch.zeros_like(problem.W) if problem.moments is None else problem.moments
+    moments = problem.moments
+    assert moments is not None
     cross = pad(W @ moments, (0, size - n))
     moments = pad(moments, (0, size - n, 0, size - n))
     normal, right = W.new_zeros(size, size), W.new_zeros(W.shape[0], size)

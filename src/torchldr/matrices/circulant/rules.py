@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from ...algebra.convert import convert
-from ...algebra.known import KnownDisplacement, Operators
-from ...algebra.members import like, linear_in_its_tensor, shift, units
+from ...algebra.known import KnownDisplacement
+from ...algebra.members import like, linear_in_its_tensor, opposite_shifts, shift, units
 from ...algebra.multiply import multiply
 from ...algebra.structure import DisplacementStructure, Generators
 from ...core.linear_map import LinearMap
@@ -23,7 +23,7 @@ from ...functional.exported.convolution import numbers, toeplitz
 from ...functional.exported.dense import FormulaProduct
 from ...functional.exported.transforms import Array
 from ...linalg.solvers import Candidate, formula
-from ...operators import Shift, same
+from ...operators import same
 from ..classical.families import Toeplitz
 from ..ldr_td import LDRTridiagonal
 from ..ldr_td.rules import shift_parts, tridiagonal
@@ -94,11 +94,6 @@ def _(M: LinearMap, known: DisplacementStructure) -> Circulant | None:
 def _(M: Circulant) -> KnownDisplacement:
     m, n = M.shape
     return KnownDisplacement(opposite_shifts(M), 1 if m == n else min(2, m, n))
-
-
-def opposite_shifts(M: LinearMap) -> Operators:
-    m, n = M.shape
-    return Operators(Shift(m, 1.0, dtype=M.dtype), Shift(n, -1.0, dtype=M.dtype))
 
 
 # A circulant matrix as a member of classes that contain it.

@@ -32,9 +32,10 @@ from torch import Tensor
 from torch.nn.functional import conv1d, conv2d, conv_transpose1d, conv_transpose2d, pad
 
 from ...algebra.known import Operators
+from ...algebra.members import opposite_shifts, shift
 from ...core.checks import check_choices, check_int, checked_vector
 from ...functional.fft import fast_length
-from ...operators import BlockDiagonal, Operator, Shift
+from ...operators import BlockDiagonal, Operator
 from .base import ClassicalMatrix
 from .families import Toeplitz
 
@@ -227,8 +228,8 @@ class ConvolutionMatrix(ClassicalMatrix):
         """Every channel moved by `count` lines along an axis."""
         line = math.prod(size[axis + 1 :])  # entries between neighbours along the axis
         blocks = channels * math.prod(size[:axis])
-        shift = Shift(size[axis] * line, f, dtype=self.dtype, device=self.device)
-        return BlockDiagonal([shift ** (line * count) if line * count > 1 else shift] * blocks)
+        by_one = shift(size[axis] * line, f, self)
+        return BlockDiagonal([by_one ** (line * count) if line * count > 1 else by_one] * blocks)
 
     def __repr__(self) -> str:
         sizes = " x ".join(map(str, self.in_size)), " x ".join(map(str, self.out_size))
@@ -280,8 +281,7 @@ class Convolution2d(ConvolutionMatrix):
     def operators(self) -> Operators:
         """Z_1 and Z_{-1} for "flat"; else the move of every channel by a row, or by a pixel."""
         if self.border == "flat":
-            A: Operator = Shift(self.out_features, 1.0, dtype=self.dtype)
-            return Operators(A, Shift(self.in_features, -1.0, dtype=self.dtype))
+            return opposite_shifts(self)
         A, B, form = super().operators()
         # On a torus moves are permutations: M = A M C^T is A M = M C.
         return Operators(A, B.T) if self.border == "circular" else Operators(A, B, form)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ...algebra.known import Operators
+from ...algebra.members import opposite_shifts, shift
 from ...core import costs
 from ...core.checks import check_int, checked_vector
 from ...core.routes import Call, is_traced
@@ -27,7 +28,7 @@ from ...functional import circulant_blocks
 from ...functional.cauchy import cauchy_matmul, cauchy_reference
 from ...functional.fft import fast_length
 from ...functional.vandermonde import vandermonde_matmul, vandermonde_reference, vandermonde_rmatmul
-from ...operators import Diagonal, Shift
+from ...operators import Diagonal
 from .base import ClassicalMatrix
 
 
@@ -85,8 +86,7 @@ class Toeplitz(Diagonals):
         return self.entries[i - j + self.in_features - 1]
 
     def operators(self) -> Operators:
-        m, n = self.shape
-        return Operators(Shift(m, 1.0, dtype=self.dtype), Shift(n, -1.0, dtype=self.dtype))
+        return opposite_shifts(self)
 
     def support(self) -> tuple[Sequence[int], Sequence[int]]:
         return (0,), (self.in_features - 1,)
@@ -129,7 +129,7 @@ class Hankel(Diagonals):
 
     def operators(self) -> Operators:
         m, n = self.shape
-        return Operators(Shift(m, 1.0, dtype=self.dtype), Shift(n, 0.0, dtype=self.dtype).T)
+        return Operators(shift(m, 1.0, self), shift(n, 0.0, self).T)
 
     def support(self) -> tuple[Sequence[int], Sequence[int]]:
         return (0,), (0,)
@@ -163,7 +163,7 @@ class Vandermonde(ClassicalMatrix):
         return vandermonde_reference(self.nodes, self.in_features)
 
     def operators(self) -> Operators:
-        return Operators(Diagonal(self.nodes), Shift(self.in_features, 0.0, dtype=self.dtype))
+        return Operators(Diagonal(self.nodes), shift(self.in_features, 0.0, self))
 
     def support(self) -> tuple[Sequence[int], Sequence[int]]:
         return (), (self.in_features - 1,)

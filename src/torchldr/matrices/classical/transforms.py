@@ -63,7 +63,7 @@ class DFT(Vandermonde):
             raise TypeError(f"DFT: dtype must be complex, got {dtype!r}.")
         self.out_features = self.in_features = n
         self.scale = "sqrtn" if orthonormal else scale
-        self.nodes = _roots_of_unity(torch.arange(n, device="cpu"), n).to(dtype=dtype, device=device)
+        self.nodes = _roots_of_unity(torch.arange(n, device="cpu"), n).to(_place(device), dtype)
 
     @property
     def norm(self) -> str:
@@ -95,7 +95,7 @@ class OrthogonalPolynomials(ClassicalMatrix):
     Cost: O(m n) operations a vector, by the recurrence, in O(n) memory.
     """
 
-    made_of = "nodes", "a"
+    made_of = "nodes", "a", "b", "c", "scale"
 
     def __init__(self, a: Tensor, b: Tensor, c: Tensor, nodes: Tensor, scale: Tensor | None = None) -> None:
         who = type(self).__name__
@@ -162,6 +162,8 @@ class Chebyshev(OrthogonalPolynomials):
     Args:
         n: how many polynomials.
         nodes: by default the n zeros of T_n, where this is the cosine transform (DCT-II).
+        scale: multiplies row i, shape (n,).
+        dtype, device: of the default nodes.
     """
 
     def __init__(
@@ -175,7 +177,7 @@ class Chebyshev(OrthogonalPolynomials):
     ) -> None:
         check_int(type(self).__name__, "n", n)
         self.at_zeros = nodes is None
-        nodes = chebyshev_points(n, dtype, device) if nodes is None else nodes
+        nodes = chebyshev_points(n, dtype, _place(device)) if nodes is None else nodes
         a = torch.full((n,), 2.0, dtype=nodes.dtype, device=nodes.device)
         a[0] = 1
         super().__init__(a, torch.zeros_like(a), -torch.ones_like(a), nodes, scale)
@@ -192,9 +194,9 @@ class Chebyshev(OrthogonalPolynomials):
 
     def _unscale(self, like: Tensor) -> Tensor:
         """Row factors between the orthonormal cosine transform and this matrix."""
-        factor = torch.full_like(self.scale, math.sqrt(self.out_features / 2))
+        factor = torch.full_like(self.scale, math.sqrt(self.out_features / 2), dtype=like.dtype)
         factor[0] = math.sqrt(self.out_features)
-        return (factor * self.scale).to(like.dtype)
+        return factor * self.scale.to(like.dtype)
 
 
 class DCT2(Chebyshev):
@@ -237,6 +239,7 @@ class Legendre(OrthogonalPolynomials):
     Args:
         n: how many polynomials.
         nodes: by default the n zeros of P_n, the nodes of Gauss's quadrature.
+        dtype, device: of the default nodes.
     """
 
     def __init__(
@@ -249,9 +252,14 @@ class Legendre(OrthogonalPolynomials):
     ) -> None:
         check_int("Legendre", "n", n)
         if nodes is None:
-            nodes = torch.from_numpy(np.polynomial.legendre.leggauss(n)[0]).to(dtype=dtype, device=device)
+            nodes = torch.from_numpy(np.polynomial.legendre.leggauss(n)[0]).to(_place(device), dtype)
         i = torch.arange(n, dtype=nodes.dtype, device=nodes.device)
         super().__init__((2 * i + 1) / (i + 1), torch.zeros_like(i), -i / (i + 1), nodes)
+
+
+def _place(device: torch.device | str | None) -> torch.device | str:
+    """Where tensors go that are computed on the CPU, whatever the default device is."""
+    return torch.get_default_device() if device is None else device
 
 
 def _roots_of_unity(turns: Tensor, n: int) -> Tensor:

@@ -76,9 +76,8 @@ def _(M: LDRSubdiagonal) -> LDRSubdiagonal:
     wide = M.double()
     if wide.options["product"] != "auto" or reach(*sides(wide)) > MEASURED:
         return wide
-    return wide.unchecked(
-        wide.out_features, wide.in_features, wide.tensors, {**wide.options, "product": "convolution"}
-    )
+    m, n = wide.shape
+    return wide.unchecked(m, n, wide.tensors, {**wide.options, "product": "convolution"})
 
 
 @rule("solvers", LDRSubdiagonal)

@@ -19,7 +19,7 @@ from ...functional.exported.dense import FormulaProduct
 from ...linalg.candidates import by_generators, real
 from ...linalg.cauchy_forms import gko, vandermonde_form
 from ...linalg.solvers import Candidate
-from ...operators import Diagonal, Shift, same
+from ...operators import Diagonal, same
 from ..classical.families import Vandermonde
 from ..ldr_td import LDRTridiagonal
 from ..ldr_td.rules import diagonal_parts, shift_parts, tridiagonal, with_zero_operators
@@ -45,7 +45,7 @@ _MOST_POWER = math.log(1e4)
 
 @rule("member", VandermondeLike)
 def _(M: LinearMap, known: DisplacementStructure) -> VandermondeLike | None:
-    nilpotent = Shift(M.in_features, 0.0).T
+    nilpotent = shift(M.in_features, 0.0, M).T
     if not (isinstance(known.A, Diagonal) and known.form == "stein" and same(known.B, nilpotent)):
         return None
     nodes = known.A.d.to(M.dtype)

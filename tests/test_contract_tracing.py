@@ -57,6 +57,20 @@ def test_a_trace_serves_other_sizes_and_gradients(kind, name, training):
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.parametrize("name", torchldr.structures())
+def test_second_derivatives_of_a_trace(name):
+    layer, x = made("linear", name, dtype=torch.float64), torch.randn(3, 12, dtype=torch.float64)
+    x = x.requires_grad_()
+
+    def second(program: nn.Module) -> tuple[Tensor, ...]:
+        at = [x, *program.parameters()]
+        found = torch.autograd.grad(program(x).sin().sum(), at, create_graph=True)
+        return torch.autograd.grad(sum(g.square().sum() for g in found), at)
+
+    for a, b in zip(second(traced(layer, x)), second(layer), strict=True):
+        torch.testing.assert_close(a, b)
+
+
 def test_a_trace_in_a_narrow_dtype():
     layer = made("linear", "ldr_sd", dtype=torch.bfloat16)
     program, x = (

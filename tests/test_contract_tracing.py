@@ -2,10 +2,12 @@
 
 import io
 import warnings
+from contextlib import nullcontext, suppress
 
 import pytest
 import torch
 from torch import Tensor, fx, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import torchldr
 from torchldr import StructuredChannels, StructuredGRU, StructuredLinear, StructuredLSTM
@@ -57,6 +59,20 @@ def test_a_trace_serves_other_sizes_and_gradients(kind, name, training):
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.parametrize("name", torchldr.structures())
+def test_second_derivatives_of_a_trace(name):
+    layer, x = made("linear", name, dtype=torch.float64), torch.randn(3, 12, dtype=torch.float64)
+    x = x.requires_grad_()
+
+    def second(program: nn.Module) -> tuple[Tensor, ...]:
+        at = [x, *program.parameters()]
+        found = torch.autograd.grad(program(x).sin().sum(), at, create_graph=True)
+        return torch.autograd.grad(sum(g.square().sum() for g in found), at)
+
+    for a, b in zip(second(traced(layer, x)), second(layer), strict=True):
+        torch.testing.assert_close(a, b)
+
+
 def test_a_trace_in_a_narrow_dtype():
     layer = made("linear", "ldr_sd", dtype=torch.bfloat16)
     program, x = (
@@ -64,6 +80,29 @@ def test_a_trace_in_a_narrow_dtype():
         torch.randn(7, 12, dtype=torch.bfloat16),
     )
     torch.testing.assert_close(program(x), layer(x))
+
+
+@pytest.mark.parametrize("name", torchldr.structures())
+@pytest.mark.parametrize("early", [False, True], ids=["make_fx", "before dispatch"])
+def test_recorded_operations_are_the_product(name, early):
+    """By every route: what leaves torch, as compiled loops do, is not recorded and must not be taken."""
+    layer = StructuredLinear(32, 32, structure=name, dtype=torch.float64).requires_grad_(False).eval()
+    x, other = torch.randn(2, 3, 32, dtype=torch.float64)
+    layer(x)  # keeps a plan
+    for route in (None, *layer.structure.ROUTES):
+        layer.route = route and route.name
+        with suppress(ValueError) if route else nullcontext():  # where it does not serve
+            y = make_fx(layer, pre_dispatch=early)(x)(other)
+            torch.testing.assert_close(y, other @ layer.matrix().to_dense().mT + layer.bias)
+
+
+@pytest.mark.parametrize("name", ["ldr_sd", "ldr_td"])
+@pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node")  # torch, of constants that it folds
+def test_linearize(name):
+    layer, x = made("linear", name, dtype=torch.float64), torch.randn(3, 12, dtype=torch.float64)
+    y, product = torch.func.linearize(layer, x)
+    torch.testing.assert_close(y, layer(x))
+    torch.testing.assert_close(product(x), layer(x) - layer.bias)
 
 
 def test_a_trace_of_a_layer_with_a_plan():

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import torchldr
 from torchldr.algebra import block
-from torchldr.algebra.lazy import Composition, Inverse, Sum, Transposed
+from torchldr.algebra.lazy import Composition, Inverse, Scaled, Sum, Transposed
 from torchldr.operators import Diagonal, Shift, Subdiagonal
 from torchldr.testing import member
 
@@ -96,6 +96,7 @@ def test_transposes_and_multiples(cls, m, n, seed):
     held(M * torch.tensor(0.5, dtype=torch.float64), 0.5 * W, size)
     held(M / 4, W / 4, size)
     held(M / torch.tensor(3), W / 3, size)  # whose reciprocal in float32 has fewer digits
+    held(torch.tensor(3) * (torch.tensor(0.5) * (Scaled(M, 0.1) / 10)), W * 0.015, size)
     assert type(-M) is cls
     held((1 - 2j) * M, (1 - 2j) * W, 3 * size)
     held(-(M.T + 2 * M.T), -3 * W.mT, 3 * size)

@@ -432,6 +432,33 @@ def test_a_route_that_reads_the_parameters_in_place_takes_turns_with_one_that_do
         assert [layer.routes(batch).chosen for batch in (64, 1)] == ["two_products", "dense"]
 
 
+@pytest.mark.parametrize("structure", ["low_rank", "toeplitz_like"])
+def test_a_route_that_is_prepared_later_is_of_the_numbers_of_the_plan(structure):
+    """Not of the memory where they lay, which others may write since."""
+    x = torch.randn(64, 12)
+    for batches in ((64, 1), (1, 64)):
+        layer = StructuredLinear(12, 9, structure=structure).eval()
+        with torch.no_grad():
+            for batch, route in zip((64, 1), layer.structure.ROUTES, strict=False):
+                layer.keep_tuned(layer.routes(batch).call, route.name)
+            want = by_definition(layer, x)
+            layer(x[: batches[0]])
+            before = [p.data for p in layer.parameters()]
+            for p in layer.parameters():
+                p.data = p.data.clone()
+            layer(x[: batches[0]])
+            for t in before:
+                t.fill_(7)
+            for batch in batches:
+                torch.testing.assert_close(layer(x[:batch]), want[:batch], rtol=1e-4, atol=1e-5)
+            old = {name: p.clone() for name, p in layer.named_parameters()}
+            layer.G.mul_(2)
+            for batch in batches:
+                y = torch.func.functional_call(layer, old, (x[:batch],))
+                torch.testing.assert_close(y, want[:batch], rtol=1e-4, atol=1e-5)
+        assert len(layer._plan.prepared()) == 2
+
+
 def test_a_vector_that_is_read_in_steps_is_noticed():
     layer, both = StructuredLinear(8, 8, structure="circulant").eval(), torch.randn(16)
     x = torch.randn(2, 8)

@@ -91,7 +91,7 @@ class LinearMap:
         return self + -other if isinstance(other, LinearMap) else NotImplemented
 
     def __mul__(self, scalar: Number | np.number[Any]) -> LinearMap:
-        scalar = scalar.item() if isinstance(scalar, np.number) else scalar
+        scalar = self._scalar(scalar)
         is_tensor = isinstance(scalar, Tensor) and scalar.ndim == 0
         if not (is_tensor or isinstance(scalar, int | float | complex)):
             return NotImplemented
@@ -100,9 +100,13 @@ class LinearMap:
     __rmul__ = __mul__
 
     def __truediv__(self, scalar: Number | np.number[Any]) -> LinearMap:
-        if isinstance(scalar, Tensor):  # one of fewer digits is divided by in those of the matrix
-            scalar = scalar.to(torch.promote_types(scalar.dtype, self.dtype))
-        return self * (1 / (scalar.item() if isinstance(scalar, np.number) else scalar))
+        return self * (1 / self._scalar(scalar))
+
+    def _scalar(self, scalar: Any) -> Any:
+        """A number of NumPy as one of Python's, and a tensor in no fewer digits than the matrix has."""
+        if isinstance(scalar, Tensor):
+            return scalar.to(reduce(torch.promote_types, (scalar.dtype, self.dtype.to_real(), torch.float32)))
+        return scalar.item() if isinstance(scalar, np.number) else scalar
 
     def __neg__(self) -> LinearMap:
         return self * -1.0

@@ -90,12 +90,26 @@ def _product(*arguments: Any) -> Tensor:
 
 def _gradient(grad: Tensor, x: Tensor, tensors: Sequence[Tensor], *rest: Any) -> list[Tensor]:
     with torch.enable_grad(), as_eager():
-        x = x.detach().requires_grad_()
-        leaves = [t.detach().requires_grad_(t.is_floating_point()) for t in tensors]
-        y = _run(x, leaves, *rest)
-        wanted = [t for t in (x, *leaves) if t.requires_grad]
-        found = iter(torch.autograd.grad(y, wanted, grad, allow_unused=True, materialize_grads=True))
-    return [next(found).contiguous() if t.requires_grad else torch.zeros_like(t) for t in (x, *leaves)]
+        leaves = [t.detach().requires_grad_(t.is_floating_point()) for t in (x, *tensors)]
+        return [g.contiguous() for g in _differentiated(grad, leaves, rest)]
+
+
+def _differentiated(
+    grad: Tensor, leaves: Sequence[Tensor], rest: Sequence[Any], again: bool = False
+) -> list[Tensor]:
+    """The gradients of <grad, M x> in x and in the tensors of M."""
+    x, *tensors = leaves
+    found = _gradients([_run(x, tensors, *rest)], leaves, [grad], again)
+    return [torch.zeros_like(t) if g is None else g for t, g in zip(leaves, found, strict=True)]
+
+
+def _gradients(
+    outputs: Sequence[Tensor], inputs: Sequence[Tensor], grads: Sequence[Tensor], again: bool
+) -> list[Tensor | None]:
+    """`torch.autograd.grad`; None for what is not differentiated. `again`: the result can be, too."""
+    wanted = [t for t in inputs if t.requires_grad]
+    found = iter(torch.autograd.grad(outputs, wanted, grads, create_graph=again, allow_unused=True))
+    return [next(found) if t.requires_grad else None for t in inputs]
 
 
 def _register() -> None:
@@ -128,6 +142,21 @@ def _register() -> None:
         return dx, kept, *[None] * len(ctx.rest)
 
     torch.library.register_autograd("torchldr::product", backward, setup_context=setup_context)
+
+    def setup_again(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+        grad, x, tensors, *ctx.rest = inputs
+        ctx.save_for_backward(grad, x, *tensors)
+
+    def backward_again(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
+        again = torch.is_grad_enabled()
+        with torch.enable_grad():
+            at = [t.view_as(t) for t in ctx.saved_tensors]  # apart from what they were computed from
+            found = zip(_differentiated(at[0], at[1:], ctx.rest, again=True), grads, strict=True)
+            pairs = [(f, g) for f, g in found if f.requires_grad and g is not None]
+            dgrad, dx, *rest = _gradients([f for f, _ in pairs], at, [g for _, g in pairs], again)
+        return dgrad, dx, rest, *[None] * len(ctx.rest)
+
+    torch.library.register_autograd("torchldr::product_gradient", backward_again, setup_context=setup_again)
 
     def stacked(
         info: Any, in_dims: tuple[Any, ...], x: Tensor, tensors: Sequence[Tensor], *rest: Any

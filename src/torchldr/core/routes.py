@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from ..tracers import are_recorded
 from .products import Matrix, Product
 from .registry import near
 
@@ -222,11 +223,8 @@ def _first(kind: _Kind, call: Call, dense: bool | None, tries: bool) -> Route | 
     return None
 
 
-_KEYS, _count_of_modes = torch._C._TorchDispatchModeKey, torch._C._len_torch_dispatch_stack
-_get_tracing_state = torch._C._get_tracing_state
 _saving_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 are_transformed = torch._C._are_functorch_transforms_active
-_TRACERS = _KEYS.PROXY, _KEYS.FAKE, _KEYS.FUNCTIONAL
 _PLAIN = Tensor, torch.nn.Parameter
 
 
@@ -240,9 +238,7 @@ def is_traced(*tensors: Tensor) -> bool:
 
 def is_recorded(device: str) -> bool:
     """Whether operations are recorded now, for values that come later; on this type of device."""
-    if _get_tracing_state() is not None or (device == "cuda" and is_captured(device)):
-        return True
-    return _count_of_modes() > 0 and any(torch._C._get_dispatch_mode(key) is not None for key in _TRACERS)
+    return are_recorded() or (device == "cuda" and is_captured(device))
 
 
 def is_captured(device: str) -> bool:

@@ -52,12 +52,10 @@ class Plan:
         only: str | None = None,
         tuned: dict[Call, str] | None = None,
     ) -> None:
-        with torch.inference_mode(False), torch.no_grad():
-            self._narrow = matrix.with_tensors({name: t.detach() for name, t in matrix.tensors.items()})
-            self.matrix = self._narrow.promoted()
         # Until a route computes something from the numbers; a conversion or a choice by them would at once.
-        live = self.matrix.dtype == matrix.dtype and all(route.any_dtype for route in matrix.all_routes())
+        live = matrix.dtype.itemsize >= 4 and all(route.any_dtype for route in matrix.all_routes())
         self.snapshot = Snapshot(matrix.tensors, live=live)
+        self._read(matrix)
         self.dtype, self.device, self._features = matrix.dtype, matrix.device, matrix.in_features
         self.kind = self.device.type
         self._dense, self._only, self._tuned = PLANS[choice], only, tuned or {}
@@ -66,6 +64,12 @@ class Plan:
         self._weight: Tensor | None = None
         self._by_dense: dict[tuple[int, float], bool] = {}
         self._taken: dict[tuple[Any, ...], Callable[[Tensor, Tensor | None], Tensor]] = {}
+
+    def _read(self, matrix: StructuredMatrix) -> None:
+        """Multiply by the numbers of the snapshot: its copies, or the tensors themselves while it is live."""
+        with torch.inference_mode(False), torch.no_grad():
+            self._narrow = matrix.with_tensors(self.snapshot.tensors())
+            self.matrix = self._narrow.promoted()
 
     def computed(self, call: Call) -> Call:
         """The call in the dtype of the matrix, where autocast wants another and that is the faster one.
@@ -125,8 +129,10 @@ class Plan:
             with torch.inference_mode(False), torch.no_grad(), without_autocast(self.kind):
                 if are_transformed():  # what is made here cannot
                     return self._prepared(route)
-                if not route.live:
-                    self.snapshot.keep_numbers()
+                if not route.live and self.snapshot.keep_numbers():
+                    self._products.clear()  # what they read where it is may change from now on
+                    self._taken.clear()
+                    self._read(self.matrix)
                 self._products[route.name] = self._prepared(route)
                 if self.kind == "cuda":  # the next call may come from another stream
                     torch.cuda.current_stream(self.device).synchronize()

@@ -63,14 +63,20 @@ class Snapshot:
         if not live:
             self.keep_numbers()
 
-    def keep_numbers(self) -> None:
-        """From now on the tensors must have the numbers that they have now."""
-        if self._live:
+    def tensors(self) -> dict[str, Tensor]:
+        """The numbers: copies that nobody else writes, or while it is live the tensors themselves."""
+        kept = [place[1].detach() for place in self._places] if self._live else self._copies
+        return dict(zip(self._names, kept, strict=True))
+
+    def keep_numbers(self) -> bool:
+        """From now on the tensors must have the numbers that they have now; whether this is new."""
+        if was := self._live:
             tensors = [place[1] for place in self._places]
             with torch.inference_mode(False), torch.no_grad():
                 self._copies = [t.detach().clone(memory_format=torch.contiguous_format) for t in tensors]
             self._live, self._in_memory = False, all(c.device.type == "cpu" for c in self._copies)
             self._look_at(tensors)
+        return was
 
     def _look_at(self, tensors: Sequence[Tensor]) -> None:
         """Keep by what the tensors are told from others next time."""

@@ -18,6 +18,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from ...tracers import are_recorded
+
 Check = Callable[[torch.dtype], Iterable[tuple[Tensor, Tensor]]]  # pairs of what came and what is right
 
 TOLERANCE = 1e3  # in eps of the largest number: tells wrong loops from rounding errors
@@ -41,7 +43,7 @@ def why_not() -> str | None:
 
 def serves(*tensors: Tensor) -> bool:
     """Whether these tensors can go through compiled loops, if the loops themselves serve: see `Loops`."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or are_recorded():
         return False
     return all(t.device.type == "cpu" and t.dtype in _DTYPES for t in tensors) and why_not() is None
 

@@ -341,16 +341,16 @@ class _StencilKrylov(torch.autograd.Function):
         ctx.save_for_backward(lower, diagonal, upper, V)
         ctx.k = k
         made = stencil.Stencil(lower, diagonal, upper, V, k)
-        made.run(V, k)
+        made.run(V.clone(), k)  # the loops forbid to resize what they read
         return made.columns(k)
 
     @staticmethod
     def backward(ctx: Any, dK: Tensor) -> tuple[Tensor | None, ...]:
         (lower, diagonal, upper, V), k = ctx.saved_tensors, ctx.k
-        if torch.is_grad_enabled() or not stencil.ADJOINT.serves(dK):
+        if torch.is_grad_enabled() or not stencil.is_plain(dK) or not stencil.ADJOINT.serves(dK):
             return *plain_backward(partial(_krylov_of_ring, k=k), (lower, diagonal, upper, V), dK), None
         made = stencil.Stencil(lower, diagonal, upper, V, k)
-        made.run(V, k)
+        made.run(V.clone(), k)
         made.gradient(k).copy_(dK)
         made.adjoint(k)
         return *made.gradients, None

@@ -13,6 +13,7 @@ from ...core.checks import check_choices
 from ...core.contract import Random, Weights
 from ...core.matrix import StructuredMatrix, generators_
 from ...core.products import allows_tf32
+from ...core.routes import is_traced
 from ...core.storage import AROUND_ONE, AROUND_ZERO, FLOAT, Storage
 from ...functional import krylov_dense, stencil, tridiagonal
 from ...functional.reference import krylov_of_ring_reference, tridiagonal_reference
@@ -164,11 +165,12 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
         return krylov_dense.krylov_dense(self._rings(), dtype, rough=rough)
 
     def _materialize(self) -> Tensor:
-        loops = stencil.serves(*self.tensors.values())
+        tensors = self.tensors.values()
+        loops = stencil.serves(*tensors) and not is_traced(*tensors)
         if self.leading:  # loops make one matrix after the other in less time than vmap all of them
             return (stacks.each if loops else stacks.mapped)(self, LDRTridiagonal._materialize)
         size = entries(self.G.shape[0], self.out_features, self.in_features)
-        held = (loops and size <= HELD) or cuda.serves(size, *self.tensors.values())
+        held = (loops and size <= HELD) or cuda.serves(size, *tensors)
         return self.by_krylov_matrices() if held else super()._materialize()
 
     def by_krylov_matrices(self) -> Tensor:

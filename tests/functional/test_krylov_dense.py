@@ -64,8 +64,10 @@ def test_every_regime(regime: str) -> None:
 
 @pytest.mark.parametrize("leading", [(), (2,)])
 def test_derivatives(leading: tuple[int, ...]) -> None:
-    rings = some_rings(*leading)
-    assert torch.autograd.gradcheck(dense, rings, check_forward_ad=True, check_batched_grad=True)
+    rings, fast = some_rings(*leading), len(leading) > 0  # random directions alone, of a stack
+    assert torch.autograd.gradcheck(
+        dense, rings, check_forward_ad=True, check_batched_grad=True, fast_mode=fast
+    )
     assert torch.autograd.gradgradcheck(dense, rings, fast_mode=True)
 
 

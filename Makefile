@@ -46,11 +46,11 @@ lint: setup
 	$(BIN)/lint-imports
 	$(BIN)/mkdocs build --strict --quiet & site=$$!; $(BIN)/mypy || { kill $$site; exit 1; }; wait $$site
 
-# The loops are compiled once for both processes of the tests, with what pip and the linters leave of two cores. Two
-# processes of one thread each are faster than one of two threads, and do not compete.
+# The loops are compiled once for all processes of the tests, with what pip and the linters leave of two cores. Three
+# processes of one thread each keep these busy while one of them waits for a program that it has started.
 test: $(LIBRARY)
 	@$(MAKE) --no-print-directory loops & loops=$$!; $(MAKE) --no-print-directory lint || { kill $$loops; exit 1; }; wait $$loops
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(PYTEST)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal $(PYTEST)
 
 # One thread: the networks are small, and two threads wait for each other more than they compute.
 demo: setup

@@ -17,6 +17,7 @@ from torchldr.functional.subdiagonal import cuda_pair
 from torchldr.functional.subdiagonal.guard import RANGE, reach
 from torchldr.kernels import cuda
 from torchldr.matrices.ldr_sd.routes import sides
+from torchldr.timing import captured
 
 pytestmark = [
     pytest.mark.gpu,
@@ -425,21 +426,12 @@ def test_a_training_step_is_captured_in_a_graph(kwargs):
             p.grad = None
         layer(x).backward(target)
 
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(stream)
-    want = [p.grad.clone() for p in layer.parameters()]
-    graph = torch.cuda.CUDAGraph()
-    for p in layer.parameters():
-        p.grad = None
-    with torch.cuda.graph(graph):
-        layer(x).backward(target)
+    graph = captured(step)
     graph.replay()
-    torch.cuda.synchronize()
-    for a, p in zip(want, layer.parameters(), strict=True):
-        assert torch.allclose(a, p.grad, atol=1e-4 * max(1, a.abs().max().item()))
+    got = [p.grad.clone() for p in layer.parameters()]
+    step()
+    for a, p in zip(got, layer.parameters(), strict=True):
+        assert torch.allclose(a, p.grad, atol=1e-4 * max(1, p.grad.abs().max().item()))
 
 
 def gradients_in_float64(layer, x, target):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import platform
 import time
 from collections.abc import Callable, Mapping
@@ -42,16 +43,26 @@ def minimum_seconds(
 
 
 def captured(call: Callable[[], object]) -> torch.cuda.CUDAGraph:
-    """The call as a CUDA graph, after three to warm up on a stream of their own."""
+    """The call as a CUDA graph, after three to warm up on a stream of their own.
+
+    What others left for the collector is freed before: a kernel or a graph that is unloaded meanwhile would
+    end the recording.
+    """
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(3):
             call()
     torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
+    graph, collects = torch.cuda.CUDAGraph(), gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        with torch.cuda.graph(graph):
+            call()
+    finally:
+        if collects:
+            gc.enable()
     return graph
 
 

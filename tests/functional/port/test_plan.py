@@ -14,6 +14,7 @@ from torchldr.functional.port import sweep as port_sweep
 from torchldr.functional.port.product import PortPlan, port_matmul, port_rmatmul
 from torchldr.functional.reference import krylov_of_ring_reference
 from torchldr.kernels.cpu import compiled
+from torchldr.timing import captured
 
 pytestmark = pytest.mark.usefixtures("small_leaves")
 
@@ -167,16 +168,14 @@ def test_a_plan_in_a_cuda_graph(corners: float) -> None:
     for dtype, share in ((torch.float64, 1e-11), (torch.float32, 1e-5)):
         plan = PortPlan(*(x.to("cuda", dtype) for x in ring), V.to("cuda", dtype), 700)
         held = [torch.zeros_like(x, dtype=dtype, device="cuda") for x in (U, w)]
-        products = lambda plan=plan, held=held: (plan.rmatmul(held[0]), plan.matmul(held[1]))
-        stream = torch.cuda.Stream()
-        with torch.cuda.stream(stream):
-            products()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            got = products()
+        got = {}
+
+        def products(plan=plan, held=held, got=got):
+            got["rmatmul"], got["matmul"] = plan.rmatmul(held[0]), plan.matmul(held[1])
+
+        graph = captured(products)
         held[0].copy_(U)
         held[1].copy_(w)
         graph.replay()
-        for x, y in zip(got, want, strict=True):
+        for x, y in zip(got.values(), want, strict=True):
             assert float((x.cpu().double() - y).abs().max()) <= share * float(y.abs().max())

@@ -1,4 +1,7 @@
-"""Matrices by recurrences along diagonals and their gradients: kernels, as C++, against the definition."""
+"""Matrices by recurrences along diagonals and their gradients, against the definition.
+
+By the kernels of a GPU, which run as C++, and by the compiled loops of a CPU.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import ctypes
 import shutil
 from collections.abc import Callable
 from functools import partial
+from types import ModuleType
 
 import pytest
 import torch
@@ -13,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from torchldr.functional import scan
+from torchldr.functional import row_scan, scan, stein_scan
 from torchldr.functional.reference import subdiagonal_reference
 from torchldr.functional.stein_scan import column_scan, stein_matrix
 from torchldr.kernels.cuda import scan as scan_kernels
@@ -40,22 +44,27 @@ def operators(a: Tensor, c: Tensor) -> scan.Operators:
     return scan.Operators(a[:, :1], a[:, 1:], c[:, :1], c[:, 1:])
 
 
+def way(t: Tensor) -> ModuleType:
+    """`scan` where a test asked for its kernels, else `row_scan`."""
+    return stein_scan._way(t)
+
+
 def factors(e: Tensor) -> tuple[Tensor, Tensor]:
     """G and H with E = G^T H, exactly."""
     return torch.eye(e.shape[-2], dtype=e.dtype).expand(len(e), -1, -1), e
 
 
 def scanned(a: Tensor, c: Tensor, e: Tensor) -> Tensor:
-    return scan.stein_scan(operators(a, c), *factors(e))
+    return way(a).stein_scan(operators(a, c), *factors(e))
 
 
 def adjoint_scanned(a: Tensor, c: Tensor, D: Tensor) -> Tensor:
-    return scan.stein_scan_adjoint(operators(a, c), D)
+    return way(a).stein_scan_adjoint(operators(a, c), D)
 
 
 def scan_gradients(a: Tensor, c: Tensor, e: Tensor, D: Tensor) -> tuple[Tensor, ...]:
     """In a, c and e."""
-    of, dE = scan.stein_scan_gradients(operators(a, c), *factors(e), D)
+    of, dE = way(a).stein_scan_gradients(operators(a, c), *factors(e), D)
     return torch.cat(of[:2], -1), torch.cat(of[2:], -1), dE
 
 
@@ -84,7 +93,7 @@ def assert_near(got: Tensor, expected: Tensor, magnitude: Tensor, size: int) -> 
     assert ((got - expected).abs() <= 8 * size * EPS * magnitude + 1e-300).all()
 
 
-@pytest.mark.usefixtures("kernels")
+@pytest.mark.usefixtures("each_way")
 @given(size=sizes, seed=seeds)
 @settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_it_is_the_sum_of_powers(size: tuple[int, int], seed: int) -> None:
@@ -145,12 +154,20 @@ def kernels(compiled: Callable[[str], ctypes.CDLL], monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(scan_kernels.nvrtc, "Kernels", Kernels)
 
 
+@pytest.fixture(params=["kernels", "loops"])
+def each_way(request: pytest.FixtureRequest) -> None:
+    if request.param == "kernels":
+        request.getfixturevalue("kernels")
+    else:
+        assert way(torch.ones(1)) is row_scan
+
+
 SHAPES = [(1, 1), (1, 5), (2, 2), (3, 7), (9, 9), (16, 16), (17, 33), (33, 33), (20, 50)]
 
 
 @pytest.mark.parametrize(("m", "n"), SHAPES)
 @pytest.mark.parametrize("R", [0, 2])
-@pytest.mark.usefixtures("kernels")
+@pytest.mark.usefixtures("each_way")
 def test_shapes_and_strides(m: int, n: int, R: int) -> None:
     a, c, e, D = operands(m, n, seed=m + n, R=R)
     e, D = e.mT.contiguous().mT, D.mT.contiguous().mT  # as they may come
@@ -223,8 +240,8 @@ def test_sums_along_diagonals(m: int, n: int) -> None:
     torch.testing.assert_close(scan.diagonal_sums(D), expected)
 
 
-@pytest.mark.usefixtures("kernels")
-def test_what_autograd_may_ask_of_the_kernels() -> None:
+@pytest.mark.usefixtures("each_way")
+def test_what_autograd_may_ask() -> None:
     a, c, _, _ = operands(3, 5, 1)
     G, H = torch.randn(2, 2, 3, dtype=torch.float64), torch.randn(2, 2, 5, dtype=torch.float64)
     inputs = tuple(t.requires_grad_() for t in (a, c, G, H))
@@ -258,7 +275,7 @@ def test_what_is_too_large_is_said() -> None:
 # As differentiable functions.
 
 
-@pytest.mark.usefixtures("kernels")
+@pytest.mark.usefixtures("each_way")
 @pytest.mark.parametrize(("m", "n"), [(1, 1), (3, 3), (3, 5), (5, 3)])
 def test_derivatives_of_any_order(m: int, n: int) -> None:
     a, c, _, _ = operands(m, n, 1)
@@ -268,7 +285,7 @@ def test_derivatives_of_any_order(m: int, n: int) -> None:
     assert torch.autograd.gradgradcheck(matrix, inputs)
 
 
-@pytest.mark.usefixtures("kernels")
+@pytest.mark.usefixtures("each_way")
 def test_derivatives_of_shifts() -> None:
     G, H = (torch.randn(2, n, dtype=torch.float64, requires_grad=True) for n in (4, 3))
     shifts = partial(stein_matrix, (1, None), (-1, None))
@@ -289,7 +306,7 @@ def test_columns_and_their_derivatives(m: int, n: int) -> None:
     assert torch.autograd.gradgradcheck(column_scan, inputs)
 
 
-@pytest.mark.usefixtures("kernels")
+@pytest.mark.usefixtures("each_way")
 def test_vmap_makes_one_stack_of_all() -> None:
     a, c, e, _ = operands(3, 5, 3, R=4)
     G, H = factors(e)

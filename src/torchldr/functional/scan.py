@@ -76,6 +76,11 @@ def serves(*tensors: Tensor) -> bool:
     return all(t.dtype is dtype and t.device == device for t in tensors)
 
 
+def grades(t: Tensor) -> bool:
+    """Whether the kernels make gradients where they `serve`: always."""
+    return True
+
+
 def stein_scan(of: Operators, G: Tensor, H: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """The matrices sum_{t < m} A^t G^T H (C^t)^T of stacked layers.
 

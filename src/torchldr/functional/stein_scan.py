@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from ..kernels.cuda.numbers import NAMES
-from . import scan, stencil
+from . import row_scan, scan, stencil
 from ._twin import applied, converted, plain_backward, plain_jvp
 from .doubling import shifted_sum
+from .row_scan import weights
 from .scan import Operators
 
 # An operator: corner and subdiagonal; 1 or -1 and None for a shift.
@@ -27,6 +28,11 @@ Ring = tuple[Tensor | int, Tensor | None]
 def serves(*tensors: Tensor) -> bool:
     """Whether a GPU's kernels take these tensors. False under a tracer, whose tensors may have no memory."""
     return not _is_traced() and scan.serves(*tensors)
+
+
+def _way(*tensors: Tensor) -> Any:
+    """The module whose scan takes these tensors: kernels on a GPU, compiled loops on a CPU, or None."""
+    return scan if scan.serves(*tensors) else row_scan if row_scan.serves(*tensors) else None
 
 
 def _is_traced() -> bool:
@@ -45,7 +51,7 @@ def stein_matrix(A: Ring, C: Ring, G: Tensor, H: Tensor, dtype: torch.dtype | No
 
     Returns:
         Shape (..., m, n), differentiable in every argument. Right for every operator; no value is read. For
-        tensors that `serves` says yes to.
+        tensors that a scan takes.
 
     The same, by doubling and with plain autograd: `shifted_sum`.
     """
@@ -56,16 +62,16 @@ def stein_matrix(A: Ring, C: Ring, G: Tensor, H: Tensor, dtype: torch.dtype | No
 
 
 def stein_sum(A: Ring, C: Ring, G: Tensor, H: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """`stein_matrix`, by kernels on a GPU and by doubling elsewhere."""
+    """`stein_matrix` by a scan, or by doubling where none takes these tensors."""
     dtype = dtype or G.dtype
-    found = stein_by_kernels(A, C, G, H, dtype)
+    found = stein_by_scan(A, C, G, H, dtype)
     return _plain_stein(G, H, *A, *C, dtype) if found is None else found
 
 
-def stein_by_kernels(A: Ring, C: Ring, G: Tensor, H: Tensor, dtype: torch.dtype) -> Tensor | None:
-    """`stein_matrix` where a GPU's kernels take these tensors, else None."""
+def stein_by_scan(A: Ring, C: Ring, G: Tensor, H: Tensor, dtype: torch.dtype) -> Tensor | None:
+    """`stein_matrix` where a scan takes these tensors, else None."""
     operators = () if A[1] is None else (*A, *C)
-    if not serves(G, H, *operators):
+    if _is_traced() or _way(G, H, *operators) is None:
         return None
     if dtype not in NAMES:
         return stein_matrix(A, C, G, H, torch.promote_types(G.dtype, torch.float32)).to(dtype)
@@ -104,16 +110,8 @@ def _plain_stein(
     wide = torch.promote_types(G.dtype, torch.float32)
     E = G.to(wide).mT @ H.to(wide)
     m, n = E.shape[-2:]
-    a, c = _weights(corner_A, subdiagonal_A, E, m), _weights(corner_C, subdiagonal_C, E, n)
+    a, c = weights(corner_A, subdiagonal_A, E, m), weights(corner_C, subdiagonal_C, E, n)
     return shifted_sum(E, a, c, min(m, n)).to(dtype)
-
-
-def _weights(corner: Tensor | int, subdiagonal: Tensor | None, like: Tensor, size: int) -> Tensor:
-    """The corner, then the subdiagonal, ones for a shift: (..., size), in the dtype of `like`."""
-    if isinstance(corner, Tensor):
-        assert subdiagonal is not None
-        return torch.cat((corner, subdiagonal), -1).to(like.dtype)
-    return torch.cat((like.new_full((1,), corner), like.new_ones(size - 1)))
 
 
 def _plain_columns(nodes: Tensor, E: Tensor) -> Tensor:
@@ -140,7 +138,8 @@ class _Stein(torch.autograd.Function):
 
     @staticmethod
     def forward(G: Tensor, H: Tensor, *rest: Any) -> Tensor:
-        return scan.stein_scan(Operators(*rest[:4]), G, H, rest[4])
+        made: Tensor = _way(G).stein_scan(Operators(*rest[:4]), G, H, rest[4])
+        return made
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -151,15 +150,16 @@ class _Stein(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, D: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled() or not stencil.is_plain(D):
-            return *plain_backward(_twin(ctx), ctx.saved_tensors, D), *[None for _ in ctx.others]
         inputs: tuple[Any, ...] = *ctx.saved_tensors, *ctx.others
         G, H, of, wanted = *inputs[:2], Operators(*inputs[2:6]), ctx.needs_input_grad
+        way, graded = _way(G), any(wanted[2:6])
+        if torch.is_grad_enabled() or not stencil.is_plain(D) or (graded and not way.grades(G)):
+            return *plain_backward(_twin(ctx), ctx.saved_tensors, D), *[None for _ in ctx.others]
         found: Sequence[Any] = (None,) * 4
-        if any(wanted[2:6]):
-            found, dE = scan.stein_scan_gradients(of, G, H, D)
+        if graded:
+            found, dE = way.stein_scan_gradients(of, G, H, D)
         else:
-            dE = scan.stein_scan_adjoint(of, D, G.dtype)
+            dE = way.stein_scan_adjoint(of, D, G.dtype)
         device, dtype = D.device.type, D.dtype
         with torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext():
             dG = converted(converted(H, dtype) @ dE.mT, G.dtype) if wanted[0] else None

@@ -90,10 +90,12 @@ def _unknown(solver: Solver) -> float:
 
 
 def lengths(rows: Tensor) -> list[float]:
-    """The 2-norms of rows, whose squares may be out of range."""
-    largest = torch.linalg.vector_norm(rows, torch.inf, -1, keepdim=True)
-    unit = rows / torch.where(largest > 0, largest, 1)
-    found: list[float] = (largest.squeeze(-1) * torch.linalg.vector_norm(unit, dim=-1)).tolist()
+    """The 2-norms of rows."""
+    found: list[float] = torch.linalg.vector_norm(rows, dim=-1).tolist()
+    if not all(1e-140 < length < 1e150 for length in found):  # squares may have been out of range
+        largest = torch.linalg.vector_norm(rows, torch.inf, -1, keepdim=True)
+        unit = rows / torch.where(largest > 0, largest, 1)
+        found = (largest.squeeze(-1) * torch.linalg.vector_norm(unit, dim=-1)).tolist()
     return found
 
 

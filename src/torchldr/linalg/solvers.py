@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..algebra.multiply import multiply, rmultiply
 from ..core.linear_map import LinearMap
+from ..core.matrix import StructuredMatrix
 from ..functional.gmres import gmres
 
 # Up to here Gaussian elimination on the dense matrix is quick (some 50 ms): no iteration is tried first.
@@ -98,15 +99,12 @@ class RealSolver(Solver):
 
 
 class DenseSolver(Solver):
-    """Gaussian elimination on the dense matrix, made by fast products with unit vectors."""
+    """Gaussian elimination on the dense matrix."""
 
     final = True
 
     def __init__(self, M: LinearMap) -> None:
-        n = M.in_features
-        eye = torch.eye(n, dtype=torch.promote_types(M.dtype, torch.float64), device=M.device)
-        columns = [multiply(M, part) for part in eye.split(max(256, n // 8))]
-        self.factors, self.pivots, _ = torch.linalg.lu_factor_ex(torch.cat(columns).mT)
+        self.factors, self.pivots, _ = torch.linalg.lu_factor_ex(_dense_matrix(M))
 
     def solve(self, b: Tensor, *, transposed: bool = False) -> Tensor:
         b = b.to(self.factors.dtype)
@@ -115,6 +113,15 @@ class DenseSolver(Solver):
         # `adjoint` conjugates too.
         x = torch.linalg.lu_solve(self.factors, self.pivots, b.conj().mT, adjoint=True)
         return x.mT.conj().resolve_conj()
+
+
+def _dense_matrix(M: LinearMap) -> Tensor:
+    """In float64 or complex128: as the class makes it, or by products with unit vectors."""
+    if isinstance(M, StructuredMatrix):
+        return M.dense_weight()
+    n = M.in_features
+    eye = torch.eye(n, dtype=torch.promote_types(M.dtype, torch.float64), device=M.device)
+    return torch.cat([multiply(M, part) for part in eye.split(max(256, n // 8))]).mT
 
 
 class IterativeSolver(Solver):

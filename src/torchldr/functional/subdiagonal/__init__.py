@@ -17,6 +17,6 @@ digits:
     cuda_pair               the same in one kernel or two, on a GPU; for training too
 
 Operators that the guard refuses are served by the stencil of `tridiagonal`, of which they are a special
-case, and by the dense matrix (`scan`, `doubling`): both are sums of products without a division, right
-for every operator.
+case, and by the dense matrix (`stein_scan`): both are sums of products without a division, right for every
+operator.
 """

@@ -121,5 +121,5 @@ class LDRSubdiagonal(StructuredMatrix, name="ldr_sd"):
         return dense_matrix(self, self.dtype)
 
     def dense_in(self, dtype: torch.dtype) -> Tensor:
-        found = stein_scan.stein_by_kernels(*rings(self), self.tensors["G"], self.tensors["H"], dtype)
+        found = stein_scan.stein_by_scan(*rings(self), self.tensors["G"], self.tensors["H"], dtype)
         return super().dense_in(dtype) if found is None else found

@@ -215,7 +215,7 @@ def _prepare_cuda_pair(M: Any) -> Product:
     return cuda_pair.KeptPair(*sides(M))
 
 
-# Right for every operator: the dense matrix by a scan or by doubling, and the stencil.
+# Right for every operator: the dense matrix by a scan, and the stencil.
 
 
 def dense_matrix(M: Any, dtype: torch.dtype) -> Tensor:
@@ -230,10 +230,20 @@ def rings(M: Any) -> tuple[stein_scan.Ring, stein_scan.Ring]:
 
 
 def _dense_seconds(M: Any, call: Call) -> float:
+    call = call._replace(dtype=torch.promote_types(call.dtype, torch.float32))
+    return scan_seconds(M, call, kernels=6, loops=10 if call.needs_grad else 4, doubling=4)
+
+
+def scan_seconds(M: Any, call: Call, kernels: float, loops: float, doubling: float) -> float:
+    """To make the dense matrix: passes over it by kernels or loops, or for each doubling without them."""
     m, n = M.shape
-    wide = call._replace(dtype=torch.promote_types(call.dtype, torch.float32))
-    passes = 6 if call.device == "cuda" else 4 * min(m, n).bit_length()
-    return costs.backward(wide, costs.gemm(wide, M.rank, m, n) + costs.passes(wide, m * n, passes))
+    if call.device == "cuda":
+        passes = kernels
+    elif call.traced or compiled.why_not():
+        passes = doubling * min(m, n).bit_length()
+    else:
+        passes = loops
+    return costs.backward(call, costs.gemm(call, M.rank, m, n) + costs.passes(call, m * n, passes))
 
 
 def _stencil_why_not(M: Any, call: Call) -> str | None:

@@ -21,7 +21,7 @@ from ...functional.reference import krylov_of_shift_reference, shift_reference
 from ...functional.ring import Ring, ring
 from ...functional.subdiagonal import compiled_pair, cuda_pair
 from ...functional.subdiagonal.guard import Side
-from ..ldr_sd.routes import compiled_pair_cost, cuda_pair_cost, cuda_product, pair_tried
+from ..ldr_sd.routes import compiled_pair_cost, cuda_pair_cost, cuda_product, pair_tried, scan_seconds
 
 
 def corner_sign(m: int, n: int) -> int:
@@ -43,12 +43,7 @@ def _fft_seconds(M: Any, call: Call) -> float:
 
 
 def _dense_seconds(M: Any, call: Call) -> float:
-    m, n = M.shape
-    doublings = min(m, n).bit_length()
-    passes = 4 if call.device == "cuda" else 2 * doublings
-    seconds = costs.backward(call, costs.gemm(call, M.rank, m, n) + costs.passes(call, m * n, passes))
-    # Views, which in training are within what is counted for autograd.
-    return seconds + costs.started(call, 0 if call.needs_grad or call.device == "cuda" else 3 * doublings)
+    return scan_seconds(M, call, kernels=4, loops=4, doubling=2)
 
 
 def _pair_why_not(M: Any, call: Call) -> str | None:
@@ -154,7 +149,7 @@ class ToeplitzLike(StructuredMatrix, name="toeplitz_like"):
         return dense
 
     def dense_in(self, dtype: torch.dtype) -> Tensor:
-        found = self._stein_sum(stein_scan.stein_by_kernels, dtype)
+        found = self._stein_sum(stein_scan.stein_by_scan, dtype)
         return super().dense_in(dtype) if found is None else found
 
     def _stein_sum(self, how: Callable[..., Any], dtype: torch.dtype) -> Any:

@@ -1,0 +1,141 @@
+"""The recurrences of `scan` on a CPU, where a row of all diagonals at once is what memory and vectors like.
+
+Numba compiles the loops of `kernels.cpu.scan` (see `compiled`): two passes over the matrix, and for gradients
+three. The functions are those of `scan`, for tensors that `serves` says yes to, and stacks are shared among
+threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..kernels.cpu.arrays import as_array
+from ..kernels.cpu.compiled import Loops, numbers, wide
+from ..kernels.cpu.threads import in_parts
+from .doubling import shifted_sum
+from .scan import Gradients, Operators
+
+
+def serves(*tensors: Tensor) -> bool:
+    """Whether the loops take these tensors."""
+    dtype, dispatch = tensors[0].dtype, Tensor.__torch_dispatch__
+    same = all(t.dtype is dtype and type(t).__torch_dispatch__ is dispatch for t in tensors)
+    return same and FILL.serves(*tensors)
+
+
+def grades(t: Tensor) -> bool:
+    """Whether the loops of the gradients take such tensors."""
+    return GRADIENTS.serves(t)
+
+
+def stein_scan(of: Operators, G: Tensor, H: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """The matrices sum_{t < m} A^t G^T H (C^t)^T; no gradient."""
+    return _filled(of, _sources(G, H)).view(*G.shape[:-2], G.shape[-1], H.shape[-1]).to(dtype or G.dtype)
+
+
+def stein_scan_adjoint(of: Operators, D: Tensor, given: torch.dtype | None = None) -> Tensor:
+    """sum_{t < m} (A^t)^T D C^t: the same, from the other end."""
+    turned = D.to(given or D.dtype).flip(-2, -1)
+    return (
+        _filled(of.reversed, turned.reshape(D.shape[:-2].numel(), *D.shape[-2:]))
+        .view(D.shape)
+        .flip(-2, -1)
+        .to(D.dtype)
+    )
+
+
+def stein_scan_gradients(of: Operators, G: Tensor, H: Tensor, D: Tensor) -> Gradients:
+    """Gradients of sum(D * stein_scan(of, G, H)): that in E in the dtype of D, the others in that of G."""
+    from ..kernels.cpu.scan import BLOCK, VECTORS, gradients  # imports numba
+
+    E, given = _sources(G, H), D.to(G.dtype).reshape(D.shape[:-2].numel(), *D.shape[-2:])
+    m, n = E.shape[1:]
+    a, c = _both(of, E)
+    dE, da, dc = torch.empty_like(E), torch.zeros_like(a), torch.zeros_like(c)
+
+    def scratch() -> list[Tensor]:
+        return [E.new_empty(VECTORS, n), E.new_empty(-(-m // BLOCK), 4, n)]
+
+    _run(gradients, [a, c, E, given], scratch, [dE, da, dc])
+    parts = (t.reshape(*G.shape[:-2], t.shape[-1]) for t in (da[:, :1], da[:, 1:], dc[:, :1], dc[:, 1:]))
+    return Gradients(Operators(*parts), dE.view(D.shape).to(D.dtype))
+
+
+def _filled(of: Operators, E: Tensor) -> Tensor:
+    """The matrices (R, m, n) of the sources E."""
+    from ..kernels.cpu.scan import fill  # imports numba
+
+    M = torch.empty_like(E, memory_format=torch.contiguous_format)
+    _run(fill, [*_both(of, E), E], lambda: [E.new_empty(2, E.shape[-1])], [M])
+    return M
+
+
+def _run(
+    loop: Callable[..., None],
+    inputs: list[Tensor],
+    scratch: Callable[[], list[Tensor]],
+    outputs: list[Tensor],
+) -> None:
+    """The loop over inputs, memory of its own, and outputs; each thread takes some of the matrices."""
+    first, last = ([as_array(t.contiguous()) for t in tensors] for tensors in (inputs, outputs))
+
+    def some(start: int, stop: int) -> None:
+        own = [as_array(t) for t in scratch()]
+        loop(*(t[start:stop] for t in first), *own, *(t[start:stop] for t in last))
+
+    in_parts(len(outputs[0]), outputs[0][:1].numel(), some)
+
+
+def _sources(G: Tensor, H: Tensor) -> Tensor:
+    """E = G^T H, (R, m, n). Autocast leaves what is written to `out` alone."""
+    G, H = (V.reshape(V.shape[:-2].numel(), *V.shape[-2:]) for V in (G, H))
+    return torch.bmm(G.mT, H, out=G.new_empty(len(G), G.shape[-1], H.shape[-1]))
+
+
+def weights(corner: Tensor | int, lower: Tensor | None, like: Tensor, size: int) -> Tensor:
+    """The corner, then the subdiagonal, ones for a shift: (..., size), in the dtype of `like`."""
+    if isinstance(corner, Tensor):
+        assert lower is not None
+        return torch.cat((corner, lower), -1).to(like.dtype)
+    return torch.cat((like.new_full((1,), corner), like.new_ones(size - 1)))
+
+
+def _both(of: Operators, E: Tensor) -> list[Tensor]:
+    """a and c, corners first, (R, m) and (R, n)."""
+    R, m, n = E.shape
+    found = (weights(*of[:2], E, m), m), (weights(*of[2:], E, n), n)
+    return [w.expand(R, size) if w.dim() == 1 else w.reshape(R, size) for w, size in found]
+
+
+def _tiny(dtype: torch.dtype) -> tuple[list[Tensor], Any]:
+    """Small operands, and the definition of what the scan makes of them."""
+    a, c, G, H = (numbers(*shape, dtype=dtype) for shape in ((1, 18), (1, 21), (1, 2, 18), (1, 2, 21)))
+    return [a, c, G, H], lambda a, c, G, H: shifted_sum(G.mT @ H, a, c, 18)
+
+
+def _operators(a: Tensor, c: Tensor) -> Operators:
+    return Operators(a[:, :1], a[:, 1:], c[:, :1], c[:, 1:])
+
+
+def _check_fill(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
+    tensors, definition = _tiny(dtype)
+    a, c, G, H = tensors
+    yield stein_scan(_operators(a, c), G, H), definition(*map(wide, tensors))
+
+
+def _check_gradients(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
+    tensors, definition = _tiny(dtype)
+    D, leaves = numbers(1, 18, 21, dtype=dtype), [wide(t).requires_grad_() for t in tensors]
+    right = torch.autograd.grad(definition(*leaves), leaves, wide(D))
+    a, c, G, H = tensors
+    of, dE = stein_scan_gradients(_operators(a, c), G, H, D)
+    got = weights(*of[:2], D, 18), weights(*of[2:], D, 21), H @ dE.mT, G @ dE
+    yield from zip(got, right, strict=True)
+
+
+FILL = Loops("the dense matrix of LDR-SD", _check_fill)
+GRADIENTS = Loops("the gradients of LDR-SD's dense matrix", _check_gradients)

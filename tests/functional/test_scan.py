@@ -9,6 +9,7 @@ import ctypes
 import shutil
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from types import ModuleType
 
 import pytest
@@ -178,6 +179,29 @@ def test_shapes_and_strides(m: int, n: int, R: int) -> None:
     torch.testing.assert_close(scanned(a, c, e), definition(a, c, e))
     torch.testing.assert_close(adjoint_scanned(a, c, D), definition(a, c, D, adjoint=True))
     torch.testing.assert_close(scan_gradients(a, c, e, D), gradients(a, c, e, D))
+
+
+def profiles(n: int) -> list[Tensor]:
+    """Weights that grow, shrink, do one and then the other, jump, or are 0 at a place or in the corner."""
+    ones, half = torch.ones(n, dtype=torch.float64), n // 2
+    turning = torch.cat((1.5 * ones[:half], ones[half:] / 1.5))
+    jump, broken, open_ring = ones.clone(), 1.5 * ones, 1.5 * ones
+    jump[n // 3], jump[2 * n // 3], broken[half], open_ring[0] = 1e15, 1e-15, 0, 0
+    return [1.5 * ones, ones / 1.5, turning, turning.flip(0), jump, jump.flip(0), broken, open_ring]
+
+
+@pytest.mark.usefixtures("each_way")
+def test_float32_in_every_profile_of_both_operators() -> None:
+    e, D = torch.randn(2, 1, 20, 20, dtype=torch.float64)
+    for a, c in product(profiles(20), profiles(20)):
+        narrow = [t.float() for t in (a[None], c[None], e, D)]
+        wide, absolute = [t.double() for t in narrow], [t.double().abs() for t in narrow]
+        found = scanned(*narrow[:3]), *scan_gradients(*narrow)
+        exact = definition(*wide[:3]), *gradients(*wide)
+        magnitudes = definition(*absolute[:3]), *gradients(*absolute)
+        for got, right, magnitude in zip(found, exact, magnitudes, strict=True):
+            held = magnitude < 1e37
+            assert ((got - right).abs() <= 1e-4 * magnitude + 1e-37)[held].all()
 
 
 @pytest.mark.parametrize("threads", [32, 128])

@@ -1,8 +1,8 @@
 """The recurrences of `scan` on a CPU, where a row of all diagonals at once is what memory and vectors like.
 
 Numba compiles the loops of `kernels.cpu.scan` (see `compiled`): two passes over the matrix, and for gradients
-three. The functions are those of `scan`, for tensors that `serves` says yes to, and stacks are shared among
-threads.
+three. What goes from row to row is float64, whose range holds products that float32 would lose. The functions
+are those of `scan`, for tensors that `serves` says yes to, and stacks are shared among threads.
 """
 
 from __future__ import annotations
@@ -58,10 +58,13 @@ def stein_scan_gradients(of: Operators, G: Tensor, H: Tensor, D: Tensor) -> Grad
     dE, da, dc = torch.empty_like(E), torch.zeros_like(a), torch.zeros_like(c)
 
     def scratch() -> list[Tensor]:
-        return [E.new_empty(VECTORS, n), E.new_empty(-(-m // BLOCK), 4, n)]
+        return [a.new_empty(VECTORS, n), a.new_empty(-(-m // BLOCK), 4, n)]
 
     _run(gradients, [a, c, E, given], scratch, [dE, da, dc])
-    parts = (t.reshape(*G.shape[:-2], t.shape[-1]) for t in (da[:, :1], da[:, 1:], dc[:, :1], dc[:, 1:]))
+    parts = (
+        t.reshape(*G.shape[:-2], t.shape[-1]).to(G.dtype)
+        for t in (da[:, :1], da[:, 1:], dc[:, :1], dc[:, 1:])
+    )
     return Gradients(Operators(*parts), dE.view(D.shape).to(D.dtype))
 
 
@@ -70,7 +73,8 @@ def _filled(of: Operators, E: Tensor) -> Tensor:
     from ..kernels.cpu.scan import fill  # imports numba
 
     M = torch.empty_like(E, memory_format=torch.contiguous_format)
-    _run(fill, [*_both(of, E), E], lambda: [E.new_empty(2, E.shape[-1])], [M])
+    a, c = _both(of, E)
+    _run(fill, [a, c, E], lambda: [a.new_empty(2, E.shape[-1])], [M])
     return M
 
 
@@ -105,9 +109,9 @@ def weights(corner: Tensor | int, lower: Tensor | None, like: Tensor, size: int)
 
 
 def _both(of: Operators, E: Tensor) -> list[Tensor]:
-    """a and c, corners first, (R, m) and (R, n)."""
-    R, m, n = E.shape
-    found = (weights(*of[:2], E, m), m), (weights(*of[2:], E, n), n)
+    """a and c, corners first, (R, m) and (R, n), in float64."""
+    (R, m, n), like = E.shape, E.new_empty(0, dtype=torch.float64)
+    found = (weights(*of[:2], like, m), m), (weights(*of[2:], like, n), n)
     return [w.expand(R, size) if w.dim() == 1 else w.reshape(R, size) for w, size in found]
 
 

@@ -20,8 +20,6 @@ from .workers import Parcel, Workers
 
 DEADLINE = 0.9  # of the time: then projections are quick ones
 _LARGE = 1 << 16
-
-
 Errors = list[dict[Structure, float]]  # of each weight
 
 
@@ -35,11 +33,11 @@ def first_looks(
     stages = [f"{CHOOSING} {weight.name}" for weight in weights]
     tasks = [(workers.parcel(w), *some, workers.seed) for w, *some in zip(weights, low, others, strict=True)]
     keys = [f"first look at {weight.name}" for weight in weights]
-    parts = zip(*workers.run(stages, first_look, tasks, keys=keys).values(), strict=True)
-    errors, plain, bounds = (
-        [dict(zip(some, found, strict=True)) for some, found in zip(structures, part, strict=True)]
-        for structures, part in zip((low, low, others), parts, strict=True)
-    )
+    errors, plain, bounds = Errors(), Errors(), Errors()
+    for i, (first, same, least) in workers.run(stages, first_look, tasks, keys=keys).items():
+        errors.append(dict(zip(low[i], first, strict=True)))
+        plain.append(dict(zip(low[i], same, strict=True)))
+        bounds.append(dict(zip(others[i], least, strict=True)))
     return errors, plain, bounds
 
 

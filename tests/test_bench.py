@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from torchldr.bench.grid import QUICK, Case, Grid
 from torchldr.bench.measure import Setting, available_bytes, measure, structured_layer
 from torchldr.bench.paper_values import RANKS, SIZES, acceleration, in_paper
+from torchldr.cli import Many
 from torchldr.cli import bench as command
 
 FAST = Setting(repeats=1, seconds=0)
@@ -25,7 +26,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     app = typer.Typer()
     app.callback()(lambda: None)
-    command.register(app)
+    app.command("bench", cls=Many)(command.bench_command)
     runner = CliRunner()
     return lambda *arguments: runner.invoke(app, ["bench", *arguments])
 

@@ -174,12 +174,13 @@ def test_models_of_a_fleet_do_not_know_of_each_other():
     for name, factor, rate in (("low_rank", 2, 0.01), ("low_rank", 4, 0.003), ("ldr_sd", 2, 0.01)):
         members.append(Member(Method(name, factor), "projection", rate))
         stacks.append(projected_start(members[-1].method, W))
-    together = Fleet(members, stacks, head, data, epochs=2, batch=20)
+    table = images.ImageTable("tiny", "mine", "shl", epochs=2, batch=20)
+    together = Fleet(table, members, stacks, head, data)
     for epoch in range(2):
         together.train_epoch(epoch)
     scores = dict(zip(together.members, zip(*together.accuracies(), strict=True), strict=True))
     for member, stack in zip(members, stacks, strict=True):
-        alone = Fleet([member], [stack], head, data, epochs=2, batch=20)
+        alone = Fleet(table, [member], [stack], head, data)
         for epoch in range(2):
             alone.train_epoch(epoch)
         place = together.members.index(member)
@@ -203,8 +204,9 @@ def test_the_loss_of_a_fleet_is_the_distillation_that_is_told():
     head = {"logits.weight": torch.randn(3, 16), "logits.bias": torch.randn(3)}
     member = Member(Method("dense", 1), "projection", 0.0)
     how = Distilled(logits=0.3, layer=0.7, temperature=1.5)
+    table = images.ImageTable("tiny", "mine", "shl", epochs=1, batch=20, distilled=how)
     stack = projected_start(member.method, W)
-    fleet = Fleet([member], [stack], head, data, epochs=1, batch=20, distilled=how)
+    fleet = Fleet(table, [member], [stack], head, data)
     fleet.feed.begin(0)
     rows = fleet.feed.order[:20]
     loss = fleet._losses(fleet.adam.tensors)

@@ -66,19 +66,9 @@ __all__ = [
     "train_run",
 ]
 
-_HOMES = (
-    ".ledger.ledger",
-    ".ledger.records",
-    ".ledger.weights",
-    ".models.images",
-    ".protocol",
-    ".tables.cells",
-    ".tables.paper",
-    ".tables.rows",
-    ".trainer.batches",
-    ".trainer.sweep",
-    ".trainer.training",
-)
+# Where these are at home, looked through in this order.
+_HOMES = ("ledger.ledger", "ledger.records", "ledger.weights", "models.images", "protocol", "tables.cells",
+          "tables.paper", "tables.rows", "trainer.batches", "trainer.sweep", "trainer.training")  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
@@ -86,5 +76,5 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'torchldr_paper' has no attribute {name!r}")
     if name == "language":
         return import_module(".language", __name__)
-    homes = (import_module(home, __name__) for home in _HOMES)
+    homes = (import_module(f".{home}", __name__) for home in _HOMES)
     return next(getattr(home, name) for home in homes if hasattr(home, name))

@@ -5,10 +5,10 @@ JSON with --json). Results go to stdout, messages to stderr with `say`. Exit cod
 2 wrong use. A command imports what it needs when it runs, so that --help stays quick and optional
 packages are asked for only by the command that uses them.
 
-To add a command, write a function with `@app.command()`, or a module with a function `register(app)` as
-`bench` beside this file; another package does so by an entry point, see `plugins`. An error that a user can
-mend is a ValueError, TypeError, OSError or ImportError with a sentence: it becomes one line and exit code 1.
-For a wrong argument raise `typer.BadParameter`, which is exit code 2.
+To add a command, write a function with `@command` here, or in a module beside this file and name it in
+`_COMMANDS`; another package does so by an entry point, see `plugins`. An error that a user can mend is a
+ValueError, TypeError, OSError or ImportError with a sentence: it becomes one line and exit code 1. For a
+wrong argument raise `typer.BadParameter`, which is exit code 2.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typer.core import TyperGroup
 
 from ..version import __version__
 from . import bench, compress, export, plugins
-from .options import LOOK, AsJson, command, wrong_use
+from .options import LOOK, MODELS, AsJson, command, wrong_use
 from .printing import say, show, steps
 
 
@@ -54,11 +54,21 @@ app = typer.Typer(
 )
 
 
+# Those of modules beside this file: the panel, an example, and the function.
+_COMMANDS = {
+    "bench": (LOOK, "--structure ldr_sd --n 1024 8192 --rank 1 16 --plot speed.png", bench.bench_command),
+    "analyze": (MODELS, "model.safetensors --budget 0.1 --save-plan plan.json", compress.analyze_command),
+    "compress": (MODELS, "model.safetensors --budget 0.1 --out small", compress.compress_command),
+    "export": (MODELS, "net.py:model --to c --input 1 784 --out firmware", export.export_command),
+}
+
+
 @functools.cache
 def command_line() -> typer.Typer:
     """All commands, those of other packages too, which are looked for when first asked for."""
-    for part in (bench, compress, export, plugins):
-        part.register(app)
+    for name, (panel, example, function) in _COMMANDS.items():
+        command(app, name, panel, example)(function)
+    plugins.register(app)
     return app
 
 

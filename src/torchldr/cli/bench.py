@@ -1,4 +1,4 @@
-"""`torchldr bench`; the command line mounts it with `register`.
+"""`torchldr bench`.
 
 Results go to stdout, progress to stderr. Ctrl-C ends the run early: what was measured is printed, saved and
 drawn, and the exit code is 130, as a shell gives an interrupted program, so that a script can tell.
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .options import LOOK, AsJson, command, wrong_use
+from .options import AsJson, wrong_use
 from .printing import say, show, steps
 
 if TYPE_CHECKING:
@@ -22,12 +22,6 @@ if TYPE_CHECKING:
 
 Rows = list[dict[str, Any]]
 INTERRUPTED = 130
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to the command line."""
-    example = "--structure ldr_sd --n 1024 8192 --rank 1 16 --plot speed.png"
-    command(app, "bench", LOOK, example)(bench_command)
 
 
 def bench_command(

@@ -1,4 +1,4 @@
-"""`torchldr analyze` and `torchldr compress`; the command line mounts them with `register`.
+"""`torchldr analyze` and `torchldr compress`.
 
 Results go to stdout, progress and messages to stderr. Exit codes: 0 done; 1 failed, with one line that says
 why, and nothing written; 2 wrong use; 130 interrupted: `compress` has then written nothing but what it goes
@@ -8,7 +8,6 @@ on with, and `analyze` shows what it found so far.
 from __future__ import annotations
 
 import os
-import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .options import MODELS, AsJson, command, wrong_use
+from .options import AsJson, wrong_use
 from .printing import say
 
 if TYPE_CHECKING:
@@ -39,13 +38,6 @@ Batch = Annotated[int, typer.Option(min=1, help="Vectors at a time, for a budget
 Effort = Annotated[float | None, typer.Option(min=1e-3, help="Minutes that it may take; default 10.")]
 Seed = Annotated[int, typer.Option(min=0, help="What the starts of projections are drawn from.")]
 Jobs = Annotated[int | None, typer.Option(min=1, help="Processes; by default one for each core.")]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
-    example = "model.safetensors --budget 0.1"
-    command(app, "analyze", MODELS, f"{example} --save-plan plan.json")(analyze_command)
-    command(app, "compress", MODELS, f"{example} --out small")(compress_command)
 
 
 def analyze_command(
@@ -90,7 +82,7 @@ def analyze_command(
     with _interrupts():
         found = analyze(
             file, budget=budgets or BUDGETS, structures=structures, ranks=ranks, skip=skip or (),
-            min_features=min_features, effort=effort, seed=seed, jobs=_jobs(jobs), progress=_progress(),
+            min_features=min_features, effort=effort, seed=seed, jobs=_jobs(jobs),
         )  # fmt: skip
         plan = found.plan() if save_plan is not None else {}
     print(found.to_json() if as_json else found)
@@ -151,7 +143,7 @@ def compress_command(
     if text is not None and not model:
         raise typer.BadParameter("--text goes with a folder that has a config.json.")
     search: dict[str, Any] = {"structures": structures or CANDIDATES, "effort": effort, "seed": seed}
-    search |= {"skip": skip or (), "min_features": min_features, "progress": _progress()}
+    search |= {"skip": skip or (), "min_features": min_features}
     if model:
         _spare(file, out, "--out")
         if dense is not None:
@@ -221,10 +213,6 @@ def _check_structures(names: list[str] | None) -> list[str] | None:
 
 def _jobs(jobs: int | None) -> int:
     return jobs or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-
-
-def _progress() -> bool:
-    return sys.stderr.isatty()
 
 
 @contextmanager

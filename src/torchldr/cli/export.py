@@ -1,4 +1,4 @@
-"""`torchldr export`: a model as C or ONNX; the command line mounts it with `register`."""
+"""`torchldr export`: a model as C or ONNX."""
 
 from __future__ import annotations
 
@@ -10,15 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
-from .options import MODELS, AsJson, command
+from .options import AsJson
 from .printing import say, show
 
 FORMATS = ("c", "onnx")
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to the command line."""
-    command(app, "export", MODELS, "net.py:model --to c --input 1 784 --out firmware")(export_command)
 
 
 def export_command(

@@ -162,23 +162,21 @@ def parse_budget(text: str, batch: int = 1) -> Budget:
         >>> [parse_budget(text) for text in ("200 kB", "1.5 MiB", "0.5 ms")]
         [Bytes(amount=200000), Bytes(amount=1572864), Latency(ms=0.5, batch=1)]
     """
-    found = re.fullmatch(r"\s*([\d_]*\.?\d+(?:e-?\d+)?|\d+/\d+)\s*(%|[a-zµ]*)\s*", text, re.IGNORECASE)
-    number, unit = (found[1].replace("_", ""), found[2].lower()) if found else ("", "?")
-    top, _, bottom = number.partition("/")
-    if bottom and not int(bottom):
-        unit = "?"
-    value = float(top) / (float(bottom) if bottom else 1) if unit != "?" else 0.0
+    form = r"\s*(?:(\d+)/(\d+)|([\d_]*\.?\d+(?:e-?\d+)?)\s*(%|[a-zµ]*))\s*"
+    found = re.fullmatch(form, text.lower())
+    top, bottom, number, unit = found.groups("") if found else ("", "", "", "?")
+    number = number.replace("_", "")
     made: Budget
-    if unit in _UNITS and not bottom:
-        made = Bytes(int(value * _UNITS[unit]))
-    elif unit in _TIMES and not bottom:
-        made = Latency(value * _TIMES[unit], batch)
-    elif unit == "%" and not bottom:
-        made = value / 100
-    elif unit == "" and (bottom or "." in number or "e" in number):
-        made = value
-    elif unit == "":
-        made = int(number)
+    if bottom.strip("0"):
+        made = int(top) / int(bottom)
+    elif unit in _UNITS:
+        made = Bytes(int(float(number) * _UNITS[unit]))
+    elif unit in _TIMES:
+        made = Latency(float(number) * _TIMES[unit], batch)
+    elif unit == "%":
+        made = float(number) / 100
+    elif number and not unit:
+        made = float(number) if "." in number or "e" in number else int(number)
     else:
         raise ValueError(
             f"a budget is a fraction (0.1, 1/10, 10%), a number of parameters (100000), bytes (200 kB) or a "

@@ -160,41 +160,35 @@ def _keep(pieces: Pieces, units: Sequence[Unit], found: Calibration) -> None:
     """Keep what was found, batches too: a loader may give others next time."""
     home, fits = _home(units), list[bool]()
 
-    def placed(x: Any) -> Any:
-        """A tensor with its device, where that is not the model's."""
-        fits.append(_fits_files(x))
-        return [x, None if x.device == home else str(x.device)] if isinstance(x, Tensor) else x
+    def placed(named: Mapping[Any, Any]) -> dict[Any, Any]:
+        """What a checkpoint can hold, tensors with their device, where that is not the model's."""
+        kinds = bool | int | float | str | None
+        fits.extend(_is_strided(x) or isinstance(x, kinds) for x in named.values())
+        where = {key: x.device for key, x in named.items() if isinstance(x, Tensor)}
+        own = {key: [named[key], None if device == home else str(device)] for key, device in where.items()}
+        return {**named, **own}
 
-    def entry(batch: Any) -> dict[str, Any]:
-        named = batch if isinstance(batch, dict) else {"": batch[0]}
-        return {key: placed(x) for key, x in named.items()}
-
-    held, seen = found.held, found.seen
     value = {
         "metrics": {name: [m.inputs, m.outputs, m.scale] for name, m in found.metrics.items()},
-        "held": [[p, entry(b), name, y] for p, b, name, y in held],
-        "seen": [[p, entry(b), {rows: placed(t) for rows, t in weights.items()}] for p, b, weights in seen],
+        "held": [[place, placed(batch), name, y] for place, batch, name, y in found.held],
+        "seen": [[place, placed(batch), placed(weights)] for place, batch, weights in found.seen],
     }
     if all(fits):
         pieces.put(_KEY, value)  # else it is found anew
 
 
 def _recalled(pieces: Pieces, units: Sequence[Unit]) -> Calibration | None:
-    value, found = pieces.get(_KEY), Calibration()
+    value, home = pieces.get(_KEY), _home(units)
     if value is None:
         return None
 
-    def moved(x: Any) -> Any:
-        return x[0].to(x[1] or _home(units)) if isinstance(x, list) else x
+    def moved(named: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: x[0].to(x[1] or home) if isinstance(x, list) else x for key, x in named.items()}
 
-    def batch(entry: dict[str, Any]) -> Any:
-        named = {key: moved(x) for key, x in entry.items()}
-        return (named[""],) if [*named] == [""] else named
-
-    found.metrics = {name: Metric(*parts) for name, parts in value["metrics"].items()}
-    found.held = [Held(place, batch(entry), name, y) for place, entry, name, y in value["held"]]
-    for place, entry, weights in value["seen"]:
-        found.seen.append(Seen(place, batch(entry), {int(rows): moved(x) for rows, x in weights.items()}))
+    found = Calibration({name: Metric(*parts) for name, parts in value["metrics"].items()})
+    found.held = [Held(place, moved(batch), name, y) for place, batch, name, y in value["held"]]
+    for place, batch, weights in value["seen"]:
+        found.seen.append(Seen(place, moved(batch), {int(rows): x for rows, x in moved(weights).items()}))
     return found
 
 
@@ -205,11 +199,6 @@ def _home(units: Sequence[Unit]) -> torch.device:
 
 def _is_strided(x: Any) -> bool:
     return isinstance(x, Tensor) and x.layout == torch.strided
-
-
-def _fits_files(x: Any) -> bool:
-    """Whether a checkpoint can hold an entry of a batch."""
-    return _is_strided(x) or x is None or isinstance(x, bool | int | float | str)
 
 
 def _hold(place: int, batch: Any, model: nn.Module, output: str | None, pieces: Pieces) -> Held:

@@ -152,15 +152,6 @@ def _set_nesting(model: nn.Module) -> None:
                 kept["use_nested_tensor"] = True
 
 
-def tie(follower: nn.Module, leader: nn.Module) -> None:
-    """Let one StructuredLinear hold the matrix of another; biases stay their own."""
-    for name, p in leader._parameters.items():
-        if name != "bias":
-            follower._parameters[name] = p
-    for name, buffer in leader._buffers.items():
-        follower._buffers[name] = buffer
-
-
 def dense_linear(layer: nn.Module) -> nn.Linear:
     """The nn.Linear of the same function, with the same bias."""
     weight: Any = layer.weight

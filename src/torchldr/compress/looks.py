@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,14 +20,7 @@ from .workers import Parcel, Workers
 
 DEADLINE = 0.9  # of the time: then projections are quick ones
 _LARGE = 1 << 16
-
-
-class FirstLook(NamedTuple):
-    """Errors of low rank, in the metric and in the plain norm (by entries), and bounds of others in that."""
-
-    errors: list[float]
-    plain: list[float]
-    bounds: list[float]
+Errors = list[dict[Structure, float]]  # of each weight
 
 
 def first_looks(
@@ -35,17 +28,23 @@ def first_looks(
     weights: Sequence[Weight],
     low: Sequence[Sequence[Structure]],
     others: Sequence[Sequence[Structure]],
-) -> list[FirstLook]:
-    """`first_look` at each of the weights."""
+) -> tuple[Errors, Errors, Errors]:
+    """Errors of low rank, in the metric and in the plain norm (by entries), and bounds of others in that."""
     stages = [f"{CHOOSING} {weight.name}" for weight in weights]
-    parcels, seeds = [workers.parcel(weight) for weight in weights], [workers.seed] * len(weights)
-    tasks = list(zip(parcels, low, others, seeds, strict=True))
+    tasks = [(workers.parcel(w), *some, workers.seed) for w, *some in zip(weights, low, others, strict=True)]
     keys = [f"first look at {weight.name}" for weight in weights]
-    return [FirstLook(*found) for found in workers.run(stages, first_look, tasks, keys=keys).values()]
+    errors, plain, bounds = Errors(), Errors(), Errors()
+    for i, (first, same, least) in workers.run(stages, first_look, tasks, keys=keys).items():
+        errors.append(dict(zip(low[i], first, strict=True)))
+        plain.append(dict(zip(low[i], same, strict=True)))
+        bounds.append(dict(zip(others[i], least, strict=True)))
+    return errors, plain, bounds
 
 
-def first_look(parcel: Parcel, low: Sequence[Structure], others: Sequence[Structure], seed: int) -> FirstLook:
-    """What is known of a weight without slow projections."""
+def first_look(
+    parcel: Parcel, low: Sequence[Structure], others: Sequence[Structure], seed: int
+) -> list[list[float]]:
+    """What is known of a weight without slow projections, as `first_looks` has it."""
     matrices = parcel.matrices
     curve = plain_curve(matrices)
     scale = sum(W.numel() for W in matrices) / (curve[0] or 1.0)
@@ -56,7 +55,7 @@ def first_look(parcel: Parcel, low: Sequence[Structure], others: Sequence[Struct
         bounds |= {s: scale * sum(part) for s, part in zip(some, zip(*parts, strict=True), strict=True)}
     errors = looks_of(parcel, low, seed, QUICK)
     plain = [scale * curve[min(s.rank or 1, len(curve) - 1)] for s in low]
-    return FirstLook(errors, plain, [bounds[s] for s in others])
+    return [errors, plain, [bounds[s] for s in others]]
 
 
 def _bounds(W: Tensor, some: Sequence[Structure], seed: int) -> list[float]:
@@ -118,8 +117,8 @@ def errors_of(
     effort: float,
     share: float | None,
     plain: bool = False,
-) -> dict[tuple[int, Structure], float]:
-    """`looks_of` some structures of some weights, which the tasks give by their places.
+) -> Errors:
+    """`looks_of` some structures of some weights, which the tasks give by their places: errors by weight.
 
     As far as this share of the time goes, None for all; in the workers' metrics or in the plain norm.
     """
@@ -136,10 +135,11 @@ def errors_of(
         keys=[f"{look} at {name} as {what}" for name, what in named],
         keep=lambda errors: all(map(math.isfinite, errors)),  # what was given up is looked at again
     )
-    pairs = [
-        (tasks[i][0], *pair) for i, errors in found.items() for pair in zip(tasks[i][1], errors, strict=True)
-    ]
-    return {(w, structure): error for w, structure, error in pairs if math.isfinite(error)}
+    known: Errors = [{} for _ in weights]
+    for i, errors in found.items():
+        w, structures = tasks[i]
+        known[w] |= {s: error for s, error in zip(structures, errors, strict=True) if math.isfinite(error)}
+    return known
 
 
 def looks_of(

@@ -15,15 +15,7 @@ from ..nn.parameters import describe
 from ..nn.recurrent.base import StructuredRecurrent
 from ..nn.tensors import runs_as_made
 from .attention import StructuredAttention, split_attention
-from .layers import (
-    StructuredPointwise,
-    dense_linear,
-    fill,
-    quiet_linear,
-    quiet_recurrent,
-    replace_modules,
-    tie,
-)
+from .layers import StructuredPointwise, dense_linear, fill, quiet_linear, quiet_recurrent, replace_modules
 from .structure import Structure
 from .targets import RECURRENT, Unit, check_unwrapped, parts_of
 
@@ -146,9 +138,18 @@ def install(
             if (leader := leaders.setdefault(id(found), holder)) is holder:
                 fill(holder, [projection.matrix for projection in found], copy=copy)
             else:
-                tie(holder, leader)
+                _tie(holder, leader)
     replace_modules(model, made)
     declare(model)
+
+
+def _tie(follower: nn.Module, leader: nn.Module) -> None:
+    """Let one StructuredLinear hold the matrix of another; biases stay their own."""
+    for name, p in leader._parameters.items():
+        if name != "bias":
+            follower._parameters[name] = p
+    for name, buffer in leader._buffers.items():
+        follower._buffers[name] = buffer
 
 
 def _linear(old: nn.Module, structure: Structure) -> StructuredLinear:

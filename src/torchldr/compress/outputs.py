@@ -51,23 +51,22 @@ def main_output(output: Any, name: str | None = None, who: str = "compress_") ->
     return found, known[found]
 
 
-def copied(batch: Any) -> dict[str, Any] | tuple[Any]:
-    """What the model takes of a batch, as it is now: a loader may use its memory again.
+def copied(batch: Any) -> dict[str, Any]:
+    """What the model takes of a batch, by name, as it is now: a loader may use its memory again.
 
-    A mapping is keyword arguments, a list or tuple begins with the input, anything else is the input.
+    A mapping is keyword arguments; a list or tuple begins with the input, anything else is the input: "".
     """
-    taken: Any = dict(batch) if isinstance(batch, Mapping) else batch
-    if not isinstance(taken, dict):
-        taken = (batch[0] if isinstance(batch, tuple | list) else batch,)
+    first = batch[0] if isinstance(batch, tuple | list) else batch
+    taken = dict(batch) if isinstance(batch, Mapping) else {"": first}
     return pytree.tree_map_only(Tensor, lambda t: t.detach().clone(), taken)
 
 
 def called(model: nn.Module, weights: Mapping[str, Tensor], batch: Any) -> Any:
     """The output with other parameters; neither the model nor the batch is changed, if it works in place."""
     given = copied(batch)
-    args, kwargs = ((), given) if isinstance(given, dict) else (given, {})
+    args = (given.pop(""),) if "" in given else ()
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    return functional_call(model, {**buffers, **weights}, args, kwargs)
+    return functional_call(model, {**buffers, **weights}, args, given)
 
 
 def counted(batch: Any, output: Tensor) -> Tensor | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from .budget import Budget, Bytes, Costs, Latency, Stopwatch, allowance, check_budget
 from .candidates import Candidate, Search, Weight, at_once, charged, class_names, priced
-from .looks import FirstLook, errors_of, first_looks
+from .looks import Errors, errors_of, first_looks
 from .metric import QUICK
 from .progress import CHOOSING
 from .structure import DENSE, Structure, matching
@@ -97,10 +97,11 @@ class _Look:
     costs: Costs
     limit: float
     workers: Workers
-    notes: list[str] = field(default_factory=list)
-    low: list[list[Structure]] = field(default_factory=list)  # of low rank, of each weight
-    errors: list[dict[Structure, float]] = field(default_factory=list)
-    plain: list[dict[Structure, float]] = field(default_factory=list)  # errors in the plain norm
+
+    def __post_init__(self) -> None:
+        self.notes: list[str] = []
+        self.shapes = [(int(m), int(n)) for m, n in (weight.matrices[0].shape for weight in self.weights)]
+        self.low: list[list[Structure]] = []  # of low rank, of each weight
 
     def rows(self) -> list[list[Candidate]]:
         """The candidates of every weight, the weight itself among them, by growing cost."""
@@ -113,26 +114,25 @@ class _Look:
                 structures = [s for name in self.names for s in least.structures(name, weight)]
             self.low.append([s for s in structures if s.name in quick])
             others.append([s for s in structures if s.name not in quick])
-        bounded = [some if place in self._bounded() else [] for place, some in enumerate(others)]
-        found = first_looks(self.workers, self.weights, self.low, bounded)
-        self.errors = [dict(zip(self.low[i], looked.errors, strict=True)) for i, looked in enumerate(found)]
-        self.plain = [dict(zip(self.low[i], looked.plain, strict=True)) for i, looked in enumerate(found)]
-        small, large = self._hopeful(bounded, found)
-        pilots = {key: self._pilots(tasks) for key, tasks in large.items()}
+        some = self._bounded()
+        bounded = [each if place in some else [] for place, each in enumerate(others)]
+        self.errors, self.plain, bounds = first_looks(self.workers, self.weights, self.low, bounded)
+        small, large = self._hopeful(bounds)
+        pilots = {key: _pilots(tasks) for key, tasks in large.items()}
         self._try([task for tasks in pilots.values() for task in tasks], plain=True)
         won = {key for key in pilots if any(self._wins(i, s) for i, s in pilots[key])}
         for name, m, n in sorted(set(pilots) - won):
             tried = len({i for i, _ in pilots[name, m, n]})
             self.notes.append(f"{name} was tried on {tried} of {m} x {n} alone: others were better")
-        for i, some in enumerate(others):
-            for s in some if not bounded[i] else ():
-                if (key := (s.name, *self._shape(i))) in won:
+        for i, each in enumerate(others):
+            for s in each if not bounded[i] else ():
+                if (key := (s.name, *self.shapes[i])) in won:
                     large[key].append((i, s))
         self._try(small)
         self._try([task for key, tasks in large.items() if key in won for task in tasks])
-        bare = [i for i, some in enumerate(others) if some and not self.errors[i]]  # for want of time
+        bare = [i for i, each in enumerate(others) if each and not self.errors[i]]  # for want of time
         self._try([(i, self._cheapest(i, others[i])) for i in bare], hurry=False)
-        return [self._row(i, self.errors[i]) for i in range(len(self.weights))]
+        return [self._row(i, errors) for i, errors in enumerate(self.errors)]
 
     def _cheapest(self, i: int, some: Sequence[Structure]) -> Structure:
         costs = self.costs(self.weights[i], some)
@@ -142,9 +142,7 @@ class _Look:
         row = priced(self.weights[i], errors)
         return charged(row, self.costs(self.weights[i], [candidate.structure for candidate in row]))
 
-    def _hopeful(
-        self, others: Sequence[Sequence[Structure]], looked: Sequence[FirstLook]
-    ) -> tuple[Tasks, Groups]:
+    def _hopeful(self, bounds: Errors) -> tuple[Tasks, Groups]:
         """Which other structures a budget could choose: small ones, to try at once, and groups of others.
 
         In the plain norm, with low rank alone, the budget has a price for each unit of cost. A structure
@@ -153,55 +151,43 @@ class _Look:
         rows = [self._row(i, errors) for i, errors in enumerate(self.plain)]
         price = _price(rows, self.limit) if all(self.low) else 0.0
         found = []
-        for i, (row, some, look) in enumerate(zip(rows, others, looked, strict=True)):
+        for i, (row, least) in enumerate(zip(rows, bounds, strict=True)):
             best = min(candidate.error + price * candidate.cost for candidate in row)
-            costs = self.costs(self.weights[i], some)
-            for structure, error, cost in zip(some, look.bounds, costs, strict=True):
+            costs = self.costs(self.weights[i], list(least))
+            for (structure, error), cost in zip(least.items(), costs, strict=True):
                 if not all(self.low) or error + price * cost < best:
                     found.append((error + price * cost - best, i, structure))
-        dropped = sum(map(len, others)) - len(found)
+        dropped = sum(map(len, bounds)) - len(found)
         if dropped:
             self.notes.append(f"{dropped} candidates were left out by a lower bound of their residual")
         small: Tasks = []
         large: Groups = {}
         for _, i, structure in sorted(found, key=lambda entry: (entry[2].rank or 0, entry[0], entry[1])):
-            m, n = self._shape(i)
+            m, n = self.shapes[i]
             cheap = m * n <= _CHEAP or not all(self.low)
             (small if cheap else large.setdefault((structure.name, m, n), [])).append((i, structure))
         return small, large
 
-    def _shape(self, i: int) -> tuple[int, int]:
-        m, n = self.weights[i].matrices[0].shape
-        return int(m), int(n)
-
     def _bounded(self) -> set[int]:
         """Which weights get bounds for all classes: of a large model small ones and some of each shape."""
-        sizes = [m * n for m, n in map(self._shape, range(len(self.weights)))]
+        sizes = [m * n for m, n in self.shapes]
         if sum(sizes) <= _MANY or not all(self.low):
             return set(range(len(sizes)))
-        alike: dict[tuple[int, int], list[int]] = {}
-        for i in range(len(sizes)):
-            alike.setdefault(self._shape(i), []).append(i)
-        some = [i for group in alike.values() for i in (group[0], group[-1])]
-        return {i for i, size in enumerate(sizes) if size <= _CHEAP or i in some}
-
-    @staticmethod
-    def _pilots(tasks: Tasks) -> Tasks:
-        """What to try of a class and shape first: some weights, at their lowest rank if it has ranks."""
-        places = list(dict.fromkeys(i for i, _ in tasks))[:PILOTS]
-        lowest = {i: min((s.rank or 0) for j, s in tasks if j == i) for i in places}
-        return [(i, s) for i, s in tasks if i in lowest and (s.rank or 0) == lowest[i]]
+        first = {shape: i for i, shape in reversed([*enumerate(self.shapes)])}
+        last = {shape: i for i, shape in enumerate(self.shapes)}
+        cheap = {i for i, size in enumerate(sizes) if size <= _CHEAP}
+        return {*first.values(), *last.values(), *cheap}
 
     def _try(self, tasks: Tasks, plain: bool = False, hurry: bool = True) -> None:
         """Errors of these, as far as the time goes if in a hurry, in the metric or in the plain norm."""
         tasks = sorted(tasks, key=lambda task: (task[1].rank or 0, task[0]))
         given = [(i, [structure]) for i, structure in tasks]
-        share, into = SHARE if hurry else None, self.plain if plain else self.errors
+        share = SHARE if hurry else None
         found = errors_of(self.workers, CHOOSING, self.weights, given, QUICK, share, plain)
-        for (i, structure), error in found.items():
-            into[i][structure] = error
-        if len(found) < len(tasks):
-            self.notes.append(f"{len(tasks) - len(found)} candidates were not looked at for want of time")
+        for known, new in zip(self.plain if plain else self.errors, found, strict=True):
+            known |= new
+        if missed := len(tasks) - sum(map(len, found)):
+            self.notes.append(f"{missed} candidates were not looked at for want of time")
 
     def _wins(self, i: int, structure: Structure) -> bool:
         """Whether a structure is better than low rank with no more parameters, in the plain norm."""
@@ -211,6 +197,13 @@ class _Look:
         mine = row[structure]
         rivals = [row[s] for s in self.low[i] if row[s].cost <= mine.cost]
         return all(mine.error < rival.error for rival in rivals)
+
+
+def _pilots(tasks: Tasks) -> Tasks:
+    """What to try of a class and shape first: some weights, at their lowest rank if it has ranks."""
+    places = list(dict.fromkeys(i for i, _ in tasks))[:PILOTS]
+    lowest = {i: min((s.rank or 0) for j, s in tasks if j == i) for i in places}
+    return [(i, s) for i, s in tasks if i in lowest and (s.rank or 0) == lowest[i]]
 
 
 def _price(rows: Sequence[Sequence[Candidate]], limit: float) -> float:

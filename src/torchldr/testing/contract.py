@@ -13,31 +13,8 @@ from ..core.routes import Call
 from ..core.stacks import stack
 from ..matrices import StructuredMatrix
 from ..nn import StructuredLinear
-from .checks import (
-    BATCHES,
-    SHAPES,
-    cases,
-    check_algebra,
-    check_displacement,
-    check_gradients,
-    check_layer,
-    check_low_precision,
-    check_rows,
-    check_values,
-    dot_test,
-    forced,
-    has_operators,
-    member,
-    tolerance,
-)
-from .transformations import (
-    check_compile,
-    check_derivatives,
-    check_export,
-    check_functional_call,
-    check_jvp,
-    check_vmap,
-)
+from . import checks, transformations
+from .checks import BATCHES, SHAPES, cases, forced, has_operators, member, tolerance
 
 Class = type[StructuredMatrix]
 Shapes = Sequence[tuple[int, int]]
@@ -46,8 +23,8 @@ ON_A_GPU = "for GPUs"  # the reason of a route that no test on a CPU can force
 
 def _values(cls: Class, shapes: Shapes, **options: Any) -> None:
     for i, M in enumerate(cases(cls, shapes, **options)):
-        check_values(M, BATCHES[i % len(BATCHES)])
-        check_rows(M)
+        checks.check_values(M, BATCHES[i % len(BATCHES)])
+        checks.check_rows(M)
 
 
 def _each(check: Callable[[StructuredMatrix], None]) -> Callable[..., None]:
@@ -63,13 +40,13 @@ def _dtypes(cls: Class, shapes: Shapes, **options: Any) -> None:
         rank = min(2, m, n) if cls.ranked else None
         M = member(cls, m, n, rank, regime="near one" if has_operators(cls) else None, **options)
         for dtype in (torch.bfloat16, torch.float16):
-            check_low_precision(M, dtype)
+            checks.check_low_precision(M, dtype)
 
 
 def _state_dict(cls: Class, shapes: Shapes, **options: Any) -> None:
     for m, n in shapes:
         rank = min(2, m, n) if cls.ranked else None
-        check_layer(StructuredLinear(n, m, structure=cls, rank=rank, **options))
+        checks.check_layer(StructuredLinear(n, m, structure=cls, rank=rank, **options))
 
 
 def _leading_axes(cls: Class, shapes: Shapes, **options: Any) -> None:
@@ -120,10 +97,10 @@ def _without_shapes(check: Callable[..., None]) -> Callable[..., None]:
 
 EAGER: Mapping[str, Callable[..., None]] = {
     "values": _values,
-    "transpose": _each(dot_test),
-    "gradients": _each(check_gradients),
-    "algebra": _each(check_algebra),
-    "displacement": _each(check_displacement),
+    "transpose": _each(checks.dot_test),
+    "gradients": _each(checks.check_gradients),
+    "algebra": _each(checks.check_algebra),
+    "displacement": _each(checks.check_displacement),
     "dtypes": _dtypes,
     "state_dict": _state_dict,
 }
@@ -132,12 +109,10 @@ TRANSFORMATIONS: Mapping[str, Callable[..., None]] = {
     **EAGER,
     "routes": lambda cls, shapes, **options: check_routes(cls, shapes, (options,)),
     "leading axes": _leading_axes,
-    "derivatives": _without_shapes(check_derivatives),
-    "jvp": _without_shapes(check_jvp),
-    "vmap": _without_shapes(check_vmap),
-    "functional_call": _without_shapes(check_functional_call),
-    "compile": _without_shapes(check_compile),
-    "export": _without_shapes(check_export),
+    **{
+        name: _without_shapes(getattr(transformations, f"check_{name}"))
+        for name in ("derivatives", "jvp", "vmap", "functional_call", "compile", "export")
+    },
 }
 """All checks, by what they hold the class to."""
 

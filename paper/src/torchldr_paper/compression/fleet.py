@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -90,33 +91,30 @@ class Fleet:
     """Models that differ in their hidden layer, one matrix of `stacks` each, from weights to accuracies.
 
     `head` has the dense model's other parameters: "logits.weight", "logits.bias" and, where the layer has
-    one, "hidden.bias". Stacks and examples are on the device.
+    one, "hidden.bias". Stacks and examples are on the device. `table`, an `ImageTable`, has epochs, batch,
+    seed and what the teacher counts.
     """
 
     def __init__(
         self,
+        table: Any,
         members: Sequence[Member],
         stacks: Sequence[Stack],
         head: Mapping[str, Tensor],
         examples: Examples,
-        *,
-        epochs: int,
-        batch: int,
-        seed: int = 0,
-        distilled: Distilled | None = None,
     ) -> None:
         order = sorted(range(len(members)), key=lambda i: _group_key(stacks[i]))
         self.members = [members[i] for i in order]
         self.groups = _grouped([stacks[i] for i in order])
-        self.examples, self.epochs, self.distilled = examples, epochs, distilled or Distilled()
+        self.examples, self.batch, self.distilled = examples, table.batch, table.distilled
         R, device = len(members), examples.x.device
-        self.feed = Feed(examples.train, batch, seed)
+        self.feed = Feed(examples.train, self.batch, table.seed)
         lrs = torch.tensor([member.rate for member in self.members])
         tensors: dict[str, Tensor] = {}
         rates: dict[str, Tensor | float] = {}
         rows: dict[str, slice] = {}
         for g, (place, stack) in enumerate(self.groups):
-            even = even_rates(stack, lrs[place], seed)
+            even = even_rates(stack, lrs[place], table.seed)
             for name, t in stack.learned.items():
                 key = f"{g}.{name}"
                 tensors[key], rows[key] = t.detach().clone().requires_grad_(), place
@@ -124,10 +122,10 @@ class Fleet:
         for name, t in head.items():
             tensors[name] = t.detach().to(device).repeat(R, *[1] * t.ndim).requires_grad_()
             rates[name], rows[name] = lrs.view(-1, *[1] * t.ndim), slice(0, R)
-        self.batch, self.steps = batch, len(examples.train) // batch
+        self.steps = len(examples.train) // self.batch
         if not self.steps:
-            raise ValueError(f"Fleet: {len(examples.train)} images are fewer than a batch of {batch}.")
-        self.adam = Adam(tensors, rates, epochs * self.steps, rows=rows, models=R)
+            raise ValueError(f"Fleet: {len(examples.train)} images are fewer than a batch of {self.batch}.")
+        self.adam = Adam(tensors, rates, table.epochs * self.steps, rows=rows, models=R)
         self.trainer = Trainer(self.adam, self._losses, [self.feed.position])
 
     def _outputs(self, tensors: Mapping[str, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:

@@ -211,16 +211,7 @@ class ImageRun(TableRun):
                 fresh = start != "projection"
                 own = fresh_start(method, self.W, table.seed, self.device) if fresh else projected[method]
                 stacks.append(own)
-        fleet = Fleet(
-            members,
-            stacks,
-            self.head,
-            self.examples,
-            epochs=table.epochs,
-            batch=table.batch,
-            seed=table.seed,
-            distilled=table.distilled,
-        )
+        fleet = Fleet(table, members, stacks, self.head, self.examples)
         first = fleet.accuracies()[1]
         before = {m.method: a for m, a in zip(fleet.members, first, strict=True) if m.start == "projection"}
         best: dict[Method, dict[str, Any]] = {}

@@ -9,8 +9,8 @@ which it takes by a counter on the device, and the tensors that this changes, `l
 
 from __future__ import annotations
 
-import importlib.util
 import math
+import runpy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,14 +64,10 @@ class GPTModel:
                 f"gpt: the model is examples/gpt.py of the repository, which is not at {GPT_FILE}; run this "
                 "from a checkout."
             )
-        spec = importlib.util.spec_from_file_location("torchldr_example_gpt", GPT_FILE)
-        assert spec is not None
-        assert spec.loader is not None
-        example = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(example)
+        example = runpy.run_path(str(GPT_FILE))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            made: nn.Module = example.GPT(self.words, length=self.length, **self.sizes)
+            made: nn.Module = example["GPT"](self.words, length=self.length, **self.sizes)
         return made
 
     def initial(self, seed: int) -> dict[str, Tensor]:

@@ -30,20 +30,13 @@ Texts are loaded by `load_corpus`, see `torchldr_paper.data.text`:
     wikitext-2/    {train,valid,test}.txt                     or wiki.{train,valid,test}.tokens
 """
 
-from torchldr_paper.data.dataset import (
-    DataFileError,
-    Dataset,
-    DatasetNotFoundError,
-    DownloadError,
-    as_pixels,
-    standardize,
-)
-from torchldr_paper.data.download import fetch
-from torchldr_paper.data.loading import DatasetStatus, load, status, table
-from torchldr_paper.data.places import search_path, user_cache
-from torchldr_paper.data.registry import names
-from torchldr_paper.data.text import Corpus, load_corpus
-from torchldr_paper.data.user import load_npz
+from .dataset import DataFileError, Dataset, DatasetNotFoundError, DownloadError, as_pixels, standardize
+from .download import fetch
+from .loading import DatasetStatus, load, status, table
+from .places import search_path, user_cache
+from .registry import names
+from .text import Corpus, load_corpus
+from .user import load_npz
 
 __all__ = [
     "Corpus",

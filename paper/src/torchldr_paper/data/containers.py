@@ -54,14 +54,11 @@ def locate(spec: Spec, root: Path) -> Located:
     """
     folders = [root / folder for folder in spec.folders]
     archive = _first_of(folders, spec.archives, ARCHIVE_SUFFIXES)
-    found, missing = [], []
-    for file in spec.files:
-        path = _first_of(folders, (file.name, *file.aliases), ("", ".gz")) or archive
-        if path is None:
-            missing.append(file)
-        else:
-            found.append((file, path))
-    return Located(root, tuple(found), tuple(missing))
+    pairs = [
+        (file, _first_of(folders, (file.name, *file.aliases), ("", ".gz")) or archive) for file in spec.files
+    ]
+    found = tuple((file, path) for file, path in pairs if path is not None)
+    return Located(root, found, tuple(file for file, path in pairs if path is None))
 
 
 def _first_of(folders: Sequence[Path], names: Sequence[str], suffixes: Sequence[str]) -> Path | None:

@@ -20,15 +20,7 @@ from torch.nn.functional import conv2d, relu
 from torchldr.matrices import StructuredMatrix
 from torchldr.nn import MatrixStack, StructuredChannels, StructuredLinear
 
-from .images import (
-    BlockedLinear,
-    ConvNet,
-    CroppedLinear,
-    PrunedLinear,
-    ReplacedConvolution,
-    SingleHiddenLayer,
-    is_operator,
-)
+from . import images
 from .stage import stage
 
 Tensors = Mapping[str, Tensor]
@@ -51,7 +43,7 @@ class StackedLayer:
         elif layer.wide is not None:
             matrices, prefix = layer.wide, f"{name}.wide."
         self._prefix = prefix
-        self._units = layer.units if isinstance(layer, CroppedLinear) else None
+        self._units = layer.units if isinstance(layer, images.CroppedLinear) else None
         self.structure, self._like = matrices.structure, matrices.matrix()
 
     def matrix(self, network: Tensors) -> StructuredMatrix:
@@ -138,7 +130,7 @@ class StackedNetwork:
     """
 
     def __init__(
-        self, models: Sequence[SingleHiddenLayer], device: torch.device, *, fixed: bool = False
+        self, models: Sequence[images.SingleHiddenLayer], device: torch.device, *, fixed: bool = False
     ) -> None:
         self._model = model = models[0]
         self._fixed, self.layout, self.device, self.replicas = fixed, Layout(model), device, len(models)
@@ -151,33 +143,35 @@ class StackedNetwork:
         }
         self.buffers = {name: buffer.to(device) for name, buffer in named.items()} | self.drawn
         self._front: StackedLayer | None = None
-        if isinstance(model, ReplacedConvolution) and isinstance(model.front, StructuredChannels):
+        if isinstance(model, images.ReplacedConvolution) and isinstance(model.front, StructuredChannels):
             self._front = StackedLayer(model.front, "front")
         hidden, name = model.hidden, "hidden"
-        if isinstance(hidden, BlockedLinear):
+        if isinstance(hidden, images.BlockedLinear):
             hidden, name = hidden.blocks, "hidden.blocks"
-        pruned = isinstance(hidden, PrunedLinear)
+        pruned = isinstance(hidden, images.PrunedLinear)
         self._layer = None if pruned else StackedLayer(hidden, name)
 
     def logits(self, flat: Tensor, x: Tensor) -> Tensor:
         """Logits of a batch for every replica: (R, length) and (b, ...) to (R, b, classes)."""
         parts = self.layout.parts(flat)
         if self._fixed:
-            parts = {name: part.detach() if is_operator(name) else part for name, part in parts.items()}
+            parts = {
+                name: part.detach() if images.is_operator(name) else part for name, part in parts.items()
+            }
         return logits_of(parts, self._hidden(parts, self._features(parts, x)))
 
     def _features(self, parts: Tensors, x: Tensor) -> Tensor:
         """What the hidden layer sees: rows (b, n) common to all replicas, or (R, b, n)."""
-        if isinstance(self._model, ReplacedConvolution):
+        if isinstance(self._model, images.ReplacedConvolution):
             return self._first_layer(self._model, parts, x)
-        if not isinstance(self._model, ConvNet):
+        if not isinstance(self._model, images.ConvNet):
             return x
         x = x.unsqueeze(0)
         for name in ("conv1", "conv2"):
             x = stage(x, parts[f"{name}.weight"], parts[f"{name}.bias"])
         return x.flatten(2)
 
-    def _first_layer(self, model: ReplacedConvolution, parts: Tensors, x: Tensor) -> Tensor:
+    def _first_layer(self, model: images.ReplacedConvolution, parts: Tensors, x: Tensor) -> Tensor:
         """Convolutions or what replaces them: images (b, c, h, w) to (R, b, n)."""
         if self._front is not None:
             y = self._front({**parts, **self.buffers}, x.flatten(1))
@@ -211,7 +205,7 @@ class StackedNetwork:
         weight = self._materialized(parts)
         total = torch.zeros(2, self.replicas, dtype=torch.float64, device=self.device)
         # Images at a time: on a GPU some gigabyte of activations, on a CPU what a cache holds.
-        several = isinstance(self._model, ConvNet | ReplacedConvolution)
+        several = isinstance(self._model, images.ConvNet | images.ReplacedConvolution)
         per_image = math.prod(x.shape[1:]) * (8 if several else 1) * self.replicas
         size = max(1, (1 << (28 if self.device.type == "cuda" else 22)) // per_image)
         count = len(x) if rows is None else len(rows)

@@ -75,15 +75,9 @@ class Plan:
     error: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "budget": budget_text(self.budget),
-            "parameters": self.parameters,
-            "cost": self.cost,
-            "unit": self.unit,
-            "residual": None if math.isnan(self.residual) else self.residual,
-            "error": self.error,
-            "plan": plan_to_dict(self.structures),
-        }
+        found = {**vars(self), "budget": budget_text(self.budget), "plan": plan_to_dict(self.structures)}
+        found["residual"] = None if math.isnan(self.residual) else self.residual
+        return {key: value for key, value in found.items() if key != "structures"}
 
 
 @dataclass(frozen=True)
@@ -133,10 +127,9 @@ class Analysis:
         rows = []
         for weight in self.weights:
             # A residual of a large weight counts for more: by its number of entries.
-            errors = [weight.parameters * trial.residual**2 for trial in weight.trials]
-            pairs = zip(weight.trials, errors, strict=True)
-            row = [Candidate(trial.structure, trial.parameters, error) for trial, error in pairs]
-            rows.append(charged(row, [trial.parameters for trial in weight.trials]))
+            size, trials = weight.parameters, weight.trials
+            row = [Candidate(t.structure, t.parameters, size * t.residual**2) for t in trials]
+            rows.append(charged(row, [t.parameters for t in trials]))
         taken = share_out(rows, limit, who="plan")
         return {w.name: c.structure for w, c in zip(self.weights, taken, strict=True)}
 

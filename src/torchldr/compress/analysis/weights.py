@@ -16,7 +16,7 @@ from ..budget import Budget, allowance, check_budget
 from ..calibration import calibrate
 from ..candidates import WORK, Candidate, Search, Weight, charged, check_finite, class_names, exact, priced
 from ..checkpoint.files import Source, find_tensors, open_tensors
-from ..looks import errors_of
+from ..looks import Errors, errors_of
 from ..metric import QUICK, Metric
 from ..progress import CHOOSING, Clock, check_count, check_effort
 from ..selection import share_out
@@ -113,14 +113,15 @@ def analyze(
         shares = [Share(budget, weights, rows) for budget in budgets]
         refined = _refine(shares, weights, rows, workers)
     rows = [
-        [replace(c, error=refined.get((w, c.structure), c.error)) for c in row] for w, row in enumerate(rows)
+        [replace(c, error=known.get(c.structure, c.error)) for c in row]
+        for known, row in zip(refined, rows, strict=True)
     ]
     plans = [share.plan(weights, rows) for share in shares]
     analysed = []
     for w, (weight, row) in enumerate(zip(weights, rows, strict=True)):
         trials: dict[Structure, Trial] = {}
         for c in sorted(row, key=lambda c: (c.parameters, c.error)):
-            known = exact(c.structure.name) or (w, c.structure) in refined
+            known = exact(c.structure.name) or c.structure in refined[w]
             trials[c.structure] = Trial(c.structure, c.parameters, c.error**0.5, known)
         best = [_best(share, plan, w, weight, trials) for share, plan in zip(shares, plans, strict=True)]
         m, n = weight.matrices[0].shape
@@ -198,17 +199,12 @@ def _screen(search: Search, weights: Sequence[Weight], workers: Workers) -> list
     names = sorted(search.names, key=lambda name: not exact(name))
     tried = [(w, search.structures(name, weight)) for name in names for w, weight in enumerate(weights)]
     tasks = [(w, structures) for w, structures in tried if structures]
-    known: list[dict[Structure, float]] = [{} for _ in weights]
-    found = errors_of(workers, CHOOSING, weights, tasks, QUICK, _SCREENING)
-    for (w, structure), error in found.items():
-        known[w][structure] = error
+    known = errors_of(workers, CHOOSING, weights, tasks, QUICK, _SCREENING)
     return [priced(weight, row) for weight, row in zip(weights, known, strict=True)]
 
 
-def _refine(
-    shares: Sequence[Share], weights: Sequence[Weight], rows: Rows, workers: Workers
-) -> dict[tuple[int, Structure], float]:
-    """The errors of the best candidates by full projections, by the weight's place and the structure."""
+def _refine(shares: Sequence[Share], weights: Sequence[Weight], rows: Rows, workers: Workers) -> Errors:
+    """The errors of the best candidates of each weight by full projections."""
     leaders = [(w, s) for w, row in enumerate(rows) for share in shares for s in share.leaders(w, row)]
     tasks = [(w, [s]) for w, s in dict.fromkeys(leaders) if not exact(s.name)]
     return errors_of(workers, "refining", weights, tasks, 1.0, 1.0)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
-import mmap
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -99,25 +98,18 @@ class TensorFiles(Mapping[str, Tensor]):
 
 def _mapped(path: Path) -> dict[str, Tensor]:
     """The tensors of a file, as `TensorFiles.mapped` has them."""
-    with path.open("rb") as file:
-        content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    content, found = np.memmap(path, np.uint8, "r"), {}
     start = 8 + int.from_bytes(content[:8], "little")
-    entries = json.loads(content[8:start])
+    entries = json.loads(bytes(content[8:start]))
     entries.pop("__metadata__", None)
-    found = {}
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The given buffer is not writable")
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
         for name, entry in entries.items():
-            dtype, shape, (first, _) = _NAMED.get(entry["dtype"]), entry["shape"], entry["data_offsets"]
+            dtype, (first, last) = _NAMED.get(entry["dtype"]), entry["data_offsets"]
             if dtype is None:
                 raise ValueError(f"{path}: {name} is of dtype {entry['dtype']}, which is not supported.")
-            count = math.prod(shape)
-            flat = (
-                torch.frombuffer(content, dtype=dtype, count=count, offset=start + first)
-                if count
-                else torch.empty(0, dtype=dtype)
-            )
-            found[name] = flat.reshape(shape)
+            data = torch.from_numpy(content[start + first : start + last])
+            found[name] = data.view(dtype).reshape(entry["shape"])
     return found
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from itertools import islice
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -133,51 +134,30 @@ def finetune(
     return FinetuneResult(run.history, run.step, run.best, run.stopped, run.seconds)
 
 
-@dataclass(kw_only=True)
 class FinetuneRun:
-    """A model, its optimizer and its history; `finetune` says what the fields are."""
+    """A model, its optimizer and its history; `given` are the arguments of `finetune`."""
 
-    model: nn.Module
-    loader: Any
-    epochs: int | None
-    steps: int | None
-    loss: Loss | None
-    lr: float
-    operator_lr: float | None
-    weight_decay: float
-    even: bool | str
-    clip: float | None
-    schedule: str
-    warmup: float
-    teacher: nn.Module | None
-    distillation: Distillation | None
-    amp: str | None
-    checkpoint: str | os.PathLike[str] | None
-    every: int | None
-    validate: Callable[[nn.Module], float] | None
-    patience: int | None
-    device: Any
-    seed: int
-
-    def __post_init__(self) -> None:
-        self._check()
-        self.total = self._total()
-        self.device = torch.device(self.device or next((p.device for p in self.model.parameters()), "cpu"))
+    def __init__(self, **given: Any) -> None:
+        self.how = how = SimpleNamespace(**given)
+        _check(how)
+        self.model: nn.Module = how.model
+        self.total = _total(how)
+        self.device = torch.device(how.device or next((p.device for p in self.model.parameters()), "cpu"))
         self.model.to(self.device)
-        given: Any = {"operator_lr": self.operator_lr, "weight_decay": self.weight_decay, "even": self.even}
-        groups = parameter_groups(self.model, self.lr, **given)
+        rates: Any = {name: given[name] for name in ("lr", "operator_lr", "weight_decay", "even")}
+        groups = parameter_groups(self.model, **rates)
         if not groups:
             raise ValueError("finetune: no parameter of the model requires a gradient.")
         self.learn = None
-        if self.teacher is not None:
-            how = self.distillation or Distillation()
-            self.learn = Teacher(self.model, self.teacher.to(self.device), how)
-        elif self.distillation is not None:
+        if how.teacher is not None:
+            distillation = how.distillation or Distillation()
+            self.learn = Teacher(self.model, how.teacher.to(self.device), distillation)
+        elif how.distillation is not None:
             raise ValueError("finetune: distillation needs a teacher.")
-        settings = {name: getattr(self, name) for name in _SETTINGS}
+        settings = {name: given[name] for name in _SETTINGS}
         settings["distillation"] = None if self.learn is None else asdict(self.learn.how)
         settings["shapes"] = {name: list(t.shape) for name, t in self.model.state_dict().items()}
-        self.file = None if self.checkpoint is None else StateFile(self.checkpoint, settings)
+        self.file = None if how.checkpoint is None else StateFile(how.checkpoint, settings)
         self.rates = [group["lr"] for group in groups]
         self.optimizer = torch.optim.AdamW(groups)
         self.learned = [p for group in groups for p in group["params"]]
@@ -195,48 +175,19 @@ class FinetuneRun:
         """Since the start, without the time between sessions."""
         return time.perf_counter() - self.begun
 
-    def _check(self) -> None:
-        check_model("finetune", self.model)
-        if (self.epochs is None) == (self.steps is None):
-            raise TypeError("finetune: give one of epochs and steps.")
-        counts = {name: getattr(self, name) for name in ("epochs", "steps", "every", "patience")}
-        check_count("finetune", **{name: value for name, value in counts.items() if value is not None})
-        check_choices("finetune", schedule=(self.schedule, SCHEDULES))
-        if not 0 <= self.warmup < 1:
-            raise ValueError(f"finetune: warmup must lie in [0, 1), got {self.warmup!r}.")
-        if self.amp not in (None, "bf16"):
-            raise ValueError(f"finetune: amp must be 'bf16' or None, got {self.amp!r}.")
-        if self.clip is not None and not self.clip > 0:
-            raise ValueError(f"finetune: clip must be positive or None, got {self.clip!r}.")
-        if self.patience is not None and self.validate is None:
-            raise ValueError("finetune: patience needs validate.")
-
-    def _total(self) -> int:
-        """The number of steps in all."""
-        if self.epochs is None:
-            return self.steps or 0
-        try:
-            batches = len(self.loader)
-        except TypeError:  # a generator, or a DataLoader of one
-            batches = 0
-        if not batches:
-            given = f"epochs={self.epochs} needs a loader with a length of at least 1"
-            raise ValueError(f"finetune: {given}; give steps= for others.")
-        return self.epochs * batches
-
     def _factor(self, step: int) -> float:
         """What the learning rates are multiplied by at a step."""
-        warmup = math.ceil(self.warmup * self.total)
+        warmup = math.ceil(self.how.warmup * self.total)
         if step < warmup:
             return (step + 1) / (warmup + 1)
         done = (step - warmup) / max(1, self.total - warmup)
-        if self.schedule == "cosine":
+        if self.how.schedule == "cosine":
             return 0.5 * (1 + math.cos(math.pi * done))
-        return 1 - done if self.schedule == "linear" else 1.0
+        return 1 - done if self.how.schedule == "linear" else 1.0
 
     def judge_start(self) -> None:
         """Validate the model as it came: what is not better is not kept."""
-        if self.validate is not None and self.step == 0:
+        if self.how.validate is not None and self.step == 0:
             self.best, self.best_state = (self._score(), -1), copied(self.model)
 
     def one_pass(self, report: Report) -> None:
@@ -250,7 +201,7 @@ class FinetuneRun:
             self.within += 1
             report(f"fine-tuning, pass {self.epoch + 1}", self.step, self.total)
             last = self.step >= self.total
-            if self.every and self.step % self.every == 0 and not last:
+            if self.how.every and self.step % self.how.every == 0 and not last:
                 self._check_finite()
                 self.save()
             if last:
@@ -264,17 +215,16 @@ class FinetuneRun:
 
     def _rest_of_pass(self) -> Iterator[Any]:
         """The batches of this pass that were not seen yet, in an order that depends on the seed alone."""
-        torch.manual_seed(self.seed * 1_000_003 + self.epoch)
-        generator = getattr(self.loader, "generator", None)
+        torch.manual_seed(self.how.seed * 1_000_003 + self.epoch)
+        generator = getattr(self.how.loader, "generator", None)
         if isinstance(generator, torch.Generator):
-            generator.manual_seed(self.seed * 1_000_003 + self.epoch)
-        sampler: Any = getattr(self.loader, "sampler", None)
+            generator.manual_seed(self.how.seed * 1_000_003 + self.epoch)
+        sampler: Any = getattr(self.how.loader, "sampler", None)
         if hasattr(sampler, "set_epoch"):
             sampler.set_epoch(self.epoch)
-        iterator = iter(self.loader)
-        if self.within:
-            for _ in islice(iterator, self.within):
-                pass
+        iterator = iter(self.how.loader)
+        for _ in islice(iterator, self.within):
+            pass
         if self._random is not None:
             torch.set_rng_state(self._random["cpu"])
             for state in self._random["cuda"]:
@@ -284,17 +234,17 @@ class FinetuneRun:
 
     def _train(self, batch: Any) -> None:
         inputs, keywords, target = _unpack(batch, self.device)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.amp == "bf16"):
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.how.amp == "bf16"):
             output = self.model(*inputs, **keywords)
             loss = torch.zeros((), device=self.device)
             if self.learn is None or self.learn.how.task:
-                loss = _task_loss(self.loss, output, target)
+                loss = _task_loss(self.how.loss, output, target)
             if self.learn is not None:
                 loss = self.learn.how.task * loss + self.learn.loss(inputs, keywords, output)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        if self.clip is not None:
-            nn.utils.clip_grad_norm_(self.learned, self.clip)
+        if self.how.clip is not None:
+            nn.utils.clip_grad_norm_(self.learned, self.how.clip)
         self.optimizer.step()
         self.total_loss += loss.detach()
 
@@ -302,24 +252,24 @@ class FinetuneRun:
         if not math.isfinite(float(self.total_loss)):
             raise FloatingPointError(
                 f"finetune: the loss is not finite any more at step {self.step}; lower "
-                f"lr={self.lr:g} or operator_lr, or set clip."
+                f"lr={self.how.lr:g} or operator_lr, or set clip."
             )
 
     def _close_pass(self) -> None:
         score = None
-        if self.validate is not None:
+        if self.how.validate is not None:
             score = self._score()
             if self.best is None or score > self.best[0]:
                 self.best, self.best_state, self.waited = (score, len(self.history)), copied(self.model), 0
             else:
                 self.waited += 1
-            self.stopped = self.patience is not None and self.waited >= self.patience
+            self.stopped = self.how.patience is not None and self.waited >= self.how.patience
         self.history.append(
             {
                 "epoch": self.epoch,
                 "step": self.step,
                 "loss": float(self.total_loss) / self.within,
-                "lr": self.lr * self._factor(self.step - 1),
+                "lr": self.how.lr * self._factor(self.step - 1),
                 "validation": score,
                 "seconds": round(self.seconds, 3),
             }
@@ -328,10 +278,10 @@ class FinetuneRun:
         self.epoch, self.within = self.epoch + 1, 0
 
     def _score(self) -> float:
-        assert self.validate is not None
+        assert self.how.validate is not None
         self.model.eval()
         with torch.no_grad():
-            return float(self.validate(self.model))
+            return float(self.how.validate(self.model))
 
     # Interruptions.
 
@@ -365,6 +315,37 @@ class FinetuneRun:
         self.best = None if self.best is None else (self.best[0], self.best[1])  # a list in older files
         self.begun = time.perf_counter() - state["progress"]["seconds"]
         self._random = state["random"] if self.within else None
+
+
+def _check(how: SimpleNamespace) -> None:
+    check_model("finetune", how.model)
+    if (how.epochs is None) == (how.steps is None):
+        raise TypeError("finetune: give one of epochs and steps.")
+    counts = {name: getattr(how, name) for name in ("epochs", "steps", "every", "patience")}
+    check_count("finetune", **{name: value for name, value in counts.items() if value is not None})
+    check_choices("finetune", schedule=(how.schedule, SCHEDULES))
+    if not 0 <= how.warmup < 1:
+        raise ValueError(f"finetune: warmup must lie in [0, 1), got {how.warmup!r}.")
+    if how.amp not in (None, "bf16"):
+        raise ValueError(f"finetune: amp must be 'bf16' or None, got {how.amp!r}.")
+    if how.clip is not None and not how.clip > 0:
+        raise ValueError(f"finetune: clip must be positive or None, got {how.clip!r}.")
+    if how.patience is not None and how.validate is None:
+        raise ValueError("finetune: patience needs validate.")
+
+
+def _total(how: SimpleNamespace) -> int:
+    """The number of steps in all."""
+    if how.epochs is None:
+        return int(how.steps)
+    try:
+        batches = len(how.loader)
+    except TypeError:  # a generator, or a DataLoader of one
+        batches = 0
+    if not batches:
+        given = f"epochs={how.epochs} needs a loader with a length of at least 1"
+        raise ValueError(f"finetune: {given}; give steps= for others.")
+    return int(how.epochs) * batches
 
 
 def _unpack(batch: Any, device: torch.device) -> tuple[list[Any], dict[str, Any], Any]:

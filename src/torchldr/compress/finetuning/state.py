@@ -6,6 +6,7 @@ Behind what torch wrote stands its checksum, for torch notices little damage. Fi
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -63,6 +64,7 @@ class StateFile:
         try:
             with whole_file(self.path) as stream:
                 torch.save({**state, "settings": self.settings}, stream)
+                stream.flush()
                 stream.write(_MARK + _digest(stream, stream.tell()))
         except (OSError, RuntimeError) as error:  # torch hides what the system says behind its own
             why = error.__context__ if isinstance(error.__context__, OSError) else error
@@ -80,13 +82,9 @@ def _verify(stream: IO[bytes]) -> None:
 
 
 def _digest(stream: IO[bytes], size: int) -> bytes:
-    """Sha256 of the first bytes of a file, in hexadecimal; the position is behind them afterwards."""
-    digest = hashlib.sha256()
-    stream.seek(0)
-    while size > 0 and (block := stream.read(min(size, 1 << 20))):
-        digest.update(block)
-        size -= len(block)
-    return digest.hexdigest().encode()
+    """Sha256 of the first bytes of a file, in hexadecimal."""
+    with mmap.mmap(stream.fileno(), size, access=mmap.ACCESS_READ) as content:
+        return hashlib.sha256(content).hexdigest().encode()
 
 
 def _comparable(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -156,21 +156,17 @@ def _recurrent_node(
     return y, tuple(states) if count > 1 else states[0]
 
 
-def _register() -> None:
-    torch.library.define("torchldr::c_layer", "(Tensor x, int index, int features) -> Tensor")
-    torch.library.define(
-        "torchldr::c_recurrent", "(Tensor x, int index, int[] shape, int[] state, int count) -> Tensor[]"
-    )
-    torch.library.register_fake(
-        "torchldr::c_layer", lambda x, index, features: x.new_empty(*x.shape[:-1], features)
-    )
-    torch.library.register_fake(
-        "torchldr::c_recurrent",
-        lambda x, index, shape, state, count: [x.new_empty(s) for s in (shape, *[state] * count)],
-    )
-
-
-_register()
+torch.library.define("torchldr::c_layer", "(Tensor x, int index, int features) -> Tensor")
+torch.library.define(
+    "torchldr::c_recurrent", "(Tensor x, int index, int[] shape, int[] state, int count) -> Tensor[]"
+)
+torch.library.register_fake(
+    "torchldr::c_layer", lambda x, index, features: x.new_empty(*x.shape[:-1], features)
+)
+torch.library.register_fake(
+    "torchldr::c_recurrent",
+    lambda x, index, shape, state, count: [x.new_empty(s) for s in (shape, *[state] * count)],
+)
 
 
 def _as_nodes_(model: nn.Module) -> list[tuple[str, nn.Module]]:

@@ -237,13 +237,14 @@ def _dense_seconds(M: Any, call: Call) -> float:
 def scan_seconds(M: Any, call: Call, kernels: float, loops: float, doubling: float) -> float:
     """To make the dense matrix: passes over it by kernels or loops, or for each doubling without them."""
     m, n = M.shape
+    seconds = costs.gemm(call, M.rank, m, n)
     if call.device == "cuda":
-        passes = kernels
+        seconds += costs.passes(call, m * n, kernels)
     elif call.traced or compiled.why_not():
-        passes = doubling * min(m, n).bit_length()
+        seconds += costs.passes(call, m * n, doubling * min(m, n).bit_length())
     else:
-        passes = loops
-    return costs.backward(call, costs.gemm(call, M.rank, m, n) + costs.passes(call, m * n, passes))
+        seconds += costs.passes(call, m * n, loops) + costs.started(call, 8)
+    return costs.backward(call, seconds)
 
 
 def _stencil_why_not(M: Any, call: Call) -> str | None:

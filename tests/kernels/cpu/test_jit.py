@@ -112,13 +112,13 @@ def test_no_folder_at_all_is_no_error(double, monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", [types.float32, types.float64], ids=str)
-@pytest.mark.parametrize("name", ["shifted", "get", "put", "get4", "put4", "get8", "put8"])
+@pytest.mark.parametrize("name", ["shifted", "get", "put", "load", "store"])
 def test_intrinsics_take_opaque_pointers(name, dtype):
     """LLVM accepts what they generate for a pointer without a type; Numba's own still have one."""
     lanes = compiled_fft.Lanes(dtype)
-    values = {"put": [dtype], "put4": [lanes], "put8": [types.UniTuple(lanes, 2)]}
-    given = [types.intp, *values.get(name, [])]
-    signature, generate = getattr(compiled_pointers, name)._defn(None, types.CPointer(dtype), *given)
+    given = [types.intp, *{"put": [dtype], "store": [lanes]}.get(name, [])]
+    home = compiled_pointers if name in ("shifted", "put") else compiled_fft
+    signature, generate = getattr(home, name)._defn(None, types.CPointer(dtype), *given)
 
     module, context = ir.Module(), cpu_target.target_context
     arguments = [ir.PointerType(), *(context.get_value_type(t) for t in given)]

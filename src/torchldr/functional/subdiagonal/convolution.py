@@ -63,13 +63,13 @@ def matmul(s: Tensor, corner: Tensor, V: Tensor, w: Tensor, P: Tensor) -> Tensor
     The same, slowly: `sum(krylov_reference(subdiagonal_reference(s, corner), v, k) @ w)`.
     """
     wide = (t.to(P.dtype) for t in (s, corner, V, w))
-    return applied(_ConvolutionMatmul, *wide, P)[0].to(w.dtype)
+    return applied(_Convolution, *wide, P, w.shape[-1], False)[0].to(w.dtype)
 
 
 def rmatmul(s: Tensor, corner: Tensor, V: Tensor, u: Tensor, k: int, P: Tensor) -> Tensor:
     """Multiply by the transposed Krylov matrices: K_k(A, v_i)^T u for every i, (b, m) to (b, r, k)."""
     wide = (t.to(P.dtype) for t in (s, corner, V, u))
-    return applied(_ConvolutionRmatmul, *wide, P, k)[0].to(u.dtype)
+    return applied(_Convolution, *wide, P, k, True)[0].to(u.dtype)
 
 
 def prepare(A: Side, C: Side, scales: Scales) -> tuple[PreparedSide, PreparedSide]:
@@ -105,13 +105,12 @@ def krylov_matrices(s: Tensor, corner: Tensor, V: Tensor, k: int) -> Tensor:
     return K[:, :k]
 
 
-def _plain_matmul(s: Tensor, corner: Tensor, V: Tensor, w: Tensor) -> Tensor:
-    return w.flatten(1) @ krylov_matrices(s, corner, V, w.shape[-1]).flatten(0, 1)
-
-
-def _plain_rmatmul(s: Tensor, corner: Tensor, V: Tensor, u: Tensor, k: int) -> Tensor:
+def _plain(s: Tensor, corner: Tensor, V: Tensor, given: Tensor, *, k: int, transposed: bool) -> Tensor:
+    """K w for w (b, r, k), or K^T u for u (b, m)."""
     K = krylov_matrices(s, corner, V, k)
-    return (u @ K.flatten(0, 1).mT).unflatten(1, K.shape[:2])
+    if transposed:
+        return (given @ K.flatten(0, 1).mT).unflatten(1, K.shape[:2])
+    return given.flatten(1) @ K.flatten(0, 1)
 
 
 def _length(m: int, k: int) -> int:
@@ -130,6 +129,11 @@ def _folded(P: Tensor, corner: Tensor, t: Tensor, k: int) -> tuple[Tensor, Tenso
     m = P.shape[0]
     high = P[: k - 1] * P[-1] * t[..., m : m + k - 1]
     return P * t[..., :m] + pad(corner * high, (0, m - k + 1)), high
+
+
+def _correlated(u_hat: Tensor, v_hat: Tensor, length: int, k: int) -> Tensor:
+    """K^T u, from the spectra of what `_unfolded` makes of u and of v / P."""
+    return torch.fft.irfft(u_hat.unsqueeze(-2) * conjugate(v_hat), length)[..., :k]
 
 
 def _gradients(
@@ -160,75 +164,51 @@ def _gradients(
     return flow / s, dc, dV, y
 
 
-class _ConvolutionMatmul(torch.autograd.Function):
-    """(s, corner, V, w, P) to K w, followed by what its backward needs again."""
+class _Convolution(torch.autograd.Function):
+    """(s, corner, V, w or u, P, k, whether it is u) to K w or K^T u, and what its backward needs again.
+
+    Both are derivatives of the form u^T K w, which the gradient that comes in makes whole.
+    """
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(s: Tensor, corner: Tensor, V: Tensor, w: Tensor, P: Tensor) -> tuple[Tensor, ...]:
-        k = w.shape[-1]
+    def forward(
+        s: Tensor, corner: Tensor, V: Tensor, given: Tensor, P: Tensor, k: int, transposed: bool
+    ) -> tuple[Tensor, ...]:
         length = _length(V.shape[-1], k)
-        v_hat, w_hat = torch.fft.rfft(V / P, length), torch.fft.rfft(w, length)
+        v_hat = torch.fft.rfft(V / P, length)
+        if transposed:
+            u_hat = _unfolded(P, corner, given, k)
+            return _correlated(u_hat, v_hat, length, k).contiguous(), v_hat, u_hat, V.new_empty(0)
+        w_hat = torch.fft.rfft(given, length)
         t = torch.fft.irfft(contract_rank(w_hat, v_hat), length)
         return _folded(P, corner, t, k)[0], v_hat, w_hat, t
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        *tensors, ctx.k, ctx.transposed = inputs
         ctx.mark_non_differentiable(*output[1:])
         # Both save the same: the generated vmap rule asks for it.
-        ctx.save_for_backward(*inputs, *output[1:])
-        ctx.save_for_forward(*inputs, *output[1:])
-
-    @staticmethod
-    def backward(ctx: Any, u: Tensor, *others: Any) -> tuple[Tensor | None, ...]:
-        s, corner, V, w, P, v_hat, w_hat, t = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            return *plain_backward(_plain_matmul, (s, corner, V, w), u), None
-        k = w.shape[-1]
-        u_hat = _unfolded(P, corner, u, k)
-        ds, dc, dV, _ = _gradients(s, corner, V, u, k, P, w_hat, u_hat, t)
-        dw = torch.fft.irfft(u_hat.unsqueeze(-2) * conjugate(v_hat), t.shape[-1])[..., :k]
-        return ds, dc, dV, dw, None
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
-        return plain_jvp(_plain_matmul, ctx.saved_tensors[:4], tangents[:4]), None, None, None
-
-
-class _ConvolutionRmatmul(torch.autograd.Function):
-    """(s, corner, V, u, P, k) to K^T u, followed by what its backward needs again."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(s: Tensor, corner: Tensor, V: Tensor, u: Tensor, P: Tensor, k: int) -> tuple[Tensor, ...]:
-        length = _length(V.shape[-1], k)
-        v_hat, u_hat = torch.fft.rfft(V / P, length), _unfolded(P, corner, u, k)
-        z = torch.fft.irfft(u_hat.unsqueeze(-2) * conjugate(v_hat), length)[..., :k].contiguous()
-        return z, v_hat, u_hat
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        *tensors, ctx.k = inputs
-        ctx.mark_non_differentiable(*output[1:])
         ctx.save_for_backward(*tensors, *output[1:])
         ctx.save_for_forward(*tensors, *output[1:])
 
     @staticmethod
-    def backward(ctx: Any, w: Tensor, *others: Any) -> tuple[Tensor | None, ...]:
-        s, corner, V, u, P, v_hat, u_hat = ctx.saved_tensors
-        k = ctx.k
+    def backward(ctx: Any, gradient: Tensor, *others: Any) -> tuple[Tensor | None, ...]:
+        s, corner, V, given, P, v_hat, hat, t = ctx.saved_tensors
+        k, transposed, length = ctx.k, ctx.transposed, _length(V.shape[-1], ctx.k)
         if torch.is_grad_enabled():
-            plain = partial(_plain_rmatmul, k=k)
-            return *plain_backward(plain, (s, corner, V, u), w), None, None
-        length = _length(V.shape[-1], k)
-        w_hat = torch.fft.rfft(w, length)
-        t = torch.fft.irfft(contract_rank(w_hat, v_hat), length)
-        ds, dc, dV, du = _gradients(s, corner, V, u, k, P, w_hat, u_hat, t)
-        return ds, dc, dV, du, None, None
+            plain = partial(_plain, k=k, transposed=transposed)
+            return *plain_backward(plain, (s, corner, V, given), gradient), None, None, None
+        if transposed:
+            u, u_hat, w_hat = given, hat, torch.fft.rfft(gradient, length)
+            t = torch.fft.irfft(contract_rank(w_hat, v_hat), length)
+        else:
+            u, u_hat, w_hat = gradient, _unfolded(P, corner, gradient, k), hat
+        ds, dc, dV, y = _gradients(s, corner, V, u, k, P, w_hat, u_hat, t)
+        return ds, dc, dV, y if transposed else _correlated(u_hat, v_hat, length, k), None, None, None
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor | None, ...]:
-        plain = partial(_plain_rmatmul, k=ctx.k)
-        return plain_jvp(plain, ctx.saved_tensors[:4], tangents[:4]), None, None
+        plain = partial(_plain, k=ctx.k, transposed=ctx.transposed)
+        return plain_jvp(plain, ctx.saved_tensors[:4], tangents[:4]), None, None, None

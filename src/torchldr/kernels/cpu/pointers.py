@@ -1,8 +1,8 @@
 """Plain pointers and complex lanes for compiled loops; imports numba.
 
 An array that is handed from function to function brings its shape and a count of references along, which in
-short loops costs more than the arithmetic. These are the lanes of `fft` behind a bare pointer.
-Nothing is checked, and whoever takes a pointer keeps the array.
+short loops costs more than the arithmetic. These are bare pointers, which `load`, `store` and `get` of `fft`
+take as well. Nothing is checked, and whoever takes a pointer keeps the array.
 """
 
 # mypy: ignore-errors
@@ -13,7 +13,7 @@ from typing import Any
 from numba import types
 from numba.extending import intrinsic
 
-from .fft import LANES, Lanes, _arithmetic, load_lanes, place, start, store_lanes
+from .fft import LANES, _arithmetic, compiled, load, place, start, store
 
 over = _arithmetic("fdiv")
 
@@ -39,17 +39,6 @@ def shifted(typingctx: Any, p: Any, index: Any) -> Any:
 
 
 @intrinsic
-def get(typingctx: Any, p: Any, index: Any) -> Any:
-    """p[index]."""
-
-    def generate(context, builder, signature, arguments):
-        scalar = context.get_data_type(p.dtype)
-        return builder.load(place(builder, *arguments, scalar), typ=scalar)
-
-    return p.dtype(p, types.intp), generate
-
-
-@intrinsic
 def put(typingctx: Any, p: Any, index: Any, value: Any) -> Any:
     """p[index] = value."""
 
@@ -58,27 +47,6 @@ def put(typingctx: Any, p: Any, index: Any, value: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(p, types.intp, p.dtype), generate
-
-
-@intrinsic
-def get4(typingctx: Any, p: Any, index: Any) -> Any:
-    """p[index : index + 4]."""
-
-    def generate(context, builder, signature, arguments):
-        return load_lanes(context, builder, *arguments, p.dtype)
-
-    return Lanes(p.dtype)(p, types.intp), generate
-
-
-@intrinsic
-def put4(typingctx: Any, p: Any, index: Any, value: Any) -> Any:
-    """p[index : index + 4] = value."""
-
-    def generate(context, builder, signature, arguments):
-        store_lanes(context, builder, *arguments[:2], p.dtype, arguments[2])
-        return context.get_dummy_value()
-
-    return types.void(p, types.intp, value), generate
 
 
 @intrinsic
@@ -94,32 +62,17 @@ def number(typingctx: Any, p: Any, value: Any) -> Any:
 # Complex lanes are pairs of lanes; in memory four real parts are followed by their imaginary parts.
 
 
-@intrinsic
-def get8(typingctx: Any, p: Any, index: Any) -> Any:
+@compiled
+def get8(p, index):
     """p[index : index + 4] + i p[index + 4 : index + 8]."""
-    pair = types.UniTuple(Lanes(p.dtype), 2)
-
-    def generate(context, builder, signature, arguments):
-        begin, index = arguments
-        after = builder.add(index, index.type(LANES))
-        parts = [load_lanes(context, builder, begin, i, p.dtype) for i in (index, after)]
-        return context.make_tuple(builder, signature.return_type, parts)
-
-    return pair(p, types.intp), generate
+    return load(p, index), load(p, index + LANES)
 
 
-@intrinsic
-def put8(typingctx: Any, p: Any, index: Any, value: Any) -> Any:
+@compiled
+def put8(p, index, value):
     """The inverse of `get8`."""
-
-    def generate(context, builder, signature, arguments):
-        begin, index, lanes = arguments
-        after = builder.add(index, index.type(LANES))
-        for part, i in enumerate((index, after)):
-            store_lanes(context, builder, begin, i, p.dtype, builder.extract_value(lanes, part))
-        return context.get_dummy_value()
-
-    return types.void(p, types.intp, value), generate
+    store(p, index, value[0])
+    store(p, index + LANES, value[1])
 
 
 def _complex(formula: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -143,7 +142,7 @@ def circulant_product(kind: str, column: Tensor, m: int, n: int, dtype: torch.dt
     long = _long_blocks(kind, values, m, n, dtype)
     if values.shape[-1] > _SMALL_BLOCK:
         return long
-    return min(_short_blocks(kind, values, m, n, dtype), long, key=numbers)
+    return min(_short_blocks(values, m, dtype), long, key=numbers)
 
 
 def _long_blocks(kind: str, column: Array, m: int, n: int, dtype: torch.dtype) -> nn.Module:
@@ -164,40 +163,22 @@ def _cut(x: Tensor, columns: int, b: int) -> Tensor:
     return pad(x, (0, columns * b - x.shape[-1])).reshape(-1, columns, b)
 
 
-def _short_blocks(kind: str, column: Array, m: int, n: int, dtype: torch.dtype) -> nn.Module:
-    """The DFT of every block, and a matrix product for every frequency.
-
-    The DFT is its matrix, or the operator where the kind asks for it and b is a power of two.
-    """
+def _short_blocks(column: Array, m: int, dtype: torch.dtype) -> nn.Module:
+    """The DFT of every block by its matrix, and a matrix product for every frequency."""
     rows, columns, b = column.shape
     F = b // 2 + 1  # frequencies
-    spectra = np.fft.rfft(column).transpose(2, 1, 0)  # (f, columns, rows)
+    turns = np.exp(-2j * math.pi / b * (np.outer(np.arange(b), np.arange(F)) % b))
+    both = np.stack((turns, 1j * turns), 1)  # j, copy, f
     weights = np.where((np.arange(F) == 0) | (2 * np.arange(F) == b), 1.0, 2.0) / b
-    constants: dict[str, Array] = {}
-    multiply: Callable[..., Tensor]
-    if kind == "fft" and b & (b - 1) == 0:
-        form, multiply, spectra = "DFTs of the blocks", _by_dft, spectra * (weights * b)[:, None, None]
-    else:
-        form, multiply = "DFT matrices of the blocks", _by_dft_matrices
-        turns = np.exp(-2j * math.pi / b * (np.outer(np.arange(b), np.arange(F)) % b))
-        both = np.stack((turns, 1j * turns), 1)  # j, copy, f
-        constants["analysis"] = np.stack((both.real, both.imag), 2).reshape(b, 4 * F)  # j, copy, parts, f
-        back = np.stack((turns.real, turns.imag)) * weights  # parts, j, f; the conjugate's real part
-        constants["synthesis"] = back.transpose(0, 2, 1).reshape(2 * F, b)
-    constants["spectra"] = np.stack((spectra.real, spectra.imag), 1).reshape(F, 2 * columns, rows)
+    back = np.stack((turns.real, turns.imag)) * weights  # parts, j, f; the conjugate's real part
+    spectra = np.fft.rfft(column).transpose(2, 1, 0)  # (f, columns, rows)
+    constants = {
+        "analysis": np.stack((both.real, both.imag), 2).reshape(b, 4 * F),  # j, copy, parts, f
+        "synthesis": back.transpose(0, 2, 1).reshape(2 * F, b),
+        "spectra": np.stack((spectra.real, spectra.imag), 1).reshape(F, 2 * columns, rows),
+    }
     parts = {name: torch.from_numpy(values).to(dtype) for name, values in constants.items()}
-    return FormulaProduct(form, multiply, **parts, b=b, m=m)
-
-
-def _by_dft(x: Tensor, spectra: Tensor, b: int, m: int) -> Tensor:
-    F, columns, rows = spectra.shape[0], spectra.shape[1] // 2, spectra.shape[2]
-    z = torch.view_as_complex(pad(_cut(x, columns, b).unsqueeze(-1), (0, 1)))
-    values = torch.view_as_real(torch.fft.fft(z))[:, :, :F]  # (B, columns, f, parts)
-    turned = torch.stack((-values[..., 1], values[..., 0]), -1)
-    values = torch.stack((values, turned), 1).permute(3, 0, 4, 1, 2)  # f, B, parts, copy, columns
-    y = (values.reshape(F, -1, 2 * columns) @ spectra).reshape(F, -1, 2, rows)
-    z = torch.view_as_complex(pad(y.permute(1, 3, 0, 2), (0, 0, 0, b - F)).contiguous())
-    return torch.view_as_real(torch.fft.ifft(z))[..., 0].reshape(-1, rows * b)[:, :m]
+    return FormulaProduct("DFT matrices of the blocks", _by_dft_matrices, **parts, b=b, m=m)
 
 
 def _by_dft_matrices(

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..fft import LANES, _shuffle, compiled, plus, splat, times
-from ..pointers import get, get4, number, pointer, put, put4, shifted
+from ..fft import LANES, _shuffle, compiled, get, load, plus, splat, store, times
+from ..pointers import number, pointer, put, shifted
 
 PAD = LANES
 
@@ -41,7 +41,7 @@ def _cut_out(ring, start, stop, leaf, size):
 @compiled
 def _clear(x, size):
     for i in range(0, size, LANES):
-        put4(x, i, splat(number(x, 0.0)))
+        store(x, i, splat(number(x, 0.0)))
 
 
 @compiled
@@ -60,17 +60,17 @@ def _start_at_port(x, side, end, size):
 @compiled
 def _stepped(leaf, i, size, left, x, right):
     """Four entries of A x, given x and its neighbours."""
-    sides = plus(times(get4(leaf, i), left), times(get4(leaf, 2 * size + i), right))
-    return plus(sides, times(get4(leaf, size + i), x))
+    sides = plus(times(load(leaf, i), left), times(load(leaf, 2 * size + i), right))
+    return plus(sides, times(load(leaf, size + i), x))
 
 
 @compiled
 def _step(leaf, x, y, size):
     """y = A x."""
-    last, now = get4(x, 0), get4(x, PAD)
+    last, now = load(x, 0), load(x, PAD)
     for i in range(PAD, size - PAD, LANES):
-        coming = get4(x, i + LANES)
-        put4(y, i, _stepped(leaf, i, size, _before(last, now), now, _after(now, coming)))
+        coming = load(x, i + LANES)
+        store(y, i, _stepped(leaf, i, size, _before(last, now), now, _after(now, coming)))
         last, now = now, coming
 
 
@@ -131,11 +131,11 @@ def leaf_rows(transposed, V, U, starts, N, u, heard, size, room, first, last):
                 put(u, right + t, get(x, end))
                 for i in range(r):
                     to, v = ((which * r + i) * N + t) * LANES, i * size
-                    even, odd = get4(heard, to), splat(number(heard, 0.0))
+                    even, odd = load(heard, to), splat(number(heard, 0.0))
                     for at in range(PAD, size - PAD, 2 * LANES):  # two sums need not wait for each other
-                        even = plus(even, times(get4(vs, v + at), get4(x, at)))
-                        odd = plus(odd, times(get4(vs, v + at + LANES), get4(x, at + LANES)))
-                    put4(heard, to, plus(even, odd))
+                        even = plus(even, times(load(vs, v + at), load(x, at)))
+                        odd = plus(odd, times(load(vs, v + at + LANES), load(x, at + LANES)))
+                    store(heard, to, plus(even, odd))
                 _step(leaf, x, y, size)
                 x, y = y, x
 
@@ -143,8 +143,8 @@ def leaf_rows(transposed, V, U, starts, N, u, heard, size, room, first, last):
 @compiled
 def _mark(marks, end):
     """Ones at the two ports, in marks (2, 4), and where the lanes of the right port start."""
-    put4(marks, 0, splat(number(marks, 0.0)))
-    put4(marks, LANES, splat(number(marks, 0.0)))
+    store(marks, 0, splat(number(marks, 0.0)))
+    store(marks, LANES, splat(number(marks, 0.0)))
     put(marks, 0, number(marks, 1.0))
     put(marks, LANES + (end - PAD) % LANES, number(marks, 1.0))
     return end - (end - PAD) % LANES
@@ -153,8 +153,8 @@ def _mark(marks, end):
 @compiled
 def _inject(x, du, left, right, last, marks):
     """Add what comes in at the ports."""
-    put4(x, PAD, plus(get4(x, PAD), times(get4(marks, 0), splat(get(du, left)))))
-    put4(x, last, plus(get4(x, last), times(get4(marks, LANES), splat(get(du, right)))))
+    store(x, PAD, plus(load(x, PAD), times(load(marks, 0), splat(get(du, left)))))
+    store(x, last, plus(load(x, last), times(load(marks, LANES), splat(get(du, right)))))
 
 
 @compiled
@@ -185,7 +185,7 @@ def leaf_rows_down(ring, V, du, w, k, starts, N, y, size, room, first, last):
                     for i in range(r):
                         weight = splat(get(w, (which * r + i) * k + t))
                         for at in range(PAD, size - PAD, LANES):
-                            put4(x, at, plus(get4(x, at), times(get4(vs, i * size + at), weight)))
+                            store(x, at, plus(load(x, at), times(load(vs, i * size + at), weight)))
                 _inject(x, du, left + t, left + batch * N + t, place, marks)
             for i in range(start, stop):
                 y[which, i] = get(x, PAD + i - start)

@@ -15,8 +15,8 @@ or of places in all rows, as threads share them.
 # mypy: ignore-errors
 from __future__ import annotations
 
-from ..fft import LANES, compiled, minus, plus, splat, times
-from ..pointers import add, get, get4, get8, mul, mul_conj, number, over, pointer, put, put4, put8, shifted
+from ..fft import LANES, compiled, get, load, minus, plus, splat, store, times
+from ..pointers import add, get8, mul, mul_conj, number, over, pointer, put, put8, shifted
 from .spectra import EXTRA, collect, spread, spread_padded
 
 STEP = 2 * LANES  # numbers of a row that four roots take
@@ -80,7 +80,7 @@ def to_spectra(x, stride, length, out, M, start, stop, scratch, constants):
     for t in range(start, stop):
         whole = length - length % LANES
         for j in range(0, whole, LANES):
-            put4(a, j, get4(series, t * stride + j))
+            store(a, j, load(series, t * stride + j))
         for j in range(whole, length):
             put(a, j, get(series, t * stride + j))
         for j in range(length, M):
@@ -153,9 +153,9 @@ def columns_up(Z, X, B, joined, width, N, start, stop, scratch, constants):
         if source != 1 - side:  # a port of the other block has no series of its own
             own = ((4 * cut + 3 * side) * width + source) * N
             for j in range(0, N, LANES):
-                put4(a, j, plus(get4(a, j), get4(Z, own + j)))
+                store(a, j, plus(load(a, j), load(Z, own + j)))
         for j in range(0, 2 * N, LANES):
-            put4(joined, t * 2 * N + j, get4(a, j))
+            store(joined, t * 2 * N + j, load(a, j))
 
 
 @compiled
@@ -175,9 +175,9 @@ def rows_up(u, Y, B, joined, batch, width, N, start, stop, scratch, constants):
         collect(row, 0, a, b, c, 2 * N, tables)
         own = ((4 * cut + 3 * side) * batch + which) * N
         for j in range(0, N, LANES):
-            put4(a, j, plus(get4(a, j), get4(u, own + j)))
+            store(a, j, plus(load(a, j), load(u, own + j)))
         for j in range(0, 2 * N, LANES):
-            put4(joined, t * 2 * N + j, get4(a, j))
+            store(joined, t * 2 * N + j, load(a, j))
 
 
 @compiled
@@ -204,8 +204,8 @@ def rows_down(du, W, hats, B, found, batch, width, N, start, stop, scratch, cons
         collect(row, 0, a, b, c, 2 * N, tables)
         inner, own = (4 * cut + 1 + side) * batch + which, (4 * cut + 3 * side) * batch + which
         for j in range(0, N, LANES):
-            put4(found, inner * N + j, get4(a, j))
-            put4(found, own * N + j, get4(du, t * 2 * N + j))
+            store(found, inner * N + j, load(a, j))
+            store(found, own * N + j, load(du, t * 2 * N + j))
 
 
 @compiled
@@ -218,7 +218,7 @@ def hear(Y, B, hats, batch, width, N, cuts, low, high):
         for i in range(r):
             to = (which * r + i) * R
             for k in range(low, high, LANES):
-                put4(hats, to + k, zero)
+                store(hats, to + k, zero)
             for cut in range(cuts):
                 right, left = (2 * cut * batch + which) * R, ((2 * cut + 1) * batch + which) * R
                 first, second = (2 * cut * width + 2 + i) * R, ((2 * cut + 1) * width + 2 + i) * R

@@ -23,8 +23,25 @@ from functools import lru_cache
 
 import numpy as np
 
-from ..fft import LANES, _transposed, compiled, minus, plus, splat, tables, times
-from ..pointers import get, get4, number, put, put4
+from ..fft import (
+    LANES,
+    _imag,
+    _real,
+    butterfly,
+    compiled,
+    gather,
+    get,
+    load,
+    minus,
+    plus,
+    splat,
+    stage,
+    store,
+    store_first,
+    tables,
+    times,
+)
+from ..pointers import number, put, put8
 
 SMALLEST = 16  # M
 EXTRA = 8  # numbers of a row beyond M
@@ -36,92 +53,37 @@ def _small(x, start, count, matrix, y, at):
     p = q = r = s = splat(number(y, 0.0))
     for j in range(count):
         value, row = splat(get(x, start + j)), 16 * j
-        p = plus(p, times(get4(matrix, row), value))
-        q = plus(q, times(get4(matrix, row + 4), value))
-        r = plus(r, times(get4(matrix, row + 8), value))
-        s = plus(s, times(get4(matrix, row + 12), value))
-    put4(y, at, p)
-    put4(y, at + 4, q)
-    put4(y, at + 8, r)
-    put4(y, at + 12, s)
+        p = plus(p, times(load(matrix, row), value))
+        q = plus(q, times(load(matrix, row + 4), value))
+        r = plus(r, times(load(matrix, row + 8), value))
+        s = plus(s, times(load(matrix, row + 12), value))
+    store(y, at, p)
+    store(y, at + 4, q)
+    store(y, at + 8, r)
+    store(y, at + 12, s)
 
 
 @compiled
 def _ends(x, y, at):
     """The values of x[:16] at 1 and -1."""
     zero = splat(number(y, 0.0))
-    put4(y, at, plus(plus(get4(x, 0), get4(x, 4)), plus(get4(x, 8), get4(x, 12))))
+    store(y, at, plus(plus(load(x, 0), load(x, 4)), plus(load(x, 8), load(x, 12))))
     even, odd = get(y, at) + get(y, at + 2), get(y, at + 1) + get(y, at + 3)
-    put4(y, at, zero)
-    put4(y, at + 4, zero)
+    store(y, at, zero)
+    store(y, at + 4, zero)
     put(y, at, even + odd)
     put(y, at + 1, even - odd)
 
 
 @compiled
-def _times(ar, ai, br, bi):
-    return minus(times(ar, br), times(ai, bi)), plus(times(ar, bi), times(ai, br))
-
-
-@compiled
-def _four(ar, ai, br, bi, cr, ci, dr, di):
-    """The FFT of four complex numbers."""
-    er, ei, fr, fi = plus(ar, cr), plus(ai, ci), minus(ar, cr), minus(ai, ci)
-    gr, gi, hr, hi = plus(br, dr), plus(bi, di), minus(br, dr), minus(bi, di)
-    even = plus(er, gr), plus(ei, gi), plus(fr, hi), minus(fi, hr)
-    return *even, minus(er, gr), minus(ei, gi), minus(fr, hi), plus(fi, hr)
-
-
-@compiled
-def _turn_and_store(values, y, p, n, turns, base):
-    """The end of a stage of stride 1: turn four butterflies beside each other and store them."""
-    ar, ai, br, bi, cr, ci, dr, di = values
-    q, at = n // 4, base + p
-    br, bi = _times(br, bi, get4(turns, at), get4(turns, at + q))
-    cr, ci = _times(cr, ci, get4(turns, at + 2 * q), get4(turns, at + 3 * q))
-    dr, di = _times(dr, di, get4(turns, at + 4 * q), get4(turns, at + 5 * q))
-    ar, br, cr, dr = _transposed(ar, br, cr, dr)
-    ai, bi, ci, di = _transposed(ai, bi, ci, di)
-    at = 8 * p
-    put4(y, at, ar)
-    put4(y, at + 4, ai)
-    put4(y, at + 8, br)
-    put4(y, at + 12, bi)
-    put4(y, at + 16, cr)
-    put4(y, at + 20, ci)
-    put4(y, at + 24, dr)
-    put4(y, at + 28, di)
-
-
-@compiled
-def _stage(x, y, n, s, turns, base):
-    """The stage of stride s: blocks of s real parts followed by s imaginary parts, from x to y."""
-    q, groups = n // 4, n // (4 * s)
-    step = 2 * s * groups
-    for p in range(groups):
-        at = base + p * s
-        tr, ti = splat(get(turns, at)), splat(get(turns, at + q))
-        ur, ui = splat(get(turns, at + 2 * q)), splat(get(turns, at + 3 * q))
-        vr, vi = splat(get(turns, at + 4 * q)), splat(get(turns, at + 5 * q))
-        source, target = 2 * s * p, 8 * s * p
-        for j in range(0, s, LANES):
-            at, to = source + j, target + j
-            ar, br, cr, dr = get4(x, at), get4(x, at + step), get4(x, at + 2 * step), get4(x, at + 3 * step)
-            at += s
-            ai, bi, ci, di = get4(x, at), get4(x, at + step), get4(x, at + 2 * step), get4(x, at + 3 * step)
-            ar, ai, br, bi, cr, ci, dr, di = _four(ar, ai, br, bi, cr, ci, dr, di)
-            br, bi = _times(br, bi, tr, ti)
-            cr, ci = _times(cr, ci, ur, ui)
-            dr, di = _times(dr, di, vr, vi)
-            put4(y, to, ar)
-            put4(y, to + s, br)
-            put4(y, to + 2 * s, cr)
-            put4(y, to + 3 * s, dr)
-            to += 4 * s
-            put4(y, to, ai)
-            put4(y, to + s, bi)
-            put4(y, to + 2 * s, ci)
-            put4(y, to + 3 * s, di)
+def _weighed(values, weights):
+    """The products of four complex numbers and four others."""
+    (ar, br, cr, dr), (ai, bi, ci, di) = values
+    (er, fr, gr, hr), (ei, fi, gi, hi) = weights
+    return (
+        (_real(ar, ai, er, ei), _real(br, bi, fr, fi), _real(cr, ci, gr, gi), _real(dr, di, hr, hi)),
+        (_imag(ar, ai, er, ei), _imag(br, bi, fr, fi), _imag(cr, ci, gr, gi), _imag(dr, di, hr, hi)),
+    )
 
 
 @compiled
@@ -129,16 +91,10 @@ def _middle(x, y, n, turns, base):
     """All stages between the first and the last, which x has in the end, and the stride of the last."""
     s = 4
     while 4 * s < n:
-        _stage(x, y, n, s, turns, base)
+        stage(x, y, n, s, turns, base)
         x, y = y, x
         s *= 4
     return x, y, s
-
-
-@compiled
-def _weave(out, at, re, im):
-    put4(out, at, re)
-    put4(out, at + LANES, im)
 
 
 @compiled
@@ -150,35 +106,22 @@ def _odd(x, spare, other, h, out, at, constants):
     twists, turns, n = constants[0], constants[1], h // 2
     q, twist, base = n // 4, 2 * (n - 16), 6 * (n - 16) // 4
     for p in range(0, q, LANES):
-        t = twist + p
-        ar, ai = _times(get4(x, p), get4(x, n + p), get4(twists, t), get4(twists, t + n))
-        i = p + q
-        t += q
-        br, bi = _times(get4(x, i), get4(x, n + i), get4(twists, t), get4(twists, t + n))
-        i += q
-        t += q
-        cr, ci = _times(get4(x, i), get4(x, n + i), get4(twists, t), get4(twists, t + n))
-        i += q
-        t += q
-        dr, di = _times(get4(x, i), get4(x, n + i), get4(twists, t), get4(twists, t + n))
-        _turn_and_store(_four(ar, ai, br, bi, cr, ci, dr, di), spare, p, n, turns, base)
+        values = _weighed(gather(x, p, q, n), gather(twists, twist + p, q, n))
+        store_first(butterfly(*values), spare, p, n, turns, base)
     x, _, s = _middle(spare, other, n, turns, base)
     if 4 * s == n:
         for j in range(0, s, LANES):
-            i = j + s
-            ar, br, cr, dr = get4(x, j), get4(x, j + 2 * s), get4(x, j + 4 * s), get4(x, j + 6 * s)
-            ai, bi, ci, di = get4(x, i), get4(x, i + 2 * s), get4(x, i + 4 * s), get4(x, i + 6 * s)
-            ar, ai, br, bi, cr, ci, dr, di = _four(ar, ai, br, bi, cr, ci, dr, di)
+            real, imag = butterfly(*gather(x, j, 2 * s, s))
             to = at + 2 * j
-            _weave(out, to, ar, ai)
-            _weave(out, to + 2 * s, br, bi)
-            _weave(out, to + 4 * s, cr, ci)
-            _weave(out, to + 6 * s, dr, di)
+            put8(out, to, (real[0], imag[0]))
+            put8(out, to + 2 * s, (real[1], imag[1]))
+            put8(out, to + 4 * s, (real[2], imag[2]))
+            put8(out, to + 6 * s, (real[3], imag[3]))
     else:
         for j in range(0, s, LANES):
-            ar, ai, br, bi = get4(x, j), get4(x, j + s), get4(x, j + 2 * s), get4(x, j + 3 * s)
-            _weave(out, at + 2 * j, plus(ar, br), plus(ai, bi))
-            _weave(out, at + 2 * j + 2 * s, minus(ar, br), minus(ai, bi))
+            ar, ai, br, bi = load(x, j), load(x, j + s), load(x, j + 2 * s), load(x, j + 3 * s)
+            put8(out, at + 2 * j, (plus(ar, br), plus(ai, bi)))
+            put8(out, at + 2 * j + 2 * s, (minus(ar, br), minus(ai, bi)))
 
 
 @compiled
@@ -188,14 +131,14 @@ def _fold_in(a, j, n, re, im, twists, twist):
     The latter come as an FFT that was turned round, h/2 times too large, and the former h/16 times.
     """
     scale, h = splat(number(a, 0.125)), 2 * n
-    c, s = times(get4(twists, twist + j), scale), times(get4(twists, twist + n + j), scale)
+    c, s = times(load(twists, twist + j), scale), times(load(twists, twist + n + j), scale)
     first, second = plus(times(im, c), times(re, s)), minus(times(re, c), times(im, s))
-    low = get4(a, j)
-    put4(a, j, plus(low, first))
-    put4(a, h + j, minus(low, first))
-    low = get4(a, n + j)
-    put4(a, n + j, plus(low, second))
-    put4(a, h + n + j, minus(low, second))
+    low = load(a, j)
+    store(a, j, plus(low, first))
+    store(a, h + j, minus(low, first))
+    low = load(a, n + j)
+    store(a, n + j, plus(low, second))
+    store(a, h + n + j, minus(low, second))
 
 
 @compiled
@@ -204,32 +147,26 @@ def _back(row, at, spare, other, h, a, constants):
     if h == 16:
         _small(row, at, 16, constants[5], spare, 0)
         for j in range(0, h, LANES):
-            low, high = get4(a, j), get4(spare, j)
-            put4(a, j, plus(low, high))
-            put4(a, h + j, minus(low, high))
+            low, high = load(a, j), load(spare, j)
+            store(a, j, plus(low, high))
+            store(a, h + j, minus(low, high))
         return
     twists, turns, n = constants[0], constants[1], h // 2
     q, twist, base = n // 4, 2 * (n - 16), 6 * (n - 16) // 4
     for p in range(0, q, LANES):  # real and imaginary parts change places, which turns the FFT round
-        i = at + 2 * p
-        ai, ar, bi, br = get4(row, i), get4(row, i + 4), get4(row, i + 2 * q), get4(row, i + 2 * q + 4)
-        i += 4 * q
-        ci, cr, di, dr = get4(row, i), get4(row, i + 4), get4(row, i + 2 * q), get4(row, i + 2 * q + 4)
-        _turn_and_store(_four(ar, ai, br, bi, cr, ci, dr, di), spare, p, n, turns, base)
+        imag, real = gather(row, at + 2 * p, 2 * q, LANES)
+        store_first(butterfly(real, imag), spare, p, n, turns, base)
     x, _, s = _middle(spare, other, n, turns, base)
     if 4 * s == n:
         for j in range(0, s, LANES):
-            i = j + s
-            ar, br, cr, dr = get4(x, j), get4(x, j + 2 * s), get4(x, j + 4 * s), get4(x, j + 6 * s)
-            ai, bi, ci, di = get4(x, i), get4(x, i + 2 * s), get4(x, i + 4 * s), get4(x, i + 6 * s)
-            ar, ai, br, bi, cr, ci, dr, di = _four(ar, ai, br, bi, cr, ci, dr, di)
-            _fold_in(a, j, n, ar, ai, twists, twist)
-            _fold_in(a, j + s, n, br, bi, twists, twist)
-            _fold_in(a, j + 2 * s, n, cr, ci, twists, twist)
-            _fold_in(a, j + 3 * s, n, dr, di, twists, twist)
+            real, imag = butterfly(*gather(x, j, 2 * s, s))
+            _fold_in(a, j, n, real[0], imag[0], twists, twist)
+            _fold_in(a, j + s, n, real[1], imag[1], twists, twist)
+            _fold_in(a, j + 2 * s, n, real[2], imag[2], twists, twist)
+            _fold_in(a, j + 3 * s, n, real[3], imag[3], twists, twist)
     else:
         for j in range(0, s, LANES):
-            ar, ai, br, bi = get4(x, j), get4(x, j + s), get4(x, j + 2 * s), get4(x, j + 3 * s)
+            ar, ai, br, bi = load(x, j), load(x, j + s), load(x, j + 2 * s), load(x, j + 3 * s)
             _fold_in(a, j, n, plus(ar, br), plus(ai, bi), twists, twist)
             _fold_in(a, j + s, n, minus(ar, br), minus(ai, bi), twists, twist)
 
@@ -241,9 +178,9 @@ def spread(a, b, c, d, M, out, at, constants):
     while h > 16:
         h //= 2
         for j in range(0, h, LANES):
-            low, high = get4(a, j), get4(a, h + j)
-            put4(a, j, plus(low, high))
-            put4(b, j, minus(low, high))
+            low, high = load(a, j), load(a, h + j)
+            store(a, j, plus(low, high))
+            store(b, j, minus(low, high))
         _odd(b, c, d, h, out, at + EXTRA + h, constants)
     _ends(a, out, at)
     _small(a, 0, 16, constants[2], out, at + EXTRA)
@@ -253,7 +190,7 @@ def spread(a, b, c, d, M, out, at, constants):
 def spread_padded(x, start, a, b, c, d, N, out, at, constants):
     """The row, modulo X^{2N} - 1, of x[start : start + N] followed by N zeros."""
     for j in range(0, N, LANES):
-        put4(a, j, get4(x, start + j))
+        store(a, j, load(x, start + j))
     _odd(a, c, d, N, out, at + EXTRA + N, constants)
     spread(a, b, c, d, N, out, at, constants)
 
@@ -268,7 +205,7 @@ def collect(row, at, a, b, c, M, constants):
         h *= 2
     scale = splat(number(a, 16.0 / M))
     for j in range(0, M, LANES):
-        put4(a, j, times(get4(a, j), scale))
+        store(a, j, times(load(a, j), scale))
 
 
 def _laned(values: np.ndarray) -> np.ndarray:

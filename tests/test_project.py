@@ -12,8 +12,7 @@ from torch import Tensor
 
 import torchldr
 from torchldr.kernels.cpu import compiled
-from torchldr.matrices.ldr_sd.project import evaluate, from_edges
-from torchldr.matrices.ldr_sd.recursion import ring_power, subdiagonal_dense
+from torchldr.matrices.ldr_sd.project import evaluate, from_edges, ring_power
 from torchldr.matrices.vandermonde_like.project import columns, columns_transposed
 from torchldr.project.pointwise import Pointwise
 from torchldr.project.problem import Problem
@@ -46,14 +45,12 @@ SHAPES = [(1, 1), (1, 4), (4, 1), (2, 2), (5, 5), (4, 7), (7, 4)]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_recursion_is_the_class(shape: tuple[int, int], loops: str):
+def test_evaluation_is_the_class(shape: tuple[int, int], loops: str):
     M = torchldr.LDRSubdiagonal.random(*shape, min(2, *shape), dtype=torch.float64, generator=drawn(1))
-    a = torch.cat((M.corner_A.reshape(1), M.subdiagonal_A))
-    c = torch.cat((M.corner_C.reshape(1), M.subdiagonal_C))
-    inputs = [t.clone().requires_grad_() for t in (a, c, M.G, M.H)]
-    error = (subdiagonal_dense(*inputs) - M.to_dense()).abs()
-    assert (error <= 8 * sum(shape) * EPS * M.magnitude()).all()
-    assert torch.autograd.gradcheck(subdiagonal_dense, inputs)
+    inputs = [t.clone().requires_grad_() for t in M.tensors.values()]
+    dense = lambda *tensors: evaluate(dict(zip(M.tensors, tensors, strict=True)))
+    assert ((dense(*inputs) - M.to_dense()).abs() <= 8 * sum(shape) * EPS * M.magnitude()).all()
+    assert torch.autograd.gradcheck(dense, inputs)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

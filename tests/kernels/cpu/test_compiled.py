@@ -26,7 +26,6 @@ from torchldr.functional.port import series
 from torchldr.functional.reference import krylov_of_ring_reference, krylov_reference, shift_reference
 from torchldr.info import info
 from torchldr.kernels.cpu import compiled
-from torchldr.matrices.ldr_sd import recursion
 from torchldr.matrices.vandermonde_like import project as vandermonde
 
 needs_numba = pytest.mark.skipif(bool(compiled.why_not()), reason=str(compiled.why_not()))
@@ -135,6 +134,8 @@ CALLED = [
     ("convolution", "layer_forward", 1, lambda: multiplies(ldr_sd(20))),
     ("convolution", "layer_backward", 3, lambda: has_gradients(ldr_sd(20))),
     ("convolution", "side_gradients", 4, lambda: has_gradients(ldr_sd(20))),
+    ("scan", "fill", 4, lambda: multiplies(ldr_sd(20))),
+    ("scan", "gradients", 6, lambda: has_gradients(ldr_sd(20))),
     ("port.leaves", "leaf_columns", 5, goes_by_ports),
     ("port.levels", "hear", 2, goes_by_ports),
     ("port.levels", "rows_down", 4, goes_by_ports),
@@ -213,8 +214,8 @@ def test_all_loops_serve_here():
 
 
 @needs_numba
-@pytest.mark.parametrize("loop", [recursion._FORWARD, recursion._BACKWARD, vandermonde._FORWARD])
-def test_a_faulty_loop_of_the_projection_is_not_used(fresh, monkeypatch, loop):
+def test_a_faulty_loop_of_the_projection_is_not_used(fresh, monkeypatch):
+    loop = vandermonde._FORWARD
     monkeypatch.setattr(loop, "_compiled", lambda *arrays: None)  # changes nothing
     given = [normal(*shape) for shape in loop._shapes]
     right = [t.clone() for t in given]

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ...core.rules import rule
+from ...functional.stein_scan import stein_sum
 from ...project.climbing import State, climb
 from ...project.methods import solve, start_for, starts
 from ...project.problem import Problem, Tensors
@@ -17,7 +18,6 @@ from ...project.stein import Operators, displacement, fit_operators
 from ..ldr_td import LDRTridiagonal
 from ..ldr_td.project import from_rings, ring, with_equal_more
 from . import LDRSubdiagonal
-from .recursion import ring_power, subdiagonal_dense
 
 OFFSETS = (-1,)
 
@@ -51,7 +51,8 @@ def from_edges(a: Tensor, c: Tensor, G: Tensor, H: Tensor) -> Tensors:
 
 
 def evaluate(tensors: Tensors) -> Tensor:
-    return subdiagonal_dense(edges(tensors, "A"), edges(tensors, "C"), tensors["G"], tensors["H"])
+    A, C = ((tensors[f"corner_{side}"].reshape(1), tensors[f"subdiagonal_{side}"]) for side in "AC")
+    return stein_sum(A, C, tensors["G"], tensors["H"])
 
 
 @rule("project", LDRSubdiagonal)
@@ -101,6 +102,17 @@ def _unwrapped(short: Tensor, long: Tensor, k: int, H: Tensor) -> Tensor:
     eye = torch.eye(len(long), dtype=H.dtype)
     X, failed = torch.linalg.solve_ex(eye - f * ring_power(long, k, eye).mT, H.mT)
     return H if failed or not X.isfinite().all() else X.mT
+
+
+def ring_power(c: Tensor, k: int, H: Tensor) -> Tensor:
+    """C^k h for every row h of H, C the ring with edges c: by doubling, log2(k) products of edges."""
+    # w holds the products of `done` successive edges that end at each place.
+    w, done = torch.ones_like(c), 0
+    for bit in bin(k)[2:]:
+        w, done = w * w.roll(done), 2 * done
+        if bit == "1":
+            w, done = c * w.roll(1), done + 1
+    return w * H.roll(k, -1)
 
 
 def _by_displacement(problem: Problem, rank: int, effort: Effort) -> Tensors:

@@ -194,9 +194,8 @@ class StructuredLinear(StructuredParameters, PlannedLayer):
     def _infer(self, *inputs: Tensor) -> list[Tensor]:
         return [self.forward(*inputs)]
 
-    def _inferred(self, *inputs: Tensor) -> list[Tensor]:
-        (x,) = inputs
-        return [x.new_empty(x.shape[0], self.out_features)]
+    def _inferred(self, *inputs: Tensor) -> list[tuple[int, ...]]:
+        return [(len(inputs[0]), self.out_features)]
 
     def _make_plan(self, matrix: StructuredMatrix) -> Plan:
         return Plan(matrix, self._plan_choice, self._route, self._tuned)

@@ -147,7 +147,7 @@ class StructuredLinear(StructuredParameters, PlannedLayer):
         owned = self._parameters  # to ask the module takes longer
         bias = owned["bias"] if "bias" in owned else self.bias  # noqa: SIM401
         if isinstance(x, Tensor):
-            if x.is_nested:  # torch multiplies these by dense matrices alone
+            if x.is_nested or x.layout is not torch.strided:  # torch multiplies these by dense matrices alone
                 return linear(x, self._dense(copy=False), bias)
             if (plan := self._kept_plan()) is not None:
                 return plan(x, bias)

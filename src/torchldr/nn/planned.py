@@ -4,8 +4,8 @@ A compiler takes parameters for inputs of its graph, so that a product would pre
 `eval()`, on a CPU and without gradients it is shown `torchldr::planned` instead, except for classes that a
 compiler makes as fast itself. The operator is a function of its tensors: the layer, found by a number, only
 lends its plan. What the operator runs is the layer's own eager inference, with the tensors that came in the
-place of its own where they are others. The number is a tensor, so that layers alike share what is compiled, as
-those of torch do: a compiler takes an int for a part of its code.
+place of its own where they are others. The number is a tensor, so that layers alike share what is compiled,
+as those of torch do: a compiler takes an int for a part of its code.
 """
 
 from __future__ import annotations

@@ -113,8 +113,11 @@ def _number(layer: PlannedLayer) -> Tensor:
 
 
 def _computes_weights(module: nn.Module) -> bool:
-    """Whether tensors stand where parameters were."""
-    others = (t for name, t in vars(module).items() if name != "_number")
+    """Whether tensors stand where parameters were.
+
+    What layers keep for themselves is not looked at: a compiler would begin anew when there is a plan.
+    """
+    others = (t for name, t in vars(module).items() if not name.startswith("_"))
     return "parametrizations" in module._modules or any(isinstance(t, Tensor) for t in others)
 
 

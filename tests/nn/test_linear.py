@@ -258,6 +258,7 @@ def test_nested_tensors(cls, layout):
         layer.requires_grad_(False)
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 @pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
 @every_class
 def test_sparse_inputs(cls, layout):

@@ -11,6 +11,7 @@ import pickle
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import torchldr
 from torchldr import StructuredChannels, StructuredGRU, StructuredLinear, StructuredLSTM
@@ -87,6 +88,13 @@ def test_a_device_without_memory(kind, name):
     wanted = made(kind, name)(given(kind))
     for a, b in zip(tensors(layer(given(kind, device="meta"))), tensors(wanted), strict=True):
         assert (a.device.type, a.shape, a.dtype) == ("meta", b.shape, b.dtype)
+
+
+@every_case
+def test_tensors_without_values(kind, name):
+    with FakeTensorMode():
+        y, *_ = tensors(made(kind, name)(torch.randn(SHAPES[kind], dtype=torch.float64)))
+    assert y.shape == tensors(made(kind, name)(given(kind)))[0].shape
 
 
 @every_case

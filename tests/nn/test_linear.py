@@ -258,6 +258,19 @@ def test_nested_tensors(cls, layout):
         layer.requires_grad_(False)
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+@every_class
+def test_sparse_inputs(cls, layout):
+    layer, x = layer_of(cls, dtype=torch.float64), torch.randn(3, 12).double().relu()
+    for mode in (True, False):
+        layer.train(mode)
+        y, wanted = layer(x.to_sparse(layout=layout)), x @ layer.weight.mT + layer.bias
+        torch.testing.assert_close(y, wanted)
+        found, grads = (torch.autograd.grad(t.square().sum(), [*layer.parameters()]) for t in (y, wanted))
+        torch.testing.assert_close(found, grads)
+
+
 def test_a_transformer_encoder_gives_nested_tensors_to_layers_with_hooks():
     block = nn.TransformerEncoderLayer(16, 2, 24, dropout=0, batch_first=True)
     block.linear1, block.linear2 = StructuredLinear(16, 24, rank=2), StructuredLinear(24, 16, rank=2)

@@ -9,6 +9,7 @@ import pickle
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.testing import CompileCounter
 from torch.nn.utils import parametrizations, parametrize, prune
 from torch.utils._pytree import tree_leaves
 
@@ -100,6 +101,20 @@ def test_other_parameters_for_one_call_do_not_meet_the_plan(kind, plans):
     kept = plans_of(layer)
     assert_close(run(other, x), torch.func.functional_call(copy.deepcopy(layer), other, (x,)))
     assert all(map(operator.is_, plans_of(layer), kept))
+
+
+@every_layer
+@torch.no_grad()
+def test_layers_alike_share_what_is_compiled(kind, plans):
+    make, shape = LAYERS[kind]
+    layers, x = [make().eval() for _ in range(3)], torch.randn(shape)
+    graphs = CompileCounter()
+    torch._dynamo.reset()
+    for layer in layers:
+        layer.compile(backend=graphs, fullgraph=True)
+        for _ in range(2):  # without a plan, and with one
+            assert_close(layer(x), copy.deepcopy(layer).train().forward(x))
+    assert graphs.frame_count == 1
 
 
 @torch.no_grad()

@@ -18,6 +18,8 @@ from .reference import krylov_of_ring_reference
 
 def is_plain(t: Tensor) -> bool:
     """Whether a tensor is its memory: those of vmap and other transformations have none, duals a tangent."""
+    if type(t).__torch_dispatch__ is not Tensor.__torch_dispatch__:  # a class that multiplies in its own way
+        return False
     try:
         t.data_ptr()
     except RuntimeError:

@@ -35,10 +35,10 @@ def interleaved_nodes(
     m: int, n: int, dtype: torch.dtype, device: torch.device | str | None = None
 ) -> tuple[Tensor, Tensor]:
     """m + n equally spaced points of (-1, 1), dealt out evenly to s (m,) and t (n,)."""
-    p = torch.arange(m + n, device="cpu")  # whatever the default device is: values are needed
-    mine = (p + 1) * m // (m + n) > p * m // (m + n)
-    points = ((2 * p + 1).to(torch.float64) / (m + n) - 1).to(dtype=dtype, device=device)
-    return points[mine], points[~mine]
+    i, j = (torch.arange(k, device="cpu") for k in (m, n))  # whatever the default device is
+    places = ((i + 1) * (m + n) - 1) // m, j * (m + n) // n  # no mask: its size would depend on values
+    s, t = (((2 * p + 1).to(torch.float64) / (m + n) - 1).to(dtype=dtype, device=device) for p in places)
+    return s, t
 
 
 def _seconds(M: Any, call: Call) -> float:

@@ -147,7 +147,7 @@ class StructuredLinear(StructuredParameters, PlannedLayer):
         owned = self._parameters  # to ask the module takes longer
         bias = owned["bias"] if "bias" in owned else self.bias  # noqa: SIM401
         if isinstance(x, Tensor):
-            if x.is_nested:  # torch multiplies these by dense matrices alone
+            if x.is_nested or x.layout is not torch.strided:  # torch multiplies these by dense matrices alone
                 return linear(x, self._dense(copy=False), bias)
             if (plan := self._kept_plan()) is not None:
                 return plan(x, bias)
@@ -194,9 +194,8 @@ class StructuredLinear(StructuredParameters, PlannedLayer):
     def _infer(self, *inputs: Tensor) -> list[Tensor]:
         return [self.forward(*inputs)]
 
-    def _inferred(self, *inputs: Tensor) -> list[Tensor]:
-        (x,) = inputs
-        return [x.new_empty(x.shape[0], self.out_features)]
+    def _inferred(self, *inputs: Tensor) -> list[tuple[int, ...]]:
+        return [(len(inputs[0]), self.out_features)]
 
     def _make_plan(self, matrix: StructuredMatrix) -> Plan:
         return Plan(matrix, self._plan_choice, self._route, self._tuned)

@@ -4,7 +4,8 @@ A compiler takes parameters for inputs of its graph, so that a product would pre
 `eval()`, on a CPU and without gradients it is shown `torchldr::planned` instead, except for classes that a
 compiler makes as fast itself. The operator is a function of its tensors: the layer, found by a number, only
 lends its plan. What the operator runs is the layer's own eager inference, with the tensors that came in the
-place of its own where they are others.
+place of its own where they are others. The number is a tensor, so that layers alike share what is compiled,
+as those of torch do: a compiler takes an int for a part of its code.
 """
 
 from __future__ import annotations
@@ -68,8 +69,8 @@ class PlannedLayer(nn.Module):
         """What eager inference computes."""
         raise NotImplementedError
 
-    def _inferred(self, *inputs: Tensor) -> list[Tensor]:
-        """Empty tensors as `_infer` returns them."""
+    def _inferred(self, *inputs: Tensor) -> list[tuple[int, ...]]:
+        """The shapes of what `_infer` returns, each with as many axes as the first input has."""
         raise NotImplementedError
 
     def _plans_compiled(self, *inputs: Tensor) -> bool:
@@ -88,7 +89,8 @@ class PlannedLayer(nn.Module):
 
     def _planned(self, *inputs: Tensor) -> list[Tensor]:
         """`_infer` as one operator."""
-        return torch.ops.torchldr.planned([*inputs], [*_named(self).values()], self._number)
+        sizes = [*itertools.chain(*self._inferred(*inputs))]
+        return torch.ops.torchldr.planned([*inputs], [*_named(self).values()], self._number, sizes)
 
 
 class _Inference(nn.Module):
@@ -102,16 +104,21 @@ class _Inference(nn.Module):
         return self.layer._infer(*inputs)
 
 
-def _number(layer: PlannedLayer) -> int:
+def _number(layer: PlannedLayer) -> Tensor:
     """A number by which the operator finds a layer, as long as there is one."""
     key = next(_numbers)
     _LAYERS[key] = layer
-    return key
+    with torch.inference_mode(False):
+        return torch.tensor(key, device="cpu")
 
 
 def _computes_weights(module: nn.Module) -> bool:
-    """Whether tensors stand where parameters were."""
-    return "parametrizations" in module._modules or any(isinstance(t, Tensor) for t in vars(module).values())
+    """Whether tensors stand where parameters were.
+
+    What layers keep for themselves is not looked at: a compiler would begin anew when there is a plan.
+    """
+    others = (t for name, t in vars(module).items() if not name.startswith("_"))
+    return "parametrizations" in module._modules or any(isinstance(t, Tensor) for t in others)
 
 
 def _named(layer: nn.Module) -> dict[str, Tensor]:
@@ -123,8 +130,10 @@ def _same(t: Tensor, own: Tensor) -> bool:
     return t.data_ptr() == own.data_ptr() and t.shape == own.shape and t.stride() == own.stride()
 
 
-def _planned(inputs: Sequence[Tensor], tensors: Sequence[Tensor], layer: int) -> list[Tensor]:
-    found = _LAYERS[layer]
+def _planned(
+    inputs: Sequence[Tensor], tensors: Sequence[Tensor], layer: Tensor, sizes: Sequence[int]
+) -> list[Tensor]:
+    found = _LAYERS[int(layer)]
     own = _named(found)
     with torch.no_grad(), as_eager():
         if all(map(_same, tensors, own.values())):
@@ -136,23 +145,24 @@ def _planned(inputs: Sequence[Tensor], tensors: Sequence[Tensor], layer: int) ->
 
 
 def _register() -> None:
-    schema = "(Tensor[] inputs, Tensor[] tensors, int layer) -> Tensor[]"
+    schema = "(Tensor[] inputs, Tensor[] tensors, Tensor layer, SymInt[] sizes) -> Tensor[]"
     torch.library.define("torchldr::planned", schema)
     torch.library.impl("torchldr::planned", "CompositeExplicitAutograd", _planned)
 
-    def fake(inputs: Sequence[Tensor], tensors: Sequence[Tensor], layer: int) -> list[Tensor]:
-        return _LAYERS[layer]._inferred(*inputs)
+    def fake(inputs: Sequence[Tensor], tensors: Any, layer: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+        x = inputs[0]
+        return [x.new_empty(sizes[i : i + x.ndim]) for i in range(0, len(sizes), x.ndim)]
 
     torch.library.register_fake("torchldr::planned", fake)
 
     def stacked(
-        info: Any, in_dims: tuple[Any, ...], inputs: Sequence[Tensor], tensors: Sequence[Tensor], layer: int
+        info: Any, in_dims: tuple[Any, ...], inputs: Sequence[Tensor], tensors: Sequence[Tensor], *rest: Any
     ) -> tuple[list[Tensor], list[int]]:
         def parts(every: Sequence[Tensor], dims: Sequence[int | None], i: int) -> list[Tensor]:
             return [t if dim is None else t.select(dim, i) for t, dim in zip(every, dims, strict=True)]
 
         results = [
-            torch.ops.torchldr.planned(parts(inputs, in_dims[0], i), parts(tensors, in_dims[1], i), layer)
+            torch.ops.torchldr.planned(parts(inputs, in_dims[0], i), parts(tensors, in_dims[1], i), *rest)
             for i in range(info.batch_size)
         ]
         made = [torch.stack(each) for each in zip(*results, strict=True)]

@@ -169,9 +169,8 @@ class StructuredChannels(PlannedLayer):
     def _infer(self, *inputs: Tensor) -> list[Tensor]:
         return [self._multiply(*inputs)]
 
-    def _inferred(self, *inputs: Tensor) -> list[Tensor]:
-        (x,) = inputs
-        return [x.new_empty(x.shape[0], self.out_channels, math.prod(self.out_features))]
+    def _inferred(self, *inputs: Tensor) -> list[tuple[int, ...]]:
+        return [(len(inputs[0]), self.out_channels, math.prod(self.out_features))]
 
     def _wide(self) -> StructuredLinear:
         assert self.wide is not None

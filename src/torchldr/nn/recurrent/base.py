@@ -229,10 +229,9 @@ class StructuredRecurrent(PlannedLayer):
         output, after = self._run(Given(x, None, True, None), tuple(state))
         return [output, *after]
 
-    def _inferred(self, *inputs: Tensor) -> list[Tensor]:
+    def _inferred(self, *inputs: Tensor) -> list[tuple[int, ...]]:
         x, *state = inputs
-        size = self.state_size * (1 + self.bidirectional)
-        return [x.new_empty(*x.shape[:2], size), *(part.new_empty(part.shape) for part in state)]
+        return [(*x.shape[:2], self.state_size * (1 + self.bidirectional)), *(part.shape for part in state)]
 
     def _start(self, given: Given, hx: Any) -> State:
         """The state before the first step; torch's GRU takes and gives h alone, its LSTM (h, c)."""

@@ -229,7 +229,7 @@ def test_an_interrupt_leaves_the_model_as_it_was(stage, frozen):
 
 
 def test_time_is_kept_by_looking_at_less(monkeypatch):
-    """Past its time a compression fits to one batch and tries no other class; what it has is a whole result."""
+    """Past its time a compression fits to one batch, tries no other class, and is a whole result."""
     monkeypatch.setattr(Clock, "past", lambda self, share: True)
     monkeypatch.setattr(Clock, "deadline", lambda self, share: 0.0)
     model, batches = network(), iter([spread(50) for _ in range(9)])

@@ -56,7 +56,8 @@ class CompressionReport:
 
     `distance` is that of the model's outputs from the original's on batches that were held out, or as a note
     says, where there was a loader: the relative error, or for logits the mean divergence of the softmax.
-    `notes` say what the search left out. Latencies are of the layers alone, one after the other, with `vectors` at a time.
+    `notes` say what the search left out. Latencies are of the layers alone, one after the other, with
+    `vectors` at a time.
     """
 
     layers: tuple[LayerReport, ...]

@@ -125,6 +125,20 @@ def test_dense_layers_again_are_saved_as_such(tmp_path):
     assert same(model, again)
 
 
+def test_a_model_that_was_read_from_gguf_can_be_saved(tmp_path):
+    """transformers makes its weights dense, and forbids to save them under the quantization they had."""
+    quantizer = pytest.importorskip("transformers.quantizers.quantizer_gguf").GgufHfQuantizer
+    settings = transformers.utils.quantization_config
+    model = bert()
+    model.quantization_method = settings.QuantizationMethod.GGUF
+    model.hf_quantizer = quantizer(settings.GgufConfig())
+    with pytest.raises(ValueError, match="not serializable"):
+        model.save_pretrained(tmp_path)
+    torchldr.compress_(model, {"*query*": torchldr.Structure("low_rank", rank=4)})
+    model.save_pretrained(tmp_path)
+    assert same(model, transformers.AutoModel.from_pretrained(tmp_path))
+
+
 def test_a_config_that_does_not_fit(tmp_path):
     model = bert()
     torchldr.compress_(model, {"*query*": torchldr.Structure("low_rank", rank=4)})

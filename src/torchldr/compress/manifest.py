@@ -92,6 +92,8 @@ def declare(model: nn.Module) -> None:
     layers = records(model)
     if layers:
         config.quantization_config = {"quant_method": METHOD, "version": VERSION, "layers": layers}
+        if getattr(getattr(model, "quantization_method", None), "value", None) == "gguf":
+            model.hf_quantizer = None  # its weights are dense since they were read; it forbids to save them
         return
     old = getattr(config, "quantization_config", None)
     method = old.get("quant_method") if isinstance(old, Mapping) else getattr(old, "quant_method", None)

@@ -93,7 +93,7 @@ def declare(model: nn.Module) -> None:
     if layers:
         config.quantization_config = {"quant_method": METHOD, "version": VERSION, "layers": layers}
         if getattr(getattr(model, "quantization_method", None), "value", None) == "gguf":
-            model.hf_quantizer = None  # its weights are dense since they were read; it forbids to save them
+            vars(model)["hf_quantizer"] = None  # weights were made dense when read; it forbids to save them
         return
     old = getattr(config, "quantization_config", None)
     method = old.get("quant_method") if isinstance(old, Mapping) else getattr(old, "quant_method", None)

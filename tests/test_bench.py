@@ -183,3 +183,12 @@ def test_on_a_gpu(what, structure):
 
 def test_memory_is_found():
     assert available_bytes("cpu") > 2**28
+
+
+def test_what_was_measured_is_shown_where_it_cannot_be_written(run, tmp_path):
+    (tmp_path / "file").touch()
+    out = tmp_path / "file" / "bench.json"
+    small = ["--structure", "low_rank", "--n", "32", "--rank", "1", "--batch", "1", "--what", "inference"]
+    found = run(*small, "--quick", "--out", str(out))
+    assert isinstance(found.exception, NotADirectoryError)
+    assert "low_rank" in found.stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import signal
@@ -14,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import torchldr
+from torchldr import cli
 from torchldr.compress.workers import Workers
 
 LOW = ("--structures", "low_rank", "--jobs", "1")
@@ -412,3 +414,14 @@ def test_pickles_get_a_hint(run, tmp_path, inside):
     assert code == 1
     assert "pickle" in err
     assert "safetensors" in err
+
+
+def test_names_that_the_terminal_cannot_show(tmp_path, monkeypatch):
+    file, shown = tmp_path / "m.safetensors", io.BytesIO()
+    save_file({"w\u00e4.weight": torch.randn(32, 32)}, file)
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(shown, encoding="ascii"))
+    with pytest.raises(SystemExit) as found:
+        cli.main(["compress", str(file), "--budget", ".5", *LOW, "--out", str(tmp_path / "out")])
+    sys.stdout.flush()
+    assert found.value.code == 0
+    assert rb"w\xe4" in shown.getvalue()

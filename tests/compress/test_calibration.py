@@ -229,12 +229,12 @@ def test_an_interrupt_leaves_the_model_as_it_was(stage, frozen):
 
 
 def test_time_is_kept_by_looking_at_less(monkeypatch):
-    """Past its time a compression takes one batch and no further class; what it has is a whole result."""
+    """Past its time a compression fits to one batch, tries no other class, and is a whole result."""
     monkeypatch.setattr(Clock, "past", lambda self, share: True)
     monkeypatch.setattr(Clock, "deadline", lambda self, share: 0.0)
     model, batches = network(), iter([spread(50) for _ in range(9)])
     report = torchldr.compress_(model, 0.4, loader=batches)
-    assert len(list(batches)) == 8
+    assert len(list(batches)) == 7  # another was held out
     assert report.parameters_after <= 0.4 * report.parameters_before
     assert {layer.structure for layer in report.layers} <= {"low_rank", "dense"}
     assert any("not looked at for want of time" in note for note in report.notes)
@@ -242,6 +242,23 @@ def test_time_is_kept_by_looking_at_less(monkeypatch):
     quick = torchldr.from_dense(model[0].weight.detach(), "toeplitz_like", 2, effort=0.1).residual
     plan = torchldr.compress_(model, torchldr.Structure("toeplitz_like", rank=2), effort=1e-6)
     assert plan.layers[0].residual == pytest.approx(quick)
+
+
+def test_outputs_are_compared_on_a_batch_that_was_not_fitted(monkeypatch):
+    """Where time ends before one would be held out; and where the loader has none to spare, that is said."""
+    loader = [spread(60) for _ in range(6)]
+    whole = torchldr.compress_(network(), LOW, loader=loader)
+    few = torchldr.compress_(network(), LOW, loader=loader[:3])
+    assert "less than 4 batches" in few.notes[0]
+    assert "on batches held out" in str(whole)
+    assert "on batches held out" not in str(few)
+    monkeypatch.setattr(Clock, "past", lambda self, share: True)
+    model = network()
+    original = copy.deepcopy(model)
+    report = torchldr.compress_(model, LOW, loader=loader)
+    assert report.notes[0] == "1 of 6 batches were looked at for want of time"
+    y, theirs = model(loader[1]), original(loader[1])
+    assert report.distance == pytest.approx(float((y - theirs).norm() / theirs.norm()), rel=1e-4)
 
 
 def test_a_report_says_what_was_not_compared_for_want_of_time(monkeypatch):

@@ -14,6 +14,7 @@ wrong argument raise `typer.BadParameter`, which is exit code 2.
 from __future__ import annotations
 
 import functools
+import io
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -77,6 +78,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for stream in ("stdout", "stderr"):
         if getattr(sys, stream) is None:  # closed, as by `>&-`
             setattr(sys, stream, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names that a terminal cannot show
     command_line()(None if arguments is None else list(arguments), prog_name="torchldr")
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..whole_file import whole_file
 from .options import AsJson, wrong_use
 from .printing import say, show, steps
 
@@ -72,13 +73,13 @@ def bench_command(
     precision = torch.get_float32_matmul_precision()
     asked = {"device": device, "plan": plan, "matmul_precision": precision}
     result = {"machine": machine(), **asked, "rows": rows}
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(result, indent=1) + "\n")
     if as_json:
         print(json.dumps(result, indent=2))
     else:
         print_table(rows)
+    if out is not None:
+        with whole_file(out) as stream:
+            stream.write((json.dumps(result, indent=1) + "\n").encode())
     if plot is not None and rows:
         from ..bench.plot import save_plot
 

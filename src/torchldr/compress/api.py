@@ -128,6 +128,7 @@ def compress_(
         projecting = clock.spent - begun
         distance, notes = None, []
         if data is not None and units:
+            notes += data.notes
             found, made, distance = _compared(model, units, found, made, data, workers)
             better = Refit(model, units, found.structures, data, workers).fitted(made, projecting)
             other = distance if better is None else data.distance(model, units, better, pieces)

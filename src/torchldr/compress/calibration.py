@@ -22,6 +22,7 @@ from .metric import Metric
 from .outputs import LOGITS, called, copied, distance, kept, main_output
 from .pieces import Pieces
 from .progress import CALIBRATING
+from .report import FITTED
 from .targets import RECURRENT, Unit, dense_parameters
 from .watch import Watch, ridged_
 from .workers import Workers
@@ -29,7 +30,7 @@ from .workers import Workers
 SHARE = 0.45  # of the time, at most
 HELD, EVERY = 4, 4  # one batch in four is held out to compare plans on, four at most
 SEEN, _BYTES = 32, 1 << 28  # batches that are kept for a second fit, at most, and the memory that they take
-_KEY = "calibration, its moments and batches"  # named anew where its form is another
+_KEY = "calibration, its moments, batches and notes"  # named anew where its form is another
 
 
 class Held(NamedTuple):
@@ -60,6 +61,7 @@ class Calibration:
     metrics: dict[str, Metric] = field(default_factory=dict)  # by the units' names: what errors count by
     held: list[Held] = field(default_factory=list)  # batches that were held out
     seen: list[Seen] = field(default_factory=list)  # the first of the others
+    notes: list[str] = field(default_factory=list)  # what was not looked at
 
     def distance(
         self, model: nn.Module, units: Sequence[Unit], made: Sequence[Sequence[Projection]], pieces: Pieces
@@ -100,8 +102,8 @@ def calibrate(
     watch = Watch(units, torch.Generator().manual_seed(workers.seed), pieces)
     with evaluating(model), _gradients(units), watch.hooked():
         last: tuple[int, Any] | None = None
-        room = _BYTES
-        for last in enumerate(islice(loader, batches)):
+        room, stream = _BYTES, enumerate(islice(loader, batches))
+        for last in stream:
             i, batch = last
             if i % EVERY == EVERY - 1 and len(found.held) < HELD:
                 found.held.append(_hold(i, batch, model, output, pieces))
@@ -111,12 +113,16 @@ def calibrate(
                 if not found.seen or (len(found.seen) < SEEN and room >= 0):
                     found.seen.append(one)
             report(CALIBRATING, i + 1, total)
-            if batches is None and workers.clock.past(SHARE):
+            if batches is None and workers.clock.past(SHARE) and i + 1 != total:
+                of = f" of {total}" if total else ""
+                found.notes.append(f"{i + 1}{of} batches were looked at for want of time")
                 break
         if last is None:
             raise ValueError("compress_: the loader gave no batch (a generator gives its batches once).")
         if not found.held:
-            found.held.append(_hold(*last, model, output, pieces))
+            spare = next(stream, None)  # where time was short
+            found.notes += [FITTED] * (spare is None)
+            found.held.append(_hold(*(spare or last), model, output, pieces))
     for name, seen in watch.moments.items():
         if any(not t.isfinite().all() for t in (seen.inputs, seen.outputs) if t is not None):
             raise ValueError(f"compress_: the inputs of {name} on the loader's batches are not all finite.")
@@ -170,8 +176,14 @@ def _keep(pieces: Pieces, units: Sequence[Unit], found: Calibration) -> None:
 
     value = {
         "metrics": {name: [m.inputs, m.outputs, m.scale] for name, m in found.metrics.items()},
+<<<<<<< HEAD
         "held": [[place, placed(batch), name, y] for place, batch, name, y in found.held],
         "seen": [[place, placed(batch), placed(weights)] for place, batch, weights in found.seen],
+=======
+        "held": [[p, entry(b), name, y] for p, b, name, y in held],
+        "seen": [[p, entry(b), {rows: placed(t) for rows, t in weights.items()}] for p, b, weights in seen],
+        "notes": found.notes,
+>>>>>>> foreign
     }
     if all(fits):
         pieces.put(_KEY, value)  # else it is found anew
@@ -185,10 +197,22 @@ def _recalled(pieces: Pieces, units: Sequence[Unit]) -> Calibration | None:
     def moved(named: Mapping[str, Any]) -> dict[str, Any]:
         return {key: x[0].to(x[1] or home) if isinstance(x, list) else x for key, x in named.items()}
 
+<<<<<<< HEAD
     found = Calibration({name: Metric(*parts) for name, parts in value["metrics"].items()})
     found.held = [Held(place, moved(batch), name, y) for place, batch, name, y in value["held"]]
     for place, batch, weights in value["seen"]:
         found.seen.append(Seen(place, moved(batch), {int(rows): x for rows, x in moved(weights).items()}))
+=======
+    def batch(entry: dict[str, Any]) -> Any:
+        named = {key: moved(x) for key, x in entry.items()}
+        return (named[""],) if [*named] == [""] else named
+
+    found.metrics = {name: Metric(*parts) for name, parts in value["metrics"].items()}
+    found.held = [Held(place, batch(entry), name, y) for place, entry, name, y in value["held"]]
+    found.notes = value["notes"]
+    for place, entry, weights in value["seen"]:
+        found.seen.append(Seen(place, batch(entry), {int(rows): moved(x) for rows, x in weights.items()}))
+>>>>>>> foreign
     return found
 
 

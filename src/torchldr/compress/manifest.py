@@ -84,6 +84,8 @@ def declare(model: nn.Module) -> None:
     layers = records(model)
     if layers:
         config.quantization_config = {"quant_method": METHOD, "version": VERSION, "layers": layers}
+        if getattr(getattr(model, "quantization_method", None), "value", None) == "gguf":
+            vars(model)["hf_quantizer"] = None  # weights were made dense when read; it forbids to save them
         return
     old = getattr(config, "quantization_config", None)
     method = old.get("quant_method") if isinstance(old, Mapping) else getattr(old, "quant_method", None)

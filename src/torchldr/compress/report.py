@@ -18,6 +18,7 @@ from .candidates import Weight
 from .structure import DENSE, Structure
 
 VECTORS = 64  # at a time, for what a report says of latencies
+FITTED = "the loader gave less than 4 batches, so outputs were compared on one that was fitted too"
 
 
 @dataclass(frozen=True)
@@ -53,9 +54,10 @@ class LayerReport:
 class CompressionReport:
     """What `compress_` did: its layers, what was left alone and why, and the sizes of the whole model.
 
-    `distance` is that of the model's outputs from the original's on batches that were held out, where there
-    was a loader: the relative error, or for logits the mean divergence of the softmax. `notes` say what the
-    search left out. Latencies are of the layers alone, one after the other, with `vectors` at a time.
+    `distance` is that of the model's outputs from the original's on batches that were held out, or as a note
+    says, where there was a loader: the relative error, or for logits the mean divergence of the softmax.
+    `notes` say what the search left out. Latencies are of the layers alone, one after the other, with
+    `vectors` at a time.
     """
 
     layers: tuple[LayerReport, ...]
@@ -130,7 +132,8 @@ class CompressionReport:
         before, after = self.model_parameters_before, self.model_parameters_after
         lines.append(f"model:   {_change(before, after)} parameters")
         if self.distance is not None:
-            lines.append(f"outputs: off by {self.distance:.3g} on batches held out")
+            held = "" if FITTED in self.notes else " on batches held out"
+            lines.append(f"outputs: off by {self.distance:.3g}{held}")
         reasons: dict[str, list[str]] = {}
         for name, why in self.left.items():
             reasons.setdefault(why, []).append(name)

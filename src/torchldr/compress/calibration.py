@@ -176,14 +176,9 @@ def _keep(pieces: Pieces, units: Sequence[Unit], found: Calibration) -> None:
 
     value = {
         "metrics": {name: [m.inputs, m.outputs, m.scale] for name, m in found.metrics.items()},
-<<<<<<< HEAD
         "held": [[place, placed(batch), name, y] for place, batch, name, y in found.held],
         "seen": [[place, placed(batch), placed(weights)] for place, batch, weights in found.seen],
-=======
-        "held": [[p, entry(b), name, y] for p, b, name, y in held],
-        "seen": [[p, entry(b), {rows: placed(t) for rows, t in weights.items()}] for p, b, weights in seen],
         "notes": found.notes,
->>>>>>> foreign
     }
     if all(fits):
         pieces.put(_KEY, value)  # else it is found anew
@@ -197,22 +192,11 @@ def _recalled(pieces: Pieces, units: Sequence[Unit]) -> Calibration | None:
     def moved(named: Mapping[str, Any]) -> dict[str, Any]:
         return {key: x[0].to(x[1] or home) if isinstance(x, list) else x for key, x in named.items()}
 
-<<<<<<< HEAD
     found = Calibration({name: Metric(*parts) for name, parts in value["metrics"].items()})
     found.held = [Held(place, moved(batch), name, y) for place, batch, name, y in value["held"]]
     for place, batch, weights in value["seen"]:
         found.seen.append(Seen(place, moved(batch), {int(rows): x for rows, x in moved(weights).items()}))
-=======
-    def batch(entry: dict[str, Any]) -> Any:
-        named = {key: moved(x) for key, x in entry.items()}
-        return (named[""],) if [*named] == [""] else named
-
-    found.metrics = {name: Metric(*parts) for name, parts in value["metrics"].items()}
-    found.held = [Held(place, batch(entry), name, y) for place, entry, name, y in value["held"]]
     found.notes = value["notes"]
-    for place, entry, weights in value["seen"]:
-        found.seen.append(Seen(place, batch(entry), {int(rows): moved(x) for rows, x in weights.items()}))
->>>>>>> foreign
     return found
 
 

@@ -79,7 +79,7 @@ def test_the_wheel_is_the_library_alone_and_small(wheels: list[Path]):
     names = names_in(wheel)
     metadata = f"torchldr-{torchldr.__version__}.dist-info"
     assert {name.partition("/")[0] for name in names} == {"torchldr", metadata}
-    assert {name.rpartition(".")[2] for name in names if name.startswith("torchldr/")} == {"py", "typed"}
+    assert {name.rpartition(".")[2] for name in names if name.startswith("torchldr/")} == {"c", "py", "typed"}
     sources = {str(path.relative_to(ROOT / "src")) for path in (ROOT / "src").rglob("*.py")}
     assert sources <= names
 

@@ -346,7 +346,7 @@ def test_inverses_keep_their_rank(name):
 def test_the_inverse_with_nilpotent_operators_is_sketched():
     M = random("ldr_sd", 20, 20, 2)
     for side in "AC":
-        M.tensors[f"corner_{side}"] = torch.zeros((), dtype=torch.float64)
+        M.tensors[f"corner_{side}"] = torch.zeros(1, dtype=torch.float64)
     M.G[0, 0] += 5  # a larger diagonal: M is triangular
     M.H[0, 0] += 5
     W = torch.linalg.inv(M.to_dense())

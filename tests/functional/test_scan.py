@@ -192,16 +192,16 @@ def profiles(n: int) -> list[Tensor]:
 
 @pytest.mark.usefixtures("each_way")
 def test_float32_in_every_profile_of_both_operators() -> None:
-    e, D = torch.randn(2, 1, 20, 20, dtype=torch.float64)
-    for a, c in product(profiles(20), profiles(20)):
-        narrow = [t.float() for t in (a[None], c[None], e, D)]
-        wide, absolute = [t.double() for t in narrow], [t.double().abs() for t in narrow]
-        found = scanned(*narrow[:3]), *scan_gradients(*narrow)
-        exact = definition(*wide[:3]), *gradients(*wide)
-        magnitudes = definition(*absolute[:3]), *gradients(*absolute)
-        for got, right, magnitude in zip(found, exact, magnitudes, strict=True):
-            held = magnitude < 1e37
-            assert ((got - right).abs() <= 1e-4 * magnitude + 1e-37)[held].all()
+    a, c = map(torch.stack, zip(*product(profiles(20), profiles(20)), strict=True))
+    e, D = torch.randn(2, len(a), 20, 20, dtype=torch.float64)
+    narrow = [t.float() for t in (a, c, e, D)]
+    wide, absolute = [t.double() for t in narrow], [t.double().abs() for t in narrow]
+    found = scanned(*narrow[:3]), *scan_gradients(*narrow)
+    exact = definition(*wide[:3]), *gradients(*wide)
+    magnitudes = definition(*absolute[:3]), *gradients(*absolute)
+    for got, right, magnitude in zip(found, exact, magnitudes, strict=True):
+        held = magnitude < 1e37
+        assert ((got - right).abs() <= 1e-4 * magnitude + 1e-37)[held].all()
 
 
 @pytest.mark.parametrize("threads", [32, 128])

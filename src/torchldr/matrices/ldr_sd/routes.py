@@ -243,8 +243,8 @@ def scan_seconds(M: Any, call: Call, kernels: float, loops: float, doubling: flo
     elif call.traced or compiled.why_not():
         seconds += costs.passes(call, m * n, doubling * min(m, n).bit_length())
     else:
-        # Some nanoseconds an entry, of any tensor in any dtype.
-        seconds += costs.started(call, 12) + loops * costs.machine(call).large * call.matrices * m * n
+        entry = costs.wide(call) * costs.machine(call).large  # of small tensors too: loops compute more
+        seconds += costs.started(call, 12) + loops * entry * call.matrices * m * n
     return costs.backward(call, seconds)
 
 

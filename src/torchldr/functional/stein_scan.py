@@ -153,7 +153,8 @@ class _Stein(torch.autograd.Function):
         inputs: tuple[Any, ...] = *ctx.saved_tensors, *ctx.others
         G, H, of, wanted = *inputs[:2], Operators(*inputs[2:6]), ctx.needs_input_grad
         way, graded = _way(G), any(wanted[2:6])
-        if torch.is_grad_enabled() or not stencil.is_plain(D) or (graded and not way.grades(G)):
+        serves = way is not None and (not graded or way.grades(G))
+        if torch.is_grad_enabled() or not stencil.is_plain(D) or not serves:
             return *plain_backward(_twin(ctx), ctx.saved_tensors, D), *[None for _ in ctx.others]
         found: Sequence[Any] = (None,) * 4
         if graded:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, addmm, is_autocast_enabled, is_grad_enabled, mm
 
-from ..core.dense_route import DenseProduct, TypedProduct
+from ..core.dense_route import DenseProduct, TypedProduct, adds_apart
 from ..core.products import Product, allows_tf32, check_input, run_product, without_autocast
 from ..core.routes import (
     Call,
@@ -180,7 +180,8 @@ class Plan:
         plain = cast is None and x.ndim == 2 and len(x) > 0
         if route.in_own_dtype(call) and call.dtype == dtype:
             if plain and isinstance(product, DenseProduct):
-                return partial(_by_dense, product.weight.mT)
+                apart = adds_apart(x)
+                return partial(_added, product) if apart else partial(_by_dense, product.weight.mT)
             return (
                 partial(_added, product.product) if plain and isinstance(product, TypedProduct) else product
             )

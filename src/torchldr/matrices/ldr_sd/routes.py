@@ -179,7 +179,7 @@ def cuda_pair_cost(M: Any, call: Call) -> float:
         return math.inf
     sizes = M.shape[0] // 2, M.rank + 1, call.batch
     if call.kept:
-        return costs.backward(call, costs.started(call) + pair.seconds(*sizes))
+        return costs.backward(call, costs.started(call, 2) + pair.seconds(*sizes))
     kernels = pair.seconds(*sizes, trained=call.needs_grad)
     return max(costs.started(call, 165), costs.started(call, 60) + kernels)  # the longer of host and device
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from torchldr.functional import row_scan, scan, stein_scan
 from torchldr.functional.reference import subdiagonal_reference
 from torchldr.functional.stein_scan import column_scan, stein_matrix
+from torchldr.kernels.cpu import threads as shared
 from torchldr.kernels.cuda import scan as scan_kernels
 
 from ..cuda_as_cpp import compiler
@@ -155,12 +156,23 @@ def kernels(compiled: Callable[[str], ctypes.CDLL], monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(scan_kernels.nvrtc, "Kernels", Kernels)
 
 
-@pytest.fixture(params=["kernels", "loops"])
-def each_way(request: pytest.FixtureRequest) -> None:
+@pytest.fixture(params=["kernels", "loops", "bands"])
+def each_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "kernels":
         request.getfixturevalue("kernels")
-    else:
-        assert way(torch.ones(1)) is row_scan
+        return
+    assert way(torch.ones(1)) is row_scan
+    if request.param == "bands":  # of some diagonals each, shared by threads
+        monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
+        monkeypatch.setattr(shared, "WORTHWHILE", 1)
+        monkeypatch.setattr(row_scan, "NARROWEST", 1)
+
+
+def test_threads_share_the_diagonals_of_square_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    shapes = (1, 1024, 1024), (1, 1000, 1000), (1, 1009, 1009), (3, 1024, 1024), (9, 1024, 1024)
+    assert [row_scan._bands(torch.empty(shape)) for shape in shapes] == [8, 5, 1, 2, 1]
+    assert [row_scan._bands(torch.empty(shape)) for shape in ((1, 512, 1024), (1, 64, 64))] == [1, 1]
 
 
 SHAPES = [(1, 1), (1, 5), (2, 2), (3, 7), (9, 9), (16, 16), (17, 33), (33, 33), (20, 50)]

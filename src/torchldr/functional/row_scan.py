@@ -2,7 +2,8 @@
 
 Numba compiles the loops of `kernels.cpu.scan` (see `compiled`): two passes over the matrix, and for gradients
 three. What goes from row to row is float64, whose range holds products that float32 would lose. The functions
-are those of `scan`, for tensors that `serves` says yes to, and stacks are shared among threads.
+are those of `scan`, for tensors that `serves` says yes to. Threads share matrices, and the bands of diagonals
+into which square ones are cut where they are fewer.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from ..kernels.cpu.compiled import Loops, numbers, wide
 from ..kernels.cpu.threads import in_parts
 from .doubling import shifted_sum
 from .scan import Gradients, Operators
+
+NARROWEST = 128  # diagonals of a band: each row of it costs some time, however short
 
 
 def serves(*tensors: Tensor) -> bool:
@@ -53,14 +56,16 @@ def stein_scan_gradients(of: Operators, G: Tensor, H: Tensor, D: Tensor) -> Grad
     from ..kernels.cpu.scan import BLOCK, VECTORS, gradients  # imports numba
 
     E, given = _sources(G, H), D.to(G.dtype).reshape(D.shape[:-2].numel(), *D.shape[-2:])
-    m, n = E.shape[1:]
+    R, m, n = E.shape
     a, c = _both(of, E)
-    dE, da, dc = torch.empty_like(E), torch.zeros_like(a), torch.zeros_like(c)
+    bands, dE = _bands(E), torch.empty_like(E)
+    da, dc = a.new_zeros(R, bands, m), c.new_zeros(R, bands, n)
 
-    def scratch() -> list[Tensor]:
-        return [a.new_empty(VECTORS, n), a.new_empty(-(-m // BLOCK), 4, n)]
+    def scratch(width: int) -> list[Tensor]:
+        return [a.new_empty(VECTORS, width), a.new_empty(-(-m // BLOCK), 4, width)]
 
-    _run(gradients, [a, c, E, given], scratch, [dE, da, dc])
+    _run(gradients, [a, c, E, given], scratch, [dE, da.flatten(0, 1), dc.flatten(0, 1)], bands)
+    da, dc = da.sum(1), dc.sum(1)
     parts = (
         t.reshape(*G.shape[:-2], t.shape[-1]).to(G.dtype)
         for t in (da[:, :1], da[:, 1:], dc[:, :1], dc[:, 1:])
@@ -74,24 +79,32 @@ def _filled(of: Operators, E: Tensor) -> Tensor:
 
     M = torch.empty_like(E, memory_format=torch.contiguous_format)
     a, c = _both(of, E)
-    _run(fill, [a, c, E], lambda: [a.new_empty(2, E.shape[-1])], [M])
+    _run(fill, [a, c, E], lambda width: [a.new_empty(2, width)], [M], _bands(E))
     return M
+
+
+def _bands(E: Tensor) -> int:
+    """Into how many bands of equal width each matrix is cut, for every thread to have one."""
+    R, m, n = E.shape
+    most = min(-(-torch.get_num_threads() // max(R, 1)), n // NARROWEST) if m == n else 1
+    return next(count for count in range(max(most, 1), 0, -1) if n % count == 0)
 
 
 def _run(
     loop: Callable[..., None],
     inputs: list[Tensor],
-    scratch: Callable[[], list[Tensor]],
+    scratch: Callable[[int], list[Tensor]],
     outputs: list[Tensor],
+    bands: int,
 ) -> None:
-    """The loop over inputs, memory of its own, and outputs; each thread takes some of the matrices."""
+    """The loop over inputs, memory of its own, and outputs; each thread takes some of the bands."""
     first, last = ([as_array(t.contiguous()) for t in tensors] for tensors in (inputs, outputs))
+    R, m, n = outputs[0].shape
 
     def some(start: int, stop: int) -> None:
-        own = [as_array(t) for t in scratch()]
-        loop(*(t[start:stop] for t in first), *own, *(t[start:stop] for t in last))
+        loop(*first, start, stop, *map(as_array, scratch(n // bands)), *last)
 
-    in_parts(len(outputs[0]), outputs[0][:1].numel(), some)
+    in_parts(R * bands, m * n // bands, some)
 
 
 def _sources(G: Tensor, H: Tensor) -> Tensor:

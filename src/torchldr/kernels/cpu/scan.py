@@ -1,7 +1,10 @@
-"""The loops of `functional.row_scan`, row by row over all diagonals at once; imports numba.
+"""The loops of `functional.row_scan`, row by row over many diagonals at once; imports numba.
 
 Names are those of `functional.scan`, but for P_i = W_i k and Q_i = k B_i. A vector has one number for each
-diagonal s, whose entry in row i lies in column s + i modulo n: a row is two pieces of memory.
+diagonal s of a band of them, whose entry in row i lies in column s + i modulo n: a row of a band is one piece
+of memory, or two. Bands of a square matrix have nothing to do with each other: threads may share them. In any
+other matrix a diagonal needs those m before and after it, so that there is one band. Bands are as wide as the
+vectors that the functions get to work with, and counted through all matrices.
 """
 
 # mypy: ignore-errors
@@ -26,6 +29,14 @@ def _move(x, by, y):
 
 
 @compiled
+def _put(x, first, row):
+    """Write a vector to a row from this column on, and on from column 0."""
+    before = min(len(x), len(row) - first)
+    row[first : first + before] = x[:before]
+    row[: len(x) - before] = x[before:]
+
+
+@compiled
 def _up(a, c, e, S, V):
     """From S_i and V_i to those of row i - 1."""
     for s in range(len(S)):
@@ -44,20 +55,33 @@ def _down(a, c, e, x, P, M):
 
 
 @compiled
-def fill(a, c, E, state, M):
-    """M (R, m, n), m <= n, for operators a (R, m) and c (R, n), corners first, and E (R, m, n)."""
-    R, m, n = E.shape
-    x, y = state[0], state[1]
-    for k in range(R):
+def fill(a, c, E, start, stop, state, M):
+    """Bands start .. stop - 1 of M (R, m, n), m <= n, by operators a (R, m) and c (R, n), corners first."""
+    m, n = E.shape[1:]
+    x, y, width = state[0], state[1], state.shape[1]
+    for band in range(start, stop):
+        k, first = divmod(band * width, n)
         x[:], y[:] = 0, 1
         for i in range(m - 1, -1, -1):
-            _move(x, (i + m) % n, M[k, i])
-            _up(a[k, i], c[k, i:], E[k, i, i:], x[: n - i], y[: n - i])
-            _up(a[k, i], c[k, :i], E[k, i, :i], x[n - i :], y[n - i :])
+            _put(x, (first + i + m) % n, M[k, i])
+            s = 0
+            while s < width:
+                j = first + s + i
+                j -= n if j >= n else 0
+                t = min(width, s + n - j)
+                on = j + t - s
+                _up(a[k, i], c[k, j:on], E[k, i, j:on], x[s:t], y[s:t])
+                s = t
         x[:], y[:] = 0, 1
         for i in range(m):
-            _down(a[k, i], c[k, i:], E[k, i, i:], x[: n - i], y[: n - i], M[k, i, i:])
-            _down(a[k, i], c[k, :i], E[k, i, :i], x[n - i :], y[n - i :], M[k, i, :i])
+            s = 0
+            while s < width:
+                j = first + s + i
+                j -= n if j >= n else 0
+                t = min(width, s + n - j)
+                on = j + t - s
+                _down(a[k, i], c[k, j:on], E[k, i, j:on], x[s:t], y[s:t], M[k, i, j:on])
+                s = t
 
 
 @compiled
@@ -96,7 +120,7 @@ def _collect(a, c, dw, dc):
 
 
 @compiled
-def _block(a, c, E, D, first, last, state, moved, kept):
+def _block(a, c, E, D, diagonal, first, last, state, moved, kept):
     """Rows first .. last - 1 from above; `kept` gets x, P, r and Q_next as they come to each."""
     m, n = E.shape
     x, P, r, Q = state[0], state[1], state[2], state[3]
@@ -106,37 +130,50 @@ def _block(a, c, E, D, first, last, state, moved, kept):
             at = 4 * (i - first)
             kept[at : at + 3] = state[:3]
             kept[at + 3] = moved
-        for piece in range(2):
-            on, of = (slice(0, n - i), slice(i, n)) if piece == 0 else (slice(n - i, n), slice(0, i))
-            _from_above(a[i], c[of], E[i, of], D[i, of], x[on], P[on], r[on], Q[on], moved[on])
+        s = 0
+        while s < len(x):
+            j = diagonal + s + i
+            j -= n if j >= n else 0
+            t = min(len(x), s + n - j)
+            on = j + t - s
+            _from_above(a[i], c[j:on], E[i, j:on], D[i, j:on], x[s:t], P[s:t], r[s:t], Q[s:t], moved[s:t])
+            s = t
 
 
 @compiled
-def gradients(a, c, E, D, state, checkpoints, dE, da, dc):
-    """Of sum(D M) in E (R, m, n), a (R, m) and c (R, n), which are 0 before.
+def gradients(a, c, E, D, start, stop, state, checkpoints, dE, da, dc):
+    """Of sum(D M) by the bands start .. stop - 1: in E (R, m, n), and by each band in its a and c, 0 before.
 
     Down once, with a checkpoint at every block of rows; then up, block by block, each again down first.
     """
-    R, m, n = E.shape
-    blocks = (m + BLOCK - 1) // BLOCK
-    down, up = state[:4], state[4:8]
+    m, n = E.shape[1:]
+    width, blocks = state.shape[1], (m + BLOCK - 1) // BLOCK
+    down, up, kept = state[:4], state[4:8], state[11:]
     S, V, wl, wt = up[0], up[1], up[2], up[3]
-    moved, S_last, dw, kept = state[8], state[9], state[10], state[11:]
-    for k in range(R):
+    moved, S_last, dw = state[8], state[9], state[10]
+    for band in range(start, stop):
+        k, diagonal = divmod(band * width, n)
         down[:], up[:] = 0, 0
         down[1], up[1] = 1, 1
         for block in range(blocks):
             checkpoints[block] = down
             first, last = block * BLOCK, min(m, (block + 1) * BLOCK)
-            _block(a[k], c[k], E[k], D[k], first, last, down, moved, kept[:0])
+            _block(a[k], c[k], E[k], D[k], diagonal, first, last, down, moved, kept[:0])
         for block in range(blocks - 1, -1, -1):
             first, last = block * BLOCK, min(m, (block + 1) * BLOCK)
-            _block(a[k], c[k], E[k], D[k], first, last, checkpoints[block], moved, kept)
+            _block(a[k], c[k], E[k], D[k], diagonal, first, last, checkpoints[block], moved, kept)
             for i in range(last - 1, first - 1, -1):
-                x, P, r, Q_next = kept[4 * (i - first) : 4 * (i - first) + 4]
+                at = 4 * (i - first)
+                x, P, r, Q_next = kept[at], kept[at + 1], kept[at + 2], kept[at + 3]
                 _move(S, m % n, S_last)
-                for piece in range(2):
-                    on, of = (slice(0, n - i), slice(i, n)) if piece == 0 else (slice(n - i, n), slice(0, i))
-                    _from_below(a[k, i], c[k, of], E[k, i, of], D[k, i, of], x[on], P[on], r[on], Q_next[on],
-                                S[on], V[on], wl[on], wt[on], S_last[on], dE[k, i, of], dw[on])  # fmt: skip
-                    da[k, i] += _collect(a[k, i], c[k, of], dw[on], dc[k, of])
+                s = 0
+                while s < width:
+                    j = diagonal + s + i
+                    j -= n if j >= n else 0
+                    t = min(width, s + n - j)
+                    on = j + t - s
+                    _from_below(a[k, i], c[k, j:on], E[k, i, j:on], D[k, i, j:on], x[s:t], P[s:t], r[s:t],
+                                Q_next[s:t], S[s:t], V[s:t], wl[s:t], wt[s:t], S_last[s:t], dE[k, i, j:on],
+                                dw[s:t])  # fmt: skip
+                    da[band, i] += _collect(a[k, i], c[k, j:on], dw[s:t], dc[band, j:on])
+                    s = t

@@ -8,6 +8,8 @@ from torch import nn
 
 import torchldr
 from torchldr import StructuredChannels, StructuredLinear
+from torchldr.core.routes import Call
+from torchldr.nn import plan
 from torchldr.nn.snapshot import Snapshot
 
 
@@ -34,6 +36,33 @@ def check(layer, x):
 def test_values_of_every_shape(layer):
     for shape in ((3, 12), (12,), (2, 3, 12), (0, 12), (3, 12)):
         check(layer, torch.randn(shape))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_bias_that_is_added_apart_is_added_once(monkeypatch, bias):
+    """As on a GPU in float32."""
+    monkeypatch.setattr(plan, "adds_apart", lambda call, weight: True)
+    layer = StructuredLinear(12, 9, rank=2, bias=bias).eval()
+    layer.plan = "dense"
+    for shape in ((3, 12), (1, 12), (12,), (2, 3, 12), (0, 12)):
+        x = torch.randn(shape)
+        with torch.no_grad():
+            right = x @ layer.matrix().to_dense().mT + (layer.bias if bias else 0)
+            torch.testing.assert_close(layer(x), right, rtol=1e-4, atol=1e-5)
+
+
+def test_which_products_add_their_bias_apart():
+    call, weight = Call(64, "cuda", kept=True), torch.empty(4096, 4096, device="meta")
+    assert plan.adds_apart(call, weight)
+    assert not plan.adds_apart(call, weight[:256])
+    others = (
+        {"device": "cpu"},
+        {"dtype": torch.bfloat16},
+        {"dtype": torch.float64},
+        {"tf32": True},
+        {"batch": 1},
+    )
+    assert not any(plan.adds_apart(call._replace(**other), weight) for other in others)
 
 
 def test_an_edit_is_seen(layer):

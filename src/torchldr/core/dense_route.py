@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from . import costs
-from .products import Matrix, Product, allows_tf32, autocasts
+from .products import Matrix, Product, autocasts
 from .routes import Call, Route
 
 LARGEST = 1 << 26  # entries of a dense matrix: 256 MiB in float32
@@ -37,20 +37,10 @@ class DenseProduct(TypedProduct):
     def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         if self._double:
             x = _widened(x, torch.float64)
-        if self._alone and not (bias is not None and adds_apart(x)):
+        if self._alone:
             return linear(x, self.weight, bias)
-        y = linear(x, self.weight) if self._alone else x @ self.weight.mT
+        y = x @ self.weight.mT
         return y if bias is None else y + bias
-
-
-def adds_apart(x: Tensor) -> bool:
-    """Whether a product of these rows is faster without its bias, which is added afterwards.
-
-    In float32 without TF32, for some rows, cuBLAS takes up to five times as long where it adds a bias itself.
-    """
-    if not x.is_cuda or x.dtype != torch.float32 or x.numel() == x.shape[-1]:
-        return False
-    return not (allows_tf32("cuda", x.dtype) or autocasts("cuda"))
 
 
 def _always(M: Matrix, call: Call) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, addmm, is_autocast_enabled, is_grad_enabled, mm
 
-from ..core.dense_route import DenseProduct, TypedProduct, adds_apart
+from ..core.dense_route import DenseProduct, TypedProduct
 from ..core.products import Product, allows_tf32, check_input, run_product, without_autocast
 from ..core.routes import (
     Call,
@@ -25,6 +25,7 @@ from ..matrices import StructuredMatrix
 from .snapshot import Snapshot
 
 _SHAPES = 64  # of inputs whose products are remembered
+_LARGE = 1 << 28  # multiply-adds of a product whose bias is added apart
 PLANS = {"auto": None, "fast": False, "dense": True}  # whether routes must hold the dense matrix
 
 
@@ -180,7 +181,7 @@ class Plan:
         plain = cast is None and x.ndim == 2 and len(x) > 0
         if route.in_own_dtype(call) and call.dtype == dtype:
             if plain and isinstance(product, DenseProduct):
-                apart = adds_apart(x)
+                apart = adds_apart(call, product.weight)
                 return partial(_added, product) if apart else partial(_by_dense, product.weight.mT)
             return (
                 partial(_added, product.product) if plain and isinstance(product, TypedProduct) else product
@@ -189,6 +190,16 @@ class Plan:
             return partial(_added, product)
         # In a dtype that is wider than autocast's a product runs outside of it, and is rounded in the end.
         return partial(_run, product, dtype)
+
+
+def adds_apart(call: Call, weight: Tensor) -> bool:
+    """Whether the bias is better added afterwards.
+
+    In float32 without TF32 cuBLAS takes slower kernels where it adds one itself, up to half as fast; the sum
+    takes an operation more, which small products do not repay.
+    """
+    narrow = call.device != "cuda" or call.dtype != torch.float32 or call.tf32
+    return not narrow and call.batch > 1 and call.batch * weight.numel() >= _LARGE
 
 
 def _added(product: Product, x: Tensor, bias: Tensor | None) -> Tensor:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -57,20 +58,17 @@ def stein_scan_gradients(of: Operators, G: Tensor, H: Tensor, D: Tensor) -> Grad
 
     E, given = _sources(G, H), D.to(G.dtype).reshape(D.shape[:-2].numel(), *D.shape[-2:])
     R, m, n = E.shape
-    a, c = _both(of, E)
     bands, dE = _bands(E), torch.empty_like(E)
-    da, dc = a.new_zeros(R, bands, m), c.new_zeros(R, bands, n)
+    dweights = torch.zeros(R, bands, m + n, dtype=torch.float64)
 
     def scratch(width: int) -> list[Tensor]:
-        return [a.new_empty(VECTORS, width), a.new_empty(-(-m // BLOCK), 4, width)]
+        return [dweights.new_empty(VECTORS, width), dweights.new_empty(-(-m // BLOCK), 4, width)]
 
-    _run(gradients, [a, c, E, given], scratch, [dE, da.flatten(0, 1), dc.flatten(0, 1)], bands)
-    da, dc = da.sum(1), dc.sum(1)
-    parts = (
-        t.reshape(*G.shape[:-2], t.shape[-1]).to(G.dtype)
-        for t in (da[:, :1], da[:, 1:], dc[:, :1], dc[:, 1:])
+    _run(gradients, of, [E, given], scratch, [dE, dweights.flatten(0, 1)], bands)
+    found = dweights.sum(1).to(G.dtype).view(*G.shape[:-2], m + n)
+    return Gradients(
+        Operators(*found.split_with_sizes((1, m - 1, 1, n - 1), -1)), dE.view(D.shape).to(D.dtype)
     )
-    return Gradients(Operators(*parts), dE.view(D.shape).to(D.dtype))
 
 
 def _filled(of: Operators, E: Tensor) -> Tensor:
@@ -78,8 +76,7 @@ def _filled(of: Operators, E: Tensor) -> Tensor:
     from ..kernels.cpu.scan import fill  # imports numba
 
     M = torch.empty_like(E, memory_format=torch.contiguous_format)
-    a, c = _both(of, E)
-    _run(fill, [a, c, E], lambda width: [a.new_empty(2, width)], [M], _bands(E))
+    _run(fill, of, [E], lambda width: [torch.empty(2, width, dtype=torch.float64)], [M], _bands(E))
     return M
 
 
@@ -92,17 +89,19 @@ def _bands(E: Tensor) -> int:
 
 def _run(
     loop: Callable[..., None],
+    of: Operators,
     inputs: list[Tensor],
     scratch: Callable[[int], list[Tensor]],
     outputs: list[Tensor],
     bands: int,
 ) -> None:
-    """The loop over inputs, memory of its own, and outputs; each thread takes some of the bands."""
+    """The loop over operators, inputs, memory of its own and outputs; each thread takes some of the bands."""
     first, last = ([as_array(t.contiguous()) for t in tensors] for tensors in (inputs, outputs))
     R, m, n = outputs[0].shape
+    given = _both(of, R, m, n)
 
     def some(start: int, stop: int) -> None:
-        loop(*first, start, stop, *map(as_array, scratch(n // bands)), *last)
+        loop(given, *first, start, stop, *map(as_array, scratch(n // bands)), *last)
 
     in_parts(R * bands, m * n // bands, some)
 
@@ -121,11 +120,13 @@ def weights(corner: Tensor | int, lower: Tensor | None, like: Tensor, size: int)
     return torch.cat((like.new_full((1,), corner), like.new_ones(size - 1)))
 
 
-def _both(of: Operators, E: Tensor) -> list[Tensor]:
-    """a and c, corners first, (R, m) and (R, n), in float64."""
-    (R, m, n), like = E.shape, E.new_empty(0, dtype=torch.float64)
-    found = (weights(*of[:2], like, m), m), (weights(*of[2:], like, n), n)
-    return [w.expand(R, size) if w.dim() == 1 else w.reshape(R, size) for w, size in found]
+def _both(of: Operators, R: int, m: int, n: int) -> Any:
+    """a and c, corners first, as one array (R, m + n) of float64."""
+    if of.lower_a is not None:
+        return as_array(torch.cat(of, -1).to(torch.float64).reshape(R, m + n))  # type: ignore[arg-type]
+    found = np.ones((R, m + n))
+    found[:, 0], found[:, m] = of.corner_a, of.corner_c
+    return found
 
 
 def _tiny(dtype: torch.dtype) -> tuple[list[Tensor], Any]:

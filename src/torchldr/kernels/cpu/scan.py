@@ -55,12 +55,13 @@ def _down(a, c, e, x, P, M):
 
 
 @compiled
-def fill(a, c, E, start, stop, state, M):
-    """Bands start .. stop - 1 of M (R, m, n), m <= n, by operators a (R, m) and c (R, n), corners first."""
+def fill(weights, E, start, stop, state, M):
+    """Bands start .. stop - 1 of M (R, m, n), m <= n, by weights (R, m + n): a, then c, corners first."""
     m, n = E.shape[1:]
     x, y, width = state[0], state[1], state.shape[1]
     for band in range(start, stop):
         k, first = divmod(band * width, n)
+        a, c = weights[k, :m], weights[k, m:]
         x[:], y[:] = 0, 1
         for i in range(m - 1, -1, -1):
             _put(x, (first + i + m) % n, M[k, i])
@@ -70,7 +71,7 @@ def fill(a, c, E, start, stop, state, M):
                 j -= n if j >= n else 0
                 t = min(width, s + n - j)
                 on = j + t - s
-                _up(a[k, i], c[k, j:on], E[k, i, j:on], x[s:t], y[s:t])
+                _up(a[i], c[j:on], E[k, i, j:on], x[s:t], y[s:t])
                 s = t
         x[:], y[:] = 0, 1
         for i in range(m):
@@ -80,7 +81,7 @@ def fill(a, c, E, start, stop, state, M):
                 j -= n if j >= n else 0
                 t = min(width, s + n - j)
                 on = j + t - s
-                _down(a[k, i], c[k, j:on], E[k, i, j:on], x[s:t], y[s:t], M[k, i, j:on])
+                _down(a[i], c[j:on], E[k, i, j:on], x[s:t], y[s:t], M[k, i, j:on])
                 s = t
 
 
@@ -141,8 +142,8 @@ def _block(a, c, E, D, diagonal, first, last, state, moved, kept):
 
 
 @compiled
-def gradients(a, c, E, D, start, stop, state, checkpoints, dE, da, dc):
-    """Of sum(D M) by the bands start .. stop - 1: in E (R, m, n), and by each band in its a and c, 0 before.
+def gradients(weights, E, D, start, stop, state, checkpoints, dE, dweights):
+    """Of sum(D M) by the bands start .. stop - 1: in E (R, m, n), and in weights by each band, 0 before.
 
     Down once, with a checkpoint at every block of rows; then up, block by block, each again down first.
     """
@@ -153,15 +154,16 @@ def gradients(a, c, E, D, start, stop, state, checkpoints, dE, da, dc):
     moved, S_last, dw = state[8], state[9], state[10]
     for band in range(start, stop):
         k, diagonal = divmod(band * width, n)
+        a, c, da, dc = weights[k, :m], weights[k, m:], dweights[band, :m], dweights[band, m:]
         down[:], up[:] = 0, 0
         down[1], up[1] = 1, 1
         for block in range(blocks):
             checkpoints[block] = down
             first, last = block * BLOCK, min(m, (block + 1) * BLOCK)
-            _block(a[k], c[k], E[k], D[k], diagonal, first, last, down, moved, kept[:0])
+            _block(a, c, E[k], D[k], diagonal, first, last, down, moved, kept[:0])
         for block in range(blocks - 1, -1, -1):
             first, last = block * BLOCK, min(m, (block + 1) * BLOCK)
-            _block(a[k], c[k], E[k], D[k], diagonal, first, last, checkpoints[block], moved, kept)
+            _block(a, c, E[k], D[k], diagonal, first, last, checkpoints[block], moved, kept)
             for i in range(last - 1, first - 1, -1):
                 at = 4 * (i - first)
                 x, P, r, Q_next = kept[at], kept[at + 1], kept[at + 2], kept[at + 3]
@@ -172,8 +174,8 @@ def gradients(a, c, E, D, start, stop, state, checkpoints, dE, da, dc):
                     j -= n if j >= n else 0
                     t = min(width, s + n - j)
                     on = j + t - s
-                    _from_below(a[k, i], c[k, j:on], E[k, i, j:on], D[k, i, j:on], x[s:t], P[s:t], r[s:t],
+                    _from_below(a[i], c[j:on], E[k, i, j:on], D[k, i, j:on], x[s:t], P[s:t], r[s:t],
                                 Q_next[s:t], S[s:t], V[s:t], wl[s:t], wt[s:t], S_last[s:t], dE[k, i, j:on],
                                 dw[s:t])  # fmt: skip
-                    da[band, i] += _collect(a[k, i], c[k, j:on], dw[s:t], dc[band, j:on])
+                    da[i] += _collect(a[i], c[j:on], dw[s:t], dc[j:on])
                     s = t

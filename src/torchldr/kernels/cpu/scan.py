@@ -37,6 +37,15 @@ def _put(x, first, row):
 
 
 @compiled
+def _piece(s, first, width, n):
+    """The columns j .. on - 1 of a row in which entries s .. t - 1 of a vector lie; entry 0 is in `first`."""
+    j = first + s
+    j -= n if j >= n else 0
+    t = min(width, s + n - j)
+    return j, j + t - s, t
+
+
+@compiled
 def _up(a, c, e, S, V):
     """From S_i and V_i to those of row i - 1."""
     for s in range(len(S)):
@@ -67,20 +76,14 @@ def fill(weights, E, start, stop, state, M):
             _put(x, (first + i + m) % n, M[k, i])
             s = 0
             while s < width:
-                j = first + s + i
-                j -= n if j >= n else 0
-                t = min(width, s + n - j)
-                on = j + t - s
+                j, on, t = _piece(s, first + i, width, n)
                 _up(a[i], c[j:on], E[k, i, j:on], x[s:t], y[s:t])
                 s = t
         x[:], y[:] = 0, 1
         for i in range(m):
             s = 0
             while s < width:
-                j = first + s + i
-                j -= n if j >= n else 0
-                t = min(width, s + n - j)
-                on = j + t - s
+                j, on, t = _piece(s, first + i, width, n)
                 _down(a[i], c[j:on], E[k, i, j:on], x[s:t], y[s:t], M[k, i, j:on])
                 s = t
 
@@ -133,10 +136,7 @@ def _block(a, c, E, D, diagonal, first, last, state, moved, kept):
             kept[at + 3] = moved
         s = 0
         while s < len(x):
-            j = diagonal + s + i
-            j -= n if j >= n else 0
-            t = min(len(x), s + n - j)
-            on = j + t - s
+            j, on, t = _piece(s, diagonal + i, len(x), n)
             _from_above(a[i], c[j:on], E[i, j:on], D[i, j:on], x[s:t], P[s:t], r[s:t], Q[s:t], moved[s:t])
             s = t
 
@@ -170,10 +170,7 @@ def gradients(weights, E, D, start, stop, state, checkpoints, dE, dweights):
                 _move(S, m % n, S_last)
                 s = 0
                 while s < width:
-                    j = diagonal + s + i
-                    j -= n if j >= n else 0
-                    t = min(width, s + n - j)
-                    on = j + t - s
+                    j, on, t = _piece(s, diagonal + i, width, n)
                     _from_below(a[i], c[j:on], E[k, i, j:on], D[k, i, j:on], x[s:t], P[s:t], r[s:t],
                                 Q_next[s:t], S[s:t], V[s:t], wl[s:t], wt[s:t], S_last[s:t], dE[k, i, j:on],
                                 dw[s:t])  # fmt: skip

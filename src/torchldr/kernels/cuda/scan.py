@@ -1,7 +1,7 @@
 """The kernels of `scan`, which has their formulas: sums of segments, a chain of them, then every entry.
 
 A block has THREADS diagonals and the rows of one segment, a parallelogram of the matrix E = G^T H. It is
-made column by column and lies in shared memory; E itself is nowhere. Matrices that come or go (M, its
+made in registers and lies in shared memory; E itself is nowhere. Matrices that come or go (M, its
 gradient D and that of E) may have fewer digits than the numbers that are computed with.
 """
 
@@ -101,64 +101,55 @@ struct Tile {
     __device__ T& own(int h, int lane) { return at[h][STRAIGHT ? lane : lane + h]; }
 };
 
-// Rows [from, from + ROWS) of a tile's column w. The factors g, [RANKS][SEGMENT], are read four at a time.
+// A warp makes ROWS rows of a tile at a time, and each of its threads every 32nd column of them. So a factor
+// of G, which all threads read at once and four at a time, serves some columns, as one of H serves some rows.
+#define ROWS 8
+#define COLUMNS (((STRAIGHT ? THREADS : WIDTH) + 31) / 32)
 struct __align__(16) Four { T at[4]; };
 
-template <int ROWS> __device__ void add_column(
-    Tile& tile, const Four* g, int w, int from, int k, int count, i64 at, int n, IN(P) H
-) {
-    T sum[ROWS];
-    #pragma unroll
-    for (int h = 0; h < ROWS; h++) sum[h] = k ? tile.at[from + h][w] : (T)0;
-    for (int q = 0; q < count; q++) {
-        T factor = read(H + at + (i64)q * n);
-        #pragma unroll
-        for (int h = 0; h < ROWS; h += 4) {
-            Four some = g[(q * SEGMENT + from + h) / 4];
-            #pragma unroll
-            for (int i = 0; i < 4; i++) sum[h + i] += some.at[i] * factor;
-        }
-    }
-    #pragma unroll
-    for (int h = 0; h < ROWS; h++) tile.at[from + h][w] = sum[h];
-}
-
-template <int ROWS> __device__ void read_column(
-    Tile& tile, int w, int from, int begin, int column, int m, int n, IN(O) e
-) {
-    int last = m * n - 1;
-    #pragma unroll
-    for (int h = from; h < from + ROWS; h++) {
-        int at = (begin + h) * n + column;
-        tile.at[h][w] = begin + h < m ? (T)read(e + (BACK ? last - at : at)) : (T)0;
-    }
-}
-
-// A thread makes one column of the first THREADS, and a part of one of the others.
 __device__ void make(Tile& tile, i64 matrix, int first, int begin, int m, int n, SOURCES) {
-    const int part = SEGMENT / PARTS < 4 ? 4 : SEGMENT / PARTS;
-    int start = start_of(first, begin, n), lane = threadIdx.x;
-    int other = THREADS + lane % SEGMENT, from = lane / SEGMENT * part;
-    bool helps = !STRAIGHT && from < SEGMENT;
-    int column = wrapped(start + lane, n), other_column = wrapped(start + other, n);
-    if (!PRODUCT) {
-        e += matrix * m * n;
-        read_column<SEGMENT>(tile, lane, 0, begin, column, m, n, e);
-        if (helps) read_column<part>(tile, other, from, begin, other_column, m, n, e);
-        __syncthreads();
-        return;
-    }
     __shared__ Four g[RANKS * SEGMENT / 4];
-    for (int k = 0; k < r; k += RANKS) {
+    int start = start_of(first, begin, n), lane = threadIdx.x % 32, last = m * n - 1;
+    if (!PRODUCT) e += matrix * m * n;
+    for (int k = 0; k < (PRODUCT ? r : 1); k += RANKS) {
         int count = r - k < RANKS ? r - k : RANKS;
-        for (int i = lane; i < count * SEGMENT; i += THREADS) {
+        for (int i = threadIdx.x; PRODUCT && i < count * SEGMENT; i += THREADS) {
             int q = i / SEGMENT, h = i % SEGMENT;
             g[i / 4].at[i % 4] = begin + h < m ? (T)read(G + (matrix * r + k + q) * m + begin + h) : (T)0;
         }
         __syncthreads();
-        i64 at = (matrix * r + k) * n;
-        add_column<SEGMENT>(tile, g, lane, 0, k, count, at + column, n, H);
-        if (helps) add_column<part>(tile, g, other, from, k, count, at + other_column, n, H);
+        for (int from = threadIdx.x / 32 * ROWS; from < SEGMENT; from += THREADS / 32 * ROWS) {
+            T entry[ROWS][COLUMNS];
+            int column[COLUMNS];
+            #pragma unroll
+            for (int w = 0; w < COLUMNS; w++) {
+                int place = lane + 32 * w;
+                column[w] = wrapped(start + place, n);
+                #pragma unroll
+                for (int h = 0; h < ROWS; h++) {
+                    int row = begin + from + h, at = row * n + column[w];
+                    if (PRODUCT) entry[h][w] = k && place < WIDTH ? tile.at[from + h][place] : (T)0;
+                    else entry[h][w] = row < m ? (T)read(e + (BACK ? last - at : at)) : (T)0;
+                }
+            }
+            #pragma unroll 4
+            for (int q = 0; PRODUCT && q < count; q++) {
+                T factor[COLUMNS];
+                #pragma unroll
+                for (int w = 0; w < COLUMNS; w++) factor[w] = read(H + (matrix * r + k + q) * n + column[w]);
+                #pragma unroll
+                for (int h = 0; h < ROWS; h++) {
+                    Four some = g[(q * SEGMENT + from + h) / 4];
+                    #pragma unroll
+                    for (int w = 0; w < COLUMNS; w++) entry[h][w] += some.at[h % 4] * factor[w];
+                }
+            }
+            #pragma unroll
+            for (int w = 0; w < COLUMNS; w++)
+                #pragma unroll
+                for (int h = 0; h < ROWS; h++)
+                    if (lane + 32 * w < WIDTH) tile.at[from + h][lane + 32 * w] = entry[h][w];
+        }
         __syncthreads();
     }
 }

@@ -268,6 +268,9 @@ TABLES: dict[str, tuple[str, Callable[[Results], str]]] = {
     "gpu_kernels": ("kernel_speed", _listed("rows", {
         "what": "what", "torch_ms": "torch ms", "cudnn_ms": "cuDNN ms", "ours_ms": "ours ms",
         "ratio": "ratio"})),
+    "dense_scans": ("dense_scans", _listed("rows", {
+        "structure": "structure", "n": "n", "threads": "threads", "what": "what", "scan_ms": "scan ms",
+        "doubling_ms": "doubling ms", "ratio": "ratio"})),
     "channels": ("channels_speed", _listed("rows", _CHANNELS, _is("training"))),
     "channels_inference": ("channels_speed", _listed("rows", _CHANNELS,
         lambda row: row["what"] == "inference" and row["features"] == 1024 and row["rank"] != 4)),

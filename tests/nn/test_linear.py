@@ -4,6 +4,7 @@ import copy
 import math
 import pickle
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -380,6 +381,21 @@ def test_errors_at_construction(kwargs, error, message):
 def test_errors_for_sizes(sizes):
     with pytest.raises((ValueError, TypeError), match=r"StructuredLinear: (in|out)_features must be"):
         StructuredLinear(*sizes)
+
+
+@every_class
+def test_integers_of_numpy(cls):
+    """Those of few bits would overflow: 100 * 100 is 16 as an int8."""
+    n, rank = np.int8(100), np.int8(2) if cls.ranked else None
+    layer = StructuredLinear(n, n, structure=cls, rank=rank)
+    for M in (layer.matrix(), cls.random(n, n, rank), cls(n, n, **layer.matrix().tensors)):
+        assert [type(size) for size in (M.out_features, M.in_features)] == [int, int]
+        assert M.shape == (100, 100)
+    assert layer.rank in (2, None)
+    assert type(layer.rank) is not np.int8
+    assert layer.routes(np.int64(7)).call.batch == 7
+    block = StructuredLinear(8, 8, structure="block_circulant", block_size=np.int64(4))
+    assert type(block.options["block_size"]) is int
 
 
 @pytest.mark.parametrize(

@@ -465,6 +465,16 @@ def test_matrix_errors():
         torchldr.Fastfood.random(3, 4).displacement()
 
 
+@every_class
+@pytest.mark.parametrize("other", [torch.float64, torch.int64, torch.complex64, "meta"])
+def test_errors_for_tensors_of_other_dtypes_and_devices(cls, other):
+    M = cls.random(6, 6, 2 if cls.ranked else None, dtype=torch.float32)
+    for name, t in M.tensors.items():
+        if not (t.dtype == other or (len(M.tensors) == 1 and other in (torch.float64, "meta"))):
+            with pytest.raises(TypeError, match=f"{cls.__name__}: .* must (have dtype|be real floating)"):
+                cls(6, 6, **M.tensors | {name: t.to(other)}, **M.options)
+
+
 def test_repr():
     text = repr(StructuredLinear(784, 512, structure="block_circulant", block_size=16, bias=False))
     assert text == (

@@ -54,6 +54,7 @@ class StructuredMatrix(Contract):
         if missing := [name for name in shapes if name not in tensors]:
             raise TypeError(f"{cls.__name__}: missing tensor{'s' * (len(missing) > 1)} {', '.join(missing)}.")
         first = tensors[next(iter(shapes))]
+        check_dtype(cls.__name__, first.dtype)
         constants = cls.constants(
             out_features, in_features, rank, dtype=first.dtype, device=first.device, **options
         )
@@ -75,6 +76,12 @@ class StructuredMatrix(Contract):
                 raise ValueError(
                     f"{cls.__name__}: {key} must have shape {shape} for {out_features} x "
                     f"{in_features}, got {tuple(tensors[key].shape)}."
+                )
+            given, like = tensors[key], constants.get(key, first)
+            if (given.dtype, given.device) != (like.dtype, like.device):
+                raise TypeError(
+                    f"{cls.__name__}: {key} must have dtype {like.dtype} on {like.device}, beside the "
+                    f"{first.dtype} of {next(iter(shapes))}, got {given.dtype} on {given.device}."
                 )
         for key in cls.drawn:
             if key in constants and key not in tensors:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 import torchldr
 
 from ..processes import Case, in_forks
@@ -57,3 +59,12 @@ def test_fresh_interpreters(tmp_path: Path):
     assert closed == (0, "", "")
     assert fails.code == 0
     assert fails.err.startswith("torchldr: the commands of greetings are left out: No module named")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+@pytest.mark.parametrize("command", ["--version", "--help", "structures"])
+def test_what_cannot_be_written_is_one_line_and_what_nobody_reads_none(command: str):
+    full = "import sys; sys.stdout = open('/dev/full', 'w')"
+    unread = "import os, sys; ends = os.pipe(); os.close(ends[0]); sys.stdout = open(ends[1], 'w')"
+    ran = in_forks([Case(f"{stdout}; {MAIN}", [command]) for stdout in (full, unread)])
+    assert ran == [(1, "", "torchldr: [Errno 28] No space left on device\n"), (1, "", "")]

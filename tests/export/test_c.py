@@ -380,6 +380,12 @@ def test_a_number_in_a_tensor_with_more_axes(tmp_path: Path):
 
 
 @needs_gcc
+def test_softmax_of_a_single_number(tmp_path: Path):
+    model = Written(lambda self, x: torch.softmax(self.layer(x)[0, 0], 0))
+    assert run_c(model, torch.randn(1, 4), tmp_path / "c", "float32").tolist() == [1.0]
+
+
+@needs_gcc
 def test_a_model_that_changes_its_input(tmp_path: Path):
     """What `test.c` gives to the model is the input as it was."""
     to_c(Written(lambda self, x: self.layer(x.add_(1))), torch.randn(1, 4), tmp_path / "c", weights="float32")

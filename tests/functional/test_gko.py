@@ -111,6 +111,11 @@ def test_same_node_lists_every_other_place(nodes):
         assert {int(j) for j in table[i] if j >= 0} == others
 
 
+def test_same_node_of_numbers_that_torch_only_notes_as_negated():
+    nodes = torch.tensor([2.0, 1.0, 2.0])
+    assert torch.equal(gko.same_node(torch._neg_view(nodes)), gko.same_node(-nodes))
+
+
 def test_memory_of_the_factors_is_linear():
     n, r = 512, 2
     P, Q = draw(0, r, n), draw(1, r, n)

@@ -4,6 +4,7 @@ import copy
 import math
 import pickle
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -382,6 +383,21 @@ def test_errors_for_sizes(sizes):
         StructuredLinear(*sizes)
 
 
+@every_class
+def test_integers_of_numpy(cls):
+    """Those of few bits would overflow: 100 * 100 is 16 as an int8."""
+    n, rank = np.int8(100), np.int8(2) if cls.ranked else None
+    layer = StructuredLinear(n, n, structure=cls, rank=rank)
+    for M in (layer.matrix(), cls.random(n, n, rank), cls(n, n, **layer.matrix().tensors)):
+        assert [type(size) for size in (M.out_features, M.in_features)] == [int, int]
+        assert M.shape == (100, 100)
+    assert layer.rank in (2, None)
+    assert type(layer.rank) is not np.int8
+    assert layer.routes(np.int64(7)).call.batch == 7
+    block = StructuredLinear(8, 8, structure="block_circulant", block_size=np.int64(4))
+    assert type(block.options["block_size"]) is int
+
+
 @pytest.mark.parametrize(
     ("x", "error", "message"),
     [
@@ -447,6 +463,16 @@ def test_matrix_errors():
         torchldr.LowRank(3, 4, G=torch.zeros(1, 3), H=torch.zeros(1, 4), K=torch.zeros(2))
     with pytest.raises(TypeError, match="Fastfood has no displacement operators"):
         torchldr.Fastfood.random(3, 4).displacement()
+
+
+@every_class
+@pytest.mark.parametrize("other", [torch.float64, torch.int64, torch.complex64, "meta"])
+def test_errors_for_tensors_of_other_dtypes_and_devices(cls, other):
+    M = cls.random(6, 6, 2 if cls.ranked else None, dtype=torch.float32)
+    for name, t in M.tensors.items():
+        if not (t.dtype == other or (len(M.tensors) == 1 and other in (torch.float64, "meta"))):
+            with pytest.raises(TypeError, match=f"{cls.__name__}: .* must (have dtype|be real floating)"):
+                cls(6, 6, **M.tensors | {name: t.to(other)}, **M.options)
 
 
 def test_repr():

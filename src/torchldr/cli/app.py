@@ -18,6 +18,7 @@ import io
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,16 +34,39 @@ from .printing import say, show, steps
 class _Commands(TyperGroup):
     """Turns an error that a user can mend into one line on stderr and exit code 1."""
 
+    def make_context(self, *args: Any, **more: Any) -> Any:  # prints what --help and --version ask for
+        with _one_line():
+            return super().make_context(*args, **more)
+
     def invoke(self, ctx: Any) -> Any:
-        try:
+        with _one_line(ctx.params.get("traceback")):
             return super().invoke(ctx)
-        except BrokenPipeError:
+
+
+@contextmanager
+def _one_line(traceback: bool | None = False) -> Iterator[None]:
+    try:
+        try:
+            yield
+        finally:
+            _flush()
+    except BrokenPipeError:  # whoever read it has enough, which typer takes for a quiet end
+        raise
+    except (ValueError, TypeError, OSError, ImportError) as error:
+        if traceback:
             raise
-        except (ValueError, TypeError, OSError, ImportError) as error:
-            if ctx.params.get("traceback"):
-                raise
-            say(f"torchldr: {error}")
-            raise typer.Exit(1) from error
+        say(f"torchldr: {error}")
+        raise typer.Exit(1) from error
+
+
+def _flush() -> None:
+    """Write what stdout holds; where it cannot, say so now, and not once more when Python ends."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        with suppress(OSError):
+            sys.stdout.close()
+        raise
 
 
 app = typer.Typer(

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..core.checks import check_int
+from ..core.checks import checked_int
 from ..nn import MatrixStack
 from ..timing import minimum_seconds
 from .candidates import Weight
@@ -37,7 +37,7 @@ class Bytes:
     amount: int
 
     def __post_init__(self) -> None:
-        check_int("Bytes", "amount", self.amount)
+        object.__setattr__(self, "amount", checked_int("Bytes", "amount", self.amount))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.checks import check_int
+from ..core.checks import checked_int
 from ..matrices import StructuredMatrix, get_structure, structures
 
 _FORM = '{"name or pattern": {"structure": "ldr_sd", "rank": 4, "options": {}}, ..}'
@@ -44,11 +44,11 @@ class Structure:
         if not isinstance(name, str):
             raise TypeError(f"Structure: name must be a str, got {name!r}.")
         cls = get_structure(name)
-        cls.check_options(options)
+        options = {name: value for name, value in cls.check_options(options).items() if name in options}
         if rank is not None and not cls.ranked:
             raise ValueError(f"Structure: {name!r} has no rank, got rank={rank}.")
         if rank is not None:
-            check_int("Structure", "rank", rank)
+            rank = checked_int("Structure", "rank", rank)
         object.__setattr__(self, "name", name)
         object.__setattr__(self, "rank", 1 if rank is None and cls.ranked else rank)
         object.__setattr__(self, "items", tuple(sorted(options.items())))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from numbers import Integral
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,10 +15,19 @@ def check_model(who: str, model: object) -> None:
         raise TypeError(f"{who}: model must be an nn.Module, got {type(model).__name__}.")
 
 
-def check_int(
+def as_int(value: Any) -> Any:
+    """An integer of another kind, such as one of NumPy, as an int; everything else as it is.
+
+    Integers of few bits would overflow in products of sizes, and JSON holds no others than Python's.
+    """
+    return value if isinstance(value, bool) or not isinstance(value, Integral) else int(value)
+
+
+def checked_int(
     who: str, name: str, value: object, least: int = 1, most: int | None = None, why: str = ""
-) -> None:
+) -> int:
     """An int of at least `least`, and at most `most`; `why` explains the bound."""
+    value = as_int(value)
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"{who}: {name} must be an int, got {value!r}.")
     if most is None and value < least:
@@ -24,13 +35,14 @@ def check_int(
     if most is not None and not least <= value <= most:
         bound = f"{most} ({why})" if why else most
         raise ValueError(f"{who}: {name} must be between {least} and {bound}, got {value}.")
+    return value
 
 
 def check_cut(who: str, name: str, value: object, out_features: int, in_features: int) -> None:
     """An option that cuts a matrix into parts: from 1 to its larger side, or None for the default."""
     if value is not None:
         why = f"the larger of out_features={out_features} and in_features={in_features}"
-        check_int(who, name, value, most=max(out_features, in_features), why=why)
+        checked_int(who, name, value, most=max(out_features, in_features), why=why)
 
 
 def check_flags(who: str, **flags: object) -> None:

@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from . import costs, stacks
-from .checks import check_int
+from .checks import as_int, checked_int
 from .dense_route import by_columns, own_route
 from .linear_map import LinearMap
 from .products import Matrix, Product
@@ -240,7 +240,7 @@ class Contract(LinearMap):
                 named = (a.name for a in arguments if a.kind not in (a.VAR_POSITIONAL, a.VAR_KEYWORD))
                 listed = {**known, **dict.fromkeys(named)}
                 raise TypeError(f"{(layer or cls).__name__}: unknown keyword {key!r}{near(key, listed)}.")
-        chosen = {**known, **options}
+        chosen = {key: as_int(value) for key, value in {**known, **options}.items()}
         for key, value in chosen.items():
             if value is inspect.Parameter.empty:
                 raise TypeError(f"{cls.__name__}: the option {key!r} must be given.")
@@ -256,15 +256,23 @@ class Contract(LinearMap):
         who: str | None = None,
     ) -> dict[str, tuple[int, ...]]:
         """The parameter shapes, after checking sizes and rank."""
+        out_features, in_features, rank = cls.checked_sizes(out_features, in_features, rank, who)
+        return cls.parameter_shapes(out_features, in_features, rank or 1, **options)
+
+    @classmethod
+    def checked_sizes(
+        cls, out_features: int, in_features: int, rank: int | None, who: str | None = None
+    ) -> tuple[int, int, int | None]:
+        """The sizes and the rank as ints of Python, or an error."""
         who = who or cls.__name__
-        check_int(who, "out_features", out_features)
-        check_int(who, "in_features", in_features)
+        out_features = checked_int(who, "out_features", out_features)
+        in_features = checked_int(who, "in_features", in_features)
         if rank is not None and not cls.ranked:
             raise ValueError(f"{who}: the structure {cls.name!r} has no rank, got rank={rank}.")
         if rank is not None:
             why = f"the smaller of out_features={out_features} and in_features={in_features}"
-            check_int(who, "rank", rank, most=min(out_features, in_features), why=why)
-        return cls.parameter_shapes(out_features, in_features, rank or 1, **options)
+            rank = checked_int(who, "rank", rank, most=min(out_features, in_features), why=why)
+        return out_features, in_features, rank
 
 
 @cache

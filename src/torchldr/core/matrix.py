@@ -47,10 +47,14 @@ class StructuredMatrix(Contract):
         options = cls.check_options({k: v for k, v in fields.items() if not isinstance(v, Tensor)})
         tensors = {k: v for k, v in fields.items() if isinstance(v, Tensor)}
         rank = tensors["G"].shape[-2] if cls.ranked and "G" in tensors and tensors["G"].ndim > 1 else 1
-        shapes = cls.check_shapes(out_features, in_features, rank if cls.ranked else None, options)
+        out_features, in_features, _ = cls.checked_sizes(
+            out_features, in_features, rank if cls.ranked else None
+        )
+        shapes = cls.parameter_shapes(out_features, in_features, rank, **options)
         if missing := [name for name in shapes if name not in tensors]:
             raise TypeError(f"{cls.__name__}: missing tensor{'s' * (len(missing) > 1)} {', '.join(missing)}.")
         first = tensors[next(iter(shapes))]
+        check_dtype(cls.__name__, first.dtype)
         constants = cls.constants(
             out_features, in_features, rank, dtype=first.dtype, device=first.device, **options
         )
@@ -72,6 +76,12 @@ class StructuredMatrix(Contract):
                 raise ValueError(
                     f"{cls.__name__}: {key} must have shape {shape} for {out_features} x "
                     f"{in_features}, got {tuple(tensors[key].shape)}."
+                )
+            given, like = tensors[key], constants.get(key, first)
+            if (given.dtype, given.device) != (like.dtype, like.device):
+                raise TypeError(
+                    f"{cls.__name__}: {key} must have dtype {like.dtype} on {like.device}, beside the "
+                    f"{first.dtype} of {next(iter(shapes))}, got {given.dtype} on {given.device}."
                 )
         for key in cls.drawn:
             if key in constants and key not in tensors:
@@ -158,7 +168,8 @@ class StructuredMatrix(Contract):
     ) -> Self:
         """A random member of the class, of nn.Linear's scale, its operators drawn too."""
         options = cls.check_options(options)
-        shapes = cls.check_shapes(out_features, in_features, rank, options)
+        out_features, in_features, rank = cls.checked_sizes(out_features, in_features, rank)
+        shapes = cls.parameter_shapes(out_features, in_features, rank or 1, **options)
         dtype, device = dtype or torch.get_default_dtype(), device or torch.get_default_device()
         check_dtype(cls.__name__, dtype)
         constants = cls.constants(

@@ -6,7 +6,7 @@ from typing import cast
 
 from torch import nn
 
-from ..core.checks import check_int
+from ..core.checks import as_int, checked_int
 from ..matrices.classical.convolution import Axis, ConvolutionMatrix
 
 
@@ -46,12 +46,13 @@ def conv_to_matrix(conv: nn.Conv1d | nn.Conv2d, height: int, width: int | None =
         sizes: tuple[int, ...] = (height,)
     else:
         sizes = (height, height if width is None else width)
+    sizes = tuple(map(as_int, sizes))
     for name, size in zip(("height", "width"), sizes, strict=False):
         if not isinstance(size, int):
             raise TypeError(
                 f"{who}: {name} must be an int, got {size!r}; a width comes as an argument of its own."
             )
-        check_int(who, name, size)
+        checked_int(who, name, size)
     parts = zip(sizes, conv.kernel_size, conv.stride, conv.dilation, _padding(conv), strict=True)
     axes = [Axis(size, kernel, stride, dilation, *around) for size, kernel, stride, dilation, around in parts]
     for axis in axes:

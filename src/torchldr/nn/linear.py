@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from ..core.checks import check_choices, check_flags
+from ..core.checks import as_int, check_choices, check_flags
 from ..core.products import check_input
 from ..core.routes import Call, RouteTable
 from ..matrices import StructuredMatrix
@@ -168,7 +168,7 @@ class StructuredLinear(StructuredParameters, PlannedLayer):
         The layer's mode counts: in `eval()` and without gradients the matrix is kept, and what a route
         prepares costs nothing. The table's `note` says why no plan is kept, or what else makes calls wait.
         """
-        matrix = self.matrix()
+        x, matrix = as_int(x), self.matrix()
         if isinstance(x, int):
             x = torch.empty(x, self.in_features, dtype=matrix.dtype, device=matrix.device)
         call = matrix.call(x, kept=self._why_no_plan(matrix) is None)

@@ -45,10 +45,11 @@ class StructuredParameters(nn.Module):
         super().__init__()
         layer = layer or type(self)
         who = layer.__name__
-        self.leading, self.in_features, self.out_features = tuple(leading), in_features, out_features
         self.structure = get_structure(structure)
         self.options = self.structure.check_options(options or {}, layer)
-        shapes = self.structure.check_shapes(out_features, in_features, rank, self.options, who)
+        sizes = self.structure.checked_sizes(out_features, in_features, rank, who)
+        self.leading, (self.out_features, self.in_features, rank) = tuple(leading), sizes
+        shapes = self.structure.check_shapes(*sizes, self.options, who)
         self.rank = (rank or 1) if self.structure.ranked else None
         dtype = dtype or torch.get_default_dtype()
         check_dtype(who, dtype)

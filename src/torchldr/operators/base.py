@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..core.checks import check_int
+from ..core.checks import checked_int
 from ..core.linear_map import LinearMap
 from ..core.products import check_size
 from ..core.rules import family
@@ -26,8 +26,7 @@ class Operator(LinearMap):
     """A square matrix with a product in O(n), shape (n, n)."""
 
     def __init__(self, n: int) -> None:
-        check_int(type(self).__name__, "n", n)
-        self.n = self.out_features = self.in_features = n
+        self.n = self.out_features = self.in_features = checked_int(type(self).__name__, "n", n)
 
     # What an operator says of itself.
 
@@ -165,8 +164,8 @@ class Power(Operator):
     made_of = ("of",)
 
     def __init__(self, of: Operator, p: int) -> None:
-        check_int("Power", "p", p, 0, why="A ** -1 takes the inverse where it is sparse")
-        self.of, self.p = of, p
+        self.of = of
+        self.p = checked_int("Power", "p", p, 0, why="A ** -1 takes the inverse where it is sparse")
         super().__init__(of.n)
 
     def _matmul(self, x: Tensor) -> Tensor:

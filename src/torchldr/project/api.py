@@ -69,7 +69,8 @@ def from_dense(
     chosen = cls.check_options({name: value for name, value in options.items() if name not in given})
     if rank is None and cls.ranked:
         rank = 1
-    cls.check_shapes(m, n, rank, chosen, who)
+    m, n, rank = cls.checked_sizes(m, n, rank, who)
+    cls.parameter_shapes(m, n, rank or 1, **chosen)  # checks the options
     if not (isinstance(effort, int | float) and math.isfinite(effort) and effort > 0):
         raise ValueError(f"{who}: effort must be a positive number, got {effort!r}.")
     root = _root(who, activations, n)

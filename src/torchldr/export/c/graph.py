@@ -254,10 +254,11 @@ def _elementwise(function: str, kernel: str) -> Callable[..., Value]:
 
 
 def _softmax(t: Tracer, node: Any, x: Value, dim: int, *rest: Any) -> Value:
-    if math.prod(x.shape[dim:][1:] if dim != -1 else ()) != 1:
+    shape = x.shape or (1,)
+    if math.prod(shape[dim:][1:] if dim != -1 else ()) != 1:
         raise _refused(node, "must be over the last axis.")
     t.source.use("softmax")
-    n = x.shape[dim]
+    n = shape[dim]
     return t.step(f"softmax({{0}}, {{y}}, {x.size // n}, {n});", [x], x.shape, elementwise=True)
 
 

@@ -131,7 +131,7 @@ def same_node(nodes: Tensor) -> Tensor:
     q + 1 is how often the most frequent node occurs.
     """
     n = nodes.shape[0]
-    _, found, how_often = np.unique(nodes.cpu().numpy(), return_inverse=True, return_counts=True)
+    _, found, how_often = np.unique(nodes.numpy(force=True), return_inverse=True, return_counts=True)
     group, counts = torch.from_numpy(found).to(nodes.device), torch.from_numpy(how_often).to(nodes.device)
     members = group.argsort(stable=True)
     start, count = (counts.cumsum(0) - counts)[group], counts[group]

@@ -33,7 +33,7 @@ from torch.nn.functional import conv1d, conv2d, conv_transpose1d, conv_transpose
 
 from ...algebra.known import Operators
 from ...algebra.members import opposite_shifts, shift
-from ...core.checks import check_choices, check_int, checked_vector
+from ...core.checks import check_choices, checked_int, checked_vector
 from ...functional.fft import fast_length
 from ...operators import BlockDiagonal, Operator
 from .base import ClassicalMatrix
@@ -59,7 +59,7 @@ def convolution1d(taps: Tensor, n: int, mode: str = "full") -> Toeplitz:
     """
     taps = checked_vector(taps, "convolution1d", "taps")
     check_choices("convolution1d", mode=(mode, MODES))
-    check_int("convolution1d", "n", n)
+    n = checked_int("convolution1d", "n", n)
     f = taps.shape[0]
     size = {"full": n + f - 1, "same": max(n, f), "valid": max(n, f) - min(n, f) + 1}[mode]
     start = {"full": 0, "same": (min(n, f) - 1) // 2, "valid": min(n, f) - 1}[mode]

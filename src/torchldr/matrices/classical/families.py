@@ -22,7 +22,7 @@ from torch import Tensor
 from ...algebra.known import Operators
 from ...algebra.members import opposite_shifts, shift
 from ...core import costs
-from ...core.checks import check_int, checked_vector
+from ...core.checks import checked_int, checked_vector
 from ...core.routes import Call, is_traced
 from ...functional import circulant_blocks
 from ...functional.cauchy import cauchy_matmul, cauchy_reference
@@ -156,8 +156,8 @@ class Vandermonde(ClassicalMatrix):
     def __init__(self, nodes: Tensor, columns: int | None = None) -> None:
         self.nodes = checked_vector(nodes, "Vandermonde", "nodes")
         self.out_features = nodes.shape[0]
-        self.in_features = self.out_features if columns is None else columns
-        check_int("Vandermonde", "columns", self.in_features)
+        columns = self.out_features if columns is None else columns
+        self.in_features = checked_int("Vandermonde", "columns", columns)
 
     def to_dense(self) -> Tensor:
         return vandermonde_reference(self.nodes, self.in_features)

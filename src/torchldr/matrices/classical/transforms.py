@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ...algebra.known import Operators
-from ...core.checks import check_int, checked_vector
+from ...core.checks import checked_int, checked_vector
 from ...functional.orthogonal import cosine_transform, inverse_cosine_transform
 from ...functional.vandermonde import chebyshev_points
 from ...operators import Diagonal, Tridiagonal
@@ -58,7 +58,7 @@ class DFT(Vandermonde):
             raise ValueError(f"DFT: scale must be None, 'sqrtn' or 'n', got {scale!r}.")
         if orthonormal and scale == "n":
             raise ValueError("DFT: orthonormal=True is scale='sqrtn', got scale='n' too.")
-        check_int("DFT", "n", n)
+        n = checked_int("DFT", "n", n)
         if not isinstance(dtype, torch.dtype) or not dtype.is_complex:
             raise TypeError(f"DFT: dtype must be complex, got {dtype!r}.")
         self.out_features = self.in_features = n
@@ -175,7 +175,7 @@ class Chebyshev(OrthogonalPolynomials):
         dtype: torch.dtype = torch.float64,
         device: torch.device | str | None = None,
     ) -> None:
-        check_int(type(self).__name__, "n", n)
+        n = checked_int(type(self).__name__, "n", n)
         self.at_zeros = nodes is None
         nodes = chebyshev_points(n, dtype, _place(device)) if nodes is None else nodes
         a = torch.full((n,), 2.0, dtype=nodes.dtype, device=nodes.device)
@@ -219,7 +219,7 @@ class DCT2(Chebyshev):
         dtype: torch.dtype = torch.float64,
         device: torch.device | str | None = None,
     ) -> None:
-        check_int("DCT2", "n", n)
+        n = checked_int("DCT2", "n", n)
         scale = torch.ones(n, dtype=dtype, device=device)
         if orthonormal:
             scale = scale * math.sqrt(2 / n)
@@ -250,7 +250,7 @@ class Legendre(OrthogonalPolynomials):
         dtype: torch.dtype = torch.float64,
         device: torch.device | str | None = None,
     ) -> None:
-        check_int("Legendre", "n", n)
+        n = checked_int("Legendre", "n", n)
         if nodes is None:
             nodes = torch.from_numpy(np.polynomial.legendre.leggauss(n)[0]).to(_place(device), dtype)
         i = torch.arange(n, dtype=nodes.dtype, device=nodes.device)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...core import costs
-from ...core.checks import check_int
+from ...core.checks import checked_int
 from ...core.dense_route import dense_route, factors_route
 from ...core.matrix import StructuredMatrix
 from ...core.routes import Call
@@ -77,9 +77,9 @@ class Kronecker(StructuredMatrix, name="kronecker"):
         in_blocks: int | None = None,
     ) -> dict[str, tuple[int, ...]]:
         if out_blocks is not None:
-            check_int(cls.__name__, "out_blocks", out_blocks, most=out_features, why="out_features")
+            checked_int(cls.__name__, "out_blocks", out_blocks, most=out_features, why="out_features")
         if in_blocks is not None:
-            check_int(cls.__name__, "in_blocks", in_blocks, most=in_features, why="in_features")
+            checked_int(cls.__name__, "in_blocks", in_blocks, most=in_features, why="in_features")
         a, b, c, d = sizes(out_features, in_features, out_blocks, in_blocks)
         return {"G": (rank, a * c), "H": (rank, b * d)}
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from ...core.checks import check_choices, check_flags, check_int
+from ...core.checks import as_int, check_choices, check_flags, checked_int
 from ...core.products import check_like, is_jit_tracing
 from ...matrices import StructuredMatrix, get_structure
 from ..linear import StructuredLinear
@@ -81,8 +81,8 @@ class StructuredChannels(PlannedLayer):
     ) -> None:
         super().__init__()
         who = "StructuredChannels"
-        check_int(who, "in_channels", in_channels)
-        check_int(who, "out_channels", out_channels)
+        in_channels = checked_int(who, "in_channels", in_channels)
+        out_channels = checked_int(who, "out_channels", out_channels)
         check_choices(who, form=(form, FORMS), init=(init, INITS))
         check_flags(who, bias=bias)
         self.in_channels, self.out_channels, self.form, self.init = in_channels, out_channels, form, init
@@ -202,7 +202,7 @@ def _as_block_matrix(grid: Tensor) -> Tensor:
 
 
 def _shape(who: str, name: str, features: int | tuple[int, ...]) -> tuple[int, ...]:
-    shape = features if isinstance(features, tuple) else (features,)
+    shape = tuple(map(as_int, features if isinstance(features, tuple) else (features,)))
     if not shape or any(not isinstance(size, int) or isinstance(size, bool) for size in shape):
         raise TypeError(f"{who}: {name} must be an int or a tuple of ints, got {features!r}.")
     if min(shape) < 1:

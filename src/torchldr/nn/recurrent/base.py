@@ -14,7 +14,7 @@ from torch.backends import mkldnn
 from torch.nn.functional import dropout, linear
 
 from ...core import costs
-from ...core.checks import check_choices, check_flags, check_int
+from ...core.checks import check_choices, check_flags, checked_int
 from ...core.products import autocasts, is_jit_tracing
 from ...core.routes import Call
 from ...matrices import StructuredMatrix, get_structure
@@ -62,10 +62,10 @@ class StructuredRecurrent(PlannedLayer):
     ) -> None:
         super().__init__()
         who = type(self).__name__
-        check_int(who, "input_size", input_size)
-        check_int(who, "hidden_size", hidden_size)
-        check_int(who, "num_layers", num_layers)
-        check_int(who, "proj_size", proj_size, 0)
+        input_size = checked_int(who, "input_size", input_size)
+        hidden_size = checked_int(who, "hidden_size", hidden_size)
+        num_layers = checked_int(who, "num_layers", num_layers)
+        proj_size = checked_int(who, "proj_size", proj_size, 0)
         if proj_size >= hidden_size:
             raise ValueError(f"{who}: proj_size must be below hidden_size={hidden_size}, got {proj_size}.")
         check_flags(who, bias=bias, batch_first=batch_first, bidirectional=bidirectional)

@@ -244,6 +244,28 @@ def test_lora_on_a_compressed_model():
         assert torch.equal(adapted(IDS).logits, before)
     with pytest.raises(ValueError, match="cannot be merged"):
         adapted.merge_and_unload()
+    with torch.no_grad():
+        expected = torchldr.materialize_(adapted)(IDS).logits
+        torch.testing.assert_close(adapted.merge_and_unload()(IDS).logits, expected)
+
+
+@pytest.mark.parametrize("start", ["pissa", "olora", "corda", "loftq", "lora_ga"])
+def test_adapters_that_would_change_a_structured_weight(start):
+    """They wrote to a copy, so that the model gave other numbers."""
+    config = pytest.importorskip("peft").LoraConfig(r=2, target_modules=["q_proj"])
+    config.init_lora_weights = start
+    with pytest.raises(ValueError, match="changes the weight of the layer itself"):
+        torchldr.hf.lora_config(config)
+
+
+def test_layers_with_adapters_are_not_changed():
+    """Adapters were merged into a copy of what the new layer computes, and lost."""
+    peft = pytest.importorskip("peft")
+    adapted = peft.get_peft_model(llama(), peft.LoraConfig(r=2, target_modules=["q_proj"]))
+    with pytest.raises(ValueError, match=r"compress_: .*q_proj has an adapter of peft"):
+        torchldr.compress_(adapted, torchldr.Structure("low_rank", rank=4))
+    with pytest.raises(ValueError, match=r"quantize_: .*q_proj has an adapter of peft"):
+        torchldr.quantize_(adapted)
 
 
 def save(folder, model, **options):

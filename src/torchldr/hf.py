@@ -44,6 +44,7 @@ except ImportError as error:
 
 
 BATCH, TOKENS = 16, 128  # of a text that calibrates
+_STARTS = (True, False, "gaussian", "eva", "orthogonal", "mica")  # of adapters, which leave the layer alone
 
 
 @register_quantization_config(METHOD)
@@ -233,16 +234,26 @@ def _mapped_model(folder: Path) -> Any:
 def lora_config(config: Any) -> Any:
     """A `peft.LoraConfig` that accepts structured layers among its targets.
 
-    The adapter is added to the structured product, as for any layer. It cannot be merged: the sum has no
-    structure. Merge after `torchldr.materialize_`, on dense layers.
+    The adapter is added to the structured product, as for any layer. It cannot be merged, since the sum has
+    no structure: merge after `torchldr.materialize_`. Name the targets: peft's "all-linear" does not count
+    structured layers.
 
     Args:
         config: a LoraConfig; it is changed and returned.
+
+    Raises:
+        ValueError: where `init_lora_weights` would change the layer's own weight, as PiSSA does.
 
     Examples:
         peft.get_peft_model(model, torchldr.hf.lora_config(peft.LoraConfig(target_modules=["q_proj"])))
     """
     from peft.tuners.lora import Linear
+
+    if config.init_lora_weights not in _STARTS:
+        raise ValueError(
+            f"lora_config: init_lora_weights={config.init_lora_weights!r} changes the weight of the layer "
+            f"itself, which a structured layer computes. Take one of {_STARTS}."
+        )
 
     class StructuredLora(Linear):  # type: ignore[misc, unused-ignore]
         """A structured layer and its adapters."""
@@ -252,11 +263,13 @@ def lora_config(config: Any) -> Any:
                 warnings.filterwarnings("ignore", "Unsupported layer type")  # peft, of any layer but its own
                 super().__init__(*args, **kwargs)
 
-        def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
-            raise ValueError(
-                "an adapter of a structured layer cannot be merged: the sum has no structure. Keep it beside "
-                "the layer, or call torchldr.materialize_ before the adapters are added."
-            )
+        def merge(self, *args: Any, **kwargs: Any) -> None:
+            if isinstance(self.get_base_layer(), StructuredLinear):
+                raise ValueError(
+                    "an adapter of a structured layer cannot be merged: the sum has no structure. Keep it "
+                    "beside the layer, or call torchldr.materialize_ first."
+                )
+            super().merge(*args, **kwargs)
 
     config._register_custom_module({StructuredLinear: StructuredLora})
     return config

@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..core.checks import check_model
-from ..core.pretrained import check_undeclared
+from ..core.pretrained import check_unclaimed
 from ..nn.quantize import quantize_
 from ..nn.tensors import add_axes
 from ..version import __version__
@@ -100,7 +100,7 @@ def load_compressed(model: nn.Module, folder: str | os.PathLike[str]) -> nn.Modu
             then as it was.
     """
     check_model(_WHO, model)
-    check_undeclared(_WHO, model)
+    check_unclaimed(_WHO, model)
     path = Path(folder)
     manifest = read_manifest(_WHO, path)
     state = read_tensors(_WHO, path, manifest)

@@ -6,6 +6,7 @@ imported. It stands where transformers keeps how a model is quantized, which has
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -38,8 +39,15 @@ def declare(model: nn.Module, **parts: Callable[[nn.Module], Mapping[str, Any]])
             del config.quantization_config
 
 
-def check_undeclared(who: str, model: nn.Module) -> None:
-    """An error for a model that another method has quantized: it could not be saved as both."""
+def check_unclaimed(who: str, model: nn.Module) -> None:
+    """Errors for a model that another method has quantized, and for layers that have adapters of peft."""
+    tuners = sys.modules.get("peft.tuners.tuners_utils")  # where nobody has imported it, there are none
+    for name, module in model.named_modules():
+        if tuners is not None and isinstance(module, tuners.BaseTunerLayer):
+            raise ValueError(
+                f"{who}: {name} has an adapter of peft, which could not be merged into a changed layer. Call "
+                "merge_and_unload() first, or add adapters afterwards."
+            )
     for owner in _owners(model):
         if (method := _method(_said(owner))) not in (None, METHOD, _READ_AS_DENSE):
             raise ValueError(

@@ -11,7 +11,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils import parametrize
 
 from ..core.checks import check_model
-from ..core.pretrained import check_undeclared, declare
+from ..core.pretrained import check_unclaimed, declare
 from ..core.storage import FLOAT, INT8, Rounded, Storage, rounded, straight_through
 from .parameters import StructuredParameters
 from .recurrent.base import StructuredRecurrent
@@ -108,7 +108,7 @@ def quantize_(
 
     The integers are what the model holds: they move, are saved by `state_dict` and loaded again into a model
     that `quantize_` has prepared, and take a quarter of the memory. Weights are multiplied out when used.
-    They are not trained any more.
+    They are not trained any more, and what is written to them is lost, as when peft merges an adapter.
 
     Args:
         model: changed in place. Rounding twice is rounding once.
@@ -121,8 +121,8 @@ def quantize_(
         The model.
 
     Raises:
-        ValueError: for a weight that is not finite, or computed as by pruning, or a Hugging Face model that
-            another method has quantized; the model is then as it was.
+        ValueError: for a weight that is not finite, computed as by pruning, quantized by another method of
+            transformers, or with an adapter of peft; the model is then as it was.
 
     Examples:
         >>> from torchldr import StructuredLinear
@@ -133,7 +133,7 @@ def quantize_(
         9436
     """
     check_model("quantize_", model)
-    check_undeclared("quantize_", model)
+    check_unclaimed("quantize_", model)
     others = [module for module in model.modules() if where is None and not any(weights_of(module))]
     elsewhere = {p for module in others for p in module._parameters.values()}
     todo = [

@@ -258,6 +258,32 @@ def test_adapters_that_would_change_a_structured_weight(start):
         torchldr.hf.lora_config(config)
 
 
+def test_offloaded_weights_are_not_changed():
+    """Integers and dense weights were made on the meta device, and the model gave other numbers."""
+    accelerate = pytest.importorskip("accelerate")
+    model = llama()
+    torchldr.compress_(model, {"*q_proj": torchldr.Structure("low_rank", rank=4)})
+    accelerate.cpu_offload(model, execution_device="cpu")
+    expected = model(IDS).logits
+    for change in (torchldr.quantize_, torchldr.materialize_):
+        with pytest.raises(ValueError, match=r"_: the weights of .* are offloaded"):
+            change(model)
+    assert torch.equal(model(IDS).logits, expected)
+
+
+def test_rounded_layers_may_lie_on_a_disk(tmp_path):
+    """The constants of Cauchy-like layers were on the meta device, where the integers lie between calls."""
+    model = bert()
+    torchldr.compress_(model, PLAN)
+    torchldr.quantize_(model)
+    model.save_pretrained(tmp_path)
+    places = {"embeddings": "cpu", "encoder": "disk", "pooler": "cpu"}
+    again = transformers.AutoModel.from_pretrained(tmp_path, device_map=places, offload_folder=tmp_path / "o")
+    with torch.no_grad():
+        for _ in range(2):
+            assert torch.equal(again(IDS).last_hidden_state, model(IDS).last_hidden_state)
+
+
 def test_layers_with_adapters_are_not_changed():
     """Adapters were merged into a copy of what the new layer computes, and lost."""
     peft = pytest.importorskip("peft")

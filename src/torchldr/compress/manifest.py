@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from ..core.pretrained import declare
+from ..core.pretrained import check_present, declare
 from ..matrices import Projection
 from ..nn import MatrixStack, StructuredLinear
 from ..nn.parameters import describe
@@ -199,6 +199,7 @@ def materialize_(model: nn.Module) -> nn.Module:
         The model.
     """
     check_unwrapped("materialize_", model)
+    check_present("materialize_", model)
     if isinstance(model, REPLACED):
         raise ValueError(
             f"materialize_: the model is itself a {type(model).__name__}, which cannot be replaced in place; "

@@ -57,6 +57,15 @@ def check_unclaimed(who: str, model: nn.Module) -> None:
             )
 
 
+def check_present(who: str, model: nn.Module) -> None:
+    """An error for weights that accelerate keeps elsewhere, and lends to each call: changes would be lost."""
+    for name, module in model.named_modules():
+        if "_hf_hook" in vars(module) and any(p.is_meta for p in module.parameters(recurse=False)):
+            raise ValueError(
+                f"{who}: the weights of {name} are offloaded by accelerate; load the model without that."
+            )
+
+
 def _owners(model: nn.Module) -> Iterator[Any]:
     """The models of transformers that are not within another."""
     if hasattr(type(model), "base_model_prefix") and hasattr(model, "config"):

@@ -11,7 +11,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils import parametrize
 
 from ..core.checks import check_model
-from ..core.pretrained import check_unclaimed, declare
+from ..core.pretrained import check_present, check_unclaimed, declare
 from ..core.storage import FLOAT, INT8, Rounded, Storage, rounded, straight_through
 from .parameters import StructuredParameters
 from .recurrent.base import StructuredRecurrent
@@ -122,7 +122,7 @@ def quantize_(
 
     Raises:
         ValueError: for a weight that is not finite, computed as by pruning, quantized by another method of
-            transformers, or with an adapter of peft; the model is then as it was.
+            transformers, offloaded, or with an adapter of peft; the model is then as it was.
 
     Examples:
         >>> from torchldr import StructuredLinear
@@ -134,6 +134,7 @@ def quantize_(
     """
     check_model("quantize_", model)
     check_unclaimed("quantize_", model)
+    check_present("quantize_", model)
     others = [module for module in model.modules() if where is None and not any(weights_of(module))]
     elsewhere = {p for module in others for p in module._parameters.values()}
     todo = [

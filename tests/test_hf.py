@@ -163,6 +163,17 @@ def test_rounded_heads_come_back(tmp_path, tied):
     assert torch.equal(model(IDS).logits, again(IDS).logits)
 
 
+@pytest.mark.parametrize("change", [torchldr.quantize_, lambda m: torchldr.compress_(m, PLAN)])
+def test_layers_that_others_changed_later(tmp_path, change):
+    """Their tensors came back as what was in memory, and only a table of transformers said so."""
+    model = bert()
+    change(model)
+    model.pooler.dense = torch.nn.Linear(64, 64)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"does not fit the tensors: pooler\.dense\..* is not among them"):
+        transformers.AutoModel.from_pretrained(tmp_path)
+
+
 def test_what_holds_or_loads_a_model_declares_its_layers(tmp_path):
     """Only `compress_` on the model itself did."""
     holder = torch.nn.ModuleDict({"bert": bert()})

@@ -90,13 +90,21 @@ class TorchldrQuantizer(HfQuantizer):  # type: ignore[misc, unused-ignore]
         kinds = dict(_found(model, self.quantization_config.rounded).values())
         quantize_(model, where=lambda _, module: kinds.get(module) == "integers")
         quantize_(model, training=True, where=lambda _, module: kinds.get(module) == "training")
-        tied = model.all_tied_weights_keys
-        for key in [key for key in tied if model.get_submodule(key.rpartition(".")[0]) in kinds]:
-            del tied[key]  # a head that was rounded, and its embedding not
+        for key in list(tied := model.all_tied_weights_keys):
+            owner, _, name = key.rpartition(".")
+            if (module := model.get_submodule(owner)) in kinds and name not in module._parameters:
+                del tied[key]  # a head that was rounded, and its embedding not
         return model
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
-        for module in model.modules():
+        for name, module in model.named_modules():
+            if isinstance(module, StructuredParameters | parametrize.ParametrizationList):
+                for leaf, p in module.named_parameters(name, recurse=False):
+                    if not (p.is_meta or getattr(p, "_is_hf_initialized", False) or leaf.endswith(".bias")):
+                        raise ValueError(
+                            f"config.json does not fit the tensors: {leaf} is not among them. The layer was "
+                            "changed in other ways after `compress_` or `quantize_`."
+                        )
             if isinstance(module, StructuredParameters):
                 module._fill_constants()  # transformers gives memory to unsaved buffers, and no numbers
             elif isinstance(module, parametrize.ParametrizationList) and isinstance(module[-1], Quantized):

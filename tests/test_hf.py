@@ -125,6 +125,82 @@ def test_dense_layers_again_are_saved_as_such(tmp_path):
     assert same(model, again)
 
 
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("plan", [None, PLAN])
+def test_rounded_layers_come_back_bit_for_bit(tmp_path, plan, training):
+    """They came back with new random weights, and only a table of transformers said so."""
+    model = bert()
+    if plan:
+        torchldr.compress_(model, plan)
+    torchldr.quantize_(model, training=training)
+    model.save_pretrained(tmp_path)
+    again = transformers.AutoModel.from_pretrained(tmp_path)
+    assert same(model, again)
+    with torch.no_grad():
+        assert torch.equal(model(IDS).last_hidden_state, again(IDS).last_hidden_state)
+    learned = [name for name, p in model.named_parameters() if p.requires_grad]
+    assert [name for name, p in again.named_parameters() if p.requires_grad] == learned
+    again = again.dequantize()
+    again.save_pretrained(tmp_path / "float")
+    third = transformers.AutoModel.from_pretrained(tmp_path / "float")
+    assert type(third.encoder.layer[0].intermediate.dense) is torch.nn.Linear
+    with torch.no_grad():
+        expected = model(IDS).last_hidden_state
+        torch.testing.assert_close(third(IDS).last_hidden_state, expected, rtol=0.1 * training, atol=1e-4)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_rounded_heads_come_back(tmp_path, tied):
+    model = llama(tied)
+    torchldr.quantize_(model)
+    assert (model.lm_head.weight is model.model.embed_tokens.weight) is tied
+    model.save_pretrained(tmp_path / "all")
+    assert same(model, transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "all"))
+    torchldr.quantize_(model, where=lambda name, module: name == "lm_head")
+    model.save_pretrained(tmp_path / "head")
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "head")
+    assert same(model, again)
+    assert torch.equal(model(IDS).logits, again(IDS).logits)
+
+
+@pytest.mark.parametrize("change", [torchldr.quantize_, lambda m: torchldr.compress_(m, PLAN)])
+def test_layers_that_others_changed_later(tmp_path, change):
+    """Their tensors came back as what was in memory, and only a table of transformers said so."""
+    model = bert()
+    change(model)
+    model.pooler.dense = torch.nn.Linear(64, 64)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"does not fit the tensors: pooler\.dense\..* is not among them"):
+        transformers.AutoModel.from_pretrained(tmp_path)
+
+
+def test_what_holds_or_loads_a_model_declares_its_layers(tmp_path):
+    """Only `compress_` on the model itself did."""
+    holder = torch.nn.ModuleDict({"bert": bert()})
+    torchldr.compress_(holder, PLAN)
+    torchldr.save_compressed(holder["bert"], tmp_path / "ours")
+    for i, model in enumerate((holder["bert"], torchldr.load_compressed(bert(), tmp_path / "ours"))):
+        model.save_pretrained(tmp_path / str(i))
+        assert same(model, transformers.AutoModel.from_pretrained(tmp_path / str(i)))
+
+
+@pytest.mark.parametrize("kind", [dict, transformers.BitsAndBytesConfig])
+def test_another_quantization_is_not_overwritten(tmp_path, kind):
+    model = bert()
+    torchldr.save_compressed(model, tmp_path)
+    model.config.quantization_config = said = kind(quant_method="bitsandbytes")
+    structure = torchldr.Structure("low_rank", rank=4)
+    for change in (
+        lambda: torchldr.compress_(model, structure),
+        lambda: torchldr.quantize_(model),
+        lambda: torchldr.load_compressed(model, tmp_path),
+    ):
+        with pytest.raises(ValueError, match=r"quantized by bitsandbytes.*dequantize"):
+            change()
+        assert model.config.quantization_config is said
+        assert type(model.pooler.dense) is torch.nn.Linear
+
+
 def test_a_model_that_was_read_from_gguf_can_be_saved(tmp_path):
     """transformers makes its weights dense, and forbids to save them under the quantization they had."""
     quantizer = pytest.importorskip("transformers.quantizers.quantizer_gguf").GgufHfQuantizer
@@ -150,6 +226,11 @@ def test_a_config_that_does_not_fit(tmp_path):
     with pytest.raises(ValueError, match="version 99"):
         transformers.AutoModel.from_pretrained(tmp_path)
     layers = config["quantization_config"]["layers"]
+    layers["encoder.layer.7"] = layers["encoder.layer.0.attention.self.query"]
+    file.write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"no layer encoder\.layer\.7"):
+        transformers.AutoModel.from_pretrained(tmp_path)
+    del layers["encoder.layer.7"]
     layers["encoder.layer.0.attention.self.query"]["shape"] = [3, 5]
     file.write_text(json.dumps(config))
     with pytest.raises(ValueError, match=r"query.*\[3, 5\]"):
@@ -174,6 +255,54 @@ def test_lora_on_a_compressed_model():
         assert torch.equal(adapted(IDS).logits, before)
     with pytest.raises(ValueError, match="cannot be merged"):
         adapted.merge_and_unload()
+    with torch.no_grad():
+        expected = torchldr.materialize_(adapted)(IDS).logits
+        torch.testing.assert_close(adapted.merge_and_unload()(IDS).logits, expected)
+
+
+@pytest.mark.parametrize("start", ["pissa", "olora", "corda", "loftq", "lora_ga"])
+def test_adapters_that_would_change_a_structured_weight(start):
+    """They wrote to a copy, so that the model gave other numbers."""
+    config = pytest.importorskip("peft").LoraConfig(r=2, target_modules=["q_proj"])
+    config.init_lora_weights = start
+    with pytest.raises(ValueError, match="changes the weight of the layer itself"):
+        torchldr.hf.lora_config(config)
+
+
+def test_offloaded_weights_are_not_changed():
+    """Integers and dense weights were made on the meta device, and the model gave other numbers."""
+    accelerate = pytest.importorskip("accelerate")
+    model = llama()
+    torchldr.compress_(model, {"*q_proj": torchldr.Structure("low_rank", rank=4)})
+    accelerate.cpu_offload(model, execution_device="cpu")
+    expected = model(IDS).logits
+    for change in (torchldr.quantize_, torchldr.materialize_):
+        with pytest.raises(ValueError, match=r"_: the weights of .* are offloaded"):
+            change(model)
+    assert torch.equal(model(IDS).logits, expected)
+
+
+def test_rounded_layers_may_lie_on_a_disk(tmp_path):
+    """The constants of Cauchy-like layers were on the meta device, where the integers lie between calls."""
+    model = bert()
+    torchldr.compress_(model, PLAN)
+    torchldr.quantize_(model)
+    model.save_pretrained(tmp_path)
+    places = {"embeddings": "cpu", "encoder": "disk", "pooler": "cpu"}
+    again = transformers.AutoModel.from_pretrained(tmp_path, device_map=places, offload_folder=tmp_path / "o")
+    with torch.no_grad():
+        for _ in range(2):
+            assert torch.equal(again(IDS).last_hidden_state, model(IDS).last_hidden_state)
+
+
+def test_layers_with_adapters_are_not_changed():
+    """Adapters were merged into a copy of what the new layer computes, and lost."""
+    peft = pytest.importorskip("peft")
+    adapted = peft.get_peft_model(llama(), peft.LoraConfig(r=2, target_modules=["q_proj"]))
+    with pytest.raises(ValueError, match=r"compress_: .*q_proj has an adapter of peft"):
+        torchldr.compress_(adapted, torchldr.Structure("low_rank", rank=4))
+    with pytest.raises(ValueError, match=r"quantize_: .*q_proj has an adapter of peft"):
+        torchldr.quantize_(adapted)
 
 
 def save(folder, model, **options):

@@ -21,16 +21,19 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 
 from .compress import CompressionReport, compress_, materialize_
 from .compress.checkpoint.files import PICKLES, TensorFiles
 from .compress.checkpoint.storage import check_target, new_folder, unfinished
 from .compress.layers import replace_modules
-from .compress.manifest import METHOD, VERSION, Entry, build
+from .compress.manifest import Entry, build
 from .compress.pieces import Pieces
 from .compress.selection import Spec
+from .core.pretrained import METHOD, VERSIONS
 from .nn import StructuredLinear
 from .nn.parameters import StructuredParameters
+from .nn.quantize import Quantized, quantize_, unquantize_
 
 try:
     from transformers.quantizers.auto import register_quantization_config, register_quantizer
@@ -41,19 +44,26 @@ except ImportError as error:
 
 
 BATCH, TOKENS = 16, 128  # of a text that calibrates
+_STARTS = (True, False, "gaussian", "eva", "orthogonal", "mica")  # of adapters, which leave the layer alone
 
 
 @register_quantization_config(METHOD)
 class TorchldrConfig(QuantizationConfigMixin):  # type: ignore[misc, unused-ignore]
-    """Which layers of a model are structured, as `compress_` writes it: entries of the manifest by name."""
+    """Which layers of a model are structured and which are rounded, as `compress_` and `quantize_` write."""
 
-    def __init__(self, layers: Mapping[str, Entry], version: int = VERSION, **kwargs: Any) -> None:
-        if version != VERSION:
+    def __init__(
+        self,
+        layers: Mapping[str, Entry],
+        version: int = VERSIONS[0],
+        rounded: Mapping[str, str] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if version not in VERSIONS:
             raise ValueError(
-                f"config.json: a torchldr format of version {version!r}, this torchldr reads {VERSION}."
+                f"config.json: a torchldr format of version {version!r}, this torchldr reads {VERSIONS}."
             )
         self.quant_method = METHOD
-        self.version, self.layers = version, dict(layers)
+        self.version, self.layers, self.rounded = version, dict(layers), dict(rounded or {})
 
 
 @register_quantizer(METHOD)
@@ -69,27 +79,40 @@ class TorchldrQuantizer(HfQuantizer):  # type: ignore[misc, unused-ignore]
             )
 
     def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> Any:
-        modules = dict(model.named_modules(remove_duplicate=False))
         made: dict[nn.Module, nn.Module] = {}
-        for name, entry in self.quantization_config.layers.items():
-            old = _find(model, modules, name)
-            if old is None:
-                continue  # of a head that this model does not have
+        for name, (old, entry) in _found(model, self.quantization_config.layers).items():
             with torch.device("meta"):
                 try:
                     made[old] = build(old, entry)
                 except (KeyError, TypeError, ValueError) as error:
                     raise ValueError(f"config.json does not fit the model at {name}: {error}") from None
         replace_modules(model, made)
+        kinds = dict(_found(model, self.quantization_config.rounded).values())
+        quantize_(model, where=lambda _, module: kinds.get(module) == "integers")
+        quantize_(model, training=True, where=lambda _, module: kinds.get(module) == "training")
+        for key in list(tied := model.all_tied_weights_keys):
+            owner, _, name = key.rpartition(".")
+            if (module := model.get_submodule(owner)) in kinds and name not in module._parameters:
+                del tied[key]  # a head that was rounded, and its embedding not
         return model
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
-        for module in model.modules():
+        for name, module in model.named_modules():
+            if isinstance(module, StructuredParameters | parametrize.ParametrizationList):
+                for leaf, p in module.named_parameters(name, recurse=False):
+                    if not (p.is_meta or getattr(p, "_is_hf_initialized", False) or leaf.endswith(".bias")):
+                        raise ValueError(
+                            f"config.json does not fit the tensors: {leaf} is not among them. The layer was "
+                            "changed in other ways after `compress_` or `quantize_`."
+                        )
             if isinstance(module, StructuredParameters):
                 module._fill_constants()  # transformers gives memory to unsaved buffers, and no numbers
+            elif isinstance(module, parametrize.ParametrizationList) and isinstance(module[-1], Quantized):
+                module.requires_grad_(False)  # as what is loaded is not
         return model
 
     def _dequantize(self, model: Any, dtype: Any = None) -> Any:
+        unquantize_(model)
         return materialize_(model)
 
     def is_serializable(self, **kwargs: Any) -> bool:
@@ -108,13 +131,21 @@ class TorchldrQuantizer(HfQuantizer):  # type: ignore[misc, unused-ignore]
         return True
 
 
-def _find(model: Any, modules: Mapping[str, nn.Module], name: str) -> nn.Module | None:
-    """A layer by its name, whether the folder or the model has a head around the base model."""
+def _found(model: Any, entries: Mapping[str, Any]) -> dict[str, tuple[nn.Module, Any]]:
+    """The layers of a model that a folder has entries for, and the entries, by name.
+
+    The folder or the model may have a head around the base model, with entries that find no layer.
+    """
+    modules = dict(model.named_modules(remove_duplicate=False))
     prefix = getattr(model, "base_model_prefix", "")
-    for known in (name, f"{prefix}.{name}", name.removeprefix(f"{prefix}.")):
-        if known in modules:
-            return modules[known]
-    return None
+    found = {}
+    for name, entry in entries.items():
+        known = [key for key in (name, f"{prefix}.{name}", name.removeprefix(f"{prefix}.")) if key in modules]
+        if known:
+            found[name] = modules[known[0]], entry
+        elif type(model).__name__ in (model.config.architectures or []):
+            raise ValueError(f"config.json does not fit the model: it has no layer {name}")
+    return found
 
 
 def text_batches(folder: str | os.PathLike[str], text: Iterable[str]) -> list[dict[str, Any]]:
@@ -211,16 +242,26 @@ def _mapped_model(folder: Path) -> Any:
 def lora_config(config: Any) -> Any:
     """A `peft.LoraConfig` that accepts structured layers among its targets.
 
-    The adapter is added to the structured product, as for any layer. It cannot be merged: the sum has no
-    structure. Merge after `torchldr.materialize_`, on dense layers.
+    The adapter is added to the structured product, as for any layer. It cannot be merged, since the sum has
+    no structure: merge after `torchldr.materialize_`. Name the targets: peft's "all-linear" does not count
+    structured layers.
 
     Args:
         config: a LoraConfig; it is changed and returned.
+
+    Raises:
+        ValueError: where `init_lora_weights` would change the layer's own weight, as PiSSA does.
 
     Examples:
         peft.get_peft_model(model, torchldr.hf.lora_config(peft.LoraConfig(target_modules=["q_proj"])))
     """
     from peft.tuners.lora import Linear
+
+    if config.init_lora_weights not in _STARTS:
+        raise ValueError(
+            f"lora_config: init_lora_weights={config.init_lora_weights!r} changes the weight of the layer "
+            f"itself, which a structured layer computes. Take one of {_STARTS}."
+        )
 
     class StructuredLora(Linear):  # type: ignore[misc, unused-ignore]
         """A structured layer and its adapters."""
@@ -230,11 +271,13 @@ def lora_config(config: Any) -> Any:
                 warnings.filterwarnings("ignore", "Unsupported layer type")  # peft, of any layer but its own
                 super().__init__(*args, **kwargs)
 
-        def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
-            raise ValueError(
-                "an adapter of a structured layer cannot be merged: the sum has no structure. Keep it beside "
-                "the layer, or call torchldr.materialize_ before the adapters are added."
-            )
+        def merge(self, *args: Any, **kwargs: Any) -> None:
+            if isinstance(self.get_base_layer(), StructuredLinear):
+                raise ValueError(
+                    "an adapter of a structured layer cannot be merged: the sum has no structure. Keep it "
+                    "beside the layer, or call torchldr.materialize_ first."
+                )
+            super().merge(*args, **kwargs)
 
     config._register_custom_module({StructuredLinear: StructuredLora})
     return config

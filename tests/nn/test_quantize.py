@@ -170,6 +170,22 @@ def test_a_weight_that_an_embedding_shares_is_trained_there():
     assert not any(p.requires_grad for p in head.parametrizations.parameters())
 
 
+def test_tied_weights_are_kept_once():
+    """Integers stood beside the float table, and twice for two layers."""
+    model = nn.Sequential(nn.Embedding(6, 6), nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6))
+    model[1].weight = model[0].weight
+    model[3].weight = model[2].weight
+    quantize_(model, training=True)
+    quantize_(model)
+    assert model[1].weight is model[0].weight
+    first, second = model[2].parametrizations.weight, model[3].parametrizations.weight
+    assert first.original0 is second.original0
+    assert first.original1 is second.original1
+    quantize_(model, where=lambda name, module: name == "1")  # where it is asked for
+    assert model[1].parametrizations.weight.original1.dtype == torch.int8
+    assert model[0].weight.requires_grad
+
+
 @pytest.mark.parametrize("layer", [nn.Linear(4, 4), StructuredLinear(4, 4, structure="dense")])
 def test_rounding_a_copy_leaves_parametrizations_of_the_original(layer):
     """Both have the class that torch made for them, and the original lost its weight."""

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..core.pretrained import check_unclaimed
 from ..matrices import Projection
 from ..progress import Report
 from .budget import Budget
@@ -106,6 +107,7 @@ def compress_(
     spec = budget if spec is None else spec
     assert spec is not None
     check_unwrapped("compress_", model)
+    check_unclaimed("compress_", model)
     check_spec("compress_", spec)
     check_count("compress_", min_features=min_features, batches=1 if batches is None else batches)
     planned = isinstance(spec, Structure | Mapping)

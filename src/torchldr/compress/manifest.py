@@ -9,9 +9,11 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from ..core.pretrained import check_present, declare
 from ..matrices import Projection
 from ..nn import MatrixStack, StructuredLinear
 from ..nn.parameters import describe
+from ..nn.quantize import rounded_modules
 from ..nn.recurrent.base import StructuredRecurrent
 from ..nn.tensors import runs_as_made
 from .attention import StructuredAttention, split_attention
@@ -21,7 +23,6 @@ from .targets import RECURRENT, Unit, check_unwrapped, parts_of
 
 Entry = dict[str, Any]
 REPLACED = (StructuredLinear, StructuredPointwise, StructuredAttention, StructuredRecurrent)
-METHOD, VERSION = "torchldr", 1  # the name of the "quantization" in a Hugging Face config, and of its format
 
 
 def record(module: nn.Module) -> Entry | None:
@@ -72,25 +73,9 @@ def records(model: nn.Module) -> dict[str, Entry]:
     return found
 
 
-def declare(model: nn.Module) -> None:
-    """Say in the config of a Hugging Face model which layers are structured, so that it can be saved.
-
-    Its `save_pretrained` writes the config; with `torchldr.hf` imported `from_pretrained` reads it. Other
-    models are left as they are.
-    """
-    config = getattr(model, "config", None)
-    if config is None or not hasattr(model, "save_pretrained"):
-        return
-    layers = records(model)
-    if layers:
-        config.quantization_config = {"quant_method": METHOD, "version": VERSION, "layers": layers}
-        if getattr(getattr(model, "quantization_method", None), "value", None) == "gguf":
-            vars(model)["hf_quantizer"] = None  # weights were made dense when read; it forbids to save them
-        return
-    old = getattr(config, "quantization_config", None)
-    method = old.get("quant_method") if isinstance(old, Mapping) else getattr(old, "quant_method", None)
-    if method == METHOD:
-        del config.quantization_config
+def declare_all(model: nn.Module) -> None:
+    """Say in the config of a Hugging Face model which layers are structured and which are rounded."""
+    declare(model, layers=records, rounded=rounded_modules)
 
 
 def _structure(layer: StructuredLinear | MatrixStack) -> Entry:
@@ -142,7 +127,7 @@ def install(
             else:
                 _tie(holder, leader)
     replace_modules(model, made)
-    declare(model)
+    declare_all(model)
 
 
 def _tie(follower: nn.Module, leader: nn.Module) -> None:
@@ -214,6 +199,7 @@ def materialize_(model: nn.Module) -> nn.Module:
         The model.
     """
     check_unwrapped("materialize_", model)
+    check_present("materialize_", model)
     if isinstance(model, REPLACED):
         raise ValueError(
             f"materialize_: the model is itself a {type(model).__name__}, which cannot be replaced in place; "
@@ -244,7 +230,7 @@ def materialize_(model: nn.Module) -> nn.Module:
             new._parameters["weight"] = tied.setdefault(key, weight)
             made[module] = new
     replace_modules(model, made)
-    declare(model)
+    declare_all(model)
     return model
 
 

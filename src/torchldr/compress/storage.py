@@ -15,12 +15,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..core.checks import check_model
+from ..core.pretrained import check_unclaimed
 from ..nn.quantize import quantize_
 from ..nn.tensors import add_axes
 from ..version import __version__
 from ..whole_file import whole_file
 from .layers import replace_modules
-from .manifest import build, record, records
+from .manifest import build, declare_all, record, records
 
 _WHO = "load_compressed"
 FORMAT, VERSION, MANIFEST = "torchldr.compressed", 1, "manifest.json"
@@ -99,6 +100,7 @@ def load_compressed(model: nn.Module, folder: str | os.PathLike[str]) -> nn.Modu
             then as it was.
     """
     check_model(_WHO, model)
+    check_unclaimed(_WHO, model)
     path = Path(folder)
     manifest = read_manifest(_WHO, path)
     state = read_tensors(_WHO, path, manifest)
@@ -140,6 +142,7 @@ def load_compressed(model: nn.Module, folder: str | os.PathLike[str]) -> nn.Modu
     if rounded:
         quantize_(model, where=lambda name, module: name in rounded)
         model.load_state_dict(_without_extras(model, state))
+    declare_all(model)
     return model
 
 

@@ -70,7 +70,7 @@ class StructuredParameters(nn.Module):
     def _tensors(self) -> dict[str, Tensor]:
         tensors = named_tensors(self, self._names)
         if lack_values(tensors, self._learned):
-            self._fill_constants()
+            self._fill_constants(like=tensors[self._learned[0]])
             tensors = named_tensors(self, self._names)
         if is_jit_tracing():  # shapes are tensors then
             return tensors
@@ -80,15 +80,17 @@ class StructuredParameters(nn.Module):
                 raise ValueError(f"{type(self).__name__}: {name} must have shape {shape}, got {came}.")
         return tensors
 
-    def _fill_constants(self, generator: torch.Generator | None = None, *, drawn: bool = False) -> None:
+    def _fill_constants(
+        self, generator: torch.Generator | None = None, *, drawn: bool = False, like: Tensor | None = None
+    ) -> None:
         """Compute the constants again, and draw anew those that are drawn if asked to."""
-        some = next(self.parameters())
-        like: dict[str, Any] = {"dtype": some.dtype, "device": some.device, "generator": generator}
+        some = next(self.parameters()) if like is None else like
+        given: dict[str, Any] = {"dtype": some.dtype, "device": some.device, "generator": generator}
         m, n, rank = self.out_features, self.in_features, self.rank or 1
         random = self.structure.drawn if drawn else ()
         count = math.prod(self.leading) if random else 1
         with torch.inference_mode(False), torch.no_grad():
-            sets = [self.structure.constants(m, n, rank, **like, **self.options) for _ in range(count)]
+            sets = [self.structure.constants(m, n, rank, **given, **self.options) for _ in range(count)]
             for name, value in sets[0].items():
                 if name not in self.structure.drawn:
                     self.register_buffer(name, value, persistent=False)

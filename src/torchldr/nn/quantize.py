@@ -11,6 +11,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils import parametrize
 
 from ..core.checks import check_model
+from ..core.pretrained import check_present, check_unclaimed, declare
 from ..core.storage import FLOAT, INT8, Rounded, Storage, rounded, straight_through
 from .parameters import StructuredParameters
 from .recurrent.base import StructuredRecurrent
@@ -76,6 +77,25 @@ def _parametrizations(module: nn.Module) -> Any:
     return module.parametrizations if parametrize.is_parametrized(module) else {}
 
 
+def rounded_modules(model: nn.Module) -> dict[str, str]:
+    """What `quantize_` has rounded, by name: to "integers", or in "training"."""
+    kinds = {Quantized: "integers", RoundedInTraining: "training"}
+    return {
+        name: kinds[type(kept[-1])]
+        for name, module in model.named_modules()
+        for kept in _parametrizations(module).values()
+        if type(kept[-1]) in kinds
+    }
+
+
+def unquantize_(model: nn.Module) -> None:
+    """Give a model float weights again, in place: those that its integers stand for."""
+    for module in model.modules():
+        for name, kept in list(_parametrizations(module).items()):
+            if isinstance(kept[-1], Quantized | RoundedInTraining):
+                _remove(module, name, keep=isinstance(kept[-1], Quantized))
+
+
 @torch.no_grad()
 def quantize_(
     model: nn.Module, *, training: bool = False, where: Callable[[str, nn.Module], bool] | None = None
@@ -88,19 +108,21 @@ def quantize_(
 
     The integers are what the model holds: they move, are saved by `state_dict` and loaded again into a model
     that `quantize_` has prepared, and take a quarter of the memory. Weights are multiplied out when used.
-    They are not trained any more.
+    They are not trained any more, and what is written to them is lost, as when peft merges an adapter.
 
     Args:
         model: changed in place. Rounding twice is rounding once.
         training: keep float weights that are rounded whenever they are used, and give them the gradients of
             the rounded ones: quantisation-aware training. Call `quantize_(model)` when it is done.
-        where: given a module's name and the module, whether to round it; by default all.
+        where: given a module's name and the module, whether to round it; by default all but layers that share
+            their weight with a module of another kind, such as an embedding: it would be kept twice.
 
     Returns:
         The model.
 
     Raises:
-        ValueError: for a weight that is not finite, or computed as by pruning; the model is then as it was.
+        ValueError: for a weight that is not finite, computed as by pruning, quantized by another method of
+            transformers, offloaded, or with an adapter of peft; the model is then as it was.
 
     Examples:
         >>> from torchldr import StructuredLinear
@@ -111,19 +133,26 @@ def quantize_(
         9436
     """
     check_model("quantize_", model)
+    check_unclaimed("quantize_", model)
+    check_present("quantize_", model)
+    others = [module for module in model.modules() if where is None and not any(weights_of(module))]
+    elsewhere = {p for module in others for p in module._parameters.values()}
     todo = [
         (name, module, weight)
         for name, module in list(model.named_modules())
         if where is None or where(name, module)
         for weight in list(weights_of(module))
+        if module._parameters.get(weight.name) not in elsewhere
     ]
     for name, module, weight in todo:
         _check(module, weight.name, f"{name}.{weight.name}".removeprefix("."))
+    first: dict[Any, Any] = {}
     for _, module, weight in todo:
-        _quantize_weight_(module, weight, training)
+        _quantize_weight_(module, weight, training, first)
     for module in model.modules():
         if isinstance(module, StructuredParameters | StructuredRecurrent):
             module.drop_plan()
+    declare(model, rounded=rounded_modules)
     return model
 
 
@@ -140,25 +169,32 @@ def _check(module: nn.Module, name: str, shown: str) -> None:
         raise ValueError(f"quantize_: {shown} has entries that are not finite.")
 
 
-def _quantize_weight_(module: nn.Module, weight: Weight, training: bool) -> None:
+def _quantize_weight_(module: nn.Module, weight: Weight, training: bool, first: dict[Any, Any]) -> None:
+    """Round a weight; `first` has what was made of a parameter before, for those that are tied to it."""
     name = weight.name
     if name in _parametrizations(module):
         last = _parametrizations(module)[name][-1]
         if isinstance(last, Quantized) or (training and isinstance(last, RoundedInTraining)):
             return
         # Of quantisation-aware training the float weights stay, and are rounded below.
-        keep = not isinstance(last, RoundedInTraining)
-        # The class that torch made for parametrizations is that of copies too, and would lose the weight.
-        made_class = type(module)
-        module.__class__ = type(made_class.__name__, made_class.__bases__, dict(vars(made_class)))
-        parametrize.remove_parametrizations(module, name, leave_parametrized=keep)
+        _remove(module, name, keep=not isinstance(last, RoundedInTraining))
     if training:
-        made: nn.Module = RoundedInTraining(weight.storage, weight.lead)
-    else:
-        made = Quantized(weight.storage, weight.lead)
-        # Frozen, but not where another module, such as an embedding, has it too.
-        setattr(module, name, nn.Parameter(getattr(module, name).detach(), requires_grad=False))
-    parametrize.register_parametrization(module, name, made, unsafe=True)
+        parametrize.register_parametrization(module, name, RoundedInTraining(*weight[1:]), unsafe=True)
+        return
+    whole = getattr(module, name)
+    # Frozen, but not where another module, such as an embedding, has it too.
+    setattr(module, name, nn.Parameter(whole.detach(), requires_grad=False))
+    parametrize.register_parametrization(module, name, Quantized(*weight[1:]), unsafe=True)
+    made = _parametrizations(module)[name]
+    made._parameters.update(first.setdefault((whole, *weight[1:]), made)._parameters)
+
+
+def _remove(module: nn.Module, name: str, *, keep: bool) -> None:
+    """Take a parametrization off, and keep its value or what it was computed from."""
+    # The class that torch made for parametrizations is that of copies too, and would lose the weight.
+    made_class = type(module)
+    module.__class__ = type(made_class.__name__, made_class.__bases__, dict(vars(made_class)))
+    parametrize.remove_parametrizations(module, name, leave_parametrized=keep)
 
 
 def stored_weight(module: nn.Module, name: str) -> Rounded:

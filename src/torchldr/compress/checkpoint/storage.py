@@ -13,9 +13,9 @@ from typing import Any
 
 from torch import Tensor
 
+from ...core.pretrained import METHOD
 from ...core.stacks import own_names
 from ...matrices import StructuredMatrix, get_structure
-from ..manifest import METHOD
 from ..report import CompressionReport
 from ..storage import MANIFEST, read_manifest, read_tensors, safetensors_torch, write_folder
 from ..structure import Structure, structure_to_dict

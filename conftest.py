@@ -11,6 +11,7 @@ import random
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from multiprocessing.process import BaseProcess
@@ -36,8 +37,35 @@ for devices in (torch.cuda, torch.xpu, torch.mtia):
     if not devices.is_available():
         devices.manual_seed_all = lambda seed: None
 
+# torch.compile collects garbage after each of its programs.
+os.environ.setdefault("TORCH_DYNAMO_RUN_GC_AFTER_COMPILE", "0")
+
 # Modules that need an extra are not looked through for examples without it.
 collect_ignore = [] if importlib.util.find_spec("transformers") else ["src/torchldr/hf.py"]
+
+
+class Quick(type):
+    """The type of a stand-in for `Callable`, whose subscripts cost nothing."""
+
+    def __getitem__(cls, _: object) -> type:
+        return cls
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return callable(instance)
+
+
+def hasten(loaded: dict[str, ModuleType]) -> None:
+    """What torch's compiler and exporter do for each program, and need not: half of the time of small ones.
+
+    Guards are timed, behind a cache that is emptied first. Each decomposition looks through all operators
+    of torch, 31 times, and writes 6,000 functions with annotations, which are evaluated.
+    """
+    guards, utils = loaded.get("torch._dynamo.guards"), loaded.get("torch._export.utils")
+    if hasattr(guards, "profile_guard_manager"):
+        guards.profile_guard_manager = lambda *_: 0.0
+    if hasattr(utils, "_materialize_cpp_cia_ops"):
+        utils._materialize_cpp_cia_ops = cache(utils._materialize_cpp_cia_ops)
+        torch._ops.Callable = Quick("Callable", (), {})
 
 
 def pytest_collection_finish() -> None:
@@ -48,6 +76,7 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 10, 10)
+    hasten(sys.modules)
 
 
 def pytest_runtest_logstart() -> None:
@@ -167,13 +196,10 @@ def torchlib_once() -> Iterator[None]:
     if importlib.util.find_spec("onnxscript") is None:
         yield
         return
-    from torch._export import utils
     from torch.onnx._internal.exporter._registration import ONNXRegistry
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(cache(ONNXRegistry.from_torchlib)))
-        if hasattr(utils, "_materialize_cpp_cia_ops"):
-            patch.setattr(utils, "_materialize_cpp_cia_ops", cache(utils._materialize_cpp_cia_ops))
         yield
 
 
@@ -208,6 +234,8 @@ CUDA_AS_CPP = r"""
 #include <stdlib.h>
 #include <ucontext.h>
 template <class X> static X min(X a, X b) { return a < b ? a : b; }
+static float exp(float x) { return expf(x); }
+static float tanh(float x) { return tanhf(x); }
 #define __global__
 #define __device__
 #define __forceinline__ inline
@@ -307,7 +335,9 @@ def compile_kernels(tmp_path_factory):
             cpp, library = folder / f"{len(built)}.cpp", folder / f"{len(built)}.so"
             cpp.write_text(text)
             # Fortified, as some systems compile by default, longjmp refuses to go from one stack to another.
-            flags = ["-std=c++20", "-O1", "-U_FORTIFY_SOURCE", "-shared", "-fPIC", "-w"]
+            # The headers are those of C: <math.h> of C++ takes as long to read as a kernel to compile.
+            flags = ["-std=c++20", "-O1", "-U_FORTIFY_SOURCE", "-D_GLIBCXX_INCLUDE_NEXT_C_HEADERS"]
+            flags += ["-shared", "-fPIC", "-w"]
             subprocess.run(["g++", *flags, "-o", str(library), str(cpp)], check=True)
             built[text] = ctypes.CDLL(str(library))
         return built[text]

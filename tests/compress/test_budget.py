@@ -39,7 +39,7 @@ def test_bytes_are_kept_and_used(amount):
 
 def test_bytes_count_drawn_constants():
     model = nn.Sequential(nn.Linear(64, 64))
-    report = torchldr.compress_(model, Bytes(1500), structures=["fastfood"], effort=0.1)
+    report = torchldr.compress_(model, Bytes(1500), structures=["fastfood"], effort=1e-6)
     assert report.layers[0].structure == "fastfood"
     assert (
         stored(model)

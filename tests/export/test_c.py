@@ -9,7 +9,9 @@ import shutil
 import struct
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -19,7 +21,7 @@ from torch.nn.functional import linear
 import torchldr
 from torchldr import StructuredGRU, StructuredLinear, StructuredLSTM, quantize_, structures
 from torchldr.core import rules
-from torchldr.export import ExportError, to_c
+from torchldr.export import CReport, ExportError, to_c
 from torchldr.export.c.writer import fft_factors, smooth_length
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "microcontroller"
@@ -34,7 +36,6 @@ needs_emulator = pytest.mark.skipif(
     shutil.which("arm-none-eabi-gcc") is None or shutil.which("qemu-system-arm") is None,
     reason="no gcc-arm-none-eabi or qemu-system-arm here",
 )
-every_weights = pytest.mark.parametrize("weights", ["float32", "int8"])
 
 # Prints the bits of all outputs: no digit is lost on the way.
 HARNESS = """
@@ -86,13 +87,24 @@ def on_cortex_m4(folder: Path) -> str:
     return command("qemu-system-arm", *machine, *semihosting, "-kernel", folder / "run.elf")
 
 
-def run_c(model: nn.Module, x: torch.Tensor, folder: Path, weights: str, run=on_host) -> torch.Tensor:
-    """What the C of a model answers."""
-    to_c(model, x, folder, weights=weights, name="net")
+def write_c(model: nn.Module, x: torch.Tensor, folder: Path, weights: str) -> CReport:
+    """The C of a model, with a program that prints its answer to an input."""
+    report = to_c(model, x, folder, weights=weights, name="net")
     numbers = ", ".join(f"{v!r}f" for v in x.double().flatten().tolist())
     (folder / "main.c").write_text(HARNESS % numbers)
+    return report
+
+
+def answer(folder: Path, run: Callable[[Path], str] = on_host) -> torch.Tensor:
+    """What the C in a folder prints."""
     bits = [int(line, 16) for line in run(folder).split()]
     return torch.tensor(struct.unpack(f"<{len(bits)}f", struct.pack(f"<{len(bits)}I", *bits)))
+
+
+def run_c(model: nn.Module, x: torch.Tensor, folder: Path, weights: str) -> torch.Tensor:
+    """What the C of a model answers."""
+    write_c(model, x, folder, weights)
+    return answer(folder)
 
 
 class SideBySide(nn.Module):
@@ -148,15 +160,33 @@ def small_layers() -> list[StructuredLinear]:
     ]
 
 
-def check_layers(layers: list[StructuredLinear], folder: Path, weights: str, run) -> None:
-    model = SideBySide(layers)
-    x = torch.randn(1, max(layer.in_features for layer in layers))
-    y = run_c(model, x, folder / "net", weights, run)
-    if weights == "int8":
+class Written(NamedTuple):
+    """Layers side by side as C: so many small ones in front, then the regimes; the input and the report."""
+
+    layers: list[StructuredLinear]
+    small: int
+    x: torch.Tensor
+    folder: Path
+    report: CReport
+
+
+@pytest.fixture(scope="module", params=["float32", "int8"])
+def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Written:
+    torch.manual_seed(0)
+    small = small_layers()
+    layers = [*small, *regimes()]
+    model, x = SideBySide(layers), torch.randn(1, max(layer.in_features for layer in layers))
+    folder = tmp_path_factory.mktemp("c") / "net"
+    report = write_c(model, x, folder, request.param)
+    if request.param == "int8":
         quantize_(model)
-    start = 0
-    for layer in layers:
-        M, v = layer.matrix().to(torch.float64), x[0, : layer.in_features].double()
+    return Written(layers, len(small), x, folder, report)
+
+
+def check_layers(written: Written, run: Callable[[Path], str]) -> None:
+    y, start = answer(written.folder, run), 0
+    for layer in written.layers:
+        M, v = layer.matrix().to(torch.float64), written.x[0, : layer.in_features].double()
         bias = layer.bias.detach().double()
         found, start = y[start : start + layer.out_features].double(), start + layer.out_features
         allowed = BOUND * (M.magnitude() @ v.abs() + bias.abs())
@@ -164,30 +194,26 @@ def check_layers(layers: list[StructuredLinear], folder: Path, weights: str, run
 
 
 @needs_gcc
-@every_weights
-def test_every_class_on_the_host(weights: str, tmp_path: Path):
-    check_layers([*small_layers(), *regimes()], tmp_path, weights, on_host)
+def test_every_class_on_the_host(written: Written):
+    check_layers(written, on_host)
 
 
 @needs_emulator
-@every_weights
-def test_every_class_on_a_cortex_m4(weights: str, tmp_path: Path):
-    check_layers([*small_layers()[::3], *regimes()], tmp_path, weights, on_cortex_m4)
+def test_every_class_on_a_cortex_m4(written: Written):
+    check_layers(written, on_cortex_m4)
 
 
-def test_the_regimes_take_other_ways_than_small_layers(tmp_path: Path):
-    rows = [
-        to_c(SideBySide(layers), torch.randn(1, 250), tmp_path / name).layers
-        for name, layers in (("small", small_layers()), ("regimes", regimes()))
-    ]
-    small, others = ({(row.kind.split()[0], row.form.split()[0]) for row in some} for some in rows)
-    ways = [
-        "ldr_sd transforms",
-        "toeplitz_like transforms",
-        "circulant transforms",
-        "block_circulant transforms",
-    ]
-    assert others - small >= {tuple(way.split()) for way in [*ways, "ldr_sd recurrence,", "acdc sums"]}
+def test_the_regimes_take_other_ways_than_small_layers(written: Written):
+    ways = [(row.kind.split()[0], row.form.split()[0]) for row in written.report.layers]
+    small, others = set(ways[: written.small]), set(ways[written.small :])
+    assert others - small >= {
+        ("ldr_sd", "transforms"),
+        ("toeplitz_like", "transforms"),
+        ("circulant", "transforms"),
+        ("block_circulant", "transforms"),
+        ("ldr_sd", "recurrence,"),
+        ("acdc", "sums"),
+    }
 
 
 def test_every_class_has_c_of_its_own():
@@ -273,8 +299,8 @@ def test_models(name: str, tmp_path: Path):
         if weights == "int8":
             quantize_(model)
         with torch.no_grad():
-            answer = torch.utils._pytree.tree_leaves(model(x))
-        torch.testing.assert_close(y, torch.cat([t.flatten() for t in answer]), rtol=1e-5, atol=1e-5)
+            right = torch.utils._pytree.tree_leaves(model(x))
+        torch.testing.assert_close(y, torch.cat([t.flatten() for t in right]), rtol=1e-5, atol=1e-5)
 
 
 @needs_gcc
@@ -344,7 +370,7 @@ class WithState(nn.Module):
         return self.layer(x, torch.zeros(1, 1, 4))[0]
 
 
-class Written(nn.Module):
+class OwnForward(nn.Module):
     """A forward pass of one's own, with a layer and a buffer."""
 
     def __init__(self, forward) -> None:
@@ -365,16 +391,16 @@ def test_what_is_changed_in_place_is_seen_through_views(tmp_path: Path):
         y += 1
         return view
 
-    model, x = Written(forward), torch.randn(1, 4)
+    model, x = OwnForward(forward), torch.randn(1, 4)
     torch.testing.assert_close(run_c(model, x, tmp_path / "c", "float32"), model(x).detach().flatten())
 
 
 @needs_gcc
 def test_a_number_in_a_tensor_with_more_axes(tmp_path: Path):
     number = torch.full((1, 1, 1), 2.0)
-    model, x = Written(lambda self, x: torch.softmax(self.layer(x) * number, 2)), torch.randn(1, 4)
+    model, x = OwnForward(lambda self, x: torch.softmax(self.layer(x) * number, 2)), torch.randn(1, 4)
     torch.testing.assert_close(run_c(model, x, tmp_path / "c", "float32"), model(x).detach().flatten())
-    model = Written(lambda self, x: torch.softmax(self.layer(x) * number, 1))
+    model = OwnForward(lambda self, x: torch.softmax(self.layer(x) * number, 1))
     with pytest.raises(ExportError, match="must be over the last axis"):
         to_c(model, x, tmp_path / "d")
 
@@ -388,7 +414,12 @@ def test_softmax_of_a_single_number(tmp_path: Path):
 @needs_gcc
 def test_a_model_that_changes_its_input(tmp_path: Path):
     """What `test.c` gives to the model is the input as it was."""
-    to_c(Written(lambda self, x: self.layer(x.add_(1))), torch.randn(1, 4), tmp_path / "c", weights="float32")
+    to_c(
+        OwnForward(lambda self, x: self.layer(x.add_(1))),
+        torch.randn(1, 4),
+        tmp_path / "c",
+        weights="float32",
+    )
     subprocess.run(["gcc", "test.c", "model.c", "-o", "test", "-lm"], cwd=tmp_path / "c", check=True)
     subprocess.run([tmp_path / "c" / "test"], check=True)
 
@@ -416,27 +447,27 @@ def test_a_model_that_changes_its_input(tmp_path: Path):
         (StructuredLSTM(4, 4), torch.zeros(3, 2, 4), ExportError, "batch of 1"),
         (nn.Bilinear(4, 4, 4), (torch.zeros(1, 4), torch.zeros(1, 4)), ExportError, "one tensor"),
         (
-            Written(lambda self, x: x.to(torch.int32).float()),
+            OwnForward(lambda self, x: x.to(torch.int32).float()),
             torch.zeros(1, 4),
             ExportError,
             "makes torch.int32",
         ),
-        (Written(lambda self, x: x / 0), torch.zeros(1, 4), ExportError, "not finite"),
-        (Written(lambda self, x: x * x), torch.zeros(1, 4), ExportError, "two tensors .* that are added"),
-        (Written(lambda self, x: x.view(2, 2).mT), torch.zeros(1, 4), ExportError, "moves entries"),
-        (Written(lambda self, x: x[:, ::2]), torch.zeros(1, 4), ExportError, "that are apart"),
-        (Written(lambda self, x: x.expand(2, 4)), torch.zeros(1, 4), ExportError, "the number of entries"),
-        (Written(lambda self, x: linear(x, x)), torch.zeros(1, 4), ExportError, "computed from the input"),
-        (Written(lambda self, x: torch.ones(2)), torch.zeros(1, 4), ExportError, "is a constant"),
-        (Written(lambda self, x: x * 1e39), torch.zeros(1, 4), ExportError, "not finite"),
+        (OwnForward(lambda self, x: x / 0), torch.zeros(1, 4), ExportError, "not finite"),
+        (OwnForward(lambda self, x: x * x), torch.zeros(1, 4), ExportError, "two tensors .* that are added"),
+        (OwnForward(lambda self, x: x.view(2, 2).mT), torch.zeros(1, 4), ExportError, "moves entries"),
+        (OwnForward(lambda self, x: x[:, ::2]), torch.zeros(1, 4), ExportError, "that are apart"),
+        (OwnForward(lambda self, x: x.expand(2, 4)), torch.zeros(1, 4), ExportError, "the number of entries"),
+        (OwnForward(lambda self, x: linear(x, x)), torch.zeros(1, 4), ExportError, "computed from the input"),
+        (OwnForward(lambda self, x: torch.ones(2)), torch.zeros(1, 4), ExportError, "is a constant"),
+        (OwnForward(lambda self, x: x * 1e39), torch.zeros(1, 4), ExportError, "not finite"),
         (
-            Written(lambda self, x: nn.functional.dropout(x)),
+            OwnForward(lambda self, x: nn.functional.dropout(x)),
             torch.zeros(1, 4),
             ExportError,
             "dropout.* has no C",
         ),
         (
-            Written(lambda self, x: x + self.seen.add_(1)),
+            OwnForward(lambda self, x: x + self.seen.add_(1)),
             torch.zeros(1, 4),
             ExportError,
             "changes its buffer",

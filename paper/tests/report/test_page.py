@@ -218,7 +218,10 @@ def test_a_folder_that_is_not_there_is_wrong_use(run: Any, tmp_path: Path) -> No
     assert not (tmp_path / "o").exists()
 
 
-def test_a_full_disk_keeps_the_old_page(ledger: Ledger, tmp_path: Path, full_disk: Any) -> None:
+def test_a_full_disk_keeps_the_old_page(
+    ledger: Ledger, tmp_path: Path, full_disk: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torchldr_paper.report.page.render", lambda *_: "<html>" + 10_000 * "x")
     (tmp_path / "page.html").write_text("old")
     with full_disk(5000), pytest.raises(OSError, match=r"File too large: .*page\.html"):
         report(ledger, tmp_path / "page.html", figures=False)

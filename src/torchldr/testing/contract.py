@@ -61,6 +61,11 @@ def _leading_axes(cls: Class, shapes: Shapes, **options: Any) -> None:
         for what, W, size in (("matmul", each.mT, M.magnitude().mT), ("rmatmul", each, M.magnitude())):
             x = torch.randn(2, 3, 4, W.shape[-2], dtype=torch.float64)
             bound = tolerance(torch.float64, max(m, n)) * (x.abs() @ size).amax((-2, -1), True)
+            if what == "matmul":
+                right = [
+                    [_gradients(one, v) for one, v in zip(*rows, strict=True)]
+                    for rows in zip(alone, x, strict=True)
+                ]
             for row in M.routes(4, needs_grad=True, transposed=what == "rmatmul"):
                 if row.why_not is None:
                     got = getattr(M, what)(x, route=row.route)
@@ -69,25 +74,26 @@ def _leading_axes(cls: Class, shapes: Shapes, **options: Any) -> None:
                             f"{M!r}.{what} by {row.route}: not the products of its matrices."
                         )
                     if what == "matmul":
-                        _check_stack_gradients(M, alone, x, row.route)
+                        _check_stack_gradients(M, right, x, row.route)
+
+
+def _gradients(M: StructuredMatrix, x: Tensor, **how: Any) -> dict[str, Tensor]:
+    """Those of the sum of squares of a product, in each parameter."""
+    names = M.parameter_shapes(M.out_features, M.in_features, M.rank or 1, **M.options)
+    leaves = {name: M.tensors[name].detach().clone().requires_grad_() for name in names}
+    y = M.with_tensors({**M.tensors, **leaves}).matmul(x, **how).square().sum()
+    found = torch.autograd.grad(y, list(leaves.values()), allow_unused=True, materialize_grads=True)
+    return dict(zip(names, found, strict=True))
 
 
 def _check_stack_gradients(
-    M: StructuredMatrix, alone: Sequence[Sequence[StructuredMatrix]], x: Tensor, route: str
+    M: StructuredMatrix, right: Sequence[Sequence[Mapping[str, Tensor]]], x: Tensor, route: str
 ) -> None:
-    names = M.parameter_shapes(M.out_features, M.in_features, M.rank or 1, **M.options)
-
-    def gradients(N: StructuredMatrix, x: Tensor, **how: Any) -> list[Tensor]:
-        leaves = {name: N.tensors[name].detach().clone().requires_grad_() for name in names}
-        y = N.with_tensors({**N.tensors, **leaves}).matmul(x, **how).square().sum()
-        found = torch.autograd.grad(y, list(leaves.values()), allow_unused=True, materialize_grads=True)
-        return list(found)
-
-    together = gradients(M, x, route=route)
-    for i, j in product(range(len(alone)), range(len(alone[0]))):
-        for name, ours, theirs in zip(names, together, gradients(alone[i][j], x[i, j]), strict=True):
+    together = _gradients(M, x, route=route)
+    for i, j in product(range(len(right)), range(len(right[0]))):
+        for name, theirs in right[i][j].items():
             scale = theirs.abs().max().item() if theirs.numel() else 1.0
-            if not torch.allclose(ours[i, j], theirs, rtol=1e-7, atol=1e-9 * max(scale, 1.0)):
+            if not torch.allclose(together[name][i, j], theirs, rtol=1e-7, atol=1e-9 * max(scale, 1.0)):
                 raise AssertionError(f"{M!r}.matmul by {route}: another gradient of {name}.")
 
 

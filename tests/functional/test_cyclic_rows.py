@@ -27,7 +27,7 @@ def test_values_and_derivatives(
     shape: tuple[int, ...], n: int, m: int, entries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cyclic_rows, "ENTRIES", entries)
-    columns, x = some(*shape).requires_grad_(), some(3, n, seed=1).requires_grad_()
+    columns, x = some(*shape).requires_grad_(), some(4, n, seed=1).requires_grad_()
     made = columns if columns.ndim == 3 else columns[None, None]
     size = shape[-1]
     M = BlockCirculant(made.shape[0] * size, made.shape[1] * size, column=made, block_size=size)

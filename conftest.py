@@ -44,28 +44,17 @@ os.environ.setdefault("TORCH_DYNAMO_RUN_GC_AFTER_COMPILE", "0")
 collect_ignore = [] if importlib.util.find_spec("transformers") else ["src/torchldr/hf.py"]
 
 
-class Quick(type):
-    """The type of a stand-in for `Callable`, whose subscripts cost nothing."""
-
-    def __getitem__(cls, _: object) -> type:
-        return cls
-
-    def __instancecheck__(cls, instance: object) -> bool:
-        return callable(instance)
-
-
 def hasten(loaded: dict[str, ModuleType]) -> None:
     """What torch's compiler and exporter do for each program, and need not: half of the time of small ones.
 
     Guards are timed, behind a cache that is emptied first. Each decomposition looks through all operators
-    of torch, 31 times, and writes 6,000 functions with annotations, which are evaluated.
+    of torch, 31 times.
     """
     guards, utils = loaded.get("torch._dynamo.guards"), loaded.get("torch._export.utils")
     if hasattr(guards, "profile_guard_manager"):
         guards.profile_guard_manager = lambda *_: 0.0
     if hasattr(utils, "_materialize_cpp_cia_ops"):
         utils._materialize_cpp_cia_ops = cache(utils._materialize_cpp_cia_ops)
-        torch._ops.Callable = Quick("Callable", (), {})
 
 
 def pytest_collection_finish() -> None:

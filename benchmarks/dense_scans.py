@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=[256, 1024, 2048])
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    about, rows = machine(), []
+    about, rows = machine() | {"device": "cpu"}, []
     for structure in ("ldr_sd", "toeplitz_like", "hankel_like"):
         for n in arguments.sizes:
             for threads in arguments.threads:

@@ -270,7 +270,7 @@ TABLES: dict[str, tuple[str, Callable[[Results], str]]] = {
         "ratio": "ratio"})),
     "dense_scans": ("dense_scans", _listed("rows", {
         "structure": "structure", "n": "n", "threads": "threads", "what": "what", "scan_ms": "scan ms",
-        "doubling_ms": "doubling ms", "ratio": "ratio"})),
+        "doubling_ms": "doubling ms", "ratio": "ratio"}, lambda row: row["structure"] != "hankel_like")),
     "channels": ("channels_speed", _listed("rows", _CHANNELS, _is("training"))),
     "channels_inference": ("channels_speed", _listed("rows", _CHANNELS,
         lambda row: row["what"] == "inference" and row["features"] == 1024 and row["rank"] != 4)),

@@ -407,7 +407,7 @@ def test_a_number_in_a_tensor_with_more_axes(tmp_path: Path):
 
 @needs_gcc
 def test_softmax_of_a_single_number(tmp_path: Path):
-    model = Written(lambda self, x: torch.softmax(self.layer(x)[0, 0], 0))
+    model = OwnForward(lambda self, x: torch.softmax(self.layer(x)[0, 0], 0))
     assert run_c(model, torch.randn(1, 4), tmp_path / "c", "float32").tolist() == [1.0]
 
 

@@ -59,7 +59,7 @@ def stein_scan_gradients(of: Operators, G: Tensor, H: Tensor, D: Tensor) -> Grad
     E, given = _sources(G, H), D.to(G.dtype).reshape(D.shape[:-2].numel(), *D.shape[-2:])
     R, m, n = E.shape
     bands, dE = _bands(E), torch.empty_like(E)
-    dweights = torch.zeros(R, bands, m + n, dtype=torch.float64)
+    dweights = E.new_zeros(R, bands, m + n, dtype=torch.float64)
 
     def scratch(width: int) -> list[Tensor]:
         return [dweights.new_empty(VECTORS, width), dweights.new_empty(-(-m // BLOCK), 4, width)]
@@ -76,7 +76,7 @@ def _filled(of: Operators, E: Tensor) -> Tensor:
     from ..kernels.cpu.scan import fill  # imports numba
 
     M = torch.empty_like(E, memory_format=torch.contiguous_format)
-    _run(fill, of, [E], lambda width: [torch.empty(2, width, dtype=torch.float64)], [M], _bands(E))
+    _run(fill, of, [E], lambda width: [E.new_empty(2, width, dtype=torch.float64)], [M], _bands(E))
     return M
 
 

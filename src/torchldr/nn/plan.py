@@ -195,8 +195,8 @@ class Plan:
 def adds_apart(call: Call, weight: Tensor) -> bool:
     """Whether the bias is better added afterwards.
 
-    In float32 without TF32 cuBLAS takes slower kernels where it adds one itself, up to half as fast; the sum
-    takes an operation more, which small products do not repay.
+    In float32 without TF32 cuBLAS takes slower kernels where it adds one itself. The sum takes an operation
+    more, which small products do not repay.
     """
     narrow = call.device != "cuda" or call.dtype != torch.float32 or call.tf32
     return not narrow and call.batch > 1 and call.batch * weight.numel() >= _LARGE

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple, Self
@@ -16,7 +16,19 @@ from .contract import Contract, Random, Weights
 from .dense_route import weight_by_columns
 from .linear_map import show
 from .products import allows_tf32, autocasts, check_input, is_jit_tracing, run_product, sum_of_products
-from .routes import Call, RefusedError, Route, RouteTable, choose, is_captured, is_traced, known_at_once
+from .routes import (
+    Call,
+    RefusedError,
+    Route,
+    RouteTable,
+    are_transformed,
+    choose,
+    have_memory,
+    is_captured,
+    is_recorded,
+    is_traced,
+    known_at_once,
+)
 
 _NONE = torch.Size()
 _requires_grad = attrgetter("requires_grad")
@@ -346,8 +358,7 @@ class StructuredMatrix(Contract):
         try:
             if chosen.in_own_dtype(call):
                 return chosen.run(self, x, transposed, bias)
-            M = M if M.dtype.itemsize >= 4 else M.promoted()
-            return run_product(lambda flat: chosen.run(M, flat, transposed), x, self.dtype, bias)
+            return _run_wide(chosen.run, M, x, transposed, bias, self.dtype)
         except RefusedError:
             if looked:
                 raise
@@ -367,6 +378,33 @@ class StructuredMatrix(Contract):
         traced = captured or is_traced(*tensors)
         batch = x.numel() // x.shape[-1]
         return Call(batch, device, dtype, needs_grad, kept, traced, transposed, 1, captured, tf32)
+
+    def asked(self, x: Tensor) -> tuple[Any, ...] | None:
+        """What the route for x can depend on besides the matrix's sizes; None where there is more to see.
+
+        Asked at every call of a layer that trains, so in few steps.
+        """
+        tensors, device = (x, *self.tensors.values()), x.device
+        kind = device.type
+        if is_recorded(kind) or are_transformed() or not have_memory(tensors):
+            return None
+        dtype = cast = self.dtype
+        if autocasts(kind):
+            cast = torch.get_autocast_dtype(kind)
+        needs_grad = torch.is_grad_enabled() and any(map(_requires_grad, tensors))
+        tf32 = kind == "cuda" and allows_tf32(kind, cast)
+        return x.shape, x.dtype, device, dtype, self.device, cast, needs_grad, tf32
+
+    def run_by_sizes(self, x: Tensor, *, dense: bool | None = None) -> Callable[..., Tensor] | None:
+        """What multiplies, (M, x, transposed, bias), for all calls of which the same is `asked`.
+
+        None where the route takes more than sizes to choose.
+        """
+        call = self.call(x)
+        route = known_at_once(self, call, dense=dense)
+        if route is None or route.in_own_dtype(call):
+            return route and route.apply
+        return partial(_run_wide, route.run)
 
     def all_routes(self) -> tuple[Route, ...]:
         """The routes of the class, or those of a stack."""
@@ -400,6 +438,19 @@ class StructuredMatrix(Contract):
         parts += [f"rank={self.rank}"] if self.ranked else []
         parts += [f"{k}={v!r}" for k, v in self.options.items() if v is not None]
         return f"{type(self).__name__}({', '.join(parts)}, dtype={self.dtype})"
+
+
+def _run_wide(
+    apply: Callable[..., Tensor],
+    M: StructuredMatrix,
+    x: Tensor,
+    transposed: bool,
+    bias: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """The product of a route in float32 or wider, given in `dtype`, by default that of M, or autocast's."""
+    wide = M if M.dtype.itemsize >= 4 else M.promoted()
+    return run_product(lambda flat: apply(wide, flat, transposed), x, dtype or M.dtype, bias)
 
 
 class Projection(NamedTuple):

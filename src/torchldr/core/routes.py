@@ -225,7 +225,7 @@ def _first(kind: _Kind, call: Call, dense: bool | None, tries: bool) -> Route | 
 
 _saving_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 are_transformed = torch._C._are_functorch_transforms_active
-_PLAIN = Tensor, torch.nn.Parameter
+_PLAIN = frozenset((Tensor, torch.nn.Parameter))
 
 
 def is_traced(*tensors: Tensor) -> bool:
@@ -233,7 +233,19 @@ def is_traced(*tensors: Tensor) -> bool:
 
     A transformation of torch.func wraps what goes through autograd, be the tensors its own or not.
     """
-    return is_recorded("cpu") or are_transformed() or any(map(lacks_memory, tensors))
+    if is_recorded("cpu") or are_transformed():
+        return True
+    return not have_memory(tensors) and any(map(lacks_memory, tensors))
+
+
+def have_memory(tensors: tuple[Tensor, ...]) -> bool:
+    """Whether all are plain tensors with memory: asked of all at once. False may only mean not to know."""
+    if forward_ad._current_level >= 0 or not _PLAIN.issuperset(map(type, tensors)):
+        return False
+    try:
+        return all(map(Tensor.data_ptr, tensors))  # 0 on the meta device, and of tensors without entries
+    except RuntimeError:
+        return False
 
 
 def is_recorded(device: str) -> bool:

@@ -31,9 +31,9 @@ def serves(*tensors: Tensor) -> bool:
     return same and FILL.serves(*tensors)
 
 
-def grades(t: Tensor) -> bool:
-    """Whether the loops of the gradients take such tensors."""
-    return GRADIENTS.serves(t)
+def goes_back(t: Tensor, graded: bool) -> bool:
+    """Whether loops take such tensors still: for the gradients of operators too, or the adjoint alone."""
+    return (GRADIENTS if graded else FILL).serves(t)
 
 
 def stein_scan(of: Operators, G: Tensor, H: Tensor, dtype: torch.dtype | None = None) -> Tensor:

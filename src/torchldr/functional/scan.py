@@ -32,6 +32,7 @@ segments, whose sums are computed at once, then chained (`kernels.cuda.scan`). W
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -67,16 +68,19 @@ class Gradients(NamedTuple):
     e: Tensor  # (..., m, n)
 
 
+_kind = attrgetter("dtype", "device")
+
+
 def serves(*tensors: Tensor) -> bool:
     """Whether the kernels take these tensors."""
-    first = tensors[0]
+    first, *others = tensors
     if not first.is_cuda or first.dtype not in NAMES or unavailable():
         return False
-    dtype, device = first.dtype, first.device
-    return all(t.dtype is dtype and t.device == device for t in tensors)
+    kind = _kind(first)
+    return all(map(kind.__eq__, map(_kind, others)))
 
 
-def grades(t: Tensor) -> bool:
+def goes_back(t: Tensor, graded: bool) -> bool:
     """Whether the kernels make gradients where they `serve`: always."""
     return True
 

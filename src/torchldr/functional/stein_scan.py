@@ -55,10 +55,14 @@ def stein_matrix(A: Ring, C: Ring, G: Tensor, H: Tensor, dtype: torch.dtype | No
 
     The same, by doubling and with plain autograd: `shifted_sum`.
     """
-    dtype = dtype or G.dtype
+    return _scanned(_way(G), A, C, G, H, dtype or G.dtype)
+
+
+def _scanned(way: Any, A: Ring, C: Ring, G: Tensor, H: Tensor, dtype: torch.dtype) -> Tensor:
     if G.shape[-1] > H.shape[-1]:
-        return stein_matrix(C, A, H, G, dtype).mT
-    return applied(_Stein, G, H, *A, *C, dtype)
+        return _scanned(way, C, A, H, G, dtype).mT
+    made: Tensor = applied(_Stein, G, H, *A, *C, dtype, way)
+    return made
 
 
 def stein_sum(A: Ring, C: Ring, G: Tensor, H: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -71,11 +75,11 @@ def stein_sum(A: Ring, C: Ring, G: Tensor, H: Tensor, dtype: torch.dtype | None 
 def stein_by_scan(A: Ring, C: Ring, G: Tensor, H: Tensor, dtype: torch.dtype) -> Tensor | None:
     """`stein_matrix` where a scan takes these tensors, else None."""
     operators = () if A[1] is None else (*A, *C)
-    if _is_traced() or _way(G, H, *operators) is None:
+    if _is_traced() or (way := _way(G, H, *operators)) is None:
         return None
     if dtype not in NAMES:
-        return stein_matrix(A, C, G, H, torch.promote_types(G.dtype, torch.float32)).to(dtype)
-    return stein_matrix(A, C, G, H, dtype)
+        return _scanned(way, A, C, G, H, torch.promote_types(G.dtype, torch.float32)).to(dtype)
+    return _scanned(way, A, C, G, H, dtype)
 
 
 def scans(nodes: Tensor, E: Tensor) -> bool:
@@ -134,16 +138,17 @@ def _in_front(info: Any, in_dims: Sequence[int | None], inputs: Sequence[Any]) -
 
 
 class _Stein(torch.autograd.Function):
-    """Of G, H, the corner and subdiagonal of A, those of C, and the dtype of the result."""
+    """Of G, H, the corner and subdiagonal of A, those of C, the dtype of the result, and what scans."""
 
     @staticmethod
     def forward(G: Tensor, H: Tensor, *rest: Any) -> Tensor:
-        made: Tensor = _way(G).stein_scan(Operators(*rest[:4]), G, H, rest[4])
+        *operators, dtype, way = rest
+        made: Tensor = way.stein_scan(Operators(*operators), G, H, dtype)
         return made
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        tensors = 2 if inputs[3] is None else 6  # the others are numbers, None and a dtype
+        tensors = 2 if inputs[3] is None else 6  # the others are numbers, None, a dtype and a module
         ctx.others = inputs[tensors:]
         ctx.save_for_backward(*inputs[:tensors])
         ctx.save_for_forward(*inputs[:tensors])
@@ -151,10 +156,9 @@ class _Stein(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, D: Tensor) -> tuple[Tensor | None, ...]:
         inputs: tuple[Any, ...] = *ctx.saved_tensors, *ctx.others
-        G, H, of, wanted = *inputs[:2], Operators(*inputs[2:6]), ctx.needs_input_grad
-        way, graded = _way(G), any(wanted[2:6])
-        serves = way is not None and (not graded or way.grades(G))
-        if torch.is_grad_enabled() or not stencil.is_plain(D) or not serves:
+        G, H, of, way, wanted = *inputs[:2], Operators(*inputs[2:6]), inputs[-1], ctx.needs_input_grad
+        graded = True in wanted[2:6]
+        if torch.is_grad_enabled() or not stencil.is_plain(D) or not way.goes_back(G, graded):
             return *plain_backward(_twin(ctx), ctx.saved_tensors, D), *[None for _ in ctx.others]
         found: Sequence[Any] = (None,) * 4
         if graded:
@@ -165,7 +169,7 @@ class _Stein(torch.autograd.Function):
         with torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext():
             dG = converted(converted(H, dtype) @ dE.mT, G.dtype) if wanted[0] else None
             dH = converted(converted(G, dtype) @ dE, H.dtype) if wanted[1] else None
-        return dG, dH, *found, None
+        return dG, dH, *found, None, None
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Tensor:
@@ -178,7 +182,7 @@ class _Stein(torch.autograd.Function):
 
 def _twin(ctx: Any) -> Callable[..., Tensor]:
     """The plain form, as a function of the tensors alone."""
-    others = ctx.others
+    *others, _ = ctx.others
     return lambda *tensors: _plain_stein(*tensors, *others)
 
 

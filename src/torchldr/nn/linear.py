@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 from torch.nn.functional import linear
 
 from ..core.checks import as_int, check_choices, check_flags
@@ -13,7 +15,7 @@ from ..core.products import check_input
 from ..core.routes import Call, RouteTable
 from ..matrices import StructuredMatrix
 from .parameters import INITS, StructuredParameters, describe
-from .plan import PLANS, Plan
+from .plan import PLANS, SHAPES, Plan
 from .planned import PlannedLayer
 from .tensors import as_node, is_proxy
 
@@ -152,15 +154,31 @@ class StructuredLinear(StructuredParameters, PlannedLayer):
             if (plan := self._kept_plan()) is not None:
                 return plan(x, bias)
         matrix = self.matrix()
+        asked = matrix.asked(x) if isinstance(x, Tensor) and not is_compiling() else None
+        if asked is not None and (run := self._runs.get(asked)) is not None:
+            return run(matrix, x, False, bias)
         check_input(matrix, x, self.in_features, "in_features", "StructuredLinear")
         if not self.structure.fuses and self._plans_compiled(x):
             (y,) = self._planned(x.reshape(-1, self.in_features))
             return y.reshape(*x.shape[:-1], self.out_features)
+        if asked is not None and asked not in self._runs:
+            self._keep_run(asked, matrix, x)
         matrix.tries = tries = self._tries
         y = matrix.multiply(x, route=self._route, dense=PLANS[self._plan_choice], bias=bias)
         if matrix.tries is not tries:
             self._tries = matrix.tries
         return y
+
+    def _keep_run(self, asked: tuple[Any, ...], matrix: StructuredMatrix, x: Tensor) -> None:
+        """Remember what multiplies inputs like this one, or None where it is looked for at each call."""
+        if len(self._runs) >= SHAPES:
+            self._runs.clear()
+        forced = self._route is not None
+        self._runs[asked] = None if forced else matrix.run_by_sizes(x, dense=PLANS[self._plan_choice])
+
+    def drop_plan(self) -> None:
+        super().drop_plan()
+        self._runs: dict[tuple[Any, ...], Callable[..., Tensor] | None] = {}  # by `asked`
 
     def routes(self, x: Tensor | int = 1) -> RouteTable:
         """Every route for these vectors, or for so many, with its cost or the reason against it.

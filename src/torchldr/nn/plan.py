@@ -24,7 +24,7 @@ from ..core.routes import (
 from ..matrices import StructuredMatrix
 from .snapshot import Snapshot
 
-_SHAPES = 64  # of inputs whose products are remembered
+SHAPES = 64  # of inputs whose products are remembered
 _LARGE = 1 << 28  # multiply-adds of a product whose bias is added apart
 PLANS = {"auto": None, "fast": False, "dense": True}  # whether routes must hold the dense matrix
 
@@ -118,7 +118,7 @@ class Plan:
         asked = batch, gain
         found = self._by_dense.get(asked)
         if found is None:
-            if len(self._by_dense) >= _SHAPES:
+            if len(self._by_dense) >= SHAPES:
                 self._by_dense.clear()
             call = Call(batch, self.kind, self.dtype, kept=True)
             found = self._by_dense[asked] = takes_dense(self.matrix, call, gain=gain)
@@ -162,7 +162,7 @@ class Plan:
         run = self._taken.get(asked)
         if run is None:
             run = self._take(x, *asked[3:])
-            if len(self._taken) >= _SHAPES:
+            if len(self._taken) >= SHAPES:
                 self._taken.clear()
             if not transformed:
                 self._taken[asked] = run

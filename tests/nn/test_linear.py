@@ -198,6 +198,58 @@ def test_plan_fast_never_makes_a_dense_matrix(monkeypatch):
     assert "dense" not in layer._plan.prepared()
 
 
+def test_a_layer_that_trains_looks_for_its_route_once(monkeypatch):
+    layer, x = StructuredLinear(12, 9, structure="toeplitz_like"), torch.randn(3, 12)
+    layer(x)
+    monkeypatch.setattr(torchldr.ToeplitzLike, "call", None)
+    layer(x)
+    with pytest.raises(TypeError):
+        layer(x[:2])  # another number of rows may take another route
+
+
+@every_class
+def test_what_is_remembered_in_training_depends_on_the_call(cls):
+    """The same layer and input in turns: autocast, other dtypes, frozen parameters, wrong inputs, plans."""
+    layer, x = layer_of(cls, 16, 12), torch.randn(3, 16)
+    exact = x.double() @ layer.matrix().double().to_dense().mT + layer.bias.double()
+
+    def check(y, dtype=torch.float32):
+        assert y.dtype == dtype
+        assert torch.allclose(y.double(), exact, atol=0.1 if dtype == torch.bfloat16 else 1e-5)
+
+    for _ in range(2):
+        check(layer(x))
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            check(layer(x), torch.bfloat16)
+            check(layer(x.bfloat16()), torch.bfloat16)
+        with torch.no_grad():
+            check(layer(x))
+        for wanted in (False, True):
+            layer.requires_grad_(wanted)
+            y = layer(x)
+            check(y)
+            assert y.requires_grad == wanted
+        with pytest.raises(TypeError, match="the input has dtype"):
+            layer(x.double())
+        with pytest.raises(ValueError, match="the last axis must have"):
+            layer(x[:, 1:])
+        check(layer.double()(x.double()), torch.float64)
+        layer.float()
+    for name in [route.name for route in layer.structure.ROUTES if route.apply is not None]:
+        layer.route = None
+        layer(x)
+        layer.route = name
+        row = next(row for row in layer.matrix().routes(len(x), needs_grad=True) if row.route == name)
+        if row.why_not is None:
+            check(layer(x))
+        else:
+            with pytest.raises(ValueError, match="no route serves"):
+                layer(x)
+    layer.route = None
+    layer(x)
+    check(pickle.loads(pickle.dumps(layer))(x))
+
+
 @every_class
 def test_gradients_in_eval_mode(cls):
     layer = layer_of(cls).eval()

@@ -51,10 +51,10 @@ def _bfloat16_multiply() -> float:
 
 
 _HALF = _bfloat16_multiply()
-# Fitted by `benchmarks/fit_costs.py` to two cores of an x86-64 server, one of an ARM server, and an H200.
+# Fitted by `benchmarks/fit_costs.py` to cores of two x86-64 servers, one core of an ARM server, and an H200.
 _X86 = Machine(
-    call=10e-6, replay=10e-6, entry=0.36e-9, large=0.8e-9, fft=45e-12, fewest=64, multiply=10e-12,
-    tf32=10e-12, half=_HALF, stream=0.11e-9, pack=0.31e-9, compiled=250e-12, transform=0.2e-6, start=3e-6,
+    call=10e-6, replay=10e-6, entry=0.36e-9, large=1.1e-9, fft=31e-12, fewest=64, multiply=10e-12,
+    tf32=10e-12, half=_HALF, stream=0.17e-9, pack=0.31e-9, compiled=205e-12, transform=0.11e-6, start=3e-6,
     stencil=1.2e-9, lstm=1,
 )  # fmt: skip
 _ARM = Machine(

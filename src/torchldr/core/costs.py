@@ -53,8 +53,8 @@ def _bfloat16_multiply() -> float:
 _HALF = _bfloat16_multiply()
 # Fitted by `benchmarks/fit_costs.py` to cores of two x86-64 servers, one core of an ARM server, and an H200.
 _X86 = Machine(
-    call=10e-6, replay=10e-6, entry=0.36e-9, large=1.1e-9, fft=31e-12, fewest=64, multiply=10e-12,
-    tf32=10e-12, half=_HALF, stream=0.17e-9, pack=0.31e-9, compiled=205e-12, transform=0.11e-6, start=3e-6,
+    call=5.7e-6, replay=5.7e-6, entry=0.37e-9, large=1.2e-9, fft=61e-12, fewest=64, multiply=10e-12,
+    tf32=10e-12, half=_HALF, stream=0.17e-9, pack=0.21e-9, compiled=240e-12, transform=0.14e-6, start=6e-6,
     stencil=1.2e-9, lstm=1,
 )  # fmt: skip
 _ARM = Machine(

@@ -66,6 +66,25 @@ def test_large_members_without_operators(cls):
         testing.check_gradients(M)
 
 
+@pytest.mark.parametrize("name", ["ldr_sd", "toeplitz_like", "hankel_like"])
+@pytest.mark.parametrize("n", [64, 97])
+def test_generators_of_uneven_size(name, n):
+    """Where x meets small entries of H alone, FFTs are exact to norms, other routes to |factors| |x|."""
+    M = testing.member(torchldr.get_structure(name), 64, n, 1, dtype=torch.float32)
+    if name == "ldr_sd":
+        for side in "AC":
+            M.tensors[f"subdiagonal_{side}"].fill_(1)
+            M.tensors[f"corner_{side}"].zero_()
+    M.H[:, :-1] *= 1e-5
+    x, D = torch.eye(1, n), M.double()
+    size = sum(left.norm(dim=0).max() * right.norm(dim=1).max() for left, right in D.factors())
+    exact, first = x.double() @ D.to_dense().mT, (D.magnitude() @ x[0].double()).max()
+    for route in (row.route for row in M.routes() if row.why_not is None):
+        error = (M.matmul(x, route=route) - exact).abs().max()
+        bound = first if route in ("dense", "stencil") else size
+        assert error <= testing.tolerance(torch.float32, n) * bound
+
+
 @every_class
 def test_displacement(cls):
     for M in testing.cases(cls, shapes=((3, 3), (16, 5), (5, 16), (64, 64)), dtypes=(torch.float64,)):

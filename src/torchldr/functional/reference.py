@@ -84,6 +84,5 @@ def krylov_of_shift_reference(v: Tensor, f: float, k: int) -> Tensor:
 
     v may have axes in front.
     """
-    lower = v.new_ones(v.shape[-1])
-    lower[0] = f
+    lower = torch.cat((v.new_full((1,), f), v.new_ones(v.shape[-1] - 1)))
     return krylov_of_cycle_reference(lower, v, k)

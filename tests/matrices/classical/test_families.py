@@ -296,6 +296,14 @@ def test_products_and_representations_are_differentiable():
     assert torch.autograd.gradcheck(lambda s, t, x: Cauchy(s, t).matmul(x), (c, t, x))
 
 
+@pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node")  # torch, of constants that it folds
+def test_a_representation_can_be_linearized():
+    """Where torch folds constants, it forgets edits of them in place."""
+    c, dc = drawing(0)(5), drawing(1)(5)
+    _, tangent = torch.func.linearize(lambda c: convert(Toeplitz(c), "ldr_td").to_dense(), c)
+    torch.testing.assert_close(tangent(dc), Toeplitz(dc).to_dense())
+
+
 @pytest.mark.parametrize("structure", ["toeplitz_like", "hankel_like", "ldr_td"])
 def test_representations_are_differentiable_where_singular_values_are_the_same(structure: str):
     column = torch.randn(1, 2, 4, dtype=torch.float64, requires_grad=True)

@@ -170,6 +170,15 @@ def test_products_are_differentiable():
     )
 
 
+@pytest.mark.parametrize("name", ["dct2", "chebyshev"])
+@pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node")  # torch, of constants that it folds
+def test_linearized_products(name: str):
+    """Where torch folds constants, it forgets edits of them in place."""
+    M, x = MAKERS[name](6, 1), drawn(0, 3, 6)
+    for product, dense in ((M.matmul, M.to_dense().mT), (M.rmatmul, M.to_dense())):
+        torch.testing.assert_close(torch.func.linearize(product, x)[1](x), x @ dense)
+
+
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [

@@ -194,9 +194,8 @@ class Chebyshev(OrthogonalPolynomials):
 
     def _unscale(self, like: Tensor) -> Tensor:
         """Row factors between the orthonormal cosine transform and this matrix."""
-        factor = torch.full_like(self.scale, math.sqrt(self.out_features / 2), dtype=like.dtype)
-        factor[0] = math.sqrt(self.out_features)
-        return factor * self.scale.to(like.dtype)
+        n, scale = self.out_features, self.scale.to(like.dtype)
+        return torch.cat((scale[:1] * math.sqrt(n), scale[1:] * math.sqrt(n / 2)))
 
 
 class DCT2(Chebyshev):

@@ -129,8 +129,7 @@ def shift_displacement(W: Tensor) -> Tensor:
 def cross(column: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
     """G and H of the matrix that is zero but for this first column and row, which share their corner."""
     m, n = column.shape[0], row.shape[0]
-    first, other = row.new_zeros(m), row.new_zeros(n)
-    first[0], other[0] = 1, 1
+    first, other = (torch.eye(1, size, dtype=row.dtype, device=row.device)[0] for size in (m, n))
     if m == 1 or n == 1:
         return (first.unsqueeze(0), row.unsqueeze(0)) if m == 1 else (column.unsqueeze(0), other.unsqueeze(0))
     return torch.stack((first, column * (1 - first))), torch.stack((row, other))

@@ -65,8 +65,16 @@ def called(model: nn.Module, weights: Mapping[str, Tensor], batch: Any) -> Any:
     """The output with other parameters; neither the model nor the batch is changed, if it works in place."""
     given = copied(batch)
     args = (given.pop(""),) if "" in given else ()
-    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    return functional_call(model, {**buffers, **weights}, args, given)
+    new = {id(buffer): buffer.clone() for buffer in model.buffers()}
+    new |= {id(model.get_parameter(name)): W for name, W in weights.items()}
+    # Every place once, also of what is tied: torch's own way leaves modules with two names what they were lent.
+    places = {
+        f"{name}.{leaf}".removeprefix("."): new[id(t)]
+        for name, module in model.named_modules()
+        for leaf, t in {**module._parameters, **module._buffers}.items()
+        if id(t) in new
+    }
+    return functional_call(model, places, args, given, tie_weights=False)
 
 
 def counted(batch: Any, output: Tensor) -> Tensor | None:

@@ -67,7 +67,7 @@ def called(model: nn.Module, weights: Mapping[str, Tensor], batch: Any) -> Any:
     args = (given.pop(""),) if "" in given else ()
     new = {id(buffer): buffer.clone() for buffer in model.buffers()}
     new |= {id(model.get_parameter(name)): W for name, W in weights.items()}
-    # Every place once, also of what is tied: torch's own way leaves modules with two names what they were lent.
+    # Every place once, tied ones too: torch's own way leaves to modules with two names what they were lent.
     places = {
         f"{name}.{leaf}".removeprefix("."): new[id(t)]
         for name, module in model.named_modules()

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.utils import _pytree as pytree
+
+from ..nn.tensors import called_with
 
 # Which entry of an output counts where none is named; else the first tensor of floating point.
 PREFERRED = ("logits", "sentence_embedding", "last_hidden_state")
@@ -65,16 +66,9 @@ def called(model: nn.Module, weights: Mapping[str, Tensor], batch: Any) -> Any:
     """The output with other parameters; neither the model nor the batch is changed, if it works in place."""
     given = copied(batch)
     args = (given.pop(""),) if "" in given else ()
-    new = {id(buffer): buffer.clone() for buffer in model.buffers()}
-    new |= {id(model.get_parameter(name)): W for name, W in weights.items()}
-    # Every place once, tied ones too: torch's own way leaves to modules with two names what they were lent.
-    places = {
-        f"{name}.{leaf}".removeprefix("."): new[id(t)]
-        for name, module in model.named_modules()
-        for leaf, t in {**module._parameters, **module._buffers}.items()
-        if id(t) in new
-    }
-    return functional_call(model, places, args, given, tie_weights=False)
+    lent = {id(buffer): buffer.clone() for buffer in model.buffers()}
+    lent |= {id(model.get_parameter(name)): W for name, W in weights.items()}
+    return called_with(model, lent, args, given)
 
 
 def counted(batch: Any, output: Tensor) -> Tensor | None:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.utils import prune
+from torch.utils._pytree import tree_leaves
 
 import torchldr
 from torchldr.compress.layers import StructuredPointwise
@@ -125,6 +126,8 @@ def test_other_convolutions_and_subclasses_are_left_alone():
     ]
     parts.append(nn.utils.parametrizations.weight_norm(nn.Linear(32, 32)))
     parts.append(prune.l1_unstructured(nn.Linear(32, 32), "weight", 0.5))
+    parts.append(prune.l1_unstructured(nn.Linear(32, 32), "bias", 0.5))
+    parts.append(prune.l1_unstructured(nn.LSTM(32, 32), "weight_hh_l0", 0.5))
     parts.append(nn.Linear(32, 32))
     parts[-1].forward = lambda x: -nn.functional.linear(x, parts[-1].weight)
     model = nn.Sequential(*parts)
@@ -137,10 +140,10 @@ def test_other_convolutions_and_subclasses_are_left_alone():
     computed = "its weight is computed by a parametrization"
     large = "a convolution (Conv2d, 3 x 3): only nn.Conv2d of 1 x 1 is replaced"
     pruned, patched = (
-        "its weight is computed, as by weight norm or pruning",
+        "its weight or bias is computed, as by weight norm or pruning",
         "its forward was replaced by another",
     )
-    reasons = large, groups, groups, subclass, computed, pruned, patched
+    reasons = large, groups, groups, subclass, computed, pruned, pruned, pruned, patched
     assert report.left == {str(i): reason for i, reason in enumerate(reasons)}
     with pytest.raises(ValueError, match=r"'0' matches no layer .* \(0 a convolution \(Conv2d, 3 x 3\)"):
         torchldr.compress_(model, {"0": LOW})
@@ -233,6 +236,32 @@ def test_tied_weights_stay_tied_and_shared_modules_are_replaced_once():
     assert model["a"].weight is model["b"].weight
     assert model["c"] is model["d"]
     assert isinstance(model["c"], nn.Linear)
+
+
+@pytest.mark.parametrize("which", ["quantized", "pruned", "trained"])
+@pytest.mark.parametrize(("make", "names"), [
+    (lambda: torchldr.StructuredLinear(8, 8, structure="low_rank"), ["G", "bias"]),
+    (lambda: torchldr.StructuredLSTM(8, 8, structure="low_rank"), ["weight_hh_l0", "bias_ih_l0"]),
+    (lambda: torchldr.StructuredGRU(8, 8, structure="low_rank", which="hidden"), ["weight_ih_l0"]),
+])  # fmt: skip
+def test_what_is_computed_is_made_dense(make, names, which):
+    """Errors for missing names, a call of pruning that finds nothing, values from before the last step."""
+    model, x = nn.Sequential(make()), torch.randn(3, 8)
+    if which == "quantized":
+        torchldr.quantize_(model)
+    else:
+        for name in names:
+            prune.random_unstructured(model[0], name, 0.5)
+    wanted = model(x)
+    if which == "trained":  # since the last call, which pruned
+        start = [p.detach().clone() for p in model.parameters()]
+        torch.nn.utils.vector_to_parameters(torch.randn(1000), model.parameters())
+        model(x)
+        torch.nn.utils.vector_to_parameters(torch.cat([p.flatten() for p in start]), model.parameters())
+    found = torchldr.materialize_(model)(x)
+    for y, right in zip(tree_leaves(found), tree_leaves(wanted), strict=True):
+        assert close(y, right)
+    assert all(p.requires_grad for p in model.parameters()) == (which != "quantized")
 
 
 @pytest.mark.parametrize("names", [("fastfood", "fastfood"), ("toeplitz_like", "hankel_like")])

@@ -233,6 +233,22 @@ def test_a_model_may_change_its_buffers():
     assert model.calls == 1
 
 
+def test_modules_that_run_in_two_places_stay_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They kept the weights and buffers that they were lent to try a plan."""
+
+    def stop(*given: Any) -> None:
+        raise KeyboardInterrupt
+
+    part = nn.Sequential(nn.Linear(32, 32), nn.BatchNorm1d(32))
+    model = nn.Sequential(part, nn.Tanh(), part).double()
+    before = [*model.parameters(), *model.buffers()]
+    monkeypatch.setattr(Refit, "fitted", stop)
+    with pytest.raises(KeyboardInterrupt):
+        torchldr.compress_(model, Structure("low_rank", rank=2), loader=batches())
+    after = [*model.parameters(), *model.buffers()]
+    assert [t is old for t, old in zip(after, before, strict=True)] == [True] * len(before)
+
+
 def test_batches_may_hold_what_files_cannot(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Then calibration is done once more where a run goes on."""
 

@@ -78,6 +78,13 @@ def test_programs_take_any_length_and_batch():
     agree(model, to_program(model, given(1, 2), plan="fast").module())
 
 
+def test_layers_that_share_a_weight():
+    layer, x = StructuredGRU(6, 6, 2, structure="low_rank").eval(), torch.randn(5, 1, 6)
+    layer.weight_hh_l1 = layer.weight_hh_l0
+    run = to_program(layer, torch.randn(3, 2, 6)).module()
+    torch.testing.assert_close(run(x), layer(x))
+
+
 def test_quantized_weights():
     layer, x = quantize_(StructuredGRU(6, 4, structure="low_rank").eval()), torch.randn(5, 1, 6)
     run = to_program(layer, torch.randn(3, 2, 6), plan="fast").module()

@@ -200,6 +200,18 @@ def test_under_autocast(kind):
 
 
 @torch.no_grad()
+def test_a_stack_in_two_places_is_given_back(plans):
+    """Other parameters for one call stayed in it."""
+    layer = StructuredLSTM(8, 8, num_layers=2, structure="low_rank").eval().requires_grad_(False)
+    layer.weight_ih_l1 = layer.weight_ih_l0
+    x, own = torch.randn(3, 2, 8), [*layer.parameters()]
+    others = {name: 2 * p for name, p in layer.named_parameters()}
+    call = lambda x: torch.func.functional_call(layer, others, (x,), tie_weights=False)[0]
+    right = call(x)
+    torch.testing.assert_close(compiled(call)(x), right)
+    assert [id(p) for p in layer.parameters()] == [id(p) for p in own]
+
+
 def test_weights_that_are_computed_are_none_of_the_plan(plans):
     layer, x = StructuredLinear(12, 9, structure="toeplitz_like").eval(), torch.randn(3, 12)
     run = compiled(layer)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import prune
 from torch.utils import _pytree as pytree
 
 from ..core.stacks import stack as stack_matrices
 from ..matrices import StructuredMatrix
 from ..nn import MatrixStack, StructuredGRU, StructuredLinear, StructuredLSTM
 from ..nn.recurrent.base import StructuredRecurrent, arguments_of
-from ..nn.tensors import as_node, in_format_of, is_proxy
+from ..nn.tensors import as_node, in_format_of, is_proxy, let_prune
 from .structure import DENSE, Structure
 
 # What nn.Module keeps of hooks. The registries themselves move, so that handles given out still remove.
@@ -48,7 +50,7 @@ class StructuredPointwise(nn.Module):
 
     @property
     def bias(self) -> nn.Parameter | None:
-        return self.linear._parameters["bias"]
+        return self.linear.bias  # type: ignore[return-value]
 
     def forward(self, x: Tensor) -> Tensor:
         if is_proxy(x):
@@ -121,6 +123,10 @@ def replace_modules(model: nn.Module, replacements: Mapping[nn.Module, nn.Module
     """
     for old, new in replacements.items():
         new.__dict__.update({name: old.__dict__[name] for name in _HOOKS if name in old.__dict__})
+        if prune.is_pruned(old):  # a new module has nothing to prune
+            hooks = old._forward_pre_hooks.items()
+            kept = ((key, hook) for key, hook in hooks if not isinstance(hook, prune.BasePruningMethod))
+            new._forward_pre_hooks = OrderedDict(kept)
         if new.training != old.training:
             new.train(old.training)
     for parent in list(model.modules()):
@@ -154,9 +160,18 @@ def _set_nesting(model: nn.Module) -> None:
 
 def dense_linear(layer: nn.Module) -> nn.Linear:
     """The nn.Linear of the same function, with the same bias."""
+    let_prune(layer)
     weight: Any = layer.weight
-    learned = any(p.requires_grad for name, p in layer.named_parameters() if name != "bias")
-    return plain_linear(weight, layer._parameters["bias"], learned)
+    learned = any(p.requires_grad for name, p in layer.named_parameters() if "bias" not in name)
+    return plain_linear(weight, own_parameter(layer, "bias"), learned)
+
+
+def own_parameter(layer: nn.Module, name: str) -> nn.Parameter | None:
+    """A layer's parameter; of one that is computed, as by pruning, its value as a new one."""
+    if name in layer._parameters:
+        return layer._parameters[name]
+    learned = any(p.requires_grad for key, p in layer.named_parameters() if name in key)
+    return nn.Parameter(getattr(layer, name).detach().clone(), learned)
 
 
 def plain_linear(weight: Tensor, bias: nn.Parameter | None, learned: bool) -> nn.Linear:

@@ -17,7 +17,15 @@ from ..nn.quantize import rounded_modules
 from ..nn.recurrent.base import StructuredRecurrent
 from ..nn.tensors import runs_as_made
 from .attention import StructuredAttention, split_attention
-from .layers import StructuredPointwise, dense_linear, fill, quiet_linear, quiet_recurrent, replace_modules
+from .layers import (
+    StructuredPointwise,
+    dense_linear,
+    fill,
+    own_parameter,
+    quiet_linear,
+    quiet_recurrent,
+    replace_modules,
+)
 from .structure import Structure
 from .targets import RECURRENT, Unit, check_unwrapped, parts_of
 
@@ -252,5 +260,5 @@ def _recurrent(module: StructuredRecurrent) -> nn.RNNBase:
         if name in stacks:
             p.requires_grad_(any(part.requires_grad for part in stacks[name].parameters()))
         else:
-            setattr(made, name, module._parameters[name])
+            setattr(made, name, own_parameter(module, name))
     return made

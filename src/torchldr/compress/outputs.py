@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.utils import _pytree as pytree
+
+from ..nn.tensors import called_with
 
 # Which entry of an output counts where none is named; else the first tensor of floating point.
 PREFERRED = ("logits", "sentence_embedding", "last_hidden_state")
@@ -65,8 +66,9 @@ def called(model: nn.Module, weights: Mapping[str, Tensor], batch: Any) -> Any:
     """The output with other parameters; neither the model nor the batch is changed, if it works in place."""
     given = copied(batch)
     args = (given.pop(""),) if "" in given else ()
-    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    return functional_call(model, {**buffers, **weights}, args, given)
+    lent = {id(buffer): buffer.clone() for buffer in model.buffers()}
+    lent |= {id(model.get_parameter(name)): W for name, W in weights.items()}
+    return called_with(model, lent, args, given)
 
 
 def counted(batch: Any, output: Tensor) -> Tensor | None:

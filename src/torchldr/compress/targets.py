@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
-from torch.nn.utils import parametrize
+from torch.nn.utils import parametrize, prune
 
 from ..core.checks import check_model
 from .candidates import Weight
@@ -155,12 +155,11 @@ def why_not(module: nn.Module) -> str | None:
         return "its forward was replaced by another"
     if parametrize.is_parametrized(module):
         return "its weight is computed by a parametrization"
-    if kind in (nn.Linear, nn.Conv2d):
-        weight = module._parameters.get("weight")
-        if weight is None:
-            return "its weight is computed, as by weight norm or pruning"
-        if not weight.is_floating_point() or weight.itemsize < 2:
-            return f"its weight is {weight.dtype}, not real floating point of 16 bits or more"
+    weight = module._parameters.get("weight")
+    if prune.is_pruned(module) or (weight is None and kind in (nn.Linear, nn.Conv2d)):
+        return "its weight or bias is computed, as by weight norm or pruning"
+    if weight is not None and not (weight.is_floating_point() and weight.itemsize > 1):
+        return f"its weight is {weight.dtype}, not real floating point of 16 bits or more"
     if type(module) is not kind:
         return f"a {type(module).__name__}, whose forward may differ from that of nn.{kind.__name__}"
     if isinstance(module, nn.Conv2d) and (module.groups != 1 or module.padding not in _UNPADDED):

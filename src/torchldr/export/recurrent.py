@@ -132,7 +132,7 @@ def loop(step: LoopStep, x: Tensor, sizes: torch.Size, *start: Tensor) -> tuple[
     def body(*given: Tensor) -> list[Tensor]:
         # torch's loop reads no tensors but its arguments.
         named = dict(zip(tensors, given[many + 1 :], strict=True))
-        after = functional_call(step, named, (given[many], *given[:many]))
+        after = functional_call(step, named, (given[many], *given[:many]), tie_weights=False)
         return [*after, after[0].clone()]  # no two of them may share memory
 
     products = step.layer._product("ih", step.suffix, dense=True)(x).unflatten(0, sizes)
@@ -152,7 +152,9 @@ class LoopStep(nn.Module):
     def tensors(self) -> dict[str, Tensor]:
         """What a step reads."""
         parts = {f"layer.{part}{self.suffix}" for part in ("weight_hh", "bias_hh", "weight_hr")}
-        every = chain(self.named_parameters(), self.named_buffers())
+        every = chain(
+            self.named_parameters(remove_duplicate=False), self.named_buffers(remove_duplicate=False)
+        )
         return {name: t for name, t in every if ".".join(name.split(".")[:2]) in parts}
 
     def forward(self, x: Tensor, *state: Tensor) -> State:

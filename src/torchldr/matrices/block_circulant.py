@@ -70,6 +70,8 @@ class BlockCirculant(StructuredMatrix, name="block_circulant"):
     Reference: Ding et al., "CirCNN", 2017.
     """
 
+    at_once = ("_materialize",)
+
     ROUTES = (
         own_route("fft", _block_seconds),
         dense_route(_dense_seconds),
@@ -128,10 +130,9 @@ class BlockCirculant(StructuredMatrix, name="block_circulant"):
         return self.dense_in(self.dtype)
 
     def dense_in(self, dtype: torch.dtype) -> Tensor:
-        if self.leading:
-            return super().dense_in(dtype)
-        grid = circulants(self.column, dtype)  # (rows, columns, b, b)
-        return grid.transpose(1, 2).flatten(2).flatten(0, 1)[: self.out_features, : self.in_features]
+        grid = circulants(self.column, dtype)  # (..., rows, columns, b, b)
+        whole = grid.transpose(-3, -2).flatten(-2).flatten(-3, -2)
+        return whole[..., : self.out_features, : self.in_features]
 
     def _matmul(self, x: Tensor) -> Tensor:
         return self.prepare()(x)

@@ -17,14 +17,13 @@ from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from ..core.checks import check_choices
 from ..core.operator import as_eager
 from ..core.products import autocasts
 from .parameters import StructuredParameters
 from .plan import PLANS
-from .tensors import copied
+from .tensors import called_with, copied
 
 _LAYERS: WeakValueDictionary[int, PlannedLayer] = WeakValueDictionary()
 _numbers = itertools.count()
@@ -139,8 +138,8 @@ def _planned(
         if all(map(_same, tensors, own.values())):
             results = found._infer(*inputs)
         else:  # detached they are no parameters, and the layer makes no plan for them
-            others = {f"layer.{name}": t.detach() for name, t in zip(own, tensors, strict=True)}
-            results = functional_call(_Inference(found), others, tuple(inputs))
+            others = {id(mine): t.detach() for mine, t in zip(own.values(), tensors, strict=True)}
+            results = called_with(_Inference(found), others, tuple(inputs), {})
     return [result.contiguous() for result in results]
 
 

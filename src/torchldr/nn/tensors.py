@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from copy import deepcopy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.fx import Proxy
 from torch.nn.utils import parametrize
 from torch.nn.utils.prune import BasePruningMethod
@@ -83,6 +85,23 @@ def in_format_of(y: Tensor, x: Tensor) -> Tensor:
         if x.ndim == y.ndim == axes and not x.is_contiguous() and x.is_contiguous(memory_format=last):
             return y.contiguous(memory_format=last)
     return y.contiguous()
+
+
+def called_with(
+    model: nn.Module, lent: Mapping[int, Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
+    """The output with other tensors in the place of a model's own, given by the `id` of these.
+
+    Every place is named once, tied ones too: torch's own way leaves to modules with two names what they were
+    lent.
+    """
+    places = {
+        f"{path}.{name}".removeprefix("."): lent[id(t)]
+        for path, module in model.named_modules()
+        for name, t in {**module._parameters, **module._buffers}.items()
+        if id(t) in lent
+    }
+    return functional_call(model, places, args, dict(kwargs), tie_weights=False)
 
 
 def runs_as_made(layer: nn.Module) -> bool:

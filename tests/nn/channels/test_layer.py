@@ -194,6 +194,14 @@ def test_copies_and_the_meta_device(cls, form):
     assert torch.equal(ghost(x), y)
 
 
+@pytest.mark.parametrize("name", ["circulant", "block_circulant", "toeplitz_like"])
+def test_torch_exports_grids(name):
+    """Circulant matrices were made under vmap, in which torch does not trace their gradient."""
+    layer = StructuredChannels(2, 3, 5, structure=name).double()
+    x = torch.randn(4, 2, 5, dtype=torch.float64)
+    torch.testing.assert_close(torch.export.export(layer, (x,)).module()(x), layer(x))
+
+
 def test_plans():
     layer = StructuredChannels(2, 2, 256, structure="toeplitz_like", rank=2)
     for batch in (1, 4096):

@@ -18,6 +18,14 @@ every_layer = pytest.mark.parametrize("layer_class", [StructuredLSTM, Structured
 every_class = pytest.mark.parametrize("cls", list(torchldr.structures().values()), ids=lambda cls: cls.name)
 
 
+@every_layer
+def test_layers_may_share_their_matrices(layer_class):
+    layer, x = layer_class(6, 6, 2, structure="low_rank", which="both"), torch.randn(4, 3, 6)
+    layer.weight_ih_l1, layer.weight_hh_l1 = layer.weight_ih_l0, layer.weight_hh_l0
+    assert layer.matrices(1).keys() == layer.matrices(0).keys()
+    torch.testing.assert_close(layer.to_torch()(x), layer(x))
+
+
 def test_state_dict_keys_never_change():
     layer = StructuredLSTM(4, 6, 2, bidirectional=True, proj_size=3, structure="low_rank")
     expected = set()

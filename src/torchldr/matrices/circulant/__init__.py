@@ -177,6 +177,7 @@ class Circulant(StructuredMatrix, name="circulant"):
 
     look = "#888888", "X"
     fuses = True
+    at_once = ("_materialize",)
 
     ROUTES = (
         own_route("fft", _fft_seconds),
@@ -221,9 +222,7 @@ class Circulant(StructuredMatrix, name="circulant"):
         return self.dense_in(self.dtype)
 
     def dense_in(self, dtype: torch.dtype) -> Tensor:
-        if self.leading:
-            return super().dense_in(dtype)
-        return circulants(self.column, dtype)[: self.out_features, : self.in_features]
+        return circulants(self.column, dtype)[..., : self.out_features, : self.in_features]
 
     def _matmul(self, x: Tensor) -> Tensor:
         return self.prepare()(x)

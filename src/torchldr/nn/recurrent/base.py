@@ -120,7 +120,7 @@ class StructuredRecurrent(PlannedLayer):
     # The matrices.
 
     def _stacks(self) -> dict[str, MatrixStack]:
-        return {name: part for name, part in self.named_children() if isinstance(part, MatrixStack)}
+        return {name: part for name, part in self._modules.items() if isinstance(part, MatrixStack)}
 
     def matrices(self, layer: int = 0, *, reverse: bool = False) -> dict[str, StructuredMatrix]:
         """The structured matrices of a layer by their names (W_ii, W_if, ...), sharing its parameters."""

@@ -34,6 +34,7 @@ def costs_of(row: dict[str, Any], device: str) -> dict[str, float]:
         torch.Size((row["n"], row["n"])), row["rank"] if cls.ranked else None, cls.check_options({})
     )
     dtype, training = getattr(torch, row["dtype"]), row["training"]
+    torch.set_num_threads(row["threads"])  # which costs depend on
     call = Call(row["batch"], device, dtype, needs_grad=training, kept=not training).sized
     return {route.name: route.seconds(sizes, call) for route in cls.ROUTES if route.name in row["us"]}
 
@@ -76,12 +77,18 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the halves")
     arguments = parser.parse_args()
     found = [json.loads(file.read_text()) for file in arguments.files]
-    rows = [row for file in found for row in file["rows"] if len(row["us"]) > 1]
+    threads = [{"threads": file["machine"]["threads"]} for file in found]
+    rows = [
+        row | used
+        for file, used in zip(found, threads, strict=True)
+        for row in file["rows"]
+        if len(row["us"]) > 1
+    ]
     source = random.Random(arguments.seed)
     source.shuffle(rows)
     half = len(rows) // 2
     looking, telling = rows[:half], rows[half:]
-    device, fixed = arguments.device, {"fewest", "replay", "tf32", "lstm"}
+    device, fixed = arguments.device, {"fewest", "replay", "tf32", "lstm", "threads"}
     machine = costs.CPUS[found[0]["machine"]["machine"]] if device == "cpu" else costs.MACHINES[device]
     if arguments.half is not None:
         machine, fixed = machine._replace(half=arguments.half), fixed | {"half"}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import platform
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -35,6 +36,7 @@ class Machine(NamedTuple):
     start: float  # to start a compiled function
     stencil: float  # an entry of a Krylov matrix by the compiled stencil
     lstm: float  # how many times as long as its matrix products torch's own LSTM takes
+    threads: int | None = None  # with so many; None where more or fewer were not measured
 
 
 def _bfloat16_multiply() -> float:
@@ -51,11 +53,11 @@ def _bfloat16_multiply() -> float:
 
 
 _HALF = _bfloat16_multiply()
-# Fitted by `benchmarks/fit_costs.py` to cores of two x86-64 servers, one core of an ARM server, and an H200.
+# Fitted by `benchmarks/fit_costs.py` to two cores of an x86-64 server, one of an ARM server, and an H200.
 _X86 = Machine(
-    call=5.7e-6, replay=5.7e-6, entry=0.37e-9, large=1.2e-9, fft=61e-12, fewest=64, multiply=10e-12,
-    tf32=10e-12, half=_HALF, stream=0.17e-9, pack=0.21e-9, compiled=240e-12, transform=0.14e-6, start=6e-6,
-    stencil=1.2e-9, lstm=1,
+    call=10e-6, replay=10e-6, entry=0.36e-9, large=0.8e-9, fft=45e-12, fewest=64, multiply=10e-12,
+    tf32=10e-12, half=_HALF, stream=0.11e-9, pack=0.31e-9, compiled=250e-12, transform=0.2e-6, start=3e-6,
+    stencil=1.2e-9, lstm=1, threads=2,
 )  # fmt: skip
 _ARM = Machine(
     call=14e-6, replay=14e-6, entry=1.1e-9, large=1.1e-9, fft=240e-12, fewest=4, multiply=61e-12,
@@ -80,7 +82,21 @@ def fft_multiply_adds(n: int) -> float:
 
 
 def machine(call: Call) -> Machine:
-    return MACHINES.get(call.device, MACHINES["cpu"])
+    found = MACHINES.get(call.device, MACHINES["cpu"])
+    return found if found.threads is None else _shared(found, torch.get_num_threads())
+
+
+@lru_cache
+def _shared(on: Machine, threads: int) -> Machine:
+    """The numbers with so many threads, from those with two, as measured with 1, 2, 8 and 16.
+
+    A matrix is read faster by each more, all else that torch does gains by the second alone, beside compiled
+    loops that share their rows.
+    """
+    read, lone = math.sqrt(2 / threads), 1.3 if threads == 1 else 1.0
+    alike = "entry", "large", "fft", "multiply", "half", "stencil"
+    longer = dict.fromkeys(alike, lone) | dict.fromkeys(("stream", "pack"), read)
+    return on._replace(**{name: getattr(on, name) * factor for name, factor in longer.items()})
 
 
 def started(call: Call, operations: float = 1) -> float:

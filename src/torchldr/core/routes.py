@@ -190,6 +190,7 @@ class _Kind(NamedTuple):
     shape: tuple[int, int]
     rank: int | None
     options: tuple[Any, ...]
+    threads: int  # of torch
 
     @property
     def sizes(self) -> Sizes:
@@ -197,12 +198,13 @@ class _Kind(NamedTuple):
 
 
 def _kind(M: Matrix) -> _Kind:
-    return _Kind(type(M), tuple(M.leading), (M.out_features, M.in_features), M.rank, tuple(M.options.items()))
+    shape, options = (M.out_features, M.in_features), tuple(M.options.items())
+    return _Kind(type(M), tuple(M.leading), shape, M.rank, options, torch.get_num_threads())
 
 
 @lru_cache(maxsize=4096)
 def _costs(kind: _Kind, call: Call) -> dict[Route, float]:
-    """Costs depend on sizes alone, so they are computed once."""
+    """Costs depend on sizes and threads alone, so they are computed once."""
     routes = kind.cls.STACK_ROUTES if kind.leading else kind.cls.ROUTES
     call, sizes = call._replace(matrices=math.prod(kind.leading)), kind.sizes
     costs = {route: route.seconds(sizes, call) for route in routes}

@@ -212,6 +212,7 @@ def test_a_stack_in_two_places_is_given_back(plans):
     assert [id(p) for p in layer.parameters()] == [id(p) for p in own]
 
 
+@torch.no_grad()
 def test_weights_that_are_computed_are_none_of_the_plan(plans):
     layer, x = StructuredLinear(12, 9, structure="toeplitz_like").eval(), torch.randn(3, 12)
     run = compiled(layer)

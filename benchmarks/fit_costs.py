@@ -77,10 +77,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the halves")
     arguments = parser.parse_args()
     found = [json.loads(file.read_text()) for file in arguments.files]
-    threads = [{"threads": file["machine"]["threads"]} for file in found]
     rows = [
-        row | used
-        for file, used in zip(found, threads, strict=True)
+        row | {"threads": file["machine"]["threads"]}
+        for file in found
         for row in file["rows"]
         if len(row["us"]) > 1
     ]

@@ -207,11 +207,21 @@ def test_a_layer_that_trains_looks_for_its_route_once(monkeypatch):
         layer(x[:2])  # another number of rows may take another route
 
 
+def test_a_subclass_may_start_in_its_own_way():
+    class Zeros(StructuredLinear):
+        def reset_parameters(self):
+            for p in self.parameters():
+                nn.init.zeros_(p)
+
+    assert not Zeros(12, 9)(torch.randn(3, 12)).any()
+
+
 @every_class
 def test_what_is_remembered_in_training_depends_on_the_call(cls):
     """The same layer and input in turns: autocast, other dtypes, frozen parameters, wrong inputs, plans."""
     layer, x = layer_of(cls, 16, 12), torch.randn(3, 16)
-    exact = x.double() @ layer.matrix().double().to_dense().mT + layer.bias.double()
+    W = layer.matrix().double().to_dense().detach()
+    exact = x.double() @ W.mT + layer.bias.double()
 
     def check(y, dtype=torch.float32):
         assert y.dtype == dtype
@@ -229,6 +239,9 @@ def test_what_is_remembered_in_training_depends_on_the_call(cls):
             y = layer(x)
             check(y)
             assert y.requires_grad == wanted
+        inputs = x.clone().requires_grad_()
+        (dx,) = torch.autograd.grad(layer(inputs).sum(), inputs)
+        assert torch.allclose(dx.double(), W.sum(0).expand_as(dx), atol=1e-5)
         with pytest.raises(TypeError, match="the input has dtype"):
             layer(x.double())
         with pytest.raises(ValueError, match="the last axis must have"):

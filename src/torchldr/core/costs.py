@@ -36,7 +36,7 @@ class Machine(NamedTuple):
     start: float  # to start a compiled function
     stencil: float  # an entry of a Krylov matrix by the compiled stencil
     lstm: float  # how many times as long as its matrix products torch's own LSTM takes
-    threads: int | None = None  # with so many; None where more or fewer were not measured
+    threads: int | None = None  # of torch, two or more; None where other counts were not measured
 
 
 def _bfloat16_multiply() -> float:
@@ -88,12 +88,12 @@ def machine(call: Call) -> Machine:
 
 @lru_cache
 def _shared(on: Machine, threads: int) -> Machine:
-    """The numbers with so many threads, from those with two, as measured with 1, 2, 8 and 16.
+    """The numbers with so many threads, from those with `on.threads`, as measured with 1, 2, 8 and 16.
 
     A matrix is read faster by each more, all else that torch does gains by the second alone, beside compiled
     loops that share their rows.
     """
-    read, lone = math.sqrt(2 / threads), 1.3 if threads == 1 else 1.0
+    read, lone = math.sqrt((on.threads or 1) / threads), 1.3 if threads == 1 else 1.0
     alike = "entry", "large", "fft", "multiply", "half", "stencil"
     longer = dict.fromkeys(alike, lone) | dict.fromkeys(("stream", "pack"), read)
     return on._replace(**{name: getattr(on, name) * factor for name, factor in longer.items()})

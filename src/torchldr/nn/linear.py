@@ -85,6 +85,7 @@ class StructuredLinear(StructuredParameters, PlannedLayer):
         self.register_parameter("bias", empty)
         self._route: str | None = None
         self._tuned: dict[Call, str] = {}
+        self._runs: dict[tuple[Any, ...], Callable[..., Tensor] | None] = {}  # by what was asked, in training
         self.reset_parameters()
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
@@ -178,7 +179,10 @@ class StructuredLinear(StructuredParameters, PlannedLayer):
 
     def drop_plan(self) -> None:
         super().drop_plan()
-        self._runs: dict[tuple[Any, ...], Callable[..., Tensor] | None] = {}  # by `asked`
+        self._runs = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_runs": {}}
 
     def routes(self, x: Tensor | int = 1) -> RouteTable:
         """Every route for these vectors, or for so many, with its cost or the reason against it.

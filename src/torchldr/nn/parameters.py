@@ -206,7 +206,7 @@ class StructuredParameters(nn.Module):
         self._fill_constants()  # parameters that are assigned may have another device and dtype
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_plan": None, "_runs": {}}
+        return {**self.__dict__, "_plan": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

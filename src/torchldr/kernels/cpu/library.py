@@ -1,0 +1,79 @@
+"""The CPU's kernels: a shared library of C functions, called by ctypes, which releases the GIL.
+
+`setup.py` compiles `*.c` beside this file into `_kernels.so` when the package is built, where there is a C
+compiler. Without it everything works by plain torch, slower.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+INTERFACE = 1  # of the C functions; `ldr_interface` in version.c says what a library was built for
+_SUFFIX = {torch.float32: "_f32", torch.float64: "_f64"}
+_TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "d": ctypes.c_double}
+
+
+@cache
+def _loaded() -> tuple[ctypes.CDLL | None, str | None]:
+    """The library, or None with the reason."""
+    found = sorted(Path(__file__).parent.glob("_kernels*.so")) + sorted(
+        Path(__file__).parent.glob("_kernels*.pyd")
+    )
+    if not found:
+        return None, "the CPU's kernels were not built: no C compiler was found when torchldr was installed"
+    try:
+        library = ctypes.CDLL(str(found[0]))
+        library.ldr_interface.restype = ctypes.c_int64
+        if library.ldr_interface() != INTERFACE:
+            return None, f"{found[0].name} was built from other sources: install torchldr again"
+    except (OSError, AttributeError) as error:
+        return None, f"{found[0].name} cannot be loaded: {error}"
+    return library, None
+
+
+def why_not() -> str | None:
+    """Why there are no compiled kernels, or None where there are."""
+    return _loaded()[1]
+
+
+def serves(*tensors: Tensor) -> bool:
+    """Whether kernels can read these tensors: on the CPU, in one dtype of float32 and float64."""
+    dtype = tensors[0].dtype
+    return (
+        dtype in _SUFFIX
+        and all(t.dtype is dtype and t.device.type == "cpu" for t in tensors)
+        and _loaded()[0] is not None
+    )
+
+
+class Kernel:
+    """One C function in both types: NAME_f32 and NAME_f64.
+
+    Args:
+        name: without the suffix.
+        signature: a letter for each argument: p for a pointer, i for an int64_t, d for a double.
+
+    Call it with the dtype, then with tensors (contiguous; None for NULL), ints and floats.
+    """
+
+    def __init__(self, name: str, signature: str) -> None:
+        self.name, self.signature = name, signature
+        self._functions: dict[torch.dtype, ctypes._NamedFuncPointer] = {}
+
+    def __call__(self, dtype: torch.dtype, *arguments: Tensor | float | None) -> None:
+        function = self._functions.get(dtype) or self._find(dtype)
+        function(*(t.data_ptr() if isinstance(t, Tensor) else t for t in arguments))
+
+    def _find(self, dtype: torch.dtype) -> ctypes._NamedFuncPointer:
+        library, reason = _loaded()
+        if library is None:
+            raise RuntimeError(f"{self.name}: {reason}")
+        function: ctypes._NamedFuncPointer = getattr(library, self.name + _SUFFIX[dtype])
+        function.argtypes, function.restype = [_TYPES[letter] for letter in self.signature], None
+        self._functions[dtype] = function
+        return function

@@ -9,13 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..torch_private import is_jit_tracing
+
 Matrix = Any  # a StructuredMatrix: that module stands above those that take one
 Product = Callable[[Tensor], Tensor]  # (b, in_features) to (b, out_features)
-
-
-def is_jit_tracing() -> bool:
-    """Whether torch.jit.trace is at work: sizes are tensors then, and comparing one is a warning."""
-    return torch._C._get_tracing_state() is not None
 
 
 def check_input(M: Matrix, x: Tensor, features: int, what: str, who: str | None = None) -> None:

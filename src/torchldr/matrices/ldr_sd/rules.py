@@ -28,7 +28,6 @@ from ...linalg.candidates import GKO_FROM, around, toeplitz_candidates
 from ...linalg.solvers import Candidate, formula, general
 from ...operators import Subdiagonal
 from . import LDRSubdiagonal
-from .routes import sides
 
 # Closure.
 
@@ -74,7 +73,7 @@ MEASURED = 2.0**10
 @rule("widened", LDRSubdiagonal)
 def _(M: LDRSubdiagonal) -> LDRSubdiagonal:
     wide = M.double()
-    if wide.options["product"] != "auto" or reach(*sides(wide)) > MEASURED:
+    if wide.options["product"] != "auto" or reach(*wide._sides()) > MEASURED:
         return wide
     m, n = wide.shape
     return wide.unchecked(m, n, wide.tensors, {**wide.options, "product": "convolution"})
@@ -126,10 +125,10 @@ def _closed_displacement(G: Tensor, H: Tensor, f: float, e: float) -> tuple[Tens
 
 @rule("onnx", LDRSubdiagonal)
 def product(mode: str, M: LDRSubdiagonal) -> nn.Module:
-    return convolved(mode, *sides(M), M.dtype) or of_sides(*sides(M))
+    return convolved(mode, *M._sides(), M.dtype) or of_sides(*M._sides())
 
 
-rule("onnx_at_load", LDRSubdiagonal)(lambda mode, M: of_sides(*sides(M)))
+rule("onnx_at_load", LDRSubdiagonal)(lambda mode, M: of_sides(*M._sides()))
 
 
 # In C: Fourier transforms where the range of the operators allows it, else the recurrence.
@@ -141,7 +140,7 @@ rule("onnx_at_load", LDRSubdiagonal)(lambda mode, M: of_sides(*sides(M)))
 @rule("c", LDRSubdiagonal)
 def _(M: LDRSubdiagonal, c: Any) -> str:
     below = {side: c.coefficients(f"subdiagonal_{side}") for side in "AC"}
-    return subdiagonal_product(M, c, sides(M), below)
+    return subdiagonal_product(M, c, M._sides(), below)
 
 
 def subdiagonal_product(M: Any, c: Any, both: tuple[Side, Side], below: dict[str, str]) -> str:

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from ...core.products import check_like, is_jit_tracing
-from .cells import State
+from ...core.products import check_like
+from ...torch_private import is_jit_tracing
+from ...functional.recurrence import State
 
 Sequences: TypeAlias = Tensor | PackedSequence
 

@@ -25,7 +25,7 @@ are mapped over the stack or called for one matrix after the other, but for thos
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, ClassVar, Protocol, Self
 
@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from . import stacks
-from .checks import as_int, checked_int
+from .checks import as_int, check_choices, checked_int
 from .choice import Use
 from .linear_map import LinearMap
 from .registry import REGISTRY, near
@@ -67,8 +67,8 @@ class Contract(LinearMap):
     scaled: ClassVar[tuple[str, ...]] = ("G", "H")  # M is multilinear in these: they carry its scale
     drawn: ClassVar[tuple[str, ...]] = ()  # constants that are random; they are kept in the state_dict
     own_dtype: ClassVar[bool] = False  # whether its product is made of matrix products, as good in any dtype
+    retired: ClassVar[Mapping[str, Sequence[Any]]] = {}  # options that saved layers carry and nothing reads
     stored: ClassVar[Mapping[str, Storage]] = {}  # tensors that quantisation does not make int8
-    retired: ClassVar[Mapping[str, Any]] = {}  # options of older versions, which saved models still name
     at_once: ClassVar[tuple[str, ...]] = ()  # which of these functions take the axes of a stack as they come
     _axes: ClassVar[int | None] = None  # of the first tensor of one matrix; found out when first needed
     structured: ClassVar[bool] = True  # False for the class that leaves a weight as it is
@@ -214,9 +214,14 @@ class Contract(LinearMap):
 
     @classmethod
     def check_options(cls, options: Mapping[str, Any], layer: type | None = None) -> dict[str, Any]:
-        """All options, given and default; an unknown one is an error, which tells a layer's arguments too."""
+        """All options, given and default; an unknown one is an error, which tells a layer's arguments too.
+
+        `retired` options are dropped, so that what was saved with them loads.
+        """
         known = cls.default_options()
-        options = {key: value for key, value in options.items() if key not in cls.retired}
+        gone = {key: options[key] for key in cls.retired if key in options and key not in known}
+        check_choices(cls.__name__, **{key: (value, cls.retired[key]) for key, value in gone.items()})
+        options = {key: value for key, value in options.items() if key not in gone}
         for key in options:
             if key not in known:
                 arguments = inspect.signature(layer).parameters.values() if layer else ()

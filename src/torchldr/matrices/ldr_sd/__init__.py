@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import torch
@@ -45,7 +45,7 @@ class LDRSubdiagonal(StructuredMatrix, name="ldr_sd"):
     look = "#0072B2", "o"
     at_once = ("_materialize",)
 
-    retired: ClassVar[Mapping[str, Any]] = {"product": ("auto", "convolution", "exact")}
+    retired: ClassVar[Mapping[str, Sequence[Any]]] = {"product": ("auto", "convolution", "exact")}
     stored: ClassVar[Mapping[str, Storage]] = {
         f"{part}_{side}": how for side in "AC" for part, how in _STORED.items()
     }

@@ -43,7 +43,7 @@ if TYPE_CHECKING or not _is_command():
         VandermondeLike,
     )
     from .matrices.classical import Toeplitz
-    from .nn import StructuredChannels, StructuredGRU, StructuredLinear, StructuredLSTM, quantize_, tune
+    from .nn import StructuredChannels, StructuredGRU, StructuredLinear, StructuredLSTM, quantize_
     from .project import from_dense
 
 if TYPE_CHECKING:
@@ -92,7 +92,6 @@ __all__ = [
     "solve",
     "stack",
     "structures",
-    "tune",
 ]
 
 # Loaded when first asked for: most programs use layers alone, and `import torchldr` is to be quick.

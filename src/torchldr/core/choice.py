@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import platform
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -42,7 +41,7 @@ class Use(NamedTuple):
     @property
     def cost(self) -> float:
         """The time of a multiply-add of this dtype on a CPU, over that of float32."""
-        return _relative(self.dtype)
+        return _RELATIVE.get(self.dtype, 1.0)
 
     @property
     def gpu(self) -> bool:
@@ -60,16 +59,15 @@ class Use(NamedTuple):
         return self.matrices * self.m * self.n > most
 
 
-@cache
-def _relative(dtype: torch.dtype) -> float:
-    if dtype == torch.float64:
-        return 2.0
-    if dtype != torch.bfloat16:
-        return 1.0
+def _bfloat16() -> float:
+    """A multiply-add of bfloat16 on this CPU, over one of float32: by instructions of its own, or by way of that."""
     known = (getattr(torch.cpu, f"_is_{name}_supported", bool)() for name in ("amx_tile", "avx512_bf16"))
     if any(known):
         return 0.25
     return 1.0 if platform.machine() in ("aarch64", "arm64") else 4.0
+
+
+_RELATIVE = {torch.float64: 2.0, torch.bfloat16: _bfloat16()}
 
 
 def fft_multiply_adds(length: int) -> float:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from ..torch_private import are_recorded, has_transforms, is_jit_tracing
+from ..torch_private import are_recorded, has_transforms
 from .linear_map import LinearMap
 from .products import Matrix, run_product
 
@@ -125,8 +125,6 @@ def mapped(M: Matrix, function: Callable[..., Tensor], *x: Tensor) -> Tensor:
 
 def materialize(M: Matrix) -> Tensor:
     """The dense matrices of a stack (..., m, n); differentiable."""
-    if is_jit_tracing():
-        return each(M, lambda one: one._matmul(torch.eye(M.in_features, dtype=M.dtype, device=M.device)).mT)
     if "_materialize" in M.at_once:
         return M._materialize()
     return mapped(M, lambda one: one._materialize())
@@ -168,10 +166,6 @@ def _multiply(M: Matrix, x: Tensor, transposed: bool) -> Tensor:
     wide, name = M.promoted(), "_rmatmul" if transposed else "_matmul"
 
     def product(x: Tensor) -> Tensor:
-        if is_jit_tracing():
-            vectors = x.expand(*M.leading, *x.shape[-2:]).flatten(0, -3).unbind(0)
-            found = [getattr(one, name)(v) for one, v in zip(unbound(wide), vectors, strict=True)]
-            return torch.stack(found).unflatten(0, M.leading)
         if name in M.at_once:
             return getattr(wide, name)(x)
         return mapped(wide, lambda one, x: getattr(one, name)(x), x)

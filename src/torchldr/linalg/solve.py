@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from ..algebra.multiply import multiply, rmultiply
 from ..core.linear_map import LinearMap, show
 from ..core.registry import near
 from ..core.rules import rule
+from ..torch_private import forward_mode, in_forward_mode
 from .candidates import candidates
 from .certificate import Certified, Product, certified, condition_by, random_rows
 from .solvers import ACCEPTED, DENSE_LIMIT, Candidate, IterativeSolver, Solver, dense
@@ -95,9 +95,9 @@ def solve_rows(M: LinearMap, b: Tensor, *, tol: float | None = None, method: str
     if bool(unknown.any()):  # as such a system has no solution, the others alone are solved and measured
         known = solve_rows(M, b.masked_fill(unknown, 0), tol=tol, method=method)
         return known.masked_fill(unknown, torch.nan)
-    with torch.no_grad(), forward_ad._set_fwd_grad_enabled(False):
+    with torch.no_grad(), forward_mode(False):
         solver, x = _chosen(M, system, b.detach(), tol, method)
-    forward = forward_ad._current_level >= 0
+    forward = in_forward_mode()
     if forward or (torch.is_grad_enabled() and (b.requires_grad or may_require_grad(M))):
         left = b - multiply(system, x)
         if forward or left.requires_grad:
@@ -121,7 +121,7 @@ class _Implicit(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, dleft: Tensor, *_: Any) -> Tensor:
-        with torch.no_grad(), forward_ad._set_fwd_grad_enabled(False):
+        with torch.no_grad(), forward_mode(False):
             return _again(dleft, *ctx.how, transposed=False)
 
 

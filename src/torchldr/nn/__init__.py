@@ -9,7 +9,6 @@ from .linear import StructuredLinear
 from .quantize import quantize_
 from .recurrent.layers import StructuredGRU, StructuredLSTM
 from .recurrent.step import RecurrentStep
-from .tune import tune
 
 __all__ = [
     "ConvolutionMatrix",
@@ -25,5 +24,4 @@ __all__ = [
     "rounded",
     "stored_bytes",
     "straight_through",
-    "tune",
 ]

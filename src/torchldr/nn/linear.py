@@ -13,7 +13,6 @@ from ..core.choice import Products
 from ..core.products import check_input
 from ..matrices import StructuredMatrix
 from .parameters import INITS, StructuredParameters, describe
-from .tensors import as_node, is_proxy
 
 
 class StructuredLinear(StructuredParameters):
@@ -109,8 +108,6 @@ class StructuredLinear(StructuredParameters):
             raise AttributeError("StructuredLinear: there is no weight to delete.")
 
     def forward(self, x: Tensor) -> Tensor:
-        if is_proxy(x):
-            return as_node(self, x)
         matrix = self.matrix()
         if isinstance(x, Tensor) and (x.is_nested or x.layout is not torch.strided):
             return linear(x, matrix.materialize(), self.bias)  # torch multiplies these by dense matrices alone

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from ..core.checks import check_choices, check_dtype
 from ..core.choice import PRODUCTS
 from ..matrices import StructuredMatrix, get_structure
-from ..torch_private import is_jit_tracing
 from .tensors import add_axes, named_tensors
 
 INITS = ("linear", "paper")
@@ -84,8 +83,6 @@ class StructuredParameters(Multiplying):
 
     def _tensors(self) -> dict[str, Tensor]:
         tensors = named_tensors(self, self._names)
-        if is_jit_tracing():  # shapes are tensors then
-            return tensors
         for name, shape in self._shapes.items():  # kernels trust them
             if tensors[name].shape != shape:
                 came = tuple(tensors[name].shape)

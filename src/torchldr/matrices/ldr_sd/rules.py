@@ -65,20 +65,6 @@ def _(M: LinearMap, known: DisplacementStructure) -> LDRSubdiagonal | None:
 SCALES = 1e6
 
 
-# The range of operators whose convolutions serve to measure residuals: 2^10 eps is far below the 1e-10 that
-# `solve` promises, while products of layers keep all but five bits.
-MEASURED = 2.0**10
-
-
-@rule("widened", LDRSubdiagonal)
-def _(M: LDRSubdiagonal) -> LDRSubdiagonal:
-    wide = M.double()
-    if wide.options["product"] != "auto" or reach(*wide._sides()) > MEASURED:
-        return wide
-    m, n = wide.shape
-    return wide.unchecked(m, n, wide.tensors, {**wide.options, "product": "convolution"})
-
-
 @rule("solvers", LDRSubdiagonal)
 def _(M: LDRSubdiagonal) -> list[Candidate]:
     P, Q = scales(M.subdiagonal_A), scales(M.subdiagonal_C)

@@ -8,19 +8,17 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ...core import stacks
+from ...core.choice import Use
 from ...core.contract import Random, Weights
 from ...core.matrix import StructuredMatrix, generators_
 from ...core.products import allows_tf32
-from ...core.routes import is_traced
 from ...core.storage import AROUND_ONE, AROUND_ZERO, FLOAT, Storage
-from ...functional import krylov_dense, stencil, tridiagonal
+from ...functional import krylov_dense, tridiagonal
+from ...functional.krylov import krylov_matrices
 from ...functional.reference import krylov_of_ring_reference, tridiagonal_reference
-from ...kernels import cuda
-from ...kernels.cuda.krylov import entries
+from ...functional.stream import product
 from ..ldr_sd import shift_mean_square
 from .operators import operator_report
-from .routes import HELD, ROUTES
 
 Ring = tuple[Tensor, Tensor, Tensor]
 _STORED = {"subdiagonal": AROUND_ONE, "diagonal": AROUND_ZERO, "superdiagonal": AROUND_ZERO, "corners": FLOAT}
@@ -49,12 +47,10 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
     look = "#D55E00", "D"
 
     at_once = ("_materialize",)
-    opaque = True
     retired: ClassVar[Mapping[str, Sequence[Any]]] = {"product": ("auto", "stencil", "port")}
     stored: ClassVar[Mapping[str, Storage]] = {
         f"{part}_{side}": how for side in "AC" for part, how in _STORED.items()
     }
-    ROUTES = ROUTES
     projection_work = 48
 
     @classmethod
@@ -89,13 +85,14 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
 
     def _ring(self, side: str) -> Ring:
         part = self.tensors
-        top, bottom = part[f"corners_{side}"].split(1)
-        lower = torch.cat((top, part[f"subdiagonal_{side}"]))
-        upper = torch.cat((part[f"superdiagonal_{side}"], bottom))
+        top, bottom = part[f"corners_{side}"].split(1, -1)
+        lower = torch.cat((top, part[f"subdiagonal_{side}"]), -1)
+        upper = torch.cat((part[f"superdiagonal_{side}"], bottom), -1)
         ring = lower, part[f"diagonal_{side}"], upper
         if not self.options["normalize"]:
             return ring
         scale = tridiagonal.row_sum_scale(*ring)
+        scale = scale.unsqueeze(-1)
         return ring[0] / scale, ring[1] / scale, ring[2] / scale
 
     @classmethod
@@ -136,6 +133,40 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
         """
         return operator_report(self, spectrum=spectrum)
 
+    def _balanced(self) -> tuple[tridiagonal.Operator, tridiagonal.Operator]:
+        """`both_operators` without a scale that A has and C takes back."""
+        A, C = tridiagonal.balanced(self._ring("A"), self._ring("C"))
+        return (*A, self.tensors["G"]), (*C, self.tensors["H"])
+
+    @classmethod
+    def fast_pays(cls, use: Use) -> bool:
+        if use.frozen:
+            return False
+        if use.gpu:
+            return use.size >= 2048 and 4 * use.rank * use.rows < use.size
+        return (2 * use.rank - 1) * use.rows < use.rank * use.size
+
+    def fast_in_words(self) -> str:
+        (m, n), r = self.shape[-2:], self.G.shape[-2]
+        columns = r * min(m, n)
+        return f"make {columns} Krylov columns of either operator, then {columns * (m + n):,} multiply-adds a row"
+
+    def _made_in_words(self) -> str:
+        return " of Krylov columns"
+
+    def _materialize(self) -> Tensor:
+        return self.dense_in(self.dtype)
+
+    def dense_in(self, dtype: torch.dtype) -> Tensor:
+        """By Krylov matrices and one product of them, r k m n multiply-adds."""
+        if self.in_features == self.out_features and krylov_dense.takes(self.tensors["G"]):
+            rough = dtype.itemsize < 4 or allows_tf32("cuda", dtype)
+            return krylov_dense.krylov_dense(self._rings(), dtype, rough=rough)
+        A, C = self.promoted()._balanced()
+        k = min(self.out_features, self.in_features)
+        K_A, K_C = krylov_matrices(*A, k), krylov_matrices(*C, k)
+        return (K_A.flatten(-3, -2).mT @ K_C.flatten(-3, -2)).to(dtype)
+
     def _rings(self) -> Tensor:
         """Both operators of a square matrix with their generators, as `krylov_dense` takes them."""
         part, sides = self.tensors, []
@@ -150,28 +181,8 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
         scale = tridiagonal.row_sum_scale(*ring.unbind(-2))
         return torch.cat((ring / scale[..., None, None], V), -2)
 
-    def dense_in(self, dtype: torch.dtype) -> Tensor:
-        if self.in_features != self.out_features or not krylov_dense.serves(self.G):
-            return super().dense_in(dtype)
-        rough = dtype.itemsize < 4 or allows_tf32("cuda", dtype)
-        return krylov_dense.krylov_dense(self._rings(), dtype, rough=rough)
-
-    def _materialize(self) -> Tensor:
-        tensors = self.tensors.values()
-        loops = stencil.serves(*tensors) and not is_traced(*tensors)
-        if self.leading:  # loops make one matrix after the other in less time than vmap all of them
-            return (stacks.each if loops else stacks.mapped)(self, LDRTridiagonal._materialize)
-        size = entries(self.G.shape[0], self.out_features, self.in_features)
-        held = (loops and size <= HELD) or cuda.serves(size, *tensors)
-        return self.by_krylov_matrices() if held else super()._materialize()
-
-    def by_krylov_matrices(self) -> Tensor:
-        """The dense matrix by one matrix product, 2 r k m n operations."""
-        K_A, K_C = (K.flatten(0, 1) for K in tridiagonal.krylov_pair(*self.both_operators()))
-        return (K_A.mT @ K_C).to(self.dtype)
-
     def _matmul(self, x: Tensor) -> Tensor:
-        return tridiagonal.product(*self.both_operators(), x)
+        return product(*self._balanced(), x)
 
     def _rmatmul(self, y: Tensor) -> Tensor:
-        return tridiagonal.product(*self.both_operators()[::-1], y)
+        return product(*self._balanced()[::-1], y)

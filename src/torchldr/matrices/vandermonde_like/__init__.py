@@ -11,7 +11,7 @@ from torch import Tensor
 from ...core.contract import Random, Weights
 from ...core.matrix import StructuredMatrix, generators_
 from ...core.storage import FLOAT, Storage
-from ...functional import stein_scan
+from ...functional.columns import column_scan
 from ...functional.reference import krylov_of_shift_reference, shift_reference
 from ...functional.ring import shift_krylov_matmul, shift_krylov_rmatmul
 from ...functional.vandermonde import (
@@ -91,12 +91,9 @@ class VandermondeLike(StructuredMatrix, name="vandermonde_like"):
         return self.in_features
 
     def _materialize(self) -> Tensor:
-        E = self.H.mT @ self.G
-        nodes = self.nodes.to(E.dtype)
-        if not stein_scan.scans(nodes, E):
-            return super()._materialize()
         # M_ij = node_i M_{i, j-1} + E_ji, down the columns of the transposed matrix
-        return stein_scan.column_scan(nodes.unsqueeze(0), E.unsqueeze(0)).squeeze(0).mT
+        E = self.H.mT @ self.G
+        return column_scan(self.nodes.to(E.dtype), E).mT
 
     def _matmul(self, x: Tensor) -> Tensor:
         z = shift_krylov_rmatmul(self.H, x, 0.0, self.in_features)

@@ -13,10 +13,9 @@ from ...core.checks import as_int, check_choices, check_flags, checked_int
 from ...core.choice import Products
 from ...core.products import autocasts, check_like
 from ...matrices import StructuredMatrix, get_structure
-from ...torch_private import is_jit_tracing
 from ..linear import StructuredLinear
 from ..parameters import INITS, Multiplying, describe
-from ..tensors import as_node, in_format_of, is_proxy
+from ..tensors import in_format_of
 from .stack import MatrixStack
 
 FORMS = ("grid", "wide")
@@ -138,8 +137,6 @@ class StructuredChannels(Multiplying):
         return self._wide().products(x) if self.grid is None else self.grid.matrix().products(as_int(x))
 
     def forward(self, x: Tensor) -> Tensor:
-        if is_proxy(x):
-            return as_node(self, x)
         self._check(x)
         lead, axes = x.shape[: x.ndim - 1 - len(self.features)], len(self.features)
         flat = x.flatten(-axes) if axes > 1 else x
@@ -155,7 +152,7 @@ class StructuredChannels(Multiplying):
             return self._wide()(x.flatten(1)).reshape(shape)
         matrix = self.grid.matrix()
         taken = self.product if self.product != "auto" else matrix.product_for(x[:, 0])
-        if taken == "dense" or is_jit_tracing():
+        if taken == "dense":
             return linear(x.flatten(1), _as_block_matrix(_dense_like(matrix, x))).reshape(shape)
         y = matrix.multiply(x.transpose(0, 1), product="fast")  # (out_channels, in_channels, b, n')
         return y.sum(1).transpose(0, 1)
@@ -169,7 +166,7 @@ class StructuredChannels(Multiplying):
         if not isinstance(x, Tensor):
             raise TypeError(f"{who}: expected a tensor, got {type(x).__name__}.")
         wanted = (self.in_channels, *self.features)
-        if x.ndim < len(wanted) or (not is_jit_tracing() and x.shape[-len(wanted) :] != wanted):
+        if x.ndim < len(wanted) or x.shape[-len(wanted) :] != wanted:
             raise ValueError(f"{who}: the last axes must be {wanted}, got shape {tuple(x.shape)}.")
         check_like(who, x, some)
 

@@ -15,10 +15,9 @@ from torch.nn.functional import dropout, linear
 from ...core.checks import check_choices, check_flags, checked_int
 from ...functional.recurrence import Product, State, run_steps, sequence
 from ...matrices import StructuredMatrix, get_structure
-from ...torch_private import is_jit_tracing
 from ..channels.stack import MatrixStack
 from ..parameters import INITS, Multiplying, describe
-from ..tensors import as_node, is_proxy, let_prune
+from ..tensors import let_prune
 from .inputs import Given, Sequences, give, take, take_state
 from .step import RecurrentStep
 
@@ -164,8 +163,6 @@ class StructuredRecurrent(Multiplying):
     # The recurrence.
 
     def forward(self, input: Sequences, hx: Any = None) -> tuple[Any, Any]:
-        if is_proxy(input):
-            return as_node(self, input, hx)
         who, some = type(self).__name__, next(self.parameters())
         given = take(who, input, self.input_size, some, batch_first=self.batch_first)
         output, state = self._run(given, self._start(given, hx))
@@ -174,7 +171,7 @@ class StructuredRecurrent(Multiplying):
 
     def _run(self, given: Given, state: State) -> tuple[Tensor, State]:
         dense = {name: self._takes_dense(name) for name in self._stacks()}
-        if is_jit_tracing() or (all(dense.values()) and not torch.compiler.is_compiling()):
+        if all(dense.values()) and not torch.compiler.is_compiling():
             return self._run_fused(given, state)
         if all(dense.values()) and given.batch_sizes is None and not self.proj_size:
             return self._run_layers(given, state, self._run_sequence(given))

@@ -25,7 +25,7 @@ are mapped over the stack or called for one matrix after the other, but for thos
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, ClassVar, Protocol, Self
 
@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from . import costs, stacks
-from .checks import as_int, checked_int
+from .checks import as_int, check_choices, checked_int
 from .dense_route import by_columns, own_route
 from .linear_map import LinearMap
 from .products import Matrix, Product
@@ -82,6 +82,7 @@ class Contract(LinearMap):
     drawn: ClassVar[tuple[str, ...]] = ()  # constants that are random; they are kept in the state_dict
     opaque: ClassVar[bool] = False  # whether torch.compile should see the product as one operator
     fuses: ClassVar[bool] = False  # whether compilers make the plain product as fast as what inference keeps
+    retired: ClassVar[Mapping[str, Sequence[Any]]] = {}  # options that saved layers carry and nothing reads
     stored: ClassVar[Mapping[str, Storage]] = {}  # tensors that quantisation does not make int8
     ROUTES: ClassVar[tuple[Route, ...]] = STANDARD  # the first serves every call
     STACK_ROUTES: ClassVar[tuple[Route, ...]] = stacks.ROUTES
@@ -232,8 +233,14 @@ class Contract(LinearMap):
 
     @classmethod
     def check_options(cls, options: Mapping[str, Any], layer: type | None = None) -> dict[str, Any]:
-        """All options, given and default; an unknown one is an error, which tells a layer's arguments too."""
+        """All options, given and default; an unknown one is an error, which tells a layer's arguments too.
+
+        `retired` options are dropped, so that what was saved with them loads.
+        """
         known = cls.default_options()
+        gone = {key: options[key] for key in cls.retired if key in options and key not in known}
+        check_choices(cls.__name__, **{key: (value, cls.retired[key]) for key, value in gone.items()})
+        options = {key: value for key, value in options.items() if key not in gone}
         for key in options:
             if key not in known:
                 arguments = inspect.signature(layer).parameters.values() if layer else ()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from ...core import stacks
-from ...core.checks import check_choices
 from ...core.contract import Random, Weights
 from ...core.matrix import StructuredMatrix, generators_
 from ...core.products import allows_tf32
@@ -21,7 +20,7 @@ from ...kernels import cuda
 from ...kernels.cuda.krylov import entries
 from ..ldr_sd import shift_mean_square
 from .operators import operator_report
-from .routes import HELD, PRODUCTS, ROUTES
+from .routes import HELD, ROUTES
 
 Ring = tuple[Tensor, Tensor, Tensor]
 _STORED = {"subdiagonal": AROUND_ONE, "diagonal": AROUND_ZERO, "superdiagonal": AROUND_ZERO, "corners": FLOAT}
@@ -36,14 +35,9 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
     Parameters: those of LDR-SD without `corner_*`, and `diagonal_A` (m), `superdiagonal_A` (m - 1),
     `corners_A` (2: top right, bottom left), likewise C: (m + n)(r + 3) in all. Where a corner meets
     another entry (m <= 2) they add. Cost: O(r (m + n) k) for the Krylov columns, compiled on a CPU,
-    and as much a vector in matrix products; never an m x n matrix in inference. For kept products of some
-    thousands of features the port product takes O(c (r + b) n log^2 n) for b vectors, where a bound on its
-    error allows it (`functional.port.acceptance`).
+    and as much a vector in matrix products; never an m x n matrix in inference.
 
     Options:
-        product: for products in float32 that need no gradient, of a matrix that is kept (a layer in
-            inference): "auto" takes the port product where it is accepted and cheaper, "port" wherever it is
-            accepted, at any size, "stencil" never. All others take the stencil or the dense matrix.
         normalize: divide A and C by their largest absolute row sum where it exceeds 1. Powers of A
             otherwise grow like its spectral radius, and run in float64 where float32 would lose them:
             take it for layers of thousands of features, or when a superdiagonal grows past some tenths.
@@ -56,6 +50,7 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
 
     at_once = ("_materialize",)
     opaque = True
+    retired: ClassVar[Mapping[str, Sequence[Any]]] = {"product": ("auto", "stencil", "port")}
     stored: ClassVar[Mapping[str, Storage]] = {
         f"{part}_{side}": how for side in "AC" for part, how in _STORED.items()
     }
@@ -64,9 +59,8 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
 
     @classmethod
     def parameter_shapes(
-        cls, out_features: int, in_features: int, rank: int, *, normalize: bool = False, product: str = "auto"
+        cls, out_features: int, in_features: int, rank: int, *, normalize: bool = False
     ) -> dict[str, tuple[int, ...]]:
-        check_choices(cls.__name__, product=(product, PRODUCTS))
         shapes: dict[str, tuple[int, ...]] = {"G": (rank, out_features), "H": (rank, in_features)}
         for side, size in (("A", out_features), ("C", in_features)):
             shapes[f"subdiagonal_{side}"] = (size - 1,)
@@ -126,7 +120,7 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
         return (*self._ring("A"), self.G), (*self._ring("C"), self.H)
 
     def operator_report(self, *, spectrum: bool = True) -> list[dict[str, Any]]:
-        """What the two operators are like: a row of plain numbers for A and one for C, for a table by epoch.
+        """Describe the two operators: a row of plain numbers for A and one for C, for a table by epoch.
 
         Args:
             spectrum: whether to compute the spectral radius, of operators of up to 1024 rows.
@@ -136,9 +130,7 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
                 subdiagonal, diagonal, superdiagonal, corners: least and largest entry,
                 row_sum: the largest absolute row sum,
                 growth: the mean factor of |A^t v| a step, over k = min(m, n) steps,
-                spectral_radius: where it was computed, else None,
-                oversampling: that of the layer's port product, or None where it takes the stencil,
-                bound, reason: of the layer's product (`acceptance.Verdict`).
+                spectral_radius: where it was computed, else None.
 
         Waits for the device.
         """

@@ -1,8 +1,8 @@
 """The port product for a fixed operator: everything that does not depend on the input is kept.
 
 A plan holds, of each level, what arrives on either side of each cut from the ports of the joined blocks and
-from the start vectors (B of `levels`); on a GPU also the leaves' Krylov matrices. A product is then the
-leaves, and two transforms forward and two back for each pair of blocks, level by level.
+from the start vectors (B of `levels`), and the leaves' Krylov matrices. A product is then the leaves, and two
+transforms forward and two back for each pair of blocks, level by level.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .series import check
-from .sweep import Closing, sweep
+from .sweep import Closing, Sweep
 
 
 class PortPlan:
@@ -23,7 +23,7 @@ class PortPlan:
     Attributes:
         n, rank, k, oversampling: sizes.
 
-    Memory for (4 + 2r) c n numbers a level, and for (2 + r) c leaf n numbers on a GPU. Making a plan costs
+    Memory for (4 + 2r) c n numbers a level and (2 + r) c n `series.LEAF` in the leaves. Making a plan costs
     about as much as `port_rmatmul`. Products have no gradients and wait for no device: they can be captured
     in a CUDA graph. On a GPU torch's setting for TF32 holds for the leaves' matrix products.
 
@@ -43,7 +43,7 @@ class PortPlan:
         self.rank, self.n = V.shape
         self.k, self.oversampling = k, oversampling
         self._like = V.new_empty(0)
-        self._sweep = sweep(lower, diagonal, upper, V, oversampling)
+        self._sweep = Sweep(lower, diagonal, upper, V, oversampling)
         a, b = lower.detach()[0], upper.detach()[-1]
         corners = bool((a != 0) | (b != 0))
         self._closing = Closing(self._sweep.top, a, b, k) if corners else None

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from torchldr.functional.port.product import port_matmul, port_rmatmul
 from torchldr.functional.reference import krylov_of_ring_reference
+from torchldr_paper.ports import port_matmul, port_rmatmul
 
 pytestmark = pytest.mark.usefixtures("small_leaves")
 

@@ -1,13 +1,12 @@
 """The two ends of the port product's tree in torch operations: leaves, and the closing of the ring.
 
-`product` says what is computed and why, `levels` has what is between. Autograd and its transformations can
+The package says what is computed and why, `levels` has what is between. Autograd and its transformations can
 differentiate all of it any number of times.
 """
 
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -32,12 +31,7 @@ class Layout(NamedTuple):
 
 
 def laid_out(n: int, leaf: int, device: torch.device) -> Layout:
-    """The layout of leaves of at most `leaf` indices; kept for a GPU, where copying it makes a graph fail."""
-    kept = device.type == "cuda" and not torch.compiler.is_compiling()
-    return _laid_out_once(n, leaf, device) if kept else _laid_out(n, leaf, device)
-
-
-def _laid_out(n: int, leaf: int, device: torch.device) -> Layout:
+    """The layout of leaves of at most `leaf` indices."""
     starts = dealt(n, leaf)
     first = torch.tensor(starts, device=device)
     ends = torch.tensor([*starts[1:], n], device=device)
@@ -48,9 +42,6 @@ def _laid_out(n: int, leaf: int, device: torch.device) -> Layout:
     depth = len(starts).bit_length() - 1
     cuts = [torch.tensor(starts[1 << level :: 2 << level], device=device) for level in range(depth)]
     return Layout(first, ends, places, cuts)
-
-
-_laid_out_once = lru_cache(maxsize=64)(_laid_out)
 
 
 class Leaves(NamedTuple):

@@ -2,9 +2,10 @@
 
     python benchmarks/port_speed.py [--sizes 2048 4096 8192] [--seeds 3] [--threads 1]
 
-M x = K(A, g) K(C, h)^T x of rank 1 for one vector, by two `PortPlan`s in float64. Both operators are divided by
-the growth of their powers, so that these keep their size. Entries are those of `tridiagonal_range.py`, uniform
-or normal, without corners; `string` has 1/2 beside the diagonal and rings forever. For each n and kind:
+M x = K(A, g) K(C, h)^T x of rank 1 for one vector, by two `PortPlan`s in float64. Both operators are divided
+by the growth of their powers, so that these keep their size. Entries are those of `tridiagonal_range.py`,
+uniform or normal, without corners; `string` has 1/2 beside the diagonal and rings forever. For each n and
+kind:
 
     made_s          making both plans
     port_ms         the product by plans, in float64
@@ -68,7 +69,7 @@ def least(calls: dict[str, Callable[[], Tensor]], repeats: int) -> dict[str, flo
 @torch.no_grad()
 def row(kind: str, n: int, seeds: int, repeats: int, largest_dense: int) -> dict[str, Any]:
     times: dict[str, list[float]] = {}
-    errors = {c: 0.0 for c in OVERSAMPLING}
+    errors = dict.fromkeys(OVERSAMPLING, 0.0)
     for seed in range(seeds):
         M = divided_by_growth(kind, n, seed)
         x = torch.randn(1, n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)

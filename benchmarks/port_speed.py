@@ -15,8 +15,8 @@ kind:
     errors          of the port product, over the largest entry of M x, for each oversampling c
 
 Times are the least of some repeats in turn, at c = 2; times and ratios are medians over seeds. The reference
-for errors is the stencil in float64, whose own rounding is in them; an error is the largest over seeds. Rows go
-to results/bench/port_speed.json (--out).
+for errors is the stencil in float64, whose own rounding is in them; an error is the largest over seeds. Rows
+go to results/bench/port_speed.json (--out).
 """
 
 from __future__ import annotations

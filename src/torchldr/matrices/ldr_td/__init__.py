@@ -40,7 +40,7 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
     Options:
         normalize: divide A and C by their largest absolute row sum where it exceeds 1. Powers of A
             otherwise grow like its spectral radius, and run in float64 where float32 would lose them:
-            take it for layers of thousands of features, or when a superdiagonal grows past some tenths.
+            use it for layers of thousands of features, or when a superdiagonal grows past some tenths.
 
     Reference: Thomas, Gu, Dao, Rudra, Ré, "Learning Compressed Transforms with Low Displacement Rank",
     2018.

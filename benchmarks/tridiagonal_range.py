@@ -2,8 +2,8 @@
 
     python benchmarks/tridiagonal_range.py [--sizes 1024 4096 8192 16384] [--seeds 5]
 
-Rank 1, operators not divided by their growth: subdiagonal 1 + .05 z, diagonal and superdiagonal .1 z, corners 0
-or .3 z, z uniform on [-1, 1] or normal, G and H normal, one normal vector x. For each size and kind:
+Rank 1, operators not divided by their growth: subdiagonal 1 + .05 z, diagonal and superdiagonal .1 z, corners
+0 or .3 z, z uniform on [-1, 1] or normal, G and H normal, one normal vector x. For each size and kind:
 
     within            for how many seeds M x lies within the range of float32
     least, largest    log10 of the largest entry of M x, over seeds

@@ -155,7 +155,8 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
         if not self.options["normalize"]:
             return rings
         ring, V = rings.to(torch.promote_types(self.dtype, torch.float32)).tensor_split([3], -2)
-        scale = tridiagonal.row_sum_scale(*ring.unbind(-2))
+        upper, lower, diagonal = ring.unbind(-2)
+        scale = tridiagonal.row_sum_scale(lower, diagonal, upper)
         return torch.cat((ring / scale[..., None, None], V), -2)
 
     def dense_in(self, dtype: torch.dtype) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ...functional.port import acceptance
+from ...functional.tridiagonal import largest_row_sum
 from ...operators import Tridiagonal
 
 EIGENVALUES_UP_TO = 1024  # rows of an operator whose eigenvalues are computed
@@ -33,7 +34,7 @@ def operator_report(matrix: Any, *, spectrum: bool = True) -> list[dict[str, Any
                 "diagonal": _range(A.diag),
                 "superdiagonal": _range(A.super),
                 "corners": A.corners.tolist(),
-                "row_sum": float((lower.abs() + diagonal.abs() + upper.abs()).max()),
+                "row_sum": float(largest_row_sum(lower, diagonal, upper)),
                 "growth": math.exp(acceptance.growth_rate(operator, min(M.shape))),
                 "spectral_radius": radius,
                 "oversampling": verdict.ports.oversampling if verdict.ports else None,

@@ -49,7 +49,7 @@ TINY = torch.finfo(torch.float32).tiny
 
 
 def largest_row_sum(lower: Tensor, diagonal: Tensor, upper: Tensor) -> Tensor:
-    """The largest absolute row sum of A, over the last axis. On a ring of 1 or 2, neighbours are one entry."""
+    """The largest absolute row sum of A. On a ring of 1 or 2, neighbours are one entry."""
     if lower.shape[-1] == 1:
         return (lower + diagonal + upper).abs().squeeze(-1)
     beside = (lower + upper).abs() if lower.shape[-1] == 2 else lower.abs() + upper.abs()

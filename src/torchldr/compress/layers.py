@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from ..core.stacks import stack as stack_matrices
 from ..matrices import StructuredMatrix
 from ..nn import MatrixStack, StructuredGRU, StructuredLinear, StructuredLSTM
+from ..nn.computed import ComputedWeight
 from ..nn.recurrent.base import StructuredRecurrent, arguments_of
 from ..nn.tensors import as_node, in_format_of, is_proxy, let_prune
 from .structure import DENSE, Structure
@@ -22,7 +23,7 @@ from .structure import DENSE, Structure
 _HOOKS = tuple(name for name in vars(nn.Module()) if "forward" in name or "backward" in name)
 
 
-class StructuredPointwise(nn.Module):
+class StructuredPointwise(ComputedWeight):
     """A 1 x 1 convolution whose channels are mixed by a structured matrix.
 
     Args:
@@ -47,6 +48,10 @@ class StructuredPointwise(nn.Module):
     @property
     def weight(self) -> Tensor:
         return self.linear.weight[..., None, None]  # type: ignore[index]
+
+    @weight.setter
+    def weight(self, value: Tensor) -> None:
+        self._check_weight_is_learned()
 
     @property
     def bias(self) -> nn.Parameter | None:

@@ -14,13 +14,14 @@ from ..core.checks import as_int, check_choices, check_flags
 from ..core.products import check_input
 from ..core.routes import Call, RouteTable
 from ..matrices import StructuredMatrix
+from .computed import ComputedWeight
 from .parameters import INITS, StructuredParameters, describe
 from .plan import PLANS, SHAPES, Plan
 from .planned import PlannedLayer
 from .tensors import as_node, is_proxy
 
 
-class StructuredLinear(StructuredParameters, PlannedLayer):
+class StructuredLinear(ComputedWeight, StructuredParameters, PlannedLayer):
     """Apply y = x M^T + b with a structured matrix M: nn.Linear with far fewer parameters.
 
     Args:
@@ -37,7 +38,8 @@ class StructuredLinear(StructuredParameters, PlannedLayer):
         Input (..., in_features), output (..., out_features), with any leading axes.
 
     Attributes:
-        weight: the dense matrix, computed when asked for; read-only.
+        weight: the dense matrix, computed at each access. Writing into it (`copy_`, `nn.init.zeros_`) changes
+            a copy and not the layer: set the parameters, or call `materialize_` first.
         bias: the bias (out_features), or None.
         plan: which routes may serve: "fast" never makes a dense matrix, "dense" always does, "auto" takes
             what costs least. May be set at any time. `routes(x)` lists them.
@@ -109,11 +111,7 @@ class StructuredLinear(StructuredParameters, PlannedLayer):
 
     @weight.setter
     def weight(self, value: Tensor) -> None:
-        if "weight" not in self._learned:
-            raise AttributeError(
-                f"StructuredLinear: the weight of structure {self.structure.name!r} is computed from "
-                f"{', '.join(self._learned)} and cannot be set."
-            )
+        self._check_weight_is_learned()
         self.__dict__["weight"] = value
 
     @weight.deleter

@@ -12,6 +12,7 @@ from torch.nn.functional import linear
 from ...core.checks import as_int, check_choices, check_flags, checked_int
 from ...core.products import check_like, is_jit_tracing
 from ...matrices import StructuredMatrix, get_structure
+from ..computed import ComputedWeight
 from ..linear import StructuredLinear
 from ..parameters import INITS, describe
 from ..planned import PlannedLayer
@@ -21,7 +22,7 @@ from .stack import MatrixStack
 FORMS = ("grid", "wide")
 
 
-class StructuredChannels(PlannedLayer):
+class StructuredChannels(ComputedWeight, PlannedLayer):
     """Map channels to channels by structured matrices on the flattened pixels of each.
 
     y_o = sum_i M_oi x_i + b_o: a convolution is the case of sparse Toeplitz matrices, here each of the
@@ -125,10 +126,17 @@ class StructuredChannels(PlannedLayer):
 
     @property
     def weight(self) -> Tensor:
-        """The dense block matrix, shape (out_channels * n', in_channels * n), differentiable."""
+        """The dense block matrix, shape (out_channels * n', in_channels * n), differentiable.
+
+        Computed at each access. Writing into it (`copy_`, `nn.init.zeros_`) does not change the layer.
+        """
         if self.grid is None:
             return self._wide().weight
         return _as_block_matrix(self.grid.dense())
+
+    @weight.setter
+    def weight(self, value: Tensor) -> None:
+        self._check_weight_is_learned()
 
     def uses(self, batch: int = 64) -> str:
         """How so many vectors are multiplied now: by the "dense" block matrix, or by "fast" products."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ import torch
 from torch import nn
 
 from ..core.checks import check_choices
+from ..json_text import json_text
 from ..whole_file import whole_file
 from .check import ExportError, check_file, default_tolerance, first_line, require
 from .forms import MODES, PLANS
@@ -53,7 +53,7 @@ class ExportReport:
 
     def to_json(self) -> str:
         content: dict[str, Any] = {**self.__dict__, "layers": [layer._asdict() for layer in self.layers]}
-        return json.dumps(content, indent=1)
+        return json_text(content, indent=1)
 
     def __str__(self) -> str:
         checked = "not checked" if self.deviation is None else f"deviation {self.deviation:.1e}"

@@ -79,6 +79,7 @@ class Contract(LinearMap):
     look: ClassVar[tuple[str, str]] = ("#888888", ".")  # colour and marker in figures
     ranked: ClassVar[bool] = True
     scaled: ClassVar[tuple[str, ...]] = ("G", "H")  # M is multilinear in these: they carry its scale
+    also_linear: ClassVar[tuple[str, ...]] = ()  # in these too: they help to carry one out of range
     drawn: ClassVar[tuple[str, ...]] = ()  # constants that are random; they are kept in the state_dict
     opaque: ClassVar[bool] = False  # whether torch.compile should see the product as one operator
     fuses: ClassVar[bool] = False  # whether compilers make the plain product as fast as what inference keeps

@@ -20,7 +20,7 @@ from .check import ExportError, check_file, default_tolerance, first_line, requi
 from .forms import MODES, PLANS
 from .graph import expand, graphs
 from .inputs import Inputs, random_like, take_inputs
-from .layers import ExportedLayer, Held, check_dtypes, exportable
+from .layers import ExportedLayer, Held, check_weights, exportable
 from .program import input_shapes, quiet, reference, traced
 
 OPSETS = range(18, 24)
@@ -109,7 +109,7 @@ def to_onnx(
     require("to_onnx", "onnx", "onnxscript", *["onnxruntime"] * check)
 
     inputs = take_inputs("to_onnx", model, example_inputs)
-    check_dtypes("to_onnx", model, torch.float32, torch.float64)
+    check_weights("to_onnx", model, torch.float32, torch.float64)
     allowed = default_tolerance("to_onnx", model, tolerance)
     held: Held = []
     plain, layers = exportable(model, mode, plan, held)

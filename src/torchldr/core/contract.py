@@ -65,6 +65,7 @@ class Contract(LinearMap):
     look: ClassVar[tuple[str, str]] = ("#888888", ".")  # colour and marker in figures
     ranked: ClassVar[bool] = True
     scaled: ClassVar[tuple[str, ...]] = ("G", "H")  # M is multilinear in these: they carry its scale
+    also_linear: ClassVar[tuple[str, ...]] = ()  # in these too: they help to carry one out of range
     drawn: ClassVar[tuple[str, ...]] = ()  # constants that are random; they are kept in the state_dict
     own_dtype: ClassVar[bool] = False  # whether its product is made of matrix products, as good in any dtype
     retired: ClassVar[Mapping[str, Sequence[Any]]] = {}  # options that saved layers carry and nothing reads

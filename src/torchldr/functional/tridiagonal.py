@@ -39,9 +39,17 @@ UNSEEN = 512
 TINY = torch.finfo(torch.float32).tiny
 
 
+def largest_row_sum(lower: Tensor, diagonal: Tensor, upper: Tensor) -> Tensor:
+    """The largest absolute row sum of A. On a ring of 1 or 2, neighbours are one entry."""
+    if lower.shape[-1] == 1:
+        return (lower + diagonal + upper).abs().squeeze(-1)
+    beside = (lower + upper).abs() if lower.shape[-1] == 2 else lower.abs() + upper.abs()
+    return (beside + diagonal.abs()).amax(-1)
+
+
 def row_sum_scale(lower: Tensor, diagonal: Tensor, upper: Tensor) -> Tensor:
     """The largest absolute row sum of A where that exceeds 1, else 1: A over it never grows."""
-    return (lower.abs() + diagonal.abs() + upper.abs()).amax(-1).clamp(min=1)
+    return largest_row_sum(lower, diagonal, upper).clamp(min=1)
 
 
 def has_values(t: Tensor) -> bool:

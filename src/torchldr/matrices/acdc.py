@@ -48,6 +48,7 @@ class ACDC(StructuredMatrix, name="acdc"):
 
     ranked = False
     scaled = ("A",)
+    also_linear = ("D",)
 
     @classmethod
     def parameter_shapes(cls, out_features: int, in_features: int, rank: int) -> dict[str, tuple[int, ...]]:

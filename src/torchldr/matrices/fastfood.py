@@ -40,6 +40,7 @@ class Fastfood(StructuredMatrix, name="fastfood"):
 
     ranked = False
     scaled = ("S",)
+    also_linear = "D", "B"
     drawn = ("permutation",)
 
     @classmethod

@@ -12,10 +12,11 @@ from ..core.checks import as_int, check_choices, check_flags
 from ..core.choice import Products
 from ..core.products import check_input
 from ..matrices import StructuredMatrix
+from .computed import ComputedWeight
 from .parameters import INITS, StructuredParameters, describe
 
 
-class StructuredLinear(StructuredParameters):
+class StructuredLinear(ComputedWeight, StructuredParameters):
     """Apply y = x M^T + b with a structured matrix M: nn.Linear with far fewer parameters.
 
     Args:
@@ -32,7 +33,8 @@ class StructuredLinear(StructuredParameters):
         Input (..., in_features), output (..., out_features), with any leading axes.
 
     Attributes:
-        weight: the dense matrix, computed when asked for; read-only.
+        weight: the dense matrix, computed at each access. Writing into it (`copy_`, `nn.init.zeros_`) changes
+            a copy and not the layer: set the parameters, or call `materialize_` first.
         bias: the bias (out_features), or None.
         product: "fast" multiplies by the class's own product, "dense" makes the dense matrix first, "auto"
             takes the faster one by a rule of sizes. May be set at any time. `products(x)` explains it.
@@ -95,11 +97,7 @@ class StructuredLinear(StructuredParameters):
 
     @weight.setter
     def weight(self, value: Tensor) -> None:
-        if "weight" not in self._learned:
-            raise AttributeError(
-                f"StructuredLinear: the weight of structure {self.structure.name!r} is computed from "
-                f"{', '.join(self._learned)} and cannot be set."
-            )
+        self._check_weight_is_learned()
         self.__dict__["weight"] = value
 
     @weight.deleter

@@ -69,10 +69,10 @@ class StructuredParameters(Multiplying):
         self.rank = (rank or 1) if self.structure.ranked else None
         dtype = dtype or torch.get_default_dtype()
         check_dtype(who, dtype)
+        self._learned = tuple(shapes)
         for name, shape in shapes.items():
             empty = torch.empty(*self.leading, *shape, device=device, dtype=dtype)
             self.register_parameter(name, nn.Parameter(empty))
-        self._learned = tuple(shapes)
         self._shapes = {name: (*self.leading, *shape) for name, shape in shapes.items()}
         self._fill_constants(drawn=True)
         self._names = (*self._learned, *self._buffers)

@@ -7,10 +7,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from .computed import ComputedWeight
 from .tensors import in_format_of
 
 
-class StructuredPointwise(nn.Module):
+class StructuredPointwise(ComputedWeight):
     """A 1 x 1 convolution whose channels are mixed by a structured matrix.
 
     Args:
@@ -36,6 +37,10 @@ class StructuredPointwise(nn.Module):
     @property
     def weight(self) -> Tensor:
         return self.linear.weight[..., None, None]  # type: ignore[index]
+
+    @weight.setter
+    def weight(self, value: Tensor) -> None:
+        self._check_weight_is_learned()
 
     @property
     def bias(self) -> nn.Parameter | None:

@@ -178,7 +178,8 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
         if not self.options["normalize"]:
             return rings
         ring, V = rings.to(torch.promote_types(self.dtype, torch.float32)).tensor_split([3], -2)
-        scale = tridiagonal.row_sum_scale(*ring.unbind(-2))
+        upper, lower, diagonal = ring.unbind(-2)
+        scale = tridiagonal.row_sum_scale(lower, diagonal, upper)
         return torch.cat((ring / scale[..., None, None], V), -2)
 
     def _matmul(self, x: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...functional.tridiagonal import largest_row_sum
 from ...operators import Tridiagonal
 
 EIGENVALUES_UP_TO = 1024  # rows of an operator whose eigenvalues are computed
@@ -30,7 +31,7 @@ def operator_report(matrix: Any, *, spectrum: bool = True) -> list[dict[str, Any
                 "diagonal": _range(A.diag),
                 "superdiagonal": _range(A.super),
                 "corners": A.corners.tolist(),
-                "row_sum": float((lower.abs() + diagonal.abs() + upper.abs()).max()),
+                "row_sum": float(largest_row_sum(lower, diagonal, upper)),
                 "growth": math.exp(growth_rate(lower, diagonal, upper, V, min(M.shape))),
                 "spectral_radius": radius,
             }

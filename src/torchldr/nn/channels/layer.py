@@ -13,6 +13,7 @@ from ...core.checks import as_int, check_choices, check_flags, checked_int
 from ...core.choice import Products
 from ...core.products import autocasts, check_like
 from ...matrices import StructuredMatrix, get_structure
+from ..computed import ComputedWeight
 from ..linear import StructuredLinear
 from ..parameters import INITS, Multiplying, describe
 from ..tensors import in_format_of
@@ -21,7 +22,7 @@ from .stack import MatrixStack
 FORMS = ("grid", "wide")
 
 
-class StructuredChannels(Multiplying):
+class StructuredChannels(ComputedWeight, Multiplying):
     """Map channels to channels by structured matrices on the flattened pixels of each.
 
     y_o = sum_i M_oi x_i + b_o: a convolution is the case of sparse Toeplitz matrices, here each of the
@@ -125,10 +126,17 @@ class StructuredChannels(Multiplying):
 
     @property
     def weight(self) -> Tensor:
-        """The dense block matrix, shape (out_channels * n', in_channels * n), differentiable."""
+        """The dense block matrix, shape (out_channels * n', in_channels * n), differentiable.
+
+        Computed at each access. Writing into it (`copy_`, `nn.init.zeros_`) does not change the layer.
+        """
         if self.grid is None:
             return self._wide().weight
         return _as_block_matrix(self.grid.dense())
+
+    @weight.setter
+    def weight(self, value: Tensor) -> None:
+        self._check_weight_is_learned()
 
     def products(self, x: Tensor | int = 64) -> Products:
         """Both products of one matrix for these inputs, or for so many: costs in words, and which is taken."""

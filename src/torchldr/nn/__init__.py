@@ -5,6 +5,7 @@ from ..matrices.classical.convolution import ConvolutionMatrix
 from .channels.layer import StructuredChannels
 from .channels.stack import MatrixStack
 from .convolution import conv_to_matrix
+from .freeze import freeze
 from .linear import StructuredLinear
 from .quantize import quantize_
 from .recurrent.layers import StructuredGRU, StructuredLSTM
@@ -20,6 +21,7 @@ __all__ = [
     "StructuredLSTM",
     "StructuredLinear",
     "conv_to_matrix",
+    "freeze",
     "quantize_",
     "rounded",
     "stored_bytes",

@@ -59,7 +59,8 @@ def _kernel(*arguments: Any) -> Tensor:
 def _flat(tensors: Sequence[Tensor]) -> list[Tensor]:
     """With one axis in front."""
     *ring, V = tensors
-    return [*(t.reshape(-1, t.shape[-1]).contiguous() for t in ring), V.reshape(-1, *V.shape[-2:]).contiguous()]
+    count = V.shape[:-2].numel()
+    return [t.reshape(count, *t.shape[V.ndim - 2 :]).contiguous() for t in (*ring, V)]
 
 
 def _columns(*arguments: Any) -> Tensor:

@@ -1,4 +1,4 @@
-"""Products with a grid of circulant blocks as one compiled function, with a hand-written backward; on a CPU.
+"""Products with a grid of circulant blocks by C, with a hand-written backward; on a CPU.
 
     y_p = sum_q columns[p, q] (*) x_q
 
@@ -12,19 +12,16 @@ derivatives go through the plain twin.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import cache, partial
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.nn.functional import pad
 
-from ..kernels.cpu.arrays import as_array
-from ..kernels.cpu.compiled import Loops, numbers, wide
-from ..kernels.cpu.threads import in_parts
+from ..kernels.cpu import circulant, library
 from ._twin import plain_backward
 from .kept import KeptProduct
 from .stencil import is_plain
@@ -36,7 +33,9 @@ def why_not(size: int, device: str, dtype: torch.dtype) -> str | None:
     """Why blocks of this size cannot be multiplied on a type of device and in a dtype, or None."""
     if size & (size - 1) or size < SMALLEST:
         return f"for blocks whose size is a power of two from {SMALLEST}"
-    return FORWARD.why_not(dtype) if device == "cpu" else "for CPUs"
+    if device != "cpu":
+        return "for CPUs"
+    return library.why_not() if dtype in (torch.float32, torch.float64) else "for float32 and float64"
 
 
 class Place(NamedTuple):
@@ -44,6 +43,33 @@ class Place(NamedTuple):
 
     size: int  # s
     start: int = 0
+
+
+def prepare(columns: Tensor, place: Place) -> Tensor:
+    """The spectra of a grid of blocks, for `apply`: (R, p, q, 2, s) for columns (R, p, q, entries)."""
+    return circulant.spectra(columns.contiguous(), *place)
+
+
+def apply(spectra: Tensor, x: Tensor, m: int, *, transposed: bool = False) -> Tensor:
+    """M x (R, b, m) for x (R, b, n), or M^T x, by the spectra of M; no gradient."""
+    return circulant.product(spectra, x.contiguous(), m, transposed=transposed)
+
+
+def forward(columns: Tensor, x: Tensor, m: int, place: Place) -> tuple[Tensor, Tensor]:
+    """M x, and the spectra, which `backward` needs again."""
+    spectra = prepare(columns, place)
+    return apply(spectra, x, m), spectra
+
+
+def backward(
+    u: Tensor, x: Tensor, spectra: Tensor, entries: int, start: int, needs: Sequence[bool] = (True, True)
+) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients of the columns, (R, p, q, entries), and of x, as far as they are needed."""
+    given, source = u.contiguous(), x.contiguous()
+    return circulant.backward(given, source, spectra, entries, start, columns=needs[0], vectors=needs[1])
+
+
+# One grid, differentiable.
 
 
 def product(columns: Tensor, x: Tensor, m: int, place: Place | None = None) -> Tensor:
@@ -62,51 +88,24 @@ def product(columns: Tensor, x: Tensor, m: int, place: Place | None = None) -> T
     if torch._C._are_functorch_transforms_active():
         return _plain(columns, x, m, place)
     if not torch.is_grad_enabled() or not (columns.requires_grad or x.requires_grad):
-        return _multiply(_prepare(columns, place), m, False, x)
+        return _multiply(prepare(_stacked(columns), place), m, False, x)
     result: Tensor = super(Function, _Blocks).apply(columns, x, m, place)
     return result  # what torch's own `apply` does besides is for transformations
 
 
 def kept(columns: Tensor, m: int, n: int) -> KeptProduct:
     """The product for columns that are constants, differentiable in x."""
-    K = _prepare(columns, Place(columns.shape[-1]))
-    return KeptProduct(lambda transposed: partial(_multiply, K, n if transposed else m, transposed))
+    spectra = prepare(_stacked(columns), Place(columns.shape[-1]))
+    return KeptProduct(lambda transposed: partial(_multiply, spectra, n if transposed else m, transposed))
 
 
-class _Prepared(NamedTuple):
-    """What does not depend on x, as arrays."""
-
-    spectra: Any  # (p, q, 2, s)
-    turns: Any  # of the FFT
-    g: Any
-    loops: Any  # the module of the compiled loops
+def _multiply(spectra: Tensor, size: int, transposed: bool, x: Tensor) -> Tensor:
+    return apply(spectra, x.unsqueeze(0), size, transposed=transposed)[0]
 
 
-@cache
-def _loops() -> Any:
-    from ..kernels.cpu import circulant  # imports numba
-
-    return circulant
-
-
-def _prepare(columns: Tensor, place: Place) -> _Prepared:
-    (p, q), (size, start), loops = _grid(columns), place, _loops()
-    array = as_array(columns.contiguous())
-    spectra = np.empty((p, q, 2, size), array.dtype)
-    turns, g = loops.tables(size // 2, "float32" if columns.dtype is torch.float32 else "float64")
-    loops.block_spectra(array.reshape(p * q, -1), start, spectra, turns, g)
-    return _Prepared(spectra, turns, g, loops)
-
-
-def _multiply(K: _Prepared, size: int, transposed: bool, x: Tensor) -> Tensor:
-    source = as_array(x.contiguous())
-    y = np.empty((len(source), size), source.dtype)
-
-    def rows(start: int, stop: int) -> None:
-        K.loops.product(source[start:stop], y[start:stop], K.spectra, transposed, K.turns)
-
-    in_parts(len(source), K.spectra.size, rows)
-    return torch.from_numpy(y)
+def _stacked(columns: Tensor) -> Tensor:
+    """Of a stack of one."""
+    return columns.detach().reshape(1, *_grid(columns), columns.shape[-1])
 
 
 def _grid(columns: Tensor) -> Sequence[int]:
@@ -125,69 +124,19 @@ def _plain(columns: Tensor, x: Tensor, m: int, place: Place) -> Tensor:
 class _Blocks(Function):
     @staticmethod
     def forward(ctx: Any, columns: Tensor, x: Tensor, m: int, place: Place) -> Tensor:
-        K = _prepare(columns, place)
-        ctx.K, ctx.m, ctx.place = K, m, place
+        y, ctx.spectra = forward(_stacked(columns), x.unsqueeze(0), m, place)
+        ctx.m, ctx.place = m, place
         ctx.save_for_backward(columns, x)
-        return _multiply(K, m, False, x)
+        return y[0]
 
     @staticmethod
     def backward(ctx: Any, u: Tensor) -> tuple[Tensor | None, ...]:
         columns, x = ctx.saved_tensors
-        if torch.is_grad_enabled() or not is_plain(u) or BACKWARD.why_not(x.dtype) is not None:
+        if torch.is_grad_enabled() or not is_plain(u):
             plain = partial(_plain, m=ctx.m, place=ctx.place)
             return *plain_backward(plain, (columns, x), u), None, None
-        of_columns, of_x, *_ = ctx.needs_input_grad
-        shape = columns.shape if of_columns else None
-        return *_gradients(ctx.K, x, u, shape, ctx.place.start, of_x), None, None
-
-
-def _gradients(
-    K: _Prepared, x: Tensor, u: Tensor, columns: Sequence[int] | None, start: int, of_x: bool
-) -> tuple[Tensor | None, Tensor | None]:
-    """Of the columns, given their shape, and of x; None where they are not wanted."""
-    given, source = as_array(u.contiguous()), as_array(x.contiguous())
-    dx = np.empty(source.shape if of_x else (0, 0), source.dtype)
-    shape = (0, 1) if columns is None else columns
-    parts: dict[int, Any] = {}
-
-    def rows(first: int, stop: int) -> None:
-        part = slice(first, stop)
-        found = parts[first] = np.empty(shape, source.dtype)
-        given_rows = given[part], source[part], dx[part], found.reshape(-1, shape[-1])
-        K.loops.backward(*given_rows, start, K.spectra, K.turns, K.g)
-
-    in_parts(len(source), K.spectra.size, rows)
-    dcolumns = parts.pop(0)
-    for first in sorted(parts):  # in the order of the rows, so that sums do not depend on the clock
-        dcolumns += parts[first]
-    return None if columns is None else torch.from_numpy(dcolumns), torch.from_numpy(dx) if of_x else None
-
-
-_TINY = Place(SMALLEST, 7)
-
-
-def _tiny(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Columns of fewer entries and x, the columns in float64, and the dense matrix of those, 50 x 75."""
-    columns, x = numbers(2, 3, SMALLEST - 5, dtype=dtype), numbers(2, 75, dtype=dtype)
-    copy, i = wide(columns).requires_grad_(), torch.arange(SMALLEST)
-    blocks = pad(copy, (0, 5))[..., (i.unsqueeze(1) - i + _TINY.start) % SMALLEST]
-    return columns, x, copy, blocks.transpose(1, 2).flatten(2).flatten(0, 1)[:50, :75]
-
-
-def _check_forward(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
-    columns, x, _, M = _tiny(dtype)
-    yield product(columns, x, len(M), _TINY), wide(x) @ M.detach().mT
-
-
-def _check_backward(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
-    columns, x, copy, M = _tiny(dtype)
-    u = numbers(2, len(M), dtype=dtype)
-    dcolumns, dx = _gradients(_prepare(columns, _TINY), x, u, columns.shape, _TINY.start, True)
-    (right,) = torch.autograd.grad(((wide(x) @ M.mT) * wide(u)).sum(), copy)
-    for got, wanted in ((dcolumns, right), (dx, wide(u) @ M.detach())):
-        assert got is not None
-        yield got, wanted
-
-
-FORWARD = Loops("the product of circulant blocks", _check_forward)
-BACKWARD = Loops("the gradients of circulant blocks", _check_backward)
+        needs, place = ctx.needs_input_grad[:2], ctx.place
+        stacked = u.unsqueeze(0), x.unsqueeze(0)
+        found, dx = backward(*stacked, ctx.spectra, columns.shape[-1], place.start, needs)
+        dcolumns = None if found is None else found.view(columns.shape)
+        return dcolumns, None if dx is None else dx[0], None, None

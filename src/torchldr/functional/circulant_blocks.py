@@ -22,8 +22,8 @@ from torch.autograd import Function
 from torch.nn.functional import pad
 
 from ..kernels.cpu import circulant, library
-from ._twin import plain_backward
-from .kept import KeptProduct
+from ._twin import in_memory, plain_backward
+from .kept import KeptProduct, Product
 from .stencil import is_plain
 
 SMALLEST = 32  # s: the compiled FFT starts at half of it
@@ -46,13 +46,13 @@ class Place(NamedTuple):
 
 
 def prepare(columns: Tensor, place: Place) -> Tensor:
-    """The spectra of a grid of blocks, for `apply`: (R, p, q, 2, s) for columns (R, p, q, entries)."""
-    return circulant.spectra(columns.contiguous(), *place)
+    """The spectra of a grid of blocks, for `apply`: (.., p, q, 2, s) for columns (.., p, q, entries)."""
+    return circulant.spectra(in_memory(columns), *place)
 
 
 def apply(spectra: Tensor, x: Tensor, m: int, *, transposed: bool = False) -> Tensor:
-    """M x (R, b, m) for x (R, b, n), or M^T x, by the spectra of M; no gradient."""
-    return circulant.product(spectra, x.contiguous(), m, transposed=transposed)
+    """M x (.., b, m) for x (.., b, n), or M^T x, by the spectra of M; no gradient."""
+    return circulant.product(spectra, in_memory(x), m, transposed=transposed)
 
 
 def forward(columns: Tensor, x: Tensor, m: int, place: Place) -> tuple[Tensor, Tensor]:
@@ -64,8 +64,8 @@ def forward(columns: Tensor, x: Tensor, m: int, place: Place) -> tuple[Tensor, T
 def backward(
     u: Tensor, x: Tensor, spectra: Tensor, entries: int, start: int, needs: Sequence[bool] = (True, True)
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients of the columns, (R, p, q, entries), and of x, as far as they are needed."""
-    given, source = u.contiguous(), x.contiguous()
+    """The gradients of the columns, (.., p, q, entries), and of x, as far as they are needed."""
+    given, source = in_memory(u), in_memory(x)
     return circulant.backward(given, source, spectra, entries, start, columns=needs[0], vectors=needs[1])
 
 
@@ -88,24 +88,24 @@ def product(columns: Tensor, x: Tensor, m: int, place: Place | None = None) -> T
     if torch._C._are_functorch_transforms_active():
         return _plain(columns, x, m, place)
     if not torch.is_grad_enabled() or not (columns.requires_grad or x.requires_grad):
-        return _multiply(prepare(_stacked(columns), place), m, False, x)
+        return apply(prepare(_blocks(columns), place), x, m)
     result: Tensor = super(Function, _Blocks).apply(columns, x, m, place)
     return result  # what torch's own `apply` does besides is for transformations
 
 
 def kept(columns: Tensor, m: int, n: int) -> KeptProduct:
     """The product for columns that are constants, differentiable in x."""
-    spectra = prepare(_stacked(columns), Place(columns.shape[-1]))
-    return KeptProduct(lambda transposed: partial(_multiply, spectra, n if transposed else m, transposed))
+    spectra = prepare(_blocks(columns.detach()), Place(columns.shape[-1]))
+
+    def prepared(transposed: bool) -> Product:
+        return lambda x: apply(spectra, x, n if transposed else m, transposed=transposed)
+
+    return KeptProduct(prepared)
 
 
-def _multiply(spectra: Tensor, size: int, transposed: bool, x: Tensor) -> Tensor:
-    return apply(spectra, x.unsqueeze(0), size, transposed=transposed)[0]
-
-
-def _stacked(columns: Tensor) -> Tensor:
-    """Of a stack of one."""
-    return columns.detach().reshape(1, *_grid(columns), columns.shape[-1])
+def _blocks(columns: Tensor) -> Tensor:
+    """A grid of them, (p, q, entries)."""
+    return columns if columns.ndim == 3 else columns.view(1, 1, -1)
 
 
 def _grid(columns: Tensor) -> Sequence[int]:
@@ -124,10 +124,10 @@ def _plain(columns: Tensor, x: Tensor, m: int, place: Place) -> Tensor:
 class _Blocks(Function):
     @staticmethod
     def forward(ctx: Any, columns: Tensor, x: Tensor, m: int, place: Place) -> Tensor:
-        y, ctx.spectra = forward(_stacked(columns), x.unsqueeze(0), m, place)
+        y, ctx.spectra = forward(_blocks(columns), x, m, place)
         ctx.m, ctx.place = m, place
         ctx.save_for_backward(columns, x)
-        return y[0]
+        return y
 
     @staticmethod
     def backward(ctx: Any, u: Tensor) -> tuple[Tensor | None, ...]:
@@ -136,7 +136,5 @@ class _Blocks(Function):
             plain = partial(_plain, m=ctx.m, place=ctx.place)
             return *plain_backward(plain, (columns, x), u), None, None
         needs, place = ctx.needs_input_grad[:2], ctx.place
-        stacked = u.unsqueeze(0), x.unsqueeze(0)
-        found, dx = backward(*stacked, ctx.spectra, columns.shape[-1], place.start, needs)
-        dcolumns = None if found is None else found.view(columns.shape)
-        return dcolumns, None if dx is None else dx[0], None, None
+        found, dx = backward(u, x, ctx.spectra, columns.shape[-1], place.start, needs)
+        return None if found is None else found.view(columns.shape), dx, None, None

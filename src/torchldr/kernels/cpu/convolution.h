@@ -11,8 +11,8 @@
  */
 #include "spectrum.h"
 
-/* What makes the geometric mean of |entries| one; entries that are zero, tiny or not finite do not count. */
-static double NAMED(balance)(const REAL *lower, int64_t count)
+/* The mean of log2 |entries|, of those that are neither zero nor infinite nor NaN. */
+static double NAMED(mean_log)(const REAL *lower, int64_t count)
 {
     double logs = 0, product = 1;
     int64_t counted = 0;
@@ -26,7 +26,7 @@ static double NAMED(balance)(const REAL *lower, int64_t count)
         if (++counted % 512 == 0)
             logs += log2(product), product = 1;
     }
-    return counted ? exp2(-(logs + log2(product)) / (double)counted) : 1;
+    return counted ? (logs + log2(product)) / (double)counted : 0;
 }
 
 /* P, f and df / dcorner of an operator times `scale`; returns its range. */
@@ -51,15 +51,17 @@ static double NAMED(profile)(const REAL *lower, REAL corner, int64_t m, double s
 
 /* Profiles of both operators (stack, m + 2) and (stack, n + 2), and the product of their ranges (stack).
  *
- * A times f and C over f have the same product. So the common scale goes first: f makes the geometric mean of the
- * longer subdiagonal one. lower is NULL for shifts. */
+ * A times f and C over f have the same product. Here f shares the growth between them, logarithms of geometric means
+ * as n^2 to m^2: the shorter operator may grow faster. lower is NULL for shifts. */
 LDR_API void NAMED(ldr_profiles)(const REAL *lower_a, const REAL *corner_a, const REAL *lower_c,
-                                 const REAL *corner_c, double *A, double *C, double *ranges, int64_t stack,
-                                 int64_t m, int64_t n)
+                                 const REAL *corner_c, double *A, double *C, double *ranges, double *factors,
+                                 int64_t stack, int64_t m, int64_t n)
 {
     for (int64_t i = 0; i < stack; i++) {
         const REAL *a = lower_a ? lower_a + i * (m - 1) : lower_a, *c = lower_c ? lower_c + i * (n - 1) : lower_c;
-        double f = m >= n ? NAMED(balance)(a, m - 1) : 1 / NAMED(balance)(c, n - 1);
+        double of_a = NAMED(mean_log)(a, m - 1), of_c = NAMED(mean_log)(c, n - 1);
+        double f = exp2((of_a + of_c) * ((double)n * n / ((double)m * m + (double)n * n)) - of_a);
+        factors[i] = f;
         ranges[i] = NAMED(profile)(a, corner_a[i], m, f, A + i * (m + 2)) *
                     NAMED(profile)(c, corner_c[i], n, 1 / f, C + i * (n + 2));
     }

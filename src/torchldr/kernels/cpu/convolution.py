@@ -2,20 +2,21 @@
 
     y = sum_i K_k(A, g_i) K_k(C, h_i)^T x,    k = min(m, n),
 
-for stacks of R matrices; `convolution.h` has the formulas. All tensors are contiguous, on the CPU and of one dtype:
+for one matrix or a stack; `convolution.h` has the formulas. All tensors are contiguous, on the CPU and of one dtype:
 
-    G (R, r, m), H (R, r, n)      start vectors
-    corner_a, corner_c (R, 1)     top right entries
-    lower_a (R, m - 1), lower_c   subdiagonals; both None for shifts
-    A (R, m + 2), C (R, n + 2)    profiles: products of subdiagonal entries, then f and df / dcorner
-    left, right (R, r, 2N)        spectra of start vectors over profiles
-    x (R, b, n), y (R, b, m)      vectors
+    G (.., r, m), H (.., r, n)     start vectors, with the axes of a stack in front
+    corner_a, corner_c (.., 1)     top right entries; () will do for one matrix
+    lower_a (.., m - 1), lower_c   subdiagonals; both None for shifts
+    A (.., m + 2), C (.., n + 2)   profiles: products of subdiagonal entries, then f and df / dcorner
+    left, right (.., r, 2N)        spectra of start vectors over profiles
+    x (.., b, n), y (.., b, m)     vectors
 
-C x is the same product with the roles of A and C, left and right exchanged: it transposes.
+With the roles of A and C, left and right exchanged it is the transposed product.
 """
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -25,7 +26,7 @@ from .library import Kernel
 from .tables import half_length, tables
 from .threads import in_parts, joined
 
-_profiles = Kernel("ldr_profiles", "pppppppiii")
+_profiles = Kernel("ldr_profiles", "ppppppppiii")
 _hats = Kernel("ldr_hats", "pppppiiii")
 _convolve = Kernel("ldr_convolve", "ppppppppppp" + "iiiiiii")
 _backward = Kernel("ldr_convolve_backward", "ppppppppppppp" + "iiiiiii")
@@ -35,31 +36,32 @@ _sides = Kernel("ldr_convolve_sides", "pppppppppp" + "iiiiiiiii")
 class Saved(NamedTuple):
     """What a product leaves for its gradients."""
 
-    x_hat: Tensor  # spectra of x, (R, b, 2N)
-    z_hat: Tensor  # those of K(C, h_i)^T x, (R, b, r, 2N)
-    ends: Tensor  # y, then what the corner of A brings back, (R, b, m + k)
+    x_hat: Tensor  # spectra of x, (.., b, 2N)
+    z_hat: Tensor  # those of K(C, h_i)^T x, (.., b, r, 2N)
+    ends: Tensor  # y, then what the corner of A brings back, (.., b, m + k)
 
 
 def profiles(
     corner_a: Tensor, lower_a: Tensor | None, corner_c: Tensor, lower_c: Tensor | None, m: int, n: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Profiles of A and of C in float64, and the product of their ranges, max|P| / min|P| max(1, |f|), (R,).
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Profiles of A and of C in float64, the product of their ranges, max|P| / min|P| max(1, |f|), and factors.
 
-    A times f and C over f have the same product, so their common scale is taken out. A range is not finite where
-    the product of a subdiagonal is 0 or leaves float64.
+    A times f and C over f have the same product, so their common scale is taken out: factors are what A was multiplied
+    by, and C divided. Ranges and factors have a number for each matrix. A range is not finite where the product of a subdiagonal is 0 or leaves
+    float64.
     """
-    stack, options = len(corner_a), {"dtype": torch.float64, "device": "cpu"}
-    A, C = torch.empty(stack, m + 2, **options), torch.empty(stack, n + 2, **options)
-    ranges = torch.empty(stack, **options)
-    _profiles(corner_a.dtype, lower_a, corner_a, lower_c, corner_c, A, C, ranges, stack, m, n)
-    return A, C, ranges
+    lead, wide = corner_a.shape[:-1], {"dtype": torch.float64}
+    A, C = corner_a.new_empty(*lead, m + 2, **wide), corner_a.new_empty(*lead, n + 2, **wide)
+    ranges, factors = corner_a.new_empty(lead, **wide), corner_a.new_empty(lead, **wide)
+    _profiles(corner_a.dtype, lower_a, corner_a, lower_c, corner_c, A, C, ranges, factors, lead.numel(), m, n)
+    return A, C, ranges, factors
 
 
 def hats(V: Tensor, profile: Tensor, k: int, length: int) -> Tensor:
-    """The spectra of start vectors over their profile, (R, r, 2N), for products m, n = `length`, k at most."""
-    (stack, r, m), N = V.shape, half_length(length + k - 1)
-    found, scratch = V.new_empty(stack, r, 2 * N), V.new_empty(4 * N)
-    _hats(V.dtype, V, profile, found, tables(N, V.dtype), scratch, stack, r, m, N)
+    """The spectra of start vectors over their profile, (.., r, 2N), for k columns and at most `length` rows."""
+    (*lead, r, m), N = V.shape, half_length(length + k - 1)
+    found, scratch = V.new_empty(*lead, r, 2 * N), V.new_empty(4 * N)
+    _hats(V.dtype, V, profile, found, tables(N, V.dtype), scratch, math.prod(lead), r, m, N)
     return found
 
 
@@ -70,32 +72,24 @@ def product(A: Tensor, C: Tensor, left: Tensor, right: Tensor, x: Tensor) -> Ten
 
 def forward(A: Tensor, C: Tensor, left: Tensor, right: Tensor, x: Tensor) -> tuple[Tensor, Saved]:
     """y, and what `backward` needs again."""
-    (stack, r, size), b = left.shape, x.shape[1]
-    m, n = A.shape[1] - 2, C.shape[1] - 2
-    saved = Saved(
-        x.new_empty(stack, b, size), x.new_empty(stack, b, r, size), x.new_empty(stack, b, m + min(m, n))
-    )
+    (r, size), rows, m, n = left.shape[-2:], x.shape[:-1], A.shape[-1] - 2, C.shape[-1] - 2
+    saved = Saved(x.new_empty(*rows, size), x.new_empty(*rows, r, size), x.new_empty(*rows, m + min(m, n)))
     return _product(A, C, left, right, x, saved), saved
 
 
 def _product(
     A: Tensor, C: Tensor, left: Tensor, right: Tensor, x: Tensor, saved: tuple[Tensor | None, ...]
 ) -> Tensor:
-    (stack, r, size), b, dtype = left.shape, x.shape[1], x.dtype
-    m, n, N = A.shape[1] - 2, C.shape[1] - 2, size // 2
-    y, turns = x.new_empty(stack, b, m), tables(N, dtype)
+    (*lead, r, size), m, n, dtype = left.shape, A.shape[-1] - 2, C.shape[-1] - 2, x.dtype
+    stack, total, N = math.prod(lead), x.shape[:-1].numel(), size // 2
+    y, turns, b = x.new_empty(*x.shape[:-1], m), tables(N, dtype), total // stack
 
     def rows(start: int, stop: int) -> None:
         scratch = torch.empty(10 * N, dtype=dtype, device="cpu")
         _convolve(dtype, x, y, A, C, left, right, *saved, turns, scratch, b, m, n, r, N, start, stop)
 
-    in_parts(stack * b, r * size, rows)
+    in_parts(total, r * size, rows)
     return y
-
-
-def transposed(u: Tensor, A: Tensor, C: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    """dx alone: for constants."""
-    return product(C, A, right, left, u)
 
 
 def backward(
@@ -117,8 +111,9 @@ def backward(
 
     As many FFTs as `forward`, and 2r for each matrix.
     """
-    (stack, r, size), b, dtype = left.shape, x.shape[1], x.dtype
-    m, n, N = A.shape[1] - 2, C.shape[1] - 2, size // 2
+    (*lead, r, size), m, n, dtype = left.shape, A.shape[-1] - 2, C.shape[-1] - 2, x.dtype
+    stack, total, N = math.prod(lead), x.shape[:-1].numel(), size // 2
+    b = total // stack
     k, dx, turns = min(m, n), torch.empty_like(x), tables(N, dtype)
     each = 2 * r * size + m + n + 2 * k
     parts: dict[int, Tensor] = {}
@@ -131,8 +126,8 @@ def backward(
         tensors = u, x, dx, A, C, left, right, saved.x_hat, saved.z_hat, ends, sums, turns, scratch
         _backward(dtype, *tensors, b, m, n, r, N, start, stop)
 
-    if b:
-        in_parts(stack * b, r * size, rows)
+    if total:
+        in_parts(total, r * size, rows)
     sums = joined(parts, b, (stack, each), x)
     scratch, found = x.new_empty(size), []
     places = (0, 2 * r * size, 2 * r * size + m + n), (r * size, 2 * r * size + m, 2 * r * size + m + n + k)
@@ -146,7 +141,7 @@ def backward(
             dcorner = None
         _sides(
             dtype, lower, corner, V, profile, sums, dlower, dcorner, dV, turns, scratch,
-            stack, V.shape[2], k, r, N, each, *place,
+            stack, V.shape[-1], k, r, N, each, *place,
         )  # fmt: skip
         found.append((dV, dcorner, dlower))
     (dG, da, dlower_a), (dH, dc, dlower_c) = found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -13,22 +15,23 @@ _pair = Kernel("ldr_pair", "ppppppp" + "iiiiii")
 
 
 def product(scalings: Tensor, left: Tensor, right: Tensor, x: Tensor, *, transposed: bool = False) -> Tensor:
-    """M x, or M^T x, for stacks of R matrices.
+    """M x, or M^T x, for one matrix or a stack, whose axes come first.
 
     Args:
-        scalings: enter, beside, between, leave and aside, shape (R, 5, n).
-        left, right: spectra, shape (R, r + 1, n).
-        x: vectors, shape (R, b, n), n a power of two from 32 on.
+        scalings: enter, beside, between, leave and aside, shape (.., 5, n).
+        left, right: spectra, shape (.., r + 1, n).
+        x: vectors, shape (.., b, n), n a power of two from 32 on.
 
     Returns:
-        Shape (R, b, n). 2r + 4 complex FFTs of length n / 2 a vector.
+        Shape (.., b, n). 2r + 4 complex FFTs of length n / 2 a vector.
     """
-    (stack, b, n), r, dtype = x.shape, left.shape[1] - 1, x.dtype
+    (*lead, r, n), dtype, total = left.shape, x.dtype, x.shape[:-1].numel()
+    b = total // math.prod(lead)
     y, turns = torch.empty_like(x), tables(n // 2, dtype)
 
     def rows(start: int, stop: int) -> None:
         scratch = torch.empty(5 * n, dtype=dtype, device="cpu")
-        _pair(dtype, x, y, scalings, left, right, turns, scratch, b, n, r, transposed, start, stop)
+        _pair(dtype, x, y, scalings, left, right, turns, scratch, b, n, r - 1, transposed, start, stop)
 
-    in_parts(stack * b, (r + 1) * n, rows)
+    in_parts(total, r * n, rows)
     return y

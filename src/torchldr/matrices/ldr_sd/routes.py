@@ -24,7 +24,7 @@ from ...functional.subdiagonal import (
     cuda_pair,
 )
 from ...functional.subdiagonal.guard import RANGE, Scales, Side, guard, unseen_scales
-from ...kernels.cpu import compiled
+from ...kernels.cpu import compiled, library
 from ...kernels.cuda import krylov, pair
 
 PRODUCTS = ("auto", "convolution", "exact")
@@ -56,7 +56,7 @@ def unseen(M: Any, call: Call) -> Any:
 def _scales(M: Any, transposed: bool = False) -> Scales:
     found = _guard(M)
     assert isinstance(found, Scales)
-    return Scales(found.C, found.A) if transposed else found
+    return found.swapped() if transposed else found
 
 
 def _guard(M: Any) -> Scales | str:
@@ -109,9 +109,9 @@ def _prepare_convolution(M: Any) -> Product:
 def _compiled_why_not(M: Any, call: Call) -> str | None:
     if reason := untraced(call):
         return reason
-    if not compiled.serves(*M.tensors.values()):
-        return compiled.why_not() or "for CPUs"
-    return _refused(M, call) or compiled_convolution.FORWARD.why_not(_scales(M).dtype)
+    if not library.serves(*M.tensors.values()):
+        return library.why_not() or "for CPUs"
+    return _refused(M, call)
 
 
 def _compiled_cost(M: Any, call: Call) -> float:
@@ -126,11 +126,8 @@ def _compiled(M: Any, x: Tensor, transposed: bool) -> Tensor:
 
 
 def _prepare_compiled(M: Any) -> Product:
-    def prepare(transposed: bool) -> Product:
-        constants = compiled_convolution.prepare(*sides(M, transposed), _scales(M, transposed))
-        return partial(compiled_convolution.matmul, constants)
-
-    return KeptProduct(prepare)
+    K = compiled_convolution.constants(*sides(M), _scales(M))
+    return KeptProduct(lambda transposed: partial(compiled_convolution.apply, K, transposed=transposed))
 
 
 # A circulant pair: square matrices that are kept.

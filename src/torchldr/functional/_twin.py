@@ -35,6 +35,11 @@ def converted(t: Tensor, dtype: torch.dtype) -> Tensor:
     return t if t.dtype is dtype else t.to(dtype)
 
 
+def in_memory(t: Tensor) -> Tensor:
+    """A tensor whose memory holds its numbers in order, for kernels: torch may only note that they are negated."""
+    return t.resolve_neg().contiguous()
+
+
 def plain_backward(plain: Plain, inputs: Sequence[Tensor], grad: Tensor) -> tuple[Tensor, ...]:
     """The gradients by way of the twin, themselves differentiable."""
     return torch.func.vjp(plain, *inputs)[1](grad)

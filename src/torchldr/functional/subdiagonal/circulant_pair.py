@@ -31,7 +31,7 @@ from torch.nn.functional import pad
 from .. import stencil
 from ..fft import conjugate, contract_rank, fast_length
 from ..ring import Ring, ring
-from .guard import Side
+from .guard import Side, balanced
 
 
 class CirculantPair(NamedTuple):
@@ -50,7 +50,7 @@ def prepare(A: Side, C: Side, dtype: torch.dtype) -> CirculantPair:
     """Prepare M = sum_i K(A, g_i) K(C, h_i)^T, square, for products in a dtype."""
     n = A[2].shape[-1]
     forward, backward = ring(n, n, 1), ring(n, n, -1)
-    (P_A, P_C), (left, right) = (t.to(dtype) for t in generators(A, C, 1.0, -1.0))
+    (P_A, P_C), (left, right) = (t.to(dtype) for t in generators(*balanced(A, C), 1.0, -1.0))
     return CirculantPair(
         P_A, P_C, forward, backward, conjugate(backward.analyse(right)), forward.analyse(left)
     )

@@ -1,4 +1,4 @@
-"""A whole square LDR product on a CPU in one compiled call, for inference.
+"""A whole square LDR product on a CPU in one call of C, for inference.
 
 torch's FFTs are quick across a large batch and slow on one vector, and the small steps around them cost as
 much again. Where n is a power of two, this module does all of
@@ -17,35 +17,26 @@ it to the same oracle as every other product; `why_not` says where it applies.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from ...kernels.cpu import compiled
-from ...kernels.cpu.arrays import as_array
-from ...kernels.cpu.compiled import Loops, numbers, wide
-from ...kernels.cpu.threads import in_parts
+from ...kernels.cpu import library, pair
+from .._twin import in_memory
 from ..kept import KeptProduct
-from ..reference import krylov_of_side_reference
 from .circulant_pair import generators
-from .guard import Side, sample_side
+from .guard import Side, balanced
 
 SMALLEST = 64
 
 
 class CompiledPair(NamedTuple):
-    """The constants of a product, as arrays."""
+    """The constants of a product, in the dtype that it computes in; one matrix or a stack."""
 
-    dtype: torch.dtype
-    scalings: Any  # (5, n): P_C D, P_C, D^{-1}, P_A, P_A D^{-1}
-    right: Any  # (r + 1, n): spectra of the right generators, over n / 2
-    left: Any  # (r + 1, n): those of the left ones; the last over n / 2 too
-    tables: Any  # of the FFT
-    product: Any  # the compiled loop nest
+    scalings: Tensor  # (5, n): P_C D, P_C, D^{-1}, P_A, P_A D^{-1}
+    left: Tensor  # (r + 1, n): spectra of the left generators, real parts first
+    right: Tensor  # (r + 1, n): those of the right ones
 
 
 def why_not(A: Side, C: Side) -> str | None:
@@ -53,53 +44,40 @@ def why_not(A: Side, C: Side) -> str | None:
     n = A[2].shape[-1]
     if C[2].shape[-1] != n or n & (n - 1) or n < SMALLEST:
         return f"for square matrices whose size is a power of two from {SMALLEST}"
-    if not compiled.serves(A[2], C[2]):
-        return compiled.why_not() or "for CPUs"
-    return LOOPS.why_not(A[2].dtype)
+    if not library.serves(A[2], C[2]):
+        return library.why_not() or "for CPUs, float32 and float64"
+    return None
 
 
 @torch.no_grad()
 def prepare(A: Side, C: Side, dtype: torch.dtype) -> CompiledPair:
     """Prepare sum_i K(A, g_i) K(C, h_i)^T for products in a dtype, see `guard`."""
-    from ...kernels.cpu import convolution as compiled_kernels
-    from ...kernels.cpu import fft as compiled_fft  # they import numba
-
-    r, n = A[2].shape
-    name, half = str(dtype).removeprefix("torch."), n // 2
-    (P_A, P_C), (left, right) = (t.numpy() for t in generators(A, C, -1.0, -0.5))
-    D = 2.0 ** (np.arange(n) / n)
-    scalings = np.stack((P_C * D, P_C, 1 / D, P_A / half, P_A / D / half)).astype(name)
-    right = compiled_fft.spectra(right / D, half, name)
-    right[:r] /= half
-    left = compiled_fft.spectra(left, half, name)
-    tables = compiled_fft.tables(half, name)
-    return CompiledPair(dtype, scalings, right, left, tables, compiled_kernels.circulant_pair)
+    n, half = A[2].shape[-1], A[2].shape[-1] // 2
+    (P_A, P_C), (left, right) = generators(*balanced(A, C), -1.0, -0.5)
+    D = 2.0 ** (torch.arange(n, dtype=torch.float64, device=P_A.device) / n)
+    scalings = torch.stack((P_C * D, P_C, 1 / D, P_A / half, P_A / D / half))
+    right = _spectra(right / D)
+    right[:-1] /= half
+    return CompiledPair(*(t.to(dtype) for t in (scalings, _spectra(left), right)))
 
 
-def matmul(K: CompiledPair, x: Tensor) -> Tensor:
-    """The product for prepared constants: (b, n) to (b, n), in the dtype of `x`."""
-    source = as_array((x if x.dtype is K.dtype else x.to(K.dtype)).contiguous())
-    y = np.empty(source.shape, source.dtype)
+def _spectra(v: Tensor) -> Tensor:
+    """Of real vectors modulo X^n + 1, (.., n), real parts first."""
+    low, high = v.unflatten(-1, (2, -1)).unbind(-2)
+    angle = torch.arange(len(low[0]), dtype=v.dtype, device=v.device) * (torch.pi / v.shape[-1])
+    found = torch.fft.fft(torch.complex(low, high) * torch.polar(torch.ones_like(angle), angle))
+    return torch.cat((found.real, found.imag), -1)
 
-    def rows(start: int, stop: int) -> None:
-        K.product(source[start:stop], y[start:stop], K.scalings, K.right, K.left, *K.tables)
 
-    in_parts(len(source), K.left.size, rows)
-    result = torch.from_numpy(y)
-    return result if x.dtype is K.dtype else result.to(x.dtype)
+def apply(K: CompiledPair, x: Tensor, *, transposed: bool = False) -> Tensor:
+    """The product for prepared constants, or M^T x: (.., b, n) to (.., b, n), in the dtype of `x`.
+
+    M^T takes the same constants: `kernels.cpu.pair`.
+    """
+    return pair.product(*K, in_memory(x.to(K.scalings.dtype)), transposed=transposed).to(x.dtype)
 
 
 def kept(A: Side, C: Side, dtype: torch.dtype) -> KeptProduct:
-    """The product for operators and vectors that are constants, differentiable in x: M^T swaps the sides."""
-    return KeptProduct(
-        lambda transposed: partial(matmul, prepare(*((C, A) if transposed else (A, C)), dtype))
-    )
-
-
-def _check(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
-    side, x = sample_side(SMALLEST, dtype), numbers(2, SMALLEST, dtype=dtype)
-    K = krylov_of_side_reference(map(wide, side), SMALLEST)
-    yield matmul(prepare(side, side, dtype), x), wide(x) @ (K @ K.mT).sum(0)
-
-
-LOOPS = Loops("the product of single vectors", _check)
+    """The product for operators and vectors that are constants, differentiable in x."""
+    K = prepare(A, C, dtype)
+    return KeptProduct(lambda transposed: lambda x: apply(K, x, transposed=transposed))

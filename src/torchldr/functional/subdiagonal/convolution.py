@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 from .._twin import applied, plain_backward, plain_jvp
 from ..fft import conjugate, contract_rank, fast_length
 from ..ring import Ring, ring
-from .guard import Scales, Side
+from .guard import Scales, Side, balanced
 
 
 class PreparedSide(NamedTuple):
@@ -44,6 +44,7 @@ def product(A: Side, C: Side, x: Tensor, scales: Scales) -> Tensor:
         jvp hold.
     """
     k = min(A[2].shape[-1], C[2].shape[-1])
+    A, C = balanced(A, C, scales.factor)
     return matmul(*A, rmatmul(*C, x, k, scales.C), scales.A)
 
 
@@ -75,6 +76,7 @@ def rmatmul(s: Tensor, corner: Tensor, V: Tensor, u: Tensor, k: int, P: Tensor) 
 def prepare(A: Side, C: Side, scales: Scales) -> tuple[PreparedSide, PreparedSide]:
     """The constants of `product`: the transforms of the start vectors over their scales."""
     k = min(A[2].shape[-1], C[2].shape[-1])
+    A, C = balanced(A, C, scales.factor)
     left, right = _prepared(A, k, scales.A), _prepared(C, k, scales.C)
     return left, right._replace(spectra=conjugate(right.spectra))
 

@@ -26,7 +26,6 @@ import torch
 from torch import Tensor
 
 from ...kernels.cpu import convolution, library
-from .._twin import in_memory
 
 # Of an operator: subdiagonal (m - 1,), corner () or (1,), start vectors (r, m).
 Side = tuple[Tensor, Tensor, Tensor]
@@ -112,7 +111,7 @@ def _scales(A: Side, C: Side) -> tuple[Scales, float]:
     """P of both in float64, without their common scale, and the range R_A R_C."""
     (a, corner_A, _), (c, corner_C, _) = A, C
     if a.ndim == 1 and library.serves(a, c, corner_A, corner_C):
-        m, n, given = len(a) + 1, len(c) + 1, map(in_memory, (corner_A, a, corner_C, c))
+        m, n, given = len(a) + 1, len(c) + 1, (t.contiguous() for t in (corner_A, a, corner_C, c))
         profile_A, profile_C, ranges, factors = convolution.profiles(*given, m, n)
         return Scales(profile_A[:m], profile_C[:n], factors.item()), ranges.item()
     found = unseen_scales(A, C)

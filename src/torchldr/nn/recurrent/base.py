@@ -251,6 +251,15 @@ class StructuredRecurrent(Multiplying):
 
     # To and from torch.
 
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Weights of torch's layer, (gates * hidden_size, size), are those of stacks of the dense class."""
+        for name, stack in self._stacks().items():
+            W = state_dict.get(prefix + name)
+            if not stack.structure.structured and isinstance(W, Tensor) and len(W) % len(self.gates) == 0:
+                state_dict[f"{prefix}{name}.weight"] = W.unflatten(0, (len(self.gates), -1))
+                del state_dict[prefix + name]
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
     @torch.no_grad()
     def load_dense_weights(self, weights: Mapping[str, Tensor] | nn.RNNBase) -> Self:
         """Copy the weights of torch's layer, or of its state_dict, into this one.

@@ -14,6 +14,7 @@ from . import stacks
 from .checks import check_choices
 from .choice import PRODUCTS, UNKNOWN_ROWS, Products, Row, Use
 from .contract import Contract
+from .owned import owned
 from .products import allows_tf32, autocasts, check_input, run_product
 
 
@@ -127,7 +128,7 @@ class Multiplies(Contract):
         M = self if in_own else self.promoted()
         product = M._rmatmul if transposed else M._matmul
         if not in_own:
-            return run_product(product, x, self.dtype, bias)
+            return run_product(product, owned(x), self.dtype, bias)
         rows = x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
         y = product(rows.to(self.dtype) if self.dtype == torch.float64 else rows)
         y = y if bias is None else y + bias.to(y.dtype)

@@ -91,9 +91,7 @@ def _gradient(
     return [g.to(t.dtype) for g, t in zip(found, tensors, strict=True)]
 
 
-def adjoint(
-    lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, K: Tensor, dK: Tensor
-) -> list[Tensor]:
+def adjoint(lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, K: Tensor, dK: Tensor) -> list[Tensor]:
     """Gradients of sum(dK K) in the ring and in the start vectors, given the matrices K; no gradient."""
     parts = _flat((lower, diagonal, upper, V))
     K, dK = (t.reshape(-1, *t.shape[-3:]).contiguous() for t in (K, dK))

@@ -64,7 +64,9 @@ def _plain(
     wide = _wide(G)
     E = G.to(wide).mT @ H.to(wide)
     m, n = E.shape[-2:]
-    return shifted_sum(E, _ring(corner_A, lower_A, f_A, m, E), _ring(corner_C, lower_C, f_C, n, E), m).to(dtype)
+    return shifted_sum(E, _ring(corner_A, lower_A, f_A, m, E), _ring(corner_C, lower_C, f_C, n, E), m).to(
+        dtype
+    )
 
 
 def _ring(corner: Tensor | None, lower: Tensor | None, f: int, size: int, like: Tensor) -> Tensor:

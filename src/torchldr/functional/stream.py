@@ -117,7 +117,9 @@ def _gradient(
     for j in reversed(range(0, k, WIDTH)):
         width = min(WIDTH, k - j)
         states = lefts[j // WIDTH], rights[j // WIDTH]
-        K_A, K_C = (krylov._columns(*ring, state, width + 1) for ring, state in zip((A, C), states, strict=True))
+        K_A, K_C = (
+            krylov._columns(*ring, state, width + 1) for ring, state in zip((A, C), states, strict=True)
+        )
         dK_A, dK_C = torch.empty_like(K_A), torch.empty_like(K_C)
         dK_A[:, width], dK_C[:, width] = ahead
         dK_A[:, :width] = z[..., j : j + width].permute(1, 2, 0) @ u

@@ -17,6 +17,7 @@ from ..core.choice import Use, fft_multiply_adds
 from ..core.contract import Random, Weights
 from ..core.linear_map import LinearMap
 from ..core.matrix import StructuredMatrix, normal_
+from ..core.owned import owned
 from ..core.rules import rule
 from ..functional import circulant_blocks
 from ..functional.circulant_blocks import circulants
@@ -114,7 +115,7 @@ class BlockCirculant(StructuredMatrix, name="block_circulant"):
         return whole[..., : self.out_features, : self.in_features]
 
     def _matmul(self, x: Tensor) -> Tensor:
-        return circulant_blocks.product(self.column, x, self.out_features)
+        return circulant_blocks.product(owned(self.column), x, self.out_features)
 
     def _rmatmul(self, y: Tensor) -> Tensor:
         column = reversed_column(self.column).transpose(-3, -2)

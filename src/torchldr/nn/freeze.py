@@ -61,7 +61,9 @@ class FrozenLinear(nn.Module):
         like = next(layer.parameters())
         bias = layer.bias
         self.register_buffer("bias", None if bias is None else bias.detach().clone())
-        self.register_buffer("_like", like.detach().new_empty(0), persistent=False)  # its dtype is the layer's
+        self.register_buffer(
+            "_like", like.detach().new_empty(0), persistent=False
+        )  # its dtype is the layer's
 
     def forward(self, x: Tensor) -> Tensor:
         check_size("FrozenLinear", x, self.in_features, "in_features")
@@ -124,9 +126,13 @@ def freeze(model: nn.Module, example: Any = None, *, measure: bool = False) -> n
     check_model("freeze", model)
     check_flags("freeze", measure=measure)
     if measure and example is None:
-        raise ValueError("freeze: measure=True needs an example, an input of the model to time products with.")
+        raise ValueError(
+            "freeze: measure=True needs an example, an input of the model to time products with."
+        )
     copied = copy.deepcopy(model).eval()
-    given = _inputs(copied, example if isinstance(example, tuple) else (example,)) if example is not None else {}
+    given = (
+        _inputs(copied, example if isinstance(example, tuple) else (example,)) if example is not None else {}
+    )
     made: dict[nn.Module, nn.Module] = {}
     report = FreezeReport()
     for name, layer in list(_layers(copied)):
@@ -151,7 +157,9 @@ def thawed(model: nn.Module) -> nn.Module:
         return model
     memo: dict[int, Any] = {}
     copied = copy.deepcopy(model, memo)
-    replace_modules(copied, {memo[id(module)]: memo.get(id(source), source) for module, source in made.items()})
+    replace_modules(
+        copied, {memo[id(module)]: memo.get(id(source), source) for module, source in made.items()}
+    )
     return memo[id(made[model])] if model in made else copied
 
 
@@ -165,7 +173,9 @@ def _is_unchanged(module: nn.Module, source: Any) -> bool:
 
 def _layers(model: nn.Module) -> Iterator[tuple[str, Layer]]:
     """The structured layers that run their own `forward`; not those within others."""
-    inner = {part for layer in model.modules() if isinstance(layer, StructuredChannels) for part in layer.modules()}
+    inner = {
+        part for layer in model.modules() if isinstance(layer, StructuredChannels) for part in layer.modules()
+    }
     for name, module in model.named_modules():
         if isinstance(module, Layer) and runs_as_made(module):
             if isinstance(module, StructuredChannels) or module not in inner:
@@ -190,12 +200,19 @@ def _frozen(name: str, layer: Layer, given: Inputs, measure: bool) -> tuple[nn.M
     let_prune(layer)
     if isinstance(layer, StructuredRecurrent):
         return _frozen_recurrent(name, layer)
-    matrix = layer.matrix() if isinstance(layer, StructuredLinear) or layer.grid is None else layer.grid.matrix()
+    matrix = (
+        layer.matrix() if isinstance(layer, StructuredLinear) or layer.grid is None else layer.grid.matrix()
+    )
     rows = _rows(layer, given)
     table = matrix.products(rows, frozen=True)
-    taken, why = (layer.product, "product was set") if layer.product != "auto" else (table.taken, _why(table, rows))
+    taken, why = (
+        (layer.product, "product was set") if layer.product != "auto" else (table.taken, _why(table, rows))
+    )
     source = layer.requires_grad_(False)
-    makers: dict[str, Callable[[], nn.Module]] = {"dense": lambda: _dense(source), "fast": lambda: _fast(source, matrix)}
+    makers: dict[str, Callable[[], nn.Module]] = {
+        "dense": lambda: _dense(source),
+        "fast": lambda: _fast(source, matrix),
+    }
     if measure and layer in given and matrix.structured:
         modules = {product: make() for product, make in makers.items()}
         x = given[layer]

@@ -108,7 +108,9 @@ class StructuredLinear(ComputedWeight, StructuredParameters):
     def forward(self, x: Tensor) -> Tensor:
         matrix = self.matrix()
         if isinstance(x, Tensor) and (x.is_nested or x.layout is not torch.strided):
-            return linear(x, matrix.materialize(), self.bias)  # torch multiplies these by dense matrices alone
+            return linear(
+                x, matrix.materialize(), self.bias
+            )  # torch multiplies these by dense matrices alone
         check_input(matrix, x, self.in_features, "in_features", "StructuredLinear")
         return matrix.multiply(x, product=self.product, bias=self.bias)
 

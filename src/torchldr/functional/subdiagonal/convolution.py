@@ -18,9 +18,9 @@ from torch.nn.functional import pad
 from ...kernels.cpu import convolution as by_c
 from ...kernels.cpu import library
 from ..operator import Operator
+from ..ring import Ring
 from .guard import Side, precision
 from .pair import joined
-from ..ring import Ring
 
 
 class Constants(NamedTuple):

@@ -127,7 +127,8 @@ def reach(A: Side, C: Side) -> float:
 
 def _range(P: Scales, A: Side, C: Side) -> float:
     of_each = (
-        ranges(p, corner.detach().reshape(p.shape[:-1])).amax() for p, (_, corner, _) in zip(P, (A, C), strict=False)
+        ranges(p, corner.detach().reshape(p.shape[:-1])).amax()
+        for p, (_, corner, _) in zip(P, (A, C), strict=False)
     )
     return math.prod(map(float, of_each))
 

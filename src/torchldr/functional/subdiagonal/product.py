@@ -115,6 +115,9 @@ def _gradient(
 ) -> list[Tensor | None]:
     x, *parts = arguments
     (memory,) = saved
+    if memory.ndim > 1:  # under vmap: of all matrices, or of a product that was not mapped as its gradient is
+        whole = memory.shape[-1] == _bytes(_shapes(x, *parts[:2]))
+        memory = memory[0] if whole else _kernel(x, *parts)[1]
     itemsize = int(memory[:8].view(torch.int64)) if library.serves(x, *parts) else 0
     if itemsize == 0:
         return _dense_gradient(u, x, parts, wanted)

@@ -40,8 +40,14 @@ def product(A: Side, C: Side, x: Tensor, limit: float | None = None) -> Tensor |
     """
     A, C = balanced(A, C)
     P, made = generators(A, C, -1.0, -0.5)
-    seen = None if limit is None else Later(ranges(P.detach(), torch.stack((A[1], C[1])).detach().flatten()).prod())
-    rows = x if len(x) else torch.nn.functional.pad(x, (0, 0, 0, 1))  # gradients of nothing are those of a zero row
+    seen = (
+        None
+        if limit is None
+        else Later(ranges(P.detach(), torch.stack((A[1], C[1])).detach().flatten()).prod())
+    )
+    rows = (
+        x if len(x) else torch.nn.functional.pad(x, (0, 0, 0, 1))
+    )  # gradients of nothing are those of a zero row
     y = TRAINED_PAIR(rows, P, made)
     if seen is not None and not float(seen.read()) <= (limit or 0):
         return None
@@ -107,7 +113,11 @@ def _batched(info: Any, dims: Sequence[int | None], apply: Any, arguments: Seque
 
 def _samples() -> Iterator[tuple[Any, ...]]:
     n = 8
-    yield torch.randn(3, n), torch.rand(2, n, dtype=torch.float64) + 0.5, torch.randn(2, 3, n, dtype=torch.float64)
+    yield (
+        torch.randn(3, n),
+        torch.rand(2, n, dtype=torch.float64) + 0.5,
+        torch.randn(2, 3, n, dtype=torch.float64),
+    )
 
 
 TRAINED_PAIR = Operator(

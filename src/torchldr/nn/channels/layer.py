@@ -11,6 +11,7 @@ from torch.nn.functional import linear
 
 from ...core.checks import as_int, check_choices, check_flags, checked_int
 from ...core.choice import Products
+from ...core.owned import owned
 from ...core.products import autocasts, check_like
 from ...matrices import StructuredMatrix, get_structure
 from ..computed import ComputedWeight
@@ -146,6 +147,7 @@ class StructuredChannels(ComputedWeight, Multiplying):
 
     def forward(self, x: Tensor) -> Tensor:
         self._check(x)
+        x = owned(x)
         lead, axes = x.shape[: x.ndim - 1 - len(self.features)], len(self.features)
         flat = x.flatten(-axes) if axes > 1 else x
         y = self._multiply(flat.reshape(-1, self.in_channels, flat.shape[-1]))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout, linear
 
 from ...core.checks import check_choices, check_flags, checked_int
+from ...core.owned import owned
 from ...functional.recurrence import Product, State, run_steps, sequence
 from ...matrices import StructuredMatrix, get_structure
 from ..channels.stack import MatrixStack
@@ -164,6 +165,7 @@ class StructuredRecurrent(Multiplying):
 
     def forward(self, input: Sequences, hx: Any = None) -> tuple[Any, Any]:
         who, some = type(self).__name__, next(self.parameters())
+        input = owned(input) if isinstance(input, Tensor) else input
         given = take(who, input, self.input_size, some, batch_first=self.batch_first)
         output, state = self._run(given, self._start(given, hx))
         sequences, state = give(given, output, state, batch_first=self.batch_first)

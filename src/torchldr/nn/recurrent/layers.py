@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from ...core.structures import unstructured
+from ...functional.recurrence import Product, State, gru_step, lstm_step
 from ...matrices import StructuredMatrix
 from .base import Settings, StructuredRecurrent, arguments_of
-from ...functional.recurrence import Product, State, gru_step, lstm_step
 from .inputs import Given
 
 

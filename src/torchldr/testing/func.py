@@ -77,7 +77,7 @@ TRANSFORMATIONS: Mapping[str, Callable[[Product, Inputs, Inputs], Any]] = {
 """The transformations by name: functions of (product, inputs, directions) that give tensors."""
 
 
-def func_layer(cls: type[StructuredMatrix], mode: str, product: str, **options: Any) -> StructuredLinear:
+def func_layer(cls: type[StructuredMatrix], mode: str, product: str, /, **options: Any) -> StructuredLinear:
     """A layer in one of the `MODES`, which multiplies by the product that is named."""
     layer = layer_of(cls, 6, 5, **options).train(mode == "train").requires_grad_(mode != "constant")
     setattr(layer, "product" if hasattr(type(layer), "product") else "plan", product)

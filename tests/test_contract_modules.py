@@ -4,14 +4,9 @@ Forward, factory keywords, devices without memory, copies, formats of memory, fi
 also batched ones.
 """
 
-import copy
-import io
-import pickle
-
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 import torchldr
 from torchldr import StructuredChannels, StructuredGRU, StructuredLinear, StructuredLSTM

@@ -14,7 +14,7 @@ from torch.func import functional_call
 
 import torchldr
 from torchldr import StructuredChannels, StructuredGRU, StructuredLinear, StructuredLSTM
-from torchldr.compress.layers import StructuredPointwise
+from torchldr.nn.pointwise import StructuredPointwise
 
 LAYERS = {
     "linear": lambda **more: StructuredLinear(6, 5, **more),

@@ -213,8 +213,8 @@ def check_weights(who: str, model: nn.Module, *dtypes: torch.dtype) -> None:
             if isinstance(value, torch.Tensor) and not value.is_leaf:
                 shown = f"{path}.{leaf}".removeprefix(".")
                 raise ValueError(
-                    f"{who}: {shown} is no parameter but computed, as by torch.nn.utils.prune: its `remove`, or "
-                    "that of torch.nn.utils.weight_norm, makes it one."
+                    f"{who}: {shown} is no parameter but computed, as by torch.nn.utils.prune: its `remove`, "
+                    "or that of torch.nn.utils.weight_norm, makes it one."
                 )
     for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
         if (tensor.is_floating_point() or tensor.is_complex()) and tensor.dtype not in dtypes:

@@ -3,8 +3,8 @@
     matrix        block (p, q) is circulant with first column columns[p, q], M[i, j] = column[(i - j) mod b]
     convolution   y_p = sum_q columns[p, q] (*) x_q, cyclic convolutions of length b
 
-The last blocks of x and of y may be cropped. One column alone is a grid of one block: then M is the leading part
-of a circulant matrix.
+The last blocks of x and of y may be cropped. One column alone is a grid of one block: then M is the leading
+part of a circulant matrix.
 """
 
 from __future__ import annotations

@@ -92,8 +92,8 @@ class BlockCirculant(StructuredMatrix, name="block_circulant"):
 
     @classmethod
     def fast_pays(cls, use: Use) -> bool:
-        rows, columns, b = grid(use.m, use.n, **use.options)
         if use.gpu:
+            *_, b = grid(use.m, use.n, **use.options)
             return not use.frozen and b >= 256
         return 8 * cls.multiply_adds(use.m, use.n, 1, **use.options) < use.m * use.n
 

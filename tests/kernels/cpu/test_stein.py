@@ -13,7 +13,8 @@ from torchldr.kernels.cpu import library, stein
 
 pytestmark = pytest.mark.skipif(library.why_not() is not None, reason=str(library.why_not()))
 
-SIZES = [(1, 1, 1), (1, 1, 5), (2, 2, 7), (1, 7, 7), (3, 16, 37), (5, 33, 40), (1, 64, 64), (2, 61, 130), (4, 130, 130)]  # fmt: skip
+SIZES = [(1, 1, 1), (1, 1, 5), (2, 2, 7), (1, 7, 7), (3, 16, 37), (5, 33, 40), (1, 64, 64), (2, 61, 130), (4,
+130, 130)]  # fmt: skip
 
 
 def normal(size: int) -> Tensor:
@@ -49,7 +50,8 @@ REGIMES = {
     "a zero": lambda m, n: (with_zero(0.5 + torch.rand(m).double()), 0.5 + torch.rand(n).double()),
     "zeros": lambda m, n: (with_zero(1 + 0.1 * normal(m)), with_zero(1 + 0.1 * normal(n))),
 }
-CORNERS = {"none": (0.0, 0.0), "of A": (0.4, 0.0), "of C": (0.0, -0.7), "both": (0.4, -0.7), "as they are": (None, None)}  # fmt: skip
+CORNERS = {"none": (0.0, 0.0), "of A": (0.4, 0.0), "of C": (0.0, -0.7), "both": (0.4, -0.7), "as they are":
+(None, None)}  # fmt: skip
 
 
 def operands(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -65,7 +66,7 @@ class Kernel:
         self.name, self.signature = name, signature
         self._functions: dict[torch.dtype, ctypes._NamedFuncPointer] = {}
 
-    def __call__(self, dtype: torch.dtype, *arguments: Tensor | float | None) -> None:
+    def __call__(self, dtype: torch.dtype, *arguments: Any) -> None:
         function = self._functions.get(dtype) or self._find(dtype)
         function(*(t.data_ptr() if isinstance(t, Tensor) else t for t in arguments))
 

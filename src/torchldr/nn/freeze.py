@@ -265,9 +265,9 @@ def _fast(layer: StructuredLinear | StructuredChannels, matrix: StructuredMatrix
     """With prepared constants where the class has some, else the layer itself, which needs no gradients."""
     prepare = rules.of_product("frozen", type(matrix))
     if isinstance(layer, StructuredLinear) and prepare is not None:
-        prepared = prepare(matrix.promoted())
-        if prepared is not None:
-            return FrozenLinear(prepared, layer)
+        made = prepare(matrix if matrix.own_dtype else matrix.promoted(), layer.bias)
+        if made is not None:
+            return FrozenLinear(made, layer) if isinstance(made, Prepared) else made
     layer.product = "fast"
     return layer
 

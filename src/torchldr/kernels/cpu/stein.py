@@ -127,7 +127,7 @@ def _run(
         )
 
     call(_PREPARE, 0, R, bands, memory)
-    if (memory.view(R, room)[:, :8].view(dtype)[:, 0] == _ROUND).any():
+    if (memory.view(R, room)[:, :8].view(torch.float64) == _ROUND).any():
         phase(_AROUND)
         call(_TURN, 0, R, bands, memory)
     phase(_MAIN)

@@ -73,12 +73,27 @@ static void NAMED(down_piece)(const NAMED(Scan) *s, NAMED(Band) *b, int64_t i, i
     }
 }
 
+/* E_ij */
+static REAL NAMED(source)(const NAMED(Scan) *s, int64_t i, int64_t j)
+{
+    REAL e = 0;
+    for (int64_t k = 0; k < s->r; k++)
+        e += s->G[k * s->m + i] * s->h[k * s->wide + j];
+    return e;
+}
+
 /* All rows of a band from row -1, `before`; into M, or into two rows in turn. Gives the last one. */
 static const REAL *NAMED(sweep_down)(const NAMED(Scan) *s, NAMED(Band) *b, const REAL *before, REAL *M)
 {
     int64_t n = s->n;
     for (int64_t i = 0; i < s->m; i++) {
         REAL *row = M ? M + i * n : b->rows[i % 2];
+        if (b->width == n && n >= LANES && (!M || (i > 1 && i < s->m - 1))) { /* whole lanes: reads and writes rows beside it */
+            NAMED(down_piece)(s, b, i, 0, s->wide, before - 1, row);
+            row[0] = s->a[i] * s->c[0] * before[n - 1] + NAMED(source)(s, i, 0);
+            before = row;
+            continue;
+        }
         LDR_PIECES(b, n, i)
         {
             int64_t start = low;
@@ -100,7 +115,7 @@ typedef struct {
 
 /* Columns j .. j + count - 1 of row i, which `D` and Z begin with; `after` is down and to the right of the first. */
 static void NAMED(up_piece)(const NAMED(Scan) *s, NAMED(Band) *b, NAMED(Want) want, int64_t i, int64_t j, int64_t count,
-                            const REAL *D, const REAL *after, const REAL *before, REAL *Z)
+                            const REAL *c, const REAL *D, const REAL *after, const REAL *before, REAL *Z)
 {
     int64_t m = s->m, n = s->wide, whole = count / LANES * LANES, k = 1;
     for (int64_t at = 0, step; at < count; at += step) {
@@ -108,7 +123,7 @@ static void NAMED(up_piece)(const NAMED(Scan) *s, NAMED(Band) *b, NAMED(Want) wa
         step = at == 0 && whole ? whole : whole ? LANES : count;
         at = at == 0 ? 0 : count - step; /* the last lanes again, without their sums */
 #define LDR_ARGUMENTS                                                                                            \
-    step, D + at, s->a[i + 1], s->c + j + at + 1, after + at, Z + at, s->a[i], s->c + j + at, before + at, b->da + i, \
+    step, D + at, s->a[i + 1], s->c + j + at + 1, after + at, Z + at, s->a[i], c + at, before + at, b->da + i, \
         b->dc + j + at, s->G[i], s->h + j + at, b->dG + i, b->dh + j + at
         if (begin == at) {
             if (want.graded)
@@ -154,20 +169,34 @@ static const REAL *NAMED(sweep_up)(const NAMED(Scan) *s, NAMED(Band) *b, NAMED(W
                                    const REAL *D, const REAL *M)
 {
     int64_t m = s->m, n = s->n;
+    for (int64_t j = n; j <= s->wide; j++) /* what is beside a row is finite */
+        b->rows[0][j] = b->rows[1][j] = b->e[j] = 0;
     for (int64_t i = m - 1; i >= 0; i--) {
         const REAL *given = D + i * n, *before = want.graded ? M + (i ? i - 1 : m - 1) * n : given;
         REAL *row = b->rows[i % 2];
         if (damped)
             NAMED(damp_row)(s, given, b->e), given = b->e;
+        if (b->width == n && n >= LANES && i > 1 && i < m - 1) { /* whole lanes: what is beside a row weighs nothing */
+            REAL *dc = b->dc, sum = dc[0];
+            NAMED(up_piece)(s, b, want, i, 0, s->wide, s->inner, given, after + 1, before - 1, row);
+            if (want.graded) {
+                REAL w = row[0] * before[n - 1];
+                b->da[i] += w * s->c[0];
+                dc[0] = sum + s->a[i] * w;
+            }
+            row[n] = row[0];
+            after = row;
+            continue;
+        }
         LDR_PIECES(b, n, i)
         {
             int64_t start = low;
             if (low == 0) {
-                NAMED(up_piece)(s, b, want, i, 0, 1, given, after + 1, before + n - 1, row);
+                NAMED(up_piece)(s, b, want, i, 0, 1, s->c, given, after + 1, before + n - 1, row);
                 start = 1;
             }
             if (start < high)
-                NAMED(up_piece)(s, b, want, i, start, high - start, given + start, after + start + 1,
+                NAMED(up_piece)(s, b, want, i, start, high - start, s->c + start, given + start, after + start + 1,
                                 before + start - 1, row + start);
         }
         row[n] = row[0];
@@ -285,9 +314,16 @@ static void NAMED(prepare)(NAMED(Scan) *s, const NAMED(Given) *of, int64_t matri
             s->c[j] = 1;
     }
     s->a[m] = s->a[0], s->c[n] = s->c[0];
-    memset(s->last, 0, (size_t)(n + 1) * sizeof(REAL));
-    for (int64_t k = 0; k < s->r; k++)
+    size_t beyond = (size_t)(s->wide - n) * sizeof(REAL);
+    memset(s->c + n + 1, 0, beyond);
+    memcpy(s->inner, s->c, (size_t)n * sizeof(REAL));
+    memset(s->inner + n, 0, beyond);
+    s->inner[0] = 0;
+    memset(s->last, 0, (size_t)(s->wide + 1) * sizeof(REAL));
+    for (int64_t k = 0; k < s->r; k++) {
         memcpy(s->h + k * s->wide, s->H + k * n, (size_t)n * sizeof(REAL));
+        memset(s->h + k * s->wide + n, 0, beyond);
+    }
     NAMED(weigh)(s, graded);
 }
 

@@ -6,9 +6,9 @@
  */
 
 typedef struct {
-    int64_t r, m, n, wide;        /* wide: n, and what makes rows of h begin alike */
+    int64_t r, m, n, wide; /* wide: n up to whole lanes */
     const REAL *G, *H;
-    REAL *a, *c, *around; /* (m + 1) and (n + 1), corners at both ends; f q_j (n) */
+    REAL *a, *c, *inner, *around; /* (m + 1) and (n + 1), corners at both ends; c without any (n); f q_j (n) */
     REAL *last, *shared;     /* what comes before the first row; one that bands share (n + 1) */
     REAL *h;                      /* H, or H' where paths go around: (r, wide) */
     double *q, *ends, *da, *dc;   /* (n), five times (n + m), (m), (n) */
@@ -24,12 +24,11 @@ static char *NAMED(cut)(char *room, int64_t *at, int64_t bytes)
     return piece;
 }
 
-/* A vector whose entry 1 begins a line of the cache: loops leave column 0 aside. */
+/* A vector that begins a line of the cache, with room for one entry before it and for whole lanes. */
 static REAL *NAMED(vector)(char *room, int64_t *at, int64_t size)
 {
-    const int64_t ahead = 64 - (int64_t)sizeof(REAL);
-    char *piece = NAMED(cut)(room, at, ahead + size * (int64_t)sizeof(REAL));
-    return piece ? (REAL *)(piece + ahead) : NULL;
+    char *piece = NAMED(cut)(room, at, 64 + (size + LANES) * (int64_t)sizeof(REAL));
+    return piece ? (REAL *)(piece + 64) : NULL;
 }
 
 static int64_t NAMED(carve)(NAMED(Scan) *s, char *room, int64_t r, int64_t m, int64_t n)
@@ -39,6 +38,7 @@ static int64_t NAMED(carve)(NAMED(Scan) *s, char *room, int64_t r, int64_t m, in
     s->is = (void *)NAMED(cut)(room, &at, sizeof(*s->is));
     s->a = NAMED(vector)(room, &at, m + 1);
     s->c = NAMED(vector)(room, &at, n + 1);
+    s->inner = NAMED(vector)(room, &at, n);
     s->around = NAMED(vector)(room, &at, n);
     s->last = NAMED(vector)(room, &at, n + 1);
     s->shared = NAMED(vector)(room, &at, n);

@@ -114,7 +114,7 @@ def _bands(R: int, n: int, work: int) -> int:
     threads = torch.get_num_threads()
     if threads == 1 or R * work < 2 * _WORTHWHILE:
         return 1
-    return 0 if R >= threads else max(1, min(-(-threads // R), n // NARROWEST, work // _WORTHWHILE))
+    return 0 if threads <= R else max(1, min(-(-threads // R), n // NARROWEST, work // _WORTHWHILE))
 
 
 def _phases(

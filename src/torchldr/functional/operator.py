@@ -163,7 +163,9 @@ class Operator:
         name, lib = f"torchldr::{self.name}", torch.library
         outputs = "(Tensor, Tensor[])"
         lib.define(name, f"({arguments}) -> {outputs}")
-        lib.define(f"{name}_gradient", f"(Tensor grad, {arguments}, Tensor[] saved, bool[] wanted) -> Tensor[]")
+        lib.define(
+            f"{name}_gradient", f"(Tensor grad, {arguments}, Tensor[] saved, bool[] wanted) -> Tensor[]"
+        )
 
         def run(*given: Any) -> tuple[Tensor, list[Tensor]]:
             with as_eager(), torch.no_grad():
@@ -244,7 +246,9 @@ class Operator:
 
         outputs, pull = torch.func.vjp(chosen, grad, *given)
         cotangents = [above[i] for i in there if wish[i]]
-        filled = tuple(torch.zeros_like(t) if g is None else g for t, g in zip(outputs, cotangents, strict=True))
+        filled = tuple(
+            torch.zeros_like(t) if g is None else g for t, g in zip(outputs, cotangents, strict=True)
+        )
         dgrad, *rest = pull(filled)
         spread: list[Tensor | None] = [None] * self._count
         for i, t in zip(there, rest, strict=True):
@@ -344,11 +348,7 @@ def _functions(operator: Operator) -> tuple[Any, Any]:
 def _in_front(size: int, dims: Sequence[int | None], arguments: Arguments) -> list[Any]:
     """The arguments of a function that vmap maps, with its axis in front of every tensor."""
     return [
-        t
-        if not isinstance(t, Tensor)
-        else t.expand(size, *t.shape)
-        if dim is None
-        else t.movedim(dim, 0)
+        t if not isinstance(t, Tensor) else t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0)
         for t, dim in zip(arguments, dims, strict=True)
     ]
 
@@ -368,7 +368,9 @@ def _jvp(plain: Callable[..., Any], inputs: Sequence[Tensor], tangents: Sequence
     with forward_mode(True), torch.enable_grad():  # a rule would forget the tangents of levels around it
         primals = [forward_ad.unpack_dual(x).primal for x in inputs]
         output, pullback = torch.func.vjp(plain, *primals)[:2]
-        zeros = tuple(map(torch.zeros_like, output)) if isinstance(output, tuple) else torch.zeros_like(output)
+        zeros = (
+            tuple(map(torch.zeros_like, output)) if isinstance(output, tuple) else torch.zeros_like(output)
+        )
         return torch.func.vjp(pullback, zeros)[1](filled)[0]
 
 

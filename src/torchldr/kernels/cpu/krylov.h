@@ -64,28 +64,28 @@ static LDR_CLONES void NAMED(step_back)(int64_t count, const REAL *lower, const 
     }
 }
 
-/* Columns 1 .. k - 1 of vectors start .. stop - 1, r of them for each operator; column 0 is there. Vectors are `each`
- * apart in K, columns `pitch`. */
-LDR_API void NAMED(krylov_columns)(int64_t start, int64_t stop, int64_t r, int64_t k, int64_t m, int64_t each,
-                                   int64_t pitch, const REAL *lower, const REAL *diagonal, const REAL *upper, REAL *K,
-                                   REAL *room)
+/* Columns A^j v, j < k, of vectors start .. stop - 1, r of them for each operator: K (.., k, m). */
+LDR_API void NAMED(krylov_columns)(int64_t start, int64_t stop, int64_t r, int64_t k, int64_t m, const REAL *lower,
+                                   const REAL *diagonal, const REAL *upper, const REAL *V, REAL *K, REAL *room)
 {
     ldr_mode mode = ldr_flush();
-    int64_t wide = (m + LANES - 1) / LANES * LANES;
+    const int64_t wide = (m + LANES - 1) / LANES * LANES;
     for (int64_t v = start; v < stop; v++) {
         const int64_t at = v / r * m;
         const REAL *l = NAMED(copy)(room, m, NAMED(LOWER), lower + at);
         const REAL *d = NAMED(copy)(room, m, NAMED(DIAGONAL), diagonal + at);
         const REAL *u = NAMED(copy)(room, m, NAMED(UPPER), upper + at);
-        REAL *column = K + v * each, *x = NAMED(copy)(room, m, NAMED(STATE), column);
-        REAL *y = NAMED(vector)(room, m, NAMED(OTHER)), *last = NAMED(vector)(room, m, NAMED(COLUMN));
+        REAL *x = NAMED(copy)(room, m, NAMED(STATE), V + v * m), *y = NAMED(vector)(room, m, NAMED(OTHER));
+        REAL *column = K + v * k * m, *last = NAMED(vector)(room, m, NAMED(COLUMN));
+        memcpy(column, x, (size_t)m * sizeof(REAL));
         for (int64_t j = 1; j < k; j++) {
             /* whole lanes reach into the next column, which is still to be made; the last one has none */
-            REAL *to = column + j * pitch, *swap = x;
-            int direct = wide == m || (j + 1 < k && pitch >= LANES);
-            NAMED(step)(wide, l, d, u, x, y, direct ? to : last);
+            int direct = wide == m || (j + 1 < k && m >= LANES);
+            REAL *swap = x;
+            column += m;
+            NAMED(step)(wide, l, d, u, x, y, direct ? column : last);
             if (!direct)
-                memcpy(to, last, (size_t)m * sizeof(REAL));
+                memcpy(column, last, (size_t)m * sizeof(REAL));
             NAMED(close_ring)(y, m);
             x = y, y = swap;
         }
@@ -93,38 +93,40 @@ LDR_API void NAMED(krylov_columns)(int64_t start, int64_t stop, int64_t r, int64
     ldr_restore(mode);
 }
 
-/* Back over all k columns, for operators start .. stop - 1: `after` (r, m) is l of the column that follows, and gets
- * that of the first; d lower and so on are added to. */
-LDR_API void NAMED(krylov_adjoint)(int64_t start, int64_t stop, int64_t r, int64_t k, int64_t m, int64_t each,
-                                   int64_t pitch, const REAL *lower, const REAL *diagonal, const REAL *upper,
-                                   const REAL *K, const REAL *dK, REAL *after, REAL *dl, REAL *dd, REAL *du, REAL *room)
+/* Gradients in operators start .. stop - 1 and in their vectors, for those of all columns. */
+LDR_API void NAMED(krylov_adjoint)(int64_t start, int64_t stop, int64_t r, int64_t k, int64_t m, const REAL *lower,
+                                   const REAL *diagonal, const REAL *upper, const REAL *K, const REAL *dK, REAL *dl,
+                                   REAL *dd, REAL *du, REAL *dV, REAL *room)
 {
     ldr_mode mode = ldr_flush();
-    int64_t wide = (m + LANES - 1) / LANES * LANES;
-    for (int64_t k_of = start; k_of < stop; k_of++) {
-        const int64_t at = k_of * m;
+    const int64_t wide = (m + LANES - 1) / LANES * LANES;
+    const size_t bytes = (size_t)m * sizeof(REAL);
+    for (int64_t of = start; of < stop; of++) {
+        const int64_t at = of * m;
         const REAL *l = NAMED(copy)(room, m, NAMED(LOWER), lower + at);
         const REAL *d = NAMED(copy)(room, m, NAMED(DIAGONAL), diagonal + at);
         const REAL *u = NAMED(copy)(room, m, NAMED(UPPER), upper + at);
-        REAL *sl = NAMED(copy)(room, m, NAMED(DLOWER), dl + at), *sd = NAMED(copy)(room, m, NAMED(DDIAGONAL), dd + at);
-        REAL *su = NAMED(copy)(room, m, NAMED(DUPPER), du + at);
-        for (int64_t v = k_of * r; v < (k_of + 1) * r; v++) {
-            REAL *a = NAMED(copy)(room, m, NAMED(STATE), after + v * m), *now = NAMED(vector)(room, m, NAMED(OTHER));
-            for (int64_t j = k - 1; j >= 0; j--) {
-                const int64_t column = v * each + j * pitch;
-                const REAL *x = NAMED(copy)(room, m, NAMED(COLUMN), K + column), *given = dK + column;
+        REAL *sl = NAMED(vector)(room, m, NAMED(DLOWER)), *sd = NAMED(vector)(room, m, NAMED(DDIAGONAL));
+        REAL *su = NAMED(vector)(room, m, NAMED(DUPPER));
+        memset(sl, 0, bytes), memset(sd, 0, bytes), memset(su, 0, bytes);
+        for (int64_t v = of * r; v < (of + 1) * r; v++) {
+            const REAL *column = K + (v + 1) * k * m, *given = dK + (v + 1) * k * m;
+            REAL *a = NAMED(vector)(room, m, NAMED(STATE)), *now = NAMED(vector)(room, m, NAMED(OTHER));
+            memcpy(a, given - m, bytes);
+            NAMED(close_ring)(a, m);
+            for (int64_t j = k - 2; j >= 0; j--) {
                 REAL *swap = a;
-                if (wide > m && (j == k - 1 || pitch < LANES))
-                    given = NAMED(copy)(room, m, NAMED(GIVEN), given);
-                NAMED(step_back)(wide, l, d, u, x, a, given, now, sl, sd, su);
+                column -= m, given -= m;
+                const REAL *x = NAMED(copy)(room, m, NAMED(COLUMN), column - m), *more = given - m;
+                if (m < LANES) /* whole lanes read the next column */
+                    more = NAMED(copy)(room, m, NAMED(GIVEN), more);
+                NAMED(step_back)(wide, l, d, u, x, a, more, now, sl, sd, su);
                 NAMED(close_ring)(now, m);
                 a = now, now = swap;
             }
-            memcpy(after + v * m, a, (size_t)m * sizeof(REAL));
+            memcpy(dV + v * m, a, bytes);
         }
-        memcpy(dl + at, sl, (size_t)m * sizeof(REAL));
-        memcpy(dd + at, sd, (size_t)m * sizeof(REAL));
-        memcpy(du + at, su, (size_t)m * sizeof(REAL));
+        memcpy(dl + at, sl, bytes), memcpy(dd + at, sd, bytes), memcpy(du + at, su, bytes);
     }
     ldr_restore(mode);
 }

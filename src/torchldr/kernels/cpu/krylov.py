@@ -1,6 +1,6 @@
 """Krylov columns of tridiagonal operators with two corners, and their adjoint: `krylov.h` has the loops.
 
-    (A x)_p = lower_p x_{p-1} + diagonal_p x_p + upper_p x_{p+1},  indices modulo m
+(A x)_p = lower_p x_{p-1} + diagonal_p x_p + upper_p x_{p+1},  indices modulo m
 """
 
 from __future__ import annotations
@@ -10,14 +10,18 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from . import library
 from .library import Kernel
 from .threads import in_parts
 
-_COLUMNS = Kernel("krylov_columns", "iiiiiiippppp")
+_COLUMNS = Kernel("krylov_columns", "iiiiipppppp")
 _ROOM = Kernel("krylov_room", "ip")
-_ADJOINT = Kernel("krylov_adjoint", "iiiiiiipppppppppp")
+_ADJOINT = Kernel("krylov_adjoint", "iiiiipppppppppp")
 
 _VECTOR = 8  # entries that a loop takes at once, as `in_parts` counts steps
+
+
+serves = library.serves
 
 
 def columns(lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, k: int) -> Tensor:
@@ -33,67 +37,38 @@ def columns(lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, k: int) -
     """
     R, r, m = V.shape
     K = V.new_empty(R, r, k, m)
-    K[:, :, 0] = V
-    fill(K.flatten(0, 1), lower, diagonal, upper)
+
+    def some(start: int, stop: int) -> None:
+        _COLUMNS(V.dtype, start, stop, r, k, m, lower, diagonal, upper, V, K, _room(V))
+
+    in_parts(R * r, k * m // _VECTOR, some)
     return K
 
 
-def fill(K: Tensor, lower: Tensor, diagonal: Tensor, upper: Tensor) -> None:
-    """Columns 1, 2, .. of K (R r, k, m) from column 0, in place; K may have any strides but 1 within columns."""
-    vectors, k, m = K.shape
-    r = vectors // max(lower.shape[0], 1)
-    each, pitch, _ = K.stride()
-
-    def some(start: int, stop: int) -> None:
-        _COLUMNS(K.dtype, start, stop, r, k, m, each, pitch, lower, diagonal, upper, K, _room(K))
-
-    in_parts(vectors, k * m // _VECTOR, some)
-
-
 def adjoint(
-    lower: Tensor, diagonal: Tensor, upper: Tensor, K: Tensor, dK: Tensor
+    lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, K: Tensor, dK: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of sum(dK * columns(lower, diagonal, upper, V, k)) in all tensors.
 
     Args:
         lower, diagonal, upper: shape (R, m).
+        V: shape (R, r, m).
         K: the columns, shape (R, r, k, m).
         dK: shape (R, r, k, m).
     """
-    R, r, _, m = K.shape
-    dV, collected = K.new_zeros(R, r, m), [torch.zeros_like(lower) for _ in range(3)]
-    collect(K.flatten(0, 1), dK.flatten(0, 1), lower, diagonal, upper, dV, collected)
-    return collected[0], collected[1], collected[2], dV
-
-
-def collect(
-    K: Tensor,
-    dK: Tensor,
-    lower: Tensor,
-    diagonal: Tensor,
-    upper: Tensor,
-    after: Tensor,
-    collected: list[Tensor],
-) -> None:
-    """Take gradients dK of columns K (R r, k, m), of equal strides, back to the first column.
-
-    `after` (R, r, m) has the gradient of the column that follows, and gets that of the first one, `dK` included. The
-    gradients of the coefficients are added to the three tensors `collected`.
-    """
-    R, r, m = after.shape
-    k, (each, pitch, _) = K.shape[1], K.stride()
+    R, r, k, m = K.shape
+    found = torch.empty_like(lower), torch.empty_like(lower), torch.empty_like(lower), torch.empty_like(V)
 
     def some(start: int, stop: int) -> None:
-        _ADJOINT(
-            K.dtype, start, stop, r, k, m, each, pitch, lower, diagonal, upper, K, dK, after, *collected, _room(K)
-        )  # fmt: skip
+        _ADJOINT(V.dtype, start, stop, r, k, m, lower, diagonal, upper, K, dK, *found, _room(V))
 
     in_parts(R, 3 * r * k * m // _VECTOR, some)
+    return found
 
 
-def _room(K: Tensor) -> Tensor:
+def _room(V: Tensor) -> Tensor:
     """Memory for one thread."""
-    return K.new_empty(_numbers(K.dtype, K.shape[-1]))
+    return V.new_empty(_numbers(V.dtype, V.shape[-1]))
 
 
 @cache

@@ -373,7 +373,10 @@ def _jvp(plain: Callable[..., Any], inputs: Sequence[Tensor], tangents: Sequence
         zeros = (
             tuple(map(torch.zeros_like, output)) if isinstance(output, tuple) else torch.zeros_like(output)
         )
-        return torch.func.vjp(pullback, zeros)[1](filled)[0]
+        found = torch.func.vjp(pullback, zeros)[1](filled)[0]
+        if isinstance(found, tuple):
+            return tuple(t.contiguous() for t in found)
+        return found.contiguous()  # as the results of kernels are
 
 
 def _without_autocast(arguments: Arguments) -> AbstractContextManager[Any]:

@@ -34,6 +34,7 @@ from ..torch_private import (
     has_modes,
     has_transforms,
     in_forward_mode,
+    is_exporting,
 )
 
 Arguments = Sequence[Any]
@@ -89,7 +90,7 @@ class Operator:
 
     def __call__(self, *arguments: Any) -> Tensor:
         if torch.compiler.is_compiling():
-            if torch.compiler.is_exporting() or has_transforms():
+            if is_exporting() or has_transforms():
                 return self.plain(*arguments)
             return _first(self._op(*arguments))
         tensors = self._present(arguments)

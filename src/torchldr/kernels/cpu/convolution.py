@@ -2,7 +2,8 @@
 
     y = sum_i K_k(A, g_i) K_k(C, h_i)^T x,    k = min(m, n),
 
-for one matrix or a stack; `convolution.h` has the formulas. All tensors are contiguous, on the CPU and of one dtype:
+for one matrix or a stack; `convolution.h` has the formulas. All tensors are contiguous, on the CPU and of one
+dtype:
 
     G (.., r, m), H (.., r, n)     start vectors, with the axes of a stack in front
     corner_a, corner_c (.., 1)     top right entries; () will do for one matrix
@@ -44,11 +45,11 @@ class Saved(NamedTuple):
 def profiles(
     corner_a: Tensor, lower_a: Tensor | None, corner_c: Tensor, lower_c: Tensor | None, m: int, n: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Profiles of A and C in float64, the product of their ranges, max|P| / min|P| max(1, |f|), and factors.
+    """Profiles of A and C in float64, the product of their ranges max|P| / min|P| max(1, |f|), and factors.
 
     A times f and C over f have the same product, so their common scale is taken out: factors are what A was
-    multiplied by, and C divided. Ranges and factors have a number for each matrix. A range is not finite where
-    the product of a subdiagonal is 0 or leaves float64.
+    multiplied by, and C divided. Ranges and factors have a number for each matrix. A range is not finite
+    where the product of a subdiagonal is 0 or leaves float64.
     """
     lead, wide = corner_a.shape[:-1], torch.float64
     A, C = (corner_a.new_empty(*lead, size + 2, dtype=wide) for size in (m, n))
@@ -58,7 +59,7 @@ def profiles(
 
 
 def hats(V: Tensor, profile: Tensor, k: int, length: int) -> Tensor:
-    """The spectra of start vectors over their profile, (.., r, 2N), for k columns and at most `length` rows."""
+    """Spectra of start vectors over their profile, (.., r, 2N), for k columns and at most `length` rows."""
     (*lead, r, m), N = V.shape, half_length(length + k - 1)
     found, scratch = V.new_empty(*lead, r, 2 * N), V.new_empty(4 * N)
     _hats(V.dtype, V, profile, found, tables(N, V.dtype), scratch, math.prod(lead), r, m, N)

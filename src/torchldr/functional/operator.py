@@ -127,7 +127,7 @@ class Operator:
                 found = iter(_vjp(self._closed(arguments), given, grad))
                 found = [None if arguments[i] is None else next(found) for i in self._tensors]
         return [
-            grad.new_empty(0) if t is None or not wish else t.contiguous()
+            grad.new_empty(0) if t is None or not wish else _alone(t)
             for t, wish in zip(found, wanted, strict=True)
         ]
 
@@ -385,6 +385,12 @@ def _without_autocast(arguments: Arguments) -> AbstractContextManager[Any]:
     if device in ("cpu", "cuda") and torch.is_autocast_enabled(device):
         return torch.autocast(device, enabled=False)
     return nullcontext()
+
+
+def _alone(t: Tensor) -> Tensor:
+    """Contiguous, in memory of its own: compilers want aligned tensors, users gradients that share nothing."""
+    t = t.contiguous()
+    return t if t.untyped_storage().nbytes() == t.numel() * t.itemsize else t.clone()
 
 
 def _tuple(outputs: Any) -> tuple[Tensor, ...]:

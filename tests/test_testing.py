@@ -89,8 +89,8 @@ class IsNotLinear(torchldr.LowRank):
 
 
 class LosesHalfOfItsDigits(torchldr.LowRank):
-    def rmatmul(self, y, *, route=None):
-        return super().rmatmul(y, route=route) * (1.1 if y.dtype == torch.bfloat16 else 1)
+    def rmatmul(self, y, *, product="auto"):
+        return super().rmatmul(y, product=product) * (1.1 if y.dtype == torch.bfloat16 else 1)
 
 
 class KnowsOneLeadingAxis(torchldr.LowRank):

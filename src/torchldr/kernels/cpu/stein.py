@@ -114,12 +114,12 @@ def _run(
     room = _room(dtype, bands, r, m, n)
 
     def some(start: int, stop: int) -> None:
-        call(_ALL, start, stop, 1, torch.empty(room, dtype=torch.uint8))
+        call(_ALL, start, stop, 1, torch.empty(room, dtype=torch.uint8, device="cpu"))
 
     if bands == 1:
         in_parts(R, work // _STEPS, some)
         return
-    memory = torch.empty(R * room, dtype=torch.uint8)
+    memory = torch.empty(R * room, dtype=torch.uint8, device="cpu")
 
     def phase(name: int) -> None:
         in_parts(
@@ -142,6 +142,6 @@ _WORTHWHILE = 1 << 20  # multiplications that pay for a thread
 @cache
 def _room(dtype: torch.dtype, bands: int, r: int, m: int, n: int) -> int:
     """Bytes that one matrix takes beside its tensors."""
-    size = torch.zeros(1, dtype=torch.int64)
+    size = torch.zeros(1, dtype=torch.int64, device="cpu")
     _ROOM(dtype, bands, r, m, n, size)
     return int(size)

@@ -30,6 +30,7 @@ from ..torch_private import (
     are_plain,
     as_eager,
     forward_mode,
+    has_memory,
     has_modes,
     has_transforms,
     in_forward_mode,
@@ -313,7 +314,7 @@ def _functions(operator: Operator) -> tuple[Any, Any]:
                 return (None,) * operator._count
             given, saved = operator._restored(ctx)
             wanted = tuple(operator._wanted(ctx.needs_input_grad))
-            if not are_plain((grad,)):
+            if not are_plain((grad,)) or not (has_transforms() or has_memory(grad)):  # batched gradients, duals
                 found = iter(_vjp(operator._closed(given), operator._present(given), grad))
                 every = [next(found) if given[i] is not None else grad for i in operator._tensors]
                 return tuple(operator._spread(every, wanted))

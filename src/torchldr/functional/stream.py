@@ -42,7 +42,9 @@ def product(A: Side, C: Side, x: Tensor) -> Tensor:
 
 
 def _plain(x: Tensor, *parts: Tensor) -> Tensor:
-    return tridiagonal.plain_product(parts[:4], parts[4:], x)  # type: ignore[arg-type]
+    wide = torch.float64 if tridiagonal.lost(x, _sizes(parts)[-1]) else x.dtype
+    both = [t.to(wide) for t in parts]
+    return tridiagonal.plain_product(both[:4], both[4:], x.to(wide)).to(x.dtype)  # type: ignore[arg-type]
 
 
 def _sizes(parts: Sequence[Tensor]) -> tuple[int, int, int, int]:

@@ -96,7 +96,9 @@ class Operator:
         if not are_plain(tensors):
             return self.plain(*arguments)
         if has_modes():
-            return self.plain(*arguments) if has_transforms() else _first(self._op(*arguments))
+            if has_transforms() or in_forward_mode():
+                return self.plain(*arguments)
+            return _first(self._op(*arguments))
         if has_transforms():
             return _first(self._function.apply(*arguments))
         if tensors[0].is_meta:

@@ -278,6 +278,17 @@ def test_torch_func_under_a_compiler(transform):
     same(compiled(w, x), of(definition)(w, x))
 
 
+def test_duals_that_come_into_a_compiled_function():
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x, w: TOY(x, w, None, 2), backend="aot_eager", fullgraph=True)
+    x, w, u, _ = given()
+    same(compiled(x, w), definition(x, w, None, 2))
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(w, u)
+        found, wanted = (forward_ad.unpack_dual(y).tangent for y in (compiled(x, dual), definition(x, dual, None, 2)))
+    same(found, wanted)
+
+
 @with_and_without
 def test_export_has_plain_operations(shift):
     class Module(torch.nn.Module):

@@ -89,7 +89,7 @@ class Operator:
 
     def __call__(self, *arguments: Any) -> Tensor:
         if torch.compiler.is_compiling():
-            if torch.compiler.is_exporting() or has_transforms():
+            if torch.compiler.is_exporting() or has_transforms() or in_forward_mode():
                 return self.plain(*arguments)
             return _first(self._op(*arguments))
         tensors = self._present(arguments)

@@ -7,8 +7,8 @@ import torch
 
 import torchldr
 from torchldr import Toeplitz
-from torchldr.testing.checks import forced
 from torchldr.matrices.classical import DCT2, DFT, Cauchy, Chebyshev, Hankel, Legendre, Vandermonde
+from torchldr.testing.checks import forced
 
 from .processes import Case, in_forks
 

@@ -135,7 +135,8 @@ def test_low_precision_in_the_dtype_itself(cls, dtype):
             W = M.double().to_dense()
             exact = x.double() @ W.mT
             dense, ours = (
-                (y.double() - exact).norm() for y in (torch.nn.functional.linear(x, W.to(dtype)), M._matmul(x))
+                (y.double() - exact).norm()
+                for y in (torch.nn.functional.linear(x, W.to(dtype)), M._matmul(x))
             )
             assert ours <= 2 * dense
 

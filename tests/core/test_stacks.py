@@ -134,9 +134,9 @@ def test_stack_says_what_does_not_fit():
 
 
 def test_products_of_a_stack_in_words():
-    M, alone = stack_of(torchldr.LDRSubdiagonal, 3, dtype=torch.float32)
+    M, _alone = stack_of(torchldr.LDRSubdiagonal, 3, dtype=torch.float32)
     assert [row.product for row in M.products(8)] == ["fast", "dense"]
-    with pytest.raises(ValueError, match="LDRSubdiagonal.matmul: product must be one of auto, fast, dense"):
+    with pytest.raises(ValueError, match=r"LDRSubdiagonal\.matmul: product must be one of auto, fast, dense"):
         M.matmul(torch.randn(3, 2, 5), product="nosuch")
     large = torchldr.stack([torchldr.LowRank.random(6000, 6000)] * 2)  # each alone could be dense
     assert [row.why_not for row in large.products(4096)] == ["", "the matrix is too large to be made"]

@@ -1,4 +1,4 @@
-"""`Operator` by a toy: a sum along rows whose kernel leaves torch, under everything that torch may do to it."""
+"""`Operator` by a toy: a sum along rows whose kernel leaves torch, under all that torch may do to it."""
 
 from __future__ import annotations
 
@@ -147,7 +147,9 @@ def test_derivatives_of_any_order(shift):
     product = lambda *t: TOY(*t, *[None] * (3 - len(t)), 2)
     assert torch.autograd.gradcheck(product, inputs, check_forward_ad=True, check_batched_grad=True)
     assert torch.autograd.gradgradcheck(product, inputs)
-    third = lambda f: torch.func.jacrev(torch.func.jacrev(torch.func.jacrev(lambda w: f(arguments[0], w, None, 2).sum())))
+    third = lambda f: torch.func.jacrev(
+        torch.func.jacrev(torch.func.jacrev(lambda w: f(arguments[0], w, None, 2).sum()))
+    )
     same(third(TOY)(arguments[1]), third(definition)(arguments[1]))
 
 
@@ -173,13 +175,17 @@ def test_grad_vmap_and_their_compositions():
     same(found, definition(x, w, None, k))
     assert ran == ["kernel"]  # one call for all: kernels take leading axes
     same(torch.vmap(per_row(TOY))(w, x), torch.vmap(per_row(definition))(w, x))
-    shared = torch.vmap(lambda x: TOY(x, w[0], shift[0], k), in_dims=1, out_dims=1)(x.mT.contiguous().mT.transpose(0, 1))
+    shared = torch.vmap(lambda x: TOY(x, w[0], shift[0], k), in_dims=1, out_dims=1)(
+        x.mT.contiguous().mT.transpose(0, 1)
+    )
     same(shared, definition(x, w[0], shift[0], k).transpose(0, 1))
     twice = torch.vmap(torch.vmap(lambda x, w: TOY(x, w, None, k)), in_dims=(0, None))(x, w[0])
     same(twice, definition(x, w[0], None, k))
 
 
-@pytest.mark.parametrize("transform", ["jacrev", "jacfwd", "hessian", "forward over forward", "reverse over forward"])
+@pytest.mark.parametrize(
+    "transform", ["jacrev", "jacfwd", "hessian", "forward over forward", "reverse over forward"]
+)
 def test_jacobians(transform):
     x, w, shift, k = given(2, 3)
     of = {
@@ -198,8 +204,10 @@ def test_forward_mode():
     tangents = [torch.randn_like(t) for t in arguments[:3]]
     for moved in ((0,), (1,), (2,), (0, 1, 2)):
         with forward_ad.dual_level():
-            dual = [forward_ad.make_dual(t, d) if i in moved else t for i, (t, d) in
-                    enumerate(zip(arguments[:3], tangents, strict=True))]
+            dual = [
+                forward_ad.make_dual(t, d) if i in moved else t
+                for i, (t, d) in enumerate(zip(arguments[:3], tangents, strict=True))
+            ]
             found = forward_ad.unpack_dual(TOY(*dual, 2)).tangent
             wanted = forward_ad.unpack_dual(definition(*dual, 2)).tangent
         same(found, wanted)
@@ -228,10 +236,17 @@ def test_what_comes_back_may_have_no_memory(kind):
 
 
 def nodes(backend_graphs: list[torch.fx.GraphModule]) -> list[str]:
-    return [str(node.target) for graph in backend_graphs for node in graph.graph.nodes if node.op == "call_function"]
+    return [
+        str(node.target)
+        for graph in backend_graphs
+        for node in graph.graph.nodes
+        if node.op == "call_function"
+    ]
 
 
-def recorded(function: Any, **more: Any) -> tuple[Any, list[torch.fx.GraphModule], list[torch.fx.GraphModule]]:
+def recorded(
+    function: Any, **more: Any
+) -> tuple[Any, list[torch.fx.GraphModule], list[torch.fx.GraphModule]]:
     """The compiled function, and the graphs of its forward and backward."""
     from functorch.compile import make_boxed_func
     from torch._dynamo.backends.common import aot_autograd
@@ -285,7 +300,9 @@ def test_duals_that_come_into_a_compiled_function():
     same(compiled(x, w), definition(x, w, None, 2))
     with forward_ad.dual_level():
         dual = forward_ad.make_dual(w, u)
-        found, wanted = (forward_ad.unpack_dual(y).tangent for y in (compiled(x, dual), definition(x, dual, None, 2)))
+        found, wanted = (
+            forward_ad.unpack_dual(y).tangent for y in (compiled(x, dual), definition(x, dual, None, 2))
+        )
     same(found, wanted)
 
 

@@ -98,10 +98,8 @@ def test_powers_that_grow_are_as_exact_as_others(form, mapped, monkeypatch):
     x, direction = torch.randn(2, 2048), torch.randn(2, 2048)
     inputs = [t.requires_grad_() for t in (*A, *C, x)]
     wide = [t.detach().double().requires_grad_() for t in inputs]
-    if mapped:
-        got = torch.vmap(lambda x: product(*inputs[:8], x[None])[0])(inputs[8])
-    else:
-        got = product(*inputs)
+    by_rows = torch.vmap(lambda x: product(*inputs[:8], x[None])[0])
+    got = by_rows(inputs[8]) if mapped else product(*inputs)
     want = product(*wide)
     both = [got.detach(), *torch.autograd.grad(got, inputs, direction)]
     right = [want.detach(), *torch.autograd.grad(want, wide, direction.double())]

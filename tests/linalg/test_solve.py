@@ -17,6 +17,7 @@ from torchldr.functional.reference import shift_reference
 from torchldr.functional.subdiagonal.guard import reach
 from torchldr.kernels.cpu import library
 from torchldr.linalg import candidates as solver_rules
+from torchldr.linalg.widening import widened
 from torchldr.operators import BlockDiagonal, Diagonal, Shift, Tridiagonal
 
 from ..processes import Case, in_forks

@@ -386,7 +386,11 @@ def test_conversion_keeps_constants_precise(cls):
             "block_size must be between 1 and 784 .*got 785",
         ),
         ({"structure": "block_circulant", "block_siz": 8}, TypeError, "Did you mean 'block_size'"),
-        ({"product": "fft"}, ValueError, "LDRSubdiagonal: product must be one of auto, convolution, exact, got 'fft'"),
+        (
+            {"product": "fft"},
+            ValueError,
+            "LDRSubdiagonal: product must be one of auto, convolution, exact, got 'fft'",
+        ),
         ({"init": "xavier"}, ValueError, "init must be one of linear, paper, got 'xavier'"),
         ({"bias": 3}, TypeError, "bias must be True or False, got 3"),
         ({"dtype": torch.int32}, TypeError, "dtype must be real floating point, got torch.int32"),
@@ -472,7 +476,9 @@ def test_errors_for_parameters_of_other_shapes(cls, mode):
 
 def test_error_for_a_wrong_product():
     layer = StructuredLinear(4, 4)
-    with pytest.raises(ValueError, match="StructuredLinear: product must be one of auto, fast, dense, got 'slow'"):
+    with pytest.raises(
+        ValueError, match="StructuredLinear: product must be one of auto, fast, dense, got 'slow'"
+    ):
         layer.product = "slow"
 
 

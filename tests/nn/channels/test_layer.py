@@ -209,7 +209,9 @@ def test_products():
         for product in ("fast", "dense"):
             made.product = product
             assert {part.product for part in made.children()} == {product}
-    with pytest.raises(ValueError, match="StructuredChannels: product must be one of auto, fast, dense, got 'slow'"):
+    with pytest.raises(
+        ValueError, match="StructuredChannels: product must be one of auto, fast, dense, got 'slow'"
+    ):
         layer.product = "slow"
 
 

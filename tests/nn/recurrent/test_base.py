@@ -121,7 +121,7 @@ def test_meta_device(layer_class, cls):
 @every_layer
 @pytest.mark.parametrize("product", ["auto", "fast", "dense"])
 def test_torch_runs_small_weights(layer_class, product, monkeypatch):
-    """Dense weights go to torch's own function at once, others step by step; large ones are not made dense."""
+    """Dense weights go to torch's own function at once, others step by step; large ones stay."""
     stepped, run = [], layer_class._run_steps
     monkeypatch.setattr(layer_class, "_run_steps", lambda *some: stepped.append(1) or run(*some))
     layer = layer_class(5, 6, 2, bidirectional=True, structure="low_rank", which="both")
@@ -136,7 +136,9 @@ def test_torch_runs_small_weights(layer_class, product, monkeypatch):
     assert all(p.grad is not None for p in layer.parameters())
     large = layer_class(4096, 4097, structure="low_rank", device="meta")
     assert not large._takes_dense("weight_ih_l0")
-    with pytest.raises(ValueError, match=f"{layer_class.__name__}: product must be one of auto, fast, dense, got 'slow'"):
+    with pytest.raises(
+        ValueError, match=f"{layer_class.__name__}: product must be one of auto, fast, dense, got 'slow'"
+    ):
         layer.product = "slow"
 
 

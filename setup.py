@@ -31,6 +31,7 @@ setup(
             sorted(str(path) for path in FOLDER.glob("*.c")),
             depends=sorted(str(path) for path in FOLDER.glob("*.h")),
             extra_compile_args=WINDOWS if platform.system() == "Windows" else FLAGS,
+            libraries=[] if platform.system() == "Windows" else ["m"],
             optional=True,  # without a compiler everything works by plain torch
         )
     ],

@@ -1,4 +1,4 @@
-"""Every class under torch's transformations: derivatives, vmap, functional_call, compile, export."""
+"""Every class under torch's transformations: derivatives, torch.func, compile, export."""
 
 import pytest
 import torch
@@ -6,7 +6,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import torchldr
 from torchldr import StructuredLinear, testing
-from torchldr.testing.transformations import check_ensemble
 
 CLASSES = list(torchldr.structures().values())
 
@@ -58,28 +57,6 @@ def test_recorded_operations_are_the_product(cls, product):
     y, tangent = torch.func.linearize(layer, x)
     torch.testing.assert_close(y, layer(x))
     torch.testing.assert_close(tangent(other), layer(other) - layer.bias)
-
-
-@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.name)
-def test_forward_mode_twice(cls):
-    """Rules of hand-written functions run inside those of levels around them."""
-    M = cls.random(6, 6, rank=2 if cls.ranked else None, dtype=torch.float64)
-    learned = cls.parameter_shapes(6, 6, 2, **M.options)
-    a, x = torch.ones((), dtype=torch.float64), torch.randn(3, 6, dtype=torch.float64)
-
-    def scaled(a):
-        return M.with_tensors({name: t * a if name in learned else t for name, t in M.tensors.items()})
-
-    twice = torch.func.jacfwd(torch.func.jacfwd(lambda a: scaled(a).matmul(x).square().sum()))(a)
-    right = torch.func.hessian(lambda a: (x @ scaled(a).to_dense().mT).square().sum())(a)
-    assert torch.allclose(twice, right)
-
-
-def test_vmap_over_an_ensemble_by_fast_products():
-    layers = [StructuredLinear(20, 33, rank=2, dtype=torch.float64) for _ in range(3)]
-    for layer in layers:
-        layer.product = "fast"
-    check_ensemble(layers)
 
 
 @pytest.mark.slow

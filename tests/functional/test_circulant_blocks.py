@@ -8,10 +8,10 @@ from torch.nn.functional import pad
 from torchldr import BlockCirculant, Circulant, StructuredLinear, Toeplitz, testing
 from torchldr.functional import circulant_blocks
 from torchldr.functional.circulant_blocks import Place, product
-from torchldr.kernels.cpu import compiled
+from torchldr.kernels.cpu import library
 from torchldr.matrices.classical import families
 
-pytestmark = pytest.mark.skipif(bool(compiled.why_not()), reason="numba is not installed")
+pytestmark = pytest.mark.skipif(bool(library.why_not()), reason=str(library.why_not()))
 both_dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 GRIDS = [  # p, q, s, m, n
     (1, 1, 32, 32, 32),

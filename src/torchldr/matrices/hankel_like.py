@@ -14,6 +14,8 @@ from ..core.linear_map import LinearMap
 from ..core.matrix import StructuredMatrix
 from ..core.rules import rule
 from ..functional.exported.dense import FormulaProduct
+from ..functional.prepared import Prepared
+from ..functional.subdiagonal.frozen import frozen
 from ..linalg.candidates import by_generators, rows_reversed, toeplitz_candidates
 from ..linalg.solvers import Candidate
 from ..operators import Operator
@@ -60,6 +62,14 @@ class HankelLike(ToeplitzLike, name="hankel_like"):
 
     def _rmatmul(self, y: Tensor) -> Tensor:
         return super()._rmatmul(y.flip(-1))
+
+
+# Frozen.
+
+
+@rule("frozen", HankelLike)
+def _(M: HankelLike, bias: Tensor | None) -> Prepared | None:
+    return frozen(*M._sides(), reversed=True)
 
 
 # Closure.

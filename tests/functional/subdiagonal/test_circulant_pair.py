@@ -8,13 +8,13 @@ import torch
 
 from torchldr import HankelLike, LDRSubdiagonal, StructuredLinear, ToeplitzLike, testing
 from torchldr.functional.subdiagonal import circulant_pair, compiled_pair
-from torchldr.kernels.cpu import compiled
+from torchldr.kernels.cpu import library
 from torchldr.matrices.ldr_sd.routes import sides
 
-needs_numba = pytest.mark.skipif(bool(compiled.why_not()), reason="numba is not installed")
+needs_library = pytest.mark.skipif(bool(library.why_not()), reason=str(library.why_not()))
 
 
-@needs_numba
+@needs_library
 @pytest.mark.parametrize("cls", [LDRSubdiagonal, ToeplitzLike, HankelLike])
 @pytest.mark.parametrize("regime", ["ones", "near one", "signs", "0.8"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -25,13 +25,13 @@ def test_powers_of_two(cls, regime, dtype, n):
     testing.check_values(M, (3,))
 
 
-@needs_numba
+@needs_library
 @pytest.mark.parametrize("shape", [(1, 1), (7, 3), (96, 96), (129, 64), (64, 129)])
 def test_other_shapes(shape):
     testing.check_values(testing.member(LDRSubdiagonal, *shape, 1, regime="near one"), (3,))
 
 
-@needs_numba
+@needs_library
 def test_compiled_for_powers_of_two_alone():
     def why_not(n, columns=None):
         left, right = ((torch.ones(k - 1), torch.tensor(0.5), torch.randn(2, k)) for k in (n, columns or n))

@@ -9,11 +9,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torchldr import LDRSubdiagonal, StructuredLinear, testing
 from torchldr.functional.subdiagonal import compiled_convolution
 from torchldr.functional.subdiagonal.guard import Scales, guard
-from torchldr.kernels.cpu import compiled
+from torchldr.kernels.cpu import library
 from torchldr.matrices.ldr_sd.routes import sides
 
-if compiled.why_not():
-    pytest.skip(compiled.why_not(), allow_module_level=True)
+if library.why_not():
+    pytest.skip(library.why_not(), allow_module_level=True)
 
 
 def problem(m, n, r, b, regime="near one", dtype=torch.float64, seed=0):

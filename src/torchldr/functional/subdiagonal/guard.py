@@ -11,19 +11,21 @@ and only the product of both ranges tells. (Each alone is not enough: with P_C =
 the identity while both convolutions work with numbers that differ by R.) The range may be 2^5 in the
 dtype of the layer: five bits are lost at most. For a float32 layer it may be 2^30 with convolutions in
 float64.
+
+A times f and C over f have the same product, and training drifts along that direction. So the common scale is
+taken out first: f shares the growth between both, logarithms of geometric means as n^2 to m^2. Square
+matrices have two alike then, and the shorter operator of others may grow faster.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ...kernels.cpu.arrays import as_array
-from ...kernels.cpu.compiled import Loops, numbers, wide
+from ...kernels.cpu import convolution, library
 
 # Of an operator: subdiagonal (m - 1,), corner () or (1,), start vectors (r, m).
 Side = tuple[Tensor, Tensor, Tensor]
@@ -33,14 +35,19 @@ RANGE_FLOAT64 = 2.0**30  # of convolutions in float64 for a layer in float32
 
 
 class Scales(NamedTuple):
-    """P of both operators, in the dtype that convolutions compute in."""
+    """P of both operators, A times `factor` and C over it, in the dtype that convolutions compute in."""
 
     A: Tensor
     C: Tensor
+    factor: Tensor | float = 1.0  # of every matrix of a stack, (.., 1), or a number
 
     @property
     def dtype(self) -> torch.dtype:
         return self.A.dtype
+
+    def swapped(self) -> Scales:
+        """For M^T."""
+        return Scales(self.C, self.A, 1 / self.factor)
 
 
 def scales(s: Tensor) -> Tensor:
@@ -48,9 +55,34 @@ def scales(s: Tensor) -> Tensor:
     return torch.cat((s.new_ones(*s.shape[:-1], 1), s.cumprod(-1)), -1)
 
 
+def common_scale(a: Tensor, c: Tensor) -> Tensor:
+    """What to multiply A by and to divide C by, (..., 1), float64: see above. Zeros do not count."""
+    (of_a, m), (of_c, n) = ((_mean_log(s), s.shape[-1] + 1) for s in (a, c))
+    return torch.exp2((of_a + of_c) * (n * n / (m * m + n * n)) - of_a)
+
+
+def _mean_log(s: Tensor) -> Tensor:
+    size = s.detach().double().abs()
+    counts = (size > 0) & size.isfinite()
+    logs = torch.where(counts, size, 1.0).log2().sum(-1, keepdim=True)
+    return logs / counts.sum(-1, keepdim=True).clamp(min=1)
+
+
+def balanced(A: Side, C: Side, factor: Tensor | float | None = None) -> tuple[Side, Side]:
+    """The same product without the common scale of its operators; differentiable."""
+    (a, corner_A, G), (c, corner_C, H) = A, C
+    factor = common_scale(a, c) if factor is None else factor
+    if isinstance(factor, Tensor):
+        f, of_corner = factor.to(a.dtype), factor.reshape(corner_A.shape).to(a.dtype)
+        return (a * f, corner_A * of_corner, G), (c / f, corner_C / of_corner, H)
+    return (a * factor, corner_A * factor, G), (c / factor, corner_C / factor, H)
+
+
 def unseen_scales(A: Side, C: Side) -> Scales:
     """Those of both operators in float64, whatever their range: for callers that watch it themselves."""
-    return Scales(*(scales(side[0].detach().double()) for side in (A, C)))
+    a, c = (side[0].detach().double() for side in (A, C))
+    factor = common_scale(a, c)
+    return Scales(scales(a * factor), scales(c / factor), factor)
 
 
 def guard(A: Side, C: Side) -> Scales | str:
@@ -59,41 +91,46 @@ def guard(A: Side, C: Side) -> Scales | str:
     Operators of a stack have axes in front, and the widest range decides. Reads the values: on a GPU this
     waits for the device.
     """
-    dtype = A[0].dtype
-    wide, narrow, reach = _scales(A, C)
+    wide, reach = _scales(A, C)
+    found = precision(reach, A[0].dtype)
+    return found if isinstance(found, str) else Scales(wide.A.to(found), wide.C.to(found), wide.factor)
+
+
+def precision(reach: float, dtype: torch.dtype) -> torch.dtype | str:
+    """In which dtype operators of this range and dtype may be convolved, or why in none."""
     if reach <= RANGE:
-        return narrow
+        return dtype
     limit = RANGE_FLOAT64 if dtype == torch.float32 else RANGE
     if reach <= limit:
-        return wide
+        return torch.float64
     shown = "over all bounds" if not math.isfinite(reach) else f"over a factor of {reach:.1e}"
     return f"the subdiagonals' products range {shown}, more than {limit:.1e}"
 
 
+def _scales(A: Side, C: Side) -> tuple[Scales, float]:
+    """P of both in float64, without their common scale, and the range R_A R_C."""
+    (a, corner_A, _), (c, corner_C, _) = A, C
+    if a.ndim == 1 and library.serves(a, c, corner_A, corner_C):
+        m, n, given = len(a) + 1, len(c) + 1, (t.contiguous() for t in (corner_A, a, corner_C, c))
+        profile_A, profile_C, ranges, factors = convolution.profiles(*given, m, n)
+        return Scales(profile_A[:m], profile_C[:n], factors.item()), ranges.item()
+    found = unseen_scales(A, C)
+    sides = balanced(*((s.detach().double(), corner.detach().double(), V) for s, corner, V in (A, C)))
+    return found, _range(found, *sides)
+
+
 def reach(A: Side, C: Side) -> float:
-    """The range R_A R_C of both operators, which `RANGE` bounds; infinite where 0 or NaN is among them."""
-    return _scales(A, C)[-1]
+    """The range R_A R_C of both operators as they are; infinite where 0 or NaN is among them."""
+    P = Scales(*(scales(side[0].detach().double()) for side in (A, C)))
+    return _range(P, A, C)
 
 
-def _scales(A: Side, C: Side) -> tuple[Scales, Scales, float]:
-    """P of both in float64 and in their dtype, and the range."""
-    a, c = A[0].detach(), C[0].detach()
-    if a.ndim == 1 and SCALES.serves(a, c):
-        from ...kernels.cpu.convolution import scales as compiled_scales  # imports numba
-
-        left, right = as_array(a.contiguous()), as_array(c.contiguous())
-        *found, reach = compiled_scales(left, A[1].item(), right, C[1].item())
-        P_A, P_C, narrow_A, narrow_C = map(torch.from_numpy, found)
-        return Scales(P_A, P_C), Scales(narrow_A, narrow_C), reach if reach == reach else math.inf
-    (P_A, reach_A), (P_C, reach_C) = _reach(A), _reach(C)
-    return Scales(P_A, P_C), Scales(P_A.to(a.dtype), P_C.to(c.dtype)), float(reach_A * reach_C)
-
-
-def _reach(side: Side) -> tuple[Tensor, Tensor]:
-    """P in float64, and R."""
-    s, corner = side[0].detach(), side[1].detach()
-    P = scales(s.double())
-    return P, ranges(P, corner.reshape(P.shape[:-1])).amax()
+def _range(P: Scales, A: Side, C: Side) -> float:
+    of_each = (
+        ranges(p, corner.detach().reshape(p.shape[:-1])).amax()
+        for p, (_, corner, _) in zip(P, (A, C), strict=False)
+    )
+    return math.prod(map(float, of_each))
 
 
 def ranges(P: Tensor, corner: Tensor) -> Tensor:
@@ -101,23 +138,3 @@ def ranges(P: Tensor, corner: Tensor) -> Tensor:
     size = P.abs()
     reach = size.amax(-1) / size.amin(-1) * (corner * P[..., -1]).abs().clamp(min=1)
     return torch.nan_to_num(reach, nan=math.inf, posinf=math.inf)
-
-
-def _check_scales(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
-    from ...kernels.cpu.convolution import scales as compiled_scales
-
-    sides = sample_side(9, dtype), sample_side(5, dtype)
-    right = [_reach((wide(s), wide(corner), V)) for s, corner, V in sides]
-    (a, corner_A, _), (c, corner_C, _) = sides
-    *got, reach = compiled_scales(a.numpy(), corner_A.item(), c.numpy(), corner_C.item())
-    yield from zip(map(torch.from_numpy, got), [P for P, _ in right] * 2, strict=True)
-    yield torch.tensor(reach, dtype=torch.float64), right[0][1] * right[1][1]
-
-
-SCALES = Loops("the range guard of LDR-SD", _check_scales)
-
-
-def sample_side(m: int, dtype: torch.dtype) -> Side:
-    """An operator and two start vectors for the checks of compiled loops."""
-    s = 1 + numbers(m - 1, dtype=dtype) / 8
-    return s, numbers(1, dtype=dtype)[0], numbers(2, m, dtype=dtype)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import pairwise
 
 import torch
+from torch import Tensor
 
 WORTHWHILE = 1 << 16  # steps of an inner loop, some 50 us: starting a thread costs about as much
 
@@ -46,3 +47,23 @@ def in_parts(count: int, work: int, call: Callable[[int, int], object]) -> None:
     call(bounds[0], bounds[1])
     for other in others:
         other.result()
+
+
+def joined(parts: dict[int, Tensor], rows: int, shape: Sequence[int], like: Tensor) -> Tensor:
+    """Sums for every matrix of a stack, from those that `in_parts` made for the matrices of its parts.
+
+    Args:
+        parts: from the first row of a part to its sums, which begin with the matrix of that row.
+        rows: of each matrix.
+        shape: of the result: the stack, then what one matrix has.
+        like: gives the dtype.
+
+    In the order of the rows, so that sums do not depend on the clock.
+    """
+    if len(parts) == 1:
+        return next(iter(parts.values()))
+    total = like.new_zeros(shape)
+    for start in sorted(parts):
+        first, sums = start // rows, parts[start]
+        total[first : first + len(sums)] += sums
+    return total

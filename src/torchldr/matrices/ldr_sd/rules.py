@@ -21,7 +21,9 @@ from ...core.linear_map import LinearMap
 from ...core.rules import rule
 from ...functional.exported.grown import of_sides
 from ...functional.exported.krylov import convolved
+from ...functional.prepared import Prepared
 from ...functional.ring import shift_krylov_matmul
+from ...functional.subdiagonal.frozen import frozen
 from ...functional.subdiagonal.guard import RANGE, Side, reach, scales
 from ...functional.triangular import ring_solve
 from ...linalg.candidates import GKO_FROM, around, toeplitz_candidates
@@ -160,3 +162,11 @@ def subdiagonal_product(M: Any, c: Any, both: tuple[Side, Side], below: dict[str
 # What to ask for where nobody can look at the subdiagonals, as in a captured graph: the caller vouches.
 
 rule("capture_options", LDRSubdiagonal)(lambda: {"product": "convolution"})
+
+
+# Frozen.
+
+
+@rule("frozen", LDRSubdiagonal)
+def _(M: LDRSubdiagonal, bias: Tensor | None) -> Prepared | None:
+    return frozen(*M._sides())

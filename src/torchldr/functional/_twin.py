@@ -14,6 +14,9 @@ import torch
 from torch import Tensor
 from torch.autograd import Function, forward_ad
 
+from ..kernels.cpu import library
+from ..tracers import are_recorded
+
 Plain = Callable[..., Tensor]
 
 
@@ -33,6 +36,11 @@ def applied(function: Any, *inputs: Any) -> Any:
 def converted(t: Tensor, dtype: torch.dtype) -> Tensor:
     """`t.to(dtype)`, without asking torch where it has that dtype."""
     return t if t.dtype is dtype else t.to(dtype)
+
+
+def serves(*tensors: Tensor) -> bool:
+    """Whether kernels in C can have these tensors, of one dtype: what leaves torch would not be recorded."""
+    return library.serves(*tensors) and not (torch.compiler.is_compiling() or are_recorded())
 
 
 def in_memory(t: Tensor) -> Tensor:

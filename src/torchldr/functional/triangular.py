@@ -15,8 +15,8 @@ import cmath
 import torch
 from torch import Tensor
 
-from ..kernels.cpu import gko, library
-from ._twin import in_memory
+from ..kernels.cpu import gko
+from ._twin import in_memory, serves
 
 
 def ring_solve(w: Tensor, f: float, b: Tensor, *, transposed: bool = False) -> Tensor:
@@ -46,7 +46,7 @@ def ring_solve(w: Tensor, f: float, b: Tensor, *, transposed: bool = False) -> T
 def lower_toeplitz_solve(w: Tensor, b: Tensor) -> Tensor:
     """Forward substitution with the lower triangular Toeplitz matrix of first column w, for rows of b."""
     y = b.clone(memory_format=torch.contiguous_format)
-    if w.dtype is torch.float64 and library.serves(w, y):
+    if w.dtype is torch.float64 and serves(w, y):
         gko.substitute(in_memory(w), y)
     else:
         _plain(w, y)

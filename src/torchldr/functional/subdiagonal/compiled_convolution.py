@@ -78,7 +78,9 @@ def apply(K: Constants, x: Tensor, *, transposed: bool = False) -> Tensor:
     return convolution.product(A, C, left, right, source).to(x.dtype)
 
 
-def forward(*inputs: Tensor | None, dtype: torch.dtype | None = None) -> tuple[Tensor, Constants, Saved] | str:
+def forward(
+    *inputs: Tensor | None, dtype: torch.dtype | None = None
+) -> tuple[Tensor, Constants, Saved] | str:
     """M x for operators and x, and what `backward` needs again; or the reason of `prepare`."""
     *operators, x = inputs
     assert x is not None
@@ -89,7 +91,9 @@ def forward(*inputs: Tensor | None, dtype: torch.dtype | None = None) -> tuple[T
     return y.to(x.dtype), K, saved
 
 
-def backward(u: Tensor, inputs: Sequence[Tensor | None], K: Constants, saved: Saved) -> tuple[Tensor | None, ...]:
+def backward(
+    u: Tensor, inputs: Sequence[Tensor | None], K: Constants, saved: Saved
+) -> tuple[Tensor | None, ...]:
     """The gradients of the inputs of `forward`, given that of y; None for shifts.
 
     Constants and saved tensors are contiguous, and tensors of their own.

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.cpu import library, pair
-from .._twin import in_memory
+from .._twin import in_memory, serves
 from ..kept import KeptProduct
 from .circulant_pair import generators
 from .guard import Side, balanced
@@ -44,7 +44,7 @@ def why_not(A: Side, C: Side) -> str | None:
     n = A[2].shape[-1]
     if C[2].shape[-1] != n or n & (n - 1) or n < SMALLEST:
         return f"for square matrices whose size is a power of two from {SMALLEST}"
-    if not library.serves(A[2], C[2]):
+    if not serves(A[2], C[2]):
         return library.why_not() or "for CPUs, float32 and float64"
     return None
 

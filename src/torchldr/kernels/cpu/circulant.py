@@ -61,10 +61,23 @@ def product(of: Tensor, x: Tensor, size: int, *, transposed: bool = False) -> Te
 
 
 def backward(
-    u: Tensor, x: Tensor, of: Tensor, count: int, start: int = 0, *, columns: bool = True, vectors: bool = True
+    u: Tensor,
+    x: Tensor,
+    of: Tensor,
+    count: int,
+    start: int = 0,
+    *,
+    columns: bool = True,
+    vectors: bool = True,
 ) -> tuple[Tensor | None, Tensor | None]:
     """The gradients of the columns, (.., p, q, count), and of x; None where they are not wanted."""
-    (*lead, p, q, _, s), m, n, total, dtype = of.shape, u.shape[-1], x.shape[-1], x.shape[:-1].numel(), x.dtype
+    (*lead, p, q, _, s), m, n, total, dtype = (
+        of.shape,
+        u.shape[-1],
+        x.shape[-1],
+        x.shape[:-1].numel(),
+        x.dtype,
+    )
     stack = math.prod(lead)
     b, N, turns, dx = total // stack, s // 2, tables(s // 2, dtype), torch.empty_like(x) if vectors else None
     parts: dict[int, Tensor] = {}

@@ -44,7 +44,7 @@ def serves(*tensors: Tensor) -> bool:
 
 
 def in_memory(t: Tensor) -> Tensor:
-    """A tensor whose memory holds its numbers in order, for kernels: torch may only note that they are negated."""
+    """A tensor whose memory is its numbers, for kernels: torch may only note that they are negated."""
     return t.resolve_neg().contiguous()
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,16 +59,16 @@ class Kernel:
         name: without the suffix.
         signature: a letter for each argument: p for a pointer, i for an int64_t, d for a double.
 
-    Call it with the dtype, then with tensors (contiguous; None for NULL), ints and floats.
+    Call it with the dtype, then with tensors (contiguous; None for NULL) or addresses, ints and floats.
     """
 
     def __init__(self, name: str, signature: str) -> None:
         self.name, self.signature = name, signature
         self._functions: dict[torch.dtype, ctypes._NamedFuncPointer] = {}
 
-    def __call__(self, dtype: torch.dtype, *arguments: Tensor | float | None) -> None:
+    def __call__(self, dtype: torch.dtype, *arguments: Tensor | ctypes.Array[Any] | float | None) -> None:
         function = self._functions.get(dtype) or self._find(dtype)
-        function(*(t.data_ptr() if isinstance(t, Tensor) else t for t in arguments))
+        function(*[t.data_ptr() if isinstance(t, Tensor) else t for t in arguments])
 
     def _find(self, dtype: torch.dtype) -> ctypes._NamedFuncPointer:
         library, reason = _loaded()

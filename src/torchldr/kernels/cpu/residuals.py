@@ -1,4 +1,4 @@
-"""Conjugate residuals on a Toeplitz matrix in C: tensors in, tensors out; `functional.toeplitz_residuals` has the steps."""
+"""Conjugate residuals on a Toeplitz matrix in C: `functional.toeplitz_residuals` has the steps."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .library import Kernel
-from .tables import tables
+from .memory import tables
 
 _solve = Kernel("ldr_conjugate_residuals", "pppppppp" + "iiii")
 
@@ -14,17 +14,17 @@ _solve = Kernel("ldr_conjugate_residuals", "pppppppp" + "iiii")
 def conjugate_residuals(
     b: Tensor, target: Tensor, spectrum: Tensor, inverse: Tensor, steps: int
 ) -> Tensor | None:
-    """Solve T x = b for rows of b (p, n), or None as soon as a row will not come to its target in so many steps.
+    """Solve T x = b for rows of b (p, n); None as soon as a row will not come to its target in so many steps.
 
     Args:
         b: right-hand sides, shape (p, n), float64.
         target: the length of the residual that will do, shape (p,).
-        spectrum, inverse: of T and of the preconditioner's inverse, conjugated, over N; real parts first, (2N,)
-            with N >= n.
+        spectrum, inverse: of T and of the preconditioner's inverse, conjugated, over N >= n, (2N,); real
+            parts first.
         steps: the most of a row.
     """
     (p, n), N, done = b.shape, len(spectrum) // 2, torch.zeros(1, dtype=torch.int64)
-    x, scratch = torch.empty_like(b), b.new_empty(6 * N + 2 * n * (steps + 1) + steps * (steps + 2))
-    given = b, target, x, spectrum, inverse, tables(N, b.dtype), scratch, done
+    x, room = torch.empty_like(b), b.new_empty(6 * N + 2 * n * (steps + 1) + steps * (steps + 2))
+    given = b, target, x, spectrum, inverse, tables(N, b.dtype), room, done
     _solve(b.dtype, *given, p, n, N, steps)
     return x if done else None

@@ -7,15 +7,15 @@ operator: 2r + 2 complex FFTs of length N a vector forward and as many backward,
 while it is in cache, rows of the batch in as many threads as torch uses. The gradients are correlations,
 summed over the batch as spectra.
 
-`forward`, `backward`, `prepare` and `apply` are functions of tensors, for one matrix or a stack, whose axes come
-first:
+`forward`, `backward`, `prepare` and `apply` are functions of tensors, for one matrix or a stack, whose axes
+come first:
 
     operators   G (.., r, m), H (.., r, n), corner_a (.., 1), lower_a (.., m - 1), corner_c (.., 1),
                 lower_c (.., n - 1); both lowers None for shifts, whose corners are constants
     vectors     x (.., b, n), y (.., b, m)
 
-`product` is one matrix for autograd: derivatives of derivatives, forward mode and stacked operators go through
-the dense matrix.
+`product` is one matrix for autograd: derivatives of derivatives, forward mode and stacked operators go
+through the dense matrix.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     y_p = sum_q columns[p, q] (*) x_q
 
-where (*) is the cyclic convolution of length s = 2N, a power of two from 32 on, and the last blocks of x and of y
-may be cropped; `circulant.h` has the formula. For one grid or a stack, whose axes come first. Tensors are
-contiguous, on the CPU and of one dtype:
+where (*) is the cyclic convolution of length s = 2N, a power of two from 32 on, and the last blocks of x and
+of y may be cropped; `circulant.h` has the formula. For one grid or a stack, whose axes come first. Tensors
+are contiguous, on the CPU and of one dtype:
 
     columns (.., p, q, c)         first columns of the blocks, c <= s entries, moved up by `start` places
     spectra (.., p, q, 2, s)      what products take of them

@@ -2,7 +2,8 @@
 
     y = sum_i K_k(A, g_i) K_k(C, h_i)^T x,    k = min(m, n),
 
-for one matrix or a stack; `convolution.h` has the formulas. Tensors are contiguous, on the CPU and of one dtype:
+for one matrix or a stack; `convolution.h` has the formulas. Tensors are contiguous, on the CPU and of one
+dtype:
 
     G (.., r, m), H (.., r, n)     start vectors, with the axes of a stack in front
     corner_a, corner_c (.., 1)     top right entries; () will do for one matrix
@@ -46,9 +47,9 @@ def profiles(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Profiles of A and of C in float64, the product R_A R_C of their ranges, and factors.
 
-    R = max|P| / min|P| max(1, |f|), not finite where the product of a subdiagonal is 0 or leaves float64. A times
-    f and C over f have the same product, so their common scale is taken out: factors are what A was multiplied
-    by, and C divided. Ranges and factors have a number for each matrix.
+    R = max|P| / min|P| max(1, |f|), not finite where the product of a subdiagonal is 0 or leaves float64. A
+    times f and C over f have the same product, so their common scale is taken out: factors are what A was
+    multiplied by, and C divided. Ranges and factors have a number for each matrix.
     """
     lead, wide = corner_a.shape[:-1], {"dtype": torch.float64}
     A, C = corner_a.new_empty(*lead, m + 2, **wide), corner_a.new_empty(*lead, n + 2, **wide)

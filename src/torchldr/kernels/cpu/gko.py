@@ -1,6 +1,7 @@
 """Elimination on generators, and forward substitution, in C: the loops of `functional.gko` and `triangular`.
 
-In place, on contiguous tensors of the CPU in float64 or complex128. `functional.gko.plain` is the same in torch.
+In place, on contiguous tensors of the CPU in float64 or complex128. `functional.gko.plain` is the same in
+torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Products with constant square matrices by pairs of circulant ones: tensors in, tensors out; see `pair.h`."""
+"""Constant square matrices by pairs of circulant ones: tensors in, tensors out; `pair.h` has the formula."""
 
 from __future__ import annotations
 

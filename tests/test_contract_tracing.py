@@ -11,7 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import torchldr
 from torchldr import StructuredChannels, StructuredGRU, StructuredLinear, StructuredLSTM
-from torchldr.compress.layers import StructuredPointwise
+from torchldr.nn.pointwise import StructuredPointwise
 
 LAYERS = {
     "linear": lambda **more: StructuredLinear(12, 10, **more),

@@ -26,7 +26,6 @@ from torch.nn.utils import parametrize
 from .compress import CompressionReport, compress_, materialize_
 from .compress.checkpoint.files import PICKLES, TensorFiles
 from .compress.checkpoint.storage import check_target, new_folder, unfinished
-from .compress.layers import replace_modules
 from .compress.manifest import Entry, build
 from .compress.pieces import Pieces
 from .compress.selection import Spec
@@ -34,6 +33,7 @@ from .core.pretrained import METHOD, VERSIONS
 from .nn import StructuredLinear
 from .nn.parameters import StructuredParameters
 from .nn.quantize import Quantized, quantize_, unquantize_
+from .nn.replace import replace_modules
 
 try:
     from transformers.quantizers.auto import register_quantization_config, register_quantizer

@@ -14,7 +14,7 @@ from torch.nn.utils import prune
 from torch.utils._pytree import tree_leaves
 
 import torchldr
-from torchldr.compress.layers import StructuredPointwise
+from torchldr.nn.pointwise import StructuredPointwise
 
 LOW = torchldr.Structure("low_rank", rank=3)
 

@@ -12,20 +12,14 @@ from torch import nn
 from ..core.pretrained import check_present, declare
 from ..matrices import Projection
 from ..nn import MatrixStack, StructuredLinear
+from ..nn.attention import StructuredAttention
 from ..nn.parameters import describe
+from ..nn.pointwise import StructuredPointwise
 from ..nn.quantize import rounded_modules
 from ..nn.recurrent.base import StructuredRecurrent
+from ..nn.replace import dense_linear, own_parameter, replace_modules
 from ..nn.tensors import runs_as_made
-from .attention import StructuredAttention, split_attention
-from .layers import (
-    StructuredPointwise,
-    dense_linear,
-    fill,
-    own_parameter,
-    quiet_linear,
-    quiet_recurrent,
-    replace_modules,
-)
+from .layers import fill, quiet_linear, quiet_recurrent, split_attention
 from .structure import Structure
 from .targets import RECURRENT, Unit, check_unwrapped, parts_of
 

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from ..core.checks import check_model
 from ..core.pretrained import check_unclaimed
 from ..nn.quantize import quantize_
+from ..nn.replace import replace_modules
 from ..nn.tensors import add_axes
 from ..version import __version__
 from ..whole_file import whole_file
-from .layers import replace_modules
 from .manifest import build, declare_all, record, records
 
 _WHO = "load_compressed"

@@ -15,6 +15,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.utils import parametrize, prune
 
 from ..core.checks import check_model
+from ..nn.attention import PROJECTIONS
 from .candidates import Weight
 from .pieces import Pieces
 
@@ -24,7 +25,6 @@ KINDS = {
     nn.GRU: "gru",
 }  # fmt: skip
 RECURRENT = {"lstm": 4, "gru": 3}  # and how many gates they have
-PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 _UNPADDED = ((0, 0), "valid", "same")  # for a kernel of 1 x 1
 _HIDDEN = "multiplies the state, where errors grow from step to step: only with recurrent=True"
 

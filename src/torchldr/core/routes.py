@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from ..tracers import are_recorded
+from ..torch_private import are_recorded
 from .products import Matrix, Product
 from .registry import near
 

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from ..compress.layers import plain_linear, replace_modules
 from ..core.stacks import unbound
 from ..functional.exported.convolution import numbers
 from ..functional.exported.dense import DenseWeight
 from ..matrices import StructuredMatrix
 from ..nn import StructuredChannels, StructuredLinear
 from ..nn.recurrent.base import StructuredRecurrent
+from ..nn.replace import plain_linear, replace_modules
 from ..nn.tensors import runs_as_made
 from .forms import product_module
 from .recurrent import run_in_loops_

@@ -1,10 +1,12 @@
 """The dense matrix of two operators that only shift and scale, as in LDR-SD and Toeplitz-like, by doubling.
 
     M_j     = sum_{l < j} A^l E (C^l)^T,  E = G^T H
-    M_{i+j} = M_i + A^i M_j (C^i)^T,      (A^i v)_a = (lower_a lower_{a-1} .. lower_{a-i+1}) v_{a-i}
+    M_{i+j} = M_i + A^i M_j (C^i)^T,      (A^i X (C^i)^T)_ab = W_i[a, b] X[a - i, b - i]
 
-with indices modulo m, so about log2 k passes over the m n entries give M = M_k, whatever the rank.
-Nothing is divided and no value is read: right for every operator, and fit for vmap, tracing and CUDA graphs.
+with indices modulo m and n, so about log2 k passes over the m n entries give M = M_k, whatever the rank. W_i
+holds the products a_p c_q along diagonals. A and C are never raised to powers apart: those may overflow where
+every product is an ordinary number. Nothing is divided and no value is read: right for every operator, and fit
+for vmap, tracing and CUDA graphs.
 """
 
 from __future__ import annotations
@@ -23,22 +25,21 @@ def shifted_sum(E: Tensor, lower_A: Tensor, lower_C: Tensor, k: int) -> Tensor:
         k: how many terms, at least 1.
 
     Returns:
-        Shape (..., m, n). 2 log2 k passes over m n entries at most.
+        Shape (..., m, n). 4 log2 k passes over m n entries at most.
 
     The same, slowly: the sum of `krylov_reference(A, g, k) @ krylov_reference(C, h, k).mT`.
     """
-    M = E
-    # M holds the first j terms, a and c the coefficients of A^j and C^j.
-    j, a, c = 1, lower_A, lower_C
-    for bit in f"{k:b}"[1:]:
-        M = M + _moved(a, c, M, j)
-        j, a, c = 2 * j, a * a.roll(j, -1), c * c.roll(j, -1)
+    step = lower_A.unsqueeze(-1) * lower_C.unsqueeze(-2)
+    M, W, j = E, step, 1  # M holds the first j terms, W the weights of j steps
+    bits = f"{k:b}"[1:]
+    for i, bit in enumerate(bits, 1):
+        M, last = M + W * M.roll((j, j), (-2, -1)), i == len(bits)
+        if not last:
+            W = W * W.roll((j, j), (-2, -1))
+        j *= 2
         if bit == "1":
-            M = E + _moved(lower_A, lower_C, M, 1)
-            j, a, c = j + 1, lower_A * a.roll(1, -1), lower_C * c.roll(1, -1)
+            M = E + step * M.roll((1, 1), (-2, -1))
+            if not last:
+                W = step * W.roll((1, 1), (-2, -1))
+            j += 1
     return M
-
-
-def _moved(a: Tensor, c: Tensor, M: Tensor, j: int) -> Tensor:
-    """A^j M (C^j)^T for the coefficients of A^j and C^j."""
-    return a.unsqueeze(-1) * c.unsqueeze(-2) * M.roll((j, j), (-2, -1))

@@ -18,7 +18,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from ...tracers import are_recorded
+from ...torch_private import are_recorded
 
 Check = Callable[[torch.dtype], Iterable[tuple[Tensor, Tensor]]]  # pairs of what came and what is right
 

@@ -1,4 +1,4 @@
-"""nn.MultiheadAttention with a layer for each projection."""
+"""StructuredAttention: nn.MultiheadAttention with a layer for each projection."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout, pad, scaled_dot_product_attention
 
-from .layers import dense_linear, plain_linear
-from .targets import PROJECTIONS, parts_of
+from .replace import dense_linear
+
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 
 
 class StructuredAttention(nn.Module):
@@ -144,16 +145,3 @@ def _added(mask: Tensor, dtype: torch.dtype) -> Tensor:
 def _joint(parts: Sequence[Tensor]) -> nn.Parameter:
     """Parameters below each other as one."""
     return nn.Parameter(torch.cat([p.detach() for p in parts]), any(p.requires_grad for p in parts))
-
-
-def split_attention(original: nn.MultiheadAttention) -> dict[str, nn.Module]:
-    """The projections of torch's module as dense layers with copies of its numbers; the last bias itself."""
-    joint = original.in_proj_bias
-    made: dict[str, nn.Module] = {}
-    for i, (name, part) in enumerate(parts_of(original).items()):
-        bias = original.out_proj._parameters["bias"]
-        if name != "out_proj":
-            third = None if joint is None else joint.detach().chunk(3)[i].clone()
-            bias = None if third is None else nn.Parameter(third, joint.requires_grad)
-        made[name] = plain_linear(part.matrices[0], bias, part.parameter.requires_grad)
-    return made

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import torchldr
-from torchldr.compress.attention import StructuredAttention
+from torchldr.nn.attention import StructuredAttention
 
 LOW = torchldr.Structure("low_rank", rank=3)
 

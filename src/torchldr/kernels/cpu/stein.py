@@ -1,0 +1,1 @@
+"""The scan (C is on its way)."""

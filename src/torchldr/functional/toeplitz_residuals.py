@@ -21,7 +21,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..kernels.cpu.memory import half_length
+from ..kernels.cpu.tables import half_length
 from ..kernels.cpu.residuals import conjugate_residuals
 from ._twin import in_memory, serves
 from .fft import fast_length

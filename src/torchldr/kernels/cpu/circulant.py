@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from .library import Kernel
-from .memory import numbers, scratch, tables
+from .tables import numbers, scratch, tables
 from .threads import in_parts, joined
 
 _tables = Kernel("ldr_block_tables", "pi")

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from .library import Kernel
-from .memory import half_length, scratch, tables
+from .tables import half_length, scratch, tables
 from .threads import in_parts, joined
 
 _profiles = Kernel("ldr_profiles", "ppppppppiii")

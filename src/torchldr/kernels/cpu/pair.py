@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .library import Kernel
-from .memory import scratch, tables
+from .tables import scratch, tables
 from .threads import in_parts
 
 _pair = Kernel("ldr_pair", "ppppppp" + "iiiiii")

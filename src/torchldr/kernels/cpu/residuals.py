@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .library import Kernel
-from .memory import tables
+from .tables import tables
 
 _solve = Kernel("ldr_conjugate_residuals", "pppppppp" + "iiii")
 

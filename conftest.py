@@ -23,8 +23,6 @@ import pytest
 import torch
 from hypothesis import settings
 
-from torchldr.functional.port import series
-
 settings.register_profile("torchldr", deadline=None, derandomize="CI" in os.environ, print_blob=True)
 settings.load_profile("torchldr")
 
@@ -207,14 +205,6 @@ def full_disk():
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
     return full
-
-
-@pytest.fixture(scope="module")
-def small_leaves():
-    """Port products with leaves of 32 indices, so that small operators have several levels."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(series, "LEAF", 32)
-        yield
 
 
 CUDA_AS_CPP = r"""

@@ -3,7 +3,7 @@
     python benchmarks/cpu_speed.py [SECTION ...] [--out results/bench/cpu_speed.json]
 
     ldr_sd       batch 1, the "fast" plan, subdiagonals 1 + 0.001 N: the paper's table of 35 cells
-    cells        the same for all three tables of the paper; takes long, as port products are judged
+    cells        the same for all three tables of the paper
     growth       LDR-SD from 2^12 to 2^16: time and peak memory of each doubling
     memory       peak memory of LDR-TD inference at n = 16384, above the import
     million      LDR-SD at n = 2^20, forward and backward

@@ -200,7 +200,7 @@ PRODUCT = (
     NEAR
     + """
 import json, torchldr, torchldr.info
-layer = torchldr.StructuredLinear(48, 48, structure="ldr_td", product="stencil")
+layer = torchldr.StructuredLinear(48, 48, structure="ldr_td")
 x = torch.randn(3, 48)
 with torch.no_grad():
     right = x @ layer.matrix().to_dense().mT + layer.bias

@@ -278,14 +278,12 @@ TABLES: dict[str, tuple[str, Callable[[Results], str]]] = {
         **_CHANNELS, "fast_mib": "fast MiB", "dense_mib": "dense MiB"},
         lambda row: row["channels"] > 1 and row["rank"] != 4)),
     "port_layer": ("port_speed", _listed("rows", {
-        "n": "n", "kind": "entries", "corners": "corners", "seeds": "operators",
-        "within": "within float32", "accepted": "accepted",
-        "c": "c", "port_ms": "port ms", "over_stencil": "over stencil", "over_dense": "over dense",
-        "error": "error", "stencil_error": "of the stencil"})),
+        "n": "n", "kind": "entries", "port_ms": "ports ms", "over_stencil": "over stencil",
+        "over_dense": "over dense", "error_2": "error, c = 2", "error_4": "c = 4", "error_8": "c = 8"})),
     "td_range": ("tridiagonal_range", _listed("rows", {
         "n": "n", "kind": "entries", "corners": "corners", "seeds": "operators", "within": "within float32",
         "least": "log10 of the largest entry, from", "largest": "to",
-        "least_error": "error of the stencil, from", "largest_error": "to"})),
+        "least_error": "error in float32, from", "largest_error": "to"})),
     "export_1024": ("export", _exported(1024)),
     "export_4096": ("export", _exported(4096)),
     "recurrent": ("recurrent_speed", _recurrent),

@@ -43,7 +43,7 @@ if TYPE_CHECKING or not _is_command():
         VandermondeLike,
     )
     from .matrices.classical import Toeplitz
-    from .nn import StructuredChannels, StructuredGRU, StructuredLinear, StructuredLSTM, quantize_, tune
+    from .nn import StructuredChannels, StructuredGRU, StructuredLinear, StructuredLSTM, freeze, quantize_
     from .project import from_dense
 
 if TYPE_CHECKING:
@@ -83,6 +83,7 @@ __all__ = [
     "analyze",
     "compress_",
     "finetune",
+    "freeze",
     "from_dense",
     "get_structure",
     "load_compressed",
@@ -92,7 +93,6 @@ __all__ = [
     "solve",
     "stack",
     "structures",
-    "tune",
 ]
 
 # Loaded when first asked for: most programs use layers alone, and `import torchldr` is to be quick.

@@ -21,11 +21,6 @@ _early_mode = torch._ops.mode_stack_state_for_pre_dispatch().get  # 0: of proxie
 has_transforms = torch._C._are_functorch_transforms_active
 
 
-def is_jit_tracing() -> bool:
-    """Whether torch.jit.trace is at work: sizes are tensors then, and comparing one is a warning."""
-    return _get_tracing_state() is not None
-
-
 def are_recorded() -> bool:
     """By torch.jit.trace, make_fx (which torch.func.linearize and exporters use) or on fake tensors."""
     if _get_tracing_state() is not None or _early_mode(0) is not None:

@@ -46,6 +46,16 @@ def test_info_about_the_routes_of_a_class(run):
     assert sum(row["taken"] for row in rows) == 1
 
 
+@pytest.mark.parametrize("structure", ["ldr_sd", "toeplitz_like"])
+def test_json_has_no_infinity(run, structure):
+    """The costs of routes that do not serve are infinite."""
+    code, out, err = run("info", "--structure", structure, "--n", 64, "--json")
+    rows = json.loads(out, parse_constant=pytest.fail)
+    assert (code, err) == (0, "")
+    assert any(row["microseconds"] is None for row in rows)
+    assert all(row["why_not"] for row in rows if row["microseconds"] is None)
+
+
 def test_structures_is_the_registry(run):
     code, out, err = run("structures", "--json")
     rows = {row["name"]: row for row in json.loads(out)}

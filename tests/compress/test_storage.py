@@ -135,6 +135,30 @@ def test_materialized_models_save_too(saved, tmp_path):
     assert json.loads((tmp_path / "manifest.json").read_text())["layers"] == {}
 
 
+def test_ties_of_quantized_weights(tmp_path):
+    """Structured layers that share G and H share their integers, in the model that is read too."""
+
+    def made() -> nn.Sequential:
+        return nn.Sequential(nn.Linear(48, 48), nn.Linear(48, 48), nn.Linear(48, 48, bias=False))
+
+    def held(model: nn.Module) -> list[int]:
+        return [t.nbytes for t in {id(t): t for t in model.state_dict(keep_vars=True).values()}.values()]
+
+    model, x = made(), torch.randn(3, 48)
+    torchldr.compress_(model, torchldr.Structure("low_rank", 2))
+    for layer in model[1:]:
+        layer.G, layer.H = model[0].G, model[0].H
+    torchldr.quantize_(model)
+    torchldr.save_compressed(model, tmp_path / "saved")
+    read = torchldr.load_compressed(made(), tmp_path / "saved")
+    assert held(read) == held(model)
+    assert len(held(read)) == 6  # scales and integers of G and H, two biases
+    assert torch.equal(read(x), model(x))
+    torchldr.save_compressed(read, tmp_path / "again")
+    size, again = (sum(f.stat().st_size for f in (tmp_path / name).iterdir()) for name in ("saved", "again"))
+    assert again == size
+
+
 def test_version_1_keeps_loading():
     folder = HERE / "fixtures" / "version1"
     expected = json.loads((folder / "expected.json").read_text())

@@ -1,8 +1,11 @@
 """torch.export programs: the same function, and nothing of this package in them."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 import torchldr
 from torchldr import StructuredLinear
@@ -125,3 +128,16 @@ def test_a_forward_of_ones_own_is_kept(tmp_path):
     torchldr.materialize_(model)
     assert [type(layer) for layer in model] == [Adapted, nn.Linear]
     torch.testing.assert_close(model(x), y, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("layer", [nn.Linear(8, 8), torchldr.StructuredLinear(8, 8, structure="low_rank")])
+@pytest.mark.parametrize("export", ["to_program", "to_onnx", "to_c"])
+def test_a_pruned_model_is_an_error_that_says_what_to_do(layer, export, tmp_path):
+    model, x = nn.Sequential(copy.deepcopy(layer), nn.ReLU()), torch.randn(1, 8)
+    name = next(name for name, _ in layer.named_parameters() if name != "bias")
+    prune.l1_unstructured(model[0], name, 0.5)
+    out = [] if export == "to_program" else [tmp_path / "made"]
+    with pytest.raises(ValueError, match=rf"^{export}: 0\.{name} is no parameter but computed, .*`remove`"):
+        getattr(torchldr.export, export)(model, x, *out)
+    prune.remove(model[0], name)
+    getattr(torchldr.export, export)(model, x, *out)

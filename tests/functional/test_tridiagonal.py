@@ -168,6 +168,38 @@ def test_vmap_over_a_part_of_a_large_operator(mapped):
     assert (got[0] - right).abs().max() <= 1e-6 * right.abs().max()
 
 
+@pytest.mark.parametrize("m", [1, 2, 3, 6])
+def test_row_sums_are_those_of_the_dense_operator(m):
+    """Corners of small operators add to the entries that they meet; at corner 0 the scale is smooth there."""
+    draw = torch.Generator().manual_seed(m)
+    plain = torchldr.LDRTridiagonal.random(m, m, 1, dtype=torch.float64, generator=draw)
+    for name, t in plain.tensors.items():
+        t.normal_(generator=draw).mul_(3)
+        if name.startswith("corners") and m < 3:
+            t.zero_()
+        t.requires_grad_()
+    normalized = plain.unchecked(m, m, plain.tensors, {**plain.options, "normalize": True})
+    made = [plain.operators(), normalized.operators()]
+    for A, scaled in zip(*made, strict=True):
+        want = A / A.abs().sum(1).amax().clamp(min=1)
+        torch.testing.assert_close(scaled, want)
+        weights = torch.randn(m, m, dtype=torch.float64, generator=draw)
+        parts = list(plain.tensors.values())
+        got = [torch.autograd.grad((t * weights).sum(), parts, allow_unused=True) for t in (scaled, want)]
+        for a, b in zip(*got, strict=True):
+            assert (a is None) == (b is None)
+            assert a is None or torch.allclose(a, b, rtol=1e-12, atol=1e-14)
+
+
+def test_a_corner_adds_to_the_entry_that_it_meets_before_row_sums_are_taken():
+    """A[1, 0] is 1 - 0.5 = 0.5, and the row sum of A is no larger than 1."""
+    M = torchldr.LDRTridiagonal.random(2, 2, 1, normalize=True)
+    for name, values in {"subdiagonal": [1.0], "diagonal": [0.0, 0.0], "superdiagonal": [0.0]}.items():
+        M.tensors[f"{name}_A"].copy_(torch.tensor(values))
+    M.tensors["corners_A"].copy_(torch.tensor([0.0, -0.5]))
+    assert M.operators()[0].tolist() == [[0, 0], [0.5, 0]]
+
+
 @pytest.mark.parametrize("operator", ["superdiagonal .3", "random"])
 def test_normalized_stays_finite_at_4096(operator):
     layer = torchldr.StructuredLinear(4096, 4096, bias=False, structure="ldr_td", normalize=True)

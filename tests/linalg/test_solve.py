@@ -173,6 +173,17 @@ def test_singular_matrices_raise(name):
         M.solve(M @ b)  # although this one has solutions
 
 
+@pytest.mark.parametrize("name", BY_GENERATORS)
+def test_a_solution_out_of_range_is_not_called_singular(name):
+    M, b = member(name, 12), torch.randn(12, 2, dtype=torch.float64)
+    small = M.with_tensors({**M.tensors, "G": 1e-200 * M.tensors["G"]})
+    for system in (small, small.T):
+        x = system.solve(1e-50 * b)
+        torch.testing.assert_close(system @ x, 1e-50 * b, rtol=1e-6, atol=1e-60)
+        with pytest.raises(LinAlgError, match=r"x leaves the range of torch.float64: .* about 1e3\d\d\."):
+            system.solve(1e150 * b)
+
+
 def test_more_singular_matrices():
     n, b = 8, torch.randn(8, dtype=torch.float64)
     one = torch.ones(n, dtype=torch.float64)

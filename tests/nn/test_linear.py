@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 import torchldr
 from torchldr import StructuredLinear, testing
+from torchldr.compress.layers import StructuredPointwise
 
 CLASSES = list(torchldr.structures().values())
 every_class = pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.name)
@@ -285,9 +287,34 @@ def test_weight_is_the_dense_matrix(cls):
     assert torch.allclose(layer.weight, layer.matrix().to_dense())
     with torch.no_grad():
         assert torch.allclose(layer.eval().weight, layer.matrix().to_dense())
-    if cls.name != "dense":
-        with pytest.raises((AttributeError, KeyError)):
-            layer.weight = nn.Parameter(torch.zeros(9, 12))
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda layer: setattr(layer, "weight", nn.Parameter(torch.zeros(9, 12))),
+        lambda layer: setattr(layer, "weight", torch.zeros(9, 12)),
+        lambda layer: prune.l1_unstructured(layer, "weight", amount=0.5),
+        lambda layer: prune.ln_structured(layer, "weight", amount=0.5, n=2, dim=0),
+    ],
+)
+@pytest.mark.parametrize(
+    ("layer", "name"),
+    [
+        *[(layer_of(cls), cls.name) for cls in torchldr.structures().values() if cls.name != "dense"],
+        (torchldr.StructuredChannels(2, 3, 4, structure="low_rank"), "grid"),
+        (torchldr.StructuredChannels(2, 3, 4, structure="low_rank", form="wide"), "wide"),
+        (StructuredPointwise(StructuredLinear(12, 9, structure="low_rank")), "pointwise"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_writing_to_a_computed_weight_says_what_to_do(layer, name, write):
+    before = {name: t.clone() for name, t in layer.state_dict().items()}
+    learned = next(name for name, _ in layer.named_parameters() if name != "bias")
+    with pytest.raises(AttributeError, match=rf"weight is computed from .*{learned}.*materialize_"):
+        write(layer)
+    assert layer.state_dict().keys() == before.keys()
+    assert not layer._forward_pre_hooks
 
 
 @pytest.mark.parametrize("mode", ["train", "eval"])

@@ -124,14 +124,6 @@ def test_edits_between_forward_and_backward_do_not_reach_the_gradient(structure)
         torch.testing.assert_close(found.double(), right, rtol=1e-4, atol=1e-4)
 
 
-def test_a_route_without_gradients_says_so():
-    layer = StructuredLinear(N, N, structure="ldr_td", product="port").eval().requires_grad_(False)
-    x = torch.randn(2, N, requires_grad=True)
-    reasons = {row.route: row.why_not for row in layer.routes(x)}
-    assert "gradient" in reasons["ports"]
-    torch.testing.assert_close(layer(x).double(), exact(layer, x), rtol=1e-4, atol=1e-4)
-
-
 @every_structure
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
 def test_tangents_of_forward_mode_pass_through_a_plan(structure, mode):
@@ -190,15 +182,6 @@ def test_autocast_takes_no_slower_route(structure, dtype):
         assert y.dtype == dtype
         bound = 2 * torch.finfo(dtype).eps * N**0.5
         assert (y.double() - exact(layer, x)).norm() <= bound * exact(layer, x).norm()
-
-
-def test_autocast_leaves_routes_that_serve_float32_alone():
-    layer = StructuredLinear(N, N, structure="ldr_td", product="port").eval().requires_grad_(False)
-    x = torch.randn(2, N)
-    assert layer.routes(x).chosen == "ports"
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert layer.routes(x).chosen == "ports"
-        assert layer(x).dtype == torch.bfloat16
 
 
 @every_structure

@@ -382,6 +382,16 @@ def test_progress_is_on_stderr(capfd: pytest.CaptureFixture[str]):
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.parametrize("name", torchldr.structures())
+@pytest.mark.parametrize("shape", [(16, 16), (9, 20)])
+def test_float16_near_the_end_of_its_range(name: str, shape: tuple[int, int]):
+    """The scale was left to one diagonal, which overflowed: nan, with a nan residual."""
+    W = 1e4 * torch.randn(*shape, generator=torch.Generator().manual_seed(1))
+    M, residual, _ = from_dense(W.half(), name, effort=QUICK)
+    assert all(t.isfinite().all() for t in M.tensors.values())
+    assert residual == pytest.approx(from_dense(W, name, effort=QUICK).residual, abs=0.02)
+
+
 @pytest.mark.parametrize("name", CLASSES)
 def test_a_stack_is_projected_one_by_one(name: str):
     W, X = normal(2, 1, 5, 4, seed=1), normal(9, 4, seed=2)

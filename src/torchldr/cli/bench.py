@@ -6,13 +6,13 @@ drawn, and the exit code is 130, as a shell gives an interrupted program, so tha
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..json_text import json_text
 from ..whole_file import whole_file
 from .options import AsJson, wrong_use
 from .printing import say, show, steps
@@ -74,12 +74,12 @@ def bench_command(
     asked = {"device": device, "plan": plan, "matmul_precision": precision}
     result = {"machine": machine(), **asked, "rows": rows}
     if as_json:
-        print(json.dumps(result, indent=2))
+        print(json_text(result))
     else:
         print_table(rows)
     if out is not None:
         with whole_file(out) as stream:
-            stream.write((json.dumps(result, indent=1) + "\n").encode())
+            stream.write((json_text(result, indent=1) + "\n").encode())
     if plot is not None and rows:
         from ..bench.plot import save_plot
 

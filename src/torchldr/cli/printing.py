@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from ..json_text import json_text
 from ..progress import Line, minutes
 
 
@@ -62,7 +62,7 @@ def show(
         cell: from a key and a value to what is printed, or None to print it as usual.
     """
     if as_json:
-        print(json.dumps(result, indent=2, default=str))
+        print(json_text(result, default=str))
         return
     from rich.console import Console
     from rich.table import Table

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..matrices import Projection
-from ..nn.tune import evaluating
+from ..nn.evaluating import evaluating
 from .metric import Metric
 from .outputs import LOGITS, called, copied, distance, kept, main_output
 from .pieces import Pieces

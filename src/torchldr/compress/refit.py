@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from ..matrices import Projection
-from ..nn.tune import evaluating
+from ..nn.evaluating import evaluating
 from .calibration import Calibration, Seen
 from .candidates import exact
 from .looks import packed, unpacked

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -12,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ..json_text import json_text
 from ..matrices import Projection
 from .budget import Stopwatch
 from .candidates import Weight
@@ -112,7 +112,7 @@ class CompressionReport:
             for what in ("parameters", "bytes", "latency")
             for when in ("before", "after")
         }
-        return json.dumps({**asdict(self), **totals}, indent=2)
+        return json_text({**asdict(self), **totals})
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the JSON to a file."""

@@ -235,15 +235,21 @@ def read_tensors(who: str, path: Path, manifest: dict[str, Any]) -> dict[str, Te
 
 
 def _retie(model: nn.Module, aliases: dict[str, str], new: set[nn.Module]) -> None:
-    """Tie the tensors of new modules as they were."""
+    """Tie the tensors of new modules as they were; weights to be quantized are tied as floats."""
     modules = dict(model.named_modules(remove_duplicate=False))
-    for key, leader in aliases.items():
-        (owner, _, leaf), (source, _, root) = key.rpartition("."), leader.rpartition(".")
+    for pair in aliases.items():
+        (owner, _, leaf), (source, _, root) = (_float_name(key).rpartition(".") for key in pair)
         if owner in modules and source in modules and modules[owner] in new:
             for registry in ("_parameters", "_buffers"):
                 held, given = getattr(modules[owner], registry), getattr(modules[source], registry)
                 if leaf in held and root in given:
                     held[leaf] = given[root]
+
+
+def _float_name(key: str) -> str:
+    """The name that a weight has before `quantize_`; other names as they are."""
+    owner, mark, name = key.rpartition("parametrizations.")
+    return owner + name.removesuffix(".original1") if mark and key.endswith(".original1") else key
 
 
 def _without_extras(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:

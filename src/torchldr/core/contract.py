@@ -9,8 +9,8 @@ should write, where it applies,
     constants           tensors that are not learned (nodes, a permutation); `drawn` names the random ones
     _materialize        the dense matrix, differentiably, if there is a faster way than by all unit vectors
     dense_in            the same for parameters of any dtype, if there is a way without converting them
-    prepare             its own product with everything that does not depend on the input done before
-    ROUTES              all its ways to multiply, with their costs (`routes`)
+    fast_pays           when its own product is faster than the dense matrix: one comparison (`choice`)
+    fast_in_words       what its own product does for a row
 and may write
     operators           its displacement operators A and C, which brings the displacement tests
     variants, all_ranks, multiply_adds and the class variables beside them, by which `compress_` looks at it
@@ -25,36 +25,22 @@ are mapped over the stack or called for one matrix after the other, but for thos
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, ClassVar, Protocol, Self
 
 import torch
 from torch import Tensor
 
-from . import costs, stacks
-from .checks import as_int, checked_int
-from .dense_route import by_columns, own_route
+from . import stacks
+from .checks import as_int, check_choices, checked_int
+from .choice import Use
 from .linear_map import LinearMap
-from .products import Matrix, Product
-from .registry import REGISTRY, name_alone, near
-from .routes import Call, Route
+from .registry import REGISTRY, near
 from .storage import Storage
 
 Weights = Mapping[str, Tensor]  # the tensors of a matrix, by name
 Random = torch.Generator | None  # where random numbers come from; None for torch's own
-
-
-def _some_seconds(M: Matrix, call: Call) -> float:
-    """Of a product that nobody has costed: as long as a dense one in a few passes."""
-    m, n = M.shape
-    return costs.backward(
-        call, costs.passes(call, call.batch * (m + n), 10) + costs.gemm(call, call.batch, m, n)
-    )
-
-
-OWN = own_route("own", _some_seconds)
-STANDARD = OWN, by_columns(OWN)
 
 
 class RankFit(Protocol):
@@ -79,14 +65,11 @@ class Contract(LinearMap):
     look: ClassVar[tuple[str, str]] = ("#888888", ".")  # colour and marker in figures
     ranked: ClassVar[bool] = True
     scaled: ClassVar[tuple[str, ...]] = ("G", "H")  # M is multilinear in these: they carry its scale
+    also_linear: ClassVar[tuple[str, ...]] = ()  # in these too: they help to carry one out of range
     drawn: ClassVar[tuple[str, ...]] = ()  # constants that are random; they are kept in the state_dict
-    opaque: ClassVar[bool] = False  # whether torch.compile should see the product as one operator
-    fuses: ClassVar[bool] = False  # whether compilers make the plain product as fast as what inference keeps
+    own_dtype: ClassVar[bool] = False  # whether its product is made of matrix products, as good in any dtype
+    retired: ClassVar[Mapping[str, Sequence[Any]]] = {}  # options that saved layers carry and nothing reads
     stored: ClassVar[Mapping[str, Storage]] = {}  # tensors that quantisation does not make int8
-    ROUTES: ClassVar[tuple[Route, ...]] = STANDARD  # the first serves every call
-    STACK_ROUTES: ClassVar[tuple[Route, ...]] = stacks.ROUTES
-    key: ClassVar[str]  # by which an operator finds the class
-    _prepares: ClassVar[bool] = True  # whether `prepare` belongs to `_matmul`, not to one that it replaced
     at_once: ClassVar[tuple[str, ...]] = ()  # which of these functions take the axes of a stack as they come
     _axes: ClassVar[int | None] = None  # of the first tensor of one matrix; found out when first needed
     structured: ClassVar[bool] = True  # False for the class that leaves a weight as it is
@@ -97,20 +80,18 @@ class Contract(LinearMap):
     def __init_subclass__(cls, *, name: str | None = None, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         # What is inherited does not know of a product that a class further down writes anew.
-        product = min(_depth(cls, part) for part in ("_matmul", "_rmatmul", "prepare", "factors"))
-        if product < _depth(cls, "ROUTES"):
-            cls.ROUTES = STANDARD
+        product = min(_depth(cls, part) for part in ("_matmul", "_rmatmul", "factors"))
         if product < _depth(cls, "_materialize"):
             cls._materialize = Contract._materialize  # type: ignore[method-assign]
         if min(product, _depth(cls, "_materialize")) < _depth(cls, "dense_in"):
             cls.dense_in = Contract.dense_in  # type: ignore[method-assign]
+        if product < _depth(cls, "fast_pays"):
+            cls.fast_pays = Contract.fast_pays  # type: ignore[method-assign]
         cls.at_once = tuple(name for name in cls.at_once if _depth(cls, name) >= _depth(cls, "at_once"))
-        cls._prepares = _depth(cls, "prepare") <= _depth(cls, "_matmul")
         cls._axes = None
         cls.name = name or f"{cls.__module__}.{cls.__qualname__}"
         if name is not None:
             REGISTRY[name] = cls
-        cls.key = name_alone(cls, name)
 
     # What it must or should write.
 
@@ -163,14 +144,6 @@ class Contract(LinearMap):
     def _rmatmul(self, y: Tensor) -> Tensor:
         raise NotImplementedError
 
-    def prepare(self) -> Product:
-        """The product (b, in) -> (b, out) with its constants computed: what inference keeps."""
-        return self._matmul
-
-    def prepared(self) -> Product:
-        """`prepare`, or the product itself in a class that inherits `prepare` and replaces the product."""
-        return self.prepare() if self._prepares else self._matmul
-
     def _materialize(self) -> Tensor:
         """The dense matrix, by way of a fast product; differentiable."""
         return self._matmul(torch.eye(self.in_features, dtype=self.dtype, device=self.device)).mT
@@ -181,13 +154,23 @@ class Contract(LinearMap):
         dense: Tensor = stacks.materialize(M) if M.leading else M._materialize()
         return dense.to(dtype)
 
-    def promoted(self) -> Matrix:
-        """The same matrix in the dtype that products run in, float32 or wider, and without facts."""
+    def promoted(self) -> Self:
+        """The same matrix in the dtype that its own product runs in, float32 or wider."""
         raise NotImplementedError
 
-    def unseen(self, call: Call) -> Self | str:
-        """This stack as vmap should map it, which shows no values, or the reason why it should not."""
-        return self
+    @classmethod
+    def fast_pays(cls, use: Use) -> bool:
+        """Whether the class's own product takes less time than the dense matrix; a matrix that may be made."""
+        return False
+
+    def fast_in_words(self) -> str:
+        """What the class's own product does for a row."""
+        found = self.multiply_adds(self.out_features, self.in_features, self.rank or 1, **self.options)
+        return "the class's own product" if found is None else f"about {found:,.0f} multiply-adds a row"
+
+    def _made_in_words(self) -> str:
+        """How the dense matrix is made, after "make the m x n matrix"."""
+        return ""
 
     def operators(self) -> tuple[Tensor, Tensor] | None:
         """The displacement operators A and C as dense matrices, where the class has them."""
@@ -232,8 +215,14 @@ class Contract(LinearMap):
 
     @classmethod
     def check_options(cls, options: Mapping[str, Any], layer: type | None = None) -> dict[str, Any]:
-        """All options, given and default; an unknown one is an error, which tells a layer's arguments too."""
+        """All options, given and default; an unknown one is an error, which tells a layer's arguments too.
+
+        `retired` options are dropped, so that what was saved with them loads.
+        """
         known = cls.default_options()
+        gone = {key: options[key] for key in cls.retired if key in options and key not in known}
+        check_choices(cls.__name__, **{key: (value, cls.retired[key]) for key, value in gone.items()})
+        options = {key: value for key, value in options.items() if key not in gone}
         for key in options:
             if key not in known:
                 arguments = inspect.signature(layer).parameters.values() if layer else ()

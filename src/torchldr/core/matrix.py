@@ -11,12 +11,12 @@ from torch import Tensor
 from . import rules, stacks
 from .checks import check_dtype
 from .contract import Random, Weights
-from .dense_route import weight_by_columns
 from .linear_map import show
 from .multiply import Multiplies
 from .products import sum_of_products
 
 _NONE = torch.Size()
+_CHUNK = 1 << 24  # numbers of one intermediate while a dense matrix is made
 _EXACT_NORM = 1 << 20  # entries up to which the initial scale is measured instead of computed
 
 
@@ -86,7 +86,6 @@ class StructuredMatrix(Multiplies):
     def _set(self, out_features: int, in_features: int, tensors: Weights, options: Mapping[str, Any]) -> None:
         self.out_features, self.in_features = out_features, in_features
         self.tensors, self.options = dict(tensors), dict(options)
-        self.facts: dict[str, Any] = {}  # what routes found out about the values; for one product alone
         cls = type(self)
         if cls._axes is None:
             shapes = cls.parameter_shapes(out_features, in_features, 1, **options)
@@ -273,23 +272,17 @@ class StructuredMatrix(Multiplies):
         return self.unchecked(self.out_features, self.in_features, tensors, self.options)
 
     def promoted(self) -> Self:
-        """The same matrix in the dtype that products run in, float32 or wider, and without facts."""
-        dtype = torch.promote_types(self.dtype, torch.float32)
-        return self.with_tensors(self.tensors) if dtype == self.dtype else self.to(dtype)
+        """The same matrix in the dtype that its own product runs in, float32 or wider."""
+        return self if self.dtype.itemsize >= 4 else self.to(torch.float32)
 
     def materialize(self) -> Tensor:
         """The dense matrix by way of a fast product; differentiable. `to_dense` is the oracle."""
-        return self.dense_in(self.dtype)
+        if torch.is_grad_enabled() or self.leading or not self._by_unit_vectors():
+            return self.dense_in(self.dtype)
+        return by_columns(self)
 
-    def dense_weight(self) -> Tensor:
-        """The dense matrix that inference keeps, contiguous, without gradients and in little memory."""
-        if self.leading:
-            dense = stacks.each(self, lambda M: M.dense_weight())
-            # A grid lies in memory as the block matrix that it is.
-            return dense.transpose(1, 2).contiguous().transpose(1, 2) if dense.ndim == 4 else dense
-        if type(self)._materialize is not StructuredMatrix._materialize:
-            return self._materialize().contiguous()
-        return weight_by_columns(self)
+    def _by_unit_vectors(self) -> bool:
+        return type(self)._materialize is StructuredMatrix._materialize
 
     def __repr__(self) -> str:
         parts = [str(self.out_features), str(self.in_features)]
@@ -297,6 +290,18 @@ class StructuredMatrix(Multiplies):
         parts += [f"rank={self.rank}"] if self.ranked else []
         parts += [f"{k}={v!r}" for k, v in self.options.items() if v is not None]
         return f"{type(self).__name__}({', '.join(parts)}, dtype={self.dtype})"
+
+
+def by_columns(M: StructuredMatrix) -> Tensor:
+    """The dense matrix (m, n), made some columns at a time so that intermediates stay small; no gradient."""
+    (m, n), wide = M.shape, M.promoted()
+    weight = torch.empty(m, n, dtype=M.dtype, device=M.device)
+    step = max(1, _CHUNK // ((m + n) * (M.rank or 1)))
+    for j in range(0, n, step):
+        unit = torch.zeros(min(step, n - j), n, dtype=wide.dtype, device=M.device)
+        unit.diagonal(j).fill_(1)
+        weight[:, j : j + step] = wide._matmul(unit).mT
+    return weight
 
 
 class Projection(NamedTuple):

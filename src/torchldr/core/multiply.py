@@ -1,47 +1,33 @@
-"""How a structured matrix multiplies: what a product asks for, and the route that it takes."""
+"""How a structured matrix multiplies: by its class's own product or by the dense matrix."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-from operator import attrgetter
-from typing import Any, Self
+import math
+from typing import Self
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
-from . import operator, stacks
+from ..torch_private import are_plain
+from . import stacks
+from .checks import check_choices
+from .choice import PRODUCTS, UNKNOWN_ROWS, Products, Row, Use
 from .contract import Contract
-from .products import Matrix, allows_tf32, autocasts, check_input, is_jit_tracing, run_product
-from .routes import (
-    Call,
-    RefusedError,
-    Route,
-    RouteTable,
-    are_transformed,
-    choose,
-    have_memory,
-    is_captured,
-    is_recorded,
-    is_traced,
-    known_at_once,
-)
-
-_requires_grad = attrgetter("requires_grad")
+from .products import allows_tf32, autocasts, check_input, run_product
 
 
 class Multiplies(Contract):
-    """The products of a matrix with `tensors`, by the routes of its class."""
+    """The products of a matrix with `tensors`."""
 
     tensors: dict[str, Tensor]
     leading: torch.Size
-    tries = False  # whether routes are tried before they look; that of the last product served
 
     def promoted(self) -> Self:
-        """The same matrix in the dtype that products run in, float32 or wider, and without facts."""
+        """The same matrix in the dtype that its own product runs in, float32 or wider."""
         raise NotImplementedError
 
-    def matmul(self, x: Tensor, *, route: str | None = None) -> Tensor:
+    def matmul(self, x: Tensor, *, product: str = "auto") -> Tensor:
         """Multiply vectors: (..., in_features) to (..., out_features).
 
         With leading axes, vectors (..., b, in_features) give (..., b, out_features), and the axes in front
@@ -49,131 +35,108 @@ class Multiplies(Contract):
 
         Args:
             x: vectors.
-            route: the name of the route to take (`routes` lists them), by default the cheapest that serves.
+            product: "fast" for the class's own product, "dense" for the dense matrix, "auto" for the faster
+                one by a rule of sizes; `products` explains it.
 
         FFTs and sums run in float32 or wider; the result has the dtype of `x` (under autocast that of
         autocast). A wrong size, dtype or device is an error.
         """
+        check_choices(f"{type(self).__name__}.matmul", product=(product, PRODUCTS))
         check_input(self, x, self.in_features, "in_features")
-        return self.multiply(x, route=route)
+        return self.multiply(x, product=product)
 
-    def rmatmul(self, y: Tensor, *, route: str | None = None) -> Tensor:
+    def rmatmul(self, y: Tensor, *, product: str = "auto") -> Tensor:
         """Multiply by the transposed matrix: (..., out_features) to (..., in_features)."""
+        check_choices(f"{type(self).__name__}.rmatmul", product=(product, PRODUCTS))
         check_input(self, y, self.out_features, "out_features")
-        return self.multiply(y, transposed=True, route=route)
+        return self.multiply(y, transposed=True, product=product)
 
     def multiply(
-        self,
-        x: Tensor,
-        *,
-        transposed: bool = False,
-        route: str | None = None,
-        dense: bool | None = None,
-        bias: Tensor | None = None,
+        self, x: Tensor, *, transposed: bool = False, product: str = "auto", bias: Tensor | None = None
     ) -> Tensor:
-        """`matmul` or `rmatmul` of an input that was checked, plus a bias; `dense` as for `choose`."""
-        if self.leading:
-            y = stacks.multiply(self, x, transposed=transposed, route=route, dense=dense)
-            return y if bias is None else y + bias
-        if torch.compiler.is_compiling() or is_jit_tracing():
-            asked = Call(device=x.device.type, dtype=torch.bfloat16 if autocasts(x.device.type) else x.dtype)
-            if self.ROUTES[0].in_own_dtype(asked) and not is_jit_tracing():
-                return self.ROUTES[0].run(self, x, transposed, bias)
-            seen = partial(operator.as_compilers_see, self.promoted(), transposed=transposed)
-            return run_product(seen, x, self.dtype, bias)
-        call = self.call(x, transposed=transposed)
-        M, chosen = self, known_at_once(self, call, dense=dense) if route is None else None
-        looked = chosen is None
-        if chosen is None:
-            M = self.promoted()
-            chosen = choose(M, call, only=route, dense=dense)
-            self.tries = chosen.tried is not None
-        try:
-            if chosen.in_own_dtype(call):
-                return chosen.run(self, x, transposed, bias)
-            return _run_wide(chosen.run, M, x, transposed, bias, self.dtype)
-        except RefusedError:
-            if looked:
-                raise
-        self.tries = False
-        return self.multiply(x, transposed=transposed, dense=dense, bias=bias)
+        """`matmul` or `rmatmul` of an input that was checked, plus a bias."""
+        if (product if product != "auto" else self.product_for(x)) == "dense":
+            return self._by_dense(x, transposed, bias)
+        return self._by_own(x, transposed, bias)
 
-    def call(self, x: Tensor, *, transposed: bool = False, kept: bool = False) -> Call:
-        """What a product with these vectors asks for; `kept` where this matrix is a constant."""
-        tensors = (x,) if kept else (x, *self.tensors.values())
-        needs_grad = torch.is_grad_enabled() and any(map(_requires_grad, tensors))
+    def product_for(self, x: Tensor) -> str:
+        """The product that "auto" takes for these vectors."""
+        if not are_plain((x,)):
+            return "dense"
+        if torch.compiler.is_exporting():  # other runtimes get the class's plain form
+            return "fast"
+        rows = UNKNOWN_ROWS if torch.compiler.is_compiling() else x.numel() // x.shape[-1]
         device, dtype = x.device.type, self.dtype
         if dtype != torch.float64 and autocasts(device):
             dtype = torch.get_autocast_dtype(device)
-        captured = tf32 = False
-        if device != "cpu":
-            captured, tf32 = is_captured(device), allows_tf32(device, dtype)
-        traced = captured or is_traced(*tensors)
-        batch = x.numel() // x.shape[-1]
-        return Call(batch, device, dtype, needs_grad, kept, traced, transposed, 1, captured, tf32)
+        return self._taken(self._use(rows, device, dtype))
 
-    def asked(self, x: Tensor) -> tuple[Any, ...] | None:
-        """What the route for x can depend on besides the matrix's sizes; None where there is more to see.
+    def products(self, batch: int = 1, *, frozen: bool = False) -> Products:
+        """Both products for so many rows, in words: what each does, which is taken, why not the other.
 
-        Asked at every call of a layer that trains, so in few steps.
-        """
-        tensors, device = (x, *self.tensors.values()), x.device
-        kind = device.type
-        if is_recorded(kind) or are_transformed() or not have_memory(tensors):
-            return None
-        dtype = cast = self.dtype
-        if autocasts(kind):
-            cast = torch.get_autocast_dtype(kind)
-        needs_grad = torch.is_grad_enabled() and any(map(_requires_grad, tensors))
-        tf32 = kind == "cuda" and allows_tf32(kind, cast)
-        return x.shape, x.dtype, device, dtype, self.device, cast, needs_grad, tf32
-
-    def run_by_sizes(self, x: Tensor, *, dense: bool | None = None) -> Callable[..., Tensor] | None:
-        """What multiplies, (M, x, transposed, bias), for all calls of which the same is `asked`.
-
-        None where the route takes more than sizes to choose.
-        """
-        call = self.call(x)
-        route = known_at_once(self, call, dense=dense)
-        if route is None or route.in_own_dtype(call):
-            return route and route.apply
-        return partial(_run_wide, route.run)
-
-    def all_routes(self) -> tuple[Route, ...]:
-        """The routes of the class, or those of a stack."""
-        return self.STACK_ROUTES if self.leading else self.ROUTES
-
-    def routes(
-        self,
-        batch: int = 1,
-        *,
-        needs_grad: bool = False,
-        kept: bool = False,
-        traced: bool = False,
-        transposed: bool = False,
-        dtype: torch.dtype | None = None,
-    ) -> RouteTable:
-        """Every route of this matrix for a call: its cost in seconds by the model, or the reason against it.
+        Args:
+            batch: rows.
+            frozen: for a matrix that is a constant, as in a frozen layer.
 
         >>> from torchldr import ToeplitzLike
-        >>> ToeplitzLike.random(256, 256, rank=2).routes(batch=64).chosen in ("fft", "dense")
-        True
+        >>> ToeplitzLike.random(256, 256, rank=2).products(batch=64).taken
+        'dense'
         """
-        device, dtype = self.device.type, dtype or self.dtype
-        call = Call(
-            batch, device, dtype, needs_grad, kept, traced, transposed, tf32=allows_tf32(device, dtype)
+        use = self._use(batch, self.device.type, self.dtype, frozen=frozen)
+        taken, (m, n) = self._taken(use), self.shape[-2:]
+        made = "" if frozen else f"make the {m} x {n} matrix{self._made_in_words()}, then "
+        rows = [("dense", f"{made}one matrix product with {m * n:,} multiply-adds a row")]
+        if self.structured:
+            rows.insert(0, ("fast", self.fast_in_words()))
+        return Products(
+            [Row(name, cost, name == taken, "" if name == taken else _why(use, name)) for name, cost in rows]
         )
-        return RouteTable(self.promoted(), call)
+
+    def _use(self, rows: int, device: str, dtype: torch.dtype, *, frozen: bool = False) -> Use:
+        tf32, matrices = allows_tf32(device, dtype), math.prod(self.leading)
+        sizes = self.out_features, self.in_features, self.rank or 1
+        return Use(*sizes, rows, device, dtype, frozen, tf32, self.options, matrices)
+
+    def _taken(self, use: Use) -> str:
+        if not self.structured:
+            return "dense"
+        return "fast" if use.too_large or self.fast_pays(use) else "dense"
+
+    def _by_dense(self, x: Tensor, transposed: bool, bias: Tensor | None) -> Tensor:
+        """By the dense matrix, in the dtype of x or of autocast."""
+        device, dtype = x.device.type, x.dtype
+        if autocasts(device):
+            dtype = self.dtype if self.dtype == torch.float64 else torch.get_autocast_dtype(device)
+            with torch.autocast(device, enabled=False):
+                W = self.dense_in(dtype)
+        else:
+            W = self.dense_in(dtype)
+        W = W.mT if transposed else W
+        x = x.to(W.dtype) if W.dtype == torch.float64 else x  # autocast leaves float64 alone
+        if not self.leading:
+            return linear(x, W, bias)
+        y = (x.unsqueeze(-2) @ W.mT).squeeze(-2) if x.ndim == 1 else x @ W.mT
+        return y if bias is None else y + bias
+
+    def _by_own(self, x: Tensor, transposed: bool, bias: Tensor | None) -> Tensor:
+        """By the class's own product, in float32 or wider, or in the dtype of x where that is as good."""
+        if self.leading:
+            y = stacks.multiply(self, x, transposed=transposed)
+            return y if bias is None else y + bias
+        in_own = self.own_dtype and (x.is_cuda or self.dtype.itemsize >= 4)
+        M = self if in_own else self.promoted()
+        product = M._rmatmul if transposed else M._matmul
+        if not in_own:
+            return run_product(product, x, self.dtype, bias)
+        rows = x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
+        y = product(rows.to(self.dtype) if self.dtype == torch.float64 else rows)
+        y = y if bias is None else y + bias.to(y.dtype)
+        return y if x.ndim == 2 else y.reshape(*x.shape[:-1], y.shape[-1])
 
 
-def _run_wide(
-    apply: Callable[..., Tensor],
-    M: Matrix,
-    x: Tensor,
-    transposed: bool,
-    bias: Tensor | None = None,
-    dtype: torch.dtype | None = None,
-) -> Tensor:
-    """The product of a route in float32 or wider, given in `dtype`, by default that of M, or autocast's."""
-    wide = M if M.dtype.itemsize >= 4 else M.promoted()
-    return run_product(lambda flat: apply(wide, flat, transposed), x, dtype or M.dtype, bias)
+def _why(use: Use, name: str) -> str:
+    """Why a product is not taken."""
+    if name == "dense" and use.too_large:
+        return "the matrix is too large to be made"
+    what = "a frozen layer" if use.frozen else "a layer whose matrix is made at every call"
+    return f"the other is faster for {use.rows} rows of {what} on {use.device}, in {str(use.dtype)[6:]}"

@@ -13,11 +13,6 @@ Matrix = Any  # a StructuredMatrix: that module stands above those that take one
 Product = Callable[[Tensor], Tensor]  # (b, in_features) to (b, out_features)
 
 
-def is_jit_tracing() -> bool:
-    """Whether torch.jit.trace is at work: sizes are tensors then, and comparing one is a warning."""
-    return torch._C._get_tracing_state() is not None
-
-
 def check_input(M: Matrix, x: Tensor, features: int, what: str, who: str | None = None) -> None:
     """Errors for an input that cannot be multiplied."""
     who = who or type(M).__name__
@@ -29,7 +24,7 @@ def check_size(who: str, x: Tensor, features: int, what: str) -> None:
     """A tensor whose last axis can be multiplied."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{who}: expected a tensor, got {type(x).__name__}.")
-    if x.ndim < 1 or (not is_jit_tracing() and x.shape[-1] != features):
+    if x.ndim < 1 or x.shape[-1] != features:
         raise ValueError(
             f"{who}: the last axis must have {what}={features} entries, got shape {tuple(x.shape)}."
         )
@@ -84,7 +79,7 @@ def run_product(
     flat = x.reshape(-1, x.shape[-1]) if flatten else x
     if flat.dtype != compute:
         flat = flat.to(compute)
-    if not (torch.compiler.is_exporting() or is_jit_tracing()) and flat.shape[-2] == 0:
+    if not torch.compiler.is_exporting() and flat.shape[-2] == 0:
         product = _of_no_vectors(product)
     if autocasts(device):
         with torch.autocast(device, enabled=False):

@@ -7,14 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 REGISTRY: dict[str, Any] = {}  # name to class
-CLASSES: dict[str, Any] = {}  # every class, also one without a name, by a key that is its alone
-
-
-def name_alone(cls: type, name: str | None) -> str:
-    """Keep a class under a key that no other has: its name, or one made up."""
-    key = f"{cls.__qualname__}#{len(CLASSES)}" if name is None or name in CLASSES else name
-    CLASSES[key] = cls
-    return key
 
 
 def near(name: Any, known: Mapping[str, Any], before: str = ". ") -> str:

@@ -1,17 +1,11 @@
 """Stacks: matrices with leading axes, multiplied together, whatever their class.
 
-The tensors of a stack have its axes in front, `G` is (..., r, m). Its routes are
-
-    dense         the dense matrices, then batched matrix products
-    mapped        a route of the class under torch.vmap: few operations for all matrices
-    one_by_one    every matrix by the cheapest of its own routes
-
-A compiler is shown one of the first two.
+The tensors of a stack have its axes in front, `G` is (..., r, m). Dense matrices multiply as one batched
+product; the class's own product runs under torch.vmap where it does not take leading axes as they come.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from typing import Any, TypeVar
@@ -19,10 +13,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from .dense_route import multiply_by_dense, prepare_dense, too_large
+from ..torch_private import are_recorded, has_transforms
 from .linear_map import LinearMap
-from .products import Matrix, is_jit_tracing, run_product
-from .routes import Call, Route, Sizes, choose, is_traced
+from .products import Matrix, run_product
 
 Member = TypeVar("Member", bound=LinearMap)
 
@@ -63,7 +56,9 @@ def stack(matrices: Sequence[Member]) -> Member:
 
 def _differ(a: Tensor, b: Tensor) -> bool:
     """Whether tensors are seen to have other values."""
-    return not (a is b or torch.compiler.is_compiling() or is_traced(a, b) or torch.equal(a, b))
+    if a is b or torch.compiler.is_compiling() or are_recorded() or has_transforms() or a.is_meta or b.is_meta:
+        return False
+    return not torch.equal(a, b)
 
 
 def own_names(M: Matrix) -> set[str]:
@@ -130,8 +125,6 @@ def mapped(M: Matrix, function: Callable[..., Tensor], *x: Tensor) -> Tensor:
 
 def materialize(M: Matrix) -> Tensor:
     """The dense matrices of a stack (..., m, n); differentiable."""
-    if is_jit_tracing():
-        return each(M, lambda one: one.multiply(torch.eye(M.in_features, dtype=M.dtype, device=M.device)).mT)
     if "_materialize" in M.at_once:
         return M._materialize()
     return mapped(M, lambda one: one._materialize())
@@ -140,10 +133,10 @@ def materialize(M: Matrix) -> Tensor:
 # Vectors.
 
 
-def multiply(M: Matrix, x: Tensor, *, transposed: bool, route: str | None, dense: bool | None) -> Tensor:
-    """M x, or M^T x, for rows of x; the leading axes of M and of x broadcast as in torch.matmul."""
+def multiply(M: Matrix, x: Tensor, *, transposed: bool) -> Tensor:
+    """M x, or M^T x, by the class's own product; leading axes of M and of x broadcast as in torch.matmul."""
     if x.ndim == 1:
-        return multiply(M, x.unsqueeze(0), transposed=transposed, route=route, dense=dense).squeeze(-2)
+        return multiply(M, x.unsqueeze(0), transposed=transposed).squeeze(-2)
     lead = _broadcast(M.leading, x.shape[:-2])
     sizes = (1,) * (len(lead) - len(M.leading)) + tuple(M.leading)
     x = x.reshape(*(1,) * (len(lead) - x.ndim + 2), *x.shape)
@@ -153,7 +146,7 @@ def multiply(M: Matrix, x: Tensor, *, transposed: bool, route: str | None, dense
     rows = [x.shape[a] for a in (*folded, len(lead))]
     x = x.permute(*kept, *folded, len(lead), len(lead) + 1).flatten(len(kept), -2)
     x = x if kept else x.unsqueeze(0)  # one matrix after all is a stack of one
-    flat = _multiply(reshaped(M, [sizes[a] for a in kept] or [1]), x, transposed, route, dense)
+    flat = _multiply(reshaped(M, [sizes[a] for a in kept] or [1]), x, transposed)
     y = (flat if kept else flat.squeeze(0)).unflatten(-2, rows)
     order = [*kept, *folded]
     back = [order.index(a) for a in range(len(lead))]
@@ -168,78 +161,13 @@ def _broadcast(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
     return tuple(q if p == 1 else p for p, q in reversed(pairs))
 
 
-def _multiply(M: Matrix, x: Tensor, transposed: bool, route: str | None, dense: bool | None) -> Tensor:
-    wide = M.promoted()
-    if is_jit_tracing():
-        chosen = ONE_BY_ONE
-    elif torch.compiler.is_compiling():
-        chosen = DENSE if M.ROUTES[0].holds_dense else MAPPED
-    else:
-        call = M.call(x, transposed=transposed)
-        chosen = choose(wide, call._replace(batch=x.shape[-2]), only=route, dense=dense)
-    if chosen.holds_dense:
-        return chosen.run(M, x, transposed)
-    return run_product(lambda x: chosen.run(wide, x, transposed), x, M.dtype, flatten=False)
+def _multiply(M: Matrix, x: Tensor, transposed: bool) -> Tensor:
+    """Vectors (..., b, n) have as many leading axes as the stack, each of its size or of size 1."""
+    wide, name = M.promoted(), "_rmatmul" if transposed else "_matmul"
 
+    def product(x: Tensor) -> Tensor:
+        if name in M.at_once:
+            return getattr(wide, name)(x)
+        return mapped(wide, lambda one, x: getattr(one, name)(x), x)
 
-# Routes. They get vectors (..., b, n) with as many leading axes as the stack, each of its size or of size 1.
-
-
-def _cheapest(sizes: Sizes, call: Call, *, dense: bool | None) -> float:
-    """Of the routes without a plan that serve, as far as sizes tell."""
-    routes = [r for r in sizes.routes if r.apply is not None and dense in (None, r.holds_dense)]
-    serving = [r for r in routes if not r.by_sizes or r.why_not(sizes, call) is None]
-    return min((route.seconds(sizes, call) for route in serving), default=math.inf)
-
-
-def _dense_cost(sizes: Any, call: Call) -> float:
-    return _cheapest(sizes, call, dense=True)
-
-
-def _inner(routes: Sequence[Route]) -> Route | None:
-    """The route of a class that vmap maps."""
-    return next((route for route in routes if not route.holds_dense), None)
-
-
-def _mapped_why_not(M: Any, call: Call) -> str | None:
-    if _inner(M.ROUTES) is None:
-        return "the class has no other product than the dense one"
-    found = M.unseen(call)
-    return found if isinstance(found, str) else None
-
-
-def _mapped_cost(sizes: Any, call: Call) -> float:
-    inner = _inner(sizes.routes)
-    if inner is None:
-        return math.inf
-    return inner.seconds(sizes, call._replace(kept=False, traced=True))
-
-
-def _mapped(M: Any, x: Tensor, transposed: bool) -> Tensor:
-    inner, seen = _inner(M.ROUTES), M.unseen(M.call(x))
-    assert inner is not None
-    if "_matmul" in M.at_once:
-        return inner.run(seen, x, transposed)
-    return mapped(seen, lambda one, x: inner.run(one, x, transposed), x)
-
-
-def _one_cost(sizes: Any, call: Call) -> float:
-    return call.matrices * _cheapest(sizes, call._replace(kept=False, matrices=1), dense=None)
-
-
-def _one_by_one(M: Any, x: Tensor, transposed: bool) -> Tensor:
-    vectors = x.expand(*M.leading, *x.shape[-2:]).flatten(0, -3).unbind(0)
-    products = [one.multiply(v, transposed=transposed) for one, v in zip(unbound(M), vectors, strict=True)]
-    return torch.stack(products).unflatten(0, M.leading)
-
-
-def _prepare(apply: Callable[..., Tensor]) -> Callable[[Any], Callable[[Tensor], Tensor]]:
-    return lambda M: lambda x: apply(M, x, False)
-
-
-DENSE = Route(
-    "dense", too_large, _dense_cost, multiply_by_dense, prepare_dense, holds_dense=True, any_dtype=True
-)
-MAPPED = Route("mapped", _mapped_why_not, _mapped_cost, _mapped, _prepare(_mapped))
-ONE_BY_ONE = Route("one_by_one", lambda M, call: None, _one_cost, _one_by_one, _prepare(_one_by_one))
-ROUTES = DENSE, MAPPED, ONE_BY_ONE
+    return run_product(product, x, M.dtype, flatten=False)

@@ -61,4 +61,4 @@ def product_module(
 
 
 def _dense(matrix: StructuredMatrix) -> Tensor:
-    return matrix.promoted().dense_weight().to(matrix.dtype)
+    return matrix.promoted().materialize().to(matrix.dtype)

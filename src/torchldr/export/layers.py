@@ -205,8 +205,17 @@ def exportable(
     return made.get(model, model).eval().requires_grad_(False), maker.rows
 
 
-def check_dtypes(who: str, model: nn.Module, *dtypes: torch.dtype) -> None:
-    """An error for weights in other dtypes than these, which products run in."""
+def check_weights(who: str, model: nn.Module, *dtypes: torch.dtype) -> None:
+    """Errors for weights in other dtypes than these, which products run in, and for weights that
+    pruning computes and torch cannot copy."""
+    for path, module in model.named_modules():
+        for leaf, value in vars(module).items():
+            if isinstance(value, torch.Tensor) and not value.is_leaf:
+                shown = f"{path}.{leaf}".removeprefix(".")
+                raise ValueError(
+                    f"{who}: {shown} is no parameter but computed, as by torch.nn.utils.prune: its `remove`, or "
+                    "that of torch.nn.utils.weight_norm, makes it one."
+                )
     for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
         if (tensor.is_floating_point() or tensor.is_complex()) and tensor.dtype not in dtypes:
             known = " and ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)

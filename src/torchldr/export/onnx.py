@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -15,12 +14,13 @@ import torch
 from torch import nn
 
 from ..core.checks import check_choices
+from ..json_text import json_text
 from ..whole_file import whole_file
 from .check import ExportError, check_file, default_tolerance, first_line, require
 from .forms import MODES, PLANS
 from .graph import expand, graphs
 from .inputs import Inputs, random_like, take_inputs
-from .layers import ExportedLayer, Held, check_dtypes, exportable
+from .layers import ExportedLayer, Held, check_weights, exportable
 from .program import input_shapes, quiet, reference, traced
 
 OPSETS = range(18, 24)
@@ -53,7 +53,7 @@ class ExportReport:
 
     def to_json(self) -> str:
         content: dict[str, Any] = {**self.__dict__, "layers": [layer._asdict() for layer in self.layers]}
-        return json.dumps(content, indent=1)
+        return json_text(content, indent=1)
 
     def __str__(self) -> str:
         checked = "not checked" if self.deviation is None else f"deviation {self.deviation:.1e}"
@@ -109,7 +109,7 @@ def to_onnx(
     require("to_onnx", "onnx", "onnxscript", *["onnxruntime"] * check)
 
     inputs = take_inputs("to_onnx", model, example_inputs)
-    check_dtypes("to_onnx", model, torch.float32, torch.float64)
+    check_weights("to_onnx", model, torch.float32, torch.float64)
     allowed = default_tolerance("to_onnx", model, tolerance)
     held: Held = []
     plain, layers = exportable(model, mode, plan, held)

@@ -19,7 +19,7 @@ from ..core.checks import check_choices
 from .check import ExportError, check_program, default_tolerance, first_line
 from .forms import MODES, PLANS
 from .inputs import Inputs, at_least_two, dynamic_axes, random_like, take_inputs
-from .layers import check_dtypes, exportable
+from .layers import check_weights, exportable
 
 
 def to_program(
@@ -60,7 +60,7 @@ def to_program(
     """
     check_choices("to_program", mode=(mode, MODES), plan=(plan, PLANS))
     inputs = take_inputs("to_program", model, example_inputs)
-    check_dtypes("to_program", model, torch.float32, torch.float64)
+    check_weights("to_program", model, torch.float32, torch.float64)
     allowed = default_tolerance("to_program", model, tolerance)
     plain, _ = exportable(model, mode, plan)
     program = traced("to_program", plain, inputs, dynamic_shapes)

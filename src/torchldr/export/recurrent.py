@@ -22,7 +22,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from ..functional.exported.dense import DenseWeight
 from ..nn.recurrent.base import StructuredRecurrent
-from ..nn.recurrent.cells import Product, State
+from ..functional.recurrence import Product, State
 from ..nn.recurrent.inputs import Given
 
 Run: TypeAlias = Callable[..., tuple[Tensor, ...]]  # x, (steps, batch), state to outputs, state

@@ -1,140 +1,99 @@
-"""Products with a grid of circulant blocks by C, with a hand-written backward; on a CPU.
+"""Products with a grid of circulant blocks, and their dense matrices.
 
-    y_p = sum_q columns[p, q] (*) x_q
+    matrix        block (p, q) is circulant with first column columns[p, q], M[i, j] = column[(i - j) mod b]
+    convolution   y_p = sum_q columns[p, q] (*) x_q, cyclic convolutions of length b
 
-where (*) is the cyclic convolution of length s, a power of two, and the last blocks of x and of y may be
-cropped. One column alone is a grid of one block: then M is the leading part of a circulant matrix, and a
-Toeplitz matrix is one as well. Complex FFTs of length s / 2, one a block of x and one a block of y, with all
-that lies between them while it is in cache; `kernels.cpu.circulant` has the formula. Autograd's own backward
-of a real FFT is a complex one of the whole length; here it costs as much as the forward. Derivatives of
-derivatives go through the plain twin.
+The last blocks of x and of y may be cropped. One column alone is a grid of one block: then M is the leading part
+of a circulant matrix.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 from torch.nn.functional import pad
 
-from ..kernels.cpu import circulant, library
-from ._twin import in_memory, plain_backward
-from .kept import KeptProduct, Product
-from .stencil import is_plain
+from . import scan
+from .operator import Operator
+from .ring import ring
 
-SMALLEST = 32  # s: the compiled FFT starts at half of it
-
-
-def why_not(size: int, device: str, dtype: torch.dtype) -> str | None:
-    """Why blocks of this size cannot be multiplied on a type of device and in a dtype, or None."""
-    if size & (size - 1) or size < SMALLEST:
-        return f"for blocks whose size is a power of two from {SMALLEST}"
-    if device != "cpu":
-        return "for CPUs"
-    return library.why_not() if dtype in (torch.float32, torch.float64) else "for float32 and float64"
+# The dense matrices.
 
 
-class Place(NamedTuple):
-    """How entries make up the first column of a block: moved up by `start` places, around its end."""
-
-    size: int  # s
-    start: int = 0
+def circulants(column: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """(..., b) to (..., b, b): the circulant matrix with that first column."""
+    return CIRCULANTS(column, dtype or column.dtype)
 
 
-def prepare(columns: Tensor, place: Place) -> Tensor:
-    """The spectra of a grid of blocks, for `apply`: (.., p, q, 2, s) for columns (.., p, q, entries)."""
-    return circulant.spectra(in_memory(columns), *place)
+def _plain_circulants(column: Tensor, dtype: torch.dtype) -> Tensor:
+    i = torch.arange(column.shape[-1], device=column.device)
+    return column.to(dtype)[..., (i.unsqueeze(1) - i) % len(i)]
 
 
-def apply(spectra: Tensor, x: Tensor, m: int, *, transposed: bool = False) -> Tensor:
-    """M x (.., b, m) for x (.., b, n), or M^T x, by the spectra of M; no gradient."""
-    return circulant.product(spectra, in_memory(x), m, transposed=transposed)
+def _circulants(column: Tensor, dtype: torch.dtype) -> Tensor:
+    """Every row is a part of the column, reversed and twice in a row."""
+    twice = torch.cat((column, column), -1).to(dtype).flip(-1)[..., :-1]
+    return twice.unfold(-1, column.shape[-1], 1).flip(-2)
 
 
-def forward(columns: Tensor, x: Tensor, m: int, place: Place) -> tuple[Tensor, Tensor]:
-    """M x, and the spectra, which `backward` needs again."""
-    spectra = prepare(columns, place)
-    return apply(spectra, x, m), spectra
+def _fake_circulants(column: Tensor, dtype: torch.dtype) -> Tensor:
+    return column.new_empty(*column.shape, column.shape[-1], dtype=dtype)
 
 
-def backward(
-    u: Tensor, x: Tensor, spectra: Tensor, entries: int, start: int, needs: Sequence[bool] = (True, True)
-) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients of the columns, (.., p, q, entries), and of x, as far as they are needed."""
-    given, source = in_memory(u), in_memory(x)
-    return circulant.backward(given, source, spectra, entries, start, columns=needs[0], vectors=needs[1])
+def _diagonal_sums(
+    D: Tensor, arguments: Sequence[Any], saved: Sequence[Tensor], wanted: Sequence[bool]
+) -> list[Tensor]:
+    """sum_j D[(k + j) mod b, j]: by rows that are sheared, or by a GPU's scan."""
+    column = arguments[0]
+    b, wide = D.shape[-1], torch.promote_types(D.dtype, torch.float32)
+    if scan.serves(D) and b >= 128:
+        sums = scan.diagonal_sums(D)
+        return [torch.cat((sums[..., :1], sums[..., 1:].flip(-1)), -1).to(column.dtype)]
+    twice = torch.cat((D.mT, D.mT), -1).flatten(-2)
+    rows = pad(twice, (0, b)).unflatten(-1, (b, 2 * b + 1))[..., :b]  # D[(k + j) mod b, j] in row j
+    sums = rows.sum(-2, dtype=wide)
+    return [sums.to(column.dtype)]
 
 
-# One grid, differentiable.
+CIRCULANTS = Operator(
+    "circulants",
+    "Tensor column, ScalarType dtype",
+    plain=_plain_circulants,
+    kernel=lambda column, dtype: _circulants(column, dtype).contiguous(),
+    fake=_fake_circulants,
+    gradient=_diagonal_sums,
+    serves=lambda column, dtype: True,
+    samples=lambda: iter([(torch.randn(5), torch.float32), (torch.randn(2, 3, 4), torch.float64)]),
+)
 
 
-def product(columns: Tensor, x: Tensor, m: int, place: Place | None = None) -> Tensor:
+# Products with vectors.
+
+
+def product(columns: Tensor, x: Tensor, m: int) -> Tensor:
     """M x for rows of x, differentiable in both.
 
     Args:
-        columns: the first column of every block, (p, q, s), or of one block, (s,).
-        x: vectors (b, n), n at most q s.
-        m: at most p s.
-        place: where the columns hold fewer entries or begin with others; by default they are as they are.
+        columns: the first column of every block, (p, q, b), or of one block, (b,).
+        x: vectors (rows, n), n at most q b.
+        m: at most p b.
 
     Returns:
-        Shape (b, m).
+        Shape (rows, m).
+
+    The same, slowly: the dense blocks of `circulants`, put together.
     """
-    place = place or Place(columns.shape[-1])
-    if torch._C._are_functorch_transforms_active():
-        return _plain(columns, x, m, place)
-    if not torch.is_grad_enabled() or not (columns.requires_grad or x.requires_grad):
-        return apply(prepare(_blocks(columns), place), x, m)
-    result: Tensor = super(Function, _Blocks).apply(columns, x, m, place)
-    return result  # what torch's own `apply` does besides is for transformations
+    return _plain(columns, x, m)
 
 
-def kept(columns: Tensor, m: int, n: int) -> KeptProduct:
-    """The product for columns that are constants, differentiable in x."""
-    spectra = prepare(_blocks(columns.detach()), Place(columns.shape[-1]))
-
-    def prepared(transposed: bool) -> Product:
-        return lambda x: apply(spectra, x, n if transposed else m, transposed=transposed)
-
-    return KeptProduct(prepared)
-
-
-def _blocks(columns: Tensor) -> Tensor:
-    """A grid of them, (p, q, entries)."""
-    return columns if columns.ndim == 3 else columns.view(1, 1, -1)
-
-
-def _grid(columns: Tensor) -> Sequence[int]:
-    """How many rows and columns of blocks."""
-    return columns.shape[:2] if columns.ndim == 3 else (1, 1)
-
-
-def _plain(columns: Tensor, x: Tensor, m: int, place: Place) -> Tensor:
-    (p, q), (size, start) = _grid(columns), place
-    blocks = torch.fft.rfft(pad(x, (0, q * size - x.shape[-1])).unflatten(-1, (q, size)))
-    moved = pad(columns, (0, size - columns.shape[-1])).roll(-start, -1)
-    y = torch.einsum("bqf,pqf->bpf", blocks, torch.fft.rfft(moved.reshape(p, q, size)))
-    return torch.fft.irfft(y, size).flatten(-2)[..., :m]
-
-
-class _Blocks(Function):
-    @staticmethod
-    def forward(ctx: Any, columns: Tensor, x: Tensor, m: int, place: Place) -> Tensor:
-        y, ctx.spectra = forward(_blocks(columns), x, m, place)
-        ctx.m, ctx.place = m, place
-        ctx.save_for_backward(columns, x)
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, u: Tensor) -> tuple[Tensor | None, ...]:
-        columns, x = ctx.saved_tensors
-        if torch.is_grad_enabled() or not is_plain(u):
-            plain = partial(_plain, m=ctx.m, place=ctx.place)
-            return *plain_backward(plain, (columns, x), u), None, None
-        needs, place = ctx.needs_input_grad[:2], ctx.place
-        found, dx = backward(u, x, ctx.spectra, columns.shape[-1], place.start, needs)
-        return None if found is None else found.view(columns.shape), dx, None, None
+def _plain(columns: Tensor, x: Tensor, m: int) -> Tensor:
+    columns = columns if columns.ndim == 3 else columns.reshape(1, 1, -1)
+    q, b = columns.shape[1:]
+    of = ring(b, b, 1)
+    blocks = pad(x, (0, q * b - x.shape[-1])).unflatten(-1, (q, b))
+    spectra = of.analyse(columns).permute(2, 1, 0)  # (f, q, p)
+    y = torch.bmm(of.analyse(blocks).permute(2, 0, 1), spectra).permute(1, 2, 0)
+    return of.synthesise(y).flatten(-2)[..., :m].clone(memory_format=torch.contiguous_format)

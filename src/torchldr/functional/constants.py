@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..torch_private import has_modes, has_transforms
+
 Make = Callable[..., Tensor]
 
 
@@ -26,11 +28,11 @@ def kept(most: int) -> Callable[[Make], Make]:
 
         @wraps(make)
         def of(*key: Any) -> Tensor:
-            if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+            if torch.compiler.is_compiling() or has_modes():
                 return make(*key)
             result, capturing = found.get(key), _capturing()
             if result is None:
-                if torch._C._are_functorch_transforms_active() or capturing:
+                if has_transforms() or capturing:
                     return make(*key)
                 with torch.inference_mode(False):  # or autograd could not use it later
                     result = make(*key)

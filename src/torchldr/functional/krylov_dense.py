@@ -8,7 +8,8 @@ some 2^-16.
 
 from __future__ import annotations
 
-from functools import cache, partial
+from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -16,15 +17,20 @@ from torch import Tensor
 
 from ..kernels import cuda
 from ..kernels.cuda import halves, krylov
-from . import stencil, tridiagonal
-from ._twin import applied, plain_backward, plain_jvp
+from . import tridiagonal
 from .later import Later
+from .operator import Operator
 
 
-def serves(G: Tensor) -> bool:
-    """Whether the kernels make the matrices of these start vectors, (.., r, m)."""
+def takes(G: Tensor) -> bool:
+    """Whether matrices of these start vectors, (.., r, m), are made here: on a GPU, by their sizes."""
     (r, m), count = G.shape[-2:], G.shape[:-2].numel()
-    return cuda.reads(G) and count * krylov.entries(r, m, m) <= krylov.most()
+    return G.is_cuda and 2 * count * r * m * m <= krylov.MOST
+
+
+def _serves(rings: Tensor, *rest: Any) -> bool:
+    r, m = rings.shape[-2] - 3, rings.shape[-1]
+    return cuda.reads(rings) and rings[..., 0, 0].numel() * r * m * m <= krylov.most()
 
 
 def krylov_dense(rings: Tensor, dtype: torch.dtype, *, rough: bool) -> Tensor:
@@ -36,10 +42,9 @@ def krylov_dense(rings: Tensor, dtype: torch.dtype, *, rough: bool) -> Tensor:
         rough: whether products of matrices in float32 may be off by some 2^-16.
 
     Returns:
-        Shape (..., m, m), differentiable any number of times. For tensors that `serves` says yes to.
+        Shape (..., m, m), differentiable any number of times. Of sizes that `takes` says yes to.
     """
-    made: Tensor = applied(_Dense, rings, dtype, rough and _multiplies_bfloat16(rings.device))[0]
-    return made
+    return KRYLOV_DENSE(rings, dtype, rough and _multiplies_bfloat16(rings.device))
 
 
 @cache
@@ -47,12 +52,24 @@ def _multiplies_bfloat16(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 8
 
 
-def _plain(rings: Tensor, dtype: torch.dtype) -> Tensor:
+def _plain(rings: Tensor, dtype: torch.dtype, rough: bool = False) -> Tensor:
     m = rings.shape[-1]
-    lost = tridiagonal.lost(rings, m)
-    wide = rings.to(torch.float64 if lost else torch.promote_types(rings.dtype, torch.float32))
-    K = tridiagonal.plain_krylov(wide.flatten(0, -3), m).flatten(1, 2)
-    return (K[::2].mT @ K[1::2]).view(*rings.shape[:-3], m, m).to(dtype)
+    wide = rings.to(torch.float64 if tridiagonal.lost(rings, m) else _wide(rings))
+    wide = torch.cat((wide[..., :3, :] * _balance(wide), wide[..., 3:, :]), -2)
+    upper, lower, diagonal = wide[..., :3, :].unbind(-2)
+    K = tridiagonal.krylov_of_ring(lower, diagonal, upper, wide[..., 3:, :], m).flatten(-3, -2)
+    return (K[..., 0, :, :].mT @ K[..., 1, :, :]).to(dtype)
+
+
+def _wide(rings: Tensor) -> torch.dtype:
+    return torch.promote_types(rings.dtype, torch.float32)
+
+
+def _balance(rings: Tensor) -> Tensor:
+    """What takes out a scale that A has and C takes back, (..., 2, 1, 1): see `tridiagonal.balanced`."""
+    A, C = rings.unbind(-3)
+    f = (tridiagonal.size(A[..., 1, :]) / tridiagonal.size(C[..., 1, :])).sqrt()
+    return torch.stack((1 / f, f), -1)[..., None, None]
 
 
 def _terms(t: Tensor, rough: bool) -> list[Tensor]:
@@ -74,56 +91,64 @@ def _sides(K: Tensor, rough: bool) -> tuple[list[Tensor], ...]:
     return tuple([term[side] for term in terms] for side in (0, 1))
 
 
-class _Dense(torch.autograd.Function):
-    """Of the rings, the dtype of the result and whether products may be rough; and all Krylov matrices."""
+def _kernel(rings: Tensor, dtype: torch.dtype, rough: bool) -> tuple[Tensor, Tensor]:
+    m, wide = rings.shape[-1], _wide(rings)
+    given = rings.to(wide)
+    given = torch.cat((given[..., :3, :] * _balance(given), given[..., 3:, :]), -2).flatten(0, -3)
+    if tridiagonal.lost(given, m) and not tridiagonal.has_values(given):
+        given = given.double()
+    while True:
+        K = cuda.krylov_columns(given, m)
+        seen = Later(tridiagonal.sizes(K)) if tridiagonal.lost(given, m) else None
+        A, C = _sides(K, rough and K.dtype == torch.float32)
+        made = K.new_empty(len(K) // 2, m, m)
+        _multiply([a.mT for a in A], C, made)
+        if seen is None or not tridiagonal.lost(given, m, [seen.read()]):
+            return made.view(*rings.shape[:-3], m, m).to(dtype), K.to(wide)
+        del K, A, C, made  # others twice as large follow
+        given = given.double()
 
-    @staticmethod
-    def forward(rings: Tensor, dtype: torch.dtype, rough: bool) -> tuple[Tensor, Tensor]:
-        m = rings.shape[-1]
-        wide = rings.flatten(0, -3).to(torch.promote_types(rings.dtype, torch.float32))
-        if tridiagonal.lost(wide, m) and not tridiagonal.has_values(wide):
-            wide = wide.double()
-        while True:
-            K = cuda.krylov_columns(wide, m)
-            seen = Later(tridiagonal.sizes(K)) if tridiagonal.lost(wide, m) else None
-            A, C = _sides(K, rough and K.dtype == torch.float32)
-            made = K.new_empty(len(K) // 2, m, m)
-            _multiply([a.mT for a in A], C, made)
-            if seen is None or not tridiagonal.lost(wide, m, [seen.read()]):
-                return made.view(*rings.shape[:-3], m, m).to(dtype), K
-            del K, A, C, made  # others twice as large follow
-            wide = wide.double()
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        rings, ctx.dtype, ctx.rough = inputs
-        ctx.mark_non_differentiable(output[1])
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(rings, output[1])
-        ctx.save_for_forward(rings)
+def _fake(rings: Tensor, dtype: torch.dtype, rough: bool) -> tuple[Tensor, Tensor]:
+    (*lead, _, rows, m), wide = rings.shape, _wide(rings)
+    matrix = rings.new_empty(*lead, m, m, dtype=dtype)
+    return matrix, rings.new_empty(2 * matrix.shape[:-2].numel(), rows - 3, m, m, dtype=wide)
 
-    @staticmethod
-    def backward(ctx: Any, D: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
-        if D is None:
-            return None, None, None
-        rings, K = ctx.saved_tensors
-        if torch.is_grad_enabled() or not stencil.is_plain(D):
-            return *plain_backward(partial(_plain, dtype=ctx.dtype), (rings,), D), None, None
-        K = K.contiguous()  # hooks may have given another back
-        rough, dK = ctx.rough and K.dtype == torch.float32, torch.empty_like(K)
-        (A, C), ((dA,), (dC,)) = _sides(K, rough), _sides(dK, False)
-        given = D if rough else D.to(K.dtype)
-        terms = _terms(given.reshape(-1, *D.shape[-2:]), rough)
-        _multiply(C, [d.mT for d in terms], dA)
-        _multiply(A, terms, dC)
-        found = cuda.krylov_adjoint(rings.flatten(0, -3).to(K.dtype), K, dK)
-        return found.view_as(rings).to(rings.dtype), None, None
 
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor, None]:
-        return plain_jvp(partial(_plain, dtype=ctx.dtype), ctx.saved_tensors[:1], tangents[:1]), None
+def _gradient(
+    D: Tensor, arguments: Sequence[Any], saved: Sequence[Tensor], wanted: Sequence[bool]
+) -> list[Tensor]:
+    rings, _, rough = arguments
+    (K,), m, given = saved, rings.shape[-1], rings.to(_wide(rings))
+    if tridiagonal.lost(K, m) and (
+        not tridiagonal.has_values(K) or tridiagonal.lost(K, m, [tridiagonal.sizes(K)])
+    ):
+        K = K.double()
+    K = K.contiguous()  # hooks may have given another back
+    scale = _balance(given).to(K.dtype)
+    given = given.to(K.dtype)
+    given = torch.cat((given[..., :3, :] * scale, given[..., 3:, :]), -2)
+    rough, dK = rough and K.dtype == torch.float32, torch.empty_like(K)
+    (A, C), ((dA,), (dC,)) = _sides(K, rough), _sides(dK, False)
+    terms = _terms((D if rough else D.to(K.dtype)).reshape(-1, m, m), rough)
+    _multiply(C, [d.mT for d in terms], dA)
+    _multiply(A, terms, dC)
+    found = cuda.krylov_adjoint(given.flatten(0, -3), K, dK).view_as(given)
+    return [torch.cat((found[..., :3, :] * scale, found[..., 3:, :]), -2).to(rings.dtype)]
 
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int, ...], rings: Tensor, *rest: Any) -> Any:
-        W, K = _Dense.apply(rings.movedim(in_dims[0], 0), *rest)
-        return (W, K), (0, None)
+
+def _samples() -> Iterator[tuple[Any, ...]]:
+    yield torch.rand(2, 5, 4), torch.float32, False
+    yield torch.rand(3, 2, 4, 6), torch.float32, False
+
+
+KRYLOV_DENSE = Operator(
+    "krylov_dense",
+    "Tensor rings, ScalarType dtype, bool rough",
+    plain=_plain,
+    kernel=_kernel,
+    fake=_fake,
+    gradient=_gradient,
+    serves=_serves,
+    samples=_samples,
+)

@@ -95,7 +95,7 @@ def _serves(G: Tensor, H: Tensor, *rest: Any) -> bool:
     tensors = [t for t in (G, H, *operators) if t is not None]
     if G.is_cuda:
         return dtype in NAMES and scan.serves(*tensors)
-    return G.device.type == "cpu" and G.dtype.is_floating_point and hasattr(stein, "fill")
+    return G.device.type == "cpu" and G.dtype.is_floating_point and library.why_not() is None
 
 
 def _operators(operators: Sequence[Tensor | None], f_A: int, f_C: int) -> scan.Operators:
@@ -118,9 +118,10 @@ def _flat(
 ) -> tuple[Tensor | int | None, ...]:
     """The arguments in the dtype of the computation, with one axis in front."""
     wide, lead = _wide(G), G.ndim - 2
+    count = G.shape[:lead].numel()
 
     def flat(t: Tensor) -> Tensor:
-        return t.to(wide).reshape(-1, *t.shape[lead:]).contiguous()
+        return t.to(wide).reshape(count, *t.shape[lead:]).contiguous()
 
     if operators[0] is None:
         return flat(G), flat(H), f_A, None, f_C, None

@@ -25,12 +25,16 @@ def vandermonde_reference(nodes: Tensor, n: int) -> Tensor:
 
 
 def _powers(nodes: Tensor, width: int) -> Tensor:
-    """node^0 .. node^{width-1}, shape (m, width), by doubling; without subnormal ones, which take long."""
+    """node^0 .. node^{width-1}, shape (m, width), by doubling; without subnormal ones, which take long.
+
+    Only their values become 0: the derivative of a power that vanishes need not vanish.
+    """
     powers, step = torch.ones_like(nodes).unsqueeze(-1), nodes.unsqueeze(-1)
     while powers.shape[-1] < width:
         powers, step = torch.cat((powers, step * powers), -1), step * step
     powers = powers[:, :width]
-    return powers.masked_fill(powers.abs() < torch.finfo(powers.dtype).tiny, 0)
+    values = powers.detach()
+    return powers - values.masked_fill(values.abs() >= torch.finfo(powers.dtype).tiny, 0)
 
 
 def vandermonde_matmul(nodes: Tensor, z: Tensor) -> Tensor:

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from ..algebra.multiply import multiply, rmultiply
 from ..core.linear_map import LinearMap, show
 from ..core.registry import near
 from ..core.rules import rule
+from ..torch_private import forward_mode, in_forward_mode
 from .candidates import candidates
 from .certificate import Certified, Product, certified, condition_by, random_rows
 from .solvers import ACCEPTED, DENSE_LIMIT, Candidate, IterativeSolver, Solver, dense
@@ -54,7 +54,7 @@ def solve(M: LinearMap, b: Tensor, *, tol: float | None = None, method: str | No
         IllConditionedWarning: where the condition number is estimated above 1e8.
 
     Raises:
-        torch.linalg.LinAlgError: where M is singular to working precision.
+        torch.linalg.LinAlgError: where M is singular to working precision, or x out of range.
         ValueError: where M is not square or sizes do not fit.
 
     The same, slowly: `torch.linalg.solve(M.to_dense(), b)`.
@@ -95,9 +95,9 @@ def solve_rows(M: LinearMap, b: Tensor, *, tol: float | None = None, method: str
     if bool(unknown.any()):  # as such a system has no solution, the others alone are solved and measured
         known = solve_rows(M, b.masked_fill(unknown, 0), tol=tol, method=method)
         return known.masked_fill(unknown, torch.nan)
-    with torch.no_grad(), forward_ad._set_fwd_grad_enabled(False):
+    with torch.no_grad(), forward_mode(False):
         solver, x = _chosen(M, system, b.detach(), tol, method)
-    forward = forward_ad._current_level >= 0
+    forward = in_forward_mode()
     if forward or (torch.is_grad_enabled() and (b.requires_grad or may_require_grad(M))):
         left = b - multiply(system, x)
         if forward or left.requires_grad:
@@ -121,7 +121,7 @@ class _Implicit(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, dleft: Tensor, *_: Any) -> Tensor:
-        with torch.no_grad(), forward_ad._set_fwd_grad_enabled(False):
+        with torch.no_grad(), forward_mode(False):
             return _again(dleft, *ctx.how, transposed=False)
 
 
@@ -149,9 +149,15 @@ def _chosen(
     M: LinearMap, system: LinearMap, b: Tensor, tol: float | None, method: str | None
 ) -> tuple[Solver, Tensor]:
     """The first certified solution and its solver; warnings and errors name M."""
-    solver, found = certified_by(system, _as_real(b, M), tol=tol, method=method)
+    rows = _as_real(b, M)
+    solver, found = certified_by(system, rows, tol=tol, method=method)
     name, n = type(M).__name__, M.in_features
     if found.condition == torch.inf:
+        if (size := _size_of_solution(system, rows, method)) is not None:
+            raise LinAlgError(
+                f"solve: x leaves the range of {b.dtype}: its largest entry is about 1e{size:.0f}. {name} of "
+                f"{n} x {n} is not singular, so a smaller b can be solved for."
+            )
         raise LinAlgError(f"solve: {name} of {n} x {n} is singular to working precision.")
     if found.backward_error > ACCEPTED and found.residual > (tol or 0):
         raise LinAlgError(
@@ -161,6 +167,18 @@ def _chosen(
     if found.condition > ILL_CONDITIONED:
         _warn(f"{name} of {n} x {n}", system, solver, found)
     return solver, _as_complex(found.x, b)
+
+
+def _size_of_solution(M: LinearMap, b: Tensor, method: str | None) -> float | None:
+    """The decimal exponent of the largest entry of M^-1 b, found from b scaled to unit size; None where that
+    is singular too, or x within the range."""
+    largest = b.abs().amax(-1, keepdim=True)
+    unit = b / torch.where(largest > 0, largest, 1)
+    found = certified_by(M, unit, method=method)[1]
+    if not math.isfinite(found.condition):
+        return None
+    size = (found.x.abs().amax(-1, keepdim=True).log10() + largest.log10()).max().item()
+    return size if size >= math.log10(torch.finfo(b.dtype).max) else None
 
 
 def _warn(name: str, M: LinearMap, solver: Solver, found: Certified) -> None:

@@ -118,7 +118,7 @@ class DenseSolver(Solver):
 def _dense_matrix(M: LinearMap) -> Tensor:
     """In float64 or complex128: as the class makes it, or by products with unit vectors."""
     if isinstance(M, StructuredMatrix):
-        return M.dense_weight()
+        return M.materialize()
     n = M.in_features
     eye = torch.eye(n, dtype=torch.promote_types(M.dtype, torch.float64), device=M.device)
     return torch.cat([multiply(M, part) for part in eye.split(max(256, n // 8))]).mT

@@ -12,11 +12,9 @@ from torch.nn.functional import pad
 
 from ..algebra.known import KnownDisplacement, Operators
 from ..algebra.members import scales_rows
-from ..core import costs
+from ..core.choice import Use, fft_multiply_adds
 from ..core.contract import Random, Weights
-from ..core.dense_route import dense_route, own_route
 from ..core.matrix import StructuredMatrix, normal_
-from ..core.routes import Call
 from ..core.rules import rule
 from ..functional.exported.convolution import toeplitz
 from ..functional.exported.dense import FormulaProduct
@@ -35,19 +33,6 @@ from ..project.problem import Problem, Tensors
 from .classical.transforms import DCT2
 
 
-def _seconds(M: Any, call: Call) -> float:
-    size = max(M.shape)
-    seconds = 2 * costs.ffts(call, call.batch, size) + costs.passes(call, call.batch * size, 20)
-    return costs.backward(call, seconds)
-
-
-def _dense_seconds(M: Any, call: Call) -> float:
-    m, n = M.shape
-    if max(m, n) > LARGEST_KEPT:
-        return _seconds(M, call._replace(batch=n, kept=False))
-    return costs.backward(call, costs.gemm(call, max(m, n), m, n) + costs.passes(call, m * n, 3))
-
-
 class ACDC(StructuredMatrix, name="acdc"):
     """ACDC: M = A DCT D DCT^{-1}, the leading m x n part of it.
 
@@ -59,11 +44,11 @@ class ACDC(StructuredMatrix, name="acdc"):
     2016.
     """
 
-    ROUTES = own_route("cosine", _seconds), dense_route(_dense_seconds)
     projection_work = 1
 
     ranked = False
     scaled = ("A",)
+    also_linear = ("D",)
 
     @classmethod
     def parameter_shapes(cls, out_features: int, in_features: int, rank: int) -> dict[str, tuple[int, ...]]:
@@ -80,7 +65,18 @@ class ACDC(StructuredMatrix, name="acdc"):
     @classmethod
     def multiply_adds(cls, out_features: int, in_features: int, rank: int, **options: Any) -> float:
         m, n = out_features, in_features
-        return 2 * costs.fft_multiply_adds(max(m, n)) + m + max(m, n)
+        return 2 * fft_multiply_adds(max(m, n)) + m + max(m, n)
+
+    @classmethod
+    def fast_pays(cls, use: Use) -> bool:
+        if use.gpu:
+            return not use.frozen and use.size >= 2048
+        if use.frozen:
+            return 200 * use.rows < use.size * max(use.cost * use.rows, 4)
+        return 40 * use.rows * math.log2(use.size + 1) < use.size * (use.rows + use.size)
+
+    def fast_in_words(self) -> str:
+        return f"2 cosine transforms of length {max(self.shape)} a row"
 
     def factors(self) -> list[tuple[Tensor, ...]]:
         m, n = self.shape

@@ -6,28 +6,23 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad
 
 from ..algebra.convert import convert
 from ..algebra.known import KnownDisplacement
 from ..algebra.members import linear_in_its_tensor, opposite_shifts, shift, units
 from ..algebra.multiply import rmultiply
 from ..algebra.structure import DisplacementStructure, Generators
-from ..core import costs
 from ..core.checks import check_cut
+from ..core.choice import Use, fft_multiply_adds
 from ..core.contract import Random, Weights
-from ..core.dense_route import dense_route, own_route
 from ..core.linear_map import LinearMap
 from ..core.matrix import StructuredMatrix, normal_
-from ..core.products import Product
-from ..core.routes import Call
 from ..core.rules import rule
-from ..functional.fft import conjugate, leading
-from ..functional.ring import Ring, ring
+from ..functional import circulant_blocks
+from ..functional.circulant_blocks import circulants
 from ..linalg.solvers import Candidate, formula
 from ..operators import BlockDiagonal, Operator
 from ..project.problem import Problem, Tensors
-from .circulant import blocks_route, circulants, gather_seconds, rows_route
 from .circulant.project import fit_blocks
 from .circulant.rules import circulant_grid, circulant_product, reversed_column
 from .ldr_td import LDRTridiagonal
@@ -38,23 +33,6 @@ def grid(m: int, n: int, block_size: int | None = None) -> tuple[int, int, int]:
     """Rows and columns of blocks, and their size."""
     b = block_size or min(8, max(m, n))
     return -(-m // b), -(-n // b), b
-
-
-def _block_seconds(M: Any, call: Call) -> float:
-    (m, n), b, (_, columns, size) = M.shape, call.batch, grid(*M.shape, **M.options)
-    seconds = costs.ffts(call, b * n / size, size) + costs.ffts(call, b * m / size, size)
-    # A product of complex numbers is four of real ones and reads its weights slowly; short transforms take as
-    # long as some more passes.
-    seconds += costs.gemm(call._replace(dtype=torch.float32), 4 * b, m, columns)
-    seconds += costs.passes(call, m * n / size / 2, 1) + costs.copies(call, 4 * b * (m + n), 2, 3)
-    if not call.kept:
-        seconds += costs.ffts(call, m * n / size**2, size) + costs.passes(call, m * n / size, 2)
-    return costs.backward(call, seconds)
-
-
-def _dense_seconds(M: Any, call: Call) -> float:
-    """The blocks, and a copy that puts them in their places."""
-    return gather_seconds(M, call) + costs.backward(call, costs.passes(call, M.shape.numel()))
 
 
 class BlockCirculant(StructuredMatrix, name="block_circulant"):
@@ -72,12 +50,6 @@ class BlockCirculant(StructuredMatrix, name="block_circulant"):
 
     at_once = ("_materialize",)
 
-    ROUTES = (
-        own_route("fft", _block_seconds),
-        dense_route(_dense_seconds),
-        blocks_route(lambda M: grid(*M.shape, **M.options)),
-        rows_route(lambda M: grid(*M.shape, **M.options), _block_seconds),
-    )
     projection_work = 0
     compresses = True
 
@@ -110,21 +82,28 @@ class BlockCirculant(StructuredMatrix, name="block_circulant"):
     def multiply_adds(cls, out_features: int, in_features: int, rank: int, **options: Any) -> float:
         rows, columns, b = grid(out_features, in_features, **options)
         # Half a spectrum of complex products, each four real ones.
-        return (rows + columns) * costs.fft_multiply_adds(b) + 4 * rows * columns * (b // 2 + 1)
+        return (rows + columns) * fft_multiply_adds(b) + 4 * rows * columns * (b // 2 + 1)
 
     @classmethod
     def variants(cls, out_features: int, in_features: int) -> list[dict[str, Any]]:
         largest = min(out_features, in_features)
         return [{"block_size": 2**i} for i in range(1, 12) if 2**i <= largest]
 
+    @classmethod
+    def fast_pays(cls, use: Use) -> bool:
+        rows, columns, b = grid(use.m, use.n, **use.options)
+        if use.gpu:
+            return not use.frozen and b >= 256
+        return 8 * cls.multiply_adds(use.m, use.n, 1, **use.options) < use.m * use.n
+
+    def fast_in_words(self) -> str:
+        rows, columns, b = self.column.shape[-3:]
+        return f"{rows + columns} real FFTs of length {b} and {rows * columns} products of spectra a row"
+
     def factors(self) -> list[tuple[Tensor, ...]]:
         (m, n), i = self.shape, torch.arange(self.column.shape[-1], device=self.device)
         grid = self.column[..., (i.unsqueeze(1) - i) % len(i)]  # (rows, columns, b, b)
         return [(grid.transpose(1, 2).flatten(2).flatten(0, 1)[:m, :n],)]
-
-    def _ring(self) -> Ring:
-        b = self.column.shape[-1]
-        return ring(b, b, 1)
 
     def _materialize(self) -> Tensor:
         return self.dense_in(self.dtype)
@@ -135,26 +114,11 @@ class BlockCirculant(StructuredMatrix, name="block_circulant"):
         return whole[..., : self.out_features, : self.in_features]
 
     def _matmul(self, x: Tensor) -> Tensor:
-        return self.prepare()(x)
-
-    def prepare(self) -> Product:
-        of, (m, n) = self._ring(), self.shape
-        spectra = of.analyse(self.column).permute(2, 1, 0).contiguous()  # (f, columns, rows)
-
-        def product(x: Tensor) -> Tensor:
-            blocks = pad(x, (0, -n % of.m)).unflatten(-1, (-1, of.m))
-            y = torch.bmm(of.analyse(blocks).permute(2, 0, 1), spectra).permute(1, 2, 0)
-            return leading(of.synthesise(y).flatten(-2), m)
-
-        return product
+        return circulant_blocks.product(self.column, x, self.out_features)
 
     def _rmatmul(self, y: Tensor) -> Tensor:
-        of, (m, n) = self._ring(), self.shape
-        spectra = conjugate(of.analyse(self.column)).permute(2, 0, 1)  # (f, rows, columns)
-        blocks = pad(y, (0, -m % of.m)).unflatten(-1, (-1, of.m))
-        x = torch.bmm(of.unfold(blocks).permute(2, 0, 1), spectra).permute(1, 2, 0)
-        x = of.fold(x).flatten(-2)[..., :n]
-        return x.clone(memory_format=torch.contiguous_format)  # not a part of a larger one
+        column = reversed_column(self.column).transpose(-3, -2)
+        return circulant_blocks.product(column, y, self.in_features)
 
 
 # Closure.

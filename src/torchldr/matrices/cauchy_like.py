@@ -10,12 +10,9 @@ from torch import Tensor, nn
 
 from ..algebra.members import linear_in_generators, member, scales_columns, scales_rows
 from ..algebra.structure import DisplacementStructure
-from ..core import costs
 from ..core.contract import Random, Weights
-from ..core.dense_route import dense_route, own_route
 from ..core.linear_map import LinearMap
 from ..core.matrix import StructuredMatrix, generators_
-from ..core.routes import Call
 from ..core.rules import rule
 from ..core.storage import FLOAT, Storage
 from ..functional.cauchy import TILE, cauchy_matmul, cauchy_reference
@@ -41,21 +38,6 @@ def interleaved_nodes(
     return s, t
 
 
-def _seconds(M: Any, call: Call) -> float:
-    (m, n), r, b = M.shape, M.rank, call.batch
-    count = -(-m // TILE)
-    tiles = count * (costs.passes(call, TILE * n, 3) + costs.gemm(call, b * r, TILE, n))
-    around = costs.backward(call, costs.passes(call, b * r * (m + n), 5))
-    # Backward a tile multiplies once; its entries have gradients where the nodes are learned.
-    times = 2 + M.options["learn_nodes"] if call.needs_grad else 1
-    return times * tiles + around
-
-
-def _dense_seconds(M: Any, call: Call) -> float:
-    m, n = M.shape
-    return costs.backward(call, costs.passes(call, m * n, 4) + costs.gemm(call, M.rank, m, n))
-
-
 class CauchyLike(StructuredMatrix, name="cauchy_like"):
     """Cauchy-like: M[i, j] = sum_k G[k, i] H[k, j] / (s_i - t_j).
 
@@ -66,7 +48,6 @@ class CauchyLike(StructuredMatrix, name="cauchy_like"):
         learn_nodes: make `s` and `t` parameters. Nothing then keeps them apart but the loss.
     """
 
-    ROUTES = own_route("tiles", _seconds), dense_route(_dense_seconds)
     stored: ClassVar[Mapping[str, Storage]] = {"s": FLOAT, "t": FLOAT}
     projection_work = 1
 
@@ -106,6 +87,10 @@ class CauchyLike(StructuredMatrix, name="cauchy_like"):
     @classmethod
     def multiply_adds(cls, out_features: int, in_features: int, rank: int, **options: Any) -> float:
         return rank * out_features * in_features
+
+    def fast_in_words(self) -> str:
+        m, n = self.shape[-2:]
+        return f"{m * n:,} divisions, then {self.rank} products with {m * n:,} multiply-adds a row"
 
     def factors(self) -> list[tuple[Tensor, ...]]:
         C = cauchy_reference(self.s, self.t)

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ..algebra.members import like, linear_in_its_tensor, scales_columns
-from ..core import costs
 from ..core.contract import Random, Weights
-from ..core.dense_route import DenseProduct, multiply_by_dense
 from ..core.matrix import StructuredMatrix
-from ..core.routes import Call, Route
 from ..core.rules import rule
 from ..functional.exported.dense import DenseWeight
 from ..linalg.solvers import dense
 from ..operators import Diagonal
 from ..project.problem import Problem, Tensors
-
-
-def _seconds(M: Any, call: Call) -> float:
-    return costs.backward(call, costs.gemm(call, call.batch, *M.shape))
 
 
 class Dense(StructuredMatrix, name="dense"):
@@ -31,21 +25,8 @@ class Dense(StructuredMatrix, name="dense"):
 
     look = "#1a1a1a", "s"
     at_once = ("_materialize",)
-    fuses = True
 
-    ROUTES = (
-        Route(
-            "dense",
-            lambda M, call: None,
-            _seconds,
-            multiply_by_dense,
-            lambda M: DenseProduct(M.weight),
-            holds_dense=True,
-            any_dtype=True,
-            live=True,
-            by_sizes=True,
-        ),
-    )
+    own_dtype = True
     projection_work = 0
 
     structured = False
@@ -70,10 +51,6 @@ class Dense(StructuredMatrix, name="dense"):
     def factors(self) -> list[tuple[Tensor, ...]]:
         return [(self.weight,)]
 
-    def promoted(self) -> Self:
-        """The matrix as it is: a product of dense matrices runs in their own dtype."""
-        return self.with_tensors(self.tensors)
-
     def _matmul(self, x: Tensor) -> Tensor:
         return x @ self.weight.mT.to(x.dtype)
 
@@ -82,6 +59,9 @@ class Dense(StructuredMatrix, name="dense"):
 
     def _materialize(self) -> Tensor:
         return self.weight
+
+    def dense_in(self, dtype: torch.dtype) -> Tensor:
+        return self.weight.to(dtype)
 
 
 # Closure.

@@ -11,29 +11,15 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from ..algebra.members import scales_columns, scales_rows
-from ..core import costs
+from ..core.choice import Use
 from ..core.contract import Random, Weights
-from ..core.dense_route import dense_route, own_route
 from ..core.matrix import StructuredMatrix, normal_
-from ..core.routes import Call
 from ..core.rules import rule
 from ..functional.exported.dense import FormulaProduct
 from ..functional.orthogonal import LARGEST_KEPT, hadamard_matrix, hadamard_reference, hadamard_transform
 from ..linalg.solvers import Candidate, formula
 from ..project.diagonals import Diagonals, best_of
 from ..project.problem import Problem, Tensors
-
-
-def _seconds(M: Any, call: Call) -> float:
-    size = _power_of_two(max(M.shape))
-    return costs.backward(call, costs.passes(call, call.batch * size, 2 * size.bit_length()))
-
-
-def _dense_seconds(M: Any, call: Call) -> float:
-    m, n = M.shape
-    if max(m, n) > LARGEST_KEPT:
-        return _seconds(M, call._replace(batch=n, kept=False))
-    return costs.backward(call, costs.gemm(call, max(m, n), m, n) + costs.passes(call, m * n, 4))
 
 
 class Fastfood(StructuredMatrix, name="fastfood"):
@@ -49,13 +35,12 @@ class Fastfood(StructuredMatrix, name="fastfood"):
     """
 
     look = "#888888", "*"
-    fuses = True
 
-    ROUTES = own_route("hadamard", _seconds), dense_route(_dense_seconds)
     projection_work = 4
 
     ranked = False
     scaled = ("S",)
+    also_linear = "D", "B"
     drawn = ("permutation",)
 
     @classmethod
@@ -83,6 +68,17 @@ class Fastfood(StructuredMatrix, name="fastfood"):
     def multiply_adds(cls, out_features: int, in_features: int, rank: int, **options: Any) -> float:
         p = _power_of_two(max(out_features, in_features))
         return p * max(p.bit_length() - 1, 0) + 3 * p
+
+    @classmethod
+    def fast_pays(cls, use: Use) -> bool:
+        if use.gpu:
+            return not use.frozen and use.size >= 2048
+        if use.frozen:
+            return 200 * use.rows < use.size * max(use.cost * use.rows, 4)
+        return 40 * use.rows * math.log2(use.size + 1) < use.size * (use.rows + use.size)
+
+    def fast_in_words(self) -> str:
+        return f"2 Hadamard transforms of length {_power_of_two(max(self.shape))} a row"
 
     def factors(self) -> list[tuple[Tensor, ...]]:
         m, n = self.shape

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,10 +12,10 @@ from ..algebra.members import linear_in_generators
 from ..algebra.structure import DisplacementStructure
 from ..core.linear_map import LinearMap
 from ..core.matrix import StructuredMatrix
-from ..core.products import Product
 from ..core.rules import rule
 from ..functional.exported.dense import FormulaProduct
-from ..functional.subdiagonal import cuda_pair
+from ..functional.prepared import Prepared
+from ..functional.subdiagonal.frozen import frozen
 from ..linalg.candidates import by_generators, rows_reversed, toeplitz_candidates
 from ..linalg.solvers import Candidate
 from ..operators import Operator
@@ -41,7 +40,6 @@ class HankelLike(ToeplitzLike, name="hankel_like"):
     look = "#CC79A7", "v"
     at_once = ("_materialize",)
 
-    ROUTES = ToeplitzLike.ROUTES
     compresses = False
 
     def factors(self) -> list[tuple[Tensor, ...]]:
@@ -51,30 +49,27 @@ class HankelLike(ToeplitzLike, name="hankel_like"):
         A, C = super().operators()
         return A.flip(0, 1), C
 
-    def prepare(self) -> Product:
-        product = super().prepare()
-        return lambda x: product(x).flip(-1)
+    fast_pays = ToeplitzLike.fast_pays
 
-    def _prepare_pair(self) -> Product:
-        product = super()._prepare_pair()
-        return lambda x: product(x).flip(-1)
+    def _materialize(self) -> Tensor:
+        return self.dense_in(self.dtype)
 
-    def _cuda_product(self, x: Tensor, transposed: bool, bias: Tensor | None = None) -> Tensor:
-        if transposed:
-            return super()._cuda_product(x.flip(-1), transposed, bias)
-        return cuda_pair.biased(super()._cuda_product(x, transposed).flip(-1), bias)
+    def dense_in(self, dtype: torch.dtype) -> Tensor:
+        return ToeplitzLike.dense_in(self, dtype).flip(-2)
 
-    def _prepare_cuda_pair(self) -> Product:
-        return cuda_pair.KeptPair(*self._sides(), reversed=True)
-
-    _materialize, dense_in = ToeplitzLike._materialize, ToeplitzLike.dense_in  # by `_stein_sum`
-
-    def _stein_sum(self, how: Callable[..., Any], dtype: torch.dtype) -> Any:
-        found = super()._stein_sum(how, dtype)
-        return None if found is None else found.flip(-2)
+    def _matmul(self, x: Tensor) -> Tensor:
+        return super()._matmul(x).flip(-1)
 
     def _rmatmul(self, y: Tensor) -> Tensor:
         return super()._rmatmul(y.flip(-1))
+
+
+# Frozen.
+
+
+@rule("frozen", HankelLike)
+def _(M: HankelLike) -> Prepared | None:
+    return frozen(*M._sides(), reversed=True)
 
 
 # Closure.

@@ -7,10 +7,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .tensors import as_node, in_format_of, is_proxy
+from .computed import ComputedWeight
+from .tensors import in_format_of
 
 
-class StructuredPointwise(nn.Module):
+class StructuredPointwise(ComputedWeight):
     """A 1 x 1 convolution whose channels are mixed by a structured matrix.
 
     Args:
@@ -37,14 +38,16 @@ class StructuredPointwise(nn.Module):
     def weight(self) -> Tensor:
         return self.linear.weight[..., None, None]  # type: ignore[index]
 
+    @weight.setter
+    def weight(self, value: Tensor) -> None:
+        self._check_weight_is_learned()
+
     @property
     def bias(self) -> nn.Parameter | None:
         bias: Any = self.linear.bias  # not among the parameters where it is computed
         return bias
 
     def forward(self, x: Tensor) -> Tensor:
-        if is_proxy(x):
-            return as_node(self, x)
         down, right = self.stride
         pixels = x[..., ::down, ::right].movedim(-3, -1)
         # nn.Conv2d's result can be viewed as (batch, -1), and models do so.

@@ -149,9 +149,6 @@ def quantize_(
     first: dict[Any, Any] = {}
     for _, module, weight in todo:
         _quantize_weight_(module, weight, training, first)
-    for module in model.modules():
-        if isinstance(module, StructuredParameters | StructuredRecurrent):
-            module.drop_plan()
     declare(model, rounded=rounded_modules)
     return model
 

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
-from copy import deepcopy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.fx import Proxy
-from torch.nn.utils import parametrize
 from torch.nn.utils.prune import BasePruningMethod
-from torch.utils import swap_tensors
 
 
 def named_tensors(layer: nn.Module, names: tuple[str, ...]) -> dict[str, Tensor]:
@@ -25,13 +20,6 @@ def named_tensors(layer: nn.Module, names: tuple[str, ...]) -> dict[str, Tensor]
 def own_tensors(layer: nn.Module) -> dict[str, Any]:
     """The layer's parameters and buffers by name."""
     return {**layer._parameters, **layer._buffers} if layer._buffers else layer._parameters
-
-
-def lack_values(tensors: dict[str, Tensor], learned: tuple[str, ...]) -> bool:
-    """Whether constants are on the meta device still while the parameters have come to another one."""
-    if len(tensors) == len(learned) or tensors[learned[0]].is_meta:
-        return False
-    return any(t.is_meta for t in tensors.values())
 
 
 def add_axes(model: nn.Module, state: dict[str, Any], prefix: str = "") -> None:
@@ -46,37 +34,6 @@ def add_axes(model: nn.Module, state: dict[str, Any], prefix: str = "") -> None:
                 t = state.get(name)
                 if isinstance(t, Tensor) and p.shape[lead:] == (1,) and t.shape == p.shape[:lead]:
                     state[name] = t.unsqueeze(-1)
-
-
-def copied(layer: nn.Module, memo: dict[int, Any]) -> Any:
-    """`copy.deepcopy` by a layer's state: torch does not ask for that where there are parametrizations."""
-    own_class: Any = type(layer).__mro__[parametrize.is_parametrized(layer)]
-    made = memo[id(layer)] = type(layer).__new__(type(layer))
-    made.__setstate__(deepcopy(own_class.__getstate__(layer), memo))
-    return made
-
-
-def counts_edits(t: Tensor) -> bool:
-    """Whether torch counts edits in place of a tensor: not of one that was made under inference mode."""
-    try:
-        return t._version >= 0 and not t.is_inference()
-    except RuntimeError:  # made there, and given data from outside since
-        return False
-
-
-def count_edits_(layer: nn.Module) -> None:
-    """Give the layer's own tensors that do not count edits memory of their own that does.
-
-    The objects stay, so that tied parameters stay tied. Where torch refuses to exchange what they hold (a
-    compiler watches one, say) they stay as they are.
-    """
-    for t in (*layer._parameters.values(), *layer._buffers.values()):
-        if t is not None and type(t) in (Tensor, nn.Parameter) and not counts_edits(t):
-            with torch.inference_mode(False), torch.no_grad(), suppress(RuntimeError):
-                copy: Tensor = t.detach().clone()
-                copy = nn.Parameter(copy, t.requires_grad) if isinstance(t, nn.Parameter) else copy
-                vars(copy).update(vars(t))
-                swap_tensors(t, copy)
 
 
 def in_format_of(y: Tensor, x: Tensor) -> Tensor:
@@ -114,27 +71,3 @@ def let_prune(layer: nn.Module) -> None:
     for hook in layer._forward_pre_hooks.values():
         if isinstance(hook, BasePruningMethod):
             hook(layer, ())
-
-
-# Layers under torch.fx: one node each.
-
-
-def is_proxy(x: object) -> bool:
-    """Whether torch.fx is tracing, and this stands for a tensor."""
-    return isinstance(x, Proxy)
-
-
-def as_node(layer: nn.Module, *arguments: Any) -> Any:
-    """The call of a layer with proxies as a node of the graph that is traced: products are not looked into.
-
-    Raises:
-        TypeError: where the layer is all that is traced.
-    """
-    tracer = arguments[0].tracer
-    if tracer.root is layer:
-        raise TypeError(
-            f"{type(layer).__name__}: torch.fx does not look into this layer, it is one node of a model's "
-            "graph. Trace a model that contains it, such as nn.Sequential(layer)."
-        )
-    given = [argument for argument in arguments if argument is not None]
-    return tracer.create_proxy("call_module", tracer.path_of_module(layer), tuple(given), {})

@@ -85,7 +85,7 @@ def from_dense(
         def nearest(one: Tensor) -> StructuredMatrix:
             scale = _root_mean_square(one)
             problem = Problem(one / scale, root, cls, chosen, constants, seed, float(effort), exact, report)
-            tensors = _scaled(cls, solve(problem, rank or 1), scale)
+            tensors = _scaled(cls, solve(problem, rank or 1), scale, torch.finfo(W.dtype).max)
             return cls.unchecked(m, n, {**constants, **tensors}, chosen).to(W.dtype)
 
         if W.ndim == 2:
@@ -151,11 +151,16 @@ def _constants(
     return {name: t.to(torch.float64) if t.is_floating_point() else t for name, t in values.items()}
 
 
-def _scaled(cls: type[StructuredMatrix], tensors: Tensors, scale: float) -> Tensors:
-    """The parameters of `scale` times the matrix, every g_i and h_i of the same norm."""
+def _scaled(cls: type[StructuredMatrix], tensors: Tensors, scale: float, most: float) -> Tensors:
+    """The parameters of `scale` times the matrix, every g_i and h_i of the same norm; none above `most`."""
     scaled = {name: t.clone() for name, t in tensors.items()}
     for name in cls.scaled:
         scaled[name] *= scale ** (1 / len(cls.scaled))
+    if cls.also_linear and (largest := scaled[cls.scaled[0]].abs().max().item()) > most / 2:
+        factor = largest ** (1 / (1 + len(cls.also_linear)))
+        scaled[cls.scaled[0]] *= factor / largest
+        for name in cls.also_linear:
+            scaled[name] *= factor
     if cls.scaled == ("G", "H"):
         scaled["G"], scaled["H"] = balanced(scaled["G"], scaled["H"])
     return scaled

@@ -28,7 +28,7 @@ from .checks import (
     member,
     tolerance,
 )
-from .contract import EAGER, TRANSFORMATIONS, check_routes, check_structure, contract
+from .contract import EAGER, TRANSFORMATIONS, check_structure, contract
 from .transformations import layer_of
 
 __all__ = [
@@ -44,7 +44,6 @@ __all__ = [
     "check_gradients",
     "check_layer",
     "check_low_precision",
-    "check_routes",
     "check_rows",
     "check_structure",
     "check_values",

@@ -18,8 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.products import run_product
-from ..core.routes import Call, Route, why_not
 from ..matrices import StructuredMatrix
 from ..nn import StructuredLinear
 
@@ -113,21 +111,20 @@ def _bounded(error: Tensor, size: Tensor, dtype: torch.dtype, n: int, what: str)
         raise AssertionError(f"{what}: the error is {excess:.3g} times its bound.")
 
 
-def forced(M: StructuredMatrix, call: Call) -> list[Route]:
-    """The routes of a matrix that serve a call."""
-    wide = M.promoted()
-    return [route for route in M.all_routes() if why_not(route, wide, call) is None]
+def forced(M: StructuredMatrix) -> tuple[str, ...]:
+    """The products that a matrix has."""
+    return ("fast", "dense") if M.structured else ("dense",)
 
 
 def check_values(M: StructuredMatrix, batch: Sequence[int] = (3,), seed: int = 0) -> None:
-    """Every route, applied and prepared, and the transposed product, against `to_dense` in float64.
+    """Both products, and the transposed ones, against `to_dense` in float64.
 
     The vectors lie in memory one after the other, and once more with other numbers between theirs.
     """
     g = torch.Generator().manual_seed(seed)
     W, size = M.double().to_dense(), M.double().magnitude()
     n = max(M.shape)
-    for what, product, transposed in _products(M, math.prod(batch)):
+    for what, product, transposed in _products(M):
         matrix, bound = (W, size) if transposed else (W.mT, size.mT)
         x = torch.randn(*batch, matrix.shape[0], dtype=torch.float64, generator=g).to(M.device, M.dtype)
         for given, how in ((x, what), (torch.stack((x, -x), -1)[..., 0], f"{what}, not contiguous")):
@@ -142,34 +139,19 @@ def check_values(M: StructuredMatrix, batch: Sequence[int] = (3,), seed: int = 0
                 raise AssertionError(f"{M!r}.{how}: the result lies in the memory of the input.")
 
 
-def _products(M: StructuredMatrix, batch: int) -> Iterator[tuple[str, Callable[[Tensor], Tensor], bool]]:
-    """What, the product by one route, and whether it is transposed."""
-    call = Call(batch, M.device.type, M.dtype)
-    for route in forced(M, call):
-        yield f"matmul by {route.name}", partial(M.matmul, route=route.name), False
-    for route in forced(M, call._replace(transposed=True)):
-        yield f"rmatmul by {route.name}", partial(M.rmatmul, route=route.name), True
-    for route in forced(M, call._replace(kept=True)):
-        yield f"{route.name}, prepared", _prepared(M, route), False
-
-
-def _prepared(M: StructuredMatrix, route: Route) -> Callable[[Tensor], Tensor]:
-    assert route.prepare is not None
-    product = route.prepare(M.promoted())
-    wide = torch.promote_types(M.dtype, torch.float32)
-
-    def run(x: Tensor) -> Tensor:
-        return run_product(product, x.to(wide), wide).to(M.dtype)
-
-    return run
+def _products(M: StructuredMatrix) -> Iterator[tuple[str, Callable[[Tensor], Tensor], bool]]:
+    """What, the product, and whether it is transposed."""
+    for name in forced(M):
+        yield f"matmul, {name}", partial(M.matmul, product=name), False
+        yield f"rmatmul, {name}", partial(M.rmatmul, product=name), True
 
 
 def check_rows(M: StructuredMatrix, seed: int = 0) -> None:
-    """Every route: a row's result depends on that row alone, whatever stands in the others."""
+    """Both products: a row's result depends on that row alone, whatever stands in the others."""
     g = torch.Generator().manual_seed(seed)
     rows = [torch.nan, torch.inf, 1e30, 1e-30, 1.0]
     magnitude = M.double().magnitude()
-    for what, product, transposed in _products(M, len(rows)):
+    for what, product, transposed in _products(M):
         features = M.out_features if transposed else M.in_features
         x = torch.randn(len(rows), features, dtype=torch.float64, generator=g).to(M.device, M.dtype)
         together = product(x * torch.tensor(rows, dtype=M.dtype, device=M.device).unsqueeze(-1))
@@ -204,7 +186,7 @@ def _dense_product(W: Tensor, what: str) -> Callable[[Tensor], Tensor]:
 
 
 def check_gradients(M: StructuredMatrix, batch: int = 3, seed: int = 0) -> None:
-    """Gradients of every route in the input and every parameter, against those of `to_dense`."""
+    """Gradients of both products in the input and every parameter, against those of `to_dense`."""
     g = torch.Generator().manual_seed(seed)
     names = M.parameter_shapes(M.out_features, M.in_features, M.rank or 1, **M.options)
     D = M.double()
@@ -220,21 +202,15 @@ def check_gradients(M: StructuredMatrix, batch: int = 3, seed: int = 0) -> None:
         size = _gradients(dense, above_leaves, x.double().abs(), y.double().abs(), again)
         # Where a class divides parameters by their own sum, sizes cancel as well: none counts as nothing.
         least = 0.01 * max(float(t.abs().max()) for t in size.values() if t.numel())
-        call = Call(batch, M.device.type, M.dtype, needs_grad=True, transposed=what == "rmatmul")
-        for route in forced(M, call):
+        for name in forced(M):
             ours, leaves = _with_leaves(M, {k: M.tensors[k] for k in names})
-            found = _gradients(partial(getattr(ours, what), route=route.name), leaves, x, y)
-            for name in found:
-                where = f"{M!r}.{what} by {route.name}, gradient of {name}"
-                if found[name].shape != want[name].shape or found[name].dtype != M.dtype:
+            found = _gradients(partial(getattr(ours, what), product=name), leaves, x, y)
+            for of, gradient in found.items():
+                where = f"{M!r}.{what}, {name}, gradient of {of}"
+                if gradient.shape != want[of].shape or gradient.dtype != M.dtype:
                     raise AssertionError(f"{where}: wrong shape or dtype.")
-                error = (found[name].double() - want[name]).abs()
-                _bounded(error, size[name].abs().clamp(min=least), M.dtype, max(M.shape), where)
-        for route in forced(M, call._replace(kept=True)) if what == "matmul" else ():
-            found = _gradients(_prepared(M, route), {}, x, y)
-            error = (found["input"].double() - want["input"]).abs()
-            where = f"{M!r}.{what} by {route.name}, prepared, gradient of the input"
-            _bounded(error, size["input"].abs(), M.dtype, max(M.shape), where)
+                error = (gradient.double() - want[of]).abs()
+                _bounded(error, size[of].abs().clamp(min=least), M.dtype, max(M.shape), where)
 
 
 def dot_test(M: StructuredMatrix, seed: int = 0) -> None:
@@ -298,7 +274,7 @@ def check_low_precision(M: StructuredMatrix, dtype: torch.dtype, seed: int = 0) 
 
 
 def check_layer(layer: StructuredLinear, seed: int = 0) -> None:
-    """A layer of the class: plans agree, copies and state_dict round trips are bit for bit."""
+    """A layer of the class: products agree, copies and state_dict round trips are bit for bit."""
     g = torch.Generator().manual_seed(seed)
     M = layer.matrix()
     x = torch.randn(3, layer.in_features, dtype=torch.float64, generator=g).to(M.device, M.dtype)
@@ -307,15 +283,14 @@ def check_layer(layer: StructuredLinear, seed: int = 0) -> None:
     size = tolerance(x.dtype, max(M.shape)) * ((x.double().abs() @ M.magnitude().mT).max() + 1)
     bias = 0 if layer.bias is None else layer.bias.detach().double()
     exact = x.double() @ M.to_dense().detach().mT + bias
-    was, choice = layer.training, layer.plan
+    was, choice = layer.training, layer.product
     layer.eval()
     with torch.no_grad():
-        for plan in ("fast", "dense", "auto"):
-            layer.plan = plan
-            for _ in range(2):
-                if not (layer(x).double() - exact).abs().max() <= size:
-                    raise AssertionError(f"{layer!r}: the plan {plan!r} gives another product.")
-    layer.plan = choice
+        for product in ("fast", "dense", "auto"):
+            layer.product = product
+            if not (layer(x).double() - exact).abs().max() <= size:
+                raise AssertionError(f"{layer!r}: the product {product!r} gives other numbers.")
+    layer.product = choice
     layer.train(was)
     if not torch.equal(copy.deepcopy(layer)(x), y):
         raise AssertionError(f"{layer!r}: a deep copy gives another product.")

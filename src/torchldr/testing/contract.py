@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.routes import Call
 from ..core.stacks import stack
 from ..matrices import StructuredMatrix
 from ..nn import StructuredLinear
@@ -18,7 +17,6 @@ from .checks import BATCHES, SHAPES, cases, forced, has_operators, member, toler
 
 Class = type[StructuredMatrix]
 Shapes = Sequence[tuple[int, int]]
-ON_A_GPU = "for GPUs"  # the reason of a route that no test on a CPU can force
 
 
 def _values(cls: Class, shapes: Shapes, **options: Any) -> None:
@@ -50,7 +48,7 @@ def _state_dict(cls: Class, shapes: Shapes, **options: Any) -> None:
 
 
 def _leading_axes(cls: Class, shapes: Shapes, **options: Any) -> None:
-    """Several matrices as one: every route of a stack, values and gradients, against the matrices alone."""
+    """Several matrices as one: both products of a stack, values and gradients, against the matrices alone."""
     for m, n in shapes:
         rank = min(2, m, n) if cls.ranked else None
         alone = [[member(cls, m, n, rank, seed=3 * i + j, **options) for j in range(3)] for i in range(2)]
@@ -66,15 +64,12 @@ def _leading_axes(cls: Class, shapes: Shapes, **options: Any) -> None:
                     [_gradients(one, v) for one, v in zip(*rows, strict=True)]
                     for rows in zip(alone, x, strict=True)
                 ]
-            for row in M.routes(4, needs_grad=True, transposed=what == "rmatmul"):
-                if row.why_not is None:
-                    got = getattr(M, what)(x, route=row.route)
-                    if got.shape != (x @ W).shape or not ((got - x @ W).abs() <= bound).all():
-                        raise AssertionError(
-                            f"{M!r}.{what} by {row.route}: not the products of its matrices."
-                        )
-                    if what == "matmul":
-                        _check_stack_gradients(M, right, x, row.route)
+            for name in forced(M):
+                got = getattr(M, what)(x, product=name)
+                if got.shape != (x @ W).shape or not ((got - x @ W).abs() <= bound).all():
+                    raise AssertionError(f"{M!r}.{what}, {name}: not the products of its matrices.")
+                if what == "matmul":
+                    _check_stack_gradients(M, right, x, name)
 
 
 def _gradients(M: StructuredMatrix, x: Tensor, **how: Any) -> dict[str, Tensor]:
@@ -87,14 +82,14 @@ def _gradients(M: StructuredMatrix, x: Tensor, **how: Any) -> dict[str, Tensor]:
 
 
 def _check_stack_gradients(
-    M: StructuredMatrix, right: Sequence[Sequence[Mapping[str, Tensor]]], x: Tensor, route: str
+    M: StructuredMatrix, right: Sequence[Sequence[Mapping[str, Tensor]]], x: Tensor, name: str
 ) -> None:
-    together = _gradients(M, x, route=route)
+    together = _gradients(M, x, product=name)
     for i, j in product(range(len(right)), range(len(right[0]))):
-        for name, theirs in right[i][j].items():
+        for of, theirs in right[i][j].items():
             scale = theirs.abs().max().item() if theirs.numel() else 1.0
-            if not torch.allclose(together[name][i, j], theirs, rtol=1e-7, atol=1e-9 * max(scale, 1.0)):
-                raise AssertionError(f"{M!r}.matmul by {route}: another gradient of {name}.")
+            if not torch.allclose(together[of][i, j], theirs, rtol=1e-7, atol=1e-9 * max(scale, 1.0)):
+                raise AssertionError(f"{M!r}.matmul, {name}: another gradient of {of}.")
 
 
 def _without_shapes(check: Callable[..., None]) -> Callable[..., None]:
@@ -113,7 +108,6 @@ EAGER: Mapping[str, Callable[..., None]] = {
 """The checks that need eager mode alone: functions of the class, shapes and the class's options."""
 TRANSFORMATIONS: Mapping[str, Callable[..., None]] = {
     **EAGER,
-    "routes": lambda cls, shapes, **options: check_routes(cls, shapes, (options,)),
     "leading axes": _leading_axes,
     **{
         name: _without_shapes(getattr(transformations, f"check_{name}"))
@@ -165,28 +159,3 @@ def contract(
         TRANSFORMATIONS[transformation](cls, shapes, **options)
 
     return test_contract
-
-
-def check_routes(cls: Class, shapes: Shapes = SHAPES, options: Sequence[Mapping[str, Any]] = ({},)) -> None:
-    """Every route of a class can be forced by some member, unless it is for GPUs alone.
-
-    Args:
-        cls: the structured class.
-        shapes: (out_features, in_features) to try.
-        options: several choices of the class's options: a route may serve under one of them alone.
-    """
-    calls = [Call(3, kept=kept, needs_grad=grad) for kept, grad in product((False, True), repeat=2)]
-    reached: set[str] = set()
-    reasons: dict[str, str] = {}
-    for chosen in options:
-        for M in cases(cls, shapes, **chosen):
-            for call in calls:
-                reached |= {route.name for route in forced(M, call)}
-            reasons |= {row.route: row.why_not for row in M.routes(3, kept=True) if row.why_not}
-    missed = {
-        route.name: reasons.get(route.name, "no member is finite")
-        for route in cls.ROUTES
-        if route.name not in reached
-    }
-    if any(reason != ON_A_GPU for reason in missed.values()):
-        raise AssertionError(f"{cls.__name__}: no case of the contract forces these routes: {missed}.")

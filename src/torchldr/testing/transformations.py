@@ -120,7 +120,7 @@ def check_ensemble(layers: list[StructuredLinear]) -> None:
 
 
 def check_functional_call(cls: Class, **options: Any) -> None:
-    """functional_call sees the parameters that it is given, in training and with a kept plan."""
+    """functional_call sees the parameters that it is given, in training and in evaluation."""
     for training in (True, False):
         layer = layer_of(cls, 12, 9, **options).train(training)
         x = _vectors(3, 12)

@@ -21,9 +21,7 @@ from torchldr import testing
 from torchldr.core.routes import Call
 from torchldr.functional import stencil, toeplitz_residuals, triangular
 from torchldr.functional.gko import elimination as gko
-from torchldr.functional.port import product as port
-from torchldr.functional.port import series
-from torchldr.functional.reference import krylov_of_ring_reference, krylov_reference, shift_reference
+from torchldr.functional.reference import krylov_reference, shift_reference
 from torchldr.info import info
 from torchldr.kernels.cpu import compiled
 from torchldr.matrices.vandermonde_like import project as vandermonde
@@ -92,14 +90,6 @@ def has_gradients(M: torchldr.StructuredMatrix) -> None:
             close(got, right)
 
 
-def goes_by_ports() -> None:
-    n = 2 * series.LEAF + 10  # four leaves
-    (a, b, c), V, U, w = normal(3, n) / 8, normal(2, n), normal(3, n), normal(3, 2, n)
-    K, plan = krylov_of_ring_reference(a, b, c, V, n), port.PortPlan(a, b, c, V, n)
-    close(plan.rmatmul(U), torch.einsum("bm,imk->bik", U, K))
-    close(plan.matmul(w), torch.einsum("bik,imk->bm", w, K))
-
-
 def eliminates() -> None:
     s, t = torch.arange(9, dtype=torch.float64), torch.arange(9, dtype=torch.float64) + 0.5
     G, H, b = normal(2, 9), normal(2, 9), normal(2, 9)
@@ -136,10 +126,6 @@ CALLED = [
     ("convolution", "side_gradients", 4, lambda: has_gradients(ldr_sd(20))),
     ("scan", "fill", 5, lambda: multiplies(ldr_sd(20))),
     ("scan", "gradients", 7, lambda: has_gradients(ldr_sd(20))),
-    ("port.leaves", "leaf_columns", 5, goes_by_ports),
-    ("port.levels", "hear", 2, goes_by_ports),
-    ("port.levels", "rows_down", 4, goes_by_ports),
-    ("port.leaves", "leaf_rows_down", 7, goes_by_ports),
     ("gko", "eliminate", 6, eliminates),
     ("gko", "forward", 5, eliminates),
     ("gko", "backward", 6, eliminates),

@@ -21,7 +21,6 @@ from numba.core.registry import cpu_target
 
 from torchldr.kernels.cpu import fft as compiled_fft
 from torchldr.kernels.cpu import jit as compiled_jit
-from torchldr.kernels.cpu import pointers as compiled_pointers
 
 SOURCE = """
 from torchldr.kernels.cpu.jit import jit
@@ -60,7 +59,7 @@ def test_what_was_compiled_is_kept_and_loaded(double, tmp_path: Path):
     assert Path(str(compiled_jit.kept_in())).is_relative_to(tmp_path / "kept")
 
 
-@pytest.mark.parametrize("changed", ["fft.py", "pointers.py", "port/levels.py"])
+@pytest.mark.parametrize("changed", ["fft.py", "stencil.py"])
 def test_every_file_of_loops_counts_as_a_source(changed, tmp_path):
     folder = tmp_path / "cpu"
     shutil.copytree(Path(compiled_jit.__file__).parent, folder)
@@ -112,13 +111,12 @@ def test_no_folder_at_all_is_no_error(double, monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", [types.float32, types.float64], ids=str)
-@pytest.mark.parametrize("name", ["shifted", "get", "put", "load", "store"])
+@pytest.mark.parametrize("name", ["get", "load", "store"])
 def test_intrinsics_take_opaque_pointers(name, dtype):
     """LLVM accepts what they generate for a pointer without a type; Numba's own still have one."""
     lanes = compiled_fft.Lanes(dtype)
-    given = [types.intp, *{"put": [dtype], "store": [lanes]}.get(name, [])]
-    home = compiled_pointers if name in ("shifted", "put") else compiled_fft
-    signature, generate = getattr(home, name)._defn(None, types.CPointer(dtype), *given)
+    given = [types.intp, lanes] if name == "store" else [types.intp]
+    signature, generate = getattr(compiled_fft, name)._defn(None, types.CPointer(dtype), *given)
 
     module, context = ir.Module(), cpu_target.target_context
     arguments = [ir.PointerType(), *(context.get_value_type(t) for t in given)]

@@ -11,7 +11,6 @@ import torch
 from torchldr.kernels import cuda
 from torchldr.kernels.cuda import halves, pair
 from torchldr.kernels.cuda import krylov as cuda_krylov
-from torchldr.kernels.cuda import port as port_cuda
 from torchldr.kernels.cuda import scan as scan_kernels
 
 BOTH = False, True
@@ -27,7 +26,6 @@ FORMS += [scan_kernels.Form(straight=True, back=back) for back in BOTH]
 SOURCES = {
     "contract": cuda._CONTRACT,
     **{f"pairs {n}": pair.source(pair.Form(n // 2)) for n in (2, 60, 1024, 16384, 32768)},
-    "port": port_cuda.SOURCE,
     "halves": halves.SOURCE,
     **{f"krylov {m}": cuda_krylov.source(torch.float32, m) for m in (100, 1024, 4096, 8192)},
     **{f"leaps {m}": cuda_krylov.source(torch.float64, m, cuda_krylov.LEAP) for m in (100, 4096)},

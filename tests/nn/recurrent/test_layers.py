@@ -254,3 +254,24 @@ def test_autocast(ours, theirs, plan):
         output.sum().backward()
     assert (output - want).abs().max() < 20 * torch.finfo(torch.bfloat16).eps
     assert all(p.grad.dtype == torch.float32 and p.grad.isfinite().all() for p in layer.parameters())
+
+
+@every_layer
+@pytest.mark.parametrize("which", ["input", "hidden", "both"])
+def test_torchs_state_dict_loads_into_dense_layers(ours, theirs, which):
+    """Inside a model too, whose state_dict stays as it was; wrong sizes are torch's error."""
+    arguments = {"num_layers": 2, "bidirectional": True}
+    torch_model = nn.Sequential(theirs(5, 4, **arguments))
+    model = nn.Sequential(ours(5, 4, structure="dense", which=which, **arguments))
+    state = torch_model.state_dict()
+    keys = list(state)
+    model.load_state_dict(state)
+    assert list(state) == keys
+    x = torch.randn(6, 3, 5)
+    for got, want in zip(parts(model(x)), parts(torch_model(x)), strict=True):
+        torch.testing.assert_close(got, want)
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        model.load_state_dict(nn.Sequential(theirs(7, 4, **arguments)).state_dict())
+    structured = nn.Sequential(ours(5, 4, structure="low_rank", which=which, **arguments))
+    with pytest.raises(RuntimeError, match="Unexpected key"):
+        structured.load_state_dict(state)

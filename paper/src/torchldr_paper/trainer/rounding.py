@@ -40,7 +40,9 @@ def flash_bytes(run: Run, image_shape: tuple[int, int, int], outputs: int) -> in
     weights of a pruned layer stand."""
     size = hidden_input(run.model, image_shape)
     units = run.hidden or size
-    own = get_structure(run.structure).parameter_shapes(units, size, run.rank or 1, **dict(run.options))
+    structure = get_structure(run.structure)
+    options = structure.check_options(dict(run.options))
+    own = structure.parameter_shapes(units, size, run.rank or 1, **options)
     shapes = {f"hidden.{name}": shape for name, shape in own.items()}
     shapes |= {"logits.weight": (outputs, units), "logits.bias": (outputs,)}
     if run.model == "cnn":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Sequence
@@ -10,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ...json_text import json_text
 from ...pictures import Style, look, new_figure
 from ...version import __version__
 from ..budget import Budget, Bytes, Latency, budget_text, check_budget
@@ -146,7 +146,7 @@ class Analysis:
 
     def to_json(self) -> str:
         """All of it as JSON."""
-        return json.dumps(self.to_dict(), indent=2)
+        return json_text(self.to_dict())
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the JSON to a file."""

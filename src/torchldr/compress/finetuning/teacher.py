@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import kl_div, mse_loss
 
-from ...nn.tune import evaluating
+from ...nn.evaluating import evaluating
 from ..manifest import record
 from ..outputs import LOGITS, main_output
 

@@ -18,7 +18,7 @@ from ...nn import StructuredLinear, quantize_
 from ...nn.recurrent.base import StructuredRecurrent
 from ..check import ExportError, first_line, outputs
 from ..inputs import Inputs, random_like, take_inputs
-from ..layers import check_dtypes
+from ..layers import check_weights
 from ..program import exported, quiet
 from .files import CReport, render
 from .graph import Tracer
@@ -63,8 +63,8 @@ def to_c(
     """
     folder = _check_arguments(folder, weights, name)
     inputs = _check_inputs(model, example)
+    check_weights("to_c", model, torch.float32)
     model = copy.deepcopy(model).cpu().eval().requires_grad_(False)
-    check_dtypes("to_c", model, torch.float32)
     if weights == "int8":
         quantize_(model)
     given = random_like(inputs, torch.Generator().manual_seed(0))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ...json_text import json_text
 from .kernels import PRELUDES
 from .steps import LayerRow, Steps
 from .writer import Source, lines, literal
@@ -123,7 +123,7 @@ class CReport:
     arena: int
 
     def to_json(self) -> str:
-        return json.dumps({**asdict(self), "layers": [row._asdict() for row in self.layers]}, indent=1)
+        return json_text({**asdict(self), "layers": [row._asdict() for row in self.layers]}, indent=1)
 
     def rows(self) -> list[dict[str, object]]:
         """The layers as a command prints them."""

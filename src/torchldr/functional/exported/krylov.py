@@ -9,7 +9,7 @@ max|P| / min|P|, so where the range is large the indices are cut into blocks of 
 v^a being v / P^a within block a and zero elsewhere: a block more costs what a rank more costs. An exact zero
 only begins a block. Everything but the input is constant, computed in float64.
 
-A square matrix whose ranges are small takes shorter transforms, those of `circulant_pair`.
+A square matrix whose ranges are small takes shorter transforms, those of `subdiagonal.generators`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from ..subdiagonal.circulant_pair import generators
+from ..subdiagonal.generators import generators
 from ..subdiagonal.guard import RANGE, Side
 from . import transforms
 from .convolution import Convolution, numbers, toeplitz, wrapped
@@ -99,7 +99,7 @@ def _two_convolutions(
 def _in_a_ring(kind: str, A: Side, C: Side, dtype: torch.dtype) -> FormulaProduct:
     """The product of a square matrix in the ring of X^n + 1: (b, n) to (b, n).
 
-    `circulant_pair.generators` writes M between its scalings with the shifts Z_{-1} and Z_{-1/2}; the second
+    `generators` writes M between its scalings with the shifts Z_{-1} and Z_{-1/2}; the second
     is a scaled Z_{-1} too.
     """
     n = A[2].shape[-1]

@@ -9,14 +9,14 @@ A has s_1 .. s_{m-1} below the diagonal and c in the top right corner. With P_i 
 so one FFT convolution does what the paper's algorithm does with 8 log2(n) of them. Dividing by P costs
 digits:
 
-    guard                   whether a layer may be divided by its operators' scales, and in which dtype
-    convolution             the product by torch's FFTs, with hand-written gradients; for training
-    compiled_convolution    the same for a whole layer in one compiled function, on a CPU
-    circulant_pair          a square layer by FFTs of length n, for inference
-    compiled_pair           the same in one compiled function, on a CPU
-    cuda_pair               the same in one kernel or two, on a GPU; for training too
+    guard           whether a layer may be divided by its operators' scales, and in which dtype
+    product         the operator that layers multiply by: convolutions by C, else the dense matrix
+    convolution     products with constant matrices of any shape, by C
+    generators      a square matrix as a pair of circulant ones, with FFTs of half the length
+    pair            products with constant square matrices by such a pair: by C, and on a GPU
+    trained_pair    the same for training on a GPU
+    frozen          which of these a frozen layer takes
 
-Operators that the guard refuses are served by the stencil of `tridiagonal`, of which they are a special
-case, and by the dense matrix (`stein_scan`): both are sums of products without a division, right for every
-operator.
+Operators that the guard refuses are served by the dense matrix (`stein`), a sum of products without a division, right
+for every operator.
 """

@@ -1,216 +1,122 @@
-"""Products with Krylov matrices of a subdiagonal operator by one convolution, with hand-written gradients.
+"""Products with prepared LDR matrices of any shape by two convolutions, as one operator; on a CPU by C.
 
     (K(A, v) w)_i = P_i (t_i + f t_{m+i}),  t = (v / P) * w,  f = c P_{m-1}
 
-See the package for the notation and `guard` for when this is right. Derivatives of derivatives and
-forward mode go through the Krylov matrix itself, made by doubling. The tests hold everything to
-`krylov_reference(subdiagonal_reference(s, c), v, k)`.
+for both operators, modulo X^{2N} + 1 with 2N >= m + k - 1 of either: 2r + 2 complex FFTs of length N a row, everything
+between them while it is in cache. See the package for the notation and `guard` for when this is right.
 """
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .._twin import applied, plain_backward, plain_jvp
-from ..fft import conjugate, contract_rank, fast_length
-from ..ring import Ring, ring
-from .guard import Scales, Side, balanced
+from ...kernels.cpu import convolution as by_c
+from ...kernels.cpu import library
+from ..operator import Operator
+from .guard import Side, precision
+from .pair import joined
+from ..ring import Ring
 
 
-class PreparedSide(NamedTuple):
-    """K_k(A, v_i) for all i: a Krylov matrix of Z_f, f = c P_{m-1}, between scalings."""
+class Constants(NamedTuple):
+    """All of a product that does not depend on the rows, in the dtype that it computes in."""
 
-    scale: Tensor  # P, (m,)
-    ring: Ring
-    spectra: Tensor  # of v / P, (r, ..)
-
-
-def product(A: Side, C: Side, x: Tensor, scales: Scales) -> Tensor:
-    """sum_i K_k(A, g_i) K_k(C, h_i)^T x, k = min(m, n).
-
-    Args:
-        A, C: subdiagonal, corner and start vectors, (m - 1,), () and (r, m) for A, likewise n for C.
-        x: vectors, shape (b, n).
-        scales: what `guard` found.
-
-    Returns:
-        Shape (b, m), in the dtype of `x` (float32 or float64). 2r + 2 real FFTs a vector and 2r more, of
-        lengths m + k and n + k. Differentiable in every tensor but the scales, any number of times; vmap and
-        jvp hold.
-    """
-    k = min(A[2].shape[-1], C[2].shape[-1])
-    A, C = balanced(A, C, scales.factor)
-    return matmul(*A, rmatmul(*C, x, k, scales.C), scales.A)
+    A: Tensor  # profiles: P, f and df / dcorner, (.., m + 2)
+    C: Tensor  # (.., n + 2)
+    left: Tensor  # spectra of g_i / P, (.., r, 2N), real parts first
+    right: Tensor  # those of h_i / P
 
 
-def matmul(s: Tensor, corner: Tensor, V: Tensor, w: Tensor, P: Tensor) -> Tensor:
-    """Multiply by the Krylov matrices of a subdiagonal operator: sum_i K_k(A, v_i) w_i.
+def prepare(A: Side, C: Side, dtype: torch.dtype | None = None) -> Constants | str:
+    """The constants of a product, or the reason why it would lose too many digits, see `guard`.
 
     Args:
-        s: subdiagonal, shape (m - 1,).
-        corner: top right entry, shape ().
-        V: start vectors, shape (r, m).
-        w: coefficients, shape (b, r, k) with k <= m.
-        P: the scales, in the dtype to compute in.
-
-    Returns:
-        Shape (b, m), in the dtype of `w`.
-
-    The same, slowly: `sum(krylov_reference(subdiagonal_reference(s, corner), v, k) @ w)`.
+        A, C: one matrix, or a stack: subdiagonal (.., m - 1), corner (..) and start vectors (.., r, m).
+        dtype: to compute in, whatever the operators' range; by default the guard decides.
     """
-    wide = (t.to(P.dtype) for t in (s, corner, V, w))
-    return applied(_Convolution, *wide, P, w.shape[-1], False)[0].to(w.dtype)
+    (a, corner_A, G), (c, corner_C, H) = ([t.contiguous() for t in side] for side in (A, C))
+    m, n = G.shape[-1], H.shape[-1]
+    *profiles, range_, _ = by_c.profiles(corner_A.unsqueeze(-1), a, corner_C.unsqueeze(-1), c, m, n)
+    found = dtype or precision(range_.max().item(), G.dtype)
+    if isinstance(found, str):
+        return found
+    P, Q, G, H = (t.to(found) for t in (*profiles, G, H))
+    sizes = min(m, n), max(m, n)
+    return Constants(P, Q, by_c.hats(G, P, *sizes), by_c.hats(H, Q, *sizes))
 
 
-def rmatmul(s: Tensor, corner: Tensor, V: Tensor, u: Tensor, k: int, P: Tensor) -> Tensor:
-    """Multiply by the transposed Krylov matrices: K_k(A, v_i)^T u for every i, (b, m) to (b, r, k)."""
-    wide = (t.to(P.dtype) for t in (s, corner, V, u))
-    return applied(_Convolution, *wide, P, k, True)[0].to(u.dtype)
+def product(x: Tensor, A: Tensor, C: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """The product with prepared constants, in the dtype of all: (b, n) to (b, m). Differentiable."""
+    return CONVOLVED(x, A, C, left, right, False)
 
 
-def prepare(A: Side, C: Side, scales: Scales) -> tuple[PreparedSide, PreparedSide]:
-    """The constants of `product`: the transforms of the start vectors over their scales."""
-    k = min(A[2].shape[-1], C[2].shape[-1])
-    A, C = balanced(A, C, scales.factor)
-    left, right = _prepared(A, k, scales.A), _prepared(C, k, scales.C)
-    return left, right._replace(spectra=conjugate(right.spectra))
-
-
-def _prepared(side: Side, k: int, P: Tensor) -> PreparedSide:
-    _, corner, V = side
-    of = ring(V.shape[-1], k, corner * P[-1] if corner.item() != 0 else 0.0)
-    return PreparedSide(P, of, of.analyse(V / P))
-
-
-def prepared_product(K: tuple[PreparedSide, PreparedSide], x: Tensor) -> Tensor:
-    """`product` for prepared constants; differentiable in x."""
-    (P_A, left, g_hat), (P_C, right, h_hat) = K
-    z = right.fold(right.unfold(x * P_C).unsqueeze(-2) * h_hat)
-    return (left.synthesise(contract_rank(left.analyse(z), g_hat)) * P_A).to(x.dtype)
-
-
-def krylov_matrices(s: Tensor, corner: Tensor, V: Tensor, k: int) -> Tensor:
-    """The Krylov matrices K_k(A, v_i), transposed, (r, k, m): by doubling, K_2j = [K_j, A^j K_j].
-
-    Plain torch operations, right for every operator.
-    """
-    lower = torch.cat((corner.reshape(1), s))
-    K, weights, j = V.unsqueeze(1), lower, 1
-    while j < k:
-        K = torch.cat((K, weights * K.roll(j, -1)), 1)
-        weights, j = weights * weights.roll(j, -1), 2 * j
-    return K[:, :k]
-
-
-def _plain(s: Tensor, corner: Tensor, V: Tensor, given: Tensor, *, k: int, transposed: bool) -> Tensor:
-    """K w for w (b, r, k), or K^T u for u (b, m)."""
-    K = krylov_matrices(s, corner, V, k)
+def _plain(x: Tensor, A: Tensor, C: Tensor, left: Tensor, right: Tensor, transposed: bool) -> Tensor:
     if transposed:
-        return (given @ K.flatten(0, 1).mT).unflatten(1, K.shape[:2])
-    return given.flatten(1) @ K.flatten(0, 1)
+        A, C, left, right = C, A, right, left
+    m, n, length = A.shape[-1] - 2, C.shape[-1] - 2, left.shape[-1]
+    k, of = min(m, n), Ring(length, length, -1.0, "half", length)
+    u = x * C[:n]
+    u = torch.cat((u, C[n] * u[..., : k - 1]), -1)
+    z = of.synthesise(of.analyse(u).unsqueeze(-2) * joined(right).conj())[..., :k]
+    t = of.synthesise((of.analyse(z) * joined(left)).sum(-2))
+    return A[:m] * (t[..., :m] + pad(A[m] * t[..., m : m + k - 1], (0, m - k + 1)))
 
 
-def _length(m: int, k: int) -> int:
-    return fast_length(m + k - 1)
+def _kernel(x: Tensor, A: Tensor, C: Tensor, left: Tensor, right: Tensor, transposed: bool) -> Tensor:
+    if transposed:
+        A, C, left, right = C, A, right, left
+    return by_c.product(A, C, left, right, x.contiguous())
 
 
-def _unfolded(P: Tensor, corner: Tensor, u: Tensor, k: int) -> Tensor:
-    """The transform of (P u, f P u): adjoint of folding and scaling."""
-    u = P * u
-    u = torch.cat((u, corner * P[-1] * u[..., : k - 1]), -1)
-    return torch.fft.rfft(u, _length(P.shape[0], k))
+def _fake(x: Tensor, A: Tensor, C: Tensor, left: Tensor, right: Tensor, transposed: bool) -> Tensor:
+    return x.new_empty(*x.shape[:-1], (C if transposed else A).shape[-1] - 2)
 
 
-def _folded(P: Tensor, corner: Tensor, t: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """K w = P_i t_i + c high_i, and high_i = P_i P_{m-1} t_{m+i} (zero from row k - 1 on)."""
-    m = P.shape[0]
-    high = P[: k - 1] * P[-1] * t[..., m : m + k - 1]
-    return P * t[..., :m] + pad(corner * high, (0, m - k + 1)), high
+def _serves(x: Tensor, *rest: Any) -> bool:
+    return x.ndim == 2 and library.serves(x, *rest[:-1])
 
 
-def _correlated(u_hat: Tensor, v_hat: Tensor, length: int, k: int) -> Tensor:
-    """K^T u, from the spectra of what `_unfolded` makes of u and of v / P."""
-    return torch.fft.irfft(u_hat.unsqueeze(-2) * conjugate(v_hat), length)[..., :k]
+def _gradient(
+    u: Tensor, arguments: Sequence[Any], saved: Sequence[Tensor], wanted: Sequence[bool]
+) -> list[Tensor | None]:
+    x, *constants, transposed = arguments
+    if any(wanted[1:]):  # constants as a rule
+        return list(torch.func.vjp(lambda *t: _plain(*t, transposed), x, *constants)[1](u))
+    return [_kernel(u, *constants, not transposed), None, None, None, None]
 
 
-def _gradients(
-    s: Tensor,
-    corner: Tensor,
-    V: Tensor,
-    u: Tensor,
-    k: int,
-    P: Tensor,
-    w_hat: Tensor,
-    u_hat: Tensor,
-    t: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of the form u^T K(A, v) w, summed over the batch, in s, c and v; and K w.
-
-    That of v is a correlation. That of s_l is the flow over edge l, the sum over all paths k -> i
-    that cross it, divided by s_l; from one edge to the next the flow changes by what starts there
-    less what ends there, v_l dv_l - u_l y_l, so one cumulative sum gives all of them.
-    """
-    spectrum = (w_hat * conjugate(u_hat).unsqueeze(-2)).sum(0)
-    dV = torch.fft.irfft(conjugate(spectrum), t.shape[-1])
-    dV = dV[..., : V.shape[-1]] / P
-    y, high = _folded(P, corner, t, k)
-    dc = (u[..., : k - 1] * high).sum()
-    if k == 1:  # nothing moves; the difference below would leave rounding errors for zero
-        return torch.zeros_like(s), dc, dV, y
-    flow = ((V * dV).sum(0) - (u * y).sum(0))[:-1].cumsum(0) + corner * dc
-    return flow / s, dc, dV, y
+def _batched(info: Any, dims: Sequence[int | None], apply: Any, arguments: Sequence[Any]) -> Any:
+    """Vectors alone join the rows."""
+    *tensors, transposed = arguments
+    if all(dim is None for dim in dims[1:]):
+        x = tensors[0].movedim(dims[0], 0)
+        return (apply(x.flatten(0, -2), *arguments[1:])[0].unflatten(0, x.shape[:-1]),), (0,)
+    y = torch.vmap(lambda *t: _plain(*t, transposed), in_dims=tuple(dims[:-1]))(*tensors)
+    return (y,), (0,)
 
 
-class _Convolution(torch.autograd.Function):
-    """(s, corner, V, w or u, P, k, whether it is u) to K w or K^T u, and what its backward needs again.
+def _samples() -> Iterator[tuple[Any, ...]]:
+    for r, m, n in ((1, 20, 20), (2, 9, 30)):
+        size = 32
+        yield (
+            torch.randn(3, n), torch.rand(m + 2) + 0.5, torch.rand(n + 2) + 0.5,
+            torch.randn(r, 2 * size), torch.randn(r, 2 * size), False,
+        )  # fmt: skip
 
-    Both are derivatives of the form u^T K w, which the gradient that comes in makes whole.
-    """
 
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(
-        s: Tensor, corner: Tensor, V: Tensor, given: Tensor, P: Tensor, k: int, transposed: bool
-    ) -> tuple[Tensor, ...]:
-        length = _length(V.shape[-1], k)
-        v_hat = torch.fft.rfft(V / P, length)
-        if transposed:
-            u_hat = _unfolded(P, corner, given, k)
-            return _correlated(u_hat, v_hat, length, k).contiguous(), v_hat, u_hat, V.new_empty(0)
-        w_hat = torch.fft.rfft(given, length)
-        t = torch.fft.irfft(contract_rank(w_hat, v_hat), length)
-        return _folded(P, corner, t, k)[0], v_hat, w_hat, t
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        *tensors, ctx.k, ctx.transposed = inputs
-        ctx.mark_non_differentiable(*output[1:])
-        # Both save the same: the generated vmap rule asks for it.
-        ctx.save_for_backward(*tensors, *output[1:])
-        ctx.save_for_forward(*tensors, *output[1:])
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor, *others: Any) -> tuple[Tensor | None, ...]:
-        s, corner, V, given, P, v_hat, hat, t = ctx.saved_tensors
-        k, transposed, length = ctx.k, ctx.transposed, _length(V.shape[-1], ctx.k)
-        if torch.is_grad_enabled():
-            plain = partial(_plain, k=k, transposed=transposed)
-            return *plain_backward(plain, (s, corner, V, given), gradient), None, None, None
-        if transposed:
-            u, u_hat, w_hat = given, hat, torch.fft.rfft(gradient, length)
-            t = torch.fft.irfft(contract_rank(w_hat, v_hat), length)
-        else:
-            u, u_hat, w_hat = gradient, _unfolded(P, corner, gradient, k), hat
-        ds, dc, dV, y = _gradients(s, corner, V, u, k, P, w_hat, u_hat, t)
-        return ds, dc, dV, y if transposed else _correlated(u_hat, v_hat, length, k), None, None, None
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor | None, ...]:
-        plain = partial(_plain, k=ctx.k, transposed=ctx.transposed)
-        return plain_jvp(plain, ctx.saved_tensors[:4], tangents[:4]), None, None, None
+CONVOLVED = Operator(
+    "convolved",
+    "Tensor x, Tensor A, Tensor C, Tensor left, Tensor right, bool transposed",
+    plain=_plain,
+    kernel=_kernel,
+    fake=_fake,
+    gradient=_gradient,
+    serves=_serves,
+    samples=_samples,
+    batched=_batched,
+)

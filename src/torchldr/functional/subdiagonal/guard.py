@@ -13,8 +13,8 @@ dtype of the layer: five bits are lost at most. For a float32 layer it may be 2^
 float64.
 
 A times f and C over f have the same product, and training drifts along that direction. So the common scale is
-taken out first: f shares the growth between both, logarithms of geometric means as n^2 to m^2. Those of
-square matrices become alike, and the shorter operator of others may grow faster.
+taken out first: f shares the growth between both, logarithms of geometric means as n^2 to m^2. Square matrices
+have two alike then, and the shorter operator of others may grow faster.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...kernels.cpu import convolution
-from .._twin import in_memory, serves
+from ...kernels.cpu import convolution, library
 
 # Of an operator: subdiagonal (m - 1,), corner () or (1,), start vectors (r, m).
 Side = tuple[Tensor, Tensor, Tensor]
@@ -111,8 +110,8 @@ def precision(reach: float, dtype: torch.dtype) -> torch.dtype | str:
 def _scales(A: Side, C: Side) -> tuple[Scales, float]:
     """P of both in float64, without their common scale, and the range R_A R_C."""
     (a, corner_A, _), (c, corner_C, _) = A, C
-    if a.ndim == 1 and serves(a, c, corner_A, corner_C):
-        m, n, given = len(a) + 1, len(c) + 1, map(in_memory, (corner_A, a, corner_C, c))
+    if a.ndim == 1 and library.serves(a, c, corner_A, corner_C):
+        m, n, given = len(a) + 1, len(c) + 1, (t.contiguous() for t in (corner_A, a, corner_C, c))
         profile_A, profile_C, ranges, factors = convolution.profiles(*given, m, n)
         return Scales(profile_A[:m], profile_C[:n], factors.item()), ranges.item()
     found = unseen_scales(A, C)
@@ -128,8 +127,7 @@ def reach(A: Side, C: Side) -> float:
 
 def _range(P: Scales, A: Side, C: Side) -> float:
     of_each = (
-        ranges(p, corner.detach().reshape(p.shape[:-1])).amax()
-        for p, (_, corner, _) in zip(P, (A, C), strict=False)
+        ranges(p, corner.detach().reshape(p.shape[:-1])).amax() for p, (_, corner, _) in zip(P, (A, C), strict=False)
     )
     return math.prod(map(float, of_each))
 

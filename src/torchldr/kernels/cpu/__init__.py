@@ -1,4 +1,4 @@
-"""Loops that Numba compiles: lanes and FFT (`fft`), convolution, stencil, ports, elimination (`gko`).
+"""Loops that Numba compiles: lanes and FFT (`fft`), convolution, stencil, elimination (`gko`).
 
 `loops` says whether they serve in this process.
 """

@@ -71,8 +71,12 @@ def product(A: Tensor, C: Tensor, left: Tensor, right: Tensor, x: Tensor) -> Ten
     return _product(A, C, left, right, x, (None, None, None))
 
 
-def forward(A: Tensor, C: Tensor, left: Tensor, right: Tensor, x: Tensor) -> tuple[Tensor, Saved]:
-    """y, and what `backward` needs again."""
+def forward(
+    A: Tensor, C: Tensor, left: Tensor, right: Tensor, x: Tensor, saved: Saved | None = None
+) -> tuple[Tensor, Saved]:
+    """y, and what `backward` needs again, in memory that may be given."""
+    if saved is not None:
+        return _product(A, C, left, right, x, saved), saved
     (r, size), rows, m, n = left.shape[-2:], x.shape[:-1], A.shape[-1] - 2, C.shape[-1] - 2
     saved = Saved(x.new_empty(*rows, size), x.new_empty(*rows, r, size), x.new_empty(*rows, m + min(m, n)))
     return _product(A, C, left, right, x, saved), saved

@@ -12,7 +12,6 @@ a butterfly takes. They become whatever vectors the processor has, in float32 or
 ARM core that makes 16 GFLOP/s, four times the plain loops and twice torch's FFT of a large batch.
 
 `load`, `store` and `get` take an index and look at neither bounds nor strides: last axes must be contiguous.
-They and the stages take bare pointers (`pointers`) in place of arrays too.
 """
 
 # mypy: ignore-errors

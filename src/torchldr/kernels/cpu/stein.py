@@ -1,1 +1,147 @@
-"""The scan (C is on its way)."""
+"""The dense matrices of two subdiagonal operators, and all their gradients: `scan.h` has the loops.
+
+    M = sum_{t < m} A^t G^T H (C^t)^T,  A m x m, C n x n with corners, m <= n
+
+`functional.doubling.shifted_sum` makes the same with plain torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from .library import Kernel
+from .threads import in_parts
+
+_ROOM = Kernel("scan_room", "iiiip")
+_FILL = Kernel("scan_fill", "iiiiiiippppppiipp")
+_GRADIENTS = Kernel("scan_gradients", "iiiiiiippppppppiippppppp")
+
+NARROWEST = 64  # diagonals of a band at least
+_PREPARE, _AROUND, _TURN, _MAIN, _FINISH, _ALL = range(6)
+_ROUND = 1  # a regime: rows follow the last one too, through A's corner
+
+# An operator: its corner (R, 1) and its subdiagonal (R, m - 1); 1, -1 or 0 and None for a shift.
+Corner = Tensor | int
+Lower = Tensor | None
+
+
+def fill(G: Tensor, H: Tensor, corner_a: Corner, lower_a: Lower, corner_c: Corner, lower_c: Lower) -> Tensor:
+    """The matrices sum_{t < m} A^t G^T H (C^t)^T.
+
+    Args:
+        G: shape (R, r, m), contiguous like all tensors, float32 or float64.
+        H: shape (R, r, n), n >= m.
+        corner_a, lower_a: of A, (R, 1) and (R, m - 1); for a shift an int and None.
+        corner_c, lower_c: of C, (R, 1) and (R, n - 1), in the same form as A.
+
+    Returns:
+        Shape (R, m, n).
+
+    Rows follow from each other in the dtype of G. O(R r m n) work.
+    """
+    R, r, m, n = *G.shape, H.shape[2]
+    M = G.new_empty(R, m, n)
+    operators = _arguments(corner_a, lower_a, corner_c, lower_c)
+
+    def call(phase: int, start: int, stop: int, bands: int, room: Tensor) -> None:
+        _FILL(G.dtype, phase, start, stop, bands, r, m, n, G, H, *operators, room, M)
+
+    _run(call, G.dtype, R, r, m, n, (2 + r) * m * n)
+    return M
+
+
+def gradients(
+    D: Tensor,
+    M: Tensor,
+    G: Tensor,
+    H: Tensor,
+    corner_a: Corner,
+    lower_a: Lower,
+    corner_c: Corner,
+    lower_c: Lower,
+    operators: bool,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of sum(D * M) in all arguments of `fill`.
+
+    Args:
+        D: shape (R, m, n), contiguous.
+        M: what `fill` made of the other arguments.
+        operators: whether A and C get gradients; shifts never do.
+
+    Returns:
+        Those of G, H, corner_a, lower_a, corner_c, lower_c; the last four None without `operators`.
+    """
+    R, r, m, n = *G.shape, H.shape[2]
+    dG, dH = torch.empty_like(G), torch.empty_like(H)
+    found: tuple[Tensor | None, ...] = (None,) * 4
+    if operators and lower_a is not None:
+        found = tuple(G.new_empty(R, size) for size in (1, m - 1, 1, n - 1))
+    given = _arguments(corner_a, lower_a, corner_c, lower_c)
+
+    def call(phase: int, start: int, stop: int, bands: int, room: Tensor) -> None:
+        _GRADIENTS(
+            G.dtype, phase, start, stop, bands, r, m, n, D, M, G, H, *given, room, dG, dH, *found
+        )  # fmt: skip
+
+    _run(call, G.dtype, R, r, m, n, (8 + 4 * r) * m * n, finish=True)
+    return dG, dH, *found
+
+
+def _arguments(
+    corner_a: Corner, lower_a: Lower, corner_c: Corner, lower_c: Lower
+) -> tuple[Tensor | int | None, ...]:
+    if isinstance(corner_a, Tensor) or isinstance(corner_c, Tensor):
+        return corner_a, lower_a, corner_c, lower_c, 0, 0
+    return None, None, None, None, corner_a, corner_c
+
+
+def _run(
+    call: Callable[[int, int, int, int, Tensor], None],
+    dtype: torch.dtype,
+    R: int,
+    r: int,
+    m: int,
+    n: int,
+    work: int,
+    finish: bool = False,
+) -> None:
+    """All phases: a matrix at a time, or with bands of diagonals for as many threads as there are."""
+    bands = max(1, min(-(-torch.get_num_threads() // max(R, 1)), n // NARROWEST, work // _WORTHWHILE))
+    room = _room(dtype, bands, r, m, n)
+
+    def some(start: int, stop: int) -> None:
+        call(_ALL, start, stop, 1, torch.empty(room, dtype=torch.uint8))
+
+    if bands == 1:
+        in_parts(R, work // _STEPS, some)
+        return
+    memory = torch.empty(R * room, dtype=torch.uint8)
+
+    def phase(name: int) -> None:
+        in_parts(
+            R * bands, work // bands // _STEPS, lambda start, stop: call(name, start, stop, bands, memory)
+        )
+
+    call(_PREPARE, 0, R, bands, memory)
+    if (memory.view(R, room)[:, :8].view(dtype)[:, 0] == _ROUND).any():
+        phase(_AROUND)
+        call(_TURN, 0, R, bands, memory)
+    phase(_MAIN)
+    if finish:
+        call(_FINISH, 0, R, bands, memory)
+
+
+_STEPS = 8  # multiplications that vectors take in a step of a loop without
+_WORTHWHILE = 1 << 20  # multiplications that pay for a thread
+
+
+@cache
+def _room(dtype: torch.dtype, bands: int, r: int, m: int, n: int) -> int:
+    """Bytes that one matrix takes beside its tensors."""
+    size = torch.zeros(1, dtype=torch.int64)
+    _ROOM(dtype, bands, r, m, n, size)
+    return int(size)

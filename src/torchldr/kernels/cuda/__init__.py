@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ...torch_private import has_modes
 from . import krylov, nvrtc
 from .krylov import krylov_adjoint, krylov_columns
 from .nvrtc import unavailable
@@ -46,7 +47,7 @@ extern "C" __global__ void contract(const C* a, const C* g, C* out, int r, int f
 
 def reads(t: Tensor) -> bool:
     """Whether kernels may read a tensor: on a GPU, with memory, and no tracer would miss what they do."""
-    if not t.is_cuda or torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
+    if not t.is_cuda or torch.compiler.is_compiling() or has_modes():
         return False
     return type(t).__torch_dispatch__ is Tensor.__torch_dispatch__ and unavailable() is None
 

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from ...torch_private import cuda_device, cuda_stream
+
 __all__ = ["Kernels", "launch", "unavailable"]
 
 Grid = tuple[int, int, int]
@@ -83,7 +85,7 @@ class Kernels:
             device: where; a compiled kernel belongs to one device.
             arguments: tensors, contiguous and on the device, and whole numbers; 0 for a pointer to nothing.
         """
-        current = torch._C._cuda_getDevice()
+        current = cuda_device()
         index = current if device.index is None else device.index
         if index == current:
             self._queue(index, arguments)
@@ -100,7 +102,7 @@ class Kernels:
         # As a kernel's own call, which takes several times as long to look at each argument.
         values, places = _thread.words(len(arguments))
         values[:] = [a if isinstance(a, int) else a.data_ptr() for a in arguments]
-        stream = ctypes.c_void_p(torch._C._cuda_getCurrentRawStream(index))
+        stream = ctypes.c_void_p(cuda_stream(index))
         for launch in ready:
             if failed := launch(stream, places, None):
                 raise RuntimeError(f"CUDA refused to launch one of {self._launches}: {failed}.")

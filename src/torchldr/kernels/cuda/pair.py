@@ -1,4 +1,4 @@
-"""The circulant pair of `functional.subdiagonal.cuda_pair` as kernels: products, and all their gradients.
+"""The circulant pair of `functional.subdiagonal.pair` as kernels: products, and all their gradients.
 
 A row of n numbers is one complex row of h = n / 2. What a block of threads transforms lies in its shared
 memory, everything else of a row in global memory: 3 complex rows a block for products, and 2r + 8 for

@@ -7,13 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...core import costs
 from ...core.checks import check_cut
+from ...core.choice import Use
 from ...core.contract import Random, Weights
-from ...core.dense_route import dense_route, own_route
 from ...core.matrix import StructuredMatrix, normal_
-from ...core.products import Product
-from ...core.routes import Call
 from ...functional.grid import cut, joined, one_by_one, split
 
 
@@ -24,21 +21,6 @@ def grid(m: int, n: int, blocks: int | None) -> tuple[tuple[int, int], tuple[int
         while 4 * (2 * blocks) ** 2 <= m + n:
             blocks *= 2
     return split(m, blocks), split(n, blocks)
-
-
-def _seconds(M: Any, call: Call) -> float:
-    (m, n), r, b = M.shape, M.rank, call.batch
-    (u, _), (v, _) = grid(m, n, M.options["blocks"])
-    seconds = costs.gemm(call, b, r, n) + costs.gemm(call, b, u, r * v) + costs.gemm(call, b, m, r)
-    seconds += costs.started(call, 4)  # views
-    return costs.backward(call, seconds + costs.passes(call, b * (n + r * (u + v) + m), 1))
-
-
-def _dense_seconds(M: Any, call: Call) -> float:
-    m, n = M.shape
-    _, (v, _) = grid(m, n, M.options["blocks"])
-    seconds = costs.gemm(call, M.rank, m, n) + costs.passes(call, m * n) + costs.passes(call, M.rank * m * v)
-    return costs.backward(call, seconds + costs.started(call, 5))  # views
 
 
 class Blast(StructuredMatrix, name="blast"):
@@ -60,10 +42,9 @@ class Blast(StructuredMatrix, name="blast"):
     """
 
     look = "#117A65", "d"
-    fuses = True
     at_once = "_matmul", "_rmatmul", "_materialize"
 
-    ROUTES = own_route("three_stages", _seconds), dense_route(_dense_seconds)
+    own_dtype = True
     scaled = ("G", "S", "H")
     projection_work = 6
 
@@ -89,6 +70,13 @@ class Blast(StructuredMatrix, name="blast"):
         (u, _), (v, _) = grid(out_features, in_features, options.get("blocks"))
         return rank * (out_features + in_features + u * v)
 
+    @classmethod
+    def fast_pays(cls, use: Use) -> bool:
+        work = cls.multiply_adds(use.m, use.n, use.rank, **use.options)
+        if use.gpu:
+            return not use.frozen and use.size >= 2048 and 2 * work < use.m * use.n
+        return 3 * work < use.m * use.n
+
     @property
     def grid(self) -> tuple[tuple[int, int], tuple[int, int]]:
         """How rows and columns are cut: (u, p) and (v, q), counts and widths of blocks."""
@@ -112,11 +100,8 @@ class Blast(StructuredMatrix, name="blast"):
         return rows.flatten(-3, -2)[..., : self.out_features, :]
 
     def _matmul(self, x: Tensor) -> Tensor:
-        return self.prepare()(x)
-
-    def prepare(self) -> Product:
-        (G, H), S, m = self.bases(), self.S, self.out_features
-        return lambda x: _product(x, G, S, H, m)
+        G, H = self.bases()
+        return _product(x, G, self.S, H, self.out_features)
 
     def _rmatmul(self, y: Tensor) -> Tensor:
         G, H = self.bases()

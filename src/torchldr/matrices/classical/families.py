@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from functools import lru_cache
 from typing import Self
 
 import torch
@@ -21,10 +20,7 @@ from torch import Tensor
 
 from ...algebra.known import Operators
 from ...algebra.members import opposite_shifts, shift
-from ...core import costs
 from ...core.checks import checked_int, checked_vector
-from ...core.routes import Call, is_traced
-from ...functional import circulant_blocks
 from ...functional.cauchy import cauchy_matmul, cauchy_reference
 from ...functional.fft import fast_length
 from ...functional.vandermonde import vandermonde_matmul, vandermonde_reference, vandermonde_rmatmul
@@ -238,25 +234,9 @@ def _windows(entries: Tensor, x: Tensor, m: int) -> Tensor:
     if entries.dtype is not x.dtype:
         dtype = torch.promote_types(entries.dtype, x.dtype)
         entries, x = entries.to(dtype), x.to(dtype)
-    traced = torch.compiler.is_compiling() or is_traced(entries, x)
-    size = 0 if traced else _compiled_size(len(x), m + n - 1, x.device.type, x.dtype)
-    if size:
-        return circulant_blocks.product(entries, x, m, circulant_blocks.Place(size, n - 1))
     length = fast_length(m + n - 1)
     if x.is_complex():
         y = torch.fft.ifft(torch.fft.fft(entries, length) * torch.fft.fft(x, length))
     else:
         y = torch.fft.irfft(torch.fft.rfft(entries, length) * torch.fft.rfft(x, length), length)
     return y[..., n - 1 : n - 1 + m].clone(memory_format=torch.contiguous_format)
-
-
-@lru_cache(maxsize=1024)
-def _compiled_size(batch: int, least: int, device: str, dtype: torch.dtype) -> int:
-    """The length of a compiled convolution of at least this one; 0 where it does not serve or costs more."""
-    size = max(circulant_blocks.SMALLEST, 1 << (least - 1).bit_length())
-    if dtype.is_complex or circulant_blocks.why_not(size, device, dtype) is not None:
-        return 0
-    call, length = Call(batch, device, dtype), fast_length(least)
-    ffts = 2 * costs.ffts(call, batch, length) + costs.ffts(call, 1, length)
-    plain = ffts + costs.passes(call, batch * length, 2)
-    return size if costs.compiled_ffts(call, 2 * batch + 1, size // 2, 0) < plain else 0

@@ -7,11 +7,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...core import costs
 from ...core.checks import checked_int
-from ...core.dense_route import dense_route, factors_route
+from ...core.choice import Use
 from ...core.matrix import StructuredMatrix
-from ...core.routes import Call
 from ...functional.grid import cut, joined, near_root, split
 
 
@@ -27,19 +25,6 @@ class Sizes(NamedTuple):
 def sizes(m: int, n: int, out_blocks: int | None, in_blocks: int | None) -> Sizes:
     """The factors' sizes for a matrix m x n."""
     return Sizes(*split(m, out_blocks or near_root(m, m)), *split(n, in_blocks or near_root(n, n)))
-
-
-def _seconds(M: Any, call: Call) -> float:
-    (m, n), r, batch = M.shape, M.rank, call.batch
-    a, b, c, d = sizes(m, n, **M.options)
-    seconds = costs.gemm(call, batch * c, r * b, d) + costs.gemm(call, batch * b, a, r * c)
-    seconds += costs.started(call, 4)  # views
-    return costs.backward(call, seconds + costs.passes(call, batch * r * b * c, 1))
-
-
-def _dense_seconds(M: Any, call: Call) -> float:
-    m, n = M.shape
-    return costs.backward(call, costs.gemm(call, M.rank, m, n) + costs.passes(call, m * n, 1))
 
 
 class Kronecker(StructuredMatrix, name="kronecker"):
@@ -60,10 +45,9 @@ class Kronecker(StructuredMatrix, name="kronecker"):
     """
 
     look = "#B5651D", "X"
-    fuses = True
     at_once = "_matmul", "_rmatmul", "_materialize"
 
-    ROUTES = factors_route("two_factors", _seconds, live=True), dense_route(_dense_seconds)
+    own_dtype = True
     projection_work = 2
 
     @classmethod
@@ -87,6 +71,13 @@ class Kronecker(StructuredMatrix, name="kronecker"):
     def multiply_adds(cls, out_features: int, in_features: int, rank: int, **options: Any) -> float:
         a, b, c, d = sizes(out_features, in_features, options.get("out_blocks"), options.get("in_blocks"))
         return rank * b * c * (d + a)
+
+    @classmethod
+    def fast_pays(cls, use: Use) -> bool:
+        work = cls.multiply_adds(use.m, use.n, use.rank, **use.options)
+        if use.gpu:
+            return not use.frozen and use.size >= 8192 and 2 * work < use.m * use.n
+        return 3 * work < use.m * use.n
 
     @property
     def sizes(self) -> Sizes:

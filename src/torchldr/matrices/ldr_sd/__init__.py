@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from ...core import costs
-from ...core.checks import check_choices
+from ...core.choice import Use, fft_multiply_adds
 from ...core.contract import Random, Weights
 from ...core.matrix import StructuredMatrix, generators_
-from ...core.routes import Call
 from ...core.storage import AROUND_ONE, FLOAT, Storage
-from ...functional import stein_scan
 from ...functional.reference import krylov_of_cycle_reference, subdiagonal_reference
-from .routes import PRODUCTS, ROUTES, dense_matrix, rings, unseen
+from ...functional.stein import Ring, stein_matrix
+from ...functional.subdiagonal.guard import Side
+from ...functional.subdiagonal.product import product
 
 _STORED = {"subdiagonal": AROUND_ONE, "corner": FLOAT}
 
@@ -38,11 +38,6 @@ class LDRSubdiagonal(StructuredMatrix, name="ldr_sd"):
     `corner_C` (1): (m + n)(r + 1) in all. Cost: 2r + 2 real FFTs of length m + n a vector where the
     subdiagonals' products stay within a factor of 32 (2^30 with FFTs in float64), else O(r n^2).
 
-    Options:
-        product: "auto" chooses among the routes, after a look at the subdiagonals; "convolution" takes the
-            FFTs in float64 without a look, which is right while the products of both subdiagonals range over
-            a factor of 2^30 at most; "exact" takes a route that is right for every operator.
-
     Reference: Thomas, Gu, Dao, Rudra, Ré, "Learning Compressed Transforms with Low Displacement Rank",
     2018.
     """
@@ -50,19 +45,17 @@ class LDRSubdiagonal(StructuredMatrix, name="ldr_sd"):
     look = "#0072B2", "o"
     at_once = ("_materialize",)
 
-    opaque = True
+    retired: ClassVar[Mapping[str, Sequence[Any]]] = {"product": ("auto", "convolution", "exact")}
     stored: ClassVar[Mapping[str, Storage]] = {
         f"{part}_{side}": how for side in "AC" for part, how in _STORED.items()
     }
-    ROUTES = ROUTES
     projection_work = 12
     compresses = True
 
     @classmethod
     def parameter_shapes(
-        cls, out_features: int, in_features: int, rank: int, *, product: str = "auto"
+        cls, out_features: int, in_features: int, rank: int
     ) -> dict[str, tuple[int, ...]]:
-        check_choices(cls.__name__, product=(product, PRODUCTS))
         shapes: dict[str, tuple[int, ...]] = {"G": (rank, out_features), "H": (rank, in_features)}
         for side, size in (("A", out_features), ("C", in_features)):
             shapes |= {f"subdiagonal_{side}": (size - 1,), f"corner_{side}": (1,)}
@@ -91,7 +84,7 @@ class LDRSubdiagonal(StructuredMatrix, name="ldr_sd"):
     @classmethod
     def multiply_adds(cls, out_features: int, in_features: int, rank: int, **options: Any) -> float:
         m, n = out_features, in_features
-        return (2 * rank + 2) * costs.fft_multiply_adds(m + n) + 2 * rank * (m + n)
+        return (2 * rank + 2) * fft_multiply_adds(m + n) + 2 * rank * (m + n)
 
     def factors(self) -> list[tuple[Tensor, ...]]:
         left, right = self._krylov_reference("A", self.G), self._krylov_reference("C", self.H)
@@ -103,23 +96,43 @@ class LDRSubdiagonal(StructuredMatrix, name="ldr_sd"):
             subdiagonal_reference(self.subdiagonal_C, self.corner_C),
         )
 
-    # By the routes of this class, also where a subclass with routes of its own asks.
+    @classmethod
+    def fast_pays(cls, use: Use) -> bool:
+        transforms = use.rank + 1
+        if use.gpu:
+            if use.frozen:
+                return use.exact and use.size >= 2048 and use.size > 256 * transforms
+            return use.size >= 16384
+        if use.frozen:
+            return 181 * transforms * use.rows < use.size * max(use.cost * use.rows, 4)
+        return 16 * transforms * use.rows * math.log2(use.size + 1) < use.size * max(use.cost * use.rows, 64)
+
+    def fast_in_words(self) -> str:
+        m, n = self.shape[-2:]
+        return f"{2 * self.G.shape[-2] + 2} real FFTs of length about {m + n} a row"
+
+    def _made_in_words(self) -> str:
+        return " by a scan"
+
+    def rings(self) -> tuple[Ring, Ring]:
+        """Corner and subdiagonal of A and of C."""
+        t = self.tensors
+        return (t["corner_A"], t["subdiagonal_A"]), (t["corner_C"], t["subdiagonal_C"])
+
+    def _sides(self) -> tuple[Side, Side]:
+        """Subdiagonal, corner () and start vectors of A and of C."""
+        t = self.tensors
+        A = t["subdiagonal_A"], t["corner_A"].squeeze(-1), t["G"]
+        return A, (t["subdiagonal_C"], t["corner_C"].squeeze(-1), t["H"])
 
     def _matmul(self, x: Tensor) -> Tensor:
-        return self._plain().multiply(x)
+        return product(*self._sides(), x)
 
     def _rmatmul(self, y: Tensor) -> Tensor:
-        return self._plain().multiply(y, transposed=True)
-
-    def _plain(self) -> LDRSubdiagonal:
-        return LDRSubdiagonal.unchecked(self.out_features, self.in_features, self.tensors, self.options)
-
-    def unseen(self, call: Call) -> Self | str:
-        return unseen(self, call)
+        return product(*self._sides()[::-1], y)
 
     def _materialize(self) -> Tensor:
-        return dense_matrix(self, self.dtype)
+        return self.dense_in(self.dtype)
 
     def dense_in(self, dtype: torch.dtype) -> Tensor:
-        found = stein_scan.stein_by_scan(*rings(self), self.tensors["G"], self.tensors["H"], dtype)
-        return super().dense_in(dtype) if found is None else found
+        return stein_matrix(*self.rings(), self.tensors["G"], self.tensors["H"], dtype)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...core.rules import rule
-from ...functional.stein_scan import stein_sum
+from ...functional.stein import stein_matrix
 from ...project.climbing import State, climb
 from ...project.methods import solve, start_for, starts
 from ...project.problem import Problem, Tensors
@@ -52,7 +52,7 @@ def from_edges(a: Tensor, c: Tensor, G: Tensor, H: Tensor) -> Tensors:
 
 def evaluate(tensors: Tensors) -> Tensor:
     A, C = ((tensors[f"corner_{side}"].reshape(1), tensors[f"subdiagonal_{side}"]) for side in "AC")
-    return stein_sum(A, C, tensors["G"], tensors["H"])
+    return stein_matrix(A, C, tensors["G"], tensors["H"])
 
 
 @rule("project", LDRSubdiagonal)

@@ -22,13 +22,14 @@ from ...core.rules import rule
 from ...functional.exported.grown import of_sides
 from ...functional.exported.krylov import convolved
 from ...functional.ring import shift_krylov_matmul
+from ...functional.prepared import Prepared
+from ...functional.subdiagonal.frozen import frozen
 from ...functional.subdiagonal.guard import RANGE, Side, reach, scales
 from ...functional.triangular import ring_solve
 from ...linalg.candidates import GKO_FROM, around, toeplitz_candidates
 from ...linalg.solvers import Candidate, formula, general
 from ...operators import Subdiagonal
 from . import LDRSubdiagonal
-from .routes import sides
 
 # Closure.
 
@@ -64,20 +65,6 @@ def _(M: LinearMap, known: DisplacementStructure) -> LDRSubdiagonal | None:
 
 # How far apart the scales of a matrix may be: GKO mixes rows, so their ratio costs digits.
 SCALES = 1e6
-
-
-# The range of operators whose convolutions serve to measure residuals: 2^10 eps is far below the 1e-10 that
-# `solve` promises, while products of layers keep all but five bits.
-MEASURED = 2.0**10
-
-
-@rule("widened", LDRSubdiagonal)
-def _(M: LDRSubdiagonal) -> LDRSubdiagonal:
-    wide = M.double()
-    if wide.options["product"] != "auto" or reach(*sides(wide)) > MEASURED:
-        return wide
-    m, n = wide.shape
-    return wide.unchecked(m, n, wide.tensors, {**wide.options, "product": "convolution"})
 
 
 @rule("solvers", LDRSubdiagonal)
@@ -126,10 +113,10 @@ def _closed_displacement(G: Tensor, H: Tensor, f: float, e: float) -> tuple[Tens
 
 @rule("onnx", LDRSubdiagonal)
 def product(mode: str, M: LDRSubdiagonal) -> nn.Module:
-    return convolved(mode, *sides(M), M.dtype) or of_sides(*sides(M))
+    return convolved(mode, *M._sides(), M.dtype) or of_sides(*M._sides())
 
 
-rule("onnx_at_load", LDRSubdiagonal)(lambda mode, M: of_sides(*sides(M)))
+rule("onnx_at_load", LDRSubdiagonal)(lambda mode, M: of_sides(*M._sides()))
 
 
 # In C: Fourier transforms where the range of the operators allows it, else the recurrence.
@@ -141,7 +128,7 @@ rule("onnx_at_load", LDRSubdiagonal)(lambda mode, M: of_sides(*sides(M)))
 @rule("c", LDRSubdiagonal)
 def _(M: LDRSubdiagonal, c: Any) -> str:
     below = {side: c.coefficients(f"subdiagonal_{side}") for side in "AC"}
-    return subdiagonal_product(M, c, sides(M), below)
+    return subdiagonal_product(M, c, M._sides(), below)
 
 
 def subdiagonal_product(M: Any, c: Any, both: tuple[Side, Side], below: dict[str, str]) -> str:
@@ -175,3 +162,11 @@ def subdiagonal_product(M: Any, c: Any, both: tuple[Side, Side], below: dict[str
 # What to ask for where nobody can look at the subdiagonals, as in a captured graph: the caller vouches.
 
 rule("capture_options", LDRSubdiagonal)(lambda: {"product": "convolution"})
+
+
+# Frozen.
+
+
+@rule("frozen", LDRSubdiagonal)
+def _(M: LDRSubdiagonal) -> Prepared | None:
+    return frozen(*M._sides())

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from ...core import stacks
-from ...core.checks import check_choices
+from ...core.choice import Use
 from ...core.contract import Random, Weights
 from ...core.matrix import StructuredMatrix, generators_
 from ...core.products import allows_tf32
-from ...core.routes import is_traced
 from ...core.storage import AROUND_ONE, AROUND_ZERO, FLOAT, Storage
-from ...functional import krylov_dense, stencil, tridiagonal
+from ...functional import krylov_dense, tridiagonal
+from ...functional.krylov import krylov_matrices
 from ...functional.reference import krylov_of_ring_reference, tridiagonal_reference
-from ...kernels import cuda
-from ...kernels.cuda.krylov import entries
+from ...functional.stream import product
 from ..ldr_sd import shift_mean_square
 from .operators import operator_report
-from .routes import HELD, PRODUCTS, ROUTES
 
 Ring = tuple[Tensor, Tensor, Tensor]
 _STORED = {"subdiagonal": AROUND_ONE, "diagonal": AROUND_ZERO, "superdiagonal": AROUND_ZERO, "corners": FLOAT}
@@ -36,14 +33,9 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
     Parameters: those of LDR-SD without `corner_*`, and `diagonal_A` (m), `superdiagonal_A` (m - 1),
     `corners_A` (2: top right, bottom left), likewise C: (m + n)(r + 3) in all. Where a corner meets
     another entry (m <= 2) they add. Cost: O(r (m + n) k) for the Krylov columns, compiled on a CPU,
-    and as much a vector in matrix products; never an m x n matrix in inference. For kept products of some
-    thousands of features the port product takes O(c (r + b) n log^2 n) for b vectors, where a bound on its
-    error allows it (`functional.port.acceptance`).
+    and as much a vector in matrix products; never an m x n matrix in inference.
 
     Options:
-        product: for products in float32 that need no gradient, of a matrix that is kept (a layer in
-            inference): "auto" takes the port product where it is accepted and cheaper, "port" wherever it is
-            accepted, at any size, "stencil" never. All others take the stencil or the dense matrix.
         normalize: divide A and C by their largest absolute row sum where it exceeds 1. Powers of A
             otherwise grow like its spectral radius, and run in float64 where float32 would lose them:
             take it for layers of thousands of features, or when a superdiagonal grows past some tenths.
@@ -55,18 +47,16 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
     look = "#D55E00", "D"
 
     at_once = ("_materialize",)
-    opaque = True
+    retired: ClassVar[Mapping[str, Sequence[Any]]] = {"product": ("auto", "stencil", "port")}
     stored: ClassVar[Mapping[str, Storage]] = {
         f"{part}_{side}": how for side in "AC" for part, how in _STORED.items()
     }
-    ROUTES = ROUTES
     projection_work = 48
 
     @classmethod
     def parameter_shapes(
-        cls, out_features: int, in_features: int, rank: int, *, normalize: bool = False, product: str = "auto"
+        cls, out_features: int, in_features: int, rank: int, *, normalize: bool = False
     ) -> dict[str, tuple[int, ...]]:
-        check_choices(cls.__name__, product=(product, PRODUCTS))
         shapes: dict[str, tuple[int, ...]] = {"G": (rank, out_features), "H": (rank, in_features)}
         for side, size in (("A", out_features), ("C", in_features)):
             shapes[f"subdiagonal_{side}"] = (size - 1,)
@@ -95,13 +85,14 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
 
     def _ring(self, side: str) -> Ring:
         part = self.tensors
-        top, bottom = part[f"corners_{side}"].split(1)
-        lower = torch.cat((top, part[f"subdiagonal_{side}"]))
-        upper = torch.cat((part[f"superdiagonal_{side}"], bottom))
+        top, bottom = part[f"corners_{side}"].split(1, -1)
+        lower = torch.cat((top, part[f"subdiagonal_{side}"]), -1)
+        upper = torch.cat((part[f"superdiagonal_{side}"], bottom), -1)
         ring = lower, part[f"diagonal_{side}"], upper
         if not self.options["normalize"]:
             return ring
         scale = tridiagonal.row_sum_scale(*ring)
+        scale = scale.unsqueeze(-1)
         return ring[0] / scale, ring[1] / scale, ring[2] / scale
 
     @classmethod
@@ -126,7 +117,7 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
         return (*self._ring("A"), self.G), (*self._ring("C"), self.H)
 
     def operator_report(self, *, spectrum: bool = True) -> list[dict[str, Any]]:
-        """What the two operators are like: a row of plain numbers for A and one for C, for a table by epoch.
+        """Describe the two operators: a row of plain numbers for A and one for C, for a table by epoch.
 
         Args:
             spectrum: whether to compute the spectral radius, of operators of up to 1024 rows.
@@ -136,13 +127,45 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
                 subdiagonal, diagonal, superdiagonal, corners: least and largest entry,
                 row_sum: the largest absolute row sum,
                 growth: the mean factor of |A^t v| a step, over k = min(m, n) steps,
-                spectral_radius: where it was computed, else None,
-                oversampling: that of the layer's port product, or None where it takes the stencil,
-                bound, reason: of the layer's product (`acceptance.Verdict`).
+                spectral_radius: where it was computed, else None.
 
         Waits for the device.
         """
         return operator_report(self, spectrum=spectrum)
+
+    def _balanced(self) -> tuple[tridiagonal.Operator, tridiagonal.Operator]:
+        """`both_operators` without a scale that A has and C takes back."""
+        A, C = tridiagonal.balanced(self._ring("A"), self._ring("C"))
+        return (*A, self.tensors["G"]), (*C, self.tensors["H"])
+
+    @classmethod
+    def fast_pays(cls, use: Use) -> bool:
+        if use.frozen:
+            return False
+        if use.gpu:
+            return use.size >= 2048 and 4 * use.rank * use.rows < use.size
+        return (2 * use.rank - 1) * use.rows < use.rank * use.size
+
+    def fast_in_words(self) -> str:
+        (m, n), r = self.shape[-2:], self.G.shape[-2]
+        columns = r * min(m, n)
+        return f"make {columns} Krylov columns of either operator, then {columns * (m + n):,} multiply-adds a row"
+
+    def _made_in_words(self) -> str:
+        return " of Krylov columns"
+
+    def _materialize(self) -> Tensor:
+        return self.dense_in(self.dtype)
+
+    def dense_in(self, dtype: torch.dtype) -> Tensor:
+        """By Krylov matrices and one product of them, r k m n multiply-adds."""
+        if self.in_features == self.out_features and krylov_dense.takes(self.tensors["G"]):
+            rough = dtype.itemsize < 4 or allows_tf32("cuda", dtype)
+            return krylov_dense.krylov_dense(self._rings(), dtype, rough=rough)
+        A, C = self.promoted()._balanced()
+        k = min(self.out_features, self.in_features)
+        K_A, K_C = krylov_matrices(*A, k), krylov_matrices(*C, k)
+        return (K_A.flatten(-3, -2).mT @ K_C.flatten(-3, -2)).to(dtype)
 
     def _rings(self) -> Tensor:
         """Both operators of a square matrix with their generators, as `krylov_dense` takes them."""
@@ -155,31 +178,12 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
         if not self.options["normalize"]:
             return rings
         ring, V = rings.to(torch.promote_types(self.dtype, torch.float32)).tensor_split([3], -2)
-        scale = tridiagonal.row_sum_scale(*ring.unbind(-2))
+        upper, lower, diagonal = ring.unbind(-2)
+        scale = tridiagonal.row_sum_scale(lower, diagonal, upper)
         return torch.cat((ring / scale[..., None, None], V), -2)
 
-    def dense_in(self, dtype: torch.dtype) -> Tensor:
-        if self.in_features != self.out_features or not krylov_dense.serves(self.G):
-            return super().dense_in(dtype)
-        rough = dtype.itemsize < 4 or allows_tf32("cuda", dtype)
-        return krylov_dense.krylov_dense(self._rings(), dtype, rough=rough)
-
-    def _materialize(self) -> Tensor:
-        tensors = self.tensors.values()
-        loops = stencil.serves(*tensors) and not is_traced(*tensors)
-        if self.leading:  # loops make one matrix after the other in less time than vmap all of them
-            return (stacks.each if loops else stacks.mapped)(self, LDRTridiagonal._materialize)
-        size = entries(self.G.shape[0], self.out_features, self.in_features)
-        held = (loops and size <= HELD) or cuda.serves(size, *tensors)
-        return self.by_krylov_matrices() if held else super()._materialize()
-
-    def by_krylov_matrices(self) -> Tensor:
-        """The dense matrix by one matrix product, 2 r k m n operations."""
-        K_A, K_C = (K.flatten(0, 1) for K in tridiagonal.krylov_pair(*self.both_operators()))
-        return (K_A.mT @ K_C).to(self.dtype)
-
     def _matmul(self, x: Tensor) -> Tensor:
-        return tridiagonal.product(*self.both_operators(), x)
+        return product(*self._balanced(), x)
 
     def _rmatmul(self, y: Tensor) -> Tensor:
-        return tridiagonal.product(*self.both_operators()[::-1], y)
+        return product(*self._balanced()[::-1], y)

@@ -45,7 +45,7 @@ def project(problem: Problem, rank: int) -> Tensors:
     effort, (m, n) = Effort(problem), problem.shape
 
     def evaluate(tensors: Tensors) -> Tensor:
-        return LDRTridiagonal.unchecked(m, n, tensors, problem.options).by_krylov_matrices()
+        return LDRTridiagonal.unchecked(m, n, tensors, problem.options).materialize()
 
     def descend(tensors: Tensors, steps: int, stage: str) -> State:
         return refine(problem, tensors, steps, evaluate=evaluate, stage=stage)

@@ -7,22 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...core import costs
-from ...core.dense_route import dense_route, factors_route
+from ...core.choice import Use
 from ...core.matrix import StructuredMatrix
-from ...core.products import Product
-from ...core.routes import Call
 from ...project.solving import balanced
-
-
-def _seconds(M: Any, call: Call) -> float:
-    (m, n), r, b = M.shape, M.rank, call.batch
-    # And a bias, which the second product does not add itself.
-    return costs.backward(call, costs.gemm(call, b, r, n) + costs.gemm(call, b, m, r) + costs.started(call))
-
-
-def _product_seconds(M: Any, call: Call) -> float:
-    return costs.backward(call, costs.gemm(call, M.rank, *M.shape) + costs.started(call))
 
 
 class LowRankFit:
@@ -71,16 +58,25 @@ class LowRank(StructuredMatrix, name="low_rank"):
     """
 
     look = "#E69F00", "P"
-    fuses = True
     at_once = "_matmul", "_rmatmul", "_materialize"
 
-    ROUTES = factors_route("two_products", _seconds, live=True), dense_route(_product_seconds)
+    own_dtype = True
     projection_work = 0
     compresses = True
 
     @classmethod
     def multiply_adds(cls, out_features: int, in_features: int, rank: int, **options: Any) -> float:
         return rank * (out_features + in_features)
+
+    @classmethod
+    def fast_pays(cls, use: Use) -> bool:
+        work = use.rank * (use.m + use.n)
+        if use.gpu and not use.frozen:
+            return use.size >= 256 and 2 * work < use.m * use.n
+        return 2 * work < use.m * use.n
+
+    def fast_in_words(self) -> str:
+        return f"2 matrix products of rank {self.rank}, {self.rank * sum(self.shape[-2:]):,} multiply-adds a row"
 
     @classmethod
     def all_ranks(cls, W: Tensor, left: Tensor | None, root: Tensor | None) -> LowRankFit:
@@ -91,10 +87,6 @@ class LowRank(StructuredMatrix, name="low_rank"):
 
     def _matmul(self, x: Tensor) -> Tensor:
         return (x @ self.H.mT) @ self.G
-
-    def prepare(self) -> Product:
-        G, right = self.G, self.H.mT
-        return lambda x: (x @ right) @ G
 
     def _rmatmul(self, y: Tensor) -> Tensor:
         return (y @ self.G.mT) @ self.H

@@ -6,12 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
-from ...core import costs
 from ...core.checks import check_cut
-from ...core.dense_route import dense_route, factors_route
+from ...core.choice import Use
 from ...core.matrix import StructuredMatrix
-from ...core.products import Product
-from ...core.routes import Call
 from ...functional.grid import cut, joined, near_root, one_by_one, split, two_stages
 
 
@@ -19,22 +16,6 @@ def grid(m: int, n: int, blocks: int | None) -> tuple[tuple[int, int], tuple[int
     """How rows and columns are cut: (u, p) and (v, q), counts and widths of blocks."""
     blocks = blocks or near_root(m, n)
     return split(m, blocks), split(n, blocks)
-
-
-def _seconds(M: Any, call: Call) -> float:
-    (m, n), r, b = M.shape, M.rank, call.batch
-    (u, _), (v, _) = grid(m, n, M.options["blocks"])
-    seconds = costs.gemm(call, b, r * u, n) + costs.gemm(call, b, m, r * v)
-    seconds += costs.passes(call, b * (n + r * u * v + m), 2) + costs.started(call, 5)  # many views
-    if not call.kept:
-        seconds += costs.passes(call, r * (u * n + v * m), 1)
-    return costs.backward(call, seconds)
-
-
-def _dense_seconds(M: Any, call: Call) -> float:
-    m, n = M.shape
-    seconds = costs.gemm(call, M.rank, m, n) + costs.passes(call, m * n, 2) + costs.started(call, 4)  # views
-    return costs.backward(call, seconds)
 
 
 class Monarch(StructuredMatrix, name="monarch"):
@@ -58,10 +39,9 @@ class Monarch(StructuredMatrix, name="monarch"):
     """
 
     look = "#7A3E9D", "h"
-    fuses = True
     at_once = "_matmul", "_rmatmul", "_materialize"
 
-    ROUTES = factors_route("two_stages", _seconds), dense_route(_dense_seconds)
+    own_dtype = True
     projection_work = 4
 
     @classmethod
@@ -81,6 +61,13 @@ class Monarch(StructuredMatrix, name="monarch"):
     def variants(cls, out_features: int, in_features: int) -> list[dict[str, Any]]:
         largest = min(out_features, in_features)
         return [{"blocks": 2**i} for i in range(1, 6) if 4**i <= largest]
+
+    @classmethod
+    def fast_pays(cls, use: Use) -> bool:
+        work = cls.multiply_adds(use.m, use.n, use.rank, **use.options)
+        if use.gpu:
+            return not use.frozen and use.size >= 256 and 2 * work < use.m * use.n
+        return 3 * work < use.m * use.n
 
     @property
     def grid(self) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -115,11 +102,6 @@ class Monarch(StructuredMatrix, name="monarch"):
         """The weights of the two stages, as `two_stages` takes them."""
         G, H = self.parts()
         return _first(H), _second(G)
-
-    def prepare(self) -> Product:
-        # Many small products by weights that lie far apart take up to ten times as long on ARM.
-        first, second, m = *(stage.contiguous() for stage in self.stages()), self.out_features
-        return lambda x: two_stages(x, first, second, m)
 
     def _rmatmul(self, y: Tensor) -> Tensor:
         G, H = self.parts()

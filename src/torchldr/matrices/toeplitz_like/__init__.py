@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...core import costs
+from ...core.choice import Use, fft_multiply_adds
 from ...core.contract import Random, Weights
-from ...core.dense_route import dense_route, own_route
 from ...core.matrix import StructuredMatrix, generators_
-from ...core.products import Product
-from ...core.routes import Call, Route, untraced
-from ...functional import stein_scan
 from ...functional.fft import conjugate, contract_rank
 from ...functional.reference import krylov_of_shift_reference, shift_reference
 from ...functional.ring import Ring, ring
-from ...functional.subdiagonal import compiled_pair, cuda_pair
+from ...functional.stein import stein_matrix
 from ...functional.subdiagonal.guard import Side
-from ..ldr_sd.routes import compiled_pair_cost, cuda_pair_cost, cuda_product, pair_tried, scan_seconds
 
 
 def corner_sign(m: int, n: int) -> int:
@@ -31,27 +25,6 @@ def corner_sign(m: int, n: int) -> int:
     as 784 -> 512 would have parameters without effect.
     """
     return 1 if (m & -m) <= (n & -n) else -1
-
-
-def _fft_seconds(M: Any, call: Call) -> float:
-    (m, n), r, b = M.shape, M.rank, call.batch
-    seconds = sum(costs.ffts(call, b * (1 + r), size) for size in (m, n))
-    seconds += sum(costs.copies(call, b * r * size, 3, 9) for size in (m, n))
-    if not call.kept:
-        seconds += sum(costs.ffts(call, r, size) for size in (m, n)) + costs.started(call, 10)
-    return costs.backward(call, seconds)
-
-
-def _dense_seconds(M: Any, call: Call) -> float:
-    return scan_seconds(M, call, kernels=4, loops=4, doubling=2)
-
-
-def _pair_why_not(M: Any, call: Call) -> str | None:
-    return untraced(call) or compiled_pair.why_not(*M._sides())
-
-
-def _cuda_pair_why_not(M: Any, call: Call) -> str | None:
-    return untraced(call) or cuda_pair.why_not(M.shape, M.device, M.dtype)
 
 
 class ToeplitzLike(StructuredMatrix, name="toeplitz_like"):
@@ -70,20 +43,6 @@ class ToeplitzLike(StructuredMatrix, name="toeplitz_like"):
     look = "#009E73", "^"
     at_once = ("_materialize",)
 
-    ROUTES = (
-        own_route("fft", _fft_seconds),
-        dense_route(_dense_seconds),
-        Route("compiled_pair", _pair_why_not, compiled_pair_cost, None, lambda M: M._prepare_pair()),
-        Route(
-            "cuda_pair",
-            _cuda_pair_why_not,
-            cuda_pair_cost,
-            lambda M, *given: M._cuda_product(*given),
-            lambda M: M._prepare_cuda_pair(),
-            any_dtype=True,
-            tried=pair_tried,
-        ),
-    )
     projection_work = 1
     compresses = True
 
@@ -101,8 +60,27 @@ class ToeplitzLike(StructuredMatrix, name="toeplitz_like"):
     @classmethod
     def multiply_adds(cls, out_features: int, in_features: int, rank: int, **options: Any) -> float:
         m, n = out_features, in_features
-        transforms = costs.fft_multiply_adds(m) + costs.fft_multiply_adds(n)
+        transforms = fft_multiply_adds(m) + fft_multiply_adds(n)
         return (rank + 1) * transforms + 2 * rank * (m + n)
+
+    @classmethod
+    def fast_pays(cls, use: Use) -> bool:
+        transforms = use.rank + 1
+        if use.gpu:
+            if use.frozen:
+                return use.exact and use.size >= 2048 and use.size > 256 * transforms
+            return use.size >= 16384
+        if use.frozen:
+            return 256 * transforms * use.rows < use.size * max(use.cost * use.rows, 4)
+        work = 22.6 * transforms * use.rows * math.log2(use.size + 1)
+        return work < use.size * max(use.cost * use.rows, 64)
+
+    def fast_in_words(self) -> str:
+        m, n = self.shape[-2:]
+        return f"{2 * self.G.shape[-2] + 2} real FFTs of lengths {m} and {n} a row"
+
+    def _made_in_words(self) -> str:
+        return " by a scan"
 
     def factors(self) -> list[tuple[Tensor, ...]]:
         a, k = corner_sign(*self.shape), min(self.shape)
@@ -116,17 +94,9 @@ class ToeplitzLike(StructuredMatrix, name="toeplitz_like"):
         return A.to(self.device), C.to(self.device)
 
     def _matmul(self, x: Tensor) -> Tensor:
-        return self.prepare()(x)
-
-    def prepare(self) -> Product:
         left, right = self._rings()
-        g_hat, h_hat = left.analyse(self.G), conjugate(right.analyse(self.H))
-
-        def product(x: Tensor) -> Tensor:
-            z = right.fold(right.unfold(x).unsqueeze(-2) * h_hat)
-            return left.synthesise(contract_rank(left.analyse(z), g_hat))
-
-        return product
+        z = right.fold(right.unfold(x).unsqueeze(-2) * conjugate(right.analyse(self.H)))
+        return left.synthesise(contract_rank(left.analyse(z), left.analyse(self.G)))
 
     def _sides(self) -> tuple[Side, Side]:
         """The shifts as subdiagonal operators with their start vectors."""
@@ -134,28 +104,12 @@ class ToeplitzLike(StructuredMatrix, name="toeplitz_like"):
         left, right = ((torch.ones_like(V[0, 1:]), f, V) for V, f in ((self.G, a), (self.H, -a)))
         return left, right
 
-    def _prepare_pair(self) -> Product:
-        return compiled_pair.kept(*self._sides(), self.dtype)
-
-    def _cuda_product(self, x: Tensor, transposed: bool, bias: Tensor | None = None) -> Tensor:
-        A, C = self._sides()
-        return cuda_product(self, *((C, A) if transposed else (A, C)), x, bias, math.inf)
-
-    def _prepare_cuda_pair(self) -> Product:
-        return cuda_pair.KeptPair(*self._sides())
-
     def _materialize(self) -> Tensor:
-        dense: Tensor = self._stein_sum(stein_scan.stein_sum, self.dtype)
-        return dense
+        return self.dense_in(self.dtype)
 
     def dense_in(self, dtype: torch.dtype) -> Tensor:
-        found = self._stein_sum(stein_scan.stein_by_scan, dtype)
-        return super().dense_in(dtype) if found is None else found
-
-    def _stein_sum(self, how: Callable[..., Any], dtype: torch.dtype) -> Any:
-        """The dense matrix by one of `stein_scan`'s functions, or None where it does not serve."""
-        f, tensors = corner_sign(self.out_features, self.in_features), self.tensors
-        return how((f, None), (-f, None), tensors["G"], tensors["H"], dtype)
+        f = corner_sign(self.out_features, self.in_features)
+        return stein_matrix((f, None), (-f, None), self.tensors["G"], self.tensors["H"], dtype)
 
     def _rmatmul(self, y: Tensor) -> Tensor:
         left, right = self._rings()

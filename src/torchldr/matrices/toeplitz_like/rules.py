@@ -20,6 +20,8 @@ from ...core.linear_map import LinearMap
 from ...core.rules import rule
 from ...functional.exported.grown import of_sides
 from ...functional.exported.krylov import convolved
+from ...functional.prepared import Prepared
+from ...functional.subdiagonal.frozen import frozen
 from ...linalg.candidates import by_generators, toeplitz_candidates
 from ...linalg.solvers import Candidate
 from ...operators import Diagonal, Operator, Shift, same
@@ -185,3 +187,11 @@ rule("onnx_at_load", ToeplitzLike)(lambda mode, M: of_sides(*M._sides()))
 def product_in_c(M: ToeplitzLike, c: Any) -> str:
     c.use("coefficients")
     return subdiagonal_product(M, c, M._sides(), dict.fromkeys("AC", "{0, 0.0f, 1.0f}"))
+
+
+# Frozen.
+
+
+@rule("frozen", ToeplitzLike)
+def _(M: ToeplitzLike) -> Prepared | None:
+    return frozen(*M._sides())

@@ -8,13 +8,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ...core import costs
 from ...core.contract import Random, Weights
-from ...core.dense_route import dense_route, own_route
 from ...core.matrix import StructuredMatrix, generators_
-from ...core.routes import Call
 from ...core.storage import FLOAT, Storage
-from ...functional import stein_scan
+from ...functional.columns import column_scan
 from ...functional.reference import krylov_of_shift_reference, shift_reference
 from ...functional.ring import shift_krylov_matmul, shift_krylov_rmatmul
 from ...functional.vandermonde import (
@@ -24,25 +21,6 @@ from ...functional.vandermonde import (
     vandermonde_reference,
     vandermonde_rmatmul,
 )
-
-
-def _seconds(M: Any, call: Call) -> float:
-    (m, n), r, b = M.shape, M.rank, call.batch
-    blocks = -(-n // TILE)  # of powers, made and used one after the other
-    product = costs.gemm(call, b * r, m, TILE) + costs.passes(call, b * r * m, 2)
-    if call.needs_grad and call.device == "cpu":  # gradients become subnormal, which takes long
-        product += 30 * costs.wide(call) * costs.machine(call).entry * b * r * m
-    powers = blocks * (costs.passes(call, m * TILE, 4) + product)
-    cut = 6 if call.needs_grad and call.device == "cuda" else 0  # and padded, by autograd
-    ffts = 2 * costs.ffts(call, b * r, 2 * n)
-    return costs.backward(call, ffts + powers + costs.started(call, cut))
-
-
-def _dense_seconds(M: Any, call: Call) -> float:
-    m, n = M.shape
-    # On a CPU a step for each column, without autograd.
-    steps = n * costs.machine(call).call / 2 if call.device != "cuda" else 0.0
-    return costs.backward(call, costs.gemm(call, M.rank, m, n) + costs.passes(call, m * n, 6) + steps)
 
 
 class VandermondeLike(StructuredMatrix, name="vandermonde_like"):
@@ -60,7 +38,6 @@ class VandermondeLike(StructuredMatrix, name="vandermonde_like"):
 
     look = "#56B4E9", "<"
 
-    ROUTES = own_route("powers", _seconds), dense_route(_dense_seconds)
     stored: ClassVar[Mapping[str, Storage]] = {"nodes": FLOAT}
     projection_work = 1
 
@@ -97,6 +74,10 @@ class VandermondeLike(StructuredMatrix, name="vandermonde_like"):
     def multiply_adds(cls, out_features: int, in_features: int, rank: int, **options: Any) -> float:
         return rank * out_features * in_features
 
+    def fast_in_words(self) -> str:
+        m, n = self.shape[-2:]
+        return f"{2 * self.G.shape[-2]} real FFTs of length {2 * n} and {self.rank} polynomials of {n} terms at {m} nodes a row"
+
     def factors(self) -> list[tuple[Tensor, ...]]:
         n = self.in_features
         left = self.G.unsqueeze(-1) * vandermonde_reference(self.nodes, n)  # float32 for narrower G
@@ -110,12 +91,9 @@ class VandermondeLike(StructuredMatrix, name="vandermonde_like"):
         return self.in_features
 
     def _materialize(self) -> Tensor:
-        E = self.H.mT @ self.G
-        nodes = self.nodes.to(E.dtype)
-        if not stein_scan.scans(nodes, E):
-            return super()._materialize()
         # M_ij = node_i M_{i, j-1} + E_ji, down the columns of the transposed matrix
-        return stein_scan.column_scan(nodes.unsqueeze(0), E.unsqueeze(0)).squeeze(0).mT
+        E = self.H.mT @ self.G
+        return column_scan(self.nodes.to(E.dtype), E).mT
 
     def _matmul(self, x: Tensor) -> Tensor:
         z = shift_krylov_rmatmul(self.H, x, 0.0, self.in_features)

@@ -10,18 +10,19 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from ...core.checks import as_int, check_choices, check_flags, checked_int
-from ...core.products import check_like, is_jit_tracing
+from ...core.choice import Products
+from ...core.products import autocasts, check_like
 from ...matrices import StructuredMatrix, get_structure
+from ..computed import ComputedWeight
 from ..linear import StructuredLinear
-from ..parameters import INITS, describe
-from ..planned import PlannedLayer
-from ..tensors import as_node, in_format_of, is_proxy
+from ..parameters import INITS, Multiplying, describe
+from ..tensors import in_format_of
 from .stack import MatrixStack
 
 FORMS = ("grid", "wide")
 
 
-class StructuredChannels(PlannedLayer):
+class StructuredChannels(ComputedWeight, Multiplying):
     """Map channels to channels by structured matrices on the flattened pixels of each.
 
     y_o = sum_i M_oi x_i + b_o: a convolution is the case of sparse Toeplitz matrices, here each of the
@@ -50,8 +51,8 @@ class StructuredChannels(PlannedLayer):
         wide: with `form="wide"` a `StructuredLinear` without bias.
         bias: (out_channels), or None.
         weight: the dense block matrix (out_channels * n', in_channels * n), computed when asked for.
-        plan: how the grid multiplies: "fast" by fast products, "dense" by the dense block matrix, "auto"
-            by what is faster; `uses()` says what that comes to.
+        product: how the matrices multiply: "fast" by their class's own product, "dense" by the dense block
+            matrix, "auto" by the faster one; `products(x)` explains it.
 
     Examples:
         >>> layer = StructuredChannels(3, 3, (32, 32), structure="ldr_sd", rank=16, bias=False)
@@ -125,22 +126,25 @@ class StructuredChannels(PlannedLayer):
 
     @property
     def weight(self) -> Tensor:
-        """The dense block matrix, shape (out_channels * n', in_channels * n), differentiable."""
+        """The dense block matrix, shape (out_channels * n', in_channels * n), differentiable.
+
+        Computed at each access. Writing into it (`copy_`, `nn.init.zeros_`) does not change the layer.
+        """
         if self.grid is None:
             return self._wide().weight
         return _as_block_matrix(self.grid.dense())
 
-    def uses(self, batch: int = 64) -> str:
-        """How so many vectors are multiplied now: by the "dense" block matrix, or by "fast" products."""
-        if self._plan_choice != "auto":
-            return self._plan_choice
-        if self.grid is None:
-            return "dense" if self._wide().routes(batch).chosen == "dense" else "fast"
-        return "dense" if self.grid.takes_dense(batch) else "fast"
+    @weight.setter
+    def weight(self, value: Tensor) -> None:
+        self._check_weight_is_learned()
+
+    def products(self, x: Tensor | int = 64) -> Products:
+        """Both products of one matrix for these inputs, or for so many: costs in words, and which is taken."""
+        if isinstance(x, Tensor):
+            x = x.numel() // (self.in_channels * math.prod(self.features))
+        return self._wide().products(x) if self.grid is None else self.grid.matrix().products(as_int(x))
 
     def forward(self, x: Tensor) -> Tensor:
-        if is_proxy(x):
-            return as_node(self, x)
         self._check(x)
         lead, axes = x.shape[: x.ndim - 1 - len(self.features)], len(self.features)
         flat = x.flatten(-axes) if axes > 1 else x
@@ -154,23 +158,12 @@ class StructuredChannels(PlannedLayer):
         shape = (x.shape[0], self.out_channels, math.prod(self.out_features))
         if self.grid is None:
             return self._wide()(x.flatten(1)).reshape(shape)
-        if not self.grid.structure.fuses and self._plans_compiled(x):
-            return self._planned(x)[0]
-        if (
-            is_jit_tracing()
-            or self._plan_choice == "dense"
-            or (self._plan_choice == "auto" and self.grid.takes_dense(x.shape[0]))
-        ):
-            return linear(x.flatten(1), _as_block_matrix(self.grid._dense(copy=False))).reshape(shape)
-        dense = False if self._plan_choice == "fast" else None
-        y = self.grid.matrix().multiply(x.transpose(0, 1), dense=dense)  # (out_channels, in_channels, b, n')
+        matrix = self.grid.matrix()
+        taken = self.product if self.product != "auto" else matrix.product_for(x[:, 0])
+        if taken == "dense":
+            return linear(x.flatten(1), _as_block_matrix(_dense_like(matrix, x))).reshape(shape)
+        y = matrix.multiply(x.transpose(0, 1), product="fast")  # (out_channels, in_channels, b, n')
         return y.sum(1).transpose(0, 1)
-
-    def _infer(self, *inputs: Tensor) -> list[Tensor]:
-        return [self._multiply(*inputs)]
-
-    def _inferred(self, *inputs: Tensor) -> list[tuple[int, ...]]:
-        return [(len(inputs[0]), self.out_channels, math.prod(self.out_features))]
 
     def _wide(self) -> StructuredLinear:
         assert self.wide is not None
@@ -181,7 +174,7 @@ class StructuredChannels(PlannedLayer):
         if not isinstance(x, Tensor):
             raise TypeError(f"{who}: expected a tensor, got {type(x).__name__}.")
         wanted = (self.in_channels, *self.features)
-        if x.ndim < len(wanted) or (not is_jit_tracing() and x.shape[-len(wanted) :] != wanted):
+        if x.ndim < len(wanted) or x.shape[-len(wanted) :] != wanted:
             raise ValueError(f"{who}: the last axes must be {wanted}, got shape {tuple(x.shape)}.")
         check_like(who, x, some)
 
@@ -192,8 +185,16 @@ class StructuredChannels(PlannedLayer):
             parts.append(describe(self.grid))
         parts += [f"form={self.form!r}"]
         parts += [f"init={self.init!r}"] if self.init != "linear" else []
-        parts += [f"plan={self._plan_choice!r}"] if self._plan_choice != "auto" else []
+        parts += [f"product={self.product!r}"] if self.product != "auto" else []
         return ", ".join(parts)
+
+
+def _dense_like(matrix: StructuredMatrix, x: Tensor) -> Tensor:
+    """The dense matrices in the dtype that x multiplies in."""
+    if matrix.dtype == torch.float64 or not autocasts(x.device.type):
+        return matrix.materialize()
+    with torch.autocast(x.device.type, enabled=False):
+        return matrix.dense_in(torch.get_autocast_dtype(x.device.type))
 
 
 def _as_block_matrix(grid: Tensor) -> Tensor:

@@ -8,12 +8,10 @@ import math
 import torch
 from torch import Tensor
 
-from ...core.routes import Call, is_captured, is_traced, takes_dense
 from ...matrices import StructuredMatrix
 from ..parameters import StructuredParameters, describe
 from ..tensors import let_prune
 
-_SMALL = 1 << 20  # entries of all matrices up to which a compiler is shown the dense ones
 _MEASURED = 1 << 24  # entries of all matrices up to which the initial scale is measured
 
 
@@ -43,31 +41,8 @@ class MatrixStack(StructuredParameters):
         return super().matrix()
 
     def dense(self) -> Tensor:
-        """The dense matrices, shape (*leading, out_features, in_features), by way of fast products.
-
-        Differentiable. In `eval()` and without gradients for the parameters they are kept until a
-        parameter changes, and this is a copy.
-        """
-        return self._dense()
-
-    def takes_dense(self, batch: int = 1, *, gain: float = 0.0) -> bool:
-        """Whether so many vectors are multiplied by dense matrices, as the cheaper way.
-
-        Args:
-            batch: vectors for each matrix.
-            gain: seconds that the caller saves with dense matrices, beside the product.
-        """
-        if torch.compiler.is_compiling():
-            return self.structure.ROUTES[0].holds_dense or math.prod(self.matrix().shape) <= _SMALL
-        if (plan := self._kept_plan()) is not None:
-            return plan.takes_dense(batch, gain)
-        matrix = self.matrix()
-        tensors, device = [*matrix.tensors.values()], matrix.device.type
-        needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-        captured = is_captured(device)
-        traced = captured or is_traced(*tensors)
-        call = Call(batch, device, matrix.dtype, needs_grad, traced=traced, captured=captured)
-        return takes_dense(matrix.promoted(), call, gain=gain)
+        """The dense matrices, shape (*leading, out_features, in_features); differentiable."""
+        return self.matrix().materialize()
 
     @property
     def device(self) -> torch.device:
@@ -93,7 +68,6 @@ class MatrixStack(StructuredParameters):
             start(matrix[index].tensors, *size, generator, **self.options)
         if init != "paper":
             self._rescale(gain)
-        self.drop_plan()
 
     def _rescale(self, gain: float) -> None:
         """Times the gain, and the scale that `init_` gives in expectation made exact where that is cheap."""

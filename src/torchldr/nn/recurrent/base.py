@@ -10,19 +10,14 @@ from typing import Any, ClassVar, Self, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.backends import mkldnn
 from torch.nn.functional import dropout, linear
 
-from ...core import costs
 from ...core.checks import check_choices, check_flags, checked_int
-from ...core.products import autocasts, is_jit_tracing
-from ...core.routes import Call
+from ...functional.recurrence import Product, State, run_steps, sequence
 from ...matrices import StructuredMatrix, get_structure
 from ..channels.stack import MatrixStack
-from ..parameters import INITS, describe
-from ..planned import PlannedLayer
-from ..tensors import as_node, is_proxy, let_prune
-from .cells import Product, State, run_steps
+from ..parameters import INITS, Multiplying, describe
+from ..tensors import let_prune
 from .inputs import Given, Sequences, give, take, take_state
 from .step import RecurrentStep
 
@@ -31,10 +26,9 @@ WHICH = ("input", "hidden", "both")
 Settings: TypeAlias = tuple[list[Tensor], bool, int, float, bool, bool]
 Run: TypeAlias = Callable[[str, Tensor, State], tuple[Tensor, State]]  # one direction of one layer
 DENSE_ENTRIES = 1 << 22  # of a gate
-STEP = {"cpu": 60e-6, "cuda": 200e-6}  # seconds: a step in Python, where torch's own recurrence cannot run
 
 
-class StructuredRecurrent(PlannedLayer):
+class StructuredRecurrent(Multiplying):
     """A recurrent layer whose gates have structured matrices; the base of the LSTM and the GRU."""
 
     gates: ClassVar[str]  # their letters, in the order of torch
@@ -136,49 +130,31 @@ class StructuredRecurrent(PlannedLayer):
 
     def dense_weight(self, name: str) -> Tensor:
         """A weight as torch's layer has it, such as `weight_ih_l0`, (gates * hidden_size, size)."""
-        return self._weight(name, copy=True)
-
-    def _weight(self, name: str, *, copy: bool = False) -> Tensor:
         part = getattr(self, name)
-        return part._dense(copy=copy).flatten(0, 1) if isinstance(part, MatrixStack) else part
+        return part.dense().flatten(0, 1) if isinstance(part, MatrixStack) else part
 
     # How products are done.
 
-    def uses(self, steps: int = 32, batch: int = 16) -> dict[str, str]:
-        """What the plan comes to for so many steps of so many sequences: "dense" or "fast" by weight."""
-        weights = self._dense_weights(steps, batch)
-        return {name: "dense" if dense else "fast" for name, dense in weights.items()}
-
-    def _dense_weights(self, steps: int, batch: int) -> dict[str, bool]:
-        return {name: self._takes_dense(name, steps, batch) for name in self._stacks()}
-
-    def _takes_dense(self, name: str, steps: int, batch: int) -> bool:
-        """Whether a weight multiplies as dense matrices, with which torch's own recurrence can run.
-
-        A hidden matrix multiplies at every step, one step after the other: it is made once.
-        """
+    def _takes_dense(self, name: str) -> bool:
+        """Whether a weight multiplies as dense matrices, made once a call; torch's own recurrence runs on them."""
         stack = getattr(self, name)
         if not isinstance(stack, MatrixStack) or not stack.structure.structured:
             return True
-        if self._plan_choice != "auto":
-            return self._plan_choice == "dense"
-        if stack.in_features * stack.out_features > DENSE_ENTRIES:
-            return False
-        if name.startswith("weight_hh") or torch.compiler.is_compiling() or is_jit_tracing():
-            return True
-        return stack.takes_dense(steps * batch, gain=steps * STEP.get(stack.device.type, STEP["cpu"]))
+        if self.product != "auto":
+            return self.product == "dense"
+        return stack.in_features * stack.out_features <= DENSE_ENTRIES
 
     def _product(self, side: str, suffix: str, *, dense: bool) -> Product:
         """Multiply vectors (b, size) by the matrices of all gates and add their bias: (b, gates * h)."""
         name = f"weight_{side}{suffix}"
         bias = getattr(self, f"bias_{side}{suffix}") if self.bias else None
         if dense:
-            W = self._weight(name)
+            W = self.dense_weight(name)
             return lambda x: linear(x, W, bias)
         matrix = getattr(self, name).matrix()
 
         def product(x: Tensor) -> Tensor:
-            y = matrix.multiply(x, dense=False if self._plan_choice == "fast" else None)
+            y = matrix.multiply(x, product=self.product)
             y = y.movedim(0, 1).flatten(1)
             return y if bias is None else (y + bias).to(y.dtype)
 
@@ -187,8 +163,6 @@ class StructuredRecurrent(PlannedLayer):
     # The recurrence.
 
     def forward(self, input: Sequences, hx: Any = None) -> tuple[Any, Any]:
-        if is_proxy(input):
-            return as_node(self, input, hx)
         who, some = type(self).__name__, next(self.parameters())
         given = take(who, input, self.input_size, some, batch_first=self.batch_first)
         output, state = self._run(given, self._start(given, hx))
@@ -196,42 +170,25 @@ class StructuredRecurrent(PlannedLayer):
         return sequences, state if len(state) > 1 else state[0]
 
     def _run(self, given: Given, state: State) -> tuple[Tensor, State]:
-        if given.batch_sizes is None and self._plans_compiled(given.data, *state):
-            output, *after = self._planned(given.data, *state)
-            return output, tuple(after)
-        # A compiler does not take torch's own function with weights that are computed; a trace of steps would
-        # have as many as this input.
-        if is_jit_tracing():
+        dense = {name: self._takes_dense(name) for name in self._stacks()}
+        if all(dense.values()) and not torch.compiler.is_compiling():
             return self._run_fused(given, state)
-        dense = self._dense_weights(len(given.sizes()), given.batch())
-        if all(dense.values()) and not torch.compiler.is_compiling() and not self._steps_are_faster(given):
-            return self._run_fused(given, state)
+        if all(dense.values()) and given.batch_sizes is None and not self.proj_size:
+            return self._run_layers(given, state, self._run_sequence(given))
         return self._run_steps(given, state, dense)
 
-    def _steps_are_faster(self, given: Given) -> bool:
-        """Than torch's own function: oneDNN, to which it gives an LSTM on a CPU, may be slow at it.
+    def _run_sequence(self, given: Given) -> Run:
+        """Each direction of each layer as one operator: a compiler does not take torch's function."""
+        steps, cell = given.data.shape[:2], self.torch_class.__name__.lower()
 
-        Asked of structured layers alone: others give torch's numbers, bit for bit.
-        """
-        x, steps, batch = given.data, len(given.sizes()), given.batch()
-        free = self._plan_choice == "auto" and self.structure.structured
-        by_onednn = self.torch_class is nn.LSTM and not self.proj_size and x.dtype == torch.float32
-        if not free or not by_onednn or x.device.type != "cpu" or not mkldnn.enabled or autocasts("cpu"):
-            return False
-        call, rows = Call(needs_grad=torch.is_grad_enabled()), len(self.gates) * self.hidden_size
-        together = costs.gemm(call, steps * batch, rows, self.input_size + self.hidden_size)
-        hidden = costs.gemm(call, batch, rows, self.hidden_size) + costs.started(call, 14)
-        inputs = costs.gemm(call, steps * batch, rows, self.input_size)
-        return inputs + steps * hidden < costs.machine(call).lstm * together
+        def run(suffix: str, x: Tensor, start: State) -> tuple[Tensor, State]:
+            biases = [getattr(self, f"bias_{side}{suffix}") if self.bias else None for side in ("ih", "hh")]
+            weights = [self.dense_weight(f"weight_{side}{suffix}") for side in ("ih", "hh")]
+            reverse = suffix.endswith("reverse")
+            y, last = sequence(x.unflatten(0, steps), start, (*weights, *biases), cell=cell, reverse=reverse)
+            return y.flatten(0, 1), last
 
-    def _infer(self, *inputs: Tensor) -> list[Tensor]:
-        x, *state = inputs
-        output, after = self._run(Given(x, None, True, None), tuple(state))
-        return [output, *after]
-
-    def _inferred(self, *inputs: Tensor) -> list[tuple[int, ...]]:
-        x, *state = inputs
-        return [(*x.shape[:2], self.state_size * (1 + self.bidirectional)), *(part.shape for part in state)]
+        return run
 
     def _start(self, given: Given, hx: Any) -> State:
         """The state before the first step; torch's GRU takes and gives h alone, its LSTM (h, c)."""
@@ -248,7 +205,7 @@ class StructuredRecurrent(PlannedLayer):
         """All layers by torch's own function, which is faster than steps one by one."""
         parts = ["weight_ih", "weight_hh"] + ["bias_ih", "bias_hh"] * self.bias
         parts += ["weight_hr"] * (self.proj_size > 0)
-        weights = [self._weight(part + suffix) for suffix in self._all_suffixes() for part in parts]
+        weights = [self.dense_weight(part + suffix) for suffix in self._all_suffixes() for part in parts]
         settings = (weights, self.bias, self.num_layers, self.dropout, self.training, self.bidirectional)
         with _quiet() if given.data.is_cuda or self.proj_size else nullcontext():
             output, *after = self._torch(given, state, settings)
@@ -294,6 +251,15 @@ class StructuredRecurrent(PlannedLayer):
 
     # To and from torch.
 
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Weights of torch's layer, (gates * hidden_size, size), are those of stacks of the dense class."""
+        for name, stack in self._stacks().items():
+            W = state_dict.get(prefix + name)
+            if not stack.structure.structured and isinstance(W, Tensor) and len(W) % len(self.gates) == 0:
+                state_dict[f"{prefix}{name}.weight"] = W.unflatten(0, (len(self.gates), -1))
+                del state_dict[prefix + name]
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
     @torch.no_grad()
     def load_dense_weights(self, weights: Mapping[str, Tensor] | nn.RNNBase) -> Self:
         """Copy the weights of torch's layer, or of its state_dict, into this one.
@@ -329,7 +295,7 @@ class StructuredRecurrent(PlannedLayer):
         some = next(self.parameters())
         layer = self.torch_class(**arguments_of(self), device=some.device, dtype=some.dtype)
         for name, p in layer.named_parameters():
-            p.copy_(self._weight(name))
+            p.copy_(self.dense_weight(name))
         return layer.train(self.training)
 
     def flatten_parameters(self) -> None:
@@ -343,7 +309,7 @@ class StructuredRecurrent(PlannedLayer):
                 parts.append(f"{name}={getattr(self, name)}")
         parts += [describe(next(iter(self._stacks().values()))), f"which={self.which!r}"]
         parts += [f"init={self.init!r}"] if self.init != "linear" else []
-        parts += [f"plan={self._plan_choice!r}"] if self._plan_choice != "auto" else []
+        parts += [f"product={self.product!r}"] if self.product != "auto" else []
         return ", ".join(parts)
 
 

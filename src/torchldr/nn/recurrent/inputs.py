@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from ...core.products import check_like, is_jit_tracing
-from .cells import State
+from ...core.products import check_like
+from ...functional.recurrence import State
 
 Sequences: TypeAlias = Tensor | PackedSequence
 
@@ -50,10 +50,9 @@ def take(who: str, x: Sequences, features: int, weight: Tensor, *, batch_first: 
     else:
         raise TypeError(f"{who}: expected a tensor or a PackedSequence, got {type(x).__name__}.")
     data = given.data
-    known = not is_jit_tracing()
-    if not right or (known and data.shape[-1] != features):
+    if not right or data.shape[-1] != features:
         raise ValueError(f"{who}: {wanted.format(f'input_size={features}')}, got {_shape(x)}.")
-    if known and given.batch_sizes is None and data.shape[0] == 0:
+    if given.batch_sizes is None and data.shape[0] == 0:
         raise ValueError(f"{who}: a sequence must have at least one step, got {_shape(x)}.")
     check_like(who, data, weight)
     return given

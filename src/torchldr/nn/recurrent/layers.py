@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ...core.structures import unstructured
 from ...matrices import StructuredMatrix
 from .base import Settings, StructuredRecurrent, arguments_of
-from .cells import Product, State, gru_step, lstm_step
+from ...functional.recurrence import Product, State, gru_step, lstm_step
 from .inputs import Given
 
 
@@ -38,7 +38,8 @@ class StructuredLSTM(StructuredRecurrent):
             as `weight_ih_l0.G`, each with an axis for the gates i, f, g, o in front. The others are
             parameters as in nn.LSTM.
         bias_ih_l[k], bias_hh_l[k], weight_hr_l[k]: parameters, as in nn.LSTM.
-        plan: "dense", "fast" or "auto", see `uses()` for what it comes to.
+        product: "dense" makes dense matrices once a call, "fast" multiplies by each class's own product, "auto"
+            makes them where they are not too large.
 
     Dense weights are made once a call, by fast products, and torch's own recurrence runs on them; where
     matrices are large the input products of all steps are fast products, done before the recurrence.
@@ -100,7 +101,7 @@ class StructuredGRU(StructuredRecurrent):
         structure, rank, which, init, **options: as in `StructuredLSTM`; the matrices are W_ir, W_iz,
             W_in and W_hr, W_hz, W_hn.
 
-    Shape, attributes and plans as in `StructuredLSTM`, with the gates r, z, n.
+    Shape and attributes as in `StructuredLSTM`, with the gates r, z, n.
 
     Examples:
         >>> gru = StructuredGRU(64, 32, structure="toeplitz_like", rank=2, which="both")

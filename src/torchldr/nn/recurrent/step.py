@@ -36,6 +36,6 @@ class RecurrentStep(nn.Module):
         let_prune(layer)
         some = next(layer.parameters())
         given = take("RecurrentStep", x.unsqueeze(0), layer.input_size, some, batch_first=False)
-        dense = layer._dense_weights(1, given.batch())
+        dense = {name: layer._takes_dense(name) for name in layer._stacks()}
         output, state = layer._run_steps(given, layer._start(given, hx), dense)
         return output.squeeze(0), state if len(state) > 1 else state[0]

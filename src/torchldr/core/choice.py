@@ -1,0 +1,112 @@
+"""The choice between a class's two products: `fast`, its own, and `dense`, the matrix made and multiplied by.
+
+Each class says in one comparison when its own product pays (`Contract.fast_pays`); what is here is what these
+comparisons look at, and the table that shows a choice in words.
+"""
+
+from __future__ import annotations
+
+import math
+import platform
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+PRODUCTS = ("auto", "fast", "dense")
+LARGEST = {"cpu": 1 << 26, "cuda": 1 << 28}
+"""Entries of a dense matrix that may be made, by type of device; others as a GPU."""
+UNKNOWN_ROWS = 64  # what a compiler's graph is chosen for: it must not depend on the number of rows
+
+
+class Use(NamedTuple):
+    """What a choice depends on: sizes, the device, and whether the matrix is a constant."""
+
+    m: int
+    n: int
+    rank: int
+    rows: int
+    device: str = "cpu"
+    dtype: torch.dtype = torch.float32
+    frozen: bool = False
+    tf32: bool = False  # products of float32 may round their factors
+    options: Mapping[str, Any] = {}
+    matrices: int = 1
+
+    @property
+    def size(self) -> int:
+        """The larger side."""
+        return max(self.m, self.n)
+
+    @property
+    def cost(self) -> float:
+        """The time of a multiply-add of this dtype on a CPU, over that of float32."""
+        return _RELATIVE.get(self.dtype, 1.0)
+
+    @property
+    def gpu(self) -> bool:
+        return self.device != "cpu"
+
+    @property
+    def exact(self) -> bool:
+        """Whether a GPU multiplies without its units for few digits."""
+        return self.dtype == torch.float64 or (self.dtype == torch.float32 and not self.tf32)
+
+    @property
+    def too_large(self) -> bool:
+        """Whether the dense matrix must not be made."""
+        most = LARGEST.get(self.device, LARGEST["cuda"])
+        return self.matrices * self.m * self.n > most
+
+
+def _bfloat16() -> float:
+    """A multiply-add of bfloat16 on this CPU, over one of float32: by instructions of its own, or by way of that."""
+    known = (getattr(torch.cpu, f"_is_{name}_supported", bool)() for name in ("amx_tile", "avx512_bf16"))
+    if any(known):
+        return 0.25
+    return 1.0 if platform.machine() in ("aarch64", "arm64") else 4.0
+
+
+_RELATIVE = {torch.float64: 2.0, torch.bfloat16: _bfloat16()}
+
+
+def fft_multiply_adds(length: int) -> float:
+    """Of a real transform: some 2.5 n log2 n operations, and two make a multiply-add."""
+    return 1.25 * length * math.log2(length) if length > 1 else 0.0
+
+
+class Row(NamedTuple):
+    """One product of a matrix."""
+
+    product: str
+    cost: str
+    taken: bool
+    why_not: str
+
+
+class Products(Sequence[Row]):
+    """Both products of a matrix for so many rows: what each costs, which is taken, and why not the other."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self.rows = tuple(rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.rows[index]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def taken(self) -> str:
+        """The name of the product in use."""
+        return next(row.product for row in self.rows if row.taken)
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        return [row._asdict() for row in self.rows]
+
+    def __repr__(self) -> str:
+        lines = []
+        for row in self.rows:
+            lines.append(f"{'->' if row.taken else '  '} {row.product:5}  {row.cost}")
+            lines += [f"          not taken: {row.why_not}"] if row.why_not else []
+        return "\n".join(lines)

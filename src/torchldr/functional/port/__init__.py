@@ -1,1 +1,0 @@
-"""The port product: LDR-TD in near-linear time; `product` says how."""

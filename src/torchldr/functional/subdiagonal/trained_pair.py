@@ -1,0 +1,123 @@
+"""Products with square LDR matrices that are trained on a GPU, with all gradients, as one operator.
+
+The formula is that of `pair`. Gradients take 4r + 6 transforms more: every step is linear and T^{-1} F^{-1}
+(unscaled) is adjoint to F T, so dQ = F T (P_A dy) goes back through the same steps. Those of left_i are sums of dQ
+times the conjugate of F T z_i over all rows, those of right_i likewise; P_A and P_C multiply y and x entry by entry,
+so theirs are sums of dy y and x dx over P. From there on, to the vectors and operators that all this was made from,
+autograd goes on. No row meets another, so one that is not finite, or much larger, does not harm the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...kernels.cuda import pair as by_cuda
+from ...torch_private import is_captured
+from ..constants import kept
+from ..fft import conjugate
+from ..later import Later
+from ..operator import Operator
+from ..ring import twist
+from .generators import generators
+from .guard import Side, balanced, ranges
+from .pair import analyse, fits_a_block, growth, roots, synthesise
+
+
+def serves(m: int, n: int, x: Tensor) -> bool:
+    """Whether the kernels multiply these rows by m x n matrices."""
+    return m == n and x.is_cuda and x.dtype in by_cuda.READ and fits_a_block(n, x.device)
+
+
+def product(A: Side, C: Side, x: Tensor, limit: float | None = None) -> Tensor | None:
+    """sum_i K(A, g_i) K(C, h_i)^T x, (b, n) to (b, n) in the dtype of x; differentiable in every tensor.
+
+    None where the range of both operators, which `guard` explains, is above a limit. That is looked at when all is
+    queued, so a graph that is captured or compiled must come without a limit.
+    """
+    A, C = balanced(A, C)
+    P, made = generators(A, C, -1.0, -0.5)
+    seen = None if limit is None else Later(ranges(P.detach(), torch.stack((A[1], C[1])).detach().flatten()).prod())
+    rows = x if len(x) else torch.nn.functional.pad(x, (0, 0, 0, 1))  # gradients of nothing are those of a zero row
+    y = TRAINED_PAIR(rows, P, made)
+    if seen is not None and not float(seen.read()) <= (limit or 0):
+        return None
+    return y[: len(x)]
+
+
+def may_look(x: Tensor) -> bool:
+    """Whether values can be looked at now."""
+    return not (torch.compiler.is_compiling() or is_captured(x.device.type))
+
+
+@kept(64)
+def _divisors(n: int, device: torch.device) -> Tensor:
+    """What generators are divided by, left and right: 1 and D, and the length of the transforms."""
+    D = growth(n, torch.float64, device)
+    return torch.stack((torch.ones_like(D), D)).unsqueeze(1) * (n // 2)
+
+
+def _constants(P: Tensor, made: Tensor) -> by_cuda.Constants:
+    n, device = P.shape[-1], P.device
+    D, turn = growth(n, torch.float32, device), twist(n, torch.float32, device, 1)
+    left, right = analyse(made / _divisors(n, device)).to(torch.complex64)
+    P_A, P_C = P.float()
+    return by_cuda.Constants(P_C * D, P_C, 1 / D, P_A, P_A / D, turn, right, left, roots(n, device))
+
+
+def _plain(x: Tensor, P: Tensor, made: Tensor) -> Tensor:
+    D = growth(P.shape[-1], P.dtype, P.device)
+    (P_A, P_C), (left, right) = P, analyse(made / _divisors(P.shape[-1], P.device))
+    scaled = x.double() * P_C
+    U, S = analyse(scaled * D), analyse(scaled)
+    z = synthesise(U.unsqueeze(-2) * conjugate(right)) / D
+    Q = (analyse(z[..., :-1, :]) * left[:-1]).sum(-2) + S * left[-1]
+    return (P_A * (synthesise(Q) + z[..., -1, :])).to(x.dtype)
+
+
+def _kernel(x: Tensor, P: Tensor, made: Tensor) -> Tensor:
+    x = x.contiguous().resolve_neg()
+    y = torch.empty_like(x)
+    by_cuda.multiply(_constants(P, made), x, None, y, False)
+    return y
+
+
+def _gradient(
+    dy: Tensor, arguments: Sequence[Any], saved: Sequence[Tensor], wanted: Sequence[bool]
+) -> list[Tensor | None]:
+    x, P, made = arguments
+    (y,) = saved
+    rows = (t.contiguous().resolve_neg() for t in (x, y, dy))
+    x, y, dy = rows
+    found = by_cuda.gradients(_constants(P, made), x, y if wanted[1] else None, dy)
+    dmade = synthesise(found.spectra.to(torch.complex128)) / _divisors(P.shape[-1], P.device)
+    return [found.x, None if found.products is None else found.products / P, dmade]
+
+
+def _batched(info: Any, dims: Sequence[int | None], apply: Any, arguments: Sequence[Any]) -> Any:
+    """Vectors alone join the rows; stacked operators take the plain form."""
+    if all(dim is None for dim in dims[1:]):
+        x = arguments[0].movedim(dims[0], 0)
+        return (apply(x.flatten(0, -2), *arguments[1:])[0].unflatten(0, x.shape[:-1]),), (0,)
+    return (torch.vmap(_plain, in_dims=tuple(dims))(*arguments),), (0,)
+
+
+def _samples() -> Iterator[tuple[Any, ...]]:
+    n = 8
+    yield torch.randn(3, n), torch.rand(2, n, dtype=torch.float64) + 0.5, torch.randn(2, 3, n, dtype=torch.float64)
+
+
+TRAINED_PAIR = Operator(
+    "trained_pair",
+    "Tensor x, Tensor P, Tensor made",
+    plain=_plain,
+    kernel=_kernel,
+    fake=lambda x, P, made: torch.empty_like(x, memory_format=torch.contiguous_format),
+    gradient=_gradient,
+    serves=lambda x, P, made: x.ndim == 2 and serves(P.shape[-1], P.shape[-1], x),
+    samples=_samples,
+    batched=_batched,
+)

@@ -21,9 +21,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..kernels.cpu.tables import half_length
+from ..kernels.cpu import library
 from ..kernels.cpu.residuals import conjugate_residuals
-from ._twin import in_memory, serves
+from ..kernels.cpu.tables import half_length
+from ..torch_private import are_recorded
 from .fft import fast_length
 from .ring import twist
 
@@ -166,12 +167,13 @@ class Compiled:
             return None
         pair = torch.stack((self.spectrum, 1 / self.smooth)) / self.half
         spectra = torch.cat((pair.real, pair.imag if transposed else -pair.imag), -1)
-        return conjugate_residuals(in_memory(b), in_memory(target), *spectra, most)
+        return conjugate_residuals(b.contiguous(), target.contiguous(), *spectra, most)
 
 
 def compiles(column: Tensor, row: Tensor) -> bool:
     """Whether `form` takes C for them."""
-    return column.dtype is torch.float64 and serves(column, row)
+    recorded = torch.compiler.is_compiling() or are_recorded()
+    return column.dtype is torch.float64 and library.serves(column, row) and not recorded
 
 
 def form(column: Tensor, row: Tensor) -> Form:

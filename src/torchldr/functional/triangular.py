@@ -15,8 +15,8 @@ import cmath
 import torch
 from torch import Tensor
 
-from ..kernels.cpu import gko
-from ._twin import in_memory, serves
+from ..kernels.cpu import gko, library
+from ..torch_private import are_recorded
 
 
 def ring_solve(w: Tensor, f: float, b: Tensor, *, transposed: bool = False) -> Tensor:
@@ -46,8 +46,9 @@ def ring_solve(w: Tensor, f: float, b: Tensor, *, transposed: bool = False) -> T
 def lower_toeplitz_solve(w: Tensor, b: Tensor) -> Tensor:
     """Forward substitution with the lower triangular Toeplitz matrix of first column w, for rows of b."""
     y = b.clone(memory_format=torch.contiguous_format)
-    if w.dtype is torch.float64 and serves(w, y):
-        gko.substitute(in_memory(w), y)
+    recorded = torch.compiler.is_compiling() or are_recorded()
+    if w.dtype is torch.float64 and library.serves(w, y) and not recorded:
+        gko.substitute(w.resolve_neg().contiguous(), y)
     else:
         _plain(w, y)
     return y

@@ -1,4 +1,4 @@
-# make setup | test | demo | docs | lint | wheel | clean: everything in .venv, from python 3.11 or newer and make alone.
+# make setup | test | test-all | demo | docs | lint | wheel | clean: everything in .venv, from python 3.11 or newer and make alone.
 
 # The first interpreter that is new enough; name another one with `make PYTHON=...`.
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The site's generator announces its successor at every call.
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: setup loops test demo docs lint wheel clean
+.PHONY: setup loops test test-all demo docs lint wheel clean
 
 setup: $(STAMP)
 
@@ -51,6 +51,10 @@ lint: setup
 test: $(LIBRARY)
 	@$(MAKE) --no-print-directory loops & loops=$$!; $(MAKE) --no-print-directory lint || { kill $$loops; exit 1; }; wait $$loops
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal $(PYTEST)
+
+# All combinations of which `make test` runs a share.
+test-all:
+	@$(MAKE) --no-print-directory test PYTEST="-m '' $(PYTEST)"
 
 # One thread: the networks are small, and two threads wait for each other more than they compute.
 demo: setup

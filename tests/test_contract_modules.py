@@ -4,10 +4,6 @@ Forward, factory keywords, devices without memory, copies, formats of memory, fi
 also batched ones.
 """
 
-import copy
-import io
-import pickle
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -70,16 +66,6 @@ def test_forward_is_that_of_the_dense_weights(kind, name, training):
 
 
 @every_case
-def test_factory_keywords(kind, name):
-    for dtype in (torch.float32, torch.float64):
-        for device in ("cpu", "meta"):
-            layer = made(kind, name, device=device, dtype=dtype)
-            for t in [*layer.parameters(), *layer.buffers()]:
-                assert t.device.type == device
-                assert t.dtype == dtype or not t.is_floating_point()
-
-
-@every_case
 def test_a_device_without_memory(kind, name):
     with torch.device("meta"):
         layer = made(kind, name)
@@ -114,19 +100,6 @@ def test_numbers_for_a_layer_without_memory(kind, name, training):
 
 
 @every_case
-def test_copies(kind, name):
-    layer, x = made(kind, name), given(kind)
-    file = io.BytesIO()
-    torch.save(layer.state_dict(), file)
-    file.seek(0)
-    loaded = made(kind, name)
-    loaded.load_state_dict(torch.load(file, weights_only=True))
-    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)), loaded):
-        assert repr(other) == repr(layer)
-        assert_same(other(x), layer(x))
-
-
-@every_case
 @pytest.mark.parametrize("plan", ["fast", "dense"])
 def test_an_empty_batch(kind, name, plan):
     layer, x = made(kind, name), given(kind)
@@ -138,26 +111,6 @@ def test_an_empty_batch(kind, name, plan):
     assert torch.autograd.grad(y.sum(), empty)[0].shape == empty.shape
     with torch.no_grad():
         assert_same(layer.eval()(empty), layer.train()(empty))
-
-
-@every_case
-def test_modes_agree(kind, name):
-    layer, x = made(kind, name), given(kind)
-    y = layer(x)
-    assert_same(layer.eval()(x), y)
-    with torch.no_grad():
-        for _ in range(2):
-            assert_same(layer(x), y)
-
-
-@every_case
-@modes
-def test_inputs_that_are_not_contiguous(kind, name, training):
-    layer, x = made(kind, name).train(training), given(kind)
-    spread = torch.stack((x, x), -1).requires_grad_()
-    x = x.requires_grad_()
-    assert_same(layer(spread[..., 0]), layer(x))
-    assert_same(gradients(layer, spread[..., 0]), gradients(layer, x))
 
 
 @every_case
@@ -173,18 +126,6 @@ def test_format_of_memory(kind, name, plan):
                 for t in tensors(layer.train(training)(x.contiguous(memory_format=form))):
                     assert t.is_contiguous(memory_format=form)
                     assert t.untyped_storage().nbytes() == t.nbytes
-
-
-@pytest.mark.parametrize(("kind", "name"), [case for case in CASES if case[0] != "gru"])  # lstm has its parts
-def test_first_and_second_derivatives(kind, name):
-    layer, x = made(kind, name), given(kind)[:1].requires_grad_()
-    product = lambda x, *_: tuple(tensors(layer(x)))  # the parameters are its own, which are moved in place
-    assert torch.autograd.gradcheck(
-        product, [x, *layer.parameters()], check_batched_grad=True, fast_mode=True
-    )
-    assert torch.autograd.gradgradcheck(
-        product, [x, *layer.parameters()], check_batched_grad=True, fast_mode=True
-    )
 
 
 @every_case

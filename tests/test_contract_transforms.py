@@ -1,11 +1,10 @@
-"""Every class under torch's transformations: derivatives, vmap, functional_call, compile, export."""
+"""Every class under torch's transformations: derivatives, torch.func, compile, export."""
 
 import pytest
 import torch
 
 import torchldr
 from torchldr import StructuredLinear, testing
-from torchldr.testing.transformations import check_ensemble
 
 CLASSES = list(torchldr.structures().values())
 
@@ -53,25 +52,8 @@ def test_a_frozen_layer_whose_first_call_is_transformed(cls, plan):
                 torch.testing.assert_close(layer(vectors), vectors @ W.mT + layer.bias)
 
 
-@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.name)
-def test_forward_mode_twice(cls):
-    """Rules of hand-written functions run inside those of levels around them."""
-    M = cls.random(6, 6, rank=2 if cls.ranked else None, dtype=torch.float64)
-    learned = cls.parameter_shapes(6, 6, 2, **M.options)
-    a, x = torch.ones((), dtype=torch.float64), torch.randn(3, 6, dtype=torch.float64)
-
-    def scaled(a):
-        return M.with_tensors({name: t * a if name in learned else t for name, t in M.tensors.items()})
-
-    twice = torch.func.jacfwd(torch.func.jacfwd(lambda a: scaled(a).matmul(x).square().sum()))(a)
-    right = torch.func.hessian(lambda a: (x @ scaled(a).to_dense().mT).square().sum())(a)
-    assert torch.allclose(twice, right)
-
-
-def test_vmap_over_an_ensemble_without_the_guard():
-    """The single convolution, forced, under vmap: forward and backward."""
-    layers = [StructuredLinear(20, 33, rank=2, product="convolution", dtype=torch.float64) for _ in range(3)]
-    check_ensemble(layers)
+def test_torch_func_by_the_single_convolution():
+    testing.TRANSFORMATIONS["func"](torchldr.LDRSubdiagonal, testing.SHAPES, product="convolution")
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import torch
 import torchldr
 from torchldr import testing
 from torchldr.core.rules import rule
+from torchldr.testing import func
 
 SHAPES = ((3, 5), (16, 16))
 
@@ -179,17 +180,18 @@ class Bare(torch.autograd.Function):
         return z @ H, (x @ H.mT).mT @ grad, z.mT @ x
 
 
-@pytest.mark.parametrize("transformation", ["jvp", "vmap"])
-def test_a_class_that_knows_no_transformation_fails_it(transformation):
+@pytest.mark.parametrize("name", func.TRANSFORMATIONS)
+def test_a_class_that_knows_no_transformation_fails_it(name):
     testing.contract(TangentOfZero, SHAPES)("gradients")
+    layer = func.func_layer(TangentOfZero, "train", "fast")
     with pytest.raises((AssertionError, RuntimeError)):
-        testing.contract(TangentOfZero, SHAPES)(transformation)
+        func.check_transformation(layer, name)
 
 
 def test_transformations_can_be_left_out_and_are_checked():
     (mark,) = testing.contract(torchldr.LowRank, without=("compile", "export")).pytestmark
     assert "compile" not in mark.args[1]
-    assert "vmap" in mark.args[1]
+    assert "func" in mark.args[1]
     with pytest.raises(ValueError, match="unknown transformation 'colour'"):
         testing.contract(torchldr.LowRank, without=("colour",))
 

@@ -56,7 +56,14 @@ def stack(matrices: Sequence[Member]) -> Member:
 
 def _differ(a: Tensor, b: Tensor) -> bool:
     """Whether tensors are seen to have other values."""
-    if a is b or torch.compiler.is_compiling() or are_recorded() or has_transforms() or a.is_meta or b.is_meta:
+    if (
+        a is b
+        or torch.compiler.is_compiling()
+        or are_recorded()
+        or has_transforms()
+        or a.is_meta
+        or b.is_meta
+    ):
         return False
     return not torch.equal(a, b)
 

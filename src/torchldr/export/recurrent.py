@@ -21,8 +21,8 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.rnn import PackedSequence
 
 from ..functional.exported.dense import DenseWeight
-from ..nn.recurrent.base import StructuredRecurrent
 from ..functional.recurrence import Product, State
+from ..nn.recurrent.base import StructuredRecurrent
 from ..nn.recurrent.inputs import Given
 
 Run: TypeAlias = Callable[..., tuple[Tensor, ...]]  # x, (steps, batch), state to outputs, state

@@ -7,7 +7,7 @@ By a GPU's scan; on a CPU row by row, each in one operation.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -76,7 +76,5 @@ COLUMNS = Operator(
     fake=lambda nodes, E: torch.empty_like(E, memory_format=torch.contiguous_format),
     gradient=_gradient,
     serves=lambda nodes, E: True,
-    samples=lambda: iter(
-        [(torch.rand(4), torch.randn(3, 4)), (torch.rand(2, 3), torch.randn(2, 1, 3))]
-    ),
+    samples=lambda: iter([(torch.rand(4), torch.randn(3, 4)), (torch.rand(2, 3), torch.randn(2, 1, 3))]),
 )

@@ -2,8 +2,8 @@
 
     K[.., i, j, :] = A^j v_i,  (A x)_i = lower_i x_{i-1} + diagonal_i x_i + upper_i x_{i+1}, indices modulo m
 
-By C on a CPU, by kernels on a GPU. Powers that grow and then fall leave rounding errors behind: such matrices are
-computed in float64 and rounded (`tridiagonal.lost`).
+By C on a CPU, by kernels on a GPU. Powers that grow and then fall leave rounding errors behind: such matrices
+are computed in float64 and rounded (`tridiagonal.lost`).
 """
 
 from __future__ import annotations
@@ -91,9 +91,7 @@ def _gradient(
     return [g.to(t.dtype) for g, t in zip(found, tensors, strict=True)]
 
 
-def adjoint(
-    lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, K: Tensor, dK: Tensor
-) -> list[Tensor]:
+def adjoint(lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, K: Tensor, dK: Tensor) -> list[Tensor]:
     """Gradients of sum(dK K) in the ring and in the start vectors, given the matrices K; no gradient."""
     parts = _flat((lower, diagonal, upper, V))
     K, dK = (t.reshape(-1, *t.shape[-3:]).contiguous() for t in (K, dK))

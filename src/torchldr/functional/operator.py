@@ -10,8 +10,9 @@ plain torch operations, for everything that kernels do not know:
     tensors of other classes    the plain form (DTensor, nested tensors)
     no kernel for the tensors   the plain form, inside of the operator
 
-`register_autograd` alone would not do: torch.func.grad raises with it and forward mode gives zeros. Nor would the
-autograd.Function alone: compilers look inside of it. Derivatives of the gradient go through the plain form.
+`register_autograd` alone would not do: torch.func.grad raises with it and forward mode gives zeros. Nor would
+the autograd.Function alone: compilers look inside of it. Derivatives of the gradient go through the plain
+form.
 """
 
 from __future__ import annotations
@@ -56,8 +57,8 @@ class Operator:
             arguments; None where it is not wanted, which `wanted` says for each. `saved` is what `kernel`
             returned beside the result, or the result alone where it returned nothing else.
         serves: whether the kernel takes these arguments; asked with values at hand, never by a compiler.
-        batched: for vmap, (info, dims, apply, arguments) to (results, dims). By default the axis goes in front
-            of every tensor: kernels take leading axes.
+        batched: for vmap, (info, dims, apply, arguments) to (results, dims). By default the axis goes in
+            front of every tensor: kernels take leading axes.
         samples: yields arguments for tests.
 
     Shapes, dtypes and devices are those of the arguments; conversion and autocast stay around the call.
@@ -163,7 +164,9 @@ class Operator:
         name, lib = f"torchldr::{self.name}", torch.library
         outputs = "(Tensor, Tensor[])"
         lib.define(name, f"({arguments}) -> {outputs}")
-        lib.define(f"{name}_gradient", f"(Tensor grad, {arguments}, Tensor[] saved, bool[] wanted) -> Tensor[]")
+        lib.define(
+            f"{name}_gradient", f"(Tensor grad, {arguments}, Tensor[] saved, bool[] wanted) -> Tensor[]"
+        )
 
         def run(*given: Any) -> tuple[Tensor, list[Tensor]]:
             with as_eager(), torch.no_grad():
@@ -199,13 +202,14 @@ class Operator:
             return tuple(self._spread(found, wanted))
 
         def setup_again(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-            grad, *given, _, ctx.wanted = inputs
+            grad, *given, saved, ctx.wanted = inputs
+            ctx.count = len(saved)
             self._save(ctx, given, (grad,))
 
         def backward_again(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
             given, (grad,) = self._restored(ctx)
             dgrad, spread = self._second(grad, given, ctx.wanted, grads)
-            return dgrad, *spread, None, None
+            return dgrad, *spread, [None] * ctx.count, None
 
         for suffix, function, shapes in (("", run, fake), ("_gradient", run_gradient, fake_gradient)):
             lib.impl(name + suffix, "CompositeExplicitAutograd", function)
@@ -244,7 +248,9 @@ class Operator:
 
         outputs, pull = torch.func.vjp(chosen, grad, *given)
         cotangents = [above[i] for i in there if wish[i]]
-        filled = tuple(torch.zeros_like(t) if g is None else g for t, g in zip(outputs, cotangents, strict=True))
+        filled = tuple(
+            torch.zeros_like(t) if g is None else g for t, g in zip(outputs, cotangents, strict=True)
+        )
         dgrad, *rest = pull(filled)
         spread: list[Tensor | None] = [None] * self._count
         for i, t in zip(there, rest, strict=True):
@@ -325,7 +331,7 @@ def _functions(operator: Operator) -> tuple[Any, Any]:
 
         @staticmethod
         def jvp(ctx: Any, *tangents: Any) -> tuple[Any, ...]:
-            given, saved = operator._restored(ctx)
+            given, _ = operator._restored(ctx)
             there = [i for i in operator._tensors if given[i] is not None]
             moved = [tangents[i] for i in there]
             y = _jvp(operator._closed(given), [given[i] for i in there], moved)
@@ -344,11 +350,7 @@ def _functions(operator: Operator) -> tuple[Any, Any]:
 def _in_front(size: int, dims: Sequence[int | None], arguments: Arguments) -> list[Any]:
     """The arguments of a function that vmap maps, with its axis in front of every tensor."""
     return [
-        t
-        if not isinstance(t, Tensor)
-        else t.expand(size, *t.shape)
-        if dim is None
-        else t.movedim(dim, 0)
+        t if not isinstance(t, Tensor) else t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0)
         for t, dim in zip(arguments, dims, strict=True)
     ]
 
@@ -368,7 +370,9 @@ def _jvp(plain: Callable[..., Any], inputs: Sequence[Tensor], tangents: Sequence
     with forward_mode(True), torch.enable_grad():  # a rule would forget the tangents of levels around it
         primals = [forward_ad.unpack_dual(x).primal for x in inputs]
         output, pullback = torch.func.vjp(plain, *primals)[:2]
-        zeros = tuple(map(torch.zeros_like, output)) if isinstance(output, tuple) else torch.zeros_like(output)
+        zeros = (
+            tuple(map(torch.zeros_like, output)) if isinstance(output, tuple) else torch.zeros_like(output)
+        )
         return torch.func.vjp(pullback, zeros)[1](filled)[0]
 
 

@@ -112,8 +112,8 @@ def _backward(step: Step, inputs: Sequence[Tensor], start: State) -> tuple[Tenso
     return torch.cat(outputs[::-1]), state
 
 
-# A whole sequence as one operator, for compilers: torch's own function, which they do not take with weights that
-# are computed.
+# A whole sequence as one operator, for compilers: torch's own function, which they do not take with weights
+# that are computed.
 
 
 def sequence(
@@ -163,9 +163,7 @@ def _plain(
     return torch.stack(outputs if c is None else [*outputs, state[1]])
 
 
-def _by_torch(
-    x: Tensor, h: Tensor, c: Tensor | None, W_ih: Tensor, W_hh: Tensor, *rest: Any
-) -> Tensor:
+def _by_torch(x: Tensor, h: Tensor, c: Tensor | None, W_ih: Tensor, W_hh: Tensor, *rest: Any) -> Tensor:
     b_ih, b_hh, _ = rest
     weights = [W_ih, W_hh] if b_ih is None else [W_ih, W_hh, b_ih, b_hh]
     settings = (weights, b_ih is not None, 1, 0.0, torch.is_grad_enabled(), False, False)
@@ -204,7 +202,9 @@ def _batched(info: Any, dims: Sequence[int | None], apply: Any, arguments: Seque
 
 def _samples() -> Iterator[tuple[Any, ...]]:
     for cell, gates in (("lstm", 4), ("gru", 3)):
-        x, h, W, U, b = (torch.randn(shape) for shape in ((3, 2, 4), (2, 5), (5 * gates, 4), (5 * gates, 5), (5 * gates,)))
+        x, h, W, U, b = (
+            torch.randn(shape) for shape in ((3, 2, 4), (2, 5), (5 * gates, 4), (5 * gates, 5), (5 * gates,))
+        )
         c = torch.randn(2, 5) if cell == "lstm" else None
         yield x, h, c, W, U, b, b.clone(), cell
         yield x, h, c, W, U, None, None, cell

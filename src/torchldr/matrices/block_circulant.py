@@ -17,9 +17,11 @@ from ..core.choice import Use, fft_multiply_adds
 from ..core.contract import Random, Weights
 from ..core.linear_map import LinearMap
 from ..core.matrix import StructuredMatrix, normal_
+from ..core.owned import owned
 from ..core.rules import rule
 from ..functional import circulant_blocks
 from ..functional.circulant_blocks import circulants
+from ..functional.prepared import Prepared
 from ..linalg.solvers import Candidate, formula
 from ..operators import BlockDiagonal, Operator
 from ..project.problem import Problem, Tensors
@@ -91,8 +93,8 @@ class BlockCirculant(StructuredMatrix, name="block_circulant"):
 
     @classmethod
     def fast_pays(cls, use: Use) -> bool:
-        rows, columns, b = grid(use.m, use.n, **use.options)
         if use.gpu:
+            *_, b = grid(use.m, use.n, **use.options)
             return not use.frozen and b >= 256
         return 8 * cls.multiply_adds(use.m, use.n, 1, **use.options) < use.m * use.n
 
@@ -114,11 +116,19 @@ class BlockCirculant(StructuredMatrix, name="block_circulant"):
         return whole[..., : self.out_features, : self.in_features]
 
     def _matmul(self, x: Tensor) -> Tensor:
-        return circulant_blocks.product(self.column, x, self.out_features)
+        return circulant_blocks.product(owned(self.column), x, self.out_features)
 
     def _rmatmul(self, y: Tensor) -> Tensor:
         column = reversed_column(self.column).transpose(-3, -2)
         return circulant_blocks.product(column, y, self.in_features)
+
+
+# Frozen.
+
+
+@rule("frozen", BlockCirculant)
+def _(M: BlockCirculant, bias: Tensor | None) -> Prepared | None:
+    return circulant_blocks.frozen(M.column, M.out_features)
 
 
 # Closure.

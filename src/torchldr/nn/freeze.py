@@ -54,6 +54,8 @@ class FreezeReport(list[Frozen]):
 class FrozenLinear(nn.Module):
     """y = product(x) + bias with any leading axes, by a prepared product."""
 
+    bias: Tensor | None
+
     def __init__(self, product: Prepared, layer: StructuredLinear) -> None:
         super().__init__()
         self.in_features, self.out_features = layer.in_features, layer.out_features
@@ -61,7 +63,9 @@ class FrozenLinear(nn.Module):
         like = next(layer.parameters())
         bias = layer.bias
         self.register_buffer("bias", None if bias is None else bias.detach().clone())
-        self.register_buffer("_like", like.detach().new_empty(0), persistent=False)  # its dtype is the layer's
+        self.register_buffer(
+            "_like", like.detach().new_empty(0), persistent=False
+        )  # its dtype is the layer's
 
     def forward(self, x: Tensor) -> Tensor:
         check_size("FrozenLinear", x, self.in_features, "in_features")
@@ -98,8 +102,8 @@ def freeze(model: nn.Module, example: Any = None, *, measure: bool = False) -> n
     """A copy of a model for inference, whose structured layers have everything prepared.
 
     Each becomes an `nn.Linear` where its dense matrix is faster, else a module with the constants of its fast
-    product; LSTM and GRU layers become those of torch. None of their parameters needs a gradient. The model itself
-    is untouched and trains on; freeze it again to serve what it has learned.
+    product; LSTM and GRU layers become those of torch. None of their parameters needs a gradient. The model
+    itself is untouched and trains on; freeze it again to serve what it has learned.
 
     Args:
         model: any module.
@@ -109,9 +113,11 @@ def freeze(model: nn.Module, example: Any = None, *, measure: bool = False) -> n
             faster one. By default a rule of sizes decides.
 
     Returns:
-        The copy, in `eval()`. Its attribute `report` says which product each layer got, why, and what it holds.
+        The copy, in `eval()`. Its attribute `report` says which product each layer got, why, and what it
+        holds.
 
-    The copy compiles, exports, pickles, moves and quantises as any other model, and gives gradients in its input.
+    The copy compiles, exports, pickles, moves and quantises as any other model, and gives gradients in its
+    input.
 
     Examples:
         >>> model = nn.Sequential(StructuredLinear(64, 64, structure="toeplitz_like"), nn.ReLU())
@@ -124,9 +130,13 @@ def freeze(model: nn.Module, example: Any = None, *, measure: bool = False) -> n
     check_model("freeze", model)
     check_flags("freeze", measure=measure)
     if measure and example is None:
-        raise ValueError("freeze: measure=True needs an example, an input of the model to time products with.")
+        raise ValueError(
+            "freeze: measure=True needs an example, an input of the model to time products with."
+        )
     copied = copy.deepcopy(model).eval()
-    given = _inputs(copied, example if isinstance(example, tuple) else (example,)) if example is not None else {}
+    given = (
+        _inputs(copied, example if isinstance(example, tuple) else (example,)) if example is not None else {}
+    )
     made: dict[nn.Module, nn.Module] = {}
     report = FreezeReport()
     for name, layer in list(_layers(copied)):
@@ -140,8 +150,8 @@ def freeze(model: nn.Module, example: Any = None, *, measure: bool = False) -> n
 
 
 def thawed(model: nn.Module) -> nn.Module:
-    """A model with its structured layers again, where frozen modules still have the numbers that they were made
-    of: what exporters build on. The model itself where it has none."""
+    """A model with its structured layers again, where frozen modules still have the numbers that they were
+    made of: what exporters build on. The model itself where it has none."""
     made = {
         module: source
         for module in model.modules()
@@ -151,7 +161,9 @@ def thawed(model: nn.Module) -> nn.Module:
         return model
     memo: dict[int, Any] = {}
     copied = copy.deepcopy(model, memo)
-    replace_modules(copied, {memo[id(module)]: memo.get(id(source), source) for module, source in made.items()})
+    replace_modules(
+        copied, {memo[id(module)]: memo.get(id(source), source) for module, source in made.items()}
+    )
     return memo[id(made[model])] if model in made else copied
 
 
@@ -165,11 +177,13 @@ def _is_unchanged(module: nn.Module, source: Any) -> bool:
 
 def _layers(model: nn.Module) -> Iterator[tuple[str, Layer]]:
     """The structured layers that run their own `forward`; not those within others."""
-    inner = {part for layer in model.modules() if isinstance(layer, StructuredChannels) for part in layer.modules()}
+    inner = {
+        part for layer in model.modules() if isinstance(layer, StructuredChannels) for part in layer.modules()
+    }
     for name, module in model.named_modules():
-        if isinstance(module, Layer) and runs_as_made(module):
-            if isinstance(module, StructuredChannels) or module not in inner:
-                yield name, module
+        own = isinstance(module, Layer) and runs_as_made(module)
+        if own and (isinstance(module, StructuredChannels) or module not in inner):
+            yield name, cast(Layer, module)
 
 
 def _inputs(model: nn.Module, arguments: tuple[Any, ...]) -> Inputs:
@@ -190,12 +204,19 @@ def _frozen(name: str, layer: Layer, given: Inputs, measure: bool) -> tuple[nn.M
     let_prune(layer)
     if isinstance(layer, StructuredRecurrent):
         return _frozen_recurrent(name, layer)
-    matrix = layer.matrix() if isinstance(layer, StructuredLinear) or layer.grid is None else layer.grid.matrix()
+    matrix = (
+        layer.matrix() if isinstance(layer, StructuredLinear) or layer.grid is None else layer.grid.matrix()
+    )
     rows = _rows(layer, given)
     table = matrix.products(rows, frozen=True)
-    taken, why = (layer.product, "product was set") if layer.product != "auto" else (table.taken, _why(table, rows))
+    taken, why = (
+        (layer.product, "product was set") if layer.product != "auto" else (table.taken, _why(table, rows))
+    )
     source = layer.requires_grad_(False)
-    makers: dict[str, Callable[[], nn.Module]] = {"dense": lambda: _dense(source), "fast": lambda: _fast(source, matrix)}
+    makers: dict[str, Callable[[], nn.Module]] = {
+        "dense": lambda: _dense(source),
+        "fast": lambda: _fast(source, matrix),
+    }
     if measure and layer in given and matrix.structured:
         modules = {product: make() for product, make in makers.items()}
         x = given[layer]
@@ -244,9 +265,9 @@ def _fast(layer: StructuredLinear | StructuredChannels, matrix: StructuredMatrix
     """With prepared constants where the class has some, else the layer itself, which needs no gradients."""
     prepare = rules.of_product("frozen", type(matrix))
     if isinstance(layer, StructuredLinear) and prepare is not None:
-        prepared = prepare(matrix.promoted())
-        if prepared is not None:
-            return FrozenLinear(prepared, layer)
+        made = prepare(matrix if matrix.own_dtype else matrix.promoted(), layer.bias)
+        if made is not None:
+            return FrozenLinear(made, layer) if isinstance(made, Prepared) else made
     layer.product = "fast"
     return layer
 

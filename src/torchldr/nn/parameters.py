@@ -106,7 +106,8 @@ class StructuredParameters(Multiplying):
                     self.register_buffer(name, values.reshape(*self.leading, *value.shape))
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        super()._apply(fn, recurse)
+        # Channels last is for images: tensors with more axes stay in order, and five would be refused.
+        super()._apply(lambda t: fn(t.flatten(1)).view(t.shape) if t.ndim > 3 else fn(t), recurse)
         self._fill_constants()  # conversion to a narrow dtype, or from the meta device, ruins them
         return self
 

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.utils.prune import BasePruningMethod
 
+from ..core.owned import format_of
+
 
 def named_tensors(layer: nn.Module, names: tuple[str, ...]) -> dict[str, Tensor]:
     """Parameters and buffers by name; what pruning or a parametrization has put in their place too."""
@@ -37,11 +39,8 @@ def add_axes(model: nn.Module, state: dict[str, Any], prefix: str = "") -> None:
 
 
 def in_format_of(y: Tensor, x: Tensor) -> Tensor:
-    """y in the format of memory that x has, as torch's own layers answer: channels last, or contiguous."""
-    for axes, last in ((4, torch.channels_last), (5, torch.channels_last_3d)):
-        if x.ndim == y.ndim == axes and not x.is_contiguous() and x.is_contiguous(memory_format=last):
-            return y.contiguous(memory_format=last)
-    return y.contiguous()
+    """y in the format of memory that x has, as torch's own layers answer, if it has as many axes."""
+    return y.contiguous(memory_format=format_of(x) if x.ndim == y.ndim else torch.contiguous_format)
 
 
 def called_with(

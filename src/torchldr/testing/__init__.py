@@ -4,8 +4,8 @@
 
     test_contract = contract(MyClass)
 
-gives a pytest case for each transformation: values, transpose, gradients, dtypes, vmap, jvp, compile, export,
-.. `check_structure(MyClass)` runs those that need nothing but torch's eager mode, in one call.
+gives a pytest case for each check: values, transpose, gradients, dtypes, torch.func, compile, export, ..
+`check_structure(MyClass)` runs those that need nothing but torch's eager mode, in one call.
 """
 
 from .checks import (

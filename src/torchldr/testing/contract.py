@@ -14,6 +14,7 @@ from ..matrices import StructuredMatrix
 from ..nn import StructuredLinear
 from . import checks, transformations
 from .checks import BATCHES, SHAPES, cases, forced, has_operators, member, tolerance
+from .func import check_func
 
 Class = type[StructuredMatrix]
 Shapes = Sequence[tuple[int, int]]
@@ -111,8 +112,9 @@ TRANSFORMATIONS: Mapping[str, Callable[..., None]] = {
     "leading axes": _leading_axes,
     **{
         name: _without_shapes(getattr(transformations, f"check_{name}"))
-        for name in ("derivatives", "jvp", "vmap", "functional_call", "compile", "export")
+        for name in ("derivatives", "functional_call", "compile", "export")
     },
+    "func": _without_shapes(check_func),
 }
 """All checks, by what they hold the class to."""
 

@@ -1,4 +1,4 @@
-"""A layer of a class under torch's transformations: derivatives, vmap, functional_call, compile, export.
+"""A layer of a class under torch's tools: derivatives, functional_call, compile, export.
 
 Each function takes the class and its options, and raises AssertionError where a transformation changes the
 result. Layers are in float64, so tolerances are those of `torch.allclose`.
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import functional_call, jacfwd, jacrev, jvp, stack_module_state, vmap
+from torch.func import functional_call
 
 from ..matrices import StructuredMatrix
 from ..nn import StructuredLinear
@@ -60,63 +60,6 @@ def check_derivatives(cls: Class, **options: Any) -> None:
         inputs = [t.detach().clone().requires_grad_() for t in inputs]
         torch.autograd.gradcheck(product_of(layer), inputs, check_forward_ad=True)
         torch.autograd.gradgradcheck(product_of(layer), inputs)
-
-
-def check_jvp(cls: Class, **options: Any) -> None:
-    """Forward mode, against finite differences and `to_dense`.
-
-    A bare custom operation would return a tangent of zero without a word.
-    """
-    layer = layer_of(cls, 20, 33, **options)
-    at = (_vectors(3, 20), *(p.detach() for p in layer.parameters()))
-    direction = tuple(torch.randn_like(t) for t in at)
-    tangent = jvp(product_of(layer), at, direction)[1]
-    h = 1e-5
-    ahead, behind = (
-        product_of(layer)(*(t + sign * h * d for t, d in zip(at, direction, strict=True))) for sign in (1, -1)
-    )
-    _same(layer, "jvp", tangent, (ahead - behind) / (2 * h), rtol=1e-4, atol=1e-5)
-    layer = layer_of(cls, 5, 4, **options)
-    x, W = _vectors(5), layer.matrix().to_dense()
-    _same(layer, "jacrev", jacrev(layer)(x), W)
-    _same(layer, "jacfwd", jacfwd(layer)(x), W)
-
-
-def check_vmap(cls: Class, **options: Any) -> None:
-    """vmap over inputs, and over the parameters of an ensemble with their gradients."""
-    layer = layer_of(cls, 20, 33, **options)
-    x = _vectors(4, 3, 20)
-    _same(layer, "vmap", vmap(layer)(x), layer(x))
-    _same(layer, "vmap over the second axis", vmap(layer, in_dims=1, out_dims=1)(x), layer(x))
-    _same(layer, "vmap of single vectors", vmap(lambda x: layer(x))(x[:, 0]), layer(x[:, 0]))
-    check_ensemble([layer_of(cls, 20, 33, **options) for _ in range(3)])
-
-
-def check_ensemble(layers: list[StructuredLinear]) -> None:
-    """vmap over the parameters of several layers of one kind, and their gradients."""
-    first = layers[0]
-    with torch.no_grad():
-        for i, layer in enumerate(layers):
-            for p in layer.parameters():
-                p.add_(0.01 * i)
-    x = torch.randn(len(layers), 5, first.in_features, dtype=next(first.parameters()).dtype)
-    parameters, buffers = stack_module_state(layers)
-    own = [
-        functional_call(first, (dict(layer.named_parameters()), dict(layer.named_buffers())), (v,))
-        for layer, v in zip(layers, x, strict=True)
-    ]
-
-    def one(parameters: Any, buffers: Any, x: Tensor) -> Tensor:
-        return functional_call(first, (parameters, buffers), (x,))
-
-    # Constants outside of the state_dict are buffers too, and the same for all members.
-    together = vmap(one)(parameters, buffers, x)
-    _same(first, "vmap over an ensemble", together, torch.stack(own))
-    gradients = torch.autograd.grad(together.square().sum(), list(parameters.values()))
-    for i, layer in enumerate(layers):
-        alone = torch.autograd.grad(own[i].square().sum(), list(layer.parameters()))
-        for (name, _), a, b in zip(layer.named_parameters(), gradients, alone, strict=True):
-            _same(layer, f"gradient of {name} under vmap", a[i], b)
 
 
 def check_functional_call(cls: Class, **options: Any) -> None:

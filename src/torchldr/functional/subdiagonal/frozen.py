@@ -43,8 +43,6 @@ def _by_pair(x: Tensor, scalings: Tensor, left: Tensor, right: Tensor, reversed:
     return y.flip(-1) if reversed else y
 
 
-def _by_convolution(
-    x: Tensor, A: Tensor, C: Tensor, left: Tensor, right: Tensor, reversed: bool
-) -> Tensor:
+def _by_convolution(x: Tensor, A: Tensor, C: Tensor, left: Tensor, right: Tensor, reversed: bool) -> Tensor:
     y = convolution.product(x.to(A.dtype), A, C, left, right).to(x.dtype)
     return y.flip(-1) if reversed else y

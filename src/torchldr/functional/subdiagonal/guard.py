@@ -13,8 +13,8 @@ dtype of the layer: five bits are lost at most. For a float32 layer it may be 2^
 float64.
 
 A times f and C over f have the same product, and training drifts along that direction. So the common scale is
-taken out first: f shares the growth between both, logarithms of geometric means as n^2 to m^2. Square matrices
-have two alike then, and the shorter operator of others may grow faster.
+taken out first: f shares the growth between both, logarithms of geometric means as n^2 to m^2. Square
+matrices have two alike then, and the shorter operator of others may grow faster.
 """
 
 from __future__ import annotations
@@ -127,7 +127,8 @@ def reach(A: Side, C: Side) -> float:
 
 def _range(P: Scales, A: Side, C: Side) -> float:
     of_each = (
-        ranges(p, corner.detach().reshape(p.shape[:-1])).amax() for p, (_, corner, _) in zip(P, (A, C), strict=False)
+        ranges(p, corner.detach().reshape(p.shape[:-1])).amax()
+        for p, (_, corner, _) in zip(P, (A, C), strict=False)
     )
     return math.prod(map(float, of_each))
 

@@ -1,8 +1,8 @@
 """Products with M = sum_i K_k(A, g_i) K_k(C, h_i)^T, A and C subdiagonal with a corner, as one operator.
 
-On a CPU the operator looks at the operators' values: where they allow convolutions (`guard`) C takes those, with all
-gradients; else it makes the dense matrix by a scan. The plain form is the dense matrix too: right for every operator.
-A GPU takes `trained_pair` where values can be looked at and allow it.
+On a CPU the operator looks at the operators' values: where they allow convolutions (`guard`) C takes those,
+with all gradients; else it makes the dense matrix by a scan. The plain form is the dense matrix too: right
+for every operator. A GPU takes `trained_pair` where values can be looked at and allow it.
 """
 
 from __future__ import annotations
@@ -115,6 +115,9 @@ def _gradient(
 ) -> list[Tensor | None]:
     x, *parts = arguments
     (memory,) = saved
+    if memory.ndim > 1:  # under vmap: of all matrices, or of a product that was not mapped as its gradient is
+        whole = memory.shape[-1] == _bytes(_shapes(x, *parts[:2]))
+        memory = memory[0] if whole else _kernel(x, *parts)[1]
     itemsize = int(memory[:8].view(torch.int64)) if library.serves(x, *parts) else 0
     if itemsize == 0:
         return _dense_gradient(u, x, parts, wanted)

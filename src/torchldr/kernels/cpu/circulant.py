@@ -13,16 +13,14 @@ are contiguous, on the CPU and of one dtype:
 
 from __future__ import annotations
 
-import ctypes
 import math
-from functools import lru_cache
-from typing import Any
+from functools import cache
 
 import torch
 from torch import Tensor
 
 from .library import Kernel
-from .tables import numbers, scratch, tables
+from .tables import scratch, table, tables
 from .threads import in_parts, joined
 
 _tables = Kernel("ldr_block_tables", "pi")
@@ -32,11 +30,9 @@ _backward = Kernel("ldr_blocks_backward", "ppppppp" + "iiiiiiii")
 _gradients = Kernel("ldr_block_gradients", "ppppp" + "iiii")
 
 
-@lru_cache(maxsize=64)
-def _g(N: int, dtype: torch.dtype) -> ctypes.Array[Any]:
-    made = numbers(2 * N, dtype)
-    _tables(dtype, ctypes.addressof(made), N)
-    return made
+@cache
+def _g(N: int, dtype: torch.dtype) -> int:
+    return table(_tables, 2 * N, N, dtype)
 
 
 def spectra(columns: Tensor, size: int, start: int = 0) -> Tensor:
@@ -56,7 +52,7 @@ def product(of: Tensor, x: Tensor, size: int, *, transposed: bool = False) -> Te
 
     def rows(start: int, stop: int) -> None:
         room = scratch(s * (2 + max(p, q)), dtype)
-        _blocks(dtype, x, y, of, turns, room, b, size, n, p, q, transposed, s // 2, start, stop)
+        _blocks(dtype, x, y, of, turns, room, b, size, n, p, q, int(transposed), s // 2, start, stop)
 
     in_parts(total, 2 * p * q * s, rows)
     return y

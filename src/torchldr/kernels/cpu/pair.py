@@ -30,7 +30,7 @@ def product(scalings: Tensor, left: Tensor, right: Tensor, x: Tensor, *, transpo
 
     def rows(start: int, stop: int) -> None:
         room = scratch(5 * n, dtype)
-        _pair(dtype, x, y, scalings, left, right, turns, room, b, n, r - 1, transposed, start, stop)
+        _pair(dtype, x, y, scalings, left, right, turns, room, b, n, r - 1, int(transposed), start, stop)
 
     in_parts(total, r * n, rows)
     return y

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -30,18 +30,21 @@ def half_length(count: int) -> int:
     return max(SMALLEST, 1 << ((count - 1) // 2).bit_length())
 
 
-def numbers(count: int, dtype: torch.dtype) -> ctypes.Array[Any]:
-    """Room for a table."""
-    made: ctypes.Array[Any] = (_TYPES[dtype] * count)()
-    return made
+_kept: list[Any] = []  # all tables, for as long as the process lives: there are few lengths
 
 
-@lru_cache(maxsize=64)
-def tables(N: int, dtype: torch.dtype) -> ctypes.Array[Any]:
-    """The tables of `fft.h`."""
-    made = numbers(5 * N + 64, dtype)
-    _fill(dtype, ctypes.addressof(made), N)
-    return made
+def table(fill: Kernel, count: int, N: int, dtype: torch.dtype) -> int:
+    """The address of `count` numbers that a kernel fills for a length."""
+    made = (_TYPES[dtype] * count)()
+    fill(dtype, ctypes.addressof(made), N)
+    _kept.append(made)
+    return ctypes.addressof(made)
+
+
+@cache
+def tables(N: int, dtype: torch.dtype) -> int:
+    """The address of the tables of `fft.h`."""
+    return table(_fill, 5 * N + 64, N, dtype)
 
 
 class _Scratch(threading.local):

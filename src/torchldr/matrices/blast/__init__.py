@@ -11,6 +11,7 @@ from ...core.checks import check_cut
 from ...core.choice import Use
 from ...core.contract import Random, Weights
 from ...core.matrix import StructuredMatrix, normal_
+from ...core.owned import owned
 from ...functional.grid import cut, joined, one_by_one, split
 
 
@@ -85,7 +86,7 @@ class Blast(StructuredMatrix, name="blast"):
     def bases(self) -> tuple[Tensor, Tensor]:
         """G as (..., u, r, p) and H as (..., v, r, q), with zeros in cropped blocks."""
         rows, columns = self.grid
-        return cut(self.G, *rows).transpose(-3, -2), cut(self.H, *columns).transpose(-3, -2)
+        return cut(owned(self.G), *rows).transpose(-3, -2), cut(owned(self.H), *columns).transpose(-3, -2)
 
     def factors(self) -> list[tuple[Tensor, ...]]:
         ((u, p), (v, q)), r = self.grid, self.G.shape[0]
@@ -95,13 +96,13 @@ class Blast(StructuredMatrix, name="blast"):
 
     def _materialize(self) -> Tensor:
         G, H = self.bases()
-        coupled = G.mT.unsqueeze(-3) * self.S.movedim(-3, -1).unsqueeze(-2)  # (..., u, v, p, r)
+        coupled = G.mT.unsqueeze(-3) * owned(self.S).movedim(-3, -1).unsqueeze(-2)  # (..., u, v, p, r)
         rows = joined((coupled @ H.unsqueeze(-4)).transpose(-3, -2), self.in_features)  # (..., u, p, n)
         return rows.flatten(-3, -2)[..., : self.out_features, :]
 
     def _matmul(self, x: Tensor) -> Tensor:
         G, H = self.bases()
-        return _product(x, G, self.S, H, self.out_features)
+        return _product(x, G, owned(self.S), H, self.out_features)
 
     def _rmatmul(self, y: Tensor) -> Tensor:
         G, H = self.bases()

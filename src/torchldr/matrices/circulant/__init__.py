@@ -11,6 +11,7 @@ from torch import Tensor
 from ...core.choice import Use, fft_multiply_adds
 from ...core.contract import Random, Weights
 from ...core.matrix import StructuredMatrix, normal_
+from ...core.owned import owned
 from ...functional import circulant_blocks
 from ...functional.circulant_blocks import circulants
 
@@ -79,7 +80,7 @@ class Circulant(StructuredMatrix, name="circulant"):
         return circulants(self.column, dtype)[..., : self.out_features, : self.in_features]
 
     def _matmul(self, x: Tensor) -> Tensor:
-        return circulant_blocks.product(self.column, x, self.out_features)
+        return circulant_blocks.product(owned(self.column), x, self.out_features)
 
     def _rmatmul(self, y: Tensor) -> Tensor:
         column = torch.cat((self.column[..., :1], self.column[..., 1:].flip(-1)), -1)

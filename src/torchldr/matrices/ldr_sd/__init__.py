@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -53,9 +53,7 @@ class LDRSubdiagonal(StructuredMatrix, name="ldr_sd"):
     compresses = True
 
     @classmethod
-    def parameter_shapes(
-        cls, out_features: int, in_features: int, rank: int
-    ) -> dict[str, tuple[int, ...]]:
+    def parameter_shapes(cls, out_features: int, in_features: int, rank: int) -> dict[str, tuple[int, ...]]:
         shapes: dict[str, tuple[int, ...]] = {"G": (rank, out_features), "H": (rank, in_features)}
         for side, size in (("A", out_features), ("C", in_features)):
             shapes |= {f"subdiagonal_{side}": (size - 1,), f"corner_{side}": (1,)}

@@ -21,8 +21,8 @@ from ...core.linear_map import LinearMap
 from ...core.rules import rule
 from ...functional.exported.grown import of_sides
 from ...functional.exported.krylov import convolved
-from ...functional.ring import shift_krylov_matmul
 from ...functional.prepared import Prepared
+from ...functional.ring import shift_krylov_matmul
 from ...functional.subdiagonal.frozen import frozen
 from ...functional.subdiagonal.guard import RANGE, Side, reach, scales
 from ...functional.triangular import ring_solve
@@ -168,5 +168,5 @@ rule("capture_options", LDRSubdiagonal)(lambda: {"product": "convolution"})
 
 
 @rule("frozen", LDRSubdiagonal)
-def _(M: LDRSubdiagonal) -> Prepared | None:
+def _(M: LDRSubdiagonal, bias: Tensor | None) -> Prepared | None:
     return frozen(*M._sides())

@@ -11,6 +11,7 @@ from torch import Tensor
 from ...core.choice import Use
 from ...core.contract import Random, Weights
 from ...core.matrix import StructuredMatrix, generators_
+from ...core.owned import owned
 from ...core.products import allows_tf32
 from ...core.storage import AROUND_ONE, AROUND_ZERO, FLOAT, Storage
 from ...functional import krylov_dense, tridiagonal
@@ -84,7 +85,7 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
                 tensors[f"{part}_{side}"].uniform_(-0.05, 0.05, generator=generator)
 
     def _ring(self, side: str) -> Ring:
-        part = self.tensors
+        part = {name: owned(t) for name, t in self.tensors.items() if name.endswith(side)}
         top, bottom = part[f"corners_{side}"].split(1, -1)
         lower = torch.cat((top, part[f"subdiagonal_{side}"]), -1)
         upper = torch.cat((part[f"superdiagonal_{side}"], bottom), -1)
@@ -149,7 +150,8 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
     def fast_in_words(self) -> str:
         (m, n), r = self.shape[-2:], self.G.shape[-2]
         columns = r * min(m, n)
-        return f"make {columns} Krylov columns of either operator, then {columns * (m + n):,} multiply-adds a row"
+        products = f"{columns * (m + n):,} multiply-adds a row"
+        return f"make {columns} Krylov columns of either operator, then {products}"
 
     def _made_in_words(self) -> str:
         return " of Krylov columns"
@@ -169,8 +171,8 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
 
     def _rings(self) -> Tensor:
         """Both operators of a square matrix with their generators, as `krylov_dense` takes them."""
-        part, sides = self.tensors, []
-        for side, V in (("A", self.G), ("C", self.H)):
+        part, sides = {name: owned(t) for name, t in self.tensors.items()}, []
+        for side, V in (("A", part["G"]), ("C", part["H"])):
             top, bottom = part[f"corners_{side}"].split(1, -1)
             sides += [part[f"superdiagonal_{side}"], bottom, top, part[f"subdiagonal_{side}"]]
             sides += [part[f"diagonal_{side}"], V.flatten(-2)]

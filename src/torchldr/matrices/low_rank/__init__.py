@@ -76,7 +76,9 @@ class LowRank(StructuredMatrix, name="low_rank"):
         return 2 * work < use.m * use.n
 
     def fast_in_words(self) -> str:
-        return f"2 matrix products of rank {self.rank}, {self.rank * sum(self.shape[-2:]):,} multiply-adds a row"
+        return (
+            f"2 matrix products of rank {self.rank}, {self.rank * sum(self.shape[-2:]):,} multiply-adds a row"
+        )
 
     @classmethod
     def all_ranks(cls, W: Tensor, left: Tensor | None, root: Tensor | None) -> LowRankFit:

@@ -11,6 +11,7 @@ from torch import Tensor
 from ...core.choice import Use, fft_multiply_adds
 from ...core.contract import Random, Weights
 from ...core.matrix import StructuredMatrix, generators_
+from ...core.owned import owned
 from ...functional.fft import conjugate, contract_rank
 from ...functional.reference import krylov_of_shift_reference, shift_reference
 from ...functional.ring import Ring, ring
@@ -94,9 +95,9 @@ class ToeplitzLike(StructuredMatrix, name="toeplitz_like"):
         return A.to(self.device), C.to(self.device)
 
     def _matmul(self, x: Tensor) -> Tensor:
-        left, right = self._rings()
-        z = right.fold(right.unfold(x).unsqueeze(-2) * conjugate(right.analyse(self.H)))
-        return left.synthesise(contract_rank(left.analyse(z), left.analyse(self.G)))
+        (left, right), G, H = self._rings(), owned(self.G), owned(self.H)
+        z = right.fold(right.unfold(x).unsqueeze(-2) * conjugate(right.analyse(H)))
+        return left.synthesise(contract_rank(left.analyse(z), left.analyse(G)))
 
     def _sides(self) -> tuple[Side, Side]:
         """The shifts as subdiagonal operators with their start vectors."""

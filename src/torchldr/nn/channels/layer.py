@@ -11,6 +11,7 @@ from torch.nn.functional import linear
 
 from ...core.checks import as_int, check_choices, check_flags, checked_int
 from ...core.choice import Products
+from ...core.owned import owned
 from ...core.products import autocasts, check_like
 from ...matrices import StructuredMatrix, get_structure
 from ..computed import ComputedWeight
@@ -139,13 +140,14 @@ class StructuredChannels(ComputedWeight, Multiplying):
         self._check_weight_is_learned()
 
     def products(self, x: Tensor | int = 64) -> Products:
-        """Both products of one matrix for these inputs, or for so many: costs in words, and which is taken."""
+        """Both products of one matrix for these inputs, or for so many, in words, and which is taken."""
         if isinstance(x, Tensor):
             x = x.numel() // (self.in_channels * math.prod(self.features))
         return self._wide().products(x) if self.grid is None else self.grid.matrix().products(as_int(x))
 
     def forward(self, x: Tensor) -> Tensor:
         self._check(x)
+        x = owned(x)
         lead, axes = x.shape[: x.ndim - 1 - len(self.features)], len(self.features)
         flat = x.flatten(-axes) if axes > 1 else x
         y = self._multiply(flat.reshape(-1, self.in_channels, flat.shape[-1]))

@@ -8,6 +8,7 @@ import math
 import torch
 from torch import Tensor
 
+from ...core.owned import owned
 from ...matrices import StructuredMatrix
 from ..parameters import StructuredParameters, describe
 from ..tensors import let_prune
@@ -38,7 +39,8 @@ class MatrixStack(StructuredParameters):
     def matrix(self) -> StructuredMatrix:
         """The stack as a matrix with leading axes, sharing this module's parameters."""
         let_prune(self)
-        return super().matrix()
+        matrix = super().matrix()
+        return matrix.with_tensors({name: owned(t) for name, t in matrix.tensors.items()})
 
     def dense(self) -> Tensor:
         """The dense matrices, shape (*leading, out_features, in_features); differentiable."""

@@ -1,0 +1,105 @@
+"""Every operator that the package gives to torch: opcheck, and its plain form as the oracle."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+import torchldr
+
+operator = pytest.importorskip("torchldr.functional.operator")
+
+# Dynamic shapes are among them; by name, so that a version of torch with fewer defaults leaves none out.
+UTILITIES = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+OPERATORS = operator.OPERATORS
+SAMPLES = [(name, i) for name, one in OPERATORS.items() for i, _ in enumerate(one.samples())]
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+every_sample = pytest.mark.parametrize(("name", "index"), SAMPLES, ids=[f"{n}-{i}" for n, i in SAMPLES])
+devices = pytest.mark.parametrize("device", DEVICES)
+
+
+def arguments(name: str, index: int, device: str = "cpu", dtype: torch.dtype | None = None) -> list:
+    """A sample, its tensors leaves that require gradients if they have real numbers."""
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    torch.manual_seed(index)
+    return [leaf(a, device, dtype) for a in list(OPERATORS[name].samples())[index]]
+
+
+def leaf(a: object, device: str, dtype: torch.dtype | None) -> object:
+    if not isinstance(a, Tensor):
+        return dtype if dtype and isinstance(a, torch.dtype) else a
+    if not a.is_floating_point():
+        return a.to(device)
+    return a.detach().to(device, dtype or a.dtype, copy=True).requires_grad_()
+
+
+def overload(name: str) -> torch._ops.OpOverload:
+    return getattr(torch.ops.torchldr, name).default
+
+
+def opcheck(name: str, given: tuple) -> None:
+    found = torch.library.opcheck(overload(name), given, test_utils=UTILITIES)
+    assert found == dict.fromkeys(UTILITIES, "SUCCESS")
+
+
+def leaves(given: list) -> list[Tensor]:
+    return [a for a in given if isinstance(a, Tensor) and a.requires_grad]
+
+
+@pytest.mark.xfail(strict=False, reason="plans have operators of their own")
+def test_the_list_is_complete():
+    """torch knows no other operator of ours; `dir(torch.ops.torchldr)` has those in use alone."""
+    assert torchldr.__version__
+    known = {name.split(".")[0] for name in torch._C._dispatch_get_all_op_names()}
+    ours = {name.removeprefix("torchldr::") for name in known if name.startswith("torchldr::")}
+    assert ours == {name + suffix for name in OPERATORS for suffix in ("", "_gradient")}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_every_operator_has_samples_of_several_shapes(name):
+    samples = [
+        tuple(a.shape for a in sample if isinstance(a, Tensor)) for sample in OPERATORS[name].samples()
+    ]
+    assert len(set(samples)) > 1
+
+
+@every_sample
+@devices
+def test_opcheck(name, index, device):
+    opcheck(name, tuple(arguments(name, index, device)))
+
+
+@pytest.mark.xfail(strict=False, reason="operators of gradients do not pass yet")
+@every_sample
+@devices
+def test_opcheck_of_the_gradient(name, index, device):
+    """With all gradients wanted, and with one."""
+    given = arguments(name, index, device)
+    with torch.no_grad():
+        y, saved = overload(name)(*given)
+    grad = torch.randn_like(y).requires_grad_()
+    schema = overload(name)._schema.arguments
+    every = [
+        isinstance(a, Tensor) for a, what in zip(given, schema, strict=True) if "Tensor" in str(what.type)
+    ]
+    one = [wanted and i == every.index(True) for i, wanted in enumerate(every)]
+    for wanted in (every, one):
+        opcheck(f"{name}_gradient", (grad, *given, saved or [y], wanted))
+
+
+@every_sample
+@devices
+def test_the_plain_form_says_the_same(name, index, device):
+    """Values, gradients and their gradients, in float64 where the kernel takes it."""
+    given = arguments(name, index, device, torch.float64)
+    results = []
+    for function in (OPERATORS[name], OPERATORS[name].plain):
+        torch.manual_seed(0)
+        y = function(*given)
+        more = {"allow_unused": True, "materialize_grads": True}
+        first = torch.autograd.grad(y.sin().sum(), leaves(given), create_graph=True, **more)
+        slope = sum((g * torch.randn(g.shape, dtype=g.dtype).to(device)).sum() for g in first)
+        second = torch.autograd.grad(slope, leaves(given), **more)
+        results.append((y, first, second))
+    assert_close(*results, rtol=1e-9, atol=1e-9)

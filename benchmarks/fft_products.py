@@ -2,9 +2,9 @@
 
 python benchmarks/fft_products.py [--threads 1] [--sizes 256,1024,4096,16384]
 
-Kernels of our own stay where they are at least 1.5 times faster. For every product: microseconds by C, and the
-time by torch.fft over it. Both take constants that were prepared before; `training` is a forward and a backward
-with all gradients.
+Kernels of our own stay where they are at least 1.5 times faster. For every product: microseconds by C, and
+the time by torch.fft over it. Both take constants that were prepared before; `training` is a forward and a
+backward with all gradients.
 """
 
 from __future__ import annotations

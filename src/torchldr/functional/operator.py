@@ -34,6 +34,7 @@ from ..torch_private import (
     has_modes,
     has_transforms,
     in_forward_mode,
+    is_exporting,
 )
 
 Arguments = Sequence[Any]
@@ -89,7 +90,7 @@ class Operator:
 
     def __call__(self, *arguments: Any) -> Tensor:
         if torch.compiler.is_compiling():
-            if torch.compiler.is_exporting() or has_transforms():
+            if is_exporting() or has_transforms():
                 return self.plain(*arguments)
             return _first(self._op(*arguments))
         tensors = self._present(arguments)
@@ -373,7 +374,10 @@ def _jvp(plain: Callable[..., Any], inputs: Sequence[Tensor], tangents: Sequence
         zeros = (
             tuple(map(torch.zeros_like, output)) if isinstance(output, tuple) else torch.zeros_like(output)
         )
-        return torch.func.vjp(pullback, zeros)[1](filled)[0]
+        found = torch.func.vjp(pullback, zeros)[1](filled)[0]
+        if isinstance(found, tuple):
+            return tuple(t.contiguous() for t in found)
+        return found.contiguous()  # as the results of kernels are
 
 
 def _without_autocast(arguments: Arguments) -> AbstractContextManager[Any]:

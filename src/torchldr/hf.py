@@ -24,10 +24,9 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from .compress import CompressionReport, compress_, materialize_
-from .compress.checkpoint.files import PICKLES, TensorFiles
-from .compress.checkpoint.storage import check_target, new_folder, unfinished
+from .compress.checkpoint.files import PICKLES, read_tensors
+from .compress.checkpoint.storage import check_target, new_folder
 from .compress.manifest import Entry, build
-from .compress.pieces import Pieces
 from .compress.selection import Spec
 from .core.pretrained import METHOD, VERSIONS
 from .nn import StructuredLinear
@@ -175,10 +174,6 @@ def compress_folder(
 ) -> CompressionReport:
     """Compress the model in one folder of Hugging Face's into another: what `torchldr compress FOLDER` does.
 
-    The model is never in memory as a whole: its tensors are mapped from the files, and what is finished lies
-    in a folder beside, `out` with ".partial" behind its name, until all is written. An interrupted call that
-    is made again goes on there, to the same numbers; with other arguments it starts anew, and warns.
-
     Args:
         folder: with config.json and .safetensors files, in one or in shards.
         out: a new folder. It gets the compressed model and all other files, such as the tokenizer's.
@@ -193,32 +188,25 @@ def compress_folder(
     """
     source = Path(folder)
     check_target(Path(out), force)
-    pieces = Pieces(unfinished(out), lends=True)
-    try:
-        model = _mapped_model(source)
-        loader = None if text is None else text_batches(source, text)
+    model = _loaded(source)
+    loader = None if text is None else text_batches(source, text)
 
-        def wanted(module: nn.Module, name: str) -> bool:
-            return not any(fnmatchcase(name, pattern) for pattern in skip)
+    def wanted(module: nn.Module, name: str) -> bool:
+        return not any(fnmatchcase(name, pattern) for pattern in skip)
 
-        chosen = wanted if skip else None
-        report = compress_(model, spec, loader=loader, filter_fn=chosen, checkpoint=pieces, **options)
-        with new_folder(out, force=force) as made:
-            model.save_pretrained(made)
-            report.save(made / "report.json")
-            for file in source.iterdir():
-                weights = file.suffix in (".safetensors", *PICKLES) or file.name.endswith(".index.json")
-                if file.is_file() and not weights and not (made / file.name).exists():
-                    shutil.copyfile(file, made / file.name)
-    except BaseException:
-        pieces.close()
-        raise
-    pieces.close(done=True)
+    report = compress_(model, spec, loader=loader, filter_fn=wanted if skip else None, **options)
+    with new_folder(out, force=force) as made:
+        model.save_pretrained(made)
+        report.save(made / "report.json")
+        for file in source.iterdir():
+            weights = file.suffix in (".safetensors", *PICKLES) or file.name.endswith(".index.json")
+            if file.is_file() and not weights and not (made / file.name).exists():
+                shutil.copyfile(file, made / file.name)
     return report
 
 
-def _mapped_model(folder: Path) -> Any:
-    """The model that a folder's config names, its parameters mapped from the files: none can be written."""
+def _loaded(folder: Path) -> Any:
+    """The model that a folder's config names, in the dtype of its files."""
     import transformers
 
     config = transformers.AutoConfig.from_pretrained(folder)
@@ -228,11 +216,11 @@ def _mapped_model(folder: Path) -> Any:
         raise ValueError(f"{folder}/config.json: transformers has no {names[0]}.")
     if getattr(config, "quantization_config", None) is not None:
         raise ValueError(f"{folder}: the model is quantized or compressed already.")
-    state = TensorFiles(folder).mapped()
+    state = read_tensors(folder)
     sizes: Counter[torch.dtype] = Counter()
     for tensor in state.values():
         sizes[tensor.dtype] += tensor.numel() if tensor.is_floating_point() else 0
-    dtype = max(sizes, key=lambda kind: sizes[kind])  # whatever the config says: others are copied
+    dtype = max(sizes, key=lambda kind: sizes[kind])  # whatever the config says
     model = cls.from_pretrained(None, config=config, state_dict=state, dtype=dtype).eval()
     if (folder / "generation_config.json").is_file():
         model.generation_config = transformers.GenerationConfig.from_pretrained(folder)

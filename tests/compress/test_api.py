@@ -78,7 +78,7 @@ def test_any_class_serves(name):
     model = nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 8))
     first, x = model[0].weight.detach(), torch.randn(4, 8)
     plan = torchldr.Structure(name, rank=1 if ranked else None)
-    torchldr.compress_(model, plan, min_features=4, effort=1e-6)
+    torchldr.compress_(model, plan, min_features=4, time_limit=1e-6)
     found = torchldr.from_dense(first, name, plan.rank, effort=0.1).matrix
     y = torch.tanh(x @ found.to_dense().T + model[0].bias) @ model[2].matrix().to_dense().T + model[2].bias
     assert close(model(x), y)
@@ -213,7 +213,7 @@ def test_recurrent_weights_under_a_budget_show_their_effect():
         def forward(self, x: Tensor) -> Tensor:
             return self.rnn(x)[0][:, -1]
 
-    given = {"structures": ["low_rank"], "loader": list(torch.randn(8, 4, 9, 40)), "progress": False}
+    given = {"structures": ["low_rank"], "loader": list(torch.randn(8, 4, 9, 40))}
     inputs = torchldr.compress_(Last(), 0.5, **given)
     both = torchldr.compress_(Last(), 0.5, recurrent=True, **given)
     assert [row.name for row in inputs.layers] == ["rnn.weight_ih_l0"]
@@ -615,7 +615,7 @@ def test_classes_of_blocks_are_chosen_where_they_fit_and_come_back(name: str, tm
     W = cls.random(24, 36, 1, **cls.variants(24, 24)[-1]).to_dense()
     model = nn.Sequential(nn.Linear(36, 24, bias=False))
     model[0].weight = nn.Parameter(W.detach().clone())
-    torchldr.compress_(model, 0.4, structures=["low_rank", name], min_features=8, effort=0.5)
+    torchldr.compress_(model, 0.4, structures=["low_rank", name], min_features=8)
     assert model[0].structure.name == name
     torch.testing.assert_close(model[0].weight, W, rtol=1e-4, atol=1e-4)
     torchldr.save_compressed(model, tmp_path / "model")

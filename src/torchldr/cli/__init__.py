@@ -2,6 +2,6 @@
 
 from .app import command_line, main
 from .options import AsJson, Many
-from .printing import say, show, steps
+from .printing import Line, bar, say, show, steps
 
-__all__ = ["AsJson", "Many", "command_line", "main", "say", "show", "steps"]
+__all__ = ["AsJson", "Line", "Many", "bar", "command_line", "main", "say", "show", "steps"]

@@ -7,14 +7,13 @@ from dataclasses import dataclass, field
 
 from .budget import Budget, Bytes, Costs, Latency, Stopwatch, allowance, check_budget
 from .candidates import Candidate, Search, Weight, at_once, charged, class_names, priced
-from .looks import Errors, errors_of, first_looks
-from .metric import QUICK
-from .progress import CHOOSING
+from .looks import CHOOSING, Errors, Task, errors_of, first_looks, within
+from .session import Session
 from .structure import DENSE, Structure, matching
-from .workers import Workers
 
 Spec = Budget | Structure | Mapping[str, Structure]
-SHARE = 0.7  # of the time after which no further class is looked at
+SHARE = 0.7  # of a time limit, after which no further class is looked at
+WORK = 6e7  # of quick projections that are tried, as `work_of` counts it: a minute or so
 PILOTS = 2  # weights of one shape that a slow class is tried on before all others are
 _CHEAP = 1 << 16  # entries up to which a class is tried without pilots
 _MANY = 1 << 24  # entries of all weights up to which each has bounds
@@ -55,13 +54,38 @@ def check_spec(who: str, spec: object) -> None:
         check_budget(who, spec)
 
 
+def check_room(who: str, spec: Spec, weights: Sequence[Weight], names: Sequence[str]) -> None:
+    """Raise for a budget of parameters or bytes that no candidates fit, before anything slow is done."""
+    if isinstance(spec, Structure | Mapping | Latency) or not weights:
+        return
+    limit, unit, costs = allowance(spec, weights)
+    names = class_names(who, names)
+    least = sum(min(costs(weight, [*_candidates(names, weight), DENSE])) for weight in weights)
+    if limit < least:
+        share = f"; for {spec} % write {spec / 100:g}" if isinstance(spec, int) and spec < 100 else ""
+        raise ValueError(
+            f"{who}: a budget of {round(limit)} {unit} is too small, the smallest candidates have "
+            f"{round(least)}{share}."
+        )
+
+
+def _candidates(names: Sequence[str], weight: Weight) -> list[Structure]:
+    """What a weight may become, of these classes."""
+    search = Search(names)
+    structures = [s for name in names for s in search.structures(name, weight)]
+    if not structures:  # all of them would take long: the smallest then, rather than none
+        least = Search(names, usual=(1,), work=None)
+        structures = [s for name in names for s in least.structures(name, weight)]
+    return structures
+
+
 def chosen(
     who: str,
     spec: Spec,
     weights: Sequence[Weight],
     left: Mapping[str, str],
     names: Sequence[str],
-    workers: Workers,
+    session: Session,
 ) -> Choices:
     """The structure of every weight."""
     if isinstance(spec, Structure | Mapping):
@@ -72,7 +96,7 @@ def chosen(
     if not weights:
         return Choices([])
     limit, unit, costs = allowance(spec, weights)
-    look = _Look(names, weights, costs, limit, workers)
+    look = _Look(names, weights, costs, limit, session)
     rows = look.rows()
     taken = share_out(rows, limit, unit, who)
     structures, notes = [c.structure for c in taken], tuple(look.notes)
@@ -96,27 +120,25 @@ class _Look:
     weights: Sequence[Weight]
     costs: Costs
     limit: float
-    workers: Workers
+    session: Session
 
     def __post_init__(self) -> None:
         self.notes: list[str] = []
+        self.work = WORK
         self.shapes = [(int(m), int(n)) for m, n in (weight.matrices[0].shape for weight in self.weights)]
         self.low: list[list[Structure]] = []  # of low rank, of each weight
 
     def rows(self) -> list[list[Candidate]]:
         """The candidates of every weight, the weight itself among them, by growing cost."""
-        search, quick = Search(self.names), {name for name in self.names if at_once(name)}
+        quick = {name for name in self.names if at_once(name)}
         others: list[list[Structure]] = []
         for weight in self.weights:
-            structures = [s for name in self.names for s in search.structures(name, weight)]
-            if not structures:  # all of them would take long: the smallest then, rather than none
-                least = Search(self.names, usual=(1,), work=None)
-                structures = [s for name in self.names for s in least.structures(name, weight)]
+            structures = _candidates(self.names, weight)
             self.low.append([s for s in structures if s.name in quick])
             others.append([s for s in structures if s.name not in quick])
         some = self._bounded()
         bounded = [each if place in some else [] for place, each in enumerate(others)]
-        self.errors, self.plain, bounds = first_looks(self.workers, self.weights, self.low, bounded)
+        self.errors, self.plain, bounds = first_looks(self.session, self.weights, self.low, bounded)
         small, large = self._hopeful(bounds)
         pilots = {key: _pilots(tasks) for key, tasks in large.items()}
         self._try([task for tasks in pilots.values() for task in tasks], plain=True)
@@ -179,15 +201,18 @@ class _Look:
         return {*first.values(), *last.values(), *cheap}
 
     def _try(self, tasks: Tasks, plain: bool = False, hurry: bool = True) -> None:
-        """Errors of these, as far as the time goes if in a hurry, in the metric or in the plain norm."""
-        tasks = sorted(tasks, key=lambda task: (task[1].rank or 0, task[0]))
-        given = [(i, [structure]) for i, structure in tasks]
+        """Errors of these in the metric or the plain norm; in a hurry as far as work and a time limit go."""
+        given: list[Task] = [
+            (i, [s]) for i, s in sorted(tasks, key=lambda task: (task[1].rank or 0, task[0]))
+        ]
+        if hurry:
+            given, self.work = within(given, self.weights, self.work)
         share = SHARE if hurry else None
-        found = errors_of(self.workers, CHOOSING, self.weights, given, QUICK, share, plain)
+        found = errors_of(self.session, CHOOSING, self.weights, given, share=share, plain=plain)
         for known, new in zip(self.plain if plain else self.errors, found, strict=True):
             known |= new
         if missed := len(tasks) - sum(map(len, found)):
-            self.notes.append(f"{missed} candidates were not looked at for want of time")
+            self.notes.append(f"{missed} candidates were not looked at: they would take long")
 
     def _wins(self, i: int, structure: Structure) -> bool:
         """Whether a structure is better than low rank with no more parameters, in the plain norm."""

@@ -119,12 +119,6 @@ def _declares(config: Path) -> bool:
         return False
 
 
-def unfinished(out: str | os.PathLike[str]) -> Path:
-    """Where what is finished is kept, until a folder is whole."""
-    path = Path(out)
-    return path.with_name(f"{path.name}.partial")
-
-
 @contextmanager
 def new_folder(folder: str | os.PathLike[str], *, force: bool = False) -> Iterator[Path]:
     """A folder to write a compressed model into, which gets its name if the context ends well."""

@@ -87,7 +87,7 @@ def main() -> None:
     print(f"dense       {accuracy(model):.1%}")
     teacher = copy.deepcopy(model).eval()
     batches = [{"input_ids": part} for part in Questions(800, 2).ids.split(50)]
-    report = torchldr.compress_(model, budget=0.08, loader=batches)
+    report = torchldr.compress_(model, budget=0.03, loader=batches)
     print(f"compressed  {accuracy(model):.1%}, {report.parameters_after:,} parameters in layers")
     train(model, epochs=2, lr=1e-3, teacher=teacher)
     print(f"fine-tuned  {accuracy(model):.1%}")

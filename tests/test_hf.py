@@ -11,6 +11,7 @@ import torch
 
 import torchldr
 from torchldr import cli
+from torchldr.nn.description import split_rounding
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("torchldr.hf")
@@ -122,6 +123,29 @@ def test_dense_layers_again_are_saved_as_such(tmp_path):
     assert "quantization_config" not in json.loads((tmp_path / "config.json").read_text())
     again = transformers.AutoModel.from_pretrained(tmp_path)
     assert same(model, again)
+
+
+@pytest.mark.parametrize("plan", [None, PLAN])
+def test_folders_of_format_2_are_read(tmp_path, plan):
+    """They had what was rounded beside the layers."""
+    model = bert()
+    if plan:
+        torchldr.compress_(model, plan)
+    torchldr.quantize_(model)
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    said = config["quantization_config"]
+    assert said["version"] == 3
+    layers, said["rounded"] = split_rounding(said["layers"])
+    config["quantization_config"] = {**said, "layers": layers, "version": 2}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    again = transformers.AutoModel.from_pretrained(tmp_path)
+    assert same(model, again)
+    again.save_pretrained(tmp_path / "second")
+    assert (
+        json.loads((tmp_path / "second" / "config.json").read_text())["quantization_config"]["version"] == 3
+    )
+    assert same(model, transformers.AutoModel.from_pretrained(tmp_path / "second"))
 
 
 @pytest.mark.parametrize("training", [False, True])

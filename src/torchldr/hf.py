@@ -26,10 +26,11 @@ from torch.nn.utils import parametrize
 from .compress import CompressionReport, compress_, materialize_
 from .compress.checkpoint.files import PICKLES, read_tensors
 from .compress.checkpoint.storage import check_target, new_folder
-from .compress.manifest import Entry, build
+from .compress.replacing import build
 from .compress.selection import Spec
 from .core.pretrained import METHOD, VERSIONS
 from .nn import StructuredLinear
+from .nn.description import Entry, split_rounding
 from .nn.parameters import StructuredParameters
 from .nn.quantize import Quantized, quantize_, unquantize_
 from .nn.replace import replace_modules
@@ -62,7 +63,10 @@ class TorchldrConfig(QuantizationConfigMixin):  # type: ignore[misc, unused-igno
                 f"config.json: a torchldr format of version {version!r}, this torchldr reads {VERSIONS}."
             )
         self.quant_method = METHOD
-        self.version, self.layers, self.rounded = version, dict(layers), dict(rounded or {})
+        entries = {name: dict(entry) for name, entry in layers.items()}
+        for name, how in (rounded or {}).items():  # version 2
+            entries.setdefault(name, {})["rounded"] = how
+        self.version, self.layers = VERSIONS[-1] if rounded else version, entries
 
 
 @register_quantizer(METHOD)
@@ -79,14 +83,15 @@ class TorchldrQuantizer(HfQuantizer):  # type: ignore[misc, unused-ignore]
 
     def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> Any:
         made: dict[nn.Module, nn.Module] = {}
-        for name, (old, entry) in _found(model, self.quantization_config.layers).items():
+        layers, rounded = split_rounding(self.quantization_config.layers)
+        for name, (old, entry) in _found(model, layers).items():
             with torch.device("meta"):
                 try:
                     made[old] = build(old, entry)
                 except (KeyError, TypeError, ValueError) as error:
                     raise ValueError(f"config.json does not fit the model at {name}: {error}") from None
         replace_modules(model, made)
-        kinds = dict(_found(model, self.quantization_config.rounded).values())
+        kinds = dict(_found(model, rounded).values())
         quantize_(model, where=lambda _, module: kinds.get(module) == "integers")
         quantize_(model, training=True, where=lambda _, module: kinds.get(module) == "training")
         for key in list(tied := model.all_tied_weights_keys):

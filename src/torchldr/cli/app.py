@@ -173,13 +173,14 @@ def _lines(facts: dict[str, Any]) -> Iterator[dict[str, str]]:
 def structures_command(as_json: AsJson = False) -> None:
     """The structured classes and what they cost.
 
-    Parameters are those of a layer from 784 to 784 features, at rank 1.
+    Parameters are those of a layer from 784 to 784 features, at rank 1. The rank is
+    one to begin with, for classes that have one.
     """
     from ..info import describe_structures
 
     rows = describe_structures()
+    columns = ("name", "class", "parameters", "first_rank", "options", "summary")
     if not as_json:
         for row in rows:
-            row["rank"] = row["ranked"]
             row["options"] = row["options"] or None
-    show(rows, as_json, columns=("name", "class", "parameters", "rank", "options", "summary"))
+    show(rows, as_json, columns=columns, headings={"first_rank": "rank"})

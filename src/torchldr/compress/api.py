@@ -18,9 +18,9 @@ from .budget import Budget
 from .calibration import Calibration, calibrate, given_metrics
 from .candidates import CANDIDATES, check_finite, exact
 from .looks import DEADLINE, project_all
-from .manifest import REPLACED, install
 from .outputs import LOGITS
 from .refit import Refit
+from .replacing import REPLACED, install
 from .report import CompressionReport, described
 from .selection import Choices, Spec, check_room, check_spec, chosen
 from .session import Session, check_count, check_time

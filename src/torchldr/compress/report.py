@@ -73,14 +73,14 @@ class CompressionReport:
 
     @property
     def summary(self) -> str:
-        """What it comes to, in a sentence or two."""
+        """What it comes to, in a few sentences."""
         if not self.parameters_before:
             return "Nothing was replaced."
         layers = _percent(self.parameters_before, self.parameters_after)
         model = _percent(self.model_parameters_before, self.model_parameters_after)
         said = f"The layers shrank to {layers} of their parameters, the model to {model}"
         if layers != model and self.elsewhere is not None:
-            said += f": {self.elsewhere[1] / 1e6:.3g} MB of it are in {self.elsewhere[0]} modules"
+            said += f", because {self.elsewhere[1] / 1e6:.3g} MB of it are in {self.elsewhere[0]} modules"
         if self.distance is None:
             return f"{said}. What the outputs lost is not known: there was no loader."
         where = "your batches" if FITTED in self.notes else "batches held out"
@@ -163,7 +163,7 @@ class CompressionReport:
             reasons.setdefault(why, []).append(name)
         lines += [f"left alone: {', '.join(names)} ({why})" for why, names in reasons.items()]
         lines += [f"note: {note}" for note in self.notes]
-        return "\n".join([*lines, self.summary])
+        return "\n".join([*lines, self.summary.replace(". ", ".\n")])
 
 
 def table_lines(rows: Sequence[Sequence[str]], texts: int) -> list[str]:

@@ -67,8 +67,8 @@ class LowRankFit:
 class LowRank(StructuredMatrix, name="low_rank"):
     """A matrix of rank r, M = G^T H.
 
-    Parameters: `G` (r, m), `H` (r, n). Cost: 2 r (m + n) operations a vector. Begin with rank 16: at the default
-    of 1 a layer passes a single number on.
+    Parameters: `G` (r, m), `H` (r, n). Cost: 2 r (m + n) operations a vector. Begin with rank 16: at the
+    default of 1 a layer passes a single number on.
     """
 
     look = "#E69F00", "P"

@@ -17,7 +17,7 @@ from torchldr.compress.candidates import Candidate, Search, charged
 from torchldr.compress.checkpoint.files import TensorWeight
 from torchldr.compress.looks import looks_of
 from torchldr.compress.metric import Metric
-from torchldr.compress.selection import share_out
+from torchldr.compress.sharing import share_out
 
 QUICK = ("low_rank", "block_circulant")
 

@@ -13,12 +13,12 @@ from ...matrices import structures as known_structures
 from ...progress import Report, silent
 from ..budget import Budget, allowance, check_budget
 from ..calibration import calibrate
-from ..candidates import WORK, Candidate, Search, Weight, charged, check_finite, class_names, exact, priced
+from ..candidates import WORK, Candidate, Search, Weight, check_finite, class_names, exact, priced
 from ..checkpoint.files import Source, find_tensors, open_tensors
 from ..looks import CHOOSING, Errors, Task, errors_of, within
 from ..metric import Metric
-from ..selection import share_out
 from ..session import Session, check_count, check_time
+from ..sharing import share_residuals
 from ..structure import Structure
 from ..targets import FilterFn, Unit, find_units, parts_of
 from .result import Analysis, Plan, Trial, WeightAnalysis
@@ -166,13 +166,9 @@ class Share:
 
     def plan(self, weights: Sequence[Weight], rows: Rows) -> Plan:
         """The budget shared out over all weights, with the errors that are known now."""
-        # A residual of a large weight counts for more: by its number of entries.
-        choices = [
-            charged([replace(c, error=weight.size * c.error) for c in row], [cost[c.structure] for c in row])
-            for weight, row, cost in zip(weights, rows, self.costs, strict=True)
-        ]
+        sizes = [weight.size for weight in weights]
         try:
-            taken = share_out(choices, self.limit, self.unit, "analyze")
+            taken = share_residuals(rows, sizes, self.costs, self.limit, self.unit, "analyze")
         except ValueError as error:
             return Plan(self.budget, {}, 0, 0.0, self.unit, float("nan"), str(error))
         return Plan(

@@ -92,7 +92,7 @@ def split_rounding(entries: Mapping[str, Entry]) -> tuple[dict[str, Entry], dict
     """The layers that are built anew, and how modules were rounded, by name."""
     layers = {name: {k: v for k, v in entry.items() if k != "rounded"} for name, entry in entries.items()}
     rounded = {name: entry["rounded"] for name, entry in entries.items() if "rounded" in entry}
-    return {name: entry for name, entry in layers.items() if entry}, rounded
+    return {name: entry for name, entry in layers.items() if entry or name not in rounded}, rounded
 
 
 def _rounding(module: nn.Module) -> str | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..progress import Report, silent
@@ -49,9 +49,9 @@ class Session:
         return None if self.time_limit is None else self.begun + share * self.time_limit
 
     def metric(self, weight: Weight) -> Metric:
-        """What errors of a weight count by."""
+        """What errors of a weight count by: a copy, whose roots go with it, since all together are large."""
         known = self.metrics.get(weight.name)
-        return PLAIN.relative(weight.size, weight.matrices) if known is None else known
+        return PLAIN.relative(weight.size, weight.matrices) if known is None else replace(known)
 
 
 def check_count(who: str, **values: object) -> None:

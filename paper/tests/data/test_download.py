@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import hashlib
 import http.server
-import sys
 import threading
 from pathlib import Path
 
@@ -269,21 +268,3 @@ def test_fetched_is_loaded(small, maker, put, server, tmp_path):
     data.fetch("mnist", tmp_path / "mine", server.url)
     loaded = data.load("mnist", tmp_path / "mine")
     assert loaded.fingerprint == data.load("mnist", tmp_path / "owner").fingerprint
-
-
-def test_progress_is_a_line_on_a_terminal_and_some_lines_elsewhere(
-    server, rectangles, tmp_path, capsys, monkeypatch
-):
-    with monkeypatch.context() as patch:
-        patch.setattr(sys.stderr, "isatty", lambda: True)
-        data.fetch("rectangles", tmp_path / "a", rectangles)
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("\rrectangles.zip: ")
-    assert "\n" not in err
-    data.fetch("rectangles", tmp_path / "b", rectangles)
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert "rectangles.zip: 100 % of 1.0 MB" in err
-    assert len(err.splitlines()) <= 11
-    assert "\r" not in err

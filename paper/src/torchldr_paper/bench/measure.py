@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from torchldr.nn.linear import StructuredLinear
+from torchldr.nn import StructuredLinear
 from torchldr.timing import minimum_seconds, replay_seconds
 
 from .grid import INFERENCE, TRAINING, Case

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from torchldr.cli import AsJson, say, show, steps
-from torchldr.cli.options import wrong_use
+from torchldr.cli import AsJson, say, show, steps, wrong_use
 from torchldr.whole_file import whole_file
 
 if TYPE_CHECKING:
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 
 Rows = list[dict[str, Any]]
 INTERRUPTED = 130
+PRODUCTS = ("auto", "fast", "dense")
 
 
 def bench_command(
@@ -132,13 +132,12 @@ def _check(structures: list[str] | None, what: str, device: str, plan: str, plot
     import torch
 
     from torchldr.matrices import get_structure
-    from torchldr.nn.plan import PLANS
 
     from ..bench.grid import KINDS
 
     for name, value, known in (
         ("what", what, (*KINDS, "both")),
-        ("plan", plan, PLANS),
+        ("plan", plan, PRODUCTS),
         ("device", device, ("cpu", "cuda")),
     ):
         if value not in known:

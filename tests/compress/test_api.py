@@ -638,3 +638,28 @@ VERBS = {
 def test_a_folder_is_no_model(verb):
     with pytest.raises(TypeError, match=f"{verb}: model must be an nn.Module, got str"):
         VERBS[verb]("folder")
+
+
+class _Tagger(nn.Module):
+    """Most of it is a table of words; logits for each of them."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.words, self.layer, self.name = nn.Embedding(500, 40), nn.Linear(40, 40), name
+
+    def forward(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {self.name: self.layer(self.words(ids))}
+
+
+@pytest.mark.parametrize("name", ["logits", "sentence_embedding"])
+def test_a_report_says_in_words_what_it_comes_to(name):
+    model = _Tagger(name)
+    batches = [torch.randint(500, (9, 7)) for _ in range(6)]
+    report = torchldr.compress_(model, 0.5, loader=batches, structures=["low_rank"])
+    assert "shrank to 50 % of their parameters, the model to 96.3 %" in report.summary
+    assert "because 0.08 MB of it are in Embedding modules. On batches held out" in report.summary
+    assert ("nats" in report.summary) == (name == "logits")
+    assert ("of their size" in report.summary) == (name != "logits")
+    assert str(report).endswith(report.summary.replace(". ", ".\n"))
+    nothing = torchldr.compress_(_Tagger(name), torchldr.Structure("dense"), loader=batches)
+    assert "shrank to 100 % of their parameters, the model to 100 %. On" in nothing.summary

@@ -224,6 +224,8 @@ def test_a_callback_sees_every_step_and_stops():
 
     def callback(step: Step) -> bool:
         seen.append((step.step, step.steps, step.epoch, float(step.loss)))
+        assert model.training
+        model.eval()  # to validate it
         if step.step == 2:
             best.update(copy.deepcopy(model.state_dict()))
         return step.step == 8
@@ -384,6 +386,13 @@ def test_loaders_that_do_not_serve():
         finetune(small(), IterTwice([]))
     with pytest.raises(ValueError, match="the loader gave no batch"):
         finetune(small(), [])
+
+    class Once(IterTwice):
+        def __len__(self) -> int:
+            return 1
+
+    with pytest.raises(ValueError, match="an iterator can be used only once"):
+        finetune(small(), Once(iter([(torch.randn(2, 16), torch.zeros(2, dtype=torch.long))])), epochs=2)
 
 
 class _Embedder(nn.Module):

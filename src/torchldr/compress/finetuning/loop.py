@@ -103,12 +103,13 @@ def finetune(
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, _factors(steps, warmup))
     scaler = torch.amp.GradScaler(device.type, enabled=amp == torch.float16)
     learn = None if teacher is None else Teacher(model, teacher.to(device), distillation or Distillation())
+    optimizer.zero_grad(set_to_none=True)
     begun, losses, step, stopped = time.perf_counter(), [], 0, False
     with nullcontext() if learn is None else learn.watching():
         for epoch in range(epochs):
-            model.train()
             total, batches, part = torch.zeros((), device=device), 0, torch.zeros((), device=device)
             for batch in loader:
+                model.train()  # a callback may have validated it
                 inputs, keywords, target = _unpack(batch, device)
                 with torch.autocast(device.type, amp, enabled=amp is not None):
                     output = model(*inputs, **keywords)
@@ -131,6 +132,8 @@ def finetune(
                 if callback is not None and callback(done):
                     stopped = True
                     break
+            if not batches:
+                raise ValueError("finetune: the loader gave no batch; an iterator can be used only once.")
             losses.append(float(total) / batches)
             if not math.isfinite(losses[-1]):
                 raise FloatingPointError(

@@ -183,7 +183,8 @@ def _constant_gradient(
 
 def _constant_samples() -> Iterator[tuple[Any, ...]]:
     for columns, x, m in _samples():
-        yield x, columns, by_c.spectra(columns, columns.shape[-1]), m
+        columns = columns.double()  # of which the spectra are right to all digits
+        yield x.double(), columns, by_c.spectra(columns, columns.shape[-1]), m
 
 
 def _rows(info: Any, dims: Sequence[int | None], apply: Any, arguments: Sequence[Any]) -> Any:

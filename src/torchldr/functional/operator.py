@@ -323,7 +323,8 @@ def _functions(operator: Operator) -> tuple[Any, Any]:
                 return (None,) * operator._count
             given, saved = operator._restored(ctx)
             wanted = tuple(operator._wanted(ctx.needs_input_grad))
-            if not are_plain((grad,)) or not (has_transforms() or has_memory(grad)):  # batched gradients, duals
+            # Batched gradients and duals have no memory of their own.
+            if not are_plain((grad,)) or not (has_transforms() or has_memory(grad)):
                 found = iter(_vjp(operator._closed(given), operator._present(given), grad))
                 every = [next(found) if given[i] is not None else grad for i in operator._tensors]
                 return tuple(operator._spread(every, wanted))
@@ -391,7 +392,7 @@ def _without_autocast(arguments: Arguments) -> AbstractContextManager[Any]:
 
 
 def _alone(t: Tensor) -> Tensor:
-    """Contiguous, in memory of its own: compilers want aligned tensors, users gradients that share nothing."""
+    """Contiguous, in memory of its own: compilers want alignment, users gradients that share nothing."""
     t = t.contiguous()
     return t if t.untyped_storage().nbytes() == t.numel() * t.itemsize else t.clone()
 

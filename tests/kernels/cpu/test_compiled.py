@@ -15,10 +15,10 @@ import pytest
 import torch
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
+from torchldr.core.routes import Call
 
 import torchldr
 from torchldr import testing
-from torchldr.core.routes import Call
 from torchldr.functional import stencil, toeplitz_residuals, triangular
 from torchldr.functional.gko import elimination as gko
 from torchldr.functional.reference import krylov_reference, shift_reference

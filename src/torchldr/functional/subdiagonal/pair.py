@@ -163,7 +163,7 @@ def _batched(info: Any, dims: Sequence[int | None], apply: Any, arguments: Seque
 
 def _samples() -> Iterator[tuple[Any, ...]]:
     n, r = 64, 2
-    A, C = ((torch.rand(n - 1) + 0.5, torch.rand(()), torch.randn(r, n)) for _ in range(2))
+    A, C = ((1 + 0.01 * torch.randn(n - 1), torch.rand(()), torch.randn(r, n)) for _ in range(2))
     constants = [t.float() for t in prepare(A, C)]
     for transposed in (False, True):
         yield torch.randn(3, n), *(t.clone() for t in constants), transposed

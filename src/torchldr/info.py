@@ -15,7 +15,7 @@ import torch
 import torchldr
 from torchldr.functional import stencil
 from torchldr.kernels import cuda
-from torchldr.kernels.cpu import compiled
+from torchldr.kernels.cpu import compiled, library
 from torchldr.matrices import get_structure, structures
 from torchldr.nn import StructuredLinear
 
@@ -129,6 +129,7 @@ def _fast_paths() -> list[dict[str, Any]]:
         no_cuda = "torch was built without CUDA" if torch.version.cuda is None else "no CUDA device was found"
     no_stencil = _why_not_compiled()
     return [
+        _path("C kernels", f"products of {LOOPED} on a CPU", library.why_not()),
         _path("compiled loops", f"products of {LOOPED} on a CPU, by numba", no_stencil),
         _path("cuda", "every product on a GPU, by the same torch operations", no_cuda),
         _path("cuda kernels", f"{KERNELS} on a GPU, compiled by NVRTC", no_cuda or cuda.unavailable()),

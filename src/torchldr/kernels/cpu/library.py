@@ -7,6 +7,7 @@ compiler. Without it everything works by plain torch, slower.
 from __future__ import annotations
 
 import ctypes
+import warnings
 from functools import cache
 from pathlib import Path
 
@@ -26,7 +27,7 @@ def _loaded() -> tuple[ctypes.CDLL | None, str | None]:
         Path(__file__).parent.glob("_kernels*.pyd")
     )
     if not found:
-        return None, "the CPU's kernels were not built: no C compiler was found when torchldr was installed"
+        return None, "the CPU's kernels were not built: there was no C compiler when torchldr was installed"
     try:
         library = ctypes.CDLL(str(found[0]))
         library.ldr_interface.restype = ctypes.c_int64
@@ -48,7 +49,24 @@ def serves(*tensors: Tensor) -> bool:
     return (
         dtype in _SUFFIX
         and all(t.dtype is dtype and t.device.type == "cpu" for t in tensors)
-        and _loaded()[0] is not None
+        and available()
+    )
+
+
+def available() -> bool:
+    """Whether there are compiled kernels; the first time that there are none and one is wanted, a warning."""
+    if _loaded()[0] is None:
+        _warn()
+        return False
+    return True
+
+
+@cache
+def _warn() -> None:
+    warnings.warn(
+        f"{why_not()}; products on the CPU take plain torch, which is several times slower",
+        RuntimeWarning,
+        stacklevel=3,
     )
 
 

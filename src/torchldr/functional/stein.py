@@ -97,7 +97,7 @@ def _serves(G: Tensor, H: Tensor, *rest: Any) -> bool:
     tensors = [t for t in (G, H, *operators) if t is not None]
     if G.is_cuda:
         return dtype in NAMES and scan.serves(*tensors)
-    return G.device.type == "cpu" and G.dtype.is_floating_point and library.why_not() is None
+    return G.device.type == "cpu" and G.dtype.is_floating_point and library.available()
 
 
 def _operators(operators: Sequence[Tensor | None], f_A: int, f_C: int) -> scan.Operators:

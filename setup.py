@@ -11,7 +11,7 @@ FOLDER = Path("src/torchldr/kernels/cpu")
 NAME = "torchldr.kernels.cpu._kernels"
 # Sums may be taken in any order where a loop says so (`omp simd reduction`); nothing else of fast math.
 FLAGS = ["-std=c11", "-O3", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast",
-         "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-unknown-pragmas"]  # fmt: skip
+         "-fvisibility=hidden", "-g0", "-Wall", "-Wextra", "-Wno-unknown-pragmas"]  # fmt: skip
 ON_WINDOWS = platform.system() == "Windows"
 
 

@@ -47,9 +47,7 @@ def serves(*tensors: Tensor) -> bool:
     """Whether kernels can read these tensors: on the CPU, in one dtype of float32 and float64."""
     dtype = tensors[0].dtype
     return (
-        dtype in _SUFFIX
-        and all(t.dtype is dtype and t.device.type == "cpu" for t in tensors)
-        and available()
+        dtype in _SUFFIX and all(t.dtype is dtype and t.device.type == "cpu" for t in tensors) and available()
     )
 
 

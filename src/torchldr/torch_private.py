@@ -1,4 +1,5 @@
-"""Everything of torch that has no public name, in one place: what is being traced, transformed or recorded."""
+"""Everything of torch that has no public name, in one place: what is being traced, transformed or
+recorded."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ class Contract(LinearMap):
 
     def dense_in(self, dtype: torch.dtype) -> Tensor:
         """`materialize` in a dtype, rounded once."""
-        M = self.promoted()
+        M: Any = self.promoted()
         dense: Tensor = stacks.materialize(M) if M.leading else M._materialize()
         return dense.to(dtype)
 
@@ -160,12 +160,13 @@ class Contract(LinearMap):
 
     @classmethod
     def fast_pays(cls, use: Use) -> bool:
-        """Whether the class's own product takes less time than the dense matrix; a matrix that may be made."""
+        """Whether the class's own product takes less time than the dense matrix, where that may be made."""
         return False
 
     def fast_in_words(self) -> str:
         """What the class's own product does for a row."""
-        found = self.multiply_adds(self.out_features, self.in_features, self.rank or 1, **self.options)
+        M: Any = self
+        found = self.multiply_adds(self.out_features, self.in_features, M.rank or 1, **M.options)
         return "the class's own product" if found is None else f"about {found:,.0f} multiply-adds a row"
 
     def _made_in_words(self) -> str:

@@ -2,8 +2,8 @@
 
     K[.., i, j, :] = A^j v_i,  (A x)_i = lower_i x_{i-1} + diagonal_i x_i + upper_i x_{i+1}, indices modulo m
 
-By C on a CPU, by kernels on a GPU. Powers that grow and then fall leave rounding errors behind: such matrices are
-computed in float64 and rounded (`tridiagonal.lost`).
+By C on a CPU, by kernels on a GPU. Powers that grow and then fall leave rounding errors behind: such matrices
+are computed in float64 and rounded (`tridiagonal.lost`).
 """
 
 from __future__ import annotations

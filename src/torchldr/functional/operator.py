@@ -10,8 +10,9 @@ plain torch operations, for everything that kernels do not know:
     tensors of other classes    the plain form (DTensor, nested tensors)
     no kernel for the tensors   the plain form, inside of the operator
 
-`register_autograd` alone would not do: torch.func.grad raises with it and forward mode gives zeros. Nor would the
-autograd.Function alone: compilers look inside of it. Derivatives of the gradient go through the plain form.
+`register_autograd` alone would not do: torch.func.grad raises with it and forward mode gives zeros. Nor would
+the autograd.Function alone: compilers look inside of it. Derivatives of the gradient go through the plain
+form.
 """
 
 from __future__ import annotations
@@ -56,8 +57,8 @@ class Operator:
             arguments; None where it is not wanted, which `wanted` says for each. `saved` is what `kernel`
             returned beside the result, or the result alone where it returned nothing else.
         serves: whether the kernel takes these arguments; asked with values at hand, never by a compiler.
-        batched: for vmap, (info, dims, apply, arguments) to (results, dims). By default the axis goes in front
-            of every tensor: kernels take leading axes.
+        batched: for vmap, (info, dims, apply, arguments) to (results, dims). By default the axis goes in
+            front of every tensor: kernels take leading axes.
         samples: yields arguments for tests.
 
     Shapes, dtypes and devices are those of the arguments; conversion and autocast stay around the call.
@@ -201,13 +202,14 @@ class Operator:
             return tuple(self._spread(found, wanted))
 
         def setup_again(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-            grad, *given, _, ctx.wanted = inputs
+            grad, *given, saved, ctx.wanted = inputs
+            ctx.count = len(saved)
             self._save(ctx, given, (grad,))
 
         def backward_again(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
             given, (grad,) = self._restored(ctx)
             dgrad, spread = self._second(grad, given, ctx.wanted, grads)
-            return dgrad, *spread, None, None
+            return dgrad, *spread, [None] * ctx.count, None
 
         for suffix, function, shapes in (("", run, fake), ("_gradient", run_gradient, fake_gradient)):
             lib.impl(name + suffix, "CompositeExplicitAutograd", function)
@@ -329,7 +331,7 @@ def _functions(operator: Operator) -> tuple[Any, Any]:
 
         @staticmethod
         def jvp(ctx: Any, *tangents: Any) -> tuple[Any, ...]:
-            given, saved = operator._restored(ctx)
+            given, _ = operator._restored(ctx)
             there = [i for i in operator._tensors if given[i] is not None]
             moved = [tangents[i] for i in there]
             y = _jvp(operator._closed(given), [given[i] for i in there], moved)
@@ -371,7 +373,10 @@ def _jvp(plain: Callable[..., Any], inputs: Sequence[Tensor], tangents: Sequence
         zeros = (
             tuple(map(torch.zeros_like, output)) if isinstance(output, tuple) else torch.zeros_like(output)
         )
-        return torch.func.vjp(pullback, zeros)[1](filled)[0]
+        found = torch.func.vjp(pullback, zeros)[1](filled)[0]
+        if isinstance(found, tuple):
+            return tuple(t.contiguous() for t in found)
+        return found.contiguous()  # as the results of kernels are
 
 
 def _without_autocast(arguments: Arguments) -> AbstractContextManager[Any]:

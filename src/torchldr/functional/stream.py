@@ -2,8 +2,9 @@
 
     y = sum_i K_k(A, g_i) K_k(C, h_i)^T x,  k = min(m, n)
 
-Both Krylov matrices are made in tiles of columns, which multiply with the rows and are forgotten; the gradient
-makes them again, from the states before each tile. Memory is O(r k b) beside a tile, never k (m + n).
+Both Krylov matrices are made in tiles of columns, which multiply with the rows and are forgotten; the
+gradient makes them again, from the states before each tile. Memory is O(r k b) beside a tile, never k (m +
+n).
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def _rounded(made: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, ...]:
 
 def _tiles(x: Tensor, parts: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
     """y, K(C, h_i)^T x and the states before every tile; and the sizes of columns."""
-    r, m, n, k = _sizes(parts)
+    r, m, _, k = _sizes(parts)
     (*A, left), (*C, right) = parts[:4], parts[4:]
     y, z, states, seen = x.new_zeros(x.shape[0], m), [], [], []
     for j in range(0, k, WIDTH):

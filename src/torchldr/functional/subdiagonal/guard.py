@@ -13,8 +13,8 @@ dtype of the layer: five bits are lost at most. For a float32 layer it may be 2^
 float64.
 
 A times f and C over f have the same product, and training drifts along that direction. So the common scale is
-taken out first: f shares the growth between both, logarithms of geometric means as n^2 to m^2. Square matrices
-have two alike then, and the shorter operator of others may grow faster.
+taken out first: f shares the growth between both, logarithms of geometric means as n^2 to m^2. Square
+matrices have two alike then, and the shorter operator of others may grow faster.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Products with M = sum_i K_k(A, g_i) K_k(C, h_i)^T, A and C subdiagonal with a corner, as one operator.
 
-On a CPU the operator looks at the operators' values: where they allow convolutions (`guard`) C takes those, with all
-gradients; else it makes the dense matrix by a scan. The plain form is the dense matrix too: right for every operator.
-A GPU takes `trained_pair` where values can be looked at and allow it.
+On a CPU the operator looks at the operators' values: where they allow convolutions (`guard`) C takes those,
+with all gradients; else it makes the dense matrix by a scan. The plain form is the dense matrix too: right
+for every operator. A GPU takes `trained_pair` where values can be looked at and allow it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""Products with grids of circulant blocks by the compiled FFT: tensors in, tensors out; `circulant.h` has the formula.
+"""Products with grids of circulant blocks by the compiled FFT: tensors in, tensors out; `circulant.h` has the
+formula.
 
     y_p = sum_q columns[p, q] (*) x_q
 
-where (*) is the cyclic convolution of length s = 2N, a power of two from 32 on, and the last blocks of x and of y may
-be cropped. For one grid or a stack, whose axes come first; tensors are contiguous, on the CPU and of one dtype:
+where (*) is the cyclic convolution of length s = 2N, a power of two from 32 on, and the last blocks of x and
+of y may be cropped. For one grid or a stack, whose axes come first; tensors are contiguous, on the CPU and of
+one dtype:
 
     columns (.., p, q, c)         first columns of the blocks, c <= s entries, moved up by `start` places
     spectra (.., p, q, 2, s)      what products take of them

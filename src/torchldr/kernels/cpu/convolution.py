@@ -44,15 +44,15 @@ class Saved(NamedTuple):
 def profiles(
     corner_a: Tensor, lower_a: Tensor | None, corner_c: Tensor, lower_c: Tensor | None, m: int, n: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Profiles of A and of C in float64, the product of their ranges, max|P| / min|P| max(1, |f|), and factors.
+    """Profiles of A and C in float64, the product of their ranges, max|P| / min|P| max(1, |f|), and factors.
 
-    A times f and C over f have the same product, so their common scale is taken out: factors are what A was multiplied
-    by, and C divided. Ranges and factors have a number for each matrix. A range is not finite where the product of a subdiagonal is 0 or leaves
-    float64.
+    A times f and C over f have the same product, so their common scale is taken out: factors are what A was
+    multiplied by, and C divided. Ranges and factors have a number for each matrix. A range is not finite where
+    the product of a subdiagonal is 0 or leaves float64.
     """
-    lead, wide = corner_a.shape[:-1], {"dtype": torch.float64}
-    A, C = corner_a.new_empty(*lead, m + 2, **wide), corner_a.new_empty(*lead, n + 2, **wide)
-    ranges, factors = corner_a.new_empty(lead, **wide), corner_a.new_empty(lead, **wide)
+    lead, wide = corner_a.shape[:-1], torch.float64
+    A, C = (corner_a.new_empty(*lead, size + 2, dtype=wide) for size in (m, n))
+    ranges, factors = (corner_a.new_empty(lead, dtype=wide) for _ in range(2))
     _profiles(corner_a.dtype, lower_a, corner_a, lower_c, corner_c, A, C, ranges, factors, lead.numel(), m, n)
     return A, C, ranges, factors
 

@@ -10,6 +10,7 @@ import ctypes
 import warnings
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -82,7 +83,7 @@ class Kernel:
         self.name, self.signature = name, signature
         self._functions: dict[torch.dtype, ctypes._NamedFuncPointer] = {}
 
-    def __call__(self, dtype: torch.dtype, *arguments: Tensor | float | None) -> None:
+    def __call__(self, dtype: torch.dtype, *arguments: Any) -> None:
         function = self._functions.get(dtype) or self._find(dtype)
         function(*[t if t is None or t.__class__ in _NUMBERS else t.data_ptr() for t in arguments])  # type: ignore[union-attr]
 

@@ -1,4 +1,5 @@
-"""Products with constant square matrices by a pair of circulant ones: tensors in, tensors out; see `pair.h`."""
+"""Products with constant square matrices by a pair of circulant ones: tensors in, tensors out; see
+`pair.h`."""
 
 from __future__ import annotations
 

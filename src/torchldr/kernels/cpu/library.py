@@ -76,7 +76,7 @@ class Kernel:
         name: without the suffix.
         signature: a letter for each argument: p for a pointer, i for an int64_t, d for a double.
 
-    Call it with the dtype, then with tensors (contiguous; None for NULL), ints and floats.
+    Call it with the dtype, then with tensors (contiguous; None for NULL) or addresses, ints and floats.
     """
 
     def __init__(self, name: str, signature: str) -> None:

@@ -8,7 +8,6 @@ STAMP := .venv/.stamp
 LIBRARY := .venv/.library
 KERNELS := .venv/.kernels
 SOURCES := setup.py $(wildcard src/torchldr/kernels/cpu/*.[ch])
-LOOPS := src/torchldr/kernels/cpu/__pycache__/.loops
 INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt
 
 EXTRAS := cli,onnx,dev,docs
@@ -20,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The site's generator announces its successor at every call.
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: setup kernels loops test test-all demo docs lint wheel clean
+.PHONY: setup kernels test test-all demo docs lint wheel clean
 
 setup: $(STAMP)
 
@@ -42,23 +41,15 @@ $(STAMP): $(LIBRARY) $(KERNELS) paper/pyproject.toml
 	$(INSTALL) -e '.[$(EXTRAS)]' -e '$(PAPER)'
 	touch $@
 
-# Machine code lies beside its sources, and so does what says that it was made.
-loops: $(LOOPS)
-
-$(LOOPS): $(LIBRARY) scripts/compile_loops.py $(shell find src/torchldr -name '*.py')
-	@PYTHONPATH=src nice $(BIN)/python scripts/compile_loops.py
-	@mkdir -p $(@D) && touch $@
-
 lint: setup
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check --quiet || { echo "run: $(BIN)/ruff format" >&2; exit 1; }
 	$(BIN)/lint-imports
 	$(BIN)/mkdocs build --strict --quiet & site=$$!; $(BIN)/mypy || { kill $$site; exit 1; }; wait $$site
 
-# The loops are compiled once for all processes of the tests, with what pip and the linters leave of two cores. Three
-# processes of one thread each keep these busy while one of them waits for a program that it has started.
+# Three processes of one thread each keep two cores busy while one of them waits for a program that it has started.
 test: $(LIBRARY) $(KERNELS)
-	@$(MAKE) --no-print-directory loops & loops=$$!; $(MAKE) --no-print-directory lint || { kill $$loops; exit 1; }; wait $$loops
+	@$(MAKE) --no-print-directory lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal $(PYTEST)
 
 # All combinations of which `make test` runs a share.

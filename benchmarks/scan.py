@@ -2,7 +2,7 @@
 
     python benchmarks/scan.py [--sizes 256 784] [--ranks 1 4] [--threads 1 2] [--out results/bench/scan.json]
 
-`ldr_sd` has no corners, `corners` both, `shifts` are Toeplitz-like; `ldr_td` makes one Krylov matrix. One matrix of
+`ldr_sd` has no corners, `corners` both, `shifts` are Toeplitz-like; `ldr_td` makes one Krylov matrix. All in
 float32. All take turns; times are minima over repeats, and ratios are over the product.
 """
 

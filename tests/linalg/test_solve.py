@@ -202,7 +202,7 @@ def test_more_singular_matrices():
 
 
 @pytest.mark.parametrize("name", ["toeplitz_like", "cauchy_like", "ldr_sd", "vandermonde_like"])
-def test_without_numba_the_same(name, monkeypatch):
+def test_without_kernels_the_same(name, monkeypatch):
     M = member(name, 10 if name == "vandermonde_like" else 24)
     b = torch.randn(M.in_features, 2, dtype=torch.float64)
     for method in torchldr.linalg.solvers(M):

@@ -18,7 +18,7 @@ from torch import Tensor
 INTERFACE = 1  # of the C functions; `ldr_interface` in version.c says what a library was built for
 _SUFFIX = {torch.float32: "_f32", torch.float64: "_f64"}
 _NUMBERS = {int, float}  # by class: isinstance(t, Tensor) takes a microsecond for each
-_TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "d": ctypes.c_double}
+_TYPES: dict[str, Any] = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "d": ctypes.c_double}
 
 
 @cache
@@ -85,7 +85,7 @@ class Kernel:
 
     def __call__(self, dtype: torch.dtype, *arguments: Any) -> None:
         function = self._functions.get(dtype) or self._find(dtype)
-        function(*[t if t is None or t.__class__ in _NUMBERS else t.data_ptr() for t in arguments])  # type: ignore[union-attr]
+        function(*[t if t is None or t.__class__ in _NUMBERS else t.data_ptr() for t in arguments])
 
     def _find(self, dtype: torch.dtype) -> ctypes._NamedFuncPointer:
         library, reason = _loaded()

@@ -138,7 +138,7 @@ def _gradient(
     wide, shape = _wide(G), (-1, *D.shape[-2:])
     flat: list[Any] = _flat(G, H, operators, f_A, f_C)
     D, M = (t.to(wide).reshape(shape).contiguous() for t in (D, saved[-1]))
-    found = stein.gradients(D, M, *flat, graded)
+    found = stein.gradients(D, M, *flat, graded)  # type: ignore[call-arg]
     inputs = (G, H, *operators)
     return [
         None if t is None or like is None else t.reshape(like.shape).to(like.dtype)

@@ -22,6 +22,11 @@ _early_mode = torch._ops.mode_stack_state_for_pre_dispatch().get  # 0: of proxie
 has_transforms = torch._C._are_functorch_transforms_active
 
 
+def is_exporting() -> bool:
+    """Whether torch.export is at work. Under torch.compile the public function says yes up to torch 2.12."""
+    return torch.compiler._is_exporting_flag
+
+
 def are_recorded() -> bool:
     """By torch.jit.trace, make_fx (which torch.func.linearize and exporters use) or on fake tensors."""
     if _get_tracing_state() is not None or _early_mode(0) is not None:

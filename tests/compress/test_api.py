@@ -630,7 +630,7 @@ VERBS = {
     "save_compressed": lambda folder: torchldr.save_compressed(folder, nn.Linear(2, 2)),
     "load_compressed": lambda folder: torchldr.load_compressed(folder, nn.Linear(2, 2)),
     "quantize_": torchldr.quantize_,
-    "tune": lambda folder: torchldr.tune(folder, torch.randn(2)),
+    "freeze": torchldr.freeze,
 }
 
 

@@ -98,10 +98,7 @@ def test_a_layer_holds_integers_and_saves_them(cls):
     other.load_state_dict(layer.state_dict())
     assert torch.equal(other(x), y)
     with torch.no_grad():
-        planned = layer(x)
-        other = copy.deepcopy(layer)  # which makes a plan of its own
-        assert torch.equal(other(x), planned)
-    assert getattr(other, "_number", 1) != getattr(layer, "_number", 0)  # what compilers find it by
+        assert torch.equal(copy.deepcopy(layer)(x), layer(x))
     assert torch.equal(quantize_(layer)(x), y)  # twice is once
     # The values are those of the function that the C export rounds with.
     fresh = StructuredLinear(12, 10, structure=cls.name)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from ..torch_private import are_plain
+from ..torch_private import are_plain, is_exporting
 from . import stacks
 from .checks import check_choices
 from .choice import PRODUCTS, UNKNOWN_ROWS, Products, Row, Use
@@ -69,7 +69,7 @@ class Multiplies(Contract):
         """The product that "auto" takes for these vectors."""
         if not are_plain((x,)):
             return "dense"
-        if torch.compiler.is_exporting():  # other runtimes get the class's plain form
+        if is_exporting():  # other runtimes get the class's plain form
             return "fast"
         rows = UNKNOWN_ROWS if torch.compiler.is_compiling() else x.numel() // x.shape[-1]
         device, dtype = x.device.type, self.dtype

@@ -9,7 +9,7 @@ part of a circulant matrix.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -188,7 +188,7 @@ def _constant_samples() -> Iterator[tuple[Any, ...]]:
 
 def _rows(info: Any, dims: Sequence[int | None], apply: Any, arguments: Sequence[Any]) -> Any:
     """Vectors alone join the rows."""
-    x, columns, spectra, m = arguments
+    x, columns, _, m = arguments
     if dims[0] is not None and dims[1] is None:
         x = x.movedim(dims[0], 0)
         return (apply(x.flatten(0, -2), *arguments[1:])[0].unflatten(0, x.shape[:-1]),), (0,)

@@ -35,6 +35,14 @@ def krylov_matrices(lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, k
     return KRYLOV(lower, diagonal, upper, V, k)
 
 
+def _plain(*arguments: Any) -> Tensor:
+    """Without a look at values: in float64 where float32 might lose them."""
+    *tensors, k = arguments
+    dtype = tensors[-1].dtype
+    wide = torch.float64 if tridiagonal.lost(tensors[-1], k) else dtype
+    return tridiagonal.krylov_of_ring(*(t.to(wide) for t in tensors), k).to(dtype)
+
+
 def _fake(lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, k: int) -> Tensor:
     return V.new_empty(*V.shape[:-1], k, V.shape[-1])
 
@@ -112,7 +120,7 @@ def _samples() -> Iterator[tuple[Any, ...]]:
 KRYLOV = Operator(
     "krylov",
     "Tensor lower, Tensor diagonal, Tensor upper, Tensor V, int k",
-    plain=tridiagonal.krylov_of_ring,
+    plain=_plain,
     kernel=_kernel,
     fake=_fake,
     gradient=_gradient,

@@ -31,9 +31,11 @@ from ..torch_private import (
     are_plain,
     as_eager,
     forward_mode,
+    has_memory,
     has_modes,
     has_transforms,
     in_forward_mode,
+    is_exporting,
 )
 
 Arguments = Sequence[Any]
@@ -89,14 +91,16 @@ class Operator:
 
     def __call__(self, *arguments: Any) -> Tensor:
         if torch.compiler.is_compiling():
-            if torch.compiler.is_exporting() or has_transforms():
+            if is_exporting() or has_transforms() or in_forward_mode():
                 return self.plain(*arguments)
             return _first(self._op(*arguments))
         tensors = self._present(arguments)
         if not are_plain(tensors):
             return self.plain(*arguments)
         if has_modes():
-            return self.plain(*arguments) if has_transforms() else _first(self._op(*arguments))
+            if has_transforms() or in_forward_mode():
+                return self.plain(*arguments)
+            return _first(self._op(*arguments))
         if has_transforms():
             return _first(self._function.apply(*arguments))
         if tensors[0].is_meta:
@@ -126,7 +130,7 @@ class Operator:
                 found = iter(_vjp(self._closed(arguments), given, grad))
                 found = [None if arguments[i] is None else next(found) for i in self._tensors]
         return [
-            grad.new_empty(0) if t is None or not wish else t.contiguous()
+            grad.new_empty(0) if t is None or not wish else _alone(t)
             for t, wish in zip(found, wanted, strict=True)
         ]
 
@@ -319,7 +323,7 @@ def _functions(operator: Operator) -> tuple[Any, Any]:
                 return (None,) * operator._count
             given, saved = operator._restored(ctx)
             wanted = tuple(operator._wanted(ctx.needs_input_grad))
-            if not are_plain((grad,)):
+            if not are_plain((grad,)) or not (has_transforms() or has_memory(grad)):  # batched gradients, duals
                 found = iter(_vjp(operator._closed(given), operator._present(given), grad))
                 every = [next(found) if given[i] is not None else grad for i in operator._tensors]
                 return tuple(operator._spread(every, wanted))
@@ -384,6 +388,12 @@ def _without_autocast(arguments: Arguments) -> AbstractContextManager[Any]:
     if device in ("cpu", "cuda") and torch.is_autocast_enabled(device):
         return torch.autocast(device, enabled=False)
     return nullcontext()
+
+
+def _alone(t: Tensor) -> Tensor:
+    """Contiguous, in memory of its own: compilers want aligned tensors, users gradients that share nothing."""
+    t = t.contiguous()
+    return t if t.untyped_storage().nbytes() == t.numel() * t.itemsize else t.clone()
 
 
 def _tuple(outputs: Any) -> tuple[Tensor, ...]:

@@ -133,7 +133,7 @@ def freeze(model: nn.Module, example: Any = None, *, measure: bool = False) -> n
         raise ValueError(
             "freeze: measure=True needs an example, an input of the model to time products with."
         )
-    copied = copy.deepcopy(model).eval()
+    copied = copy.deepcopy(model, _made_by_pruning(model)).eval()
     given = (
         _inputs(copied, example if isinstance(example, tuple) else (example,)) if example is not None else {}
     )
@@ -184,6 +184,12 @@ def _layers(model: nn.Module) -> Iterator[tuple[str, Layer]]:
         own = isinstance(module, Layer) and runs_as_made(module)
         if own and (isinstance(module, StructuredChannels) or module not in inner):
             yield name, cast(Layer, module)
+
+
+def _made_by_pruning(model: nn.Module) -> dict[int, Any]:
+    """What a copy has for tensors that pruning computes before each call, which torch does not copy."""
+    held = (value for module in model.modules() for value in vars(module).values())
+    return {id(t): t.detach().clone() for t in held if isinstance(t, Tensor) and not t.is_leaf}
 
 
 def _inputs(model: nn.Module, arguments: tuple[Any, ...]) -> Inputs:

@@ -5,8 +5,8 @@
 for diagonal scalings and T(v) the skew-circulant matrix of size n that has the spectrum v; M^T is of the same
 form, with left and right, enter and leave, beside and aside exchanged. `generators` has the vectors, for
 a = -1 and b = -1/2: Z_{-1} takes complex FFTs of length n / 2, and so does Z_{-1/2} after a scaling
-D = diag(2^{j/n}). That is 2r + 4 of them a row: by C on a CPU where n is a power of two, and in a kernel or two
-on a GPU for even n without large factors. The scaling costs a bit of precision at most.
+D = diag(2^{j/n}). That is 2r + 4 of them a row: by C on a CPU where n is a power of two, and in a kernel or
+two on a GPU for even n without large factors. The scaling costs a bit of precision at most.
 """
 
 from __future__ import annotations

@@ -73,6 +73,6 @@ def _room(V: Tensor) -> Tensor:
 
 @cache
 def _numbers(dtype: torch.dtype, m: int) -> int:
-    size = torch.zeros(1, dtype=torch.int64)
+    size = torch.zeros(1, dtype=torch.int64, device="cpu")
     _ROOM(dtype, m, size)
     return int(size)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 INTERFACE = 1  # of the C functions; `ldr_interface` in version.c says what a library was built for
 _SUFFIX = {torch.float32: "_f32", torch.float64: "_f64"}
-_NUMBERS = {int, float}  # by class: isinstance(t, Tensor) takes a microsecond for each
+_NUMBERS = {int, float, bool}  # by class: isinstance(t, Tensor) takes a microsecond for each
 _TYPES: dict[str, Any] = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "d": ctypes.c_double}
 
 

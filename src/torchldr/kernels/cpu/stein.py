@@ -48,7 +48,7 @@ def fill(G: Tensor, H: Tensor, corner_a: Corner, lower_a: Lower, corner_c: Corne
     operators = _arguments(corner_a, lower_a, corner_c, lower_c)
     bands = _bands(R, n, (2 + r) * m * n)
     if bands == 1:
-        room = torch.empty(_room(G.dtype, 1, r, m, n), dtype=torch.uint8)
+        room = torch.empty(_room(G.dtype, 1, r, m, n), dtype=torch.uint8, device="cpu")
         _FILL(G.dtype, _ALL, 0, R, 1, r, m, n, G, H, *operators, room, M)
         return M
 
@@ -88,7 +88,7 @@ def gradients(
     given = _arguments(corner_a, lower_a, corner_c, lower_c)
     bands = _bands(R, n, (8 + 4 * r) * m * n)
     if bands == 1:
-        room = torch.empty(_room(G.dtype, 1, r, m, n), dtype=torch.uint8)
+        room = torch.empty(_room(G.dtype, 1, r, m, n), dtype=torch.uint8, device="cpu")
         _GRADIENTS(G.dtype, _ALL, 0, R, 1, r, m, n, D, M, G, H, *given, room, dG, dH, *found)
         return dG, dH, *found
 
@@ -127,11 +127,13 @@ def _phases(
 ) -> None:
     """All matrices by several threads."""
     if bands == 0:
-        in_parts(
-            R, size, lambda start, stop: call(_ALL, start, stop, 1, torch.empty(room, dtype=torch.uint8))
-        )
+
+        def some(start: int, stop: int) -> None:
+            call(_ALL, start, stop, 1, torch.empty(room, dtype=torch.uint8, device="cpu"))
+
+        in_parts(R, size, some)
         return
-    memory = torch.empty(R * room, dtype=torch.uint8)
+    memory = torch.empty(R * room, dtype=torch.uint8, device="cpu")
 
     def phase(name: int) -> None:
         in_parts(R * bands, size, lambda start, stop: call(name, start, stop, bands, memory))
@@ -151,6 +153,6 @@ _WORTHWHILE = 1 << 22  # multiplications that pay for a thread
 @cache
 def _room(dtype: torch.dtype, bands: int, r: int, m: int, n: int) -> int:
     """Bytes that one matrix takes beside its tensors."""
-    size = torch.zeros(1, dtype=torch.int64)
+    size = torch.zeros(1, dtype=torch.int64, device="cpu")
     _ROOM(dtype, bands, r, m, n, size)
     return int(size)

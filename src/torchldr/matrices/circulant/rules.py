@@ -18,10 +18,10 @@ from ...algebra.structure import DisplacementStructure, Generators
 from ...core.linear_map import LinearMap
 from ...core.matrix import StructuredMatrix
 from ...core.rules import apply, rule
+from ...functional import circulant_blocks
 from ...functional.exported.convolution import numbers, toeplitz
 from ...functional.exported.dense import FormulaProduct
 from ...functional.exported.transforms import Array
-from ...functional import circulant_blocks
 from ...functional.prepared import Prepared
 from ...linalg.solvers import Candidate, formula
 from ...operators import same

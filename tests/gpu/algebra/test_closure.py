@@ -7,10 +7,6 @@ import torchldr
 from torchldr.algebra import block, displacement_rank, from_displacement
 from torchldr.operators import Diagonal, Shift
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
 every_class = pytest.mark.parametrize("cls", torchldr.structures().values(), ids=lambda cls: cls.name)
 
 

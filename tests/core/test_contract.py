@@ -1,4 +1,4 @@
-"""The options of LDR-TD, with one that only layers saved by earlier versions carry."""
+"""Options that only layers saved by earlier versions carry."""
 
 from __future__ import annotations
 

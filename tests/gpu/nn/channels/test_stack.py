@@ -9,13 +9,9 @@ import torch
 
 import torchldr
 from torchldr import StructuredChannels, StructuredLSTM, testing
-from torchldr.functional import scan, stein_scan
+from torchldr.functional import scan, stein
 from torchldr.functional.doubling import shifted_sum
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
 SCANNED = ("ldr_sd", "toeplitz_like", "hankel_like")
 SHAPES = ((40, 40), (17, 40), (40, 17), (1, 5), (5, 1), (1, 1))
 
@@ -39,7 +35,7 @@ def test_values_are_the_definition_in_every_regime(name, regime, shape):
     for dtype in (torch.float32, torch.float64):
         tensors, members = stack(cls, shape, regime, dtype)
         tensors = {k: t.cuda() for k, t in tensors.items()}
-        assert stein_scan.serves(*tensors.values())
+        assert scan.serves(*tensors.values())
         W = cls.unchecked(*shape, tensors, cls.default_options()).materialize().cpu().double()
         for ours, M in zip(W, members, strict=True):
             limit = testing.tolerance(dtype, max(shape)) * M.double().magnitude()
@@ -121,7 +117,7 @@ def test_more_matrices_than_a_grid_has():
         torch.randn(70_000, *shape, device="cuda", requires_grad=True)
         for shape in ((2,), (2,), (1, 2), (1, 2))
     )
-    M = stein_scan.stein_matrix((a[:, :1], a[:, 1:]), (c[:, :1], c[:, 1:]), G, H)
+    M = stein.stein_matrix((a[:, :1], a[:, 1:]), (c[:, :1], c[:, 1:]), G, H)
     expected = shifted_sum(G.mT @ H, a, c, 2)
     torch.testing.assert_close(M, expected)
     D = torch.randn_like(M)

@@ -5,10 +5,6 @@ import torch
 
 import torchldr
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
 N = 256
 CLASSES = "toeplitz_like", "hankel_like", "cauchy_like", "ldr_sd", "ldr_td"
 

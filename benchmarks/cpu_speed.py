@@ -30,10 +30,17 @@ from typing import Any
 
 import torch
 
-from torchldr.bench.grid import INFERENCE, Case
-from torchldr.bench.measure import Setting, as_row, dense_side, measure, structured_layer, structured_side
-from torchldr.bench.paper_values import RANKS, SIZES, in_paper
 from torchldr.timing import machine, minimum_seconds
+from torchldr_paper.bench.grid import INFERENCE, Case
+from torchldr_paper.bench.measure import (
+    Setting,
+    as_row,
+    dense_side,
+    measure,
+    structured_layer,
+    structured_side,
+)
+from torchldr_paper.bench.paper_values import RANKS, SIZES, in_paper
 
 Rows = list[dict[str, Any]]
 OUT = Path(__file__).resolve().parents[1] / "results" / "bench" / "cpu_speed.json"

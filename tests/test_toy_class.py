@@ -102,7 +102,7 @@ def test_it_is_projected_onto(layer):
 def test_it_is_a_candidate_of_compression(layer):
     model = nn.Sequential(nn.Linear(24, 24, bias=False, dtype=torch.float64))
     model[0].weight = nn.Parameter(layer.matrix().to_dense().detach())
-    torchldr.compress_(model, budget=0.2, structures=["toy", "low_rank"], min_features=8, effort=0.5)
+    torchldr.compress_(model, budget=0.2, structures=["toy", "low_rank"], min_features=8)
     assert model[0].structure.name == "toy"
 
 

@@ -113,30 +113,6 @@ def _gpu_steps(where: Callable[[Row], bool]) -> Callable[[Results], str]:
     )  # fmt: skip
 
 
-def _recovered(model: str, measure: str) -> Callable[[Results], str]:
-    """A model compressed by every method: quality before and after training, and rounded to int8."""
-
-    def table(results: Results) -> str:
-        rows = [row for row in results["rows"] if row["model"] == model]
-        best = min if measure == "perplexity" else max
-        order = sorted(rows, key=lambda row: -row["budget"])
-        body = []
-        for budget in dict.fromkeys(row["budget"] for row in order):
-            some = [row for row in order if row["budget"] == budget]
-            trained = [row["after"][measure] for row in some if "after" in row]
-            top = best(trained)
-            for row in sorted(some, key=lambda row: _trained(row, measure), reverse=best is max):
-                cells = [_quality(row.get(key), measure) for key in ("before", "after", "int8")]
-                cells[1] = f"**{cells[1]}**" if row.get("after", {}).get(measure) == top else cells[1]
-                sizes = [f"{row[key] / 1e6:.1f}" if key in row else "-" for key in ("bytes", "int8_bytes")]
-                name = row["method"] if row["method"] in _METHODS else f"`{row['method']}`"
-                body.append([f"{budget:.0%}", name, *cells, *sizes])
-        header = ["parameters", "method", "as projected", "after training", "then int8", "MB", "MB in int8"]
-        return markdown(header, body, left=2)
-
-    return table
-
-
 _METHODS = "dense", "SVD", "whitened SVD", "pruning"
 
 
@@ -261,8 +237,6 @@ TABLES: dict[str, tuple[str, Callable[[Results], str]]] = {
         lambda row: row["n"], _sized,
         lambda row: f"{row['eager']:.2g} / " + (f"{row['captured']:.2g}" if "captured" in row else "-"),
         where=lambda row: row["batch"] in (1, 64, 4096), ordered=True)),
-    "recovery_minilm": ("recovery", _recovered("minilm", "spearman")),
-    "recovery_smollm2": ("recovery", _recovered("smollm2", "perplexity")),
     "peers": ("peers_cpu", _PEERS),
     "gpu_peers": ("peers_cuda", _PEERS),
     "gpu_kernels": ("kernel_speed", _listed("rows", {

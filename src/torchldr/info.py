@@ -99,6 +99,7 @@ def describe_structures(out_features: int = 784, in_features: int = 784) -> list
         shapes = cls.check_shapes(out_features, in_features, 1 if cls.ranked else None, options)
         count = sum(torch.Size(shape).numel() for shape in shapes.values())
         row = {"name": cls.name, "class": cls.__name__, "parameters": count, "ranked": cls.ranked}
+        row["first_rank"] = cls.first_rank if cls.ranked else None
         rows.append({**row, "options": options, "summary": (cls.__doc__ or "").strip().partition("\n")[0]})
     return rows
 

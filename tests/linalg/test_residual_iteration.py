@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import warnings
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -161,7 +160,9 @@ def test_wrong_products_inside_are_noticed(size, taken, monkeypatch):
 
     def wrong(column, row):
         form = inner(column, row)
-        form.spectrum = form.spectrum * (1 + size * np.random.default_rng(0).random(len(form.spectrum)))
+        form.spectrum = form.spectrum * (
+            1 + size * torch.rand(len(form.spectrum), generator=torch.Generator().manual_seed(0))
+        )
         return form
 
     monkeypatch.setattr(toeplitz_residuals, "form", wrong)

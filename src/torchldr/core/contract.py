@@ -73,6 +73,9 @@ class Contract(LinearMap):
     at_once: ClassVar[tuple[str, ...]] = ()  # which of these functions take the axes of a stack as they come
     _axes: ClassVar[int | None] = None  # of the first tensor of one matrix; found out when first needed
     structured: ClassVar[bool] = True  # False for the class that leaves a weight as it is
+    first_rank: ClassVar[int] = (
+        1  # to begin with, where the class has a rank: the default is the smallest one
+    )
     compresses: ClassVar[bool] = False  # whether a budget looks at it where no classes are named
     projection_work: ClassVar[float] = 12.0  # microseconds an entry that a quick projection of rank 1 takes
     # or 0 where the nearest member is found at once, at any effort

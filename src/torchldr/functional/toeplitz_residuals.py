@@ -166,8 +166,8 @@ class Compiled:
         if not float(sizes.min()) * RANGE > float(sizes.max()):
             return None
         pair = torch.stack((self.spectrum, 1 / self.smooth)) / self.half
-        spectra = torch.cat((pair.real, pair.imag if transposed else -pair.imag), -1)
-        return conjugate_residuals(b.contiguous(), target.contiguous(), *spectra, most)
+        spectrum, inverse = torch.cat((pair.real, pair.imag if transposed else -pair.imag), -1)
+        return conjugate_residuals(b.contiguous(), target.contiguous(), spectrum, inverse, most)
 
 
 def compiles(column: Tensor, row: Tensor) -> bool:

@@ -2,7 +2,7 @@
 
     y = sum_i K_k(A, g_i) K_k(C, h_i)^T x,    k = min(m, n),
 
-for one matrix or a stack; `convolution.h` has the formulas. Tensors are contiguous, on the CPU and of one
+for one matrix or a stack; `convolution.h` has the formulas. All tensors are contiguous, on the CPU and of one
 dtype:
 
     G (.., r, m), H (.., r, n)     start vectors, with the axes of a stack in front
@@ -45,11 +45,11 @@ class Saved(NamedTuple):
 def profiles(
     corner_a: Tensor, lower_a: Tensor | None, corner_c: Tensor, lower_c: Tensor | None, m: int, n: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Profiles of A and of C in float64, the product R_A R_C of their ranges, and factors.
+    """Profiles of A and C in float64, the product of their ranges max|P| / min|P| max(1, |f|), and factors.
 
-    R = max|P| / min|P| max(1, |f|), not finite where the product of a subdiagonal is 0 or leaves float64. A
-    times f and C over f have the same product, so their common scale is taken out: factors are what A was
-    multiplied by, and C divided. Ranges and factors have a number for each matrix.
+    A times f and C over f have the same product, so their common scale is taken out: factors are what A was
+    multiplied by, and C divided. Ranges and factors have a number for each matrix. A range is not finite
+    where the product of a subdiagonal is 0 or leaves float64.
     """
     lead, wide = corner_a.shape[:-1], torch.float64
     A, C = (corner_a.new_empty(*lead, size + 2, dtype=wide) for size in (m, n))

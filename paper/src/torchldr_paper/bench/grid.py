@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from ..matrices import get_structure
+from torchldr.matrices import get_structure
+
 from .paper_values import SIZES, in_paper
 
 INFERENCE, TRAINING = "inference", "training"

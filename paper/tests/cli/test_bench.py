@@ -11,11 +11,11 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from torchldr.bench.grid import QUICK, Case, Grid
-from torchldr.bench.measure import Setting, available_bytes, measure, structured_layer
-from torchldr.bench.paper_values import RANKS, SIZES, acceleration, in_paper
 from torchldr.cli import Many
-from torchldr.cli import bench as command
+from torchldr_paper.bench.grid import QUICK, Case, Grid
+from torchldr_paper.bench.measure import Setting, available_bytes, measure, structured_layer
+from torchldr_paper.bench.paper_values import RANKS, SIZES, acceleration, in_paper
+from torchldr_paper.cli import bench as command
 
 FAST = Setting(repeats=1, seconds=0)
 SMALL = ("--n", "32", "--repeats", "1", "--rank", "1", "2")
@@ -132,7 +132,7 @@ def test_an_interrupt_keeps_what_is_measured(run, monkeypatch, tmp_path):
             raise KeyboardInterrupt
         return measure(case, setting)
 
-    monkeypatch.setattr("torchldr.bench.measure.measure", interrupted)
+    monkeypatch.setattr("torchldr_paper.bench.measure.measure", interrupted)
     out = tmp_path / "bench.json"
     result = run(*SMALL, "--structure", "ldr_sd", "--out", str(out))
     assert result.exit_code == 130

@@ -1,4 +1,4 @@
-"""Structured modules in the place of dense ones, by a plan or by their entries in a manifest, and back."""
+"""Structured modules in the place of dense ones, by a plan or by their descriptions, and back."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from ..core.pretrained import check_present, declare
+from ..core.pretrained import check_present
 from ..matrices import Projection
-from ..nn import MatrixStack, StructuredLinear
+from ..nn import MatrixStack, StructuredLinear, parameters
 from ..nn.attention import StructuredAttention
-from ..nn.parameters import describe
+from ..nn.description import Entry, declare, describe
 from ..nn.pointwise import StructuredPointwise
-from ..nn.quantize import rounded_modules
 from ..nn.recurrent.base import StructuredRecurrent
 from ..nn.replace import dense_linear, own_parameter, replace_modules
 from ..nn.tensors import runs_as_made
@@ -23,65 +22,7 @@ from .layers import fill, quiet_linear, quiet_recurrent, split_attention
 from .structure import Structure
 from .targets import RECURRENT, Unit, check_unwrapped, parts_of
 
-Entry = dict[str, Any]
 REPLACED = (StructuredLinear, StructuredPointwise, StructuredAttention, StructuredRecurrent)
-
-
-def record(module: nn.Module) -> Entry | None:
-    """The entry of a structured module, or None for others.
-
-    >>> record(StructuredLinear(8, 4, structure="low_rank", rank=2)) == {
-    ...     "kind": "linear", "structure": "low_rank", "rank": 2, "options": {}, "shape": [4, 8], "bias": True
-    ... }
-    True
-    """
-    if not runs_as_made(module):  # a subclass with a forward of its own is for its own class to make
-        return None
-    if isinstance(module, StructuredLinear):
-        shape = [module.out_features, module.in_features]
-        return {"kind": "linear", **_structure(module), "shape": shape, "bias": module.bias is not None}
-    if isinstance(module, StructuredPointwise):
-        return {"kind": "conv2d", "stride": list(module.stride), "linear": record(module.linear)}
-    if isinstance(module, StructuredAttention):
-        parts = {name: record(child) for name, child in module.named_children()}
-        return {
-            "kind": "attention",
-            "embed_dim": module.embed_dim,
-            "num_heads": module.num_heads,
-            "parts": {name: entry for name, entry in parts.items() if entry is not None},
-        }
-    if isinstance(module, StructuredRecurrent):
-        stacks = {name: _structure(stack) for name, stack in module._stacks().items()}
-        inputs = [f"weight_ih{suffix}" for suffix in module._all_suffixes()]
-        alike = list(stacks) == inputs and all(one == stacks[inputs[0]] for one in stacks.values())
-        return {
-            "kind": module.torch_class.__name__.lower(),
-            **(stacks[inputs[0]] if alike else {"weights": stacks}),
-            "input_size": module.input_size,
-            "hidden_size": module.hidden_size,
-            "num_layers": module.num_layers,
-            "bidirectional": module.bidirectional,
-        }
-    return None
-
-
-def records(model: nn.Module) -> dict[str, Entry]:
-    """The entries of all structured modules of a model, by name."""
-    found: dict[str, Entry] = {}
-    for name, module in model.named_modules(remove_duplicate=False):
-        # What lies inside a recorded module is part of its entry; parents come before their children.
-        if name.rpartition(".")[0] not in found and (entry := record(module)) is not None:
-            found[name] = entry
-    return found
-
-
-def declare_all(model: nn.Module) -> None:
-    """Say in the config of a Hugging Face model which layers are structured and which are rounded."""
-    declare(model, layers=records, rounded=rounded_modules)
-
-
-def _structure(layer: StructuredLinear | MatrixStack) -> Entry:
-    return {"structure": layer.structure.name, "rank": layer.rank, "options": dict(layer.options)}
 
 
 def holders(module: nn.Module) -> dict[str, StructuredLinear | MatrixStack]:
@@ -129,7 +70,7 @@ def install(
             else:
                 _tie(holder, leader)
     replace_modules(model, made)
-    declare_all(model)
+    declare(model)
 
 
 def _tie(follower: nn.Module, leader: nn.Module) -> None:
@@ -159,7 +100,7 @@ def build(old: nn.Module, entry: Mapping[str, Any]) -> nn.Module:
     parts = parts_of(old)
     kind = next((part.kind for part in parts.values()), None)
     if ("linear" if kind == "conv1d" else kind) != entry["kind"]:
-        if record(old) is not None:
+        if describe(old) is not None:
             raise ValueError(
                 "the model's layer is compressed in another way than the folder's; load into a dense one"
             )
@@ -174,7 +115,7 @@ def build(old: nn.Module, entry: Mapping[str, Any]) -> nn.Module:
         raise ValueError(f"a {type(old).__name__} of these sizes has no {unknown[0]}")
     named = {key: Structure(one["structure"], one["rank"], **one["options"]) for key, one in entries.items()}
     made = replacement(old, named)
-    _check_sizes(record(made) or {}, entry)
+    _check_sizes(describe(made) or {}, entry)
     return made
 
 
@@ -228,11 +169,15 @@ def materialize_(model: nn.Module) -> nn.Module:
             owned = {**linear._buffers, **linear._parameters}
             names = (*linear._learned, *linear.structure.drawn)
             weight = cast(nn.Parameter, new._parameters["weight"])
-            key = (describe(linear), weight.shape, *(id(owned.get(name, linear)) for name in names))
+            key = (
+                parameters.describe(linear),
+                weight.shape,
+                *(id(owned.get(name, linear)) for name in names),
+            )
             new._parameters["weight"] = tied.setdefault(key, weight)
             made[module] = new
     replace_modules(model, made)
-    declare_all(model)
+    declare(model)
     return model
 
 

@@ -18,11 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from ..core import rules
-from ..core.dense_route import LARGEST
-from ..matrices import get_structure
-from ..nn.linear import StructuredLinear
-from ..timing import minimum_seconds, replay_seconds
+from torchldr.nn import StructuredLinear
+from torchldr.timing import minimum_seconds, replay_seconds
+
 from .grid import INFERENCE, TRAINING, Case
 from .paper_values import acceleration
 
@@ -89,11 +87,7 @@ def as_row(case: Case, dense: float, ours: float, path: str, *, extrapolated: bo
 
 def structured_side(case: Case, setting: Setting) -> tuple[Call, str]:
     """A call of our side, and the path that it takes."""
-    # A captured graph cannot look at the subdiagonals: where the layer would, the caller vouches for them.
-    vouches = rules.of_class("capture_options", get_structure(case.structure))
-    in_graph = setting.device == "cuda" and case.what == TRAINING and case.n**2 > LARGEST
-    options = vouches() if vouches is not None and in_graph else {}
-    layer = structured_layer(case.structure, case.n, case.rank, setting.device, **options)
+    layer = structured_layer(case.structure, case.n, case.rank, setting.device)
     if case.what == TRAINING:
         return _step(layer, case, setting), layer.routes(case.batch).chosen
     layer.eval()

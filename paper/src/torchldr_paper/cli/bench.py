@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..json_text import json_text
-from ..whole_file import whole_file
-from .options import AsJson, wrong_use
-from .printing import say, show, steps
+from torchldr.cli import AsJson, say, show, steps, wrong_use
+from torchldr.json_text import json_text
+from torchldr.whole_file import whole_file
 
 if TYPE_CHECKING:
     from ..bench.grid import Grid
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 
 Rows = list[dict[str, Any]]
 INTERRUPTED = 130
+PRODUCTS = ("auto", "fast", "dense")
 
 
 def bench_command(
@@ -54,9 +54,10 @@ def bench_command(
     """
     import torch
 
+    from torchldr.timing import machine
+
     from ..bench.grid import KINDS, QUICK, Grid
     from ..bench.measure import Setting, available_bytes
-    from ..timing import machine
 
     _check(structure, what, device, plan, plot)
     grid = QUICK if quick else Grid()
@@ -130,13 +131,13 @@ def _check(structures: list[str] | None, what: str, device: str, plan: str, plot
     """Raise typer.BadParameter, exit code 2, for what no grid can be made of."""
     import torch
 
+    from torchldr.matrices import get_structure
+
     from ..bench.grid import KINDS
-    from ..matrices import get_structure
-    from ..nn.plan import PLANS
 
     for name, value, known in (
         ("what", what, (*KINDS, "both")),
-        ("plan", plan, PLANS),
+        ("plan", plan, PRODUCTS),
         ("device", device, ("cpu", "cuda")),
     ):
         if value not in known:

@@ -6,7 +6,7 @@ inference, one vector, n x n, float64 NumPy with planned FFTs on one thread. LDR
 
 from __future__ import annotations
 
-from ..matrices import structures
+from torchldr.matrices import structures
 
 SIZES = tuple(2**power for power in range(9, 16))
 RANKS = (1, 2, 4, 8, 16)

@@ -1,7 +1,7 @@
-"""Ray as an executor of concurrent.futures: what takes `executor=` runs on a cluster.
+"""Ray as an executor of concurrent.futures: sweeps run on a cluster.
 
     with RayExecutor("head:6379", cpus=2) as executor:
-        torchldr.compress_(model, budget=0.1, executor=executor)
+        futures = [executor.submit(train, run) for run in runs]
 
 Ray is imported when the first executor is made; nothing else here needs it.
 """

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..pictures import NothingToDrawError, Picture, look, new_figure, styled
+from torchldr.pictures import NothingToDrawError, Picture, look, new_figure, styled
+
 from .paper_values import SIZES, acceleration
 
 _DASHES = ("-", "--", "-.", ":", (0, (1, 1)))

@@ -18,4 +18,4 @@ cp -r src "$folder/src"
 # Python itself is not sanitized: the runtime comes first, and what an interpreter never frees is no leak of ours.
 export LD_PRELOAD ASAN_OPTIONS=detect_leaks=0 PYTHONPATH="$folder/src" OMP_NUM_THREADS=1
 LD_PRELOAD="$("$compiler" -print-file-name=libasan.so) $("$compiler" -print-file-name=libubsan.so)"
-"${PYTHON:-.venv/bin/python}" -m pytest -q -p no:cacheprovider "${@:-tests/kernels/cpu}" -k "not float64"
+"${PYTHON:-.venv/bin/python}" -m pytest -q -n 2 -p no:cacheprovider "${@:-tests/kernels/cpu}" -k "not float64"

@@ -24,7 +24,7 @@ def test_version(run):
 def test_info_says_what_is_on_and_what_is_missing(run):
     code, out, err = run("info")
     assert (code, err) == (0, "")
-    for fact in (torchldr.__version__, "compiled loops", "ldr_sd", "extra onnx"):
+    for fact in (torchldr.__version__, "C kernels", "ldr_sd", "extra onnx"):
         assert fact in out
 
 

@@ -18,7 +18,7 @@ from typer.main import get_command
 from torchldr import cli
 from torchldr.cli import bar, options, steps
 
-HEAVY = {"torch", "numpy", "scipy", "numba", "matplotlib"}
+HEAVY = {"torch", "numpy", "scipy", "matplotlib"}
 
 
 def commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:

@@ -216,7 +216,7 @@ def test_both_forms_take_the_same_steps(n):
         assert bool(((b - T.matmul(x)).norm(dim=-1) <= 1.01 * target).all())
 
 
-def test_without_numba_the_plain_form_serves(monkeypatch, taken):
+def test_without_kernels_the_plain_form_serves(monkeypatch, taken):
     M, b = WELL["nonsymmetric"](1024), normal(1024, 1)
     compiled = M.solve(b)
     monkeypatch.setattr(gate, "_loaded", lambda: (None, "switched off"))

@@ -97,7 +97,7 @@ def _serves(G: Tensor, H: Tensor, *rest: Any) -> bool:
     tensors = [t for t in (G, H, *operators) if t is not None]
     if G.is_cuda:
         return dtype in NAMES and scan.serves(*tensors)
-    return G.device.type == "cpu" and G.dtype.is_floating_point and library.why_not() is None
+    return G.device.type == "cpu" and G.dtype.is_floating_point and library.available()
 
 
 def _operators(operators: Sequence[Tensor | None], f_A: int, f_C: int) -> scan.Operators:
@@ -138,7 +138,7 @@ def _gradient(
     wide, shape = _wide(G), (-1, *D.shape[-2:])
     flat: list[Any] = _flat(G, H, operators, f_A, f_C)
     D, M = (t.to(wide).reshape(shape).contiguous() for t in (D, saved[-1]))
-    found = stein.gradients(D, M, *flat, graded)
+    found = stein.gradients(D, M, *flat, graded)  # type: ignore[call-arg]
     inputs = (G, H, *operators)
     return [
         None if t is None or like is None else t.reshape(like.shape).to(like.dtype)

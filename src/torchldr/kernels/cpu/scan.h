@@ -139,7 +139,7 @@ static void NAMED(up_piece)(const NAMED(Scan) *s, NAMED(Band) *b, NAMED(Want) wa
             else if (want.sums)
                 NAMED(up_summed_last)(skip, LDR_ARGUMENTS);
             else
-                NAMED(up_alone_last)(skip, LDR_ARGUMENTS);
+                NAMED(up_alone)(LDR_ARGUMENTS);
         }
 #undef LDR_ARGUMENTS
     }

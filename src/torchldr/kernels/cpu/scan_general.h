@@ -7,7 +7,7 @@
     for (int64_t from = 0, to = (n) - (i), shift = (i), last = (i) == 0; last < 2;                               \
          from = to, to = (n), shift -= (n), last = last == 0 ? 1 : 2)
 
-LDR_INLINE void NAMED(source_row)(const NAMED(Scan) *s, int64_t i, double *e)
+static LDR_CLONES void NAMED(source_row)(const NAMED(Scan) *s, int64_t i, double *e)
 {
     memset(e, 0, (size_t)s->n * sizeof(double));
     for (int64_t k = 0; k < s->r; k++) {
@@ -23,7 +23,7 @@ LDR_INLINE void NAMED(source_row)(const NAMED(Scan) *s, int64_t i, double *e)
 }
 
 /* to_k = from_{k + by}, indices modulo n, 0 <= by <= n. */
-LDR_INLINE void NAMED(turned)(const double *from, int64_t n, int64_t by, double *to)
+static void NAMED(turned)(const double *from, int64_t n, int64_t by, double *to)
 {
     memcpy(to, from + by, (size_t)(n - by) * sizeof(double));
     memcpy(to + n - by, from, (size_t)by * sizeof(double));
@@ -75,7 +75,7 @@ static LDR_CLONES void NAMED(general_fill)(const NAMED(Scan) *s, REAL *M)
 }
 
 /* Rows first .. last - 1 from above, by the state x, P, r, Q; `kept` gets x, P, r and Q of diagonal k + m before each. */
-LDR_INLINE void NAMED(general_down)(const NAMED(Scan) *s, const REAL *D, int64_t first, int64_t last, double *state,
+static LDR_CLONES void NAMED(general_down)(const NAMED(Scan) *s, const REAL *D, int64_t first, int64_t last, double *state,
                                     double *e, double *next, double *kept)
 {
     int64_t n = s->n;

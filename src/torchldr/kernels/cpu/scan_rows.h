@@ -88,14 +88,18 @@ LDR_INLINE void NAMED(up)(int graded, int sums, int64_t skip, int64_t count, con
     static LDR_CLONES void NAMED(name)(LDR_PARAMETERS)                                                           \
     {                                                                                                            \
         NAMED(up)(graded, sums, 0, count, D, a, next, after, Z, own, c, before, da, dc, g, h, dg, dh);            \
-    }                                                                                                            \
-    static LDR_CLONES void NAMED(name##_last)(int64_t skip, LDR_PARAMETERS)                                      \
+    }
+#define LDR_UP_LAST(name, graded, sums)                                                                          \
+    static LDR_CLONES void NAMED(name)(int64_t skip, LDR_PARAMETERS)                                             \
     {                                                                                                            \
         NAMED(up)(graded, sums, skip, count, D, a, next, after, Z, own, c, before, da, dc, g, h, dg, dh);         \
     }
 LDR_UP(up_graded, 1, 1)
 LDR_UP(up_summed, 0, 1)
 LDR_UP(up_alone, 0, 0)
+LDR_UP_LAST(up_graded_last, 1, 1)
+LDR_UP_LAST(up_summed_last, 0, 1)
+#undef LDR_UP_LAST
 #undef LDR_UP
 #undef LDR_PARAMETERS
 

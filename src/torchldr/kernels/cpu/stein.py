@@ -69,7 +69,7 @@ def gradients(
     corner_c: Corner,
     lower_c: Lower,
     operators: bool,
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+) -> tuple[Tensor | None, ...]:
     """Gradients of sum(D * M) in all arguments of `fill`.
 
     Args:

@@ -303,6 +303,65 @@ def test_models(name: str, tmp_path: Path):
         torch.testing.assert_close(y, torch.cat([t.flatten() for t in right]), rtol=1e-5, atol=1e-5)
 
 
+class Broken(nn.Module):
+    """All nonlinear nodes, each on its own copy of a sensor's image."""
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        pooled = nn.functional.max_pool2d(x, 3, 2, 1)
+        return [x.relu(), pooled, x.softmax(-1), x.sigmoid(), x.tanh(), x + x.relu(), pooled.relu()]
+
+
+@needs_gcc
+@pytest.mark.parametrize("place", [0, 7, 29, None])
+def test_nan_goes_through_as_in_pytorch(place: int | None, tmp_path: Path):
+    model, x = Broken(), torch.randn(1, 1, 5, 6)
+    if place is not None:
+        x.view(-1)[place] = math.nan
+    x.view(-1)[11], x.view(-1)[16] = math.inf, -math.inf
+    write_c(model, x, tmp_path / "c", "float32")
+    main = tmp_path / "c" / "main.c"
+    main.write_text(
+        "#include <math.h>\n"
+        + re.sub(r"(-?)(nan|inf)f", r"\1\2", main.read_text())
+        .replace("nan", "NAN")
+        .replace("inf,", "INFINITY,")
+    )
+    right = torch.cat([t.flatten() for t in model(x)])
+    torch.testing.assert_close(answer(tmp_path / "c"), right, equal_nan=True)
+    assert right.isnan().any() or place is None
+
+
+@needs_gcc
+def test_nan_as_an_error_code(tmp_path: Path):
+    to_c(nn.ReLU(), torch.zeros(1, 3), tmp_path / "c", name="net", nan="error")
+    (tmp_path / "c" / "main.c").write_text(
+        """#include <math.h>
+#include <stdio.h>
+#include "net.h"
+int main(void)
+{
+    float x[3] = {1.0f, -2.0f, INFINITY}, y[3];
+    printf("%d ", net_run(x, y));
+    x[1] = NAN;
+    printf("%d\\n", net_run(x, y));
+    return 0;
+}
+"""
+    )
+    assert on_host(tmp_path / "c").split() == ["0", "1"]
+
+
+@needs_gcc
+def test_the_test_program_notices_a_nan_in_any_place(tmp_path: Path):
+    to_c(nn.Flatten(), torch.zeros(1, 3), tmp_path / "c", weights="float32")
+    text = (tmp_path / "c" / "model.c").read_text()
+    (tmp_path / "c" / "model.c").write_text(text.replace("y[i] = x[i]", "y[i] = i ? x[i] : NAN"))
+    command(
+        "gcc", *STRICT, tmp_path / "c" / "model.c", tmp_path / "c" / "test.c", "-lm", "-o", tmp_path / "t"
+    )
+    assert subprocess.run([tmp_path / "t"], capture_output=True).returncode == 1
+
+
 @needs_gcc
 def test_a_rounded_model_keeps_its_integers(tmp_path: Path):
     model = quantize_(StructuredLinear(32, 32, structure="ldr_sd", rank=2).eval())

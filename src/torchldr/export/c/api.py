@@ -20,7 +20,7 @@ from ..check import ExportError, first_line, outputs
 from ..inputs import Inputs, random_like, take_inputs
 from ..layers import check_dtypes
 from ..program import exported, quiet
-from .files import CReport, render
+from .files import NAN, CReport, render
 from .graph import Tracer
 from .kernels import PRELUDES
 from .steps import plan
@@ -41,6 +41,7 @@ def to_c(
     *,
     weights: str = "int8",
     name: str = "model",
+    nan: str = "pass",
 ) -> CReport:
     """Write a model as C99 without allocation, for a microcontroller.
 
@@ -53,6 +54,8 @@ def to_c(
             `README.md`. Nothing is written if something fails.
         weights: "int8" stores weights as `torchldr.quantize_` rounds them, "float32" as they are.
         name: of the files, and of the function `{name}_run(const float *x, float *y)`.
+        nan: "pass" lets NaN go through as PyTorch does; "error" also makes the function return 1 where x or y
+            has a NaN, else 0. Compile without `-ffast-math`, which assumes that there is none.
 
     Returns:
         What the layers take of flash and RAM.
@@ -61,7 +64,7 @@ def to_c(
         ExportError: the model cannot be written in C; the error names the node.
         FileExistsError: the folder exists.
     """
-    folder = _check_arguments(folder, weights, name)
+    folder = _check_arguments(folder, weights, name, nan)
     inputs = _check_inputs(model, example)
     model = copy.deepcopy(model).cpu().eval().requires_grad_(False)
     check_dtypes("to_c", model, torch.float32)
@@ -84,13 +87,13 @@ def to_c(
     title = f"{type(model).__name__.removeprefix('Parametrized')} with {weights} weights"
     report = CReport(os.fspath(folder), title, weights, tuple(made.rows), flash, 4 * floats)
     answer = torch.cat([t.flatten() for t in answers]).numpy()
-    files = render(name, made, source, report, given.tensors()[0], answer)
+    files = render(name, made, source, report, given.tensors()[0], answer, nan)
     _write(folder, files)
     return report
 
 
-def _check_arguments(folder: str | os.PathLike[str], weights: str, name: str) -> Path:
-    check_choices("to_c", weights=(weights, PRELUDES))
+def _check_arguments(folder: str | os.PathLike[str], weights: str, name: str, nan: str) -> Path:
+    check_choices("to_c", weights=(weights, PRELUDES), nan=(nan, NAN))
     if not isinstance(name, str) or not _NAME.fullmatch(name) or _KEYWORD.fullmatch(name):
         raise ValueError(f"to_c: name must be a C identifier that is no keyword, got {name!r}.")
     folder = Path(folder)

@@ -47,7 +47,7 @@ def _each(name: str, value: str, *needs: str) -> Kernel:
 
 KERNELS = _pieces(_C) | {
     "copy": _each("copy", "x[i]"),
-    "relu": _each("relu", "x[i] > 0.0f ? x[i] : 0.0f"),
+    "relu": _each("relu", "x[i] <= 0.0f ? 0.0f : x[i]"),
     "sigmoid": _each("sigmoid", "logistic(x[i])", "logistic"),
     "tanh": _each("hyperbolic", "tanhf(x[i])"),
 }

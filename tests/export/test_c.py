@@ -147,6 +147,30 @@ def regimes() -> list[StructuredLinear]:
         with torch.no_grad():
             layer.subdiagonal_A[::2] *= factor
         layers.append(layer)
+    return [*layers, *drifted()]
+
+
+def drifted() -> list[StructuredLinear]:
+    """Layers whose A is scaled by a factor and C by its inverse, which leaves the matrix as it is."""
+    layers = []
+    for name, n, factor, zero in (
+        ("ldr_sd", 512, 1.2, False),
+        ("ldr_sd", 256, 1.5, False),
+        ("ldr_sd", 256, 1.5, True),
+        ("ldr_td", 256, 1.5, False),
+    ):
+        layer = drawn(n, n, name, 1)
+        with torch.no_grad():
+            if name == "ldr_sd":
+                layer.subdiagonal_A.sub_(1).mul_(0.1).add_(1)
+                layer.subdiagonal_C.sub_(1).mul_(0.1).add_(1)
+            if zero:
+                layer.subdiagonal_A[100] = 0
+                layer.subdiagonal_C[40] *= -1
+            for part, p in layer.named_parameters():
+                if part.endswith(("_A", "_C")):
+                    p.mul_(factor if part.endswith("_A") else 1 / factor)
+        layers.append(layer)
     return layers
 
 
@@ -227,6 +251,13 @@ def test_the_range_of_the_operators_decides(tmp_path: Path):
         far.subdiagonal_A.uniform_(0.5, 1.5)
     forms = [to_c(m, torch.randn(1, 128), tmp_path / n).layers[0].form for m, n in ((near, "a"), (far, "b"))]
     assert forms == ["transforms of length 256", "recurrence, for the operators' range"]
+
+
+def test_a_common_scale_costs_nothing(tmp_path: Path):
+    """Plain Adam drifts along it, and the recurrence takes several times the multiplications."""
+    layer = drifted()[0]
+    form = to_c(layer, torch.randn(1, 512), tmp_path / "c").layers[0].form
+    assert form.startswith("transforms")
 
 
 def test_transform_lengths_are_smooth():

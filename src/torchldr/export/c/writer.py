@@ -159,15 +159,15 @@ class Writer:
         self.flash += 4
         return self.constant(name, made.integers.cpu().numpy(), "int8"), made.scale.item()
 
-    def coefficients(self, name: str) -> str:
-        """An operator's entries as an initialiser of `coefficients`."""
+    def coefficients(self, name: str, by: float = 1.0) -> str:
+        """An operator's entries times a number as an initialiser of `coefficients`."""
         self.use("coefficients")
         made = self.stored.get(name)
         if made is None:
-            return f"{{{self.floats(name)}, 1.0f, 0.0f}}"
+            return f"{{{self.floats(name)}, {literal(by)}, 0.0f}}"
         data = self.constant(name, made.integers.cpu().numpy(), "int16")
         self.flash += 4
-        return f"{{{data}, {literal(made.scale)}, {literal(made.offset)}}}"
+        return f"{{{data}, {literal(by * made.scale)}, {literal(by * made.offset)}}}"
 
     def floats(self, name: str) -> str:
         """A tensor that is stored in float32, whatever the weights are."""

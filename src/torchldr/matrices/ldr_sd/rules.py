@@ -21,6 +21,7 @@ from ...core.linear_map import LinearMap
 from ...core.rules import rule
 from ...functional.exported.grown import of_sides
 from ...functional.exported.krylov import convolved
+from ...functional.exported.scale import balanced
 from ...functional.ring import shift_krylov_matmul
 from ...functional.subdiagonal.guard import RANGE, Side, reach, scales
 from ...functional.triangular import ring_solve
@@ -126,7 +127,8 @@ def _closed_displacement(G: Tensor, H: Tensor, f: float, e: float) -> tuple[Tens
 
 @rule("onnx", LDRSubdiagonal)
 def product(mode: str, M: LDRSubdiagonal) -> nn.Module:
-    return convolved(mode, *sides(M), M.dtype) or of_sides(*sides(M))
+    A, C, _ = balanced(*sides(M))
+    return convolved(mode, A, C, M.dtype) or of_sides(A, C)
 
 
 rule("onnx_at_load", LDRSubdiagonal)(lambda mode, M: of_sides(*sides(M)))
@@ -140,8 +142,9 @@ rule("onnx_at_load", LDRSubdiagonal)(lambda mode, M: of_sides(*sides(M)))
 
 @rule("c", LDRSubdiagonal)
 def _(M: LDRSubdiagonal, c: Any) -> str:
-    below = {side: c.coefficients(f"subdiagonal_{side}") for side in "AC"}
-    return subdiagonal_product(M, c, sides(M), below)
+    A, C, t = balanced(*sides(M))
+    below = {side: c.coefficients(f"subdiagonal_{side}", by) for side, by in (("A", 1 / t), ("C", t))}
+    return subdiagonal_product(M, c, (A, C), below)
 
 
 def subdiagonal_product(M: Any, c: Any, both: tuple[Side, Side], below: dict[str, str]) -> str:

@@ -29,7 +29,7 @@ from ..operators import BlockDiagonal, Operator
 from ..project.problem import Problem, Tensors
 from .circulant import blocks_route, circulants, gather_seconds, rows_route
 from .circulant.project import fit_blocks
-from .circulant.rules import circulant_grid, circulant_product, reversed_column
+from .circulant.rules import circulant_grid, circulant_product, integer_grid, reversed_column
 from .ldr_td import LDRTridiagonal
 from .toeplitz_like import ToeplitzLike
 
@@ -257,3 +257,8 @@ def product(mode: str, M: BlockCirculant) -> nn.Module:
 def _(M: BlockCirculant, c: Any) -> str:
     rows, columns, b = M.column.shape
     return circulant_grid(M, c, rows, columns, b)
+
+
+@rule("c_integer", BlockCirculant)
+def _(M: BlockCirculant, c: Any) -> str:
+    return integer_grid(M, c, *M.column.shape)

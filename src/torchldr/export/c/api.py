@@ -22,6 +22,7 @@ from ..layers import check_dtypes
 from ..program import exported, quiet
 from .files import NAN, CReport, render
 from .graph import Tracer
+from .integer import integer_files
 from .kernels import PRELUDES
 from .steps import plan
 from .writer import Source
@@ -40,6 +41,8 @@ def to_c(
     folder: str | os.PathLike[str],
     *,
     weights: str = "int8",
+    arithmetic: str = "float",
+    calibration: Any = None,
     name: str = "model",
     nan: str = "pass",
 ) -> CReport:
@@ -53,22 +56,28 @@ def to_c(
         folder: to be made, with `{name}.c`, `{name}.h`, `test.c` (an input, and the model's answer) and
             `README.md`. Nothing is written if something fails.
         weights: "int8" stores weights as `torchldr.quantize_` rounds them, "float32" as they are.
+        arithmetic: "float", or "integer": C without floating point, with inputs and outputs in int8. Needs
+            weights="int8" and a calibration.
+        calibration: for integers, inputs of the training set that scales are taken from: a tensor, or batches
+            as of a DataLoader. A few hundred inputs serve.
         name: of the files, and of the function `{name}_run(const float *x, float *y)`.
         nan: "pass" lets NaN go through as PyTorch does; "error" also makes the function return 1 where x or y
             has a NaN, else 0. Compile without `-ffast-math`, which assumes that there is none.
 
     Returns:
-        What the layers take of flash and RAM.
+        What the layers take of flash and RAM. With integers an `IntegerReport`, which also has the model in
+        torch: `reference(quantize(x))` is what the C gives, bit for bit, and `dequantize` makes numbers of it.
 
     Raises:
         ExportError: the model cannot be written in C; the error names the node.
         FileExistsError: the folder exists.
     """
     folder = _check_arguments(folder, weights, name, nan)
+    _check_arithmetic(arithmetic, weights, nan, calibration)
     inputs = _check_inputs(model, example)
     model = copy.deepcopy(model).cpu().eval().requires_grad_(False)
     check_dtypes("to_c", model, torch.float32)
-    if weights == "int8":
+    if weights == "int8" and arithmetic == "float":
         quantize_(model)
     given = random_like(inputs, torch.Generator().manual_seed(0))
     try:
@@ -80,11 +89,19 @@ def to_c(
     program = exported("to_c", model, inputs)
     with quiet():
         program = program.run_decompositions({})  # no step changes what another one has seen
+    kind = type(model).__name__.removeprefix("Parametrized")
+    if arithmetic == "integer":
+        (x,) = given.tensors()
+        report, files = integer_files(
+            program, layers, x, calibration, folder, name, f"{kind} in integers with int8 weights"
+        )
+        _write(folder, files)
+        return report
     source = Source(weights)
     made = Tracer(source, layers).run(program)
     floats = plan(made)
     flash = sum(row.flash for row in made.rows) + source.table_bytes()
-    title = f"{type(model).__name__.removeprefix('Parametrized')} with {weights} weights"
+    title = f"{kind} with {weights} weights"
     report = CReport(os.fspath(folder), title, weights, tuple(made.rows), flash, 4 * floats)
     answer = torch.cat([t.flatten() for t in answers]).numpy()
     files = render(name, made, source, report, given.tensors()[0], answer, nan)
@@ -102,6 +119,22 @@ def _check_arguments(folder: str | os.PathLike[str], weights: str, name: str, na
     if not folder.absolute().parent.is_dir():
         raise FileNotFoundError(f"to_c: the folder {folder.parent} does not exist.")
     return folder
+
+
+def _check_arithmetic(arithmetic: str, weights: str, nan: str, calibration: Any) -> None:
+    check_choices("to_c", arithmetic=(arithmetic, ("float", "integer")))
+    if arithmetic == "float":
+        if calibration is not None:
+            raise ValueError('to_c: calibration is for arithmetic="integer"; floats need none.')
+        return
+    if weights != "int8":
+        raise ValueError(f'to_c: arithmetic="integer" takes weights="int8", got {weights!r}.')
+    if nan != "pass":
+        raise ValueError(
+            'to_c: integers have no NaN; check the input before it is quantized, not by nan="error".'
+        )
+    if calibration is None:
+        raise ValueError('to_c: arithmetic="integer" needs calibration: inputs of the training set.')
 
 
 def _check_inputs(model: nn.Module, example: Any) -> Inputs:

@@ -427,6 +427,13 @@ static void add(const float *a, const float *b, float *y, int n)
         y[i] = a[i] + b[i];
 }
 
+//// clip
+static void clip(const float *x, float *y, int n, float low, float high)
+{
+    for (int i = 0; i < n; i++)
+        y[i] = x[i] < low ? low : x[i] > high ? high : x[i];
+}
+
 //// affine
 static void affine(const float *x, float *y, int n, float factor, float shift)
 {

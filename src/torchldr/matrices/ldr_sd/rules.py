@@ -29,6 +29,7 @@ from ...linalg.candidates import GKO_FROM, around, toeplitz_candidates
 from ...linalg.solvers import Candidate, formula, general
 from ...operators import Subdiagonal
 from . import LDRSubdiagonal
+from .integer import pair_product, recurrence_product
 from .routes import sides
 
 # Closure.
@@ -173,6 +174,15 @@ def subdiagonal_product(M: Any, c: Any, both: tuple[Side, Side], below: dict[str
     c.call(f"krylov(&{c.name}_A, &{c.name}_C, {r}, x, y, work);")
     c.scratch, c.multiplications = 2 * (m + n), by_steps
     return "recurrence" if right else "recurrence, for the operators' range"
+
+
+@rule("c_integer", LDRSubdiagonal)
+def _(M: LDRSubdiagonal, c: Any) -> str:
+    A, C, _ = balanced(*((s.double(), corner.double(), V) for s, corner, V in sides(M)))
+    if reach(A, C) <= RANGE:
+        return pair_product(M, c, A, C, multiplied=True)
+    rings = ([torch.cat((corner.reshape(1), s))] for s, corner, _ in (A, C))
+    return f"{recurrence_product(M, c, *rings)}, for the operators' range"
 
 
 # What to ask for where nobody can look at the subdiagonals, as in a captured graph: the caller vouches.

@@ -21,6 +21,7 @@ from ...operators import Tridiagonal
 from ..classical.convolution import Convolution2d
 from ..classical.families import Hankel, Toeplitz
 from ..ldr_sd import LDRSubdiagonal
+from ..ldr_sd.integer import recurrence_product
 from ..toeplitz_like import ToeplitzLike, corner_sign
 from ..toeplitz_like.rules import check_real, cross, reversed_hankel
 from . import LDRTridiagonal
@@ -172,3 +173,11 @@ def _(M: LDRTridiagonal, c: Any) -> str:
     c.call(f"krylov(&{c.name}_A, &{c.name}_C, {r}, x, y, work);")
     c.scratch, c.multiplications = 4 * (m + n), r * min(m, n) * 4 * (m + n)
     return "stencil"
+
+
+@rule("c_integer", LDRTridiagonal)
+def _(M: LDRTridiagonal, c: Any) -> str:
+    rings = [torch.stack(M._ring(side), -1).detach().cpu().double() for side in "AC"]
+    t = common_scale(*rings)
+    A, C = ([*ring.unbind(-1)] for ring in (rings[0] / t, rings[1] * t))
+    return recurrence_product(M, c, A, C)

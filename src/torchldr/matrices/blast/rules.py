@@ -112,11 +112,11 @@ static void blast(const int8_t *G, const int8_t *S, const int8_t *H, int32_t ran
     for (int32_t r = 0; r < rank; r++) {
         for (int32_t i = 0; i < v; i++) {
             int32_t width = (i + 1) * q < n ? q : n - i * q;
-            int32_t sum = dot16(H + r * n + i * q, 1, work + i * q, width);
+            int32_t sum = dot16(H + r * n + i * q, work + i * q, width);
             w[r * v + i] = (int16_t)rescale(first, r, sum);
         }
         for (int32_t j = 0; j < u; j++)
-            z[r * u + j] = (int16_t)rescale(second, r, dot16(S + (r * u + j) * v, 1, w + r * v, v));
+            z[r * u + j] = (int16_t)rescale(second, r, dot16(S + (r * u + j) * v, w + r * v, v));
     }
     for (int32_t o = 0; o < m; o++) {
         int32_t sum = 0;

@@ -124,13 +124,13 @@ static void kronecker(const int8_t *A, const int8_t *B, int32_t rank, int32_t m,
         for (int32_t k = 0; k < b; k++)
             for (int32_t j = 0; j < c; j++) {
                 int32_t left = n - j * d, width = left < 0 ? 0 : left < d ? left : d;
-                int32_t sum = dot16(B + (r * b + k) * d, 1, work + j * d, width);
+                int32_t sum = dot16(B + (r * b + k) * d, work + j * d, width);
                 z[(r * b + k) * c + j] = (int16_t)rescale(between, r, sum);
             }
     for (int32_t o = 0; o < m; o++) {
         int32_t sum = 0;
         for (int32_t r = 0; r < rank; r++)
-            sum += dot16(A + r * sizes + o / b * c, 1, z + (r * b + o % b) * c, c);
+            sum += dot16(A + r * sizes + o / b * c, z + (r * b + o % b) * c, c);
         y[o] = (OUT)rescale(after, o, sum);
     }
 }

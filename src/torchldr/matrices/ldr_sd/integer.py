@@ -39,18 +39,20 @@ class Shifted(NamedTuple):
         return f"{{{size}, {self.sign}, {self.vectors}, {self.around}}}"
 
 
-def shifted(c: Any, name: str, V: Tensor, corner: float, k: int) -> Shifted:
-    """K_k(Z_f, v_i) in integers."""
+def shifted(c: Any, name: str, V: Tensor, corner: float, k: int, reverse: bool) -> Shifted:
+    """K_k(Z_f, v_i) in integers; the constants may have their vectors from the end."""
+    store = lambda name, t: c.constant(name, t.flip(-1) if reverse else t)
     size = V.shape[-1]
     if corner in (-1.0, 0.0, 1.0):
-        vectors, integers, scale = c.vectors(name, V)
-        around, behind, sign = vectors, integers, int(corner)
+        integers, scale = c.rounded(V)
+        around = vectors = store(name, integers)
+        behind, sign = integers, int(corner)
     else:
         both = torch.cat((V, corner * V), -1)
         integers, scale = c.rounded(both)
         integers, behind = integers.tensor_split(2, -1)
-        vectors, sign = c.constant(name, integers), int(bool(behind.any()))
-        around = c.constant(f"{name}_around", behind) if sign else vectors
+        vectors, sign = store(name, integers), int(bool(behind.any()))
+        around = store(f"{name}_around", behind) if sign else vectors
     places = torch.arange(size)[:, None] - torch.arange(k)
     below, above = integers[:, places % size], sign * behind[:, places % size]
     return Shifted(vectors, around, sign, torch.where(places >= 0, below, above), scale)
@@ -63,7 +65,7 @@ def pair_product(M: Any, c: Any, A: Side, C: Side, *, reverse: bool = False, mul
     for name, (s, corner, V), size in (("G", A, m), ("H", C, n)):
         P.append(scales(s.detach().double()))
         f = (corner.detach().double() * P[-1][-1]).item()
-        sides[name] = shifted(c, name, V.detach().double() / P[-1], f, k)
+        sides[name] = shifted(c, name, V.detach().double() / P[-1], f, k, name == "G")
         c.object("side", f"side_{name}", sides[name].fields(size))
     g, h = sides["G"], sides["H"]
     r = len(g.scale)

@@ -173,7 +173,7 @@ static void low_rank(const int8_t *G, const int8_t *H, int32_t rank, int32_t m, 
                      const rescaling *between, const rescaling *after, const int8_t *x, OUT *y, int16_t *z)
 {
     for (int32_t r = 0; r < rank; r++)
-        z[r] = (int16_t)rescale(between, r, dot8(H + r * n, 1, x, n));
+        z[r] = (int16_t)rescale(between, r, dot8(H + r * n, x, n));
     for (int32_t i = 0; i < m; i++) {
         int32_t sum = 0;
         for (int32_t r = 0; r < rank; r++)

@@ -73,10 +73,10 @@ def _(M: Monarch, c: Any) -> str:
 
 # work: n + r u v
 _INTEGER = r"""
-/* u blocks of p rows by v blocks of q columns, the last ones smaller. */
+/* u blocks of p rows by v blocks of q columns, the last ones smaller; G is (rank, m, v). */
 static void monarch(const int8_t *G, const int8_t *H, int32_t rank, int32_t m, int32_t u, int32_t p,
-                    int32_t n, int32_t v, int32_t q, int32_t zero, const rescaling *between, const rescaling *after,
-                    const int8_t *x, OUT *y, int16_t *work)
+                    int32_t n, int32_t v, int32_t q, int32_t zero, const rescaling *between,
+                    const rescaling *after, const int8_t *x, OUT *y, int16_t *work)
 {
     int16_t *z = work + n;
     centre(x, zero, n, work);
@@ -84,13 +84,13 @@ static void monarch(const int8_t *G, const int8_t *H, int32_t rank, int32_t m, i
         for (int32_t j = 0; j < u; j++)
             for (int32_t i = 0; i < v; i++) {
                 int32_t width = (i + 1) * q < n ? q : n - i * q;
-                int32_t sum = dot16(H + (r * u + j) * n + i * q, 1, work + i * q, width);
+                int32_t sum = dot16(H + (r * u + j) * n + i * q, work + i * q, width);
                 z[(r * u + j) * v + i] = (int16_t)rescale(between, r, sum);
             }
     for (int32_t o = 0; o < m; o++) {
         int32_t sum = 0;
         for (int32_t r = 0; r < rank; r++)
-            sum += dot16(G + r * v * m + o, m, z + (r * u + o / p) * v, v);
+            sum += dot16(G + (r * m + o) * v, z + (r * u + o / p) * v, v);
         y[o] = (OUT)rescale(after, o, sum);
     }
 }
@@ -100,7 +100,8 @@ static void monarch(const int8_t *G, const int8_t *H, int32_t rank, int32_t m, i
 @rule("c_integer", Monarch)
 def _(M: Monarch, c: Any) -> str:
     (m, n), r, ((u, p), (v, q)) = M.shape, M.G.shape[0], M.grid
-    (G, g, g_scale), (H, h, h_scale) = c.vectors("G"), c.vectors("H")
+    (g, g_scale), (H, h, h_scale) = c.rounded(M.G), c.vectors("H")
+    G = c.constant("G", g.unflatten(-1, (v, m)).mT)
     columns, rows = torch.arange(n) // q, torch.arange(m) // p
     first = h.new_zeros(r, u, v, n)  # row (r, j, i) takes the columns of block i
     first[:, :, columns, torch.arange(n)] = h.unflatten(-1, (u, n))

@@ -162,7 +162,7 @@ static void vandermonde(const int8_t *G, const int8_t *H, const int16_t *nodes, 
     centre(x, zero, n, work);
     for (int32_t r = 0; r < rank; r++)
         for (int32_t j = 0; j < n; j++)
-            w[r * n + j] = (int16_t)rescale(first, r, dot16(H + r * n, 1, work + j, n - j));
+            w[r * n + j] = (int16_t)rescale(first, r, dot16(H + r * n, work + j, n - j));
     for (int32_t i = 0; i < m; i++) {
         int32_t sum = 0;
         for (int32_t r = 0; r < rank; r++) {

@@ -1,7 +1,14 @@
 /* C99 in integers: see kernels.py of the folder above for the form of this file. Shifts to the right are
    arithmetic, as on every compiler for these machines. */
 
-//// rescaling
+//// separate
+#if defined(__GNUC__)
+#define SEPARATE __attribute__((noinline)) /* a loop of its own keeps its numbers in registers */
+#else
+#define SEPARATE
+#endif
+
+//// rescaling: separate
 /* Sums to few bits, by a multiplier and a shift with one rounding: one for all rows, or one a row. */
 typedef struct {
     const int32_t *bias, *multipliers;
@@ -16,7 +23,7 @@ static int32_t clamp(int32_t value, int32_t low, int32_t high)
     return value > high ? high : value;
 }
 
-static int32_t rescale(const rescaling *f, int32_t row, int32_t sum)
+static SEPARATE int32_t rescale(const rescaling *f, int32_t row, int32_t sum)
 {
     int32_t multiplier = f->multiplier, shift = f->shift;
     if (f->bias != 0)
@@ -35,21 +42,33 @@ static int32_t rescale(const rescaling *f, int32_t row, int32_t sum)
     return clamp(((sum + 1) >> 1) + f->zero, f->low, f->high);
 }
 
-//// dot8
-static int32_t dot8(const int8_t *w, int32_t step, const int8_t *x, int32_t n)
+//// dot8: separate
+static SEPARATE int32_t dot8(const int8_t *w, const int8_t *x, int32_t n)
 {
     int32_t sum = 0;
-    for (; n > 0; n--, w += step, x++)
-        sum += (int32_t)*w * *x;
+    if (n <= 0)
+        return 0;
+    w += n;
+    x += n;
+    n = -n;
+    do {
+        sum += w[n] * x[n];
+    } while (++n != 0);
     return sum;
 }
 
-//// dot16
-static int32_t dot16(const int8_t *w, int32_t step, const int16_t *v, int32_t n)
+//// dot16: separate
+static SEPARATE int32_t dot16(const int8_t *w, const int16_t *v, int32_t n)
 {
     int32_t sum = 0;
-    for (; n > 0; n--, w += step, v++)
-        sum += (int32_t)*w * *v;
+    if (n <= 0)
+        return 0;
+    w += n;
+    v += n;
+    n = -n;
+    do {
+        sum += w[n] * v[n];
+    } while (++n != 0);
     return sum;
 }
 
@@ -161,28 +180,34 @@ static void max_pool2d(const window *s, const int8_t *x, int8_t *y)
             }
 }
 
-//// dense: rescaling
-/* Two rows at a time share what they read of x. */
+//// dense: rescaling dot8
+/* Two rows of weights by x, n > 0 numbers, read once. */
+static SEPARATE int32_t two_rows(const int8_t *w, const int8_t *x, int32_t n, int32_t *second)
+{
+    const int8_t *u = w + 2 * n;
+    int32_t a = 0, b = 0;
+    w += n;
+    x += n;
+    n = -n;
+    do {
+        int32_t value = x[n];
+        a += w[n] * value;
+        b += u[n] * value;
+    } while (++n != 0);
+    *second = b;
+    return a;
+}
+
 static void dense(const int8_t *w, int32_t m, int32_t n, const rescaling *f, const int8_t *x, OUT *y)
 {
     int32_t i = 0;
     for (; i + 1 < m; i += 2, w += 2 * n) {
-        const int8_t *u = w + n;
-        int32_t a = 0, b = 0;
-        for (int32_t j = 0; j < n; j++) {
-            int32_t value = x[j];
-            a += w[j] * value;
-            b += u[j] * value;
-        }
+        int32_t b, a = two_rows(w, x, n, &b);
         y[i] = (OUT)rescale(f, i, a);
         y[i + 1] = (OUT)rescale(f, i + 1, b);
     }
-    if (i < m) {
-        int32_t a = 0;
-        for (int32_t j = 0; j < n; j++)
-            a += w[j] * x[j];
-        y[i] = (OUT)rescale(f, i, a);
-    }
+    if (i < m)
+        y[i] = (OUT)rescale(f, i, dot8(w, x, n));
 }
 
 //// side
@@ -193,7 +218,8 @@ typedef struct {
 } side;
 
 //// pair: side rescaling dot16
-/* sum_r K(A, g_r) K(C, h_r)^T x for shifts A and C; before: scales of x, or 0. work: n + rank k */
+/* sum_r K(A, g_r) K(C, h_r)^T x for shifts A, its vectors from their end, and C; before: scales of x, or 0.
+   work: n + rank k */
 static void pair(const side *A, const side *C, int32_t rank, const rescaling *before, int32_t zero,
                  const rescaling *between, const rescaling *after, int32_t reversed, const int8_t *x, OUT *y,
                  int16_t *work)
@@ -206,17 +232,17 @@ static void pair(const side *A, const side *C, int32_t rank, const rescaling *be
     }
     for (int32_t r = 0; r < rank; r++)
         for (int32_t l = 0; l < k; l++) {
-            int32_t sum = dot16(C->vectors + r * n, 1, v + l, n - l);
+            int32_t sum = dot16(C->vectors + r * n, v + l, n - l);
             if (C->sign != 0)
-                sum += C->sign * dot16(C->around + (r + 1) * n - l, 1, v, l);
+                sum += C->sign * dot16(C->around + (r + 1) * n - l, v, l);
             z[r * k + l] = (int16_t)rescale(between, r, sum);
         }
     for (int32_t i = 0; i < m; i++) {
         int32_t sum = 0, count = i < k ? i + 1 : k, o = reversed != 0 ? m - 1 - i : i;
         for (int32_t r = 0; r < rank; r++) {
-            sum += dot16(A->vectors + r * m + i, -1, z + r * k, count);
+            sum += dot16(A->vectors + (r + 1) * m - 1 - i, z + r * k, count);
             if (A->sign != 0)
-                sum += A->sign * dot16(A->around + (r + 1) * m - 1, -1, z + r * k + count, k - count);
+                sum += A->sign * dot16(A->around + r * m, z + r * k + count, k - count);
         }
         y[o] = (OUT)rescale(after, o, sum);
     }

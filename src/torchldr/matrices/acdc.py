@@ -272,14 +272,15 @@ def _(M: ACDC, c: Any) -> str:
 
 
 # In integers: sums of cosines from a table of 2^bits sin(pi j / 2N), j = 0 .. N. work: N
-_INTEGER = r"""
+_COSINE = r"""
 static int32_t cosine(const int16_t *sines, int32_t N, int32_t k)
 {
     k %= 4 * N;
     k = k > 2 * N ? 4 * N - k : k;
     return k <= N ? sines[N - k] : -sines[k - N];
 }
-
+"""
+_INTEGER = r"""
 static void acdc(const int16_t *sines, int32_t first, int32_t m, int32_t n, int32_t N, int32_t zero,
                  const rescaling *between, const rescaling *after, const int8_t *x, OUT *y, int16_t *work)
 {
@@ -316,6 +317,7 @@ def _(M: ACDC, c: Any) -> str:
     z = c.stage(inner, D, sums=outer.abs().sum(1))
     y = c.finish(outer, weight)
     table = c.constant("sines", sines, "int16")
+    c.define("cosine", _COSINE)
     acdc = c.function("acdc", _INTEGER, "rescaling")
     c.call(f"{acdc}({table}, {first}, {m}, {n}, {N}, {c.zero}, {z}, {y}, x, y, work);")
     c.scratch16, c.multiplications = N, N * (m + n)

@@ -249,7 +249,7 @@ def _(M: Fastfood, c: Any) -> str:
 
 
 # In integers: additions alone, between the diagonals. work: size, sums: p
-_INTEGER = r"""
+_HADAMARD = r"""
 static void hadamard(int32_t *z, int32_t p)
 {
     for (int32_t h = 1; h < p; h *= 2)
@@ -260,7 +260,8 @@ static void hadamard(int32_t *z, int32_t p)
                 z[j + h] = difference;
             }
 }
-
+"""
+_INTEGER = r"""
 static void fastfood(const int8_t *B, const PLACE *order, int32_t m, int32_t n, int32_t size, int32_t p,
                      int32_t zero, const rescaling *between, const rescaling *after, const int8_t *x, OUT *y,
                      int16_t *work, int32_t *sums)
@@ -292,6 +293,7 @@ def _(M: Fastfood, c: Any) -> str:
     y = c.finish(outer, S * (s_scale * d_scale * b_scale / p))
     kind, ctype = ("uint16", "uint16_t") if size <= 1 << 16 else ("uint32", "uint32_t")
     places = c.constant("order", order, kind)
+    c.define("hadamard", _HADAMARD)
     fastfood = c.function("fastfood", _INTEGER.replace("PLACE", ctype), "rescaling")
     c.call(f"{fastfood}({B}, {places}, {m}, {n}, {size}, {p}, {c.zero}, {z}, {y}, x, y, work, sums);")
     c.scratch16, c.scratch32, c.multiplications = size, p, 3 * size + p * p.bit_length()

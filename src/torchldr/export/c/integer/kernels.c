@@ -180,7 +180,7 @@ static void max_pool2d(const window *s, const int8_t *x, int8_t *y)
             }
 }
 
-//// dense: rescaling dot8
+//// two_rows: separate
 /* Two rows of weights by x, n > 0 numbers, read once. */
 static SEPARATE int32_t two_rows(const int8_t *w, const int8_t *x, int32_t n, int32_t *second)
 {
@@ -198,6 +198,7 @@ static SEPARATE int32_t two_rows(const int8_t *w, const int8_t *x, int32_t n, in
     return a;
 }
 
+//// dense: rescaling dot8 two_rows
 static void dense(const int8_t *w, int32_t m, int32_t n, const rescaling *f, const int8_t *x, OUT *y)
 {
     int32_t i = 0;

@@ -1,6 +1,6 @@
 """Export: models with structured layers for torch.export, ONNX and C."""
 
-from .c import CReport, to_c
+from .c import CReport, IntegerReport, to_c
 from .check import ExportError
 from .compare import Comparison, compare
 from .forms import MODES, product_module, register_form
@@ -15,6 +15,7 @@ __all__ = [
     "ExportError",
     "ExportReport",
     "ExportedLayer",
+    "IntegerReport",
     "compare",
     "product_module",
     "register_form",

@@ -6,7 +6,8 @@ Trains a hidden layer of each structure on raw pixels (a few epochs of Adam, one
 floating point and in integers, and scores both: floats in torch with weights rounded to int8, integers by the
 reference, which is the C bit for bit. Flash is code, tables and weights of the model and of libgcc's helpers,
 as arm-none-eabi-size has it for -mcpu=cortex-m0 -Os; instructions are counted by QEMU (-icount shift=0).
-Rectangles are a stand-in by the published recipe. Writes results/bench/integer.json. Needs gcc-arm-none-eabi, libnewlib-arm-none-eabi, qemu-system-arm.
+Rectangles are a stand-in by the published recipe. Writes results/bench/integer.json. Needs gcc-arm-none-eabi,
+libnewlib-arm-none-eabi and qemu-system-arm.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ METHODS: list[tuple[str, int | None]] = [
     ("ldr_sd", 1),
 ]
 EPOCHS = {"rectangles": 40, "mnist": 3, "cifar10_grey": 3}
+MACHINE = "code for a Cortex-M0 (-Os), counted by qemu-system-arm"
 TARGET = ["-mcpu=cortex-m0", "-mthumb"]
 FLAGS = ["-std=c99", "-Os", *TARGET, "-ffunction-sections", "-fdata-sections"]
 MAIN = """
@@ -143,8 +145,8 @@ def on_m0(sources: list[Path], folder: Path, main: str, *flags: object) -> dict[
 
 
 def instructions(elf: Path) -> int:
-    """Of `main`'s interval, in ticks of 25 MHz with an instruction a nanosecond. The board has a Cortex-M3, which
-    runs code for the M0, and room for dense networks."""
+    """Of `main`'s interval, in ticks of 25 MHz with an instruction a nanosecond. The board has a Cortex-M3,
+    which runs code for the M0, and room for dense networks."""
     machine = ["-M", "mps2-an385", "-nographic", "-monitor", "none", "-serial", "none", "-icount", "shift=0"]
     out = shell("qemu-system-arm", *machine, "-semihosting-config", "enable=on,target=native", "-kernel", elf)
     return round(int(re.search(r"ticks (\d+)", out)[1]) * 40)  # type: ignore[index]
@@ -193,7 +195,7 @@ def main() -> None:
                 facts = {"dataset": name, "source": data.source, "structure": structure, "rank": rank}
                 rows.append({**facts, "trained": before, **row})
                 print(rows[-1], file=sys.stderr, flush=True)
-            RESULTS.write_text(json.dumps({"machine": "Cortex-M0, -Os", "rows": rows}, indent=1) + "\n")
+            RESULTS.write_text(json.dumps({"machine": MACHINE, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -72,10 +72,12 @@ def on_host(folder: Path) -> str:
 
 
 def on_cortex_m4(folder: Path) -> str:
-    flags = re.search(r"-mcpu.*", (EXAMPLE / "Makefile").read_text())[0].split()[:-1]
+    flags = re.search(r"-mcpu=cortex-m4.*", (EXAMPLE / "Makefile").read_text())[0].split()
     linked = [
         "-T",
         EXAMPLE / "mps2.ld",
+        "-L",
+        EXAMPLE,
         "-nostartfiles",
         "--specs=rdimon.specs",
         "-Wl,--no-warn-rwx-segments",
@@ -251,6 +253,8 @@ def test_the_range_of_the_operators_decides(tmp_path: Path):
         far.subdiagonal_A.uniform_(0.5, 1.5)
     forms = [to_c(m, torch.randn(1, 128), tmp_path / n).layers[0].form for m, n in ((near, "a"), (far, "b"))]
     assert forms == ["transforms of length 256", "recurrence, for the operators' range"]
+    told = [str(to_c(m, torch.randn(1, 128), tmp_path / n)) for m, n in ((near, "c"), (far, "d"))]
+    assert ["train with torchldr.compress.parameter_groups" in text for text in told] == [False, True]
 
 
 def test_a_common_scale_costs_nothing(tmp_path: Path):
@@ -592,11 +596,17 @@ def test_folders_and_weights(tmp_path: Path):
 
 
 @needs_emulator
-def test_the_example_runs_in_the_emulator(tmp_path: Path):
+@pytest.mark.parametrize("chosen", [(), ("CPU=cortex-m4", "ARITHMETIC=float")], ids=["integer", "float"])
+def test_the_example_runs_in_the_emulator(chosen: tuple[str, ...], tmp_path: Path):
     build = tmp_path / "build"
     build.mkdir()
-    out = command(
-        "make", "-C", EXAMPLE, "run", f"BUILD={build}", "EPOCHS=1", "IMAGES=5", f"PYTHON={sys.executable}"
-    )
-    for line in (r"accuracy +\d+ of 5", r"instructions +\d{6,8} an image", "bytes of flash", "bytes of RAM"):
+    options = [f"BUILD={build}", "EPOCHS=1", "IMAGES=5", "EXAMPLES=500", f"PYTHON={sys.executable}", *chosen]
+    out = command("make", "-C", EXAMPLE, "run", *options)
+    for line in (
+        r"predictions +[01] [01]",
+        r"accuracy +\d+ of 5",
+        r"instructions +\d{6,8} an image",
+        "bytes of flash",
+        "bytes of RAM",
+    ):
         assert re.search(line, out), out

@@ -332,7 +332,7 @@ class Clamps(nn.Module):
 
 INTEGER_MODELS = {name: made for name, made in MODELS.items() if name != "lstm"} | {
     "lstm": (lambda: Sequence(StructuredLSTM(6, 8, 3, bidirectional=True, which="both")), (5, 1, 6)),
-    "one lstm": (lambda: Sequence(StructuredLSTM(6, 8, structure="acdc", which="input", batch_first=True)), (1, 9, 6)),
+    "one lstm": (lambda: Sequence(StructuredLSTM(6, 8, structure="acdc", batch_first=True)), (1, 9, 6)),
     "clamps": (Clamps, (1, 6)),
 }  # fmt: skip
 READER = """

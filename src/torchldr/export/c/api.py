@@ -66,7 +66,7 @@ def to_c(
 
     Returns:
         What the layers take of flash and RAM. With integers an `IntegerReport`, which also has the model in
-        torch: `reference(quantize(x))` is what the C gives, bit for bit, and `dequantize` makes numbers of it.
+        torch: `reference(quantize(x))` is what the C gives, bit for bit; `dequantize` makes numbers of it.
 
     Raises:
         ExportError: the model cannot be written in C; the error names the node.
@@ -92,11 +92,10 @@ def to_c(
     kind = type(model).__name__.removeprefix("Parametrized")
     if arithmetic == "integer":
         (x,) = given.tensors()
-        report, files = integer_files(
-            program, layers, x, calibration, folder, name, f"{kind} in integers with int8 weights"
-        )
+        title = f"{kind} in integers with int8 weights"
+        made_in_integers, files = integer_files(program, layers, x, calibration, folder, name, title)
         _write(folder, files)
-        return report
+        return made_in_integers
     source = Source(weights)
     made = Tracer(source, layers).run(program)
     floats = plan(made)

@@ -10,6 +10,7 @@ from .kernels import PRELUDES
 from .steps import LayerRow, Steps
 from .writer import Source, lines, literal
 
+DRIFTED = "for the operators' range"  # in the form of a product that training could make cheaper
 _COLUMNS = ("layer", "what", "how", "flash", "RAM", "multiplications")
 
 _HEADER = """/* Written by torchldr: {title}. */
@@ -152,6 +153,10 @@ class CReport:
         for r in self.layers:
             size = f"{r.flash:,} bytes of flash, {r.ram:,} of RAM, {r.multiplications:,} multiplications"
             lines.append(f"  {r.name}: {r.kind}: {r.form}, {size}")
+        if any(DRIFTED in r.form for r in self.layers):
+            lines.append(
+                "  Cheaper: train with torchldr.compress.parameter_groups; operators then stay near one."
+            )
         return "\n".join(lines)
 
 

@@ -271,12 +271,12 @@ def bounds(node: torch.fx.Node) -> tuple[float, float] | None:
     name = str(node.target).removeprefix("aten.").removesuffix(".default")
     if name not in CLAMPS or any(isinstance(part, torch.fx.Node) for part in node.args[1:]):
         return None
-    given = dict(zip(("min", "max"), node.args[1:], strict=False)) | dict(node.kwargs)
+    given: dict[str, Any] = dict(zip(("min", "max"), node.args[1:], strict=False)) | dict(node.kwargs)
     if name == "clamp_max":
         given = {"max": node.args[1]}
-    low, high = CLAMPS[name]
-    found = [given.get(key, given.get(f"{key}_val")) for key in ("min", "max")]
-    return tuple(part if own is None else float(own) for own, part in zip(found, (low, high), strict=True))
+    low, high = (given.get(key, given.get(f"{key}_val")) for key in ("min", "max"))
+    least, most = CLAMPS[name]
+    return least if low is None else float(low), most if high is None else float(high)
 
 
 def _clamp(t: Tracer, node: Any, x: Value, *rest: Any, **options: Any) -> Value:

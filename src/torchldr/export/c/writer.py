@@ -41,7 +41,7 @@ class Source:
 
     def __init__(self, weights: str) -> None:
         self.weights = weights
-        self.known: Mapping[str, Kernel] = KERNELS
+        self.known: dict[str, Kernel] = KERNELS
         self.kernels: set[str] = set()
         self.functions: dict[str, str] = {}
         self.constants: list[str] = []

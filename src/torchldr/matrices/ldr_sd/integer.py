@@ -104,7 +104,7 @@ def fixed_columns(parts: list[Tensor], V: Tensor, k: int, most: float) -> Column
     Raises:
         OverflowError: columns, or the operator, do not fit into 16 bits.
     """
-    row_sum = sum(part.abs() for part in parts).max().item()
+    row_sum = torch.stack(parts).abs().sum(0).max().item()
     shift = min(14, 15 - math.frexp(max(row_sum, 2.0**-20) * (1 + 2.0**-12))[1])
     if shift < 4:
         raise OverflowError(f"rows of an operator sum to {row_sum:.3g}")

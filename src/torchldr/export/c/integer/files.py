@@ -30,9 +30,9 @@ extern "C" {{
 #define {NAME}_ARENA_BYTES {arena} /* of RAM, static, besides input, output and the stack */
 #define {NAME}_WEIGHT_BYTES {flash} /* of flash, besides the code */
 
-/* number = SCALE * (integer - ZERO). The macros are in floating point: use them where that is at hand, or scale
-   sensor readings by integers of your own. What is out of range saturates; NaN becomes the lowest integer, so
-   check for it before. */
+/* number = SCALE * (integer - ZERO). The macros are in floating point: use them where that is at hand, or
+   scale sensor readings by integers of your own. What is out of range saturates. NaN becomes the lowest
+   integer: check for it before. */
 #define {NAME}_INPUT_SCALE {input_scale}
 #define {NAME}_INPUT_ZERO {input_zero}
 #define {NAME}_QUANTIZE(x) \\

@@ -173,12 +173,12 @@ def write_product(
         rule(M, c)
     assert c.map is not None
     size = dense.norm().item()
-    error = (c.map - dense).norm().item() / size if size else 0.0
-    if error > MOST_ERROR:
+    off = (c.map - dense).norm().item() / size if size else 0.0
+    if off > MOST_ERROR:
         raise ExportError(
-            f"to_c: {who} has no C in integers: {form} would be off by {100 * error:.0f} % of the matrix."
+            f"to_c: {who} has no C in integers: {form} would be off by {100 * off:.0f} % of the matrix."
         )
-    c.form = f"{form}; within {100 * error:.2g} %"
+    c.form = f"{form}; within {100 * off:.2g} %"
     bits = target.format.bits
     body = "".join(f"    {line}\n" for line in c.calls)
     head = f"static void {c.name}(const int8_t *x, int{bits}_t *y, int16_t *work, int32_t *sums)"
@@ -259,9 +259,9 @@ def _conv2d(
         "window", f"{symbol}_window", window_of(shape, out, (kernel, stride, padding, dilation), groups)
     )
     after, flash = t.source.rescaling(f"{symbol}_scale", final, added)
-    # "same" pads behind what is left.
-    pads = [size for o, i, k, s, d, p in zip(out[1:], shape[1:], kernel, stride, dilation, padding, strict=True)
-            for size in (p, max(0, (o - 1) * s + (k - 1) * d + 1 - i - p))]  # fmt: skip
+    pads: list[int] = []  # before and behind: "same" pads what is left
+    for o, i, k, s, d, p in zip(out[1:], shape[1:], kernel, stride, dilation, padding, strict=True):
+        pads += [p, max(0, (o - 1) * s + (k - 1) * d + 1 - i - p)]
     zero = x.format.zero
 
     def compute(q: Tensor) -> Tensor:

@@ -2,8 +2,8 @@
    arithmetic, as on every compiler for these machines. */
 
 //// separate
-#if defined(__GNUC__)
-#define SEPARATE __attribute__((noinline)) /* a loop of its own keeps its numbers in registers */
+#if defined(__GNUC__) && !defined(__clang__) /* a loop of its own keeps its numbers in registers */
+#define SEPARATE __attribute__((noinline, noclone))
 #else
 #define SEPARATE
 #endif

@@ -48,8 +48,8 @@ class Observer(torch.fx.Interpreter):
 def samples(calibration: Any, example: Tensor) -> Tensor:
     """The inputs of a calibration, (count, ..), each of the shape of the example.
 
-    Batches are tensors, or tuples whose first entry is one, as of a DataLoader; batched along the axis that has
-    size 1 in the example, or along a new one in front.
+    Batches are tensors, or tuples whose first entry is one, as of a DataLoader; batched along the axis that
+    has size 1 in the example, or along a new one in front.
 
     Raises:
         ValueError: there is none, or they do not fit.
@@ -91,6 +91,7 @@ def moved(name: str, low: float, high: float) -> tuple[float, float]:
         raise ExportError(f"to_c: on the calibration's inputs, {name} is not finite.")
     if low == high:
         raise ExportError(
-            f"to_c: the calibration never moves {name}: it is always {low:g}. Give inputs of the training set."
+            f"to_c: the calibration never moves {name}, which is always {low:g}. Give it inputs of the training "
+            "set."
         )
     return low, high

@@ -144,17 +144,17 @@ def write_recurrent(
             lines += [f"for (int32_t t = 0; t < {steps}; t++) {{"]
             lines += [f"    int32_t at = {f'{steps - 1} - t' if direction else 't'};"]
             products: dict[str, list[Any]] = {}
-            for side, place, form, read in (
+            for side, place, given_as, read in (
                 ("ih", "gates", kind, f"{before} + at * {size}"),
                 ("hh", "hidden", out, state),
             ):
                 bias = getattr(layer, f"bias_{side}{suffix}").detach() if layer.bias else None
                 offset, products[side] = 0, []
-                q = inputs[side].reshape(-1, inputs[side].shape[-1]) - form.zero
+                q = inputs[side].reshape(-1, inputs[side].shape[-1]) - given_as.zero
                 for M in _matrices(layer, f"weight_{side}{suffix}"):
                     rows = M.shape[0]
                     target = Target(GATES, None if bias is None else bias[offset : offset + rows])
-                    made = write_product(source, M, q, form, target, f"{name}.weight_{side}{suffix}")
+                    made = write_product(source, M, q, given_as, target, f"{name}.weight_{side}{suffix}")
                     products[side].append(chain(made.stages))
                     lines += [f"    {made.name}({read}, {place} + {offset}, rest, sums);"]
                     offset, flash = offset + rows, flash + made.flash

@@ -3,7 +3,7 @@
     python -m pip install bakenn          # needs numpy alone
     python benchmarks/integer_peers.py --data DIR
 
-Trains both networks on MNIST (three epochs, one seed) and hands the same weights and calibration inputs to
+Trains both networks on MNIST (20,000 images, two epochs) and hands the same weights and calibration inputs to
 both. CMSIS-NN is the C that comes in BakeNN's wheel, with the same shapes and arbitrary weights: its accuracy
 is not measured. Everything is compiled with -mcpu=cortex-m0 -Os; see integer.py for how it is counted. Writes
 results/bench/integer_peers.json.
@@ -23,7 +23,7 @@ from typing import Any
 import bakenn
 import numpy as np
 import torch
-from integer import MACHINE, MAIN, answers, on_m0, score, train
+from integer import MACHINE, MAIN, TRAINING, answers, on_m0, score, train
 from torch import nn
 
 from torchldr.export import to_c
@@ -131,14 +131,14 @@ def main() -> None:
     parser.add_argument("--data", default=None)
     data = load("mnist", parser.parse_args().data)
     train_x, test_x = data.pixels(flat=True)
-    x, test, rows = torch.from_numpy(train_x), torch.from_numpy(test_x), []
-    y, test_y = torch.from_numpy(data.train_y), torch.from_numpy(data.test_y)
+    x, test, rows = torch.from_numpy(train_x[:TRAINING]), torch.from_numpy(test_x), []
+    y, test_y = torch.from_numpy(data.train_y[:TRAINING]), torch.from_numpy(data.test_y)
     for name, model in networks().items():
         torch.manual_seed(0)
         for layer in model:
             if isinstance(layer, nn.Linear):
                 layer.reset_parameters()
-        train(model, x, y, 3)
+        train(model, x, y, 2)
         model.eval()
         trained = score(model, test, test_y)
         with tempfile.TemporaryDirectory() as folder:

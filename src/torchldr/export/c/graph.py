@@ -69,7 +69,7 @@ class Tracer:
             raise refused(
                 node,
                 f"of {layer_name(node) or 'the model'} has no C. There is C for structured layers, linear "
-                "layers, 2d convolutions and max-pooling, ReLU, sigmoid, tanh, softmax, sums, scalar factors "
+                "layers, 2d convolutions, max-pooling, ReLU, clamps, sigmoid, tanh, softmax, sums, factors "
                 "and views.",
             )
         return handler(self, node, *args, **kwargs)

@@ -2,8 +2,8 @@
    arithmetic, as on every compiler for these machines. */
 
 //// separate
-#if defined(__GNUC__) && !defined(__clang__) /* a loop of its own keeps its numbers in registers */
-#define SEPARATE __attribute__((noinline, noclone))
+#if defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 8
+#define SEPARATE __attribute__((noipa)) /* a loop of its own keeps its numbers in registers */
 #else
 #define SEPARATE
 #endif

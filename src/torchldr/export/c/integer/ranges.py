@@ -91,7 +91,7 @@ def moved(name: str, low: float, high: float) -> tuple[float, float]:
         raise ExportError(f"to_c: on the calibration's inputs, {name} is not finite.")
     if low == high:
         raise ExportError(
-            f"to_c: the calibration never moves {name}, which is always {low:g}. Give it inputs of the training "
-            "set."
+            f"to_c: the calibration never moves {name}, which is always {low:g}. "
+            "Give it inputs of the training set."
         )
     return low, high

@@ -294,6 +294,17 @@ class Views(nn.Module):
         return self.layer(x).view(1, 2, 2).permute(1, 0, 2).transpose(0, 1)[0, -1]
 
 
+class Clamps(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        h = nn.functional.relu6(3 * self.a(x))
+        g = nn.functional.hardtanh(self.b(h))
+        return (g + h).clamp(min=0.2), torch.clamp(g, -0.1, 0.3), self.b(h).clamp(max=0.1), h.clamp(0.5, 2)
+
+
 class Last(nn.Module):
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -320,6 +331,7 @@ MODELS = {
     "last step": (lambda: Last(StructuredGRU(6, 8, batch_first=True, bidirectional=True)), (1, 5, 6)),
     "rows": (lambda: nn.Sequential(StructuredLinear(6, 7, structure="circulant"), nn.ReLU()), (1, 4, 6)),
     "views": (Views, (1, 4)),
+    "clamps": (Clamps, (1, 6)),
     "nothing": (nn.Flatten, (1, 2, 3)),
 }
 
@@ -343,7 +355,16 @@ class Broken(nn.Module):
 
     def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
         pooled = nn.functional.max_pool2d(x, 3, 2, 1)
-        return [x.relu(), pooled, x.softmax(-1), x.sigmoid(), x.tanh(), x + x.relu(), pooled.relu()]
+        smooth = [x.softmax(-1), x.sigmoid(), x.tanh()]
+        return [
+            x.relu(),
+            pooled,
+            *smooth,
+            x + x.relu(),
+            pooled.relu(),
+            x.clamp(-1, 1),
+            nn.functional.relu6(x),
+        ]
 
 
 @needs_gcc

@@ -319,21 +319,9 @@ class Sequence(nn.Module):
         return self.layer(x)[0]
 
 
-class Clamps(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 8)
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        h = nn.functional.relu6(3 * self.a(x))
-        g = nn.functional.hardtanh(self.b(h))
-        return (g + h).clamp(min=0.2), torch.clamp(g, -0.1, 0.3), self.b(h).clamp(max=0.1), h.clamp(0.5, 2)
-
-
 INTEGER_MODELS = {name: made for name, made in MODELS.items() if name != "lstm"} | {
     "lstm": (lambda: Sequence(StructuredLSTM(6, 8, 3, bidirectional=True, which="both")), (5, 1, 6)),
     "one lstm": (lambda: Sequence(StructuredLSTM(6, 8, structure="acdc", batch_first=True)), (1, 9, 6)),
-    "clamps": (Clamps, (1, 6)),
 }  # fmt: skip
 READER = """
 #include <stdio.h>

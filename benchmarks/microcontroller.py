@@ -48,7 +48,10 @@ def measure(name: str, rank: int | None, drawn: bool) -> dict[str, Any]:
             "static const unsigned char labels[IMAGES] = {0};\n"
         )
         ran = subprocess.run(
-            ["make", "-s", "-C", EXAMPLE, "run", f"BUILD={build}"], capture_output=True, text=True, check=True
+            ["make", "-s", "-C", EXAMPLE, "run", f"BUILD={build}", "CPU=cortex-m4", "ARITHMETIC=float"],
+            capture_output=True,
+            text=True,
+            check=True,
         )
         size = re.search(r"^\s*(\d+)\s+(\d+)\s+(\d+).*model\.o", ran.stdout, re.MULTILINE)
         count = re.search(r"instructions +(\d+)", ran.stdout)

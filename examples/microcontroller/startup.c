@@ -1,4 +1,4 @@
-/* What runs before main on a Cortex-M4: the vector table, the floating point unit, data and zeros. */
+/* What runs before main on a Cortex-M: the vector table, the floating point unit, data and zeros. */
 #include <stdint.h>
 #include <stdlib.h>
 
@@ -21,8 +21,10 @@ __attribute__((section(".vectors"), used)) static const struct {
 void reset(void)
 {
     uint32_t *from = &_data_source;
+#ifdef __ARM_FP
     *(volatile uint32_t *)0xE000ED88 |= 0xFu << 20; /* CPACR: access to the floating point unit */
     __asm volatile("dsb\n isb");
+#endif
     for (uint32_t *to = &_data_start; to < &_data_end;)
         *to++ = *from++;
     for (uint32_t *to = &_bss_start; to < &_bss_end;)

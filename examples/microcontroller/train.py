@@ -1,6 +1,6 @@
 """Train a small network on Rectangles, round it to int8 and write it as C, with some test images.
 
-    python train.py FOLDER [--structure ldr_sd] [--rank 1] [--epochs 20] [--weights int8]
+    python train.py FOLDER [--structure ldr_sd] [--rank 1] [--epochs 20] [--arithmetic integer]
 
 The images are made here by the recipe of the published dataset: a one-pixel outline in 28 x 28 pixels; is it
 wide or tall?
@@ -86,20 +86,27 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=1)
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--weights", default="int8")
-    parser.add_argument("--images", type=int, default=100)
+    parser.add_argument("--arithmetic", default="integer", choices=["integer", "float"])
+    parser.add_argument("--images", type=int, default=100, help="to test on the machine")
+    parser.add_argument("--examples", type=int, default=3000, help="to train with")
     chosen = parser.parse_args()
     torch.manual_seed(0)
     model = Network(chosen.structure, chosen.rank)
-    train(model, *rectangles(3000, seed=0), chosen.epochs)
+    images = rectangles(chosen.examples, seed=0)
+    train(model, *images, chosen.epochs)
     model.eval()
-    test = rectangles(2000, seed=1)
-    before = accuracy(model, *test)
-    report = to_c(model, test[0][:1], chosen.folder, weights=chosen.weights)
-    if chosen.weights == "int8":
-        quantize_(model)
-    print(f"test accuracy {before:.2f} %, as it is exported {accuracy(model, *test):.2f} %")
+    x, y = rectangles(2000, seed=1)
+    before = accuracy(model, x, y)
+    if chosen.arithmetic == "integer":
+        report = to_c(model, x[:1], chosen.folder, arithmetic="integer", calibration=images[0][:200])
+        answers = report.dequantize(report.reference(report.quantize(x)))
+        after = 100 * (answers.argmax(-1) == y).double().mean().item()
+    else:
+        report = to_c(model, x[:1], chosen.folder, weights=chosen.weights)
+        after = accuracy(quantize_(model) if chosen.weights == "int8" else model, x, y)
+    print(f"test accuracy {before:.2f} %, as it is exported {after:.2f} %")
     print(report)
-    write_images(chosen.folder / "images.h", test[0][: chosen.images], test[1][: chosen.images])
+    write_images(chosen.folder / "images.h", x[: chosen.images], y[: chosen.images])
 
 
 if __name__ == "__main__":

@@ -199,6 +199,31 @@ def _instructions(results: Results) -> str:
     return markdown(head, body, left=4)
 
 
+def _integer(results: Results) -> str:
+    """Networks on a microcontroller, in floating point and in integers."""
+    body = []
+    floats = [row for row in results["rows"] if row["arithmetic"] == "float"]
+    integers = [row for row in results["rows"] if row["arithmetic"] == "integer"]
+    for a, b in zip(floats, integers, strict=True):
+        sizes = [f"{b[key]:,}" for key in ("flash", "ram", "instructions")]
+        scores = [f"{row['accuracy']:.2f}" for row in (a, b)]
+        ratio = f"{a['instructions'] / b['instructions']:.0f}"
+        name = f"{b['dataset']}{' (stand-in)' if b['source'] == 'stand-in' else ''}"
+        body.append([name, f"`{b['structure']}`", str(b["rank"] or ""), *scores, *sizes, ratio])
+    head = ["dataset", "hidden layer", "rank", "float, %", "integers, %", "flash", "RAM", "instructions"]
+    return markdown([*head, "floats / integers"], body, left=3)
+
+
+def _integer_peers(results: Results) -> str:
+    """The same networks by other exporters."""
+    body = []
+    for row in results["rows"]:
+        score = "-" if row["accuracy"] is None else f"{row['accuracy']:.2f}"
+        sizes = [f"{row[key]:,}" for key in ("flash", "ram", "instructions")]
+        body.append([row["network"], row["by"], score, *sizes])
+    return markdown(["network", "by", "accuracy, %", "flash", "RAM", "instructions"], body, left=2)
+
+
 def _text(value: Any) -> str:
     if value == "tf32":
         return "TF32"
@@ -263,6 +288,8 @@ TABLES: dict[str, tuple[str, Callable[[Results], str]]] = {
     "recurrent": ("recurrent_speed", _recurrent),
     "recurrent_plans": ("recurrent_speed", _recurrent_plans),
     "instructions": ("microcontroller", _instructions),
+    "integer": ("integer", _integer),
+    "integer_peers": ("integer_peers", _integer_peers),
     "td_learning": ("tridiagonal_learning", lambda results: learned(results["rows"])),
     "td_operators": ("tridiagonal_learning", lambda results: movements(results["rows"])),
 }  # fmt: skip

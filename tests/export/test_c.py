@@ -72,10 +72,12 @@ def on_host(folder: Path) -> str:
 
 
 def on_cortex_m4(folder: Path) -> str:
-    flags = re.search(r"-mcpu.*", (EXAMPLE / "Makefile").read_text())[0].split()[:-1]
+    flags = re.search(r"-mcpu=cortex-m4.*", (EXAMPLE / "Makefile").read_text())[0].split()
     linked = [
         "-T",
         EXAMPLE / "mps2.ld",
+        "-L",
+        EXAMPLE,
         "-nostartfiles",
         "--specs=rdimon.specs",
         "-Wl,--no-warn-rwx-segments",
@@ -146,6 +148,30 @@ def regimes() -> list[StructuredLinear]:
         layer = drawn(60, 60, "ldr_sd", 1)
         with torch.no_grad():
             layer.subdiagonal_A[::2] *= factor
+        layers.append(layer)
+    return [*layers, *drifted()]
+
+
+def drifted() -> list[StructuredLinear]:
+    """Layers whose A is scaled by a factor and C by its inverse, which leaves the matrix as it is."""
+    layers = []
+    for name, n, factor, zero in (
+        ("ldr_sd", 512, 1.2, False),
+        ("ldr_sd", 256, 1.5, False),
+        ("ldr_sd", 256, 1.5, True),
+        ("ldr_td", 256, 1.5, False),
+    ):
+        layer = drawn(n, n, name, 1)
+        with torch.no_grad():
+            if name == "ldr_sd":
+                layer.subdiagonal_A.sub_(1).mul_(0.1).add_(1)
+                layer.subdiagonal_C.sub_(1).mul_(0.1).add_(1)
+            if zero:
+                layer.subdiagonal_A[100] = 0
+                layer.subdiagonal_C[40] *= -1
+            for part, p in layer.named_parameters():
+                if part.endswith(("_A", "_C")):
+                    p.mul_(factor if part.endswith("_A") else 1 / factor)
         layers.append(layer)
     return layers
 
@@ -227,6 +253,15 @@ def test_the_range_of_the_operators_decides(tmp_path: Path):
         far.subdiagonal_A.uniform_(0.5, 1.5)
     forms = [to_c(m, torch.randn(1, 128), tmp_path / n).layers[0].form for m, n in ((near, "a"), (far, "b"))]
     assert forms == ["transforms of length 256", "recurrence, for the operators' range"]
+    told = [str(to_c(m, torch.randn(1, 128), tmp_path / n)) for m, n in ((near, "c"), (far, "d"))]
+    assert ["train with torchldr.compress.parameter_groups" in text for text in told] == [False, True]
+
+
+def test_a_common_scale_costs_nothing(tmp_path: Path):
+    """Plain Adam drifts along it, and the recurrence takes several times the multiplications."""
+    layer = drifted()[0]
+    form = to_c(layer, torch.randn(1, 512), tmp_path / "c").layers[0].form
+    assert form.startswith("transforms")
 
 
 def test_transform_lengths_are_smooth():
@@ -259,6 +294,17 @@ class Views(nn.Module):
         return self.layer(x).view(1, 2, 2).permute(1, 0, 2).transpose(0, 1)[0, -1]
 
 
+class Clamps(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        h = nn.functional.relu6(3 * self.a(x))
+        g = nn.functional.hardtanh(self.b(h))
+        return (g + h).clamp(min=0.2), torch.clamp(g, -0.1, 0.3), self.b(h).clamp(max=0.1), h.clamp(0.5, 2)
+
+
 class Last(nn.Module):
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -285,6 +331,7 @@ MODELS = {
     "last step": (lambda: Last(StructuredGRU(6, 8, batch_first=True, bidirectional=True)), (1, 5, 6)),
     "rows": (lambda: nn.Sequential(StructuredLinear(6, 7, structure="circulant"), nn.ReLU()), (1, 4, 6)),
     "views": (Views, (1, 4)),
+    "clamps": (Clamps, (1, 6)),
     "nothing": (nn.Flatten, (1, 2, 3)),
 }
 
@@ -301,6 +348,74 @@ def test_models(name: str, tmp_path: Path):
         with torch.no_grad():
             right = torch.utils._pytree.tree_leaves(model(x))
         torch.testing.assert_close(y, torch.cat([t.flatten() for t in right]), rtol=1e-5, atol=1e-5)
+
+
+class Broken(nn.Module):
+    """All nonlinear nodes, each on its own copy of a sensor's image."""
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        pooled = nn.functional.max_pool2d(x, 3, 2, 1)
+        smooth = [x.softmax(-1), x.sigmoid(), x.tanh()]
+        return [
+            x.relu(),
+            pooled,
+            *smooth,
+            x + x.relu(),
+            pooled.relu(),
+            x.clamp(-1, 1),
+            nn.functional.relu6(x),
+        ]
+
+
+@needs_gcc
+@pytest.mark.parametrize("place", [0, 7, 29, None])
+def test_nan_goes_through_as_in_pytorch(place: int | None, tmp_path: Path):
+    model, x = Broken(), torch.randn(1, 1, 5, 6)
+    if place is not None:
+        x.view(-1)[place] = math.nan
+    x.view(-1)[11], x.view(-1)[16] = math.inf, -math.inf
+    write_c(model, x, tmp_path / "c", "float32")
+    main = tmp_path / "c" / "main.c"
+    main.write_text(
+        "#include <math.h>\n"
+        + re.sub(r"(-?)(nan|inf)f", r"\1\2", main.read_text())
+        .replace("nan", "NAN")
+        .replace("inf,", "INFINITY,")
+    )
+    right = torch.cat([t.flatten() for t in model(x)])
+    torch.testing.assert_close(answer(tmp_path / "c"), right, equal_nan=True)
+    assert right.isnan().any() or place is None
+
+
+@needs_gcc
+def test_nan_as_an_error_code(tmp_path: Path):
+    to_c(nn.ReLU(), torch.zeros(1, 3), tmp_path / "c", name="net", nan="error")
+    (tmp_path / "c" / "main.c").write_text(
+        """#include <math.h>
+#include <stdio.h>
+#include "net.h"
+int main(void)
+{
+    float x[3] = {1.0f, -2.0f, INFINITY}, y[3];
+    printf("%d ", net_run(x, y));
+    x[1] = NAN;
+    printf("%d\\n", net_run(x, y));
+    return 0;
+}
+"""
+    )
+    assert on_host(tmp_path / "c").split() == ["0", "1"]
+
+
+@needs_gcc
+def test_the_test_program_notices_a_nan_in_any_place(tmp_path: Path):
+    to_c(nn.Flatten(), torch.zeros(1, 3), tmp_path / "c", weights="float32")
+    text = (tmp_path / "c" / "model.c").read_text()
+    (tmp_path / "c" / "model.c").write_text(text.replace("y[i] = x[i]", "y[i] = i ? x[i] : NAN"))
+    command(
+        "gcc", *STRICT, tmp_path / "c" / "model.c", tmp_path / "c" / "test.c", "-lm", "-o", tmp_path / "t"
+    )
+    assert subprocess.run([tmp_path / "t"], capture_output=True).returncode == 1
 
 
 @needs_gcc
@@ -502,11 +617,17 @@ def test_folders_and_weights(tmp_path: Path):
 
 
 @needs_emulator
-def test_the_example_runs_in_the_emulator(tmp_path: Path):
+@pytest.mark.parametrize("chosen", [(), ("CPU=cortex-m4", "ARITHMETIC=float")], ids=["integer", "float"])
+def test_the_example_runs_in_the_emulator(chosen: tuple[str, ...], tmp_path: Path):
     build = tmp_path / "build"
     build.mkdir()
-    out = command(
-        "make", "-C", EXAMPLE, "run", f"BUILD={build}", "EPOCHS=1", "IMAGES=5", f"PYTHON={sys.executable}"
-    )
-    for line in (r"accuracy +\d+ of 5", r"instructions +\d{6,8} an image", "bytes of flash", "bytes of RAM"):
+    options = [f"BUILD={build}", "EPOCHS=1", "IMAGES=5", "EXAMPLES=500", f"PYTHON={sys.executable}", *chosen]
+    out = command("make", "-C", EXAMPLE, "run", *options)
+    for line in (
+        r"predictions +[01] [01]",
+        r"accuracy +\d+ of 5",
+        r"instructions +\d{6,8} an image",
+        "bytes of flash",
+        "bytes of RAM",
+    ):
         assert re.search(line, out), out

@@ -93,6 +93,31 @@ def test_every_operator_of_ldr_td(regime, normalize):
     assert ((y - x @ M.to_dense().mT).abs() <= 4 * testing.tolerance(torch.float64, 60) * size.max()).all()
 
 
+def drifted(name, n, factor, regime="near one", corner=0.5):
+    """A matrix whose A is scaled by a factor and C by its inverse: the same matrix as before."""
+    M = testing.member(torchldr.get_structure(name), n, n, 2, regime=regime, dtype=torch.float32)
+    for part, t in M.tensors.items():
+        if part.endswith(("_A", "_C")):
+            t.fill_(corner) if part.startswith("corner") else None
+            t.mul_(factor if part.endswith("_A") else 1 / factor)
+    return M
+
+
+@every_kind
+@pytest.mark.parametrize("regime", ["ones", "signs", "zeros", "near one"])
+@pytest.mark.parametrize("corner", [0.0, 0.5])
+@pytest.mark.parametrize(
+    ("name", "n", "factor"), [("ldr_sd", 512, 1.2), ("ldr_sd", 256, 1.5), ("ldr_td", 300, 1.366)]
+)
+def test_a_common_scale_changes_nothing(kind, regime, corner, name, n, factor):
+    M, x = drifted(name, n, factor, regime, corner), torch.randn(3, n)
+    want = x.double() @ M.double().to_dense().mT
+    size = x.double().abs() @ M.double().magnitude().mT
+    for plan in ("fast", "load"):
+        y = forms.product_module(M, kind, plan)(x)
+        assert (y - want).abs().max() <= 32 * testing.tolerance(torch.float32, n) * size.max()
+
+
 def test_powers_of_ldr_td_that_grow():
     """More columns than float32 may be trusted with: the graph makes them in float64."""
     g = torch.Generator().manual_seed(0)
@@ -128,12 +153,14 @@ def test_blocks_begin_where_the_range_ends():
 
 
 def test_ranges_of_trained_layers_stay_convolutions():
-    s = torch.full((255,), 1.03, dtype=torch.float64)  # products up to 1900
     M = torchldr.LDRSubdiagonal.random(256, 256, 1, dtype=torch.float64)
-    M.tensors["subdiagonal_A"] = s
-    assert forms.product_module(M, "fft").form == "convolutions in 3 blocks"
-    M.tensors["subdiagonal_A"] = torch.full_like(s, 0.5)
-    assert forms.product_module(M, "fft").form == "made from its parameters when loaded"
+    forms_of = {}
+    for factor in (1.03, 0.5):  # of both operators: no common scale that could be taken out
+        for side in "AC":
+            M.tensors[f"subdiagonal_{side}"] = torch.full((255,), factor, dtype=torch.float64)
+        forms_of[factor] = forms.product_module(M, "fft").form
+    assert forms_of[1.03] == "convolutions in 3 blocks"  # products up to 1900
+    assert forms_of[0.5] == "made from its parameters when loaded"
 
 
 @every_class

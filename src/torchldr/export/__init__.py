@@ -1,6 +1,6 @@
 """Export: models with structured layers for torch.export, ONNX and C."""
 
-from .c import CReport, to_c
+from .c import CReport, IntegerReport, to_c
 from .check import ExportError
 from .forms import MODES, product_module, register_form
 from .layers import ExportedLayer
@@ -13,6 +13,7 @@ __all__ = [
     "ExportError",
     "ExportReport",
     "ExportedLayer",
+    "IntegerReport",
     "product_module",
     "register_form",
     "to_c",

@@ -265,3 +265,56 @@ def _(M: ACDC, c: Any) -> str:
     c.call(f"acdc_sums({A}, {D}, {scale}, {m}, {n}, {N}, {sines}, x, y, work);")
     c.scratch, c.multiplications = N, N * (m + n)
     return "sums of cosines"
+
+
+# In integers: sums of cosines from a table of 2^bits sin(pi j / 2N), j = 0 .. N. work: N
+_COSINE = r"""
+static int32_t cosine(const int16_t *sines, int32_t N, int32_t k)
+{
+    k %= 4 * N;
+    k = k > 2 * N ? 4 * N - k : k;
+    return k <= N ? sines[N - k] : -sines[k - N];
+}
+"""
+_INTEGER = r"""
+static void acdc(const int16_t *sines, int32_t first, int32_t m, int32_t n, int32_t N, int32_t zero,
+                 const rescaling *between, const rescaling *after, const int8_t *x, OUT *y, int16_t *work)
+{
+    for (int32_t j = 0; j < N; j++) {
+        int32_t sum = first * (x[0] - zero);
+        for (int32_t k = 1; k < n; k++)
+            sum += cosine(sines, N, k * (2 * j + 1)) * (x[k] - zero);
+        work[j] = (int16_t)rescale(between, j, sum);
+    }
+    for (int32_t k = 0; k < m; k++) {
+        int32_t sum = 0;
+        for (int32_t j = 0; j < N; j++)
+            sum += cosine(sines, N, k * (2 * j + 1)) * work[j];
+        y[k] = (OUT)rescale(after, k, sum);
+    }
+}
+"""
+
+
+@rule("c_integer", ACDC)
+def _(M: ACDC, c: Any) -> str:
+    (m, n), N = M.shape, max(M.shape)
+    bits = min(14, 20 - N.bit_length())
+    sines = (torch.arange(N + 1) * (math.pi / (2 * N))).double().sin().mul(2**bits).round()
+    turns = torch.arange(N)[:, None] * (2 * torch.arange(N) + 1) % (4 * N)  # k by j
+    turns = torch.where(turns > 2 * N, 4 * N - turns, turns)
+    cosines = torch.where(turns <= N, sines[(N - turns).clamp(min=0)], -sines[(turns - N).clamp(min=0)])
+    inner, first = cosines.mT[:, :n].clone(), round(2**bits * math.sqrt(0.5))
+    inner[:, 0] = first
+    outer = cosines[:m].contiguous()
+    (D, d_scale), (A, a_scale) = c.rows("D"), c.rows("A")
+    weight = A * a_scale * d_scale * (2 / N / 4**bits)
+    weight[0] *= math.sqrt(0.5)
+    z = c.stage(inner, D, sums=outer.abs().sum(1))
+    y = c.finish(outer, weight)
+    table = c.constant("sines", sines, "int16")
+    c.define("cosine", _COSINE)
+    acdc = c.function("acdc", _INTEGER, "rescaling")
+    c.call(f"{acdc}({table}, {first}, {m}, {n}, {N}, {c.zero}, {z}, {y}, x, y, work);")
+    c.scratch16, c.multiplications = N, N * (m + n)
+    return "sums of cosines"

@@ -26,7 +26,7 @@ from ..linalg.solvers import Candidate, formula
 from ..operators import BlockDiagonal, Operator
 from ..project.problem import Problem, Tensors
 from .circulant.project import fit_blocks
-from .circulant.rules import circulant_grid, circulant_product, reversed_column
+from .circulant.rules import circulant_grid, circulant_product, integer_grid, reversed_column
 from .ldr_td import LDRTridiagonal
 from .toeplitz_like import ToeplitzLike
 
@@ -231,3 +231,8 @@ def product(mode: str, M: BlockCirculant) -> nn.Module:
 def _(M: BlockCirculant, c: Any) -> str:
     rows, columns, b = M.column.shape
     return circulant_grid(M, c, rows, columns, b)
+
+
+@rule("c_integer", BlockCirculant)
+def _(M: BlockCirculant, c: Any) -> str:
+    return integer_grid(M, c, *M.column.shape)

@@ -229,3 +229,55 @@ def _(M: CauchyLike, c: Any) -> str:
     c.call(f"cauchy({G}, {g_scale}, {H}, {h_scale}, {s}, {t}, {r}, {m}, {n}, x, y, work);")
     c.scratch, c.multiplications = r * n, (r + 1) * m * n
     return "entries from the nodes"
+
+
+# In integers: an entry is a division of integers, rounded. work: r n
+_INTEGER = r"""
+static void cauchy(const int8_t *G, const int8_t *H, const int32_t *s, const int32_t *t, int32_t numerator,
+                   int32_t rank, int32_t m, int32_t n, int32_t zero, const rescaling *first,
+                   const rescaling *second, const rescaling *after, const int8_t *x, OUT *y, int16_t *work)
+{
+    for (int32_t r = 0; r < rank; r++)
+        for (int32_t j = 0; j < n; j++)
+            work[r * n + j] = (int16_t)rescale(first, r, H[r * n + j] * (x[j] - zero));
+    for (int32_t i = 0; i < m; i++) {
+        int32_t sum = 0;
+        for (int32_t r = 0; r < rank; r++) {
+            int32_t value = 0;
+            for (int32_t j = 0; j < n; j++) {
+                int32_t apart = s[i] - t[j], size = apart < 0 ? -apart : apart;
+                int32_t entry = (numerator + size / 2) / size;
+                value += (apart < 0 ? -entry : entry) * work[r * n + j];
+            }
+            sum += G[r * m + i] * rescale(second, 0, value);
+        }
+        y[i] = (OUT)rescale(after, i, sum);
+    }
+}
+"""
+
+
+@rule("c_integer", CauchyLike)
+def _(M: CauchyLike, c: Any) -> str:
+    (m, n), r = M.shape, M.G.shape[0]
+    (G, g, g_scale), (H, h, h_scale) = c.vectors("G"), c.vectors("H")
+    s, t = (M.tensors[name].detach().cpu().double() for name in "st")
+    apart = (s[:, None] - t).abs()
+    low, high = apart.min().item(), max(apart.max().item(), s.abs().max().item(), t.abs().max().item())
+    unit = min(2.0**30 / high, 2.0**16 / low) if low else 0.0
+    if unit * low < 64:
+        raise OverflowError(f"nodes are {low:.3g} apart")
+    S, T = (unit * s).round(), (unit * t).round()
+    numerator = int(2**14 * unit * low)
+    size = (S[:, None] - T).abs()
+    entries = (S[:, None] - T).sign() * ((numerator + (size / 2).floor()) / size).floor()
+    first = c.stage(
+        torch.cat([torch.diag(v) for v in h]), h_scale, 1 / g_scale, sums=entries.abs().sum(1), repeat=n
+    )
+    second = c.stage(torch.block_diag(*[entries] * r), unit / numerator, sums=g.abs().sum(0))
+    y = c.finish(torch.cat([torch.diag(v) for v in g], 1), 1.0)
+    places = f"{c.constant('s', S, 'int32')}, {c.constant('t', T, 'int32')}, {numerator}"
+    cauchy = c.function("cauchy", _INTEGER, "rescaling")
+    c.call(f"{cauchy}({G}, {H}, {places}, {r}, {m}, {n}, {c.zero}, {first}, {second}, {y}, x, y, work);")
+    c.scratch16, c.multiplications = r * n, 2 * r * m * n
+    return "entries from the nodes, by division"

@@ -125,3 +125,13 @@ def _(M: Dense, c: Any) -> str:
     c.call(f"dense({weight}, {scale}, {m}, {n}, x, y);")
     c.multiplications = m * n
     return "rows"
+
+
+@rule("c_integer", Dense)
+def _(M: Dense, c: Any) -> str:
+    m, n = M.shape
+    weight, integers, scales = c.vectors("weight")
+    y = c.finish(integers, scales, fold=True, exact=True)
+    c.call(f"{c.kernel('dense')}({weight}, {m}, {n}, {y}, x, y);")
+    c.multiplications = m * n
+    return "rows"

@@ -242,3 +242,55 @@ def _(M: Fastfood, c: Any) -> str:
     c.call(f"fastfood({S}, {D}, {B}, {c.literal(scale)}, {order}, {m}, {n}, {size}, {p}, x, y, work);")
     c.scratch, c.multiplications = 2 * p, 3 * size + p * p.bit_length()
     return "Hadamard transforms"
+
+
+# In integers: additions alone, between the diagonals. work: size, sums: p
+_HADAMARD = r"""
+static void hadamard(int32_t *z, int32_t p)
+{
+    for (int32_t h = 1; h < p; h *= 2)
+        for (int32_t i = 0; i < p; i += 2 * h)
+            for (int32_t j = i; j < i + h; j++) {
+                int32_t difference = z[j] - z[j + h];
+                z[j] += z[j + h];
+                z[j + h] = difference;
+            }
+}
+"""
+_INTEGER = r"""
+static void fastfood(const int8_t *B, const PLACE *order, int32_t m, int32_t n, int32_t size, int32_t p,
+                     int32_t zero, const rescaling *between, const rescaling *after, const int8_t *x, OUT *y,
+                     int16_t *work, int32_t *sums)
+{
+    for (int32_t i = 0; i < p; i++)
+        sums[i] = i < n ? B[i] * (x[i] - zero) : 0;
+    hadamard(sums, p);
+    for (int32_t i = 0; i < size; i++)
+        work[i] = (int16_t)rescale(between, i, sums[order[i]]);
+    for (int32_t i = 0; i < p; i++)
+        sums[i] = i < size ? work[i] : 0;
+    hadamard(sums, p);
+    for (int32_t i = 0; i < m; i++)
+        y[i] = (OUT)rescale(after, i, sums[i]);
+}
+"""
+
+
+@rule("c_integer", Fastfood)
+def _(M: Fastfood, c: Any) -> str:
+    (m, n), size = M.shape, max(M.shape)
+    p = _power_of_two(size)
+    signs = hadamard_reference(p, torch.float64).sign()
+    order = M.permutation.cpu()
+    B, b, b_scale = c.vectors("B")
+    (D, d_scale), (S, s_scale) = c.rows("D"), c.rows("S")
+    outer = signs[:m, :size].contiguous()
+    z = c.stage(signs[order, :n] * b, D, sums=outer.abs().sum(1))
+    y = c.finish(outer, S * (s_scale * d_scale * b_scale / p))
+    kind, ctype = ("uint16", "uint16_t") if size <= 1 << 16 else ("uint32", "uint32_t")
+    places = c.constant("order", order, kind)
+    c.define("hadamard", _HADAMARD)
+    fastfood = c.function("fastfood", _INTEGER.replace("PLACE", ctype), "rescaling")
+    c.call(f"{fastfood}({B}, {places}, {m}, {n}, {size}, {p}, {c.zero}, {z}, {y}, x, y, work, sums);")
+    c.scratch16, c.scratch32, c.multiplications = size, p, 3 * size + p * p.bit_length()
+    return "Hadamard transforms"

@@ -22,6 +22,7 @@ from ..operators import Operator
 from ..project.methods import solve, start_for
 from ..project.problem import Problem, Tensors
 from .classical.families import Hankel
+from .ldr_sd.integer import pair_product
 from .ldr_td import LDRTridiagonal
 from .ldr_td.project import from_rings, ring
 from .ldr_td.rules import shift_parts, tridiagonal
@@ -185,3 +186,8 @@ def _(M: HankelLike, c: Any) -> str:
     c.define("reverse", _TEXT)
     c.call(f"reverse(y, {M.out_features});")
     return form
+
+
+@rule("c_integer", HankelLike)
+def _(M: HankelLike, c: Any) -> str:
+    return pair_product(M, c, *M._sides(), reverse=True)

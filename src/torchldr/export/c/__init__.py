@@ -2,6 +2,7 @@
 
 from .api import to_c
 from .files import CReport
+from .integer import IntegerReport
 from .steps import LayerRow
 
-__all__ = ["CReport", "LayerRow", "to_c"]
+__all__ = ["CReport", "IntegerReport", "LayerRow", "to_c"]

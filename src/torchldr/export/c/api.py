@@ -15,13 +15,15 @@ from torch import Tensor, nn
 
 from ...core.checks import check_choices
 from ...nn import StructuredLinear, quantize_
+from ...nn.freeze import thawed
 from ...nn.recurrent.base import StructuredRecurrent
 from ..check import ExportError, first_line, outputs
 from ..inputs import Inputs, random_like, take_inputs
 from ..layers import check_weights
 from ..program import exported, quiet
-from .files import CReport, render
+from .files import NAN, CReport, render
 from .graph import Tracer
+from .integer import integer_files
 from .kernels import PRELUDES
 from .steps import plan
 from .writer import Source
@@ -40,7 +42,10 @@ def to_c(
     folder: str | os.PathLike[str],
     *,
     weights: str = "int8",
+    arithmetic: str = "float",
+    calibration: Any = None,
     name: str = "model",
+    nan: str = "pass",
 ) -> CReport:
     """Write a model as C99 without allocation, for a microcontroller.
 
@@ -52,20 +57,28 @@ def to_c(
         folder: to be made, with `{name}.c`, `{name}.h`, `test.c` (an input, and the model's answer) and
             `README.md`. Nothing is written if something fails.
         weights: "int8" stores weights as `torchldr.quantize_` rounds them, "float32" as they are.
+        arithmetic: "float", or "integer": C without floating point, with inputs and outputs in int8. Needs
+            weights="int8" and a calibration.
+        calibration: for integers, inputs of the training set that scales are taken from: a tensor, or batches
+            as of a DataLoader. A few hundred inputs serve.
         name: of the files, and of the function `{name}_run(const float *x, float *y)`.
+        nan: "pass" lets NaN go through as PyTorch does; "error" also makes the function return 1 where x or y
+            has a NaN, else 0. Compile without `-ffast-math`, which assumes that there is none.
 
     Returns:
-        What the layers take of flash and RAM.
+        What the layers take of flash and RAM. With integers an `IntegerReport`, which also has the model in
+        torch: `reference(quantize(x))` is what the C gives, bit for bit; `dequantize` makes numbers of it.
 
     Raises:
         ExportError: the model cannot be written in C; the error names the node.
         FileExistsError: the folder exists.
     """
-    folder = _check_arguments(folder, weights, name)
+    folder = _check_arguments(folder, weights, name, nan)
+    _check_arithmetic(arithmetic, weights, nan, calibration)
     inputs = _check_inputs(model, example)
     check_weights("to_c", model, torch.float32)
-    model = copy.deepcopy(model).cpu().eval().requires_grad_(False)
-    if weights == "int8":
+    model = copy.deepcopy(thawed(model)).cpu().eval().requires_grad_(False)
+    if weights == "int8" and arithmetic == "float":
         quantize_(model)
     given = random_like(inputs, torch.Generator().manual_seed(0))
     try:
@@ -77,20 +90,27 @@ def to_c(
     program = exported("to_c", model, inputs)
     with quiet():
         program = program.run_decompositions({})  # no step changes what another one has seen
+    kind = type(model).__name__.removeprefix("Parametrized")
+    if arithmetic == "integer":
+        (x,) = given.tensors()
+        title = f"{kind} in integers with int8 weights"
+        made_in_integers, files = integer_files(program, layers, x, calibration, folder, name, title)
+        _write(folder, files)
+        return made_in_integers
     source = Source(weights)
     made = Tracer(source, layers).run(program)
     floats = plan(made)
     flash = sum(row.flash for row in made.rows) + source.table_bytes()
-    title = f"{type(model).__name__.removeprefix('Parametrized')} with {weights} weights"
+    title = f"{kind} with {weights} weights"
     report = CReport(os.fspath(folder), title, weights, tuple(made.rows), flash, 4 * floats)
     answer = torch.cat([t.flatten() for t in answers]).numpy()
-    files = render(name, made, source, report, given.tensors()[0], answer)
+    files = render(name, made, source, report, given.tensors()[0], answer, nan)
     _write(folder, files)
     return report
 
 
-def _check_arguments(folder: str | os.PathLike[str], weights: str, name: str) -> Path:
-    check_choices("to_c", weights=(weights, PRELUDES))
+def _check_arguments(folder: str | os.PathLike[str], weights: str, name: str, nan: str) -> Path:
+    check_choices("to_c", weights=(weights, PRELUDES), nan=(nan, NAN))
     if not isinstance(name, str) or not _NAME.fullmatch(name) or _KEYWORD.fullmatch(name):
         raise ValueError(f"to_c: name must be a C identifier that is no keyword, got {name!r}.")
     folder = Path(folder)
@@ -99,6 +119,22 @@ def _check_arguments(folder: str | os.PathLike[str], weights: str, name: str) ->
     if not folder.absolute().parent.is_dir():
         raise FileNotFoundError(f"to_c: the folder {folder.parent} does not exist.")
     return folder
+
+
+def _check_arithmetic(arithmetic: str, weights: str, nan: str, calibration: Any) -> None:
+    check_choices("to_c", arithmetic=(arithmetic, ("float", "integer")))
+    if arithmetic == "float":
+        if calibration is not None:
+            raise ValueError('to_c: calibration is for arithmetic="integer"; floats need none.')
+        return
+    if weights != "int8":
+        raise ValueError(f'to_c: arithmetic="integer" takes weights="int8", got {weights!r}.')
+    if nan != "pass":
+        raise ValueError(
+            'to_c: integers have no NaN; check the input before it is quantized, not by nan="error".'
+        )
+    if calibration is None:
+        raise ValueError('to_c: arithmetic="integer" needs calibration: inputs of the training set.')
 
 
 def _check_inputs(model: nn.Module, example: Any) -> Inputs:

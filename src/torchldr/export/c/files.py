@@ -10,6 +10,7 @@ from .kernels import PRELUDES
 from .steps import LayerRow, Steps
 from .writer import Source, lines, literal
 
+DRIFTED = "for the operators' range"  # in the form of a product that training could make cheaper
 _COLUMNS = ("layer", "what", "how", "flash", "RAM", "multiplications")
 
 _HEADER = """/* Written by torchldr: {title}. */
@@ -25,8 +26,9 @@ extern "C" {{
 #define {NAME}_ARENA_BYTES {arena} /* of RAM, static, besides x, y and the stack */
 #define {NAME}_WEIGHT_BYTES {flash} /* of flash, besides the code */
 
-/* y = model(x): {input} numbers to {output}. Not reentrant: all calls share one arena. */
-void {name}_run(const float *x, float *y);
+/* y = model(x): {input} numbers to {output}. Not reentrant: all calls share one arena.
+   {nan} */
+{returns} {name}_run(const float *x, float *y);
 
 #ifdef __cplusplus
 }}
@@ -44,11 +46,21 @@ _SOURCE = """/* Written by torchldr: {title}. C99, no allocation, nothing but ma
 {prelude}{text}
 static float arena[{floats}];
 
-void {name}_run(const float *x, float *y)
+{returns} {name}_run(const float *x, float *y)
 {{
-    (void)arena;
-{body}}}
+{before}    (void)arena;
+{body}{after}}}
 """
+
+NAN = {  # what becomes of NaN: a comment, the function's type, its first and last line
+    "pass": ("NaN goes through as in PyTorch.", "void", "", ""),
+    "error": (
+        "Returns 1 where x or y has a NaN, else 0.",
+        "int",
+        "    int wrong = has_nan(x, {input});\n",
+        "    return wrong | has_nan(y, {output});\n",
+    ),
+}
 
 _TEST = """/* What the model answers to one input, and a program that compares: 0 where {name}.c agrees. */
 #include <math.h>
@@ -69,8 +81,9 @@ int main(void)
     float largest = 0.0f, difference = 0.0f;
     {name}_run(x, y);
     for (int i = 0; i < {NAME}_OUTPUT_SIZE; i++) {{
+        float here = fabsf(y[i] - expected[i]);
         largest = fmaxf(largest, fabsf(expected[i]));
-        difference = fabsf(y[i] - expected[i]) <= difference ? difference : fabsf(y[i] - expected[i]);
+        difference = here > difference || here != here ? here : difference; /* NaN stays */
     }}
     printf("largest difference %g of %g\\n", (double)difference, (double)largest);
     return difference <= 1e-3f * largest ? 0 : 1;
@@ -140,11 +153,15 @@ class CReport:
         for r in self.layers:
             size = f"{r.flash:,} bytes of flash, {r.ram:,} of RAM, {r.multiplications:,} multiplications"
             lines.append(f"  {r.name}: {r.kind}: {r.form}, {size}")
+        if any(DRIFTED in r.form for r in self.layers):
+            lines.append(
+                "  Cheaper: train with torchldr.compress.parameter_groups; operators then stay near one."
+            )
         return "\n".join(lines)
 
 
 def render(
-    name: str, made: Steps, source: Source, report: CReport, example: Any, answer: Any
+    name: str, made: Steps, source: Source, report: CReport, example: Any, answer: Any, nan: str
 ) -> dict[str, str]:
     """The files by name."""
     outputs = sum(value.size for value in made.outputs)
@@ -158,6 +175,9 @@ def render(
         "arena": report.arena,
         "flash": report.flash,
     }
+    facts |= zip(("nan", "returns", "before", "after"), (t.format(**facts) for t in NAN[nan]), strict=True)
+    if nan == "error":
+        source.use("has_nan")
     floats = max(1, report.arena // 4)
     if any(step.text.startswith("copy(") for step in made.steps):
         source.use("copy")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -24,6 +25,8 @@ from .writer import Source, literal
 class Tracer:
     """The steps of a traced model, with everything that they need in `source`."""
 
+    handlers: ClassVar[Mapping[str, Callable[..., Any]]]  # below
+
     def __init__(self, source: Source, layers: Sequence[Any]) -> None:
         self.source, self.layers, self.made = source, layers, Steps()
         self.values: dict[Any, Any] = {}  # of nodes: Value, Tensor for constants, or tuples of them
@@ -40,7 +43,7 @@ class Tracer:
                 if (constant := lifted.get(node.name)) is not None:
                     self.values[node] = constant.detach()
                 else:
-                    shape = _shape(node)
+                    shape = shape_of(node)
                     self.made.input_size = math.prod(shape)
                     self.values[node] = Value(Buffer(math.prod(shape), "x"), shape)
             elif node.op == "call_function":
@@ -61,12 +64,12 @@ class Tracer:
         if known or node.target is operator.getitem:
             return node.target(*args, **kwargs)  # type: ignore[operator]
         target = str(node.target)
-        handler = _HANDLERS.get(target.removesuffix(".default"))
+        handler = self.handlers.get(target.removesuffix(".default"))
         if handler is None:
-            raise _refused(
+            raise refused(
                 node,
-                f"of {_layer_name(node) or 'the model'} has no C. There is C for structured layers, linear "
-                "layers, 2d convolutions and max-pooling, ReLU, sigmoid, tanh, softmax, sums, scalar factors "
+                f"of {layer_name(node) or 'the model'} has no C. There is C for structured layers, linear "
+                "layers, 2d convolutions, max-pooling, ReLU, clamps, sigmoid, tanh, softmax, sums, factors "
                 "and views.",
             )
         return handler(self, node, *args, **kwargs)
@@ -79,7 +82,7 @@ class Tracer:
     def row(
         self, node: Any, kind: str, form: str, flash: int, floats: int, multiplications: float, name: str = ""
     ) -> None:
-        name = name or _layer_name(node) or node.name
+        name = name or layer_name(node) or node.name
         self.made.rows.append(LayerRow(name, kind, form, flash, 4 * floats, round(multiplications)))
 
     def product(
@@ -103,18 +106,18 @@ class Tracer:
         return self.step("\n".join(lines), [x], shape, scratch=made.scratch)
 
 
-def _refused(node: torch.fx.Node, why: str) -> ExportError:
+def refused(node: torch.fx.Node, why: str) -> ExportError:
     return ExportError(f"to_c: the node {node.name!r} ({node.target}) {why}")
 
 
-def _shape(node: torch.fx.Node) -> tuple[int, ...]:
+def shape_of(node: torch.fx.Node) -> tuple[int, ...]:
     found = node.meta.get("val")
     if not isinstance(found, Tensor) or any(not isinstance(size, int) for size in found.shape):
-        raise _refused(node, "has a shape that depends on data.")
+        raise refused(node, "has a shape that depends on data.")
     return tuple(found.shape)
 
 
-def _layer_name(node: torch.fx.Node) -> str:
+def layer_name(node: torch.fx.Node) -> str:
     """The module that a node comes from."""
     stack = node.meta.get("nn_module_stack") or {}
     found = [path for path, _ in stack.values()]
@@ -148,7 +151,7 @@ def _recurrent(
 
 def _linear(t: Tracer, node: Any, x: Any, weight: Any, bias: Any = None) -> Value:
     if not isinstance(x, Value) or not isinstance(weight, Tensor):
-        raise _refused(node, "has a weight that is computed from the input.")
+        raise refused(node, "has a weight that is computed from the input.")
     M = rules.apply("linear_map", weight.float())
     found = {"weight": exact} if (exact := _exactly(weight, t.source)) is not None else {}
     made = write_product(t.source, M, found)
@@ -175,14 +178,14 @@ def _conv2d(
     dilation: Any = (1, 1),
     groups: int = 1,
 ) -> Value:
-    shape, kernel = _image(node, x.shape), tuple(weight.shape[2:])
-    dilation = _two(dilation)
+    shape, kernel = image_of(node, x.shape), tuple(weight.shape[2:])
+    dilation = two(dilation)
     if isinstance(padding, str):
         padding = [
             d * (k - 1) // 2 if padding == "same" else 0 for d, k in zip(dilation, kernel, strict=True)
         ]
-    out = _image(node, _shape(node))
-    window = _window(shape, out, (kernel, stride, padding, dilation), groups)
+    out = image_of(node, shape_of(node))
+    window = window_of(shape, out, (kernel, stride, padding, dilation), groups)
     made = _exactly(weight, t.source)
     symbol, floats = t.source.new_name("conv"), made is None and t.source.weights == "int8"
     t.source.use("conv2d_float" if floats else "conv2d")
@@ -200,7 +203,7 @@ def _conv2d(
         added = t.source.bias(f"{symbol}_bias", bias)
         lines.append(f"add_bias({{y}}, {added}, {out[0]}, {out[1] * out[2]});")
         flash += 4 * bias.numel()
-    made_shape = _shape(node)
+    made_shape = shape_of(node)
     kind = f"conv2d {shape[0]} -> {out[0]}, {kernel[0]} x {kernel[1]}"
     multiplications = math.prod(made_shape) * weight[0].numel()
     t.row(node, kind, "windows", flash, math.prod(made_shape), multiplications)
@@ -217,31 +220,31 @@ def _max_pool2d(
     dilation: Any = 1,
     ceil_mode: bool = False,
 ) -> Value:
-    out = _shape(node)
-    kernel, pairs = _two(kernel), (kernel, stride or kernel, padding, dilation)
-    window = _window(_image(node, x.shape), _image(node, out), pairs, 1)
+    out = shape_of(node)
+    kernel, pairs = two(kernel), (kernel, stride or kernel, padding, dilation)
+    window = window_of(image_of(node, x.shape), image_of(node, out), pairs, 1)
     t.source.use("max_pool2d")
     named = t.source.object("window", t.source.new_name("pool"), window)
     t.row(node, f"max_pool2d {kernel[0]} x {kernel[1]}", "windows", 0, math.prod(out), 0)
     return t.step(f"max_pool2d(&{named}, {{0}}, {{y}});", [x], out)
 
 
-def _two(value: Any) -> tuple[int, int]:
+def two(value: Any) -> tuple[int, int]:
     values = tuple(value) if isinstance(value, list | tuple) else (value,)
     return (values[0], values[-1])
 
 
-def _image(node: Any, shape: tuple[int, ...]) -> tuple[int, ...]:
+def image_of(node: Any, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Channels, height and width of one image."""
     if len(shape) == 4 and shape[0] != 1:
-        raise _refused(node, f"sees a batch of {shape[0]}; export a batch of 1.")
+        raise refused(node, f"sees a batch of {shape[0]}; export a batch of 1.")
     return shape[-3:]
 
 
-def _window(before: tuple[int, ...], after: tuple[int, ...], pairs: Sequence[Any], groups: int) -> str:
+def window_of(before: tuple[int, ...], after: tuple[int, ...], pairs: Sequence[Any], groups: int) -> str:
     """The fields of `window` in C; the pairs are kernel, stride, padding and dilation."""
     sizes = ", ".join(map(str, (*before, *after)))
-    texts = ", ".join(f"{{{a}, {b}}}" for a, b in map(_two, pairs))
+    texts = ", ".join(f"{{{a}, {b}}}" for a, b in map(two, pairs))
     return f"{{{sizes}, {texts}, {groups}}}"
 
 
@@ -253,10 +256,43 @@ def _elementwise(function: str, kernel: str) -> Callable[..., Value]:
     return handler
 
 
+CLAMPS: dict[str, tuple[float, float]] = {  # and their bounds, where the node gives none
+    "clamp": (-math.inf, math.inf),
+    "clamp_min": (-math.inf, math.inf),
+    "clamp_max": (-math.inf, math.inf),
+    "hardtanh": (-1.0, 1.0),
+    "relu": (0.0, math.inf),
+    "relu6": (0.0, 6.0),
+}
+
+
+def bounds(node: torch.fx.Node) -> tuple[float, float] | None:
+    """What a node cuts its input to; None where it is no such node."""
+    name = str(node.target).removeprefix("aten.").removesuffix(".default")
+    if name not in CLAMPS or any(isinstance(part, torch.fx.Node) for part in node.args[1:]):
+        return None
+    given: dict[str, Any] = dict(zip(("min", "max"), node.args[1:], strict=False)) | dict(node.kwargs)
+    if name == "clamp_max":
+        given = {"max": node.args[1]}
+    low, high = (given.get(key, given.get(f"{key}_val")) for key in ("min", "max"))
+    least, most = CLAMPS[name]
+    return least if low is None else float(low), most if high is None else float(high)
+
+
+def _clamp(t: Tracer, node: Any, x: Value, *rest: Any, **options: Any) -> Value:
+    found = bounds(node)
+    if found is None:
+        raise refused(node, "has bounds that are tensors.")
+    t.source.use("clip")
+    low, high = (f"{'-' if v < 0 else ''}INFINITY" if math.isinf(v) else literal(v) for v in found)
+    text = f"clip({{0}}, {{y}}, {x.size}, {low}, {high});"
+    return t.step(text, [x], x.shape, elementwise=True)
+
+
 def _softmax(t: Tracer, node: Any, x: Value, dim: int, *rest: Any) -> Value:
     shape = x.shape or (1,)
     if math.prod(shape[dim:][1:] if dim != -1 else ()) != 1:
-        raise _refused(node, "must be over the last axis.")
+        raise refused(node, "must be over the last axis.")
     t.source.use("softmax")
     n = shape[dim]
     return t.step(f"softmax({{0}}, {{y}}, {x.size // n}, {n});", [x], x.shape, elementwise=True)
@@ -273,13 +309,13 @@ def _affine(factor_of: Callable[[Any], Any], shift_of: Callable[[Any], Any]) -> 
             return t.step(f"add({{0}}, {{1}}, {{y}}, {x.size});", [x, other], x.shape, elementwise=True)
         if not plain or (x is b and factor_of is _reciprocal):
             both = "two tensors of one shape that are added"
-            raise _refused(node, f"has C for {both}, and for a tensor and a number.")
+            raise refused(node, f"has C for {both}, and for a tensor and a number.")
         factor, shift = factor_of(other), shift_of(other)
         if not torch.tensor([factor, shift], dtype=torch.float32).isfinite().all():
-            raise _refused(node, "has a number that is not finite.")
+            raise refused(node, "has a number that is not finite.")
         t.source.use("affine")
         numbers = f"{literal(factor)}, {literal(shift)}"
-        return t.step(f"affine({{0}}, {{y}}, {x.size}, {numbers});", [x], _shape(node), elementwise=True)
+        return t.step(f"affine({{0}}, {{y}}, {x.size}, {numbers});", [x], shape_of(node), elementwise=True)
 
     return handler
 
@@ -289,12 +325,12 @@ def _reciprocal(number: Any) -> float:
 
 
 def _view(t: Tracer, node: Any, x: Value, *rest: Any, **options: Any) -> Value:
-    shape, dtype = _shape(node), node.meta["val"].dtype
+    shape, dtype = shape_of(node), node.meta["val"].dtype
     if dtype != torch.float32:
-        raise _refused(node, f"makes {dtype}; C computes in float32.")
+        raise refused(node, f"makes {dtype}; C computes in float32.")
     if math.prod(shape) != x.size:
-        raise _refused(node, "changes the number of entries.")
-    return Value(x.buffer, shape, x.offset)
+        raise refused(node, "changes the number of entries.")
+    return replace(x, shape=shape)
 
 
 def _permute(t: Tracer, node: Any, x: Value, *dims: Any) -> Value:
@@ -306,7 +342,7 @@ def _permute(t: Tracer, node: Any, x: Value, *dims: Any) -> Value:
         order[a], order[b] = order[b], order[a]
     moved = [d for d in order if x.shape[d] != 1]
     if moved != sorted(moved):
-        raise _refused(node, "moves entries; there is no C for that.")
+        raise refused(node, "moves entries; there is no C for that.")
     return _view(t, node, x)
 
 
@@ -314,9 +350,9 @@ def _part(t: Tracer, node: Any, x: Value, dim: int = 0, start: Any = 0, *rest: A
     dim %= len(x.shape)
     one = str(node.target) == "aten.select.int"
     if math.prod(x.shape[:dim]) != 1 or (not one and len(rest) > 1 and rest[1] != 1):
-        raise _refused(node, "takes entries that are apart.")
+        raise refused(node, "takes entries that are apart.")
     first = (start or 0) + (x.shape[dim] if (start or 0) < 0 else 0)
-    return Value(x.buffer, _shape(node), x.offset + max(0, first) * math.prod(x.shape[dim + 1 :]))
+    return replace(x, shape=shape_of(node), offset=x.offset + max(0, first) * math.prod(x.shape[dim + 1 :]))
 
 
 _VIEWS = (
@@ -324,7 +360,15 @@ _VIEWS = (
     "unsqueeze", "contiguous", "clone", "alias", "detach", "_unsafe_view",
     "expand", "to.dtype", "_to_copy", "lift_fresh_copy", "view_as",
 )  # fmt: skip
-_HANDLERS: dict[str, Callable[..., Any]] = {
+VIEWS: dict[str, Callable[..., Any]] = {
+    "aten.permute": _permute,
+    "aten.transpose.int": _permute,
+    "aten.select.int": _part,
+    "aten.slice.Tensor": _part,
+    "aten._assert_tensor_metadata": lambda *given, **options: None,  # a check of the tracer's
+    **{f"aten.{name}": _view for name in _VIEWS},
+}
+Tracer.handlers = VIEWS | {
     "torchldr.c_layer": _layer,
     "torchldr.c_recurrent": _recurrent,
     "aten.linear": _linear,
@@ -332,6 +376,7 @@ _HANDLERS: dict[str, Callable[..., Any]] = {
     "aten.conv2d.padding": _conv2d,
     "aten.max_pool2d": _max_pool2d,
     "aten.relu": _elementwise("relu", "relu"),
+    **{f"aten.{name}": _clamp for name in CLAMPS if name != "relu"},
     "aten.sigmoid": _elementwise("sigmoid", "sigmoid"),
     "aten.tanh": _elementwise("hyperbolic", "tanh"),
     "aten.softmax.int": _softmax,
@@ -339,10 +384,4 @@ _HANDLERS: dict[str, Callable[..., Any]] = {
     "aten.add.Tensor": _affine(lambda b: 1.0, lambda b: b),
     "aten.mul.Tensor": _affine(lambda b: b, lambda b: 0.0),
     "aten.div.Tensor": _affine(_reciprocal, lambda b: 0.0),
-    "aten.permute": _permute,
-    "aten.transpose.int": _permute,
-    "aten.select.int": _part,
-    "aten.slice.Tensor": _part,
-    "aten._assert_tensor_metadata": lambda *given, **options: None,  # a check of the tracer's
-    **{f"aten.{name}": _view for name in _VIEWS},
 }

@@ -378,7 +378,23 @@ static void conv2d(const window *s, const weight *w, const float *scale, const f
     }
 }
 
-//// max_pool2d: window
+//// larger
+/* The larger number, or NaN where one is: fmaxf would drop it. */
+static float larger(float a, float b)
+{
+    return b > a || b != b ? b : a;
+}
+
+//// has_nan
+static int has_nan(const float *x, int n)
+{
+    for (int i = 0; i < n; i++)
+        if (x[i] != x[i])
+            return 1;
+    return 0;
+}
+
+//// max_pool2d: window larger
 static void max_pool2d(const window *s, const float *x, float *y)
 {
     for (int c = 0; c < s->channels; c++, x += s->height * s->width)
@@ -390,7 +406,7 @@ static void max_pool2d(const window *s, const float *x, float *y)
                         int row = i * s->stride[0] - s->padding[0] + p * s->dilation[0];
                         int column = j * s->stride[1] - s->padding[1] + q * s->dilation[1];
                         if (row >= 0 && row < s->height && column >= 0 && column < s->width)
-                            largest = fmaxf(largest, x[row * s->width + column]);
+                            largest = larger(largest, x[row * s->width + column]);
                     }
                 *y++ = largest;
             }
@@ -411,6 +427,13 @@ static void add(const float *a, const float *b, float *y, int n)
         y[i] = a[i] + b[i];
 }
 
+//// clip
+static void clip(const float *x, float *y, int n, float low, float high)
+{
+    for (int i = 0; i < n; i++)
+        y[i] = x[i] < low ? low : x[i] > high ? high : x[i];
+}
+
 //// affine
 static void affine(const float *x, float *y, int n, float factor, float shift)
 {
@@ -424,13 +447,13 @@ static float logistic(float x)
     return 1.0f / (1.0f + expf(-x));
 }
 
-//// softmax
+//// softmax: larger
 static void softmax(const float *x, float *y, int rows, int n)
 {
     for (; rows > 0; rows--, x += n, y += n) {
         float largest = x[0], sum = 0.0f;
         for (int i = 1; i < n; i++)
-            largest = fmaxf(largest, x[i]);
+            largest = larger(largest, x[i]);
         for (int i = 0; i < n; i++)
             sum += y[i] = expf(x[i] - largest);
         for (int i = 0; i < n; i++)

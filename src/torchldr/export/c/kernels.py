@@ -7,6 +7,7 @@ types that weights and operators are stored in; what is stored as integers is mu
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from importlib import resources
 from typing import NamedTuple
 
@@ -27,10 +28,10 @@ typedef float coefficient;
 """,
 }
 
-_C = (resources.files(__package__) / "kernels.c").read_text("utf-8")
 
-
-def _pieces(text: str) -> dict[str, Kernel]:
+def read_pieces(package: str) -> dict[str, Kernel]:
+    """The pieces of the kernels.c of a package, by name."""
+    text = (resources.files(package) / "kernels.c").read_text("utf-8")
     _, *parts = re.split(r"^//// (\w+)(?:: (.+))?\n", text, flags=re.MULTILINE)
     found = {}
     for name, needs, body in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
@@ -45,9 +46,10 @@ def _each(name: str, value: str, *needs: str) -> Kernel:
     return Kernel(f"\n{head}\n{{\n    for (int i = 0; i < n; i++)\n        y[i] = {value};\n}}\n", needs)
 
 
-KERNELS = _pieces(_C) | {
+assert __package__ is not None
+KERNELS = read_pieces(__package__) | {
     "copy": _each("copy", "x[i]"),
-    "relu": _each("relu", "x[i] > 0.0f ? x[i] : 0.0f"),
+    "relu": _each("relu", "x[i] <= 0.0f ? 0.0f : x[i]"),
     "sigmoid": _each("sigmoid", "logistic(x[i])", "logistic"),
     "tanh": _each("hyperbolic", "tanhf(x[i])"),
 }
@@ -60,17 +62,17 @@ for _name, _needs in (("dot", ()), ("dense", ("dot_float",)), ("conv2d", ("windo
     KERNELS[f"{_name}_float"] = Kernel(_text, _needs)
 
 
-def ordered(names: set[str]) -> list[str]:
+def ordered(names: set[str], kernels: Mapping[str, Kernel] = KERNELS) -> list[str]:
     """Kernels with what they need, each behind that."""
     found: list[str] = []
 
     def visit(name: str) -> None:
-        for needed in KERNELS[name].needs:
+        for needed in kernels[name].needs:
             visit(needed)
         if name not in found:
             found.append(name)
 
-    for name in KERNELS:
+    for name in kernels:
         if name in names:
             visit(name)
     return found

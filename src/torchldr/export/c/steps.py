@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Buffer:
@@ -36,6 +36,7 @@ class Value:
     buffer: Buffer
     shape: tuple[int, ...]
     offset: int = 0
+    format: Any = None  # of integers
 
     @property
     def size(self) -> int:

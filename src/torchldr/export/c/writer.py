@@ -19,14 +19,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor
 
 from ...core.matrix import StructuredMatrix
 from ...core.storage import Rounded
-from .kernels import KERNELS, ordered
+from .kernels import KERNELS, Kernel, ordered
 
 _CTYPES = {"int8": "weight", "int16": "coefficient", "float32": "float", "uint16": "uint16_t"}
 _CTYPES |= {"uint8": "unsigned char", "uint32": "uint32_t"}
@@ -37,8 +37,11 @@ FFT_FACTORS = (4, 2, 3, 5, 7)
 class Source:
     """The parts of model.c that layers share: kernels, functions of classes, tables of sines."""
 
+    types: ClassVar[Mapping[str, str]] = _CTYPES
+
     def __init__(self, weights: str) -> None:
         self.weights = weights
+        self.known: dict[str, Kernel] = KERNELS
         self.kernels: set[str] = set()
         self.functions: dict[str, str] = {}
         self.constants: list[str] = []
@@ -48,12 +51,12 @@ class Source:
 
     def use(self, *kernels: str) -> None:
         for name in kernels:
-            KERNELS[name]
+            self.known[name]
             self.kernels.add(name)
 
     def constant(self, name: str, values: Any, kind: str = "float32") -> str:
         """A const array; its name."""
-        ctype = _CTYPES[kind]
+        ctype = self.types[kind]
         array = np.asarray(values).ravel()
         if array.dtype.kind == "f":
             if not np.isfinite(array).all():
@@ -98,7 +101,7 @@ class Source:
         return sum(4 * (n + 1) + len(fft_factors(n)) for n in self._transforms)
 
     def text(self) -> str:
-        kernels = "".join(KERNELS[name].text for name in ordered(self.kernels))
+        kernels = "".join(self.known[name].text for name in ordered(self.kernels, self.known))
         return "".join((kernels, *self.functions.values(), "\n", *self.constants, *self.products))
 
 
@@ -159,15 +162,15 @@ class Writer:
         self.flash += 4
         return self.constant(name, made.integers.cpu().numpy(), "int8"), made.scale.item()
 
-    def coefficients(self, name: str) -> str:
-        """An operator's entries as an initialiser of `coefficients`."""
+    def coefficients(self, name: str, by: float = 1.0) -> str:
+        """An operator's entries times a number as an initialiser of `coefficients`."""
         self.use("coefficients")
         made = self.stored.get(name)
         if made is None:
-            return f"{{{self.floats(name)}, 1.0f, 0.0f}}"
+            return f"{{{self.floats(name)}, {literal(by)}, 0.0f}}"
         data = self.constant(name, made.integers.cpu().numpy(), "int16")
         self.flash += 4
-        return f"{{{data}, {literal(made.scale)}, {literal(made.offset)}}}"
+        return f"{{{data}, {literal(by * made.scale)}, {literal(by * made.offset)}}}"
 
     def floats(self, name: str) -> str:
         """A tensor that is stored in float32, whatever the weights are."""

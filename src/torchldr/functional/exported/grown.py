@@ -21,6 +21,7 @@ from torch.nn.functional import embedding, pad
 
 from ..subdiagonal.guard import Side
 from ..tridiagonal import UNSEEN
+from .scale import balanced_rings
 
 _TOGETHER = 1 << 25  # numbers of the columns that are multiplied at a time
 
@@ -42,6 +43,7 @@ class GrownMatrix(nn.Module):
         k, p = min(m, n), block_size(min(m, n))
         # No entry of a shift's power is a sum, so nothing is lost there.
         self.wide = A.shape[-1] > 1 and k > UNSEEN and G.dtype == torch.float32
+        A, C = (ring if self.wide else ring.to(G.dtype) for ring in balanced_rings(A, C, k))
         self.left, self.right = (KrylovColumns(*side, k, p, self.wide) for side in ((A, G), (C, H)))
         self.together = max(1, _TOGETHER // (p * r * max(m, n)))
 

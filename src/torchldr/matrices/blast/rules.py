@@ -98,3 +98,49 @@ def _(M: Blast, c: Any) -> str:
     c.call(f"blast({weights}, {r}, {m}, {u}, {p}, {n}, {v}, {q}, x, y, work);")
     c.scratch, c.multiplications = v, r * (m + n + u * v)
     return "coupled products"
+
+
+# work: n + r v + r u
+_INTEGER = r"""
+/* u blocks of p rows by v blocks of q columns, the last ones smaller. */
+static void blast(const int8_t *G, const int8_t *S, const int8_t *H, int32_t rank, int32_t m, int32_t u,
+                  int32_t p, int32_t n, int32_t v, int32_t q, int32_t zero, const rescaling *first,
+                  const rescaling *second, const rescaling *after, const int8_t *x, OUT *y, int16_t *work)
+{
+    int16_t *w = work + n, *z = w + rank * v;
+    centre(x, zero, n, work);
+    for (int32_t r = 0; r < rank; r++) {
+        for (int32_t i = 0; i < v; i++) {
+            int32_t width = (i + 1) * q < n ? q : n - i * q;
+            int32_t sum = dot16(H + r * n + i * q, work + i * q, width);
+            w[r * v + i] = (int16_t)rescale(first, r, sum);
+        }
+        for (int32_t j = 0; j < u; j++)
+            z[r * u + j] = (int16_t)rescale(second, r, dot16(S + (r * u + j) * v, w + r * v, v));
+    }
+    for (int32_t o = 0; o < m; o++) {
+        int32_t sum = 0;
+        for (int32_t r = 0; r < rank; r++)
+            sum += G[r * m + o] * z[r * u + o / p];
+        y[o] = (OUT)rescale(after, o, sum);
+    }
+}
+"""
+
+
+@rule("c_integer", Blast)
+def _(M: Blast, c: Any) -> str:
+    (m, n), r, ((u, p), (v, q)) = M.shape, M.G.shape[0], M.grid
+    (G, g, g_scale), (S, s, s_scale), (H, h, h_scale) = (c.vectors(name) for name in "GSH")
+    first, third = h.new_zeros(r, v, n), g.new_zeros(m, r, u)
+    first[:, torch.arange(n) // q, torch.arange(n)] = h
+    third[torch.arange(m), :, torch.arange(m) // p] = g.mT
+    second, third = torch.block_diag(*s), third.reshape(m, -1)  # S is (r, u, v)
+    w = c.stage(first.reshape(-1, n), h_scale, 1 / s_scale, sums=second.abs().sum(1), repeat=v)
+    z = c.stage(second, s_scale.new_ones(r), 1 / g_scale, sums=third.abs().sum(1), repeat=u)
+    y = c.finish(third, 1.0)
+    blast = c.function("blast", _INTEGER, "dot16", "centre", "rescaling")
+    sizes = f"{r}, {m}, {u}, {p}, {n}, {v}, {q}"
+    c.call(f"{blast}({G}, {S}, {H}, {sizes}, {c.zero}, {w}, {z}, {y}, x, y, work);")
+    c.scratch16, c.multiplications = n + r * (u + v), r * (m + n + u * v)
+    return "coupled products"

@@ -268,6 +268,44 @@ def circulant_grid(M: Any, c: Any, rows: int, columns: int, b: int) -> str:
     return "sums"
 
 
+_INTEGER = r"""
+/* A grid of circulant blocks of b x b, cropped to m x n; columns from their end. */
+static void circulant(const int8_t *column, int32_t columns, int32_t b, int32_t m, int32_t n,
+                      const rescaling *after, const int8_t *x, OUT *y)
+{
+    for (int32_t i = 0; i < m; i++) {
+        const int8_t *block = column + i / b * columns * b;
+        int32_t sum = 0, own = i % b;
+        for (int32_t j = 0; j < n; j += b, block += b) {
+            int32_t width = n - j < b ? n - j : b, upper = own + 1 < width ? own + 1 : width;
+            sum += dot8(block + b - 1 - own, x + j, upper);
+            sum += dot8(block, x + j + upper, width - upper);
+        }
+        y[i] = (OUT)rescale(after, i, sum);
+    }
+}
+"""
+
+
+rule("c_integer", Circulant)(lambda M, c: integer_grid(M, c, 1, 1, max(M.shape)))
+
+
+def integer_grid(M: Any, c: Any, rows: int, columns: int, b: int) -> str:
+    """Write the product of a grid of blocks with the tensor `column` in integers."""
+    m, n = M.shape
+    integers, scales = c.rounded(M.column)
+    column = c.constant("column", integers.reshape(rows, columns, b).flip(-1))
+    places = (torch.arange(b)[:, None] - torch.arange(b)) % b
+    blocks = integers.reshape(rows, columns, b)[..., places]  # (rows, columns, b, b)
+    matrix = blocks.transpose(1, 2).reshape(rows * b, columns * b)[:m, :n]
+    unit = scales.expand(rows).repeat_interleave(b)[:m]
+    y = c.finish(matrix.contiguous(), unit, fold=True)
+    circulant = c.function("circulant", _INTEGER, "dot8", "rescaling")
+    c.call(f"{circulant}({column}, {columns}, {b}, {m}, {n}, {y}, x, y);")
+    c.multiplications = m * n
+    return "sums"
+
+
 # Frozen.
 
 

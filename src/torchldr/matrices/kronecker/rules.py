@@ -109,3 +109,46 @@ def _(M: Kronecker, writer: Any) -> str:
     writer.call(f"kronecker({A}, {a_scale}, {B}, {b_scale}, {r}, {m}, {a}, {b}, {n}, {c}, {d}, x, y, work);")
     writer.scratch, writer.multiplications = b, r * b * c * (d + a)
     return "two small factors"
+
+
+# work: n + r b c
+_INTEGER = r"""
+/* A is a x c and B is b x d, a term after the other; what lies behind m and n is cropped. */
+static void kronecker(const int8_t *A, const int8_t *B, int32_t rank, int32_t m, int32_t b, int32_t n,
+                      int32_t c, int32_t d, int32_t sizes, int32_t zero, const rescaling *between,
+                      const rescaling *after, const int8_t *x, OUT *y, int16_t *work)
+{
+    int16_t *z = work + n;
+    centre(x, zero, n, work);
+    for (int32_t r = 0; r < rank; r++)
+        for (int32_t k = 0; k < b; k++)
+            for (int32_t j = 0; j < c; j++) {
+                int32_t left = n - j * d, width = left < 0 ? 0 : left < d ? left : d;
+                int32_t sum = dot16(B + (r * b + k) * d, work + j * d, width);
+                z[(r * b + k) * c + j] = (int16_t)rescale(between, r, sum);
+            }
+    for (int32_t o = 0; o < m; o++) {
+        int32_t sum = 0;
+        for (int32_t r = 0; r < rank; r++)
+            sum += dot16(A + r * sizes + o / b * c, z + (r * b + o % b) * c, c);
+        y[o] = (OUT)rescale(after, o, sum);
+    }
+}
+"""
+
+
+@rule("c_integer", Kronecker)
+def _(M: Kronecker, writer: Any) -> str:
+    (m, n), r, (a, b, c, d) = M.shape, M.G.shape[0], M.sizes
+    (A, left, a_scale), (B, right, b_scale) = writer.vectors("G"), writer.vectors("H")
+    first = torch.einsum("rkd,ij->rkijd", right.unflatten(-1, (b, d)), torch.eye(c).double())
+    first = first.reshape(r * b * c, c * d)[:, :n]
+    second = torch.einsum("rij,kl->ikrlj", left.unflatten(-1, (a, c)), torch.eye(b).double())
+    second = second.reshape(a * b, r * b * c)[:m]
+    z = writer.stage(first, b_scale, 1 / a_scale, sums=second.abs().sum(1), repeat=b * c)
+    y = writer.finish(second, 1.0)
+    kronecker = writer.function("kronecker", _INTEGER, "dot16", "centre", "rescaling")
+    sizes = f"{r}, {m}, {b}, {n}, {c}, {d}, {a * c}"
+    writer.call(f"{kronecker}({A}, {B}, {sizes}, {writer.zero}, {z}, {y}, x, y, work);")
+    writer.scratch16, writer.multiplications = n + r * b * c, r * b * c * (d + a)
+    return "two small factors"

@@ -21,6 +21,7 @@ from ...core.linear_map import LinearMap
 from ...core.rules import rule
 from ...functional.exported.grown import of_sides
 from ...functional.exported.krylov import convolved
+from ...functional.exported.scale import balanced
 from ...functional.prepared import Prepared
 from ...functional.ring import shift_krylov_matmul
 from ...functional.subdiagonal.frozen import frozen
@@ -30,6 +31,7 @@ from ...linalg.candidates import GKO_FROM, around, toeplitz_candidates
 from ...linalg.solvers import Candidate, formula, general
 from ...operators import Subdiagonal
 from . import LDRSubdiagonal
+from .integer import pair_product, recurrence_product
 
 # Closure.
 
@@ -113,7 +115,8 @@ def _closed_displacement(G: Tensor, H: Tensor, f: float, e: float) -> tuple[Tens
 
 @rule("onnx", LDRSubdiagonal)
 def product(mode: str, M: LDRSubdiagonal) -> nn.Module:
-    return convolved(mode, *M._sides(), M.dtype) or of_sides(*M._sides())
+    A, C, _ = balanced(*M._sides())
+    return convolved(mode, A, C, M.dtype) or of_sides(A, C)
 
 
 rule("onnx_at_load", LDRSubdiagonal)(lambda mode, M: of_sides(*M._sides()))
@@ -127,8 +130,9 @@ rule("onnx_at_load", LDRSubdiagonal)(lambda mode, M: of_sides(*M._sides()))
 
 @rule("c", LDRSubdiagonal)
 def _(M: LDRSubdiagonal, c: Any) -> str:
-    below = {side: c.coefficients(f"subdiagonal_{side}") for side in "AC"}
-    return subdiagonal_product(M, c, M._sides(), below)
+    A, C, t = balanced(*M._sides())
+    below = {side: c.coefficients(f"subdiagonal_{side}", by) for side, by in (("A", 1 / t), ("C", t))}
+    return subdiagonal_product(M, c, (A, C), below)
 
 
 def subdiagonal_product(M: Any, c: Any, both: tuple[Side, Side], below: dict[str, str]) -> str:
@@ -157,6 +161,15 @@ def subdiagonal_product(M: Any, c: Any, both: tuple[Side, Side], below: dict[str
     c.call(f"krylov(&{c.name}_A, &{c.name}_C, {r}, x, y, work);")
     c.scratch, c.multiplications = 2 * (m + n), by_steps
     return "recurrence" if right else "recurrence, for the operators' range"
+
+
+@rule("c_integer", LDRSubdiagonal)
+def _(M: LDRSubdiagonal, c: Any) -> str:
+    A, C, _ = balanced(*((s.double(), corner.double(), V) for s, corner, V in M._sides()))
+    if reach(A, C) <= RANGE:
+        return pair_product(M, c, A, C, multiplied=True)
+    rings = ([torch.cat((corner.reshape(1), s))] for s, corner, _ in (A, C))
+    return f"{recurrence_product(M, c, *rings)}, for the operators' range"
 
 
 # What to ask for where nobody can look at the subdiagonals, as in a captured graph: the caller vouches.

@@ -13,6 +13,7 @@ from ...algebra.structure import DisplacementStructure
 from ...core.matrix import StructuredMatrix
 from ...core.rules import rule
 from ...functional.exported.grown import GrownMatrix
+from ...functional.exported.scale import common_scale
 from ...functional.tridiagonal import row_sum_scale
 from ...linalg.candidates import candidates
 from ...linalg.solvers import Candidate
@@ -20,6 +21,7 @@ from ...operators import Tridiagonal
 from ..classical.convolution import Convolution2d
 from ..classical.families import Hankel, Toeplitz
 from ..ldr_sd import LDRSubdiagonal
+from ..ldr_sd.integer import recurrence_product
 from ..toeplitz_like import ToeplitzLike, corner_sign
 from ..toeplitz_like.rules import check_real, cross, reversed_hankel
 from . import LDRTridiagonal
@@ -159,14 +161,23 @@ def product(mode: str, M: LDRTridiagonal) -> nn.Module:
 def _(M: LDRTridiagonal, c: Any) -> str:
     (m, n), r = M.shape, M.G.shape[0]
     plain = type(M).unchecked(m, n, M.tensors, {**M.options, "normalize": False})
+    t = common_scale(*(torch.stack(M._ring(side), -1) for side in "AC"))
     c.use("krylov")
-    for side, generator in zip("AC", "GH", strict=True):
+    for side, generator, by in (("A", "G", 1 / t), ("C", "H", t)):
         vectors, scale = c.weights(generator)
         parts = [c.coefficients(f"{part}_{side}") for part in ("subdiagonal", "diagonal", "superdiagonal")]
         corners = [c.literal(corner) for corner in M.tensors[f"corners_{side}"]]
-        gain = c.literal(1 / row_sum_scale(*plain._ring(side)) if M.options["normalize"] else 1.0)
+        gain = c.literal(by / row_sum_scale(*plain._ring(side)) if M.options["normalize"] else by)
         rest = ", ".join((*parts, *corners, gain))
         c.object("ring", side, f"{{{M.tensors[generator].shape[-1]}, 1, {vectors}, {scale}, {rest}}}")
     c.call(f"krylov(&{c.name}_A, &{c.name}_C, {r}, x, y, work);")
     c.scratch, c.multiplications = 4 * (m + n), r * min(m, n) * 4 * (m + n)
     return "stencil"
+
+
+@rule("c_integer", LDRTridiagonal)
+def _(M: LDRTridiagonal, c: Any) -> str:
+    rings = [torch.stack(M._ring(side), -1).detach().cpu().double() for side in "AC"]
+    t = common_scale(*rings)
+    A, C = ([*ring.unbind(-1)] for ring in (rings[0] / t, rings[1] * t))
+    return recurrence_product(M, c, A, C)

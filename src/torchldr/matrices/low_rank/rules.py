@@ -168,6 +168,34 @@ def _(M: LowRank, c: Any) -> str:
     return "two products"
 
 
+_INTEGER = r"""
+static void low_rank(const int8_t *G, const int8_t *H, int32_t rank, int32_t m, int32_t n,
+                     const rescaling *between, const rescaling *after, const int8_t *x, OUT *y, int16_t *z)
+{
+    for (int32_t r = 0; r < rank; r++)
+        z[r] = (int16_t)rescale(between, r, dot8(H + r * n, x, n));
+    for (int32_t i = 0; i < m; i++) {
+        int32_t sum = 0;
+        for (int32_t r = 0; r < rank; r++)
+            sum += G[r * m + i] * z[r];
+        y[i] = (OUT)rescale(after, i, sum);
+    }
+}
+"""
+
+
+@rule("c_integer", LowRank)
+def _(M: LowRank, c: Any) -> str:
+    (m, n), r = M.shape, M.G.shape[0]
+    (G, g, g_scale), (H, h, h_scale) = c.vectors("G"), c.vectors("H")
+    z = c.stage(h, h_scale, 1 / g_scale, sums=g.abs().sum(0), fold=True)
+    y = c.finish(g.mT, 1.0)
+    low_rank = c.function("low_rank", _INTEGER, "dot8", "rescaling")
+    c.call(f"{low_rank}({G}, {H}, {r}, {m}, {n}, {z}, {y}, x, y, work);")
+    c.scratch16, c.multiplications = r, r * (m + n)
+    return "two products"
+
+
 # Frozen.
 
 

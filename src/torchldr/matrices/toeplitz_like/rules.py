@@ -27,6 +27,7 @@ from ...linalg.solvers import Candidate
 from ...operators import Diagonal, Operator, Shift, same
 from ..classical.families import Hankel, Toeplitz
 from ..ldr_sd import LDRSubdiagonal
+from ..ldr_sd.integer import pair_product
 from ..ldr_sd.rules import subdiagonal_product
 from . import ToeplitzLike, corner_sign
 
@@ -187,6 +188,11 @@ rule("onnx_at_load", ToeplitzLike)(lambda mode, M: of_sides(*M._sides()))
 def product_in_c(M: ToeplitzLike, c: Any) -> str:
     c.use("coefficients")
     return subdiagonal_product(M, c, M._sides(), dict.fromkeys("AC", "{0, 0.0f, 1.0f}"))
+
+
+@rule("c_integer", ToeplitzLike)
+def _(M: ToeplitzLike, c: Any) -> str:
+    return pair_product(M, c, *M._sides())
 
 
 # Frozen.

@@ -147,3 +147,66 @@ def _(M: VandermondeLike, c: Any) -> str:
     c.call(f"vandermonde({G}, {g_scale}, {H}, {h_scale}, {nodes}, {r}, {m}, {n}, x, y, work);")
     c.scratch, c.multiplications = n, r * (m * n + n * n / 2)
     return "polynomials at the nodes"
+
+
+# In integers: correlations with h, then powers of the nodes: power <- (power node + half) >> shift.
+# Rounding adds at most 1/2 to a power, which later steps multiply by |node|. work: n + r n
+_INTEGER = r"""
+static void vandermonde(const int8_t *G, const int8_t *H, const int16_t *nodes, int32_t start, int32_t shift,
+                        int32_t narrow, int32_t rank, int32_t m, int32_t n, int32_t zero,
+                        const rescaling *first, const rescaling *second, const rescaling *after,
+                        const int8_t *x, OUT *y, int16_t *work)
+{
+    int32_t half = (int32_t)1 << (shift - 1), few = ((int32_t)1 << narrow) >> 1;
+    int16_t *w = work + n;
+    centre(x, zero, n, work);
+    for (int32_t r = 0; r < rank; r++)
+        for (int32_t j = 0; j < n; j++)
+            w[r * n + j] = (int16_t)rescale(first, r, dot16(H + r * n, work + j, n - j));
+    for (int32_t i = 0; i < m; i++) {
+        int32_t sum = 0;
+        for (int32_t r = 0; r < rank; r++) {
+            int32_t value = 0, power = start;
+            for (int32_t j = 0; j < n; j++) {
+                value += ((power + few) >> narrow) * w[r * n + j];
+                power = (power * nodes[i] + half) >> shift;
+            }
+            sum += G[r * m + i] * rescale(second, 0, value);
+        }
+        y[i] = (OUT)rescale(after, i, sum);
+    }
+}
+"""
+_MOST = 2.0**17  # sums of powers: what they multiply then keeps 12 bits
+
+
+@rule("c_integer", VandermondeLike)
+def _(M: VandermondeLike, c: Any) -> str:
+    (m, n), r = M.shape, M.G.shape[0]
+    (G, g, g_scale), (H, h, h_scale) = c.vectors("G"), c.vectors("H")
+    nodes = M.nodes.detach().cpu().double()
+    largest = max(1.0, nodes.abs().max().item())
+    shift = 14 - math.frexp(largest)[1] + 1
+    growth = largest ** (n - 1)
+    if growth > 2.0**10:
+        raise OverflowError(f"powers of the nodes grow by {growth:.3g}")
+    whole, start = (nodes * 2**shift).round().clamp(-32767, 32767), int(2**14 / growth)
+    power, powers = torch.full_like(whole, start), []
+    for _ in range(n):
+        powers.append(power)
+        power = (power * whole + 2 ** (shift - 1)).div(2**shift).floor()
+    table, narrow = torch.stack(powers, 1), 0
+    while (table.abs().sum(1).max() / 2**narrow) > _MOST:
+        narrow += 1
+    table = (table + 2**narrow // 2).div(2**narrow).floor()
+    places = torch.arange(n) - torch.arange(n)[:, None]
+    correlations = torch.where(places >= 0, h[:, places.clamp(min=0)], 0.0).reshape(r * n, n)
+    first = c.stage(correlations, h_scale, 1 / g_scale, sums=table.abs().sum(1), repeat=n)
+    second = c.stage(torch.block_diag(*[table] * r), 2.0**narrow / start, sums=g.abs().sum(0))
+    y = c.finish(torch.cat([torch.diag(v) for v in g], 1), 1.0)
+    at = c.constant("nodes", whole, "int16")
+    vandermonde = c.function("vandermonde", _INTEGER, "dot16", "centre", "rescaling")
+    sizes = f"{start}, {shift}, {narrow}, {r}, {m}, {n}"
+    c.call(f"{vandermonde}({G}, {H}, {at}, {sizes}, {c.zero}, {first}, {second}, {y}, x, y, work);")
+    c.scratch16, c.multiplications = n + r * n, r * (2 * m * n + n * n / 2)
+    return "powers of the nodes"

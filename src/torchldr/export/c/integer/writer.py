@@ -1,0 +1,276 @@
+"""What a class's rule writes its integer product with: constants, stages, shared kernels, calls.
+
+A product in integers is a chain of stages: sums of products of integers, each rescaled to 8 or 16 bits. A
+class brings its chain as a rule of the operation "c_integer":
+
+    @rule("c_integer", MyClass)
+    def _(M, c):
+        H, integers, scales = c.vectors("H")
+        z = c.stage(integers, scales, limit=...)       # what the C computes, as a matrix of integers
+        G, integers, scales = c.vectors("G")
+        y = c.finish(integers.T, scales)
+        f = c.function("my_product", TEXT, "rescaling")
+        c.call(f"{f}({G}, {H}, {z}, {y}, x, y, work);")
+        c.scratch16, c.multiplications = ..., ...
+        return "in a few words, how"
+
+`stage` and `finish` run the chain on the inputs of the calibration, choose scales, and return the C's
+constants; the same chain is the reference in torch. Inside the call x is the input (const int8_t *), y the
+output (int8_t * or int16_t *), work and sums scratch memory of 16 and 32 bits.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ....core.matrix import StructuredMatrix
+from ....core.storage import INT8, rounded
+from ..kernels import read_pieces
+from ..writer import Source, Writer
+from .scaling import Format, Rescaling, rescaling
+
+_TYPES = {
+    "int8": "int8_t",
+    "int16": "int16_t",
+    "int32": "int32_t",
+    "uint16": "uint16_t",
+    "uint32": "uint32_t",
+}
+_BYTES = {"int8": 1, "int16": 2, "int32": 4, "uint16": 2, "uint32": 4}
+RESCALING_BYTES = 36  # of the struct, on a machine of 32 bits
+MARGIN = 2.0  # sums between stages may be so many times those of the calibration
+assert __package__ is not None
+_PIECES = read_pieces(__package__)
+
+
+class IntegerSource(Source):
+    """The parts of model.c that layers share. Kernels that write 8 or 16 bits exist once for each."""
+
+    types: ClassVar = _TYPES
+
+    def __init__(self) -> None:
+        super().__init__("int8")
+        self.known = dict(_PIECES)
+        self.shared = 0  # bytes of tables that belong to no layer
+
+    def rescaling(self, name: str, made: Rescaling, bias: Tensor | None) -> tuple[str, int]:
+        """A rescaling with the bias that the C adds: its address, and the bytes of flash it takes."""
+        arrays: list[tuple[str, Tensor | None, str]] = [("bias", bias, "int32")]
+        one = made.multipliers.numel() == 1
+        by_rows, factors = not one and not made.factors, not one and made.factors
+        arrays += [("multipliers", made.multipliers if by_rows else None, "int32")]
+        arrays += [("shifts", made.shifts if by_rows else None, "int8")]
+        arrays += [("factors", made.multipliers >> 16 if factors else None, "int16")]
+        parts, size = [], RESCALING_BYTES
+        for part, values, kind in arrays:
+            parts.append("0" if values is None else self.constant(f"{name}_{part}", values.numpy(), kind))
+            size += 0 if values is None else _BYTES[kind] * values.numel()
+        out = made.format
+        numbers = (made.multipliers[0] if one else 0, made.shifts[0], out.zero, out.low, out.high)
+        self.use("rescaling")
+        fields = ", ".join((*parts, *(str(int(v)) for v in numbers)))
+        return f"&{self.object('rescaling', name, f'{{{fields}}}')}", size
+
+    def use_for(self, bits: int, name: str) -> str:
+        """A shared kernel that writes so many bits; the function's name."""
+        made = f"{name}_{bits}"
+        if made not in self.known:
+            text, needs = _PIECES[name]
+            self.known[made] = type(_PIECES[name])(_for_bits(text, name, bits), needs)
+        self.use(made)
+        return made
+
+
+def _for_bits(text: str, name: str, bits: int) -> str:
+    return re.sub(rf"\b{name}\(", f"{name}_{bits}(", re.sub(r"\bOUT\b", f"int{bits}_t", text))
+
+
+class Stage(NamedTuple):
+    """Sums by a matrix of integers (None is the identity), rescaled."""
+
+    matrix: Tensor | None
+    rescaling: Rescaling
+
+    def __call__(self, v: Tensor) -> Tensor:
+        return self.rescaling(v if self.matrix is None else (v.double() @ self.matrix.mT).long())
+
+
+class Target(NamedTuple):
+    """What a product is to give: its format, and the bias that is added before."""
+
+    format: Format
+    bias: Tensor | None = None
+
+
+class IntegerWriter(Writer):
+    """Writes the product of one matrix in integers.
+
+    Args:
+        given: inputs of the calibration, integers (b, n), less their zero.
+        taken: the format of the input.
+        target: what comes out.
+    """
+
+    source: IntegerSource
+
+    def __init__(
+        self,
+        source: IntegerSource,
+        name: str,
+        M: StructuredMatrix,
+        given: Tensor,
+        taken: Format,
+        target: Target,
+    ) -> None:
+        super().__init__(source, name, M, {})
+        self.v, self.scale, self.taken, self.target = given, taken.scale, taken, target
+        self.largest = float(
+            max(taken.high - taken.zero, taken.zero - taken.low)
+        )  # of the next stage's input
+        self.stages: list[Stage] = []
+        self.map: Tensor | None = None  # what the stages so far do to x, in real numbers
+        self.scratch16 = self.scratch32 = 0
+        self.form = ""
+
+    # Constants.
+
+    def constant(self, name: str, values: Any, kind: str = "int8") -> str:
+        array = values.cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+        self.flash += _BYTES[kind] * array.size
+        return self.source.constant(f"{self.name}_{name}", array.astype(np.int64), kind)
+
+    def vectors(self, name: str, values: Tensor | None = None) -> tuple[str, Tensor, Tensor]:
+        """A tensor in int8, with a scale for each vector: the constant's name, integers, scales (float64)."""
+        integers, scales = self.rounded(self.M.tensors[name] if values is None else values)
+        return self.constant(name, integers), integers, scales
+
+    @staticmethod
+    def rounded(values: Tensor) -> tuple[Tensor, Tensor]:
+        """Int8 with a scale for each vector, both in float64."""
+        made = rounded(values.detach().cpu(), INT8)
+        return made.integers.double(), made.scale.double().flatten()
+
+    def rows(self, name: str) -> tuple[Tensor, Tensor]:
+        """A tensor whose integers only scale rows: int8 values and their one scale, without a constant."""
+        made = rounded(self.M.tensors[name].detach().cpu(), INT8)
+        return made.integers.double(), made.scale.double()
+
+    # The chain.
+
+    @property
+    def zero(self) -> int:
+        """Of the input: what kernels take off x."""
+        return self.taken.zero
+
+    def stage(
+        self,
+        matrix: Tensor | None,
+        unit: Tensor | float,
+        relative: Tensor | float = 1.0,
+        *,
+        sums: Tensor | float,
+        repeat: int = 1,
+        fold: bool = False,
+    ) -> str:
+        """Sums that the next stage takes as integers of 16 bits; the C name of their rescaling.
+
+        Args:
+            matrix: integers (rows, columns), or None for the identity.
+            unit: what a unit of a row's sum is worth where the input's is worth 1; one number, or one a row
+                (or for every `repeat` rows).
+            relative: what the next stage takes a unit of a row to be worth, up to a common scale.
+            sums: of absolute values, that the next stage's rows have at most: bounds the integers here.
+            repeat: of how many rows each number stands for.
+            fold: the C does not take the zero off x; its share is a bias.
+        """
+        spread = lambda t: torch.as_tensor(t, dtype=torch.float64).flatten().repeat_interleave(repeat)
+        real = self._sums(matrix) * self.scale * spread(unit) / spread(relative)
+        limit = float(min(32767, int(2.0**30 / max(float(torch.as_tensor(sums).max()), 1.0))))
+        reach = real.abs().max().item()
+        if limit < 127 or not reach:
+            raise OverflowError("sums leave 32 bits" if limit < 127 else "the calibration gives only zeros")
+        scale = MARGIN * reach / limit
+        out = Format(scale, 0, -int(limit), int(limit))
+        ratio = torch.as_tensor(unit, dtype=torch.float64).flatten() / torch.as_tensor(relative).double()
+        return self._add(matrix, ratio.flatten(), out, None, repeat, fold)
+
+    def finish(
+        self, matrix: Tensor | None, unit: Tensor | float, *, fold: bool = False, exact: bool = False
+    ) -> str:
+        """The last stage, with the bias; the C name of its rescaling."""
+        unit, bias = torch.as_tensor(unit, dtype=torch.float64).flatten(), None
+        if self.target.bias is not None:
+            bias = (self.target.bias.double() / (self.scale * unit)).round()
+            if not bool(bias.isfinite().all()):  # a row of zeros
+                raise OverflowError("a row of the matrix is zero and its bias is not")
+        return self._add(matrix, unit, self.target.format, bias, 1, fold, exact)
+
+    def _sums(self, matrix: Tensor | None) -> Tensor:
+        return self.v.double() if matrix is None else self.v.double() @ matrix.mT
+
+    def _add(
+        self,
+        matrix: Tensor | None,
+        unit: Tensor,
+        out: Format,
+        bias: Tensor | None,
+        repeat: int,
+        fold: bool,
+        exact: bool = False,
+    ) -> str:
+        bound = self.largest * (1.0 if matrix is None else matrix.abs().sum(1).max().item())
+        added = bias
+        if fold and self.taken.zero:
+            assert matrix is not None
+            share = -self.taken.zero * matrix.sum(1)
+            bound += abs(share).max().item()
+            added = share if bias is None else share + bias
+        bound += 0.0 if bias is None else bias.abs().max().item()
+        q = unit * (self.scale / out.scale)
+        whole = None if bias is None else bias.long()
+        made = rescaling(q, whole, out, bound, exact)
+        whole = None if added is None else added.long()
+        name, size = self.source.rescaling(f"{self.name}_scale_{len(self.stages)}", made, whole)
+        self.flash += size
+        if repeat > 1 and made.multipliers.numel() > 1:
+            made = made._replace(
+                multipliers=made.multipliers.repeat_interleave(repeat),
+                shifts=made.shifts if made.shifts.numel() == 1 else made.shifts.repeat_interleave(repeat),
+            )
+        stage = Stage(matrix, made)
+        real = unit.repeat_interleave(repeat) if unit.numel() > 1 else unit
+        if self.map is None:
+            self.map = torch.eye(self.v.shape[1], dtype=torch.float64)
+        self.map = real.unsqueeze(-1) * (self.map if matrix is None else matrix @ self.map)
+        self.v, self.scale, self.largest = stage(self.v), out.scale, float(max(-out.low, out.high))
+        self.stages.append(stage)
+        return name
+
+    # C.
+
+    def kernel(self, name: str) -> str:
+        """A shared kernel that writes the output; its function's name."""
+        return self.source.use_for(self.target.format.bits, name)
+
+    def function(self, name: str, text: str, *needs: str) -> str:
+        """A function of the class's own that writes y, of type OUT; its name."""
+        bits = self.target.format.bits
+        self.define(f"{name}_{bits}", _for_bits(text, name, bits), *needs)
+        return f"{name}_{bits}"
+
+
+def chain(stages: list[Stage]) -> Callable[[Tensor], Tensor]:
+    """What the C computes, from integers less their zero."""
+
+    def run(v: Tensor) -> Tensor:
+        for stage in stages:
+            v = stage(v)
+        return v
+
+    return run

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import torchldr
-from torchldr.kernels.cpu import compiled
+from torchldr.kernels.cpu import library
 from torchldr.matrices.ldr_sd.project import evaluate, from_edges, ring_power
 from torchldr.matrices.vandermonde_like.project import columns, columns_transposed
 from torchldr.project.pointwise import Pointwise
@@ -35,9 +35,9 @@ def normal(*shape: int, seed: int) -> Tensor:
 @pytest.fixture(params=["compiled", "plain"])
 def loops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "plain":
-        monkeypatch.setattr(compiled, "why_not", lambda: "switched off")
-    elif compiled.why_not():
-        pytest.skip(str(compiled.why_not()))
+        monkeypatch.setattr(library, "_loaded", lambda: (None, "switched off"))
+    elif library.why_not():
+        pytest.skip(str(library.why_not()))
     return request.param
 
 

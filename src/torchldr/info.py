@@ -16,7 +16,6 @@ import torchldr
 from torchldr.kernels import cuda
 from torchldr.kernels.cpu import library
 from torchldr.matrices import get_structure, structures
-from torchldr.nn import StructuredLinear
 
 # The packages of each extra in pyproject.toml.
 EXTRAS = {
@@ -67,24 +66,17 @@ def info() -> dict[str, Any]:
     }
 
 
-def routes(
-    structure: str, *, n: int = 1024, batch: int = 1, rank: int = 1, training: bool = False
+def products(
+    structure: str, *, n: int = 1024, batch: int = 1, rank: int = 1, frozen: bool = False
 ) -> list[dict[str, Any]]:
-    """The routes of a class for an n x n layer as it starts: cost by the model, whether taken, why not.
+    """Both products of a class for an n x n matrix: what each costs, whether it is taken, why not.
 
-    In inference the layer keeps its matrix; in training it needs gradients.
-
-    >>> [row["route"] for row in routes("ldr_sd", n=4096, batch=64) if row["taken"]]
-    ['compiled_pair']
+    >>> [row["product"] for row in products("low_rank", n=4096, batch=64) if row["taken"]]
+    ['fast']
     """
     cls = get_structure(structure)
-    layer = StructuredLinear(n, n, structure=cls, rank=rank if cls.ranked else None).train(training)
-    with torch.set_grad_enabled(training):
-        table = layer.routes(batch)
-    return [
-        {"route": row.route, "microseconds": row.seconds * 1e6, "taken": row.chosen, "why_not": row.why_not}
-        for row in table
-    ]
+    matrix = cls.random(n, n, rank if cls.ranked else None)
+    return matrix.products(batch, frozen=frozen).to_dicts()
 
 
 def describe_structures(out_features: int = 784, in_features: int = 784) -> list[dict[str, Any]]:

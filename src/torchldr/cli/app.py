@@ -124,23 +124,23 @@ def _options(
 @command(app, "info", LOOK, "--structure ldr_sd --n 4096 --batch 64")
 def info_command(
     structure: Annotated[
-        str | None, typer.Option(help="List the routes of this class instead, with costs and reasons.")
+        str | None, typer.Option(help="Explain both products of this class instead, and which is taken.")
     ] = None,
     n: Annotated[int, typer.Option(min=1, help="With --structure: features of a square layer.")] = 1024,
     batch: Annotated[int, typer.Option(min=1, help="With --structure: vectors in a call.")] = 1,
     rank: Annotated[int, typer.Option(min=1, help="With --structure: its rank, if it has one.")] = 1,
-    training: Annotated[bool, typer.Option(help="With --structure: with gradients.")] = False,
+    frozen: Annotated[bool, typer.Option(help="With --structure: in a frozen layer.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """What is installed and switched on; or the routes of one class.
+    """What is installed and switched on; or the products of one class.
 
     Versions, devices, classes, and which fast paths are on, or why they are not.
     """
-    from ..info import info, routes
+    from ..info import info, products
 
     if structure is not None:
         with wrong_use("--structure"):
-            found = routes(structure, n=n, batch=batch, rank=rank, training=training)
+            found = products(structure, n=n, batch=batch, rank=rank, frozen=frozen)
         show(found, as_json)
         return
     facts = info()
@@ -161,6 +161,7 @@ def _lines(facts: dict[str, Any]) -> Iterator[dict[str, str]]:
     for d in facts["devices"]:
         yield line(d["device"], d["description"] + (cores if d["device"] == "cpu" else ""))
     yield line("structures", ", ".join(facts["structures"]))
+    yield line("for serving", "torchldr.freeze(model) prepares all that does not depend on the input")
     for path in facts["fast_paths"]:
         yield line(path["name"], f"on: {path['does']}" if path["on"] else f"off: {path['why_not']}")
     for name, extra in facts["extras"].items():

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..torch_private import apply_alone, are_plain, has_modes, has_transforms, in_forward_mode
+from ..torch_private import apply_alone, are_plain, has_memory, has_modes, has_transforms, in_forward_mode
 
 
 def owned(t: Tensor) -> Tensor:
@@ -39,7 +39,7 @@ class _Owned(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Tensor:
-        if has_transforms():  # of a batch of gradients, which has no memory to look at
+        if not has_memory(g):  # of a batch of gradients
             return g
         own = g.contiguous(memory_format=ctx.format)
         whole = own.untyped_storage().nbytes() == own.numel() * own.element_size()

@@ -10,6 +10,7 @@ part of a circulant matrix.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -176,7 +177,7 @@ def _constant_gradient(
 ) -> list[Tensor | None]:
     x, columns, spectra, m = arguments
     if any(wanted[1:]):
-        dcolumns, dx = torch.func.vjp(lambda *t: _plain(*t, m), columns, x)[1](u)
+        dcolumns, dx = torch.func.vjp(partial(_plain, m=m), columns, x)[1](u)
         return [dx, dcolumns, torch.zeros_like(spectra)]
     return [by_c.product(spectra, u.contiguous(), x.shape[-1], transposed=True), None, None]
 

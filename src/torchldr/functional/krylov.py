@@ -40,7 +40,7 @@ def _plain(*arguments: Any) -> Tensor:
     *tensors, k = arguments
     dtype = tensors[-1].dtype
     wide = torch.float64 if tridiagonal.lost(tensors[-1], k) else dtype
-    return tridiagonal.krylov_of_ring(*(t.to(wide) for t in tensors), k).to(dtype)
+    return tridiagonal.krylov_of_ring(*[t.to(wide) for t in tensors], k=k).to(dtype)
 
 
 def _fake(lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, k: int) -> Tensor:
@@ -107,7 +107,7 @@ def adjoint(lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, K: Tensor
         of = cuda.krylov_adjoint(_rings(*parts), K, dK)
         found: Sequence[Tensor] = of[:, 1], of[:, 2], of[:, 0], of[:, 3:]
     else:
-        found = loops.adjoint(*parts, K, dK)
+        found = loops.adjoint(*[*parts, K, dK])
     return [g.reshape(t.shape) for g, t in zip(found, (lower, diagonal, upper, V), strict=True)]
 
 

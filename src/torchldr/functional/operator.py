@@ -127,8 +127,8 @@ class Operator:
                 found = self._gradient_kernel(grad, arguments, saved, wanted)
             else:
                 given = [t for t in (arguments[i] for i in self._tensors) if t is not None]
-                found = iter(_vjp(self._closed(arguments), given, grad))
-                found = [None if arguments[i] is None else next(found) for i in self._tensors]
+                each = iter(_vjp(self._closed(arguments), given, grad))
+                found = [None if arguments[i] is None else next(each) for i in self._tensors]
         return [
             grad.new_empty(0) if t is None or not wish else _alone(t)
             for t, wish in zip(found, wanted, strict=True)
@@ -325,8 +325,8 @@ def _functions(operator: Operator) -> tuple[Any, Any]:
             wanted = tuple(operator._wanted(ctx.needs_input_grad))
             # Batched gradients and duals have no memory of their own.
             if not are_plain((grad,)) or not (has_transforms() or has_memory(grad)):
-                found = iter(_vjp(operator._closed(given), operator._present(given), grad))
-                every = [next(found) if given[i] is not None else grad for i in operator._tensors]
+                each = iter(_vjp(operator._closed(given), operator._present(given), grad))
+                every = [next(each) if given[i] is not None else grad for i in operator._tensors]
                 return tuple(operator._spread(every, wanted))
             if torch.is_grad_enabled() or has_transforms():
                 found = Gradient.apply(wanted, grad, *given, *saved)

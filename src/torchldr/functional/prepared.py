@@ -33,7 +33,7 @@ class Prepared(nn.Module):
         return self.function(rows, **self._buffers, **self.settings)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        for name, t in self._buffers.items():
+        for name, t in self.named_buffers():
             moved = fn(t)
             self._buffers[name] = moved if moved.dtype is t.dtype else t.to(moved.device)
         return self

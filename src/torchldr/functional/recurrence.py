@@ -155,7 +155,8 @@ def _plain(
     cell: str,
 ) -> Tensor:
     """h after every step and, of an LSTM, the last c: (steps (+ 1), b, hidden)."""
-    step, state = (gru_step, (h,)) if c is None else (lstm_step, (h, c))
+    step: Any = gru_step if c is None else lstm_step
+    state: State = (h,) if c is None else (h, c)
     outputs = []
     for each in linear(x, W_ih, b_ih).unbind(0):
         state = step(each, state, lambda h: linear(h, W_hh, b_hh))
@@ -184,7 +185,8 @@ def _gradient(
     *tensors, cell = arguments
     with torch.enable_grad():
         leaves = [None if t is None else t.detach().requires_grad_() for t in tensors]
-        y = _by_torch(*leaves, cell)
+        given: Any = [*leaves, cell]
+        y = _by_torch(*given)
     found = iter(torch.autograd.grad(y, [t for t in leaves if t is not None], grad))
     return [None if t is None else next(found) for t in leaves]
 

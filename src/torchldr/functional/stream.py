@@ -71,7 +71,7 @@ def _kept(x: Tensor, k: int) -> torch.dtype:
 
 
 def _serves(x: Tensor, *parts: Tensor) -> bool:
-    return x.ndim == 2 and krylov._serves(*parts[:4], WIDTH + 1) and krylov._serves(*parts[4:], WIDTH + 1)
+    return x.ndim == 2 and all(krylov._serves(*[*side, WIDTH + 1]) for side in (parts[:4], parts[4:]))
 
 
 def _kernel(x: Tensor, *parts: Tensor) -> tuple[Tensor, ...]:
@@ -138,7 +138,7 @@ def _gradient(
         if dx is not None:
             dx.addmm_(dz, K_C[:, :width].flatten(0, 1))
         found_A, found_C = (
-            krylov.adjoint(*ring, state, K, dK)
+            krylov.adjoint(*[*ring, state, K, dK])
             for ring, state, K, dK in zip((A, C), states, (K_A, K_C), (dK_A, dK_C), strict=True)
         )
         for total, more in zip(totals, (*found_A[:3], *found_C[:3]), strict=True):

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -149,7 +150,7 @@ def column_blocks(
 def krylov_of_ring(lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, k: int) -> Tensor:
     """The Krylov matrices K_k(A, v_i), transposed: (..., m) thrice and (..., r, m) to (..., r, k, m)."""
     if V.ndim > 2:
-        return torch.vmap(lambda *t: krylov_of_ring(*t, k))(lower, diagonal, upper, V)
+        return torch.vmap(partial(krylov_of_ring, k=k))(lower, diagonal, upper, V)
     blocks = [X for _, X in column_blocks(lower, diagonal, upper, V, k)]
     return torch.cat(blocks, 1).permute(2, 1, 0)
 

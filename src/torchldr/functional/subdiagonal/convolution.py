@@ -10,6 +10,7 @@ right.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -87,8 +88,8 @@ def _gradient(
 ) -> list[Tensor | None]:
     x, *constants, transposed = arguments
     if any(wanted[1:]):  # constants as a rule
-        return list(torch.func.vjp(lambda *t: _plain(*t, transposed), x, *constants)[1](u))
-    return [_kernel(u, *constants, not transposed), None, None, None, None]
+        return list(torch.func.vjp(partial(_plain, transposed=transposed), x, *constants)[1](u))
+    return [_kernel(u, *constants, transposed=not transposed), None, None, None, None]
 
 
 def _batched(info: Any, dims: Sequence[int | None], apply: Any, arguments: Sequence[Any]) -> Any:
@@ -97,7 +98,7 @@ def _batched(info: Any, dims: Sequence[int | None], apply: Any, arguments: Seque
     if all(dim is None for dim in dims[1:]):
         x = tensors[0].movedim(dims[0], 0)
         return (apply(x.flatten(0, -2), *arguments[1:])[0].unflatten(0, x.shape[:-1]),), (0,)
-    y = torch.vmap(lambda *t: _plain(*t, transposed), in_dims=tuple(dims[:-1]))(*tensors)
+    y = torch.vmap(partial(_plain, transposed=transposed), in_dims=tuple(dims[:-1]))(*tensors)
     return (y,), (0,)
 
 

@@ -116,10 +116,13 @@ def _scales(A: Side, C: Side) -> tuple[Scales, float]:
     (a, corner_A, _), (c, corner_C, _) = A, C
     if a.ndim == 1 and library.serves(a, c, corner_A, corner_C):
         m, n, given = len(a) + 1, len(c) + 1, (t.contiguous() for t in (corner_A, a, corner_C, c))
-        profile_A, profile_C, ranges, factors = convolution.profiles(*given, m, n)
+        profile_A, profile_C, ranges, factors = convolution.profiles(*given, m=m, n=n)
         return Scales(profile_A[:m], profile_C[:n], factors.item()), ranges.item()
     found = unseen_scales(A, C)
-    sides = balanced(*((s.detach().double(), corner.detach().double(), V) for s, corner, V in (A, C)))
+    sides = balanced(
+        (a.detach().double(), corner_A.detach().double(), A[2]),
+        (c.detach().double(), corner_C.detach().double(), C[2]),
+    )
     return found, _range(found, *sides)
 
 

@@ -12,6 +12,7 @@ two on a GPU for even n without large factors. The scaling costs a bit of precis
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -118,7 +119,7 @@ def _kernel(x: Tensor, scalings: Tensor, left: Tensor, right: Tensor, transposed
     parts, left, right = _exchanged(scalings, left, right, transposed)
     n, y = x.shape[-1], torch.empty_like(x, memory_format=torch.contiguous_format)
     turn, root = twist(n, torch.float32, x.device, 1), roots(n, x.device)
-    constants = by_cuda.Constants(*parts, turn, joined(right), joined(left), root)
+    constants = by_cuda.Constants(*[*parts, turn, joined(right), joined(left), root])
     if len(x):
         by_cuda.multiply(constants, x.contiguous(), None, y, False)
     return y
@@ -145,7 +146,7 @@ def _gradient(
 ) -> list[Tensor | None]:
     x, scalings, left, right, transposed = arguments
     if any(wanted[1:]):  # constants as a rule
-        pull = torch.func.vjp(lambda *t: _plain(*t, transposed), x, scalings, left, right)[1]
+        pull = torch.func.vjp(partial(_plain, transposed=transposed), x, scalings, left, right)[1]
         return list(pull(u))
     return [_kernel(u, scalings, left, right, not transposed), None, None, None]
 
@@ -157,7 +158,7 @@ def _batched(info: Any, dims: Sequence[int | None], apply: Any, arguments: Seque
         x = tensors[0].movedim(dims[0], 0)
         y = apply(x.flatten(0, -2), *arguments[1:])[0]
         return (y.unflatten(0, x.shape[:-1]),), (0,)
-    y = torch.vmap(lambda *t: _plain(*t, transposed), in_dims=tuple(dims[:-1]))(*tensors)
+    y = torch.vmap(partial(_plain, transposed=transposed), in_dims=tuple(dims[:-1]))(*tensors)
     return (y,), (0,)
 
 

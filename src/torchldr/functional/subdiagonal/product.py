@@ -19,7 +19,7 @@ from ...kernels.cpu.tables import half_length
 from ..operator import Operator
 from ..stein import STEIN, stein_matrix
 from . import trained_pair
-from .convolution import Constants, prepare
+from .convolution import prepare
 from .guard import RANGE, Side
 
 
@@ -125,7 +125,8 @@ def _gradient(
     pieces = _pieces(memory, _shapes(x, *parts[:2]), dtype)
     given = [t.to(dtype).contiguous() for t in (u, x)]
     operators = [t.to(dtype).contiguous() for t in parts]
-    found = by_c.backward(*given, *Constants(*pieces[:4]), by_c.Saved(*pieces[4:]), *operators)
+    saved_pieces: Any = by_c.Saved(*pieces[4:])
+    found = by_c.backward(*[*given, *pieces[:4], saved_pieces, *operators])
     return [None if t is None else t.to(x.dtype) for t in found]
 
 

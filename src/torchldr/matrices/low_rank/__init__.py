@@ -78,9 +78,8 @@ class LowRank(StructuredMatrix, name="low_rank"):
         return 2 * work < use.m * use.n
 
     def fast_in_words(self) -> str:
-        return (
-            f"2 matrix products of rank {self.rank}, {self.rank * sum(self.shape[-2:]):,} multiply-adds a row"
-        )
+        r = self.G.shape[-2]
+        return f"2 matrix products of rank {r}, {r * sum(self.shape[-2:]):,} multiply-adds a row"
 
     @classmethod
     def all_ranks(cls, W: Tensor, left: Tensor | None, root: Tensor | None) -> LowRankFit:

@@ -40,7 +40,7 @@ def _plain(*arguments: Any) -> Tensor:
     *tensors, k = arguments
     dtype = tensors[-1].dtype
     wide = torch.float64 if tridiagonal.lost(tensors[-1], k) else dtype
-    return tridiagonal.krylov_of_ring(*[t.to(wide) for t in tensors], k=k).to(dtype)
+    return tridiagonal.krylov_of_ring(*[*(t.to(wide) for t in tensors), k]).to(dtype)
 
 
 def _fake(lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, k: int) -> Tensor:

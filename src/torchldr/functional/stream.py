@@ -71,7 +71,11 @@ def _kept(x: Tensor, k: int) -> torch.dtype:
 
 
 def _serves(x: Tensor, *parts: Tensor) -> bool:
-    return x.ndim == 2 and all(krylov._serves(*[*side, WIDTH + 1]) for side in (parts[:4], parts[4:]))
+    return x.ndim == 2 and all(map(_serves_side, (parts[:4], parts[4:])))
+
+
+def _serves_side(side: Sequence[Any]) -> bool:
+    return krylov._serves(*[*side, WIDTH + 1])
 
 
 def _kernel(x: Tensor, *parts: Tensor) -> tuple[Tensor, ...]:

@@ -89,7 +89,7 @@ def _gradient(
     x, *constants, transposed = arguments
     if any(wanted[1:]):  # constants as a rule
         return list(torch.func.vjp(partial(_plain, transposed=transposed), x, *constants)[1](u))
-    return [_kernel(u, *constants, transposed=not transposed), None, None, None, None]
+    return [_kernel(*[u, *constants, not transposed]), None, None, None, None]
 
 
 def _batched(info: Any, dims: Sequence[int | None], apply: Any, arguments: Sequence[Any]) -> Any:

@@ -115,8 +115,9 @@ def _scales(A: Side, C: Side) -> tuple[Scales, float]:
     """P of both in float64, without their common scale, and the range R_A R_C."""
     (a, corner_A, _), (c, corner_C, _) = A, C
     if a.ndim == 1 and library.serves(a, c, corner_A, corner_C):
-        m, n, given = len(a) + 1, len(c) + 1, (t.contiguous() for t in (corner_A, a, corner_C, c))
-        profile_A, profile_C, ranges, factors = convolution.profiles(*given, m=m, n=n)
+        m, n = len(a) + 1, len(c) + 1
+        corner_A, a, corner_C, c = (t.contiguous() for t in (corner_A, a, corner_C, c))
+        profile_A, profile_C, ranges, factors = convolution.profiles(corner_A, a, corner_C, c, m, n)
         return Scales(profile_A[:m], profile_C[:n], factors.item()), ranges.item()
     found = unseen_scales(A, C)
     sides = balanced(
@@ -133,11 +134,9 @@ def reach(A: Side, C: Side) -> float:
 
 
 def _range(P: Scales, A: Side, C: Side) -> float:
-    of_each = (
-        ranges(p, corner.detach().reshape(p.shape[:-1])).amax()
-        for p, (_, corner, _) in zip(P, (A, C), strict=False)
-    )
-    return math.prod(map(float, of_each))
+    """The product of the ranges of both operators, the widest of a stack."""
+    each = [ranges(p, side[1].detach().reshape(p.shape[:-1])).amax() for p, side in ((P.A, A), (P.C, C))]
+    return math.prod(map(float, each))
 
 
 def ranges(P: Tensor, corner: Tensor) -> Tensor:

@@ -54,8 +54,8 @@ def fit(of: Moments, ridge: Tensor, rank: int | None, sweeps: int, *, search: bo
                 found, error = second, second_error
     if error > DOUBTFUL and not search:
         warnings.warn(
-            f"LinearForecaster: ill-conditioned: about {error:.0e} of the weights is rounding error. A larger "
-            f"ridge than {float(ridge.min()):.1e} helps.",
+            f"LinearForecaster: ill-conditioned: about {error:.0e} of the weights is rounding error. Take a "
+            f"larger ridge than {float(ridge.min()):.1e}.",
             IllConditionedWarning,
             stacklevel=4,
         )

@@ -1,8 +1,7 @@
-"""LinearForecaster: ridge regression from the last values of a series to the next, as a matrix of low displacement rank."""
+"""LinearForecaster: ridge regression from the last values of a series to the next, of low displacement rank."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Self
 
@@ -10,14 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.checks import check_choices, check_dtype, check_flags, checked_int
+from ..core.checks import check_dtype
 from .fitting import Fitted, fit, matrix_of
 from .module import Forecast, module_of
-from .moments import CENTERS, Moments, moments
-from .series import GAPS, as_list, as_tensor, batches, check_values
+from .moments import Moments, moments
+from .parameters import WHO, Parameters
+from .series import as_list, as_tensor, batches, check_values
 from .tail import best_ridge, centre_of, quantile, quantiles, residuals, windows
 
-_WHO = "LinearForecaster"
 _CHUNK = 1 << 22  # values of the windows that `score` multiplies at a time
 SWEEPS = 2
 
@@ -30,12 +29,12 @@ class Interval(NamedTuple):
     upper: Any
 
 
-class LinearForecaster:
+class LinearForecaster(Parameters):
     """Forecast the next `horizon` values of a series from the last `past`, linearly.
 
-    The ridge regression over all windows, exactly, but kept as a Toeplitz-like matrix: its displacement rank is at
-    most 2 c + 4 for c channels, and 2 to 4 is enough in practice. It is computed in closed form from a few
-    correlations of the series; windows are never made.
+    The ridge regression over all windows, exactly, but kept as a Toeplitz-like matrix: its displacement rank
+    is at most 2 c + 4 for c channels, and 2 to 4 is enough in practice. It is computed in closed form from a
+    few correlations of the series; the windows are never made.
 
     Args:
         past: values that a forecast sees.
@@ -43,8 +42,8 @@ class LinearForecaster:
         rank: displacement rank of the forecaster: `rank * (past + horizon)` weights. None keeps the exact
             ridge regression.
         ridge: added to the diagonal of the windows' mean outer product; "auto" takes the best on the tail.
-        center: what is subtracted from each window and added to its forecast: the "last" value, the "mean" of the
-            past, or None.
+        center: what is subtracted from each window and added to its forecast: the "last" value, the "mean"
+            of the past, or None.
         per_channel: whether each channel has a forecaster of its own; else all share one.
         gaps: "error" raises for NaN; "split" cuts the series there.
         holdout: share of the series at its end that chooses the ridge and gives intervals; the final fit has
@@ -93,9 +92,9 @@ class LinearForecaster:
         Args:
             series: NumPy, torch or pandas. Standardise channels that share a forecaster first.
         """
-        self._check()
-        given, channels = as_list(_WHO, series)
-        check_values(_WHO, given, self.gaps)
+        self.check()
+        given, channels = as_list(WHO, series)
+        check_values(WHO, given, self.gaps)
         level = self._level(given)
         given = [each - level[:, None] for each in given]
         cut = [round(each.shape[-1] * (1 - self.holdout)) for each in given]
@@ -108,13 +107,13 @@ class LinearForecaster:
         if not all(whole):
             longest = max(each.shape[-1] for each in given)
             raise ValueError(
-                f"{_WHO}: a series must have at least past + horizon = {window} values"
+                f"{WHO}: a series must have at least past + horizon = {window} values"
                 f"{' without a gap' if self.gaps == 'split' else ''}, got {longest}."
             )
         if self.holdout and not (all(heads) and all(tails)):
             raise ValueError(
-                f"{_WHO}: the series is too short to hold out holdout={self.holdout} of it: both parts need past + "
-                f"horizon = {window} values. Give more data, or holdout=0 and a number for ridge."
+                f"{WHO}: the series is too short for holdout={self.holdout}: both parts need past + horizon = "
+                f"{window} values. Give more data, or holdout=0 and a number for ridge."
             )
         found = [self._fit_batch(*parts) for parts in zip(whole, heads, tails, strict=True)]
         self._set(found, level, channels)
@@ -148,15 +147,15 @@ class LinearForecaster:
         if not hasattr(self, "_factors"):
             return self.fit(series)
         if self._moments is None:
-            raise ValueError(f"{_WHO}.partial_fit: fit saw several series or gaps; fit again with all data.")
-        given, _ = as_list(f"{_WHO}.partial_fit", series)
+            raise ValueError(f"{WHO}.partial_fit: fit saw several series or gaps; fit again with all data.")
+        given, _ = as_list(f"{WHO}.partial_fit", series)
         if len(given) > 1 or len(given[0]) != len(self._level_):
             shapes = [tuple(each.mT.shape) for each in given]
             raise ValueError(
-                f"{_WHO}.partial_fit: give the next values of the {len(self._level_)} channels, got {shapes}."
+                f"{WHO}.partial_fit: give the next values of the {len(self._level_)} channels, got {shapes}."
             )
         if bool(given[0].isnan().any()):
-            raise ValueError(f"{_WHO}.partial_fit: the series has no value (NaN) in places; fill them.")
+            raise ValueError(f"{WHO}.partial_fit: the series has no value (NaN) in places; fill them.")
         parts = self._batches([given[0] - self._level_[:, None]], least=1)
         more = [of.continued(part) for of, (part,) in zip(self._moments, parts, strict=True)]
         ridges = self._ridges.split([len(of.count) for of in more])
@@ -176,14 +175,14 @@ class LinearForecaster:
         Args:
             recent: (..., past), or (..., past, channels) where `fit` had channels; of longer series the last
                 `past` values count.
-            interval: such as 0.9, for an `Interval`: a forecast, and bounds that held this share of the tail's
-                residuals, each step ahead by itself.
+            interval: such as 0.9, for an `Interval`: a forecast, and bounds that held this share of the
+                tail's residuals, each step ahead by itself.
 
         Returns:
             (..., horizon) or (..., horizon, channels), as NumPy, or torch where `recent` is.
         """
         self._check_fitted("predict")
-        x = self._rows(f"{_WHO}.predict", recent, self.past)[..., -self.past :]
+        x = self._rows(f"{WHO}.predict", recent, self.past)[..., -self.past :]
         centre = centre_of(x, self.center)
         matrix = matrix_of(*self._factors)
         y: Tensor = (
@@ -195,9 +194,9 @@ class LinearForecaster:
         if interval is None:
             return self._like(found, recent)
         if not isinstance(interval, int | float) or not 0 < interval < 1:
-            raise ValueError(f"{_WHO}.predict: interval must be between 0 and 1, got {interval!r}.")
+            raise ValueError(f"{WHO}.predict: interval must be between 0 and 1, got {interval!r}.")
         if self._quantiles is None:
-            raise ValueError(f"{_WHO}.predict: intervals need residuals: fit with holdout above 0.")
+            raise ValueError(f"{WHO}.predict: intervals need residuals: fit with holdout above 0.")
         bounds = [found + quantile(self._quantiles, (1 + side * interval) / 2) for side in (-1, 1)]
         return Interval(*(self._like(each, recent) for each in (found, *bounds)))
 
@@ -212,12 +211,12 @@ class LinearForecaster:
 
     def _errors(self, method: str, series: Any) -> tuple[float, float]:
         self._check_fitted(method)
-        given, _ = as_list(f"{_WHO}.{method}", series)
+        given, _ = as_list(f"{WHO}.{method}", series)
         window, sums = self.past + self.horizon, np.zeros(3)
         for each in given:
             if each.shape[-1] < window or len(each) != len(self._level_):
                 raise ValueError(
-                    f"{_WHO}.{method}: a series must have past + horizon = {window} values or more and "
+                    f"{WHO}.{method}: a series must have past + horizon = {window} values or more and "
                     f"{len(self._level_)} channels, got {tuple(each.mT.shape)}."
                 )
             variance = each.var(-1, correction=0).mean()
@@ -231,10 +230,11 @@ class LinearForecaster:
     def module(self, dtype: torch.dtype = torch.float32) -> Forecast:
         """The forecaster as an `nn.Module`: windows (..., past) to (..., horizon).
 
-        With `per_channel`, (..., channels, past) to (..., channels, horizon). It is a copy: train it, export it.
+        With `per_channel`, (..., channels, past) to (..., channels, horizon). It is a copy: train it, export
+        it, freeze it.
         """
         self._check_fitted("module")
-        check_dtype(f"{_WHO}.module", dtype)
+        check_dtype(f"{WHO}.module", dtype)
         matrix = matrix_of(*self._factors)
         return module_of(matrix.G, matrix.H, self.center, dtype)
 
@@ -243,41 +243,6 @@ class LinearForecaster:
         self._check_fitted("matrix")
         matrix = matrix_of(*self._factors)
         return matrix if self._grouped else matrix[0]
-
-    # Manners of scikit-learn.
-
-    def get_params(self, deep: bool = True) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in _names()}
-
-    def set_params(self, **params: Any) -> Self:
-        for name, value in params.items():
-            if name not in _names():
-                raise ValueError(f"{_WHO}: unknown parameter {name!r}. Known: {', '.join(_names())}.")
-            setattr(self, name, value)
-        return self
-
-    def __sklearn_tags__(self) -> Any:
-        from sklearn.utils import (
-            InputTags,
-            RegressorTags,
-            Tags,
-            TargetTags,
-        )  # scikit-learn alone asks for them
-
-        return Tags(
-            estimator_type="regressor",
-            target_tags=TargetTags(required=False),
-            regressor_tags=RegressorTags(),
-            input_tags=InputTags(allow_nan=self.gaps == "split"),
-        )
-
-    def __sklearn_is_fitted__(self) -> bool:
-        return hasattr(self, "_factors")
-
-    def __repr__(self) -> str:
-        defaults = inspect.signature(LinearForecaster).parameters
-        changed = [f"{k}={v!r}" for k, v in self.get_params().items() if v != defaults[k].default]
-        return f"{_WHO}({', '.join(changed)})"
 
     # Inside.
 
@@ -323,7 +288,7 @@ class LinearForecaster:
         if self._has_channels:
             if x.ndim < 2 or x.shape[-1] != channels or x.shape[-2] < least:
                 raise ValueError(
-                    f"{who}: expected (..., {least} or more, {channels} channels), got shape {tuple(x.shape)}."
+                    f"{who}: expected (..., {least} or more, {channels} channels), got {tuple(x.shape)}."
                 )
             x = x.mT
         elif x.ndim < 1 or x.shape[-1] < least:
@@ -336,38 +301,9 @@ class LinearForecaster:
         found = found.mT if self._has_channels else found
         return found.to(given.device) if isinstance(given, Tensor) else found.numpy()
 
-    def _check(self) -> None:
-        checked_int(_WHO, "past", self.past)
-        checked_int(_WHO, "horizon", self.horizon)
-        if self.rank is not None:
-            checked_int(
-                _WHO,
-                "rank",
-                self.rank,
-                most=min(self.past, self.horizon),
-                why="the smaller of past and horizon",
-            )
-        if self.sweeps is not None:
-            checked_int(_WHO, "sweeps", self.sweeps, least=0)
-        if self.center not in CENTERS:
-            raise ValueError(f"{_WHO}: center must be 'last', 'mean' or None, got {self.center!r}.")
-        check_choices(_WHO, gaps=(self.gaps, GAPS))
-        check_flags(_WHO, per_channel=self.per_channel)
-        if not isinstance(self.holdout, int | float) or not 0 <= self.holdout < 1:
-            raise ValueError(f"{_WHO}: holdout must be at least 0 and below 1, got {self.holdout!r}.")
-        if self.ridge == "auto":
-            if not self.holdout:
-                raise ValueError(f"{_WHO}: ridge='auto' needs holdout above 0, got {self.holdout!r}.")
-        elif isinstance(self.ridge, str | bool) or not 0 <= self.ridge < float("inf"):
-            raise ValueError(f"{_WHO}: ridge must be 'auto' or a number of at least 0, got {self.ridge!r}.")
-
     def _check_fitted(self, method: str) -> None:
         if not hasattr(self, "_factors"):
-            raise ValueError(f"{_WHO}.{method}: call fit first.")
-
-
-def _names() -> list[str]:
-    return list(inspect.signature(LinearForecaster).parameters)
+            raise ValueError(f"{WHO}.{method}: call fit first.")
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:

@@ -50,9 +50,9 @@ class Gram:
         return y
 
     def diagonal(self, basis: Roots) -> Tensor:
-        """The diagonal in the eigenbasis of a shift, (b, n): the eigenvalues of the nearest matrix with this basis.
+        """The diagonal in the eigenbasis of a shift, (b, n).
 
-        With Z_1 that is T. Chan's circulant.
+        These are the eigenvalues of the nearest matrix with this basis; with Z_1 that is T. Chan's circulant.
         """
         n, size = self.n, self.size
         sums = self.column * torch.arange(n, 0, -1, dtype=self.column.dtype)  # of the diagonals of B

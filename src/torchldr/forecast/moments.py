@@ -1,7 +1,7 @@
 """Moments of all windows of a series: everything that a ridge forecaster is computed from.
 
-A window w has M = past + horizon values. With m its centre (its last past value, the mean of its past, or 0), the
-Gram matrix of the centred windows w - m is
+A window w has M = past + horizon values. With m its centre (its last past value, the mean of its past, or
+0), the Gram matrix of the centred windows w - m is
 
     B_c = B - 1 c^T - c 1^T,    B = mean w w^T,   b = mean m w,   c = b - mean(m^2) / 2,
 
@@ -9,7 +9,8 @@ and B follows from one of its columns and the ends of the series:
 
     B[i+1, j+1] - B[i, j] = (last_i last_j - first_i first_j) / count,
 
-`first` and `last` being the first and the last M - 1 values. So a few correlations (one FFT each) replace all windows.
+`first` and `last` being the first and the last M - 1 values. So a few correlations, by FFTs, replace all
+windows.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ CENTERS = ("last", "mean", None)
 class Moments:
     """Sums over the windows of each group of series; a group (axis b) shares one forecaster.
 
-    count: windows, (b,). columns: of sum w w^T, by their index: 0, L - 1, L, M - 1, each (b, M). centre: sum m w,
-    (b, M). square: sum m^2, (b,). first, last: ends of the c series of a group, (b, c, M - 1).
+    count: windows, (b,). columns: of sum w w^T, by their index: 0, L - 1, L, M - 1, each (b, M).
+    centre: sum m w, (b, M). square: sum m^2, (b,). first, last: ends of the c series of a group,
+    (b, c, M - 1).
     """
 
     past: int

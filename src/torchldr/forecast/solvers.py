@@ -1,7 +1,7 @@
 """Solving (B_c + ridge I) x = b: Cholesky where the past is short, conjugate gradients by FFTs beyond.
 
-Centring makes B_c singular in one direction n, which says nothing about a forecast: solutions have no part of it,
-and the ridge may be 0.
+Centring makes B_c singular in one direction n, along which windows do not move: solutions have no part of
+it, and the ridge may be 0.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def without(null: Tensor | None, x: Tensor) -> Tensor:
 
 
 def by_cholesky(of: Moments, ridge: Tensor) -> Solve:
-    """Solves for rows (b, p, L) with the dense matrix. LinAlgError where that is singular."""
+    """Solves for rows (b, p, L) with the dense matrix. ValueError where that is singular."""
     L = of.past
     K = dense_gram(of, L)
     size = K.diagonal(dim1=-2, dim2=-1).mean(-1)
@@ -40,7 +40,7 @@ def by_cholesky(of: Moments, ridge: Tensor) -> Solve:
         K += (size[:, None, None] + ridge[:, None, None]) * torch.outer(null, null)
     factor, failed = torch.linalg.cholesky_ex(K)
     if bool(failed.any()):
-        raise torch.linalg.LinAlgError(
+        raise ValueError(
             "LinearForecaster: the windows do not determine a forecaster with ridge="
             f"{float(ridge[failed > 0][0]):.3g}; take a larger ridge, a shorter past or more data."
         )

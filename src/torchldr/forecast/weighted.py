@@ -1,19 +1,19 @@
 """The best forecaster of a lower displacement rank, in the norm that the windows give.
 
-What counts is the error of forecasts, tr(E K E^T) for E = W_k - W. In the eigenbasis of Z_s, with roots a_i, row i of W
-is g_i^T R (a_i - Z)^-1 (R the right factors, Z = Z_-s), so the error falls apart into rows,
+What counts is the error of forecasts, tr(E K E^T) for E = W_k - W. In the eigenbasis of Z_s, with roots a_i,
+row i of W is g_i^T R (a_i - Z)^-1 (R the right factors, Z = Z_-s), so the error falls apart into rows,
 
     sum_i (g_i - g*_i)^T N_i conj(g_i - g*_i),    N_i = R (a_i - Z)^-1 K (a_i - Z)^-H R^T,
 
-and alternating steps over left factors and over the k combinations of right factors cost little. In the eigenbasis
-of Z, with roots c_j and K - Z K Z^T = X^T Y, K has entries conj(x_j) y_l c_l / (c_l - c_j) beside its diagonal
-kappa. By partial fractions
+and alternating steps over left factors and over k combinations of the right factors cost little. In the
+eigenbasis of Z, with roots c_j and K - Z K Z^T = X^T Y, the entries of K are conj(x_j) y_l c_l / (c_l - c_j)
+beside its diagonal kappa. By partial fractions
 
-    N_i^pq = sum_j psi_j^pq / |a_i - c_j|^2 + a_i sum_j phi_j^pq / (a_i - c_j),
-    psi = r^p conj(r^q) kappa,   phi = sum (r^p conj(x)) (mu * conj(r^q) y) - (conj(r^q) y) (mu' * r^p conj(x)),
+    N_i^pq = sum_j psi_j^pq / |a_i - c_j|^2 + a_i sum_j phi_j^pq / (a_i - c_j),   psi = r^p conj(r^q) kappa,
+    phi = sum over X, Y of  (r^p conj(x)) (mu * conj(r^q) y) - (conj(r^q) y) (mu' * r^p conj(x)),
 
-convolutions with mu_j = 1 / (1 - c_j / c_0)^2: no matrix of L x L. Where the past is short, sweeps with all entries
-of the right factors free follow.
+convolutions with mu_j = 1 / (1 - c_j / c_0)^2 and its reverse: no matrix of L x L. Where the past is short,
+sweeps with all entries of the right factors free follow.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .moments import Moments
 from .roots import Roots
 
 STEPS = 12  # alternating steps among the exact right factors
-FREE_UP_TO = 3000  # unknowns of a sweep with free right factors: a Cholesky factor of 72 MB
+FREE_UP_TO = 1500  # unknowns of a sweep with free right factors: a matrix of 18 MB
 Pair = tuple[Tensor, Tensor]
 _CHUNK = 1 << 20  # numbers in a part of the Cauchy matrix
 
@@ -38,7 +38,6 @@ def best_of_rank(of: Moments, ridge: Tensor, left: Tensor, right: Tensor, rank: 
     rows, columns = Roots(of.horizon, s), Roots(of.past, -s)
     g = rows.analyse(left).conj()[..., : rows.half].mT  # (b, i, r)
     N = row_weights(of, ridge, columns.analyse(right), rows, columns)
-    weight = rows.weight[:, None, None]
     mix = torch.eye(rank, right.shape[-2], dtype=right.dtype).expand(len(right), -1, -1)
     size = rank * right.shape[-2]
     for _ in range(STEPS):
@@ -75,7 +74,7 @@ def _solved(normal: Tensor, target: Tensor) -> Tensor:
 
 
 def row_weights(of: Moments, ridge: Tensor, r: Tensor, rows: Roots, columns: Roots) -> Tensor:
-    """N_i of the header for half of the rows, (b, i, r, r), from right factors (b, r, L) in the eigenbasis."""
+    """N_i for half of the rows, (b, i, r, r), from the right factors (b, r, L) in the eigenbasis."""
     L = columns.n
     kappa = Gram(of, L).diagonal(columns) + ridge[:, None]
     # K - Z K Z^T = X^T Y

@@ -21,7 +21,16 @@ from typing import Any
 import numpy as np
 import torch
 from forecast_data import PERIODS, Series, load
-from forecast_models import FITS, DLinear, SparseTSF, dense_module, dense_ridge, low_rank_module, test_error, train
+from forecast_models import (
+    FITS,
+    DLinear,
+    SparseTSF,
+    dense_module,
+    dense_ridge,
+    low_rank_module,
+    test_error,
+    train,
+)
 from torch import Tensor, nn
 
 from torchldr import quantize_
@@ -100,7 +109,9 @@ def trained(series: Series, past: int, horizon: int, name: str, seed: int) -> tu
     return model, time.process_time() - start
 
 
-def row(series: Series, past: int, horizon: int, name: str, module: nn.Module, seconds: float) -> dict[str, Any]:
+def row(
+    series: Series, past: int, horizon: int, name: str, module: nn.Module, seconds: float
+) -> dict[str, Any]:
     test = series.part("test", past)
     weights = sum(p.numel() for p in module.parameters())
     rounded = quantize_(copy.deepcopy(module)) if weights else module

@@ -17,7 +17,7 @@ PERIODS = {"ETTh1": 24, "ETTh2": 24, "elecdemand": 48, "calls": 169, "taylor": 4
 
 @dataclass(frozen=True)
 class Series:
-    """Values (time, channels), standardised by the training part, which ends at `train`; then `valid`, test."""
+    """Values (time, channels), standardised by the training part; parts end at `train`, `valid`, `test`."""
 
     name: str
     values: np.ndarray

@@ -1,4 +1,4 @@
-"""Linear forecasters to compare with, written from their papers: dense and low-rank ridge, DLinear, SparseTSF, FITS.
+"""Linear forecasters to compare with, written from their papers: ridge, low rank, DLinear, SparseTSF, FITS.
 
 Every one is a module from windows (rows, past) to forecasts (rows, horizon).
 """
@@ -39,7 +39,7 @@ class DLinear(nn.Module):
 
 
 class SparseTSF(nn.Module):
-    """Lin et al. 2024: smooth over a period, then one small linear map for all phases of it; minus the mean."""
+    """Lin et al. 2024: smooth over a period, then one small linear map for all its phases; minus the mean."""
 
     def __init__(self, past: int, horizon: int, period: int) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class SparseTSF(nn.Module):
 
 
 class FITS(nn.Module):
-    """Xu et al. 2024: the low frequencies of the standardised window, a complex linear map to those of the longer one."""
+    """Xu et al. 2024: from the low frequencies of a window to those of a longer one, a complex linear map."""
 
     def __init__(self, past: int, horizon: int, period: int, harmonics: int = 6) -> None:
         super().__init__()
@@ -110,9 +110,16 @@ def low_rank_module(W: Tensor, K: Tensor, rank: int) -> nn.Module:
 
 
 def train(
-    model: nn.Module, train: np.ndarray, valid: np.ndarray, past: int, horizon: int, seed: int, rate: float, epochs: int
+    model: nn.Module,
+    train: np.ndarray,
+    valid: np.ndarray,
+    past: int,
+    horizon: int,
+    seed: int,
+    rate: float,
+    epochs: int,
 ) -> nn.Module:
-    """Adam on the squared error, rows of 512 windows, the rate decaying; the best epoch on the validation part."""
+    """Adam on the squared error, 512 windows a step, the rate decaying; the best epoch on validation."""
     generator = torch.Generator().manual_seed(seed)
     rows = torch.from_numpy(windows(train, past + horizon)).float()
     optimizer = torch.optim.Adam(model.parameters(), rate)
@@ -143,7 +150,9 @@ def test_error(model: nn.Module, series: np.ndarray, past: int, horizon: int) ->
     """The mean squared error over all windows and channels."""
     total, count = 0.0, 0
     for channel in series.T:
-        for w in torch.from_numpy(np.ascontiguousarray(channel)).float().unfold(0, past + horizon, 1).split(2048):
+        for w in (
+            torch.from_numpy(np.ascontiguousarray(channel)).float().unfold(0, past + horizon, 1).split(2048)
+        ):
             total += float((model(w[:, :past]) - w[:, past:]).double().square().sum())
             count += w.shape[0] * horizon
     return total / count

@@ -1,7 +1,8 @@
-"""LinearForecaster: ridge regression from the last values of a series to the next, of low displacement rank."""
+"""LinearForecaster: ridge regression from the last values of a series to the next, in closed form."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Self
 
@@ -15,6 +16,7 @@ from .module import Forecast, module_of
 from .moments import Moments, moments
 from .parameters import WHO, Parameters
 from .series import as_list, as_tensor, batches, check_values
+from .storage import read, write
 from .tail import best_ridge, centre_of, quantile, quantiles, residuals, windows
 
 _CHUNK = 1 << 22  # values of the windows that `score` multiplies at a time
@@ -112,8 +114,8 @@ class LinearForecaster(Parameters):
             )
         if self.holdout and not (all(heads) and all(tails)):
             raise ValueError(
-                f"{WHO}: the series is too short for holdout={self.holdout}: both parts need past + horizon = "
-                f"{window} values. Give more data, or holdout=0 and a number for ridge."
+                f"{WHO}: the series is too short for holdout={self.holdout}: both parts need past + horizon "
+                f"= {window} values. Give more data, or holdout=0 and a number for ridge."
             )
         found = [self._fit_batch(*parts) for parts in zip(whole, heads, tails, strict=True)]
         self._set(found, level, channels)
@@ -126,11 +128,9 @@ class LinearForecaster(Parameters):
     ) -> tuple[Moments, Tensor, Fitted, Tensor | None]:
         """For one batch of groups: moments, ridges, the forecasters, quantiles of residuals."""
         every, kept = self._moments_of(whole), None
-        ridge = (
-            None
-            if isinstance(self.ridge, str)
-            else every.square.new_full((len(every.count),), float(self.ridge))
-        )
+        ridge = None
+        if not isinstance(self.ridge, str):
+            ridge = torch.full_like(every.square, float(self.ridge))
         if self.holdout:
             first, w = self._moments_of(head), windows(tail, self.past + self.horizon)
             ridge = best_ridge(first, w) if ridge is None else ridge
@@ -147,7 +147,9 @@ class LinearForecaster(Parameters):
         if not hasattr(self, "_factors"):
             return self.fit(series)
         if self._moments is None:
-            raise ValueError(f"{WHO}.partial_fit: fit saw several series or gaps; fit again with all data.")
+            raise ValueError(
+                f"{WHO}.partial_fit: what was fitted had several series or gaps, or was loaded; fit again."
+            )
         given, _ = as_list(f"{WHO}.partial_fit", series)
         if len(given) > 1 or len(given[0]) != len(self._level_):
             shapes = [tuple(each.mT.shape) for each in given]
@@ -184,11 +186,11 @@ class LinearForecaster(Parameters):
         self._check_fitted("predict")
         x = self._rows(f"{WHO}.predict", recent, self.past)[..., -self.past :]
         centre = centre_of(x, self.center)
-        matrix = matrix_of(*self._factors)
-        y: Tensor = (
+        matrix = self.matrix()
+        y = (
             matrix.matmul((x - centre).unsqueeze(-2)).squeeze(-2)
             if self._grouped
-            else matrix[0].matmul(x - centre)
+            else matrix.matmul(x - centre)
         )
         found = y + centre
         if interval is None:
@@ -243,6 +245,34 @@ class LinearForecaster(Parameters):
         self._check_fitted("matrix")
         matrix = matrix_of(*self._factors)
         return matrix if self._grouped else matrix[0]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the fitted forecaster to one file, for `load`; after that `partial_fit` is not possible."""
+        self._check_fitted("save")
+        arrays = {
+            "left": self._factors[0],
+            "right": self._factors[1],
+            "ridges": self._ridges,
+            "level": self._level_,
+        }
+        arrays |= {} if self._quantiles is None else {"quantiles": self._quantiles}
+        facts = {"parameters": self.get_params(), "channels": self._has_channels, "error": self.error_}
+        write(
+            path, facts, {name: t.numpy() for name, t in arrays.items()} | {"values": self.singular_values_}
+        )
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """The forecaster that `save` wrote."""
+        facts, arrays = read(path)
+        f = cls(**facts["parameters"])
+        f.singular_values_ = arrays.pop("values")
+        t = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        f._factors, f._ridges, f._level_ = (t["left"], t["right"]), t["ridges"], t["level"]
+        f._quantiles, f._has_channels, f._moments = t.get("quantiles"), facts["channels"], None
+        f.rank_, f.error_ = f._factors[0].shape[1], facts["error"]
+        f.ridge_ = f._ridges.numpy() if f._grouped else float(f._ridges[0])
+        return f
 
     # Inside.
 

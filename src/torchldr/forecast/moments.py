@@ -106,7 +106,7 @@ class Moments:
 
 
 def moments(z: Tensor, past: int, horizon: int, center: str | None) -> Moments:
-    """The moments of series z (b, c, time), float64, of at least past + horizon values.
+    """The moments of series z (b, c, time), float64, of at least past + horizon values; horizon may be 0.
 
     Cost: seven FFTs of the series' length, and memory for as many copies of it.
     """
@@ -121,7 +121,7 @@ def moments(z: Tensor, past: int, horizon: int, center: str | None) -> Moments:
         product = spectrum * torch.fft.rfft(v, size).conj()
         return torch.fft.irfft(product.sum(1), size)[:, :M]
 
-    columns = {p: correlate(z[..., p : p + count]) for p in sorted({0, past - 1, past, M - 1})}
+    columns = {p: correlate(z[..., p : p + count]) for p in sorted({0, past - 1, past, M - 1}) if p < M}
     if center is None:
         centre, square = z.new_zeros(b, M), z.new_zeros(b)
     elif center == "last":

@@ -57,7 +57,7 @@ def check_values(who: str, series: Sequence[Tensor], gaps: str) -> None:
             place = _place(missing.mT if len(each) > 1 else missing[0])
             which = f" of series {index}" if len(series) > 1 else ""
             raise ValueError(
-                f"{who}: no value (NaN) at {place}{which}; fill it, or cut the series there with gaps='split'."
+                f"{who}: no value (NaN) at {place}{which}; fill it, or cut the series with gaps='split'."
             )
     for channel in range(len(series[0])):
         values = torch.cat([each[channel][~each[channel].isnan()] for each in series])

@@ -24,13 +24,11 @@ def centre_of(x: Tensor, center: str | None) -> Tensor:
     return x[..., -1:] if center == "last" else x.mean(-1, keepdim=True)
 
 
-def windows(parts: Sequence[Tensor], window: int, most: int = WINDOWS) -> Tensor:
+def windows(parts: Sequence[Tensor], window: int) -> Tensor:
     """Windows (b, w, window) of pieces (b, c, time), evenly spread."""
-    every = [part.unfold(-1, window, 1).flatten(1, 2) for part in parts if part.shape[-1] >= window]
-    if not every:
-        return torch.empty(0)
-    step = max(1, sum(part.shape[1] for part in every) // most)
-    return torch.cat([part[:, ::step] for part in every], 1)
+    long = [part for part in parts if part.shape[-1] >= window]
+    step = 1 + sum(part.shape[1] * (part.shape[-1] - window) for part in long) // WINDOWS
+    return torch.cat([part.unfold(-1, window, step).flatten(1, 2) for part in long], 1)
 
 
 def residuals(factors: tuple[Tensor, Tensor], w: Tensor, past: int, center: str | None) -> Tensor:

@@ -154,8 +154,8 @@ def main() -> None:
                 if len(series.part("test", past)) < past + horizon or series.train < 2 * (past + horizon):
                     continue
                 if arguments.trained:
-                    for method in TRAINED:
-                        for seed in SEEDS:
+                    for seed in SEEDS:
+                        for method in TRAINED:
                             if (name, past, horizon, method, seed) not in done:
                                 found = trained(series, past, horizon, method, seed)
                                 keep({**row(series, past, horizon, method, *found), "seed": seed})

@@ -121,7 +121,7 @@ def train(
 ) -> nn.Module:
     """Adam on the squared error, 512 windows a step, the rate decaying; the best epoch on validation."""
     generator = torch.Generator().manual_seed(seed)
-    rows = torch.from_numpy(windows(train, past + horizon)).float()
+    rows = torch.from_numpy(windows(train, past + horizon).astype(np.float32))
     optimizer = torch.optim.Adam(model.parameters(), rate)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.8)
     best, kept = float("inf"), model.state_dict()

@@ -100,11 +100,13 @@ class LinearForecaster(Parameters):
         level = self._level(given)
         given = [each - level[:, None] for each in given]
         cut = [round(each.shape[-1] * (1 - self.holdout)) for each in given]
-        heads = self._batches([each[:, :at] for each, at in zip(given, cut, strict=True)])
-        tails = self._batches(
-            [each[:, max(0, at - self.past) :] for each, at in zip(given, cut, strict=True)]
-        )
-        whole = self._batches(given)
+        gapless = not any(bool(each.isnan().any()) for each in given)
+        parts = [
+            [each[:, :at] for each, at in zip(given, cut, strict=True)],
+            [each[:, max(0, at - self.past) :] for each, at in zip(given, cut, strict=True)],
+            given,
+        ]
+        heads, tails, whole = (self._batches(part, gapless) for part in parts)
         window = self.past + self.horizon
         if not all(whole):
             longest = max(each.shape[-1] for each in given)
@@ -119,8 +121,8 @@ class LinearForecaster(Parameters):
             )
         found = [self._fit_batch(*parts) for parts in zip(whole, heads, tails, strict=True)]
         self._set(found, level, channels)
-        plain = len(given) == 1 and not bool(given[0].isnan().any())
-        self._moments: list[Moments] | None = [each[0] for each in found] if plain else None
+        continues = gapless and len(given) == 1
+        self._moments: list[Moments] | None = [each[0] for each in found] if continues else None
         return self
 
     def _fit_batch(
@@ -158,7 +160,7 @@ class LinearForecaster(Parameters):
             )
         if bool(given[0].isnan().any()):
             raise ValueError(f"{WHO}.partial_fit: the series has no value (NaN) in places; fill them.")
-        parts = self._batches([given[0] - self._level_[:, None]], least=1)
+        parts = batches([given[0] - self._level_[:, None]], 1, self.per_channel, whole=True)
         more = [of.continued(part) for of, (part,) in zip(self._moments, parts, strict=True)]
         ridges = self._ridges.split([len(of.count) for of in more])
         found = [
@@ -289,8 +291,8 @@ class LinearForecaster(Parameters):
             return torch.zeros(len(given[0]), dtype=torch.float64)
         return torch.cat(list(given), -1).nanmean(-1)
 
-    def _batches(self, series: Sequence[Tensor], least: int | None = None) -> list[list[Tensor]]:
-        return batches(series, least or self.past + self.horizon, self.per_channel)
+    def _batches(self, series: Sequence[Tensor], whole: bool) -> list[list[Tensor]]:
+        return batches(series, self.past + self.horizon, self.per_channel, whole)
 
     def _moments_of(self, parts: Sequence[Tensor]) -> Moments:
         first, *others = (moments(part, self.past, self.horizon, self.center) for part in parts)

@@ -39,7 +39,7 @@ def as_list(who: str, series: Any) -> tuple[list[Tensor], bool]:
     several = isinstance(series, list | tuple) and len(series) > 0 and not np.isscalar(series[0])
     given = [as_tensor(who, each) for each in (series if several else [series])]
     axes = {each.ndim for each in given}
-    if not given or not axes <= {1, 2} or len(axes) > 1:
+    if not axes <= {1, 2} or len(axes) > 1 or not all(each.numel() for each in given):
         shapes = ", ".join(str(tuple(each.shape)) for each in given[:4])
         raise ValueError(f"{who}: a series must have shape (time,) or (time, channels), got {shapes}.")
     if len({each.shape[1:] for each in given}) > 1:
@@ -74,13 +74,14 @@ def pieces(channel: Tensor, least: int) -> list[Tensor]:
     return [channel[start:end] for start, end in spans if end - start >= least]
 
 
-def batches(series: Sequence[Tensor], least: int, per_channel: bool, size: int = 64) -> list[list[Tensor]]:
+def batches(
+    series: Sequence[Tensor], least: int, per_channel: bool, whole: bool, size: int = 64
+) -> list[list[Tensor]]:
     """Groups of channels that are fitted together: for each batch its pieces (groups, channels, time).
 
     Groups of one forecaster for all channels: a batch of one group. Else each channel is a group, those
-    without gaps up to `size` at a time.
+    without gaps (`whole`) up to `size` at a time.
     """
-    whole = not any(bool(each.isnan().any()) for each in series)
     long = [each for each in series if each.shape[-1] >= least]
     if not per_channel:
         if whole:

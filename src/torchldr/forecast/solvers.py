@@ -60,6 +60,8 @@ def by_conjugate_gradients(of: Moments, ridge: Tensor) -> tuple[Solve, list[bool
 
     def solve_rows(b: Tensor) -> Tensor:
         r = without(null, b)
+        # Rows that are all null vector leave rounding errors, which have no solution.
+        r = r * (r.norm(dim=-1, keepdim=True) > 1e-12 * b.norm(dim=-1, keepdim=True))
         x, y = torch.zeros_like(r), precondition(r)
         p, rho = y, (r * y).sum(-1, keepdim=True)
         goal = TOLERANCE**2 * rho

@@ -35,6 +35,7 @@ from torch import Tensor, nn
 
 from torchldr import quantize_
 from torchldr.forecast import LinearForecaster
+from torchldr.forecast.weighted import FREE_UP_TO
 
 LEDGER = Path(__file__).resolve().parents[1] / "results" / "forecast" / "compare.jsonl"
 TRAINED: dict[str, tuple[Callable[[int, int, int], nn.Module], float]] = {
@@ -67,36 +68,39 @@ class Iterated(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         past = x.shape[-1]
-        for _ in range(self.horizon):
-            x = torch.cat((x, self.step(x[:, -past:])), -1)
-        return x[:, past:]
+        all_of_it = torch.cat((x, x.new_empty(len(x), self.horizon)), -1)
+        for h in range(self.horizon):
+            all_of_it[:, past + h] = self.step(all_of_it[:, h : past + h])[:, 0]
+        return all_of_it[:, past:]
 
 
-def closed(series: Series, past: int, horizon: int) -> Iterator[tuple[str, nn.Module, float]]:
-    """Name, module and seconds of each closed form."""
+def closed(
+    series: Series, past: int, horizon: int
+) -> Iterator[tuple[str, nn.Module, nn.Module | None, float]]:
+    """Name, module, one for int8 where it is another, and seconds of each closed form."""
     values, period = series.part("train", past), PERIODS[series.name]
     if horizon >= 1 and past >= period:
-        yield "seasonal naive", Naive(past, horizon, period), 0.0
+        yield "seasonal naive", Naive(past, horizon, period), None, 0.0
     start = time.process_time()
     chosen = LinearForecaster(past, horizon).fit(values).ridge_
     search = time.process_time() - start
 
-    def ours(ahead: int, rank: int | None) -> tuple[nn.Module, float]:
+    def ours(ahead: int, rank: int | None) -> tuple[nn.Module, nn.Module | None, float]:
         start = time.process_time()
         f = LinearForecaster(past, ahead, rank=rank, ridge=chosen, holdout=0).fit(values)
-        return f.module(), time.process_time() - start
+        seconds = time.process_time() - start
+        return f.module(), f.module(int8=True) if f.rank_ * past <= FREE_UP_TO else None, seconds
 
-    module, seconds = ours(1, None)
-    yield "iterated AR", Iterated(module, horizon), seconds
+    module, _, seconds = ours(1, None)
+    yield "iterated AR", Iterated(module, horizon), None, seconds
     for rank in (None, 8, 4, 3, 2):
-        module, seconds = ours(horizon, rank)
-        yield f"Toeplitz-like, {'exact' if rank is None else f'r = {rank}'}", module, seconds
+        yield f"Toeplitz-like, {'exact' if rank is None else f'r = {rank}'}", *ours(horizon, rank)
     start = time.process_time()
     W, K = dense_ridge(values, past, horizon, chosen)
-    yield "ridge", dense_module(W), time.process_time() - start
+    yield "ridge", dense_module(W), None, time.process_time() - start
     for rank in (16, 4):
         start = time.process_time()
-        yield f"low rank {rank}", low_rank_module(W, K, rank), time.process_time() - start
+        yield f"low rank {rank}", low_rank_module(W, K, rank), None, time.process_time() - start
     print(f"  ridge {chosen:.2g}, found in {search:.1f} s", file=sys.stderr)
 
 
@@ -110,11 +114,17 @@ def trained(series: Series, past: int, horizon: int, name: str, seed: int) -> tu
 
 
 def row(
-    series: Series, past: int, horizon: int, name: str, module: nn.Module, seconds: float
+    series: Series,
+    past: int,
+    horizon: int,
+    name: str,
+    module: nn.Module,
+    small: nn.Module | None,
+    seconds: float,
 ) -> dict[str, Any]:
     test = series.part("test", past)
     weights = sum(p.numel() for p in module.parameters())
-    rounded = quantize_(copy.deepcopy(module)) if weights else module
+    rounded = quantize_(copy.deepcopy(small or module)) if weights else module
     state = rounded.state_dict().values()
     return {
         "data": series.name,
@@ -157,11 +167,12 @@ def main() -> None:
                     for seed in SEEDS:
                         for method in TRAINED:
                             if (name, past, horizon, method, seed) not in done:
-                                found = trained(series, past, horizon, method, seed)
-                                keep({**row(series, past, horizon, method, *found), "seed": seed})
+                                model, seconds = trained(series, past, horizon, method, seed)
+                                found = row(series, past, horizon, method, model, None, seconds)
+                                keep({**found, "seed": seed})
                 elif (name, past, horizon, "low rank 4", None) not in done:
-                    for method, module, seconds in closed(series, past, horizon):
-                        keep(row(series, past, horizon, method, module, seconds))
+                    for each in closed(series, past, horizon):
+                        keep(row(series, past, horizon, *each))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     python benchmarks/forecast_ridge.py
 
 Writes results/forecast/ridge.json. Each case runs in a process of its own, one thread; `seconds` are of the
-processor, the least of the repeats, `megabytes` the peak above what the process held before. Ridge is left out
+processor, the least of the repeats, `megabytes` the peak above the start. Ridge is left out
 where its windows would take more than --limit megabytes.
 """
 

@@ -58,6 +58,30 @@ def test_eight_bits_change_little():
     assert not torch.equal(rounded, exact)
 
 
+@pytest.mark.parametrize(("past", "horizon"), [(24, 8), (12, 20), (15, 9)])
+def test_rounded_together_forecasts_suffer_least(past, horizon):
+    f = LinearForecaster(past, horizon, ridge=1e-4, holdout=0, rank=2).fit(Z)
+    w = torch.from_numpy(Z).float().unfold(0, past + horizon, 1)
+
+    def error(module: torch.nn.Module) -> float:
+        return (module(w[:, :past]) - w[:, past:]).square().mean().item()
+
+    exact, plain = error(f.module()), error(quantize_(f.module()))
+    module = f.module(int8=True)
+    together = error(module)
+    assert together - exact < 0.5 * (plain - exact)
+    assert error(quantize_(module)) == pytest.approx(together, rel=1e-5)
+    assert f.error(Z) == pytest.approx(exact, rel=1e-4)
+
+
+def test_rounding_together_has_its_limits():
+    two = LinearForecaster(24, 8, ridge=0.1, holdout=0, per_channel=True).fit(series(2, 300).numpy().T)
+    long = LinearForecaster(300, 8, ridge=0.1, holdout=0).fit(Z)
+    for f, message in ((two, "one forecaster"), (long, "up to 1,500, got 1,800")):
+        with pytest.raises(ValueError, match=message):
+            f.module(int8=True)
+
+
 def test_no_random_numbers_are_drawn():
     f = fitted()
     state = torch.get_rng_state()

@@ -11,13 +11,16 @@ import torch
 from torch import Tensor
 
 from ..core.checks import check_dtype
+from .bilinear import Bilinear
 from .fitting import Fitted, fit, matrix_of
-from .module import Forecast, module_of
+from .module import Forecast, balanced, module_of
 from .moments import Moments, moments
 from .parameters import WHO, Parameters
+from .rounding import rounded_generators
 from .series import as_list, as_tensor, batches, check_values
 from .storage import read, write
 from .tail import best_ridge, centre_of, quantile, quantiles, residuals, windows
+from .weighted import FREE_UP_TO
 
 _CHUNK = 1 << 22  # values of the windows that `score` multiplies at a time
 SWEEPS = 2
@@ -121,8 +124,8 @@ class LinearForecaster(Parameters):
             )
         found = [self._fit_batch(*parts) for parts in zip(whole, heads, tails, strict=True)]
         self._set(found, level, channels)
-        continues = gapless and len(given) == 1
-        self._moments: list[Moments] | None = [each[0] for each in found] if continues else None
+        self._moments: list[Moments] | None = [each[0] for each in found]
+        self._continues = gapless and len(given) == 1
         return self
 
     def _fit_batch(
@@ -148,7 +151,7 @@ class LinearForecaster(Parameters):
         """
         if not hasattr(self, "_factors"):
             return self.fit(series)
-        if self._moments is None:
+        if self._moments is None or not self._continues:
             raise ValueError(
                 f"{WHO}.partial_fit: what was fitted had several series or gaps, or was loaded; fit again."
             )
@@ -231,16 +234,24 @@ class LinearForecaster(Parameters):
                 sums += [float(lost.square().sum()), lost.numel(), float(variance) * lost.numel()]
         return sums[0] / sums[1], sums[2] / sums[1]
 
-    def module(self, dtype: torch.dtype = torch.float32) -> Forecast:
+    def module(self, dtype: torch.dtype = torch.float32, *, int8: bool = False) -> Forecast:
         """The forecaster as an `nn.Module`: windows (..., past) to (..., horizon).
 
         With `per_channel`, (..., channels, past) to (..., channels, horizon). It is a copy: train it, export
         it, freeze it.
+
+        Args:
+            dtype: of its parameters.
+            int8: give it parameters that int8 holds, chosen together so that forecasts suffer least:
+                `quantize_` and `to_c` then change nothing. For `rank * past` up to 1,500.
         """
         self._check_fitted("module")
         check_dtype(f"{WHO}.module", dtype)
         matrix = matrix_of(*self._factors)
-        return module_of(matrix.G, matrix.H, self.center, dtype)
+        G, H = balanced(matrix.G, matrix.H)
+        if int8:
+            G, H = self._rounded(G, H)
+        return module_of(G, H, self.center, dtype)
 
     def matrix(self) -> Any:
         """W as a structured matrix (horizon, past) in float64; with `per_channel` a stack of them."""
@@ -284,6 +295,20 @@ class LinearForecaster(Parameters):
 
     def _sweeps(self) -> int:
         return (0 if self.per_channel else SWEEPS) if self.sweeps is None else self.sweeps
+
+    def _rounded(self, G: Tensor, H: Tensor) -> tuple[Tensor, Tensor]:
+        if self._moments is None or len(G) > 1:
+            raise ValueError(f"{WHO}.module: int8=True needs a fit of this process, with one forecaster.")
+        if H[0].numel() > FREE_UP_TO:
+            raise ValueError(
+                f"{WHO}.module: int8=True is for rank * past up to {FREE_UP_TO:,}, got {H[0].numel():,}: take "
+                "a lower rank, or quantize_ without it."
+            )
+        (of,) = self._moments
+        exact = fit(of, self._ridges, None, 0)
+        problem = Bilinear(of, self._ridges, (exact.left[0], exact.right[0]), generators=True)
+        found = rounded_generators(problem, G[0], H[0])
+        return found[0][None], found[1][None]
 
     def _level(self, given: Sequence[Tensor]) -> Tensor:
         """The mean of each channel: subtracted where centring makes that exact, so that less is rounded."""

@@ -52,7 +52,7 @@ def module_of(
     G: Tensor, H: Tensor, center: str | None, dtype: torch.dtype, structure: str = "toeplitz_like"
 ) -> Forecast:
     """The module with these generators (b, r, horizon) and (b, r, past); one layer where b is 1."""
-    G, H = (part.to(dtype, copy=True).contiguous() for part in balanced(G, H))
+    G, H = (part.to(dtype, copy=True).contiguous() for part in (G, H))
     if len(G) > 1:
         return Forecast(LinearStack(G, H), center)
     with torch.random.fork_rng(devices=[]):  # a start is drawn and replaced

@@ -22,13 +22,13 @@ import torch
 from torch import Tensor
 
 from ..matrices.toeplitz_like import corner_sign
-from .gram import Gram, dense_gram, stein
+from .bilinear import Bilinear, Pair, solved
+from .gram import Gram, stein
 from .moments import Moments
 from .roots import Roots
 
 STEPS = 12  # alternating steps among the exact right factors
 FREE_UP_TO = 1500  # unknowns of a sweep with free right factors: a matrix of 18 MB
-Pair = tuple[Tensor, Tensor]
 _CHUNK = 1 << 20  # numbers in a part of the Cauchy matrix
 
 
@@ -45,14 +45,15 @@ def best_of_rank(of: Moments, ridge: Tensor, left: Tensor, right: Tensor, rank: 
         scaled = rows.weight[:, None] * found.conj()
         normal = torch.einsum("zip,ziq,zirs->zpsqr", scaled, found, N).real
         target = torch.einsum("zip,zir,zirs->zps", scaled, g, N).real
-        mix = _solved(normal.reshape(-1, size, size), target.reshape(-1, size, 1)).reshape(mix.shape)
+        mix = solved(normal.reshape(-1, size, size), target.reshape(-1, size, 1)).reshape(mix.shape)
     found = _best_left(g, N, mix.to(N.dtype))
     new_left, new_right = rows.real_rows(found.mT), mix @ right
     if rank * of.past > FREE_UP_TO or not sweeps:
         return new_left, new_right
-    K = dense_gram(of, of.past)
-    K.diagonal(dim1=-2, dim2=-1).add_(ridge[:, None])
-    pairs = [_free(K[z], (left[z], right[z]), new_right[z], rows, columns, sweeps) for z in range(len(left))]
+    pairs = []
+    for z in range(len(left)):
+        problem = Bilinear(of[z], ridge[z : z + 1], (left[z], right[z]))
+        pairs.append(problem.swept(new_right[z], sweeps))
     lefts, rights = zip(*pairs, strict=True)
     return torch.stack(lefts), torch.stack(rights)
 
@@ -61,16 +62,7 @@ def _best_left(g: Tensor, N: Tensor, mix: Tensor) -> Tensor:
     """min over found of (found^T mix - g^T) N (..)^H, row by row: (b, i, k)."""
     weighted = N @ mix.mT.unsqueeze(1)  # mix is real
     normal, target = mix.unsqueeze(1) @ weighted, g.unsqueeze(-2) @ weighted
-    return _solved(normal.mT, target.mT).squeeze(-1)
-
-
-def _solved(normal: Tensor, target: Tensor) -> Tensor:
-    """normal^-1 target, positive matrices that may be singular by rounding."""
-    diagonal = normal.diagonal(dim1=-2, dim2=-1).real
-    scale = diagonal.clamp(min=torch.finfo(diagonal.dtype).tiny).rsqrt()
-    normal = normal * scale[..., None] * scale[..., None, :]
-    normal = normal + 1e-13 * torch.eye(normal.shape[-1], dtype=normal.dtype)
-    return scale[..., None] * torch.linalg.solve(normal, scale[..., None] * target)
+    return solved(normal.mT, target.mT).squeeze(-1)
 
 
 def row_weights(of: Moments, ridge: Tensor, r: Tensor, rows: Roots, columns: Roots) -> Tensor:
@@ -98,36 +90,3 @@ def row_weights(of: Moments, ridge: Tensor, r: Tensor, rows: Roots, columns: Roo
         parts.append(squared @ psi.flatten(-2) + a[:, None] * (cauchy @ phi.flatten(-2)))
     N = torch.cat(parts, -2).unflatten(-1, (r.shape[-2], r.shape[-2]))
     return (N + N.mH) / 2
-
-
-def _free(
-    K: Tensor, exact: tuple[Tensor, Tensor], right: Tensor, rows: Roots, columns: Roots, sweeps: int
-) -> Pair:
-    """Best left factors and best right factors in turn, for one group with the matrix K (L, L)."""
-    k, n = right.shape
-    cauchy = 1 / (rows.values[: rows.half, None] - columns.values)
-    K_hat = columns.analyse(columns.analyse(K).mH).mH  # V^H K V
-    g_exact = rows.analyse(exact[0]).conj()[:, : rows.half].mT
-    WK = ((g_exact @ columns.analyse(exact[1])) * cauchy) @ K_hat
-    for sweep in range(sweeps + 1):
-        Y = columns.analyse(right)[:, None] * cauchy  # (k, i, n)
-        N = torch.einsum("pil,qil->ipq", Y @ K_hat, Y.conj())
-        g = _solved(N.mT, torch.einsum("il,qil->iq", WK, Y.conj())[..., None]).squeeze(-1)
-        if sweep == sweeps:
-            break
-        weighted = (rows.weight[:, None] * g.conj()).mT
-        normal = right.new_empty(k, n, k, n)
-        for p in range(k):
-            for q in range(p + 1):
-                block = _real_part(
-                    ((weighted[p] * g[:, q])[:, None] * cauchy).mT @ cauchy.conj() * K_hat, columns
-                )
-                normal[p, :, q], normal[q, :, p] = block, block.mT
-        target = columns.combine((weighted @ (cauchy.conj() * WK)).conj()).real
-        right = _solved(normal.view(k * n, k * n), target.reshape(-1, 1)).view(k, n)
-    return rows.real_rows(g.mT), right
-
-
-def _real_part(A: Tensor, columns: Roots) -> Tensor:
-    """conj(V) A^T V^T, real part."""
-    return columns.combine(columns.combine(A.mT).mH).real.mT

@@ -79,7 +79,11 @@ def test_wrong_use(capsys, file, options, code, message):
 
 
 def test_files_that_hold_no_series(capsys, tmp_path):
-    for text, message in (("", "no values"), ("a,b\n1,2\n3\n", "line 3 has 1 cells"), ("a\nx\n", "no column")):
+    for text, message in (
+        ("", "no values"),
+        ("a,b\n1,2\n3\n", "line 3 has 1 cells"),
+        ("a\nx\n", "no column"),
+    ):
         (tmp_path / "bad.csv").write_text(text)
         code, _, messages = run(capsys, tmp_path / "bad.csv")
         assert code == 2

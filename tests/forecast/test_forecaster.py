@@ -96,6 +96,7 @@ def test_the_tail_chooses_the_ridge_and_gives_intervals():
     errors = [plain(48, 12, ridge=r).fit(Z[:480, 0]).error(Z[432:, 0]) for r in (1e-6, f.ridge_, 1e3)]
     assert errors[1] <= min(errors) * 1.01
     found = f.predict(Z[:, 0], interval=0.9)
+    assert [part.shape for part in found] == [(12,)] * 3
     assert (found.lower < found.forecast).all()
     assert (found.forecast < found.upper).all()
     wider = f.predict(Z[:, 0], interval=0.99)
@@ -107,6 +108,9 @@ def test_the_tail_chooses_the_ridge_and_gives_intervals():
         for bounds in [f.predict(new[t : t + 48], interval=0.9)]
     ]
     assert 0.8 < np.mean(inside) < 0.97
+    for own in (False, True):
+        found = LinearForecaster(48, 12, per_channel=own).fit(Z).predict(Z[None], interval=0.5)
+        assert [part.shape for part in found] == [(1, 12, 3)] * 3
     with pytest.raises(ValueError, match="holdout above 0"):
         plain().fit(Z).predict(Z, interval=0.9)
 

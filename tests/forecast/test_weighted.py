@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from torchldr.forecast.bilinear import Bilinear
 from torchldr.forecast.fitting import matrix_of
 from torchldr.forecast.generators import displacement
 from torchldr.forecast.gram import dense_gram
@@ -51,6 +52,10 @@ def test_steps_and_sweeps_lower_the_weighted_error(rank, center):
         E = matrix_of(*factors).to_dense()[0] - W
         return float(((E @ K) * E).sum())
 
+    problem = Bilinear(of, RIDGE, (left[0], right[0]))
+    assert problem.error(left[0, :rank], right[0, :rank]) == pytest.approx(
+        error((left[:, :rank], right[:, :rank]))
+    )
     cut = error((left[:, :rank], right[:, :rank]))
     steps = error(best_of_rank(of, RIDGE, left, right, rank, 0))
     sweeps = [error(best_of_rank(of, RIDGE, left, right, rank, count)) for count in (1, 4)]

@@ -30,11 +30,18 @@ class Bilinear:
         a, c = rows.values[: rows.half], columns.values
         self.cauchy = 1 / (a[:, None] - c)
         g = rows.analyse(exact[0]).conj()[:, : rows.half].mT
-        self.WK = ((g @ columns.analyse(exact[1])) * self.cauchy) @ self.K
+        self.W = (g @ columns.analyse(exact[1])) * self.cauchy
+        self.WK = self.W @ self.K
         if generators:  # left = -G, right = Z^-1 H of the displacement, up to the term with k-th powers
             shorter = 1 - s * c.conj() ** m if m <= n else torch.ones_like(c)
             longer = torch.ones_like(a) if m <= n else 1 + s * a**n
             self.cauchy = -longer[:, None] * self.cauchy * (c * shorter)
+
+    def error(self, left: Tensor, right: Tensor) -> float:
+        """tr(E K E^T) for these factors."""
+        g = self.rows.analyse(left).conj()[:, : self.rows.half].mT
+        E = (g @ self.columns.analyse(right)) * self.cauchy - self.W
+        return float((self.rows.weight * ((E @ self.K) * E.conj()).sum(-1).real).sum())
 
     def best_left(self, right: Tensor) -> Tensor:
         """The best g for right factors (k, L), at half of the roots: (i, k)."""

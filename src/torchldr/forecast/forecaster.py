@@ -204,7 +204,8 @@ class LinearForecaster(Parameters):
             raise ValueError(f"{WHO}.predict: interval must be between 0 and 1, got {interval!r}.")
         if self._quantiles is None:
             raise ValueError(f"{WHO}.predict: intervals need residuals: fit with holdout above 0.")
-        bounds = [found + quantile(self._quantiles, (1 + side * interval) / 2) for side in (-1, 1)]
+        kept = [quantile(self._quantiles, (1 + side * interval) / 2) for side in (-1, 1)]
+        bounds = [found + (each if self._grouped else each[0]) for each in kept]
         return Interval(*(self._like(each, recent) for each in (found, *bounds)))
 
     def error(self, series: Any) -> float:
@@ -301,8 +302,8 @@ class LinearForecaster(Parameters):
             raise ValueError(f"{WHO}.module: int8=True needs a fit of this process, with one forecaster.")
         if H[0].numel() > FREE_UP_TO:
             raise ValueError(
-                f"{WHO}.module: int8=True is for rank * past up to {FREE_UP_TO:,}, got {H[0].numel():,}: take "
-                "a lower rank, or quantize_ without it."
+                f"{WHO}.module: int8=True is for rank * past up to {FREE_UP_TO:,}, got {H[0].numel():,}; "
+                "take a lower rank, or quantize_ without it."
             )
         (of,) = self._moments
         exact = fit(of, self._ridges, None, 0)

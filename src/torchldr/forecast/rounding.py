@@ -16,17 +16,19 @@ from .bilinear import Bilinear, Pair
 LARGEST = 127
 
 
-def rounded_generators(problem: Bilinear, G: Tensor, H: Tensor, sweeps: int = 3) -> Pair:
+def rounded_generators(problem: Bilinear, G: Tensor, H: Tensor, sweeps: int = 5) -> Pair:
     """G (r, horizon) and H (r, past) near the given ones, all entries integers times a scale for each row.
 
     `problem` is that of the generators. Rounding again changes nothing.
     """
+    found = []
     for _ in range(sweeps):
         g = problem.rows.analyse(G).conj()[:, : problem.rows.half].mT
         normal, target = problem.right_system(g)
         H = _compensated(normal, target, H)
         G = problem.rows.real_rows(problem.best_left(H).mT)
-    return _nearest(G), H
+        found.append((_nearest(G), H))
+    return min(found, key=lambda pair: problem.error(*pair))
 
 
 def _nearest(V: Tensor) -> Tensor:

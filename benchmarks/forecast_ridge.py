@@ -1,10 +1,10 @@
 """LinearForecaster beside scikit-learn's Ridge on windows: time and memory against the length of the past.
 
-    python benchmarks/forecast_ridge.py
+    python benchmarks/forecast_ridge.py                   # or a part: --past 512 2048 --values 20000
 
-Writes results/forecast/ridge.json. Each case runs in a process of its own, one thread; `seconds` are of the
-processor, the least of the repeats, `megabytes` the peak above the start. Ridge is left out
-where its windows would take more than --limit megabytes.
+Writes results/forecast/ridge.json, a case at a time. Each case runs in a process of its own, one thread;
+`seconds` are of the processor, the least of the repeats, `megabytes` the peak above the start. Ridge is left
+out where its windows would take more than --limit megabytes.
 """
 
 from __future__ import annotations
@@ -84,6 +84,8 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--limit", type=float, default=700)
+    parser.add_argument("--past", nargs="+", type=int, default=PASTS)
+    parser.add_argument("--values", nargs="+", type=int, default=[SHORT[0], LONG[0]])
     parser.add_argument("--case", help="one case, as JSON, in this process")
     arguments = parser.parse_args()
     if arguments.case:
@@ -92,21 +94,25 @@ def main() -> None:
     cases = [
         (method, values, past, horizon, rank)
         for values, horizon in (SHORT, LONG)
-        for past in PASTS
+        for past in arguments.past
         for method, rank in (("torchldr", None), ("torchldr", 4), ("Ridge", None))
+        if values in arguments.values and 4 * past <= values
         if method != "Ridge" or (values - past) * past * 8 / 2**20 < arguments.limit
     ]
-    rows = []
+    names = ("method", "values", "past", "horizon", "rank")
+    kept = json.loads(RESULTS.read_text())["rows"] if RESULTS.exists() else []
+    rows = {tuple(row[name] for name in names): row for row in kept}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     for each in cases:
-        names = ("method", "values", "past", "horizon", "rank")
         facts = json.dumps({**dict(zip(names, each, strict=True)), "repeats": arguments.repeats})
         command = [sys.executable, __file__, "--case", facts]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         ran = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-        rows.append(json.loads(ran.stdout.splitlines()[-1]))
-        print(rows[-1], file=sys.stderr, flush=True)
-    RESULTS.parent.mkdir(parents=True, exist_ok=True)
-    RESULTS.write_text(json.dumps({"threads": 1, "ridge": RIDGE, "rows": rows}, indent=1) + "\n")
+        rows[each] = json.loads(ran.stdout.splitlines()[-1])
+        print(rows[each], file=sys.stderr, flush=True)
+        RESULTS.parent.mkdir(parents=True, exist_ok=True)
+        order = sorted(rows, key=lambda key: (key[1], key[2], key[0], key[4] or 0))
+        content = {"threads": 1, "ridge": RIDGE, "rows": [rows[key] for key in order]}
+        RESULTS.write_text(json.dumps(content, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -79,8 +79,9 @@ def main() -> None:
     from torchldr.pictures import new_figure
 
     found = f.predict(test[:past], interval=0.9)
-    columns = [part[:, None] for part in (test[:past], *found, test[past : past + horizon])]
-    forecast_picture(*columns[:4], ["demand"], truth=columns[4]).save(arguments.out, ["png"])
+    recent, truth = test[:past, None], test[past : past + horizon, None]
+    forecast, lower, upper = (part[:, None] for part in found)
+    forecast_picture(recent, forecast, lower, upper, ["demand"], truth).save(arguments.out, ["png"])
     matrix_picture(W, np.linalg.svd(W)[1], exact.singular_values_).save(arguments.out, ["png"])
     figure, axes = new_figure(4.5, 3, 1, 1)
     axes[0, 0].semilogx(*zip(*points, strict=True), marker="o", label="Toeplitz-like, int8")

@@ -33,8 +33,7 @@ def block(first: int, count: int, time: int) -> np.ndarray:
     return np.sin(2 * np.pi * t / DAY + phases) + 0.3 * noise
 
 
-@ray.remote(max_retries=3)
-def fit(first: int, count: int, time: int, sizes: dict[str, int], die: str | None) -> tuple[Any, float]:
+def fit(first: int, count: int, time: int, sizes: dict[str, Any], die: str | None) -> tuple[Any, float]:
     """The forecasters of a block, and their error on the last tenth."""
     if die is not None and first == 0 and not Path(die).exists():
         Path(die).touch()
@@ -45,7 +44,6 @@ def fit(first: int, count: int, time: int, sizes: dict[str, int], die: str | Non
     return f, f.error(series[cut - f.past :])
 
 
-@ray.remote
 def predict(fitted: tuple[LinearForecaster, float], recent: np.ndarray) -> np.ndarray:
     """Forecasts (horizon, count) from recent values (past, count)."""
     forecast: np.ndarray = fitted[0].predict(recent)
@@ -70,10 +68,11 @@ def main() -> None:
     blocks = [
         (first, min(given.block, given.series - first)) for first in range(0, given.series, given.block)
     ]
-    fitted = [fit.remote(*each, given.time, sizes, given.die) for each in blocks]
+    fit_block, answer_block = ray.remote(max_retries=3)(fit), ray.remote(predict)
+    fitted = [fit_block.remote(*each, given.time, sizes, given.die) for each in blocks]
     errors = [ray.get(each)[1] for each in fitted]
     forecasts = [
-        predict.remote(found, block(*each, given.time)[-given.past :])
+        answer_block.remote(found, block(*each, given.time)[-given.past :])
         for found, each in zip(fitted, blocks, strict=True)
     ]
     answer = np.concatenate(ray.get(forecasts), 1)

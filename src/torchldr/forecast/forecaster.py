@@ -337,7 +337,7 @@ class LinearForecaster(Parameters):
         values = _joined([each.values[..., None] for each in fits])[..., 0].numpy()
         ridges = self._ridges.numpy()
         self.singular_values_ = values if self._grouped else values[0]
-        self.ridge_ = ridges if self._grouped else float(ridges[0])
+        self.ridge_: Any = ridges if self._grouped else float(ridges[0])
 
     def _rows(self, who: str, recent: Any, least: int) -> Tensor:
         """Values with time last, or an error."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,11 +15,16 @@ from .optional import left_out
 from .processes import Case, in_forks
 
 FOLDER = Path(__file__).resolve().parents[1] / "examples"
-ARGUMENTS = {"swap_linear.py": ["--epochs", "1"], "gpt.py": ["--quick"]}  # what makes an example quick
+ARGUMENTS = {
+    "swap_linear.py": ["--epochs", "1"],
+    "gpt.py": ["--quick"],
+    "forecast.py": ["--quick"],
+}  # what makes an example quick
 OTHERS = {"trainer.py": "transformers", "accelerated.py": "accelerate"}  # run where these are installed
 SAYS = {
     "gpt.py": "98,304 -> 9,216 of the linear layers' parameters",
     "displacement.py": "by its own operators   2",
+    "forecast.py": "rank 24, displacement rank 6",
     "own_structure.py": "it satisfies the contract",
     "swap_linear.py": "ldr_sd, rank 3",
 }
@@ -59,7 +67,7 @@ def case(name: str, *arguments: str | Path) -> Case:
 
 def test_examples(tmp_path: Path):
     names = sorted(path.name for path in FOLDER.glob("*.py"))
-    assert names == sorted([*SAYS, *OTHERS, "distributed.py"])
+    assert names == sorted([*SAYS, *OTHERS, "distributed.py", "forecast_ray.py"])
     assert all(len((FOLDER / name).read_text().splitlines()) < 150 for name in names)
     cases = [case(name, *ARGUMENTS.get(name, ()))._replace(cwd=str(tmp_path)) for name in SAYS]
     for name, ran in zip(SAYS, in_forks(cases), strict=True):
@@ -75,6 +83,17 @@ def test_other_trainers(name: str, tmp_path: Path) -> None:
     assert ran.code == 0, ran.err
     before, _, after = map(float, re.findall(r"^(?:dense|compressed|fine-tuned) +([0-9.]+)%", ran.out, re.M))
     assert after > before - 5
+
+
+def test_forecasters_on_ray_survive_a_killed_worker(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    small = ["--series", "6", "--block", "2", "--time", "1200", "--past", "48", "--horizon", "12"]
+    command = [sys.executable, str(FOLDER / "forecast_ray.py"), *small, "--die", str(tmp_path / "died")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    ran = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert ran.returncode == 0, ran.stderr
+    assert (tmp_path / "died").exists()
+    assert "6 series, 12 values ahead" in ran.stdout
 
 
 def losses(output: str) -> list[tuple[int, float]]:

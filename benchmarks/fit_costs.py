@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torchldr.core.routes import Call, Sizes
 
 import torchldr
 from torchldr.core import costs
-from torchldr.core.routes import Call, Sizes
 
 
 def costs_of(row: dict[str, Any], device: str) -> dict[str, float]:

@@ -24,9 +24,9 @@ from unittest import mock
 
 import torch
 from torch import Tensor, nn
+from torchldr.functional.stein_scan import stein_matrix
 
 from torchldr.functional.doubling import shifted_sum
-from torchldr.functional.stein_scan import stein_matrix
 from torchldr.timing import captured, machine
 from torchldr_paper.language import decoder, recurrence
 from torchldr_paper.models.stage import plain_stage, stage

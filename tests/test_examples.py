@@ -12,11 +12,16 @@ from .optional import left_out
 from .processes import Case, in_forks
 
 FOLDER = Path(__file__).resolve().parents[1] / "examples"
-ARGUMENTS = {"swap_linear.py": ["--epochs", "1"], "gpt.py": ["--quick"]}  # what makes an example quick
+ARGUMENTS = {
+    "swap_linear.py": ["--epochs", "1"],
+    "gpt.py": ["--quick"],
+    "serve.py": ["--steps", "40"],
+}  # what makes an example quick
 SAYS = {
     "gpt.py": "98,304 -> 9,216 of the linear layers' parameters",
     "displacement.py": "by its own operators   2",
     "own_structure.py": "it satisfies the contract",
+    "serve.py": "as the model in eval(): 100%",
     "swap_linear.py": "ldr_sd, rank 3",
 }
 

@@ -57,7 +57,7 @@ def groups(arguments: argparse.Namespace) -> list[Group]:
         own = ranks if cls.ranked else (1,)
         sized = [n for n in sizes if n * n <= LARGEST[arguments.device]]
         found += [Group(name, *cell) for cell in itertools.product(sized, own, (False, True))]
-    random.Random(0).shuffle(found)
+    random.Random(arguments.seed).shuffle(found)
     return found
 
 
@@ -163,6 +163,7 @@ def main() -> None:
     parser.add_argument("--rank", nargs="*", type=int)
     parser.add_argument("--rows", nargs="*", type=int)
     parser.add_argument("--quick", action="store_true", help="three sizes, rank 1, 1 and 64 rows")
+    parser.add_argument("--seed", type=int, default=0, help="of the order of cells")
     parser.add_argument("--minutes", type=float, help="stop after so long, with what there is")
     parser.add_argument("--out", type=Path, help="results/bench/products_DEVICE.json")
     arguments = parser.parse_args()

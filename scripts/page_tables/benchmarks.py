@@ -9,7 +9,7 @@ from typing import Any
 
 from torchldr_paper.tables.markdown import markdown
 
-from .learning import learned, movements
+from .learning import learned
 
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
@@ -182,18 +182,13 @@ TABLES: dict[str, tuple[str, Callable[[Results], str]]] = {
     "ldr_sd": ("ldr_sd_speed", _speedups()),
     "recovery_minilm": ("recovery", _recovered("minilm", "spearman")),
     "recovery_smollm2": ("recovery", _recovered("smollm2", "perplexity")),
-    "port_layer": ("port_speed", _listed("rows", {
-        "n": "n", "kind": "entries", "port_ms": "ports ms", "over_stencil": "over stencil",
-        "over_dense": "over dense", "error_2": "error, c = 2", "error_4": "c = 4", "error_8": "c = 8"})),
     "td_range": ("tridiagonal_range", _listed("rows", {
         "n": "n", "kind": "entries", "corners": "corners", "seeds": "operators", "within": "within float32",
         "least": "log10 of the largest entry, from", "largest": "to",
         "least_error": "error in float32, from", "largest_error": "to"})),
     "export_1024": ("export", _exported(1024)),
-    "export_4096": ("export", _exported(4096)),
     "instructions": ("microcontroller", _instructions),
     "td_learning": ("tridiagonal_learning", lambda results: learned(results["rows"])),
-    "td_operators": ("tridiagonal_learning", lambda results: movements(results["rows"])),
 }  # fmt: skip
 
 

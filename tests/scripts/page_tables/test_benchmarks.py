@@ -35,7 +35,7 @@ def test_tables_are_filled_in_and_checked(fill_pages, tmp_path):
     (tmp_path / "docs").mkdir()
     page, readme = tmp_path / "docs" / "performance.md", tmp_path / "README.md"
     page.write_text(
-        "a\n\n<!-- table: ldr_sd -->\n<!-- end -->\n\nb\n<!-- table: port_layer -->\nold\n<!-- end -->\nc\n"
+        "a\n\n<!-- table: ldr_sd -->\n<!-- end -->\n\nb\n<!-- table: td_range -->\nold\n<!-- end -->\nc\n"
     )
     readme.write_text("x\n\n<!-- table: speed -->\n<!-- end -->\n\ny\n")
     result = {"machine": MACHINE, "sections": {"ldr_sd": cells()}}
@@ -44,7 +44,7 @@ def test_tables_are_filled_in_and_checked(fill_pages, tmp_path):
     assert fill_pages.main([*root, "--check"]) == 1
     assert fill_pages.main(root) == 0
     assert "| 4,096 | 2 (3.34) | 2 (2.57) |" in page.read_text()
-    assert "Not measured yet: `python benchmarks/port_speed.py`." in page.read_text()
+    assert "Not measured yet: `python benchmarks/tridiagonal_range.py`." in page.read_text()
     assert "old" not in page.read_text()
     assert "| 32,768 | 2 (46.1) | 2 (16) | 2 (5.7) |" in readme.read_text()
     assert "Measured on arm, 2 threads, torch 2.0." in readme.read_text()
@@ -96,20 +96,6 @@ def test_what_was_learned_is_shown_by_rate_with_the_best_in_validation(tables, t
     assert "| far | `ldr_td` | 4,096 | **50.0** | 25.0 | 2.0 |" in shown(
         tables, tmp_path, "td_learning", again
     )
-
-
-def test_operators_are_shown_by_their_worst(tables, tmp_path):
-    lines = shown(tables, tmp_path, "td_operators", RUNS)
-    assert lines[0] == "| task | epoch | growth | row sum |"
-    assert lines[2:6] == [
-        "| far | 0 | 1.0000 to 1.0000 | 1.000 |",
-        "| far | 1 | 0.9000 to 1.0250 | 1.250 |",
-        "| near | 0 | 1.0000 to 1.0000 | 1.000 |",
-        "| near | 1 | 0.9000 to 1.0000 | 1.250 |",
-    ]
-    (tmp_path / "tridiagonal_learning.jsonl").write_text("")
-    missing = "Not measured yet: `python benchmarks/tridiagonal_learning.py`.\n"
-    assert tables.table("td_operators", tmp_path / "bench") == missing
 
 
 def test_numbers_have_three_digits_and_no_exponents(tables):

@@ -90,7 +90,7 @@ def call_of(module: nn.Module, x: Tensor, frozen: bool) -> Callable[[], None]:
 
 
 def seconds_of(calls: dict[str, Callable[[], None]]) -> dict[str, float]:
-    """The shortest time of each, in turns; a call that is slow, or far behind the other, is repeated less."""
+    """The shortest time of each, alternating; slow calls are repeated less."""
     best = dict.fromkeys(calls, float("inf"))
     for _ in range(4):
         for name, call in calls.items():
@@ -164,7 +164,7 @@ def main() -> None:
     parser.add_argument("--rows", nargs="*", type=int)
     parser.add_argument("--quick", action="store_true", help="three sizes, rank 1, 1 and 64 rows")
     parser.add_argument("--seed", type=int, default=0, help="of the order of cells")
-    parser.add_argument("--minutes", type=float, help="stop after so long, with what there is")
+    parser.add_argument("--minutes", type=float, help="stop after so long and report the cells so far")
     parser.add_argument("--out", type=Path, help="results/bench/products_DEVICE.json")
     arguments = parser.parse_args()
     out = arguments.out or Path(f"results/bench/products_{arguments.device}.json")

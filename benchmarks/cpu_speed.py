@@ -3,7 +3,7 @@
     python benchmarks/cpu_speed.py [ldr_sd ...] [--out results/bench/ldr_sd_speed.json] [--quick]
 
 n x n layers without bias, subdiagonals 1 + 0.001 N(0, 1), float32, frozen with their fast product
-(`torchldr.freeze`), against `torch.mv`. Times are minima over at least 20 alternating rounds. gain.py has what
+(`torchldr.freeze`), against `torch.mv`. Times are minima over at least 20 rounds in turns. gain.py has what
 a layer gains as one calls it, products.py how good the choice of a product is.
 """
 

@@ -1,4 +1,4 @@
-# make setup | test | test-all | demo | docs | lint | wheel | clean: everything in .venv, from python 3.11 or newer and make alone.
+# make setup | kernels | test | test-all | demo | docs | lint | wheel | clean: everything in .venv, from python 3.11 or newer and make alone.
 
 # The first interpreter that is new enough; name another one with `make PYTHON=...`.
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -6,7 +6,8 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 BIN := .venv/bin
 STAMP := .venv/.stamp
 LIBRARY := .venv/.library
-LOOPS := src/torchldr/kernels/cpu/__pycache__/.loops
+KERNELS := .venv/.kernels
+SOURCES := setup.py $(wildcard src/torchldr/kernels/cpu/*.[ch])
 INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt
 
 EXTRAS := cli,onnx,dev,docs
@@ -18,27 +19,27 @@ unexport PYTHONDONTWRITEBYTECODE
 # The site's generator announces its successor at every call.
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: setup loops test test-all demo docs lint wheel clean
+.PHONY: setup kernels test test-all demo docs lint wheel clean
 
 setup: $(STAMP)
 
-# The library, which is all that its loops need to be compiled; then what development needs.
-$(LIBRARY): pyproject.toml constraints.txt
+# The library with its kernels; then what development needs.
+$(LIBRARY): pyproject.toml setup.py constraints.txt
 	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer found; try make PYTHON=/path/to/python" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(INSTALL) -e .
+	touch $@ $(KERNELS)
+
+# The CPU's kernels again, after a change of their sources.
+kernels: $(KERNELS)
+
+$(KERNELS): $(SOURCES) | $(LIBRARY)
+	$(BIN)/python setup.py -q build_ext --inplace
 	touch $@
 
-$(STAMP): $(LIBRARY) paper/pyproject.toml
+$(STAMP): $(LIBRARY) $(KERNELS) paper/pyproject.toml
 	$(INSTALL) -e '.[$(EXTRAS)]' -e '$(PAPER)'
 	touch $@
-
-# Machine code lies beside its sources, and so does what says that it was made.
-loops: $(LOOPS)
-
-$(LOOPS): $(LIBRARY) scripts/compile_loops.py $(shell find src/torchldr -name '*.py')
-	@PYTHONPATH=src nice $(BIN)/python scripts/compile_loops.py
-	@mkdir -p $(@D) && touch $@
 
 lint: setup
 	$(BIN)/ruff check
@@ -46,10 +47,9 @@ lint: setup
 	$(BIN)/lint-imports
 	$(BIN)/mkdocs build --strict --quiet & site=$$!; $(BIN)/mypy || { kill $$site; exit 1; }; wait $$site
 
-# The loops are compiled once for all processes of the tests, with what pip and the linters leave of two cores. Three
-# processes of one thread each keep these busy while one of them waits for a program that it has started.
-test: $(LIBRARY)
-	@$(MAKE) --no-print-directory loops & loops=$$!; $(MAKE) --no-print-directory lint || { kill $$loops; exit 1; }; wait $$loops
+# Three processes of one thread each keep two cores busy while one of them waits for a program that it has started.
+test: $(LIBRARY) $(KERNELS)
+	@$(MAKE) --no-print-directory lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal $(PYTEST)
 
 # All combinations of which `make test` runs a share.
@@ -78,5 +78,5 @@ docs: setup
 
 # What was made here, except for the virtual environment: remove .venv by hand to begin anew.
 clean:
-	rm -rf build dist out site .pytest_cache .hypothesis .mypy_cache .ruff_cache src/*.egg-info paper/build paper/src/*.egg-info
+	rm -rf build dist out site src/torchldr/kernels/cpu/_kernels.so .venv/.kernels .pytest_cache .hypothesis .mypy_cache .ruff_cache src/*.egg-info paper/build paper/src/*.egg-info
 	find src paper tests examples scripts -name __pycache__ -type d -prune -exec rm -rf {} +

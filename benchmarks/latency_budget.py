@@ -65,7 +65,7 @@ def main() -> None:
                 budget = torchldr.compress.Latency(share * whole, batch)
                 names = ["low_rank", "block_circulant"]
                 try:
-                    report = torchldr.compress_(model, budget, structures=names, effort=5.0)
+                    report = torchldr.compress_(model, budget, structures=names, time_limit=300.0)
                 except ValueError as error:
                     row = {"budget": budget.ms, "error": str(error)}
                 else:

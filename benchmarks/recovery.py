@@ -29,7 +29,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import cache
-from itertools import product
+from itertools import chain, islice, product, repeat
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -96,7 +96,7 @@ def compressed(task: Task, method: str, budget: float) -> nn.Module:
     if method == "compress_" or method in CALLED:
         some = {} if method == "compress_" else {"structures": [method]}
         with torch.enable_grad():
-            torchldr.compress_(model, budget, loader=task.calibration, progress=False, **some)
+            torchldr.compress_(model, budget, loader=task.calibration, **some)
         return model
     for name, layer in linear_layers(model).items():
         W, rank = layer.weight, rank_of(budget, layer)
@@ -162,15 +162,9 @@ def case(
         row |= {"share": budget, "bytes": int(4 * budget * whole)}
     else:
         begun = time.perf_counter()
-        result = torchldr.finetune(
-            model,
-            task.training,
-            steps=steps or STEPS[name],
-            lr=RATE,
-            teacher=task.model,
-            distillation=Distillation(task=0, layers=0),
-            progress=False,
-        )
+        batches = list(islice(chain.from_iterable(repeat(task.training)), steps or STEPS[name]))
+        how = Distillation(task=0, layers=0)
+        result = torchldr.finetune(model, batches, lr=RATE, teacher=task.model, distillation=how)
         row |= {"after": task.judge(model), "training": round(time.perf_counter() - begun, 1)}
         row["steps"] = result.steps
     if method not in ("pruning", *UNTRAINED):

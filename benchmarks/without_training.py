@@ -24,7 +24,7 @@ def options(description: str, budgets: list[float], alone: list[str], out: str) 
     parser = argparse.ArgumentParser(description=description, formatter_class=plain)
     parser.add_argument("model", type=Path)
     parser.add_argument("--budgets", type=float, nargs="+", default=budgets)
-    parser.add_argument("--effort", type=float, help="minutes; the default of compress_ where not given")
+    parser.add_argument("--time-limit", type=float, help="seconds; none by default")
     parser.add_argument("--alone", nargs="*", default=alone, help="single classes")
     parser.add_argument("--out", type=Path, default=Path(out))
     return parser
@@ -45,7 +45,7 @@ def compare(
     def add(model: nn.Module, method: str, budget: float, **more: Any) -> None:
         rows.append({"method": method, "budget": budget, **judge(model), **more})
         print(rows[-1], flush=True)
-        found = {**machine, "effort": asked.effort, "rows": rows}
+        found = {**machine, "time_limit": asked.time_limit, "rows": rows}
         asked.out.write_text(json.dumps(found, indent=2) + "\n")
 
     add(original, "dense", 1.0)
@@ -53,7 +53,7 @@ def compare(
         for name in (None, *asked.alone):
             model, wall, work = copy.deepcopy(original), time.perf_counter(), time.process_time()
             given = {} if name is None else {"structures": [name]}
-            report = torchldr.compress_(model, budget, loader=loader, effort=asked.effort, **given)
+            report = torchldr.compress_(model, budget, loader=loader, time_limit=asked.time_limit, **given)
             wall, work = time.perf_counter() - wall, time.process_time() - work
             share = round(report.parameters_after / report.parameters_before, 4)
             more = {"text": text, "share": share, "distance": report.distance, "notes": list(report.notes)}

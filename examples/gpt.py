@@ -132,8 +132,8 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
     model, data = GPT(count, **sizes), Windows(train, length, batch)
-    amp = "bf16" if device == "cuda" else None
-    train_it = partial(torchldr.finetune, model, data, amp=amp, device=device, loss=language_loss)
+    amp = torch.bfloat16 if device == "cuda" else None
+    train_it = partial(torchldr.finetune, model.to(device), data, amp=amp, loss=language_loss)
     train_it(epochs=epochs, lr=1e-3, weight_decay=0.1)
     print(f"dense       perplexity {perplexity(model, valid, length):.1f}")
     teacher = copy.deepcopy(model)

@@ -20,6 +20,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK=1
 for package in . paper; do
     "$folder/tools/bin/python" -m build --outdir "$dist" "$package" >"$folder/log" 2>&1 || { cat "$folder/log" >&2; exit 1; }
 done
+wheel=$(ls "$dist"/torchldr-*-py3-none-*.whl) # one for every Python of the platform
+if command -v cc >/dev/null; then
+    "$python" -m zipfile -l "$wheel" | grep -q _kernels.so
+fi
 "$folder/tools/bin/twine" check --strict "$dist"/torchldr*
 
 "$python" -m venv "$folder/clean"

@@ -35,7 +35,7 @@ def use_the_library(folder: Path) -> None:
         torch.testing.assert_close(layer.eval()(x) - layer(0 * x), x @ layer.weight.mT)
 
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
-    report = torchldr.compress_(model, {"0": torchldr.Structure("low_rank", rank=4)}, progress=False)
+    report = torchldr.compress_(model, {"0": torchldr.Structure("low_rank", rank=4)})
     print(report)
     torchldr.save_compressed(model, folder / "small")
     again = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))

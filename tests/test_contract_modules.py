@@ -100,10 +100,10 @@ def test_numbers_for_a_layer_without_memory(kind, name, training):
 
 
 @every_case
-@pytest.mark.parametrize("plan", ["fast", "dense"])
-def test_an_empty_batch(kind, name, plan):
+@pytest.mark.parametrize("product", ["fast", "dense"])
+def test_an_empty_batch(kind, name, product):
     layer, x = made(kind, name), given(kind)
-    layer.plan = plan
+    layer.product = product
     axis = 1 if kind in ("lstm", "gru") else 0
     empty = x.narrow(axis, 0, 0).requires_grad_()
     y, wanted = tensors(layer(empty))[0], tensors(layer(x))[0]
@@ -114,11 +114,11 @@ def test_an_empty_batch(kind, name, plan):
 
 
 @every_case
-@pytest.mark.parametrize("plan", ["fast", "dense"])
-def test_format_of_memory(kind, name, plan):
+@pytest.mark.parametrize("product", ["fast", "dense"])
+def test_format_of_memory(kind, name, product):
     """A result lies in memory as its input does, and keeps no more of it alive than it needs."""
     layer, x = made(kind, name, bias=False), given(kind)
-    layer.plan = plan
+    layer.product = product
     formats = [torch.contiguous_format] + [torch.channels_last] * (x.ndim == 4)
     for form in formats:
         for training in (True, False):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import torchldr
 from torchldr import StructuredLinear, testing
@@ -12,8 +13,7 @@ CLASSES = list(torchldr.structures().values())
 @pytest.mark.parametrize("name", [name for name in testing.TRANSFORMATIONS if name not in testing.EAGER])
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.name)
 def test_contract(cls, name):
-    if name != "routes":  # test_contract_routes has them, with the options that some need
-        testing.TRANSFORMATIONS[name](cls, testing.SHAPES)
+    testing.TRANSFORMATIONS[name](cls, testing.SHAPES)
 
 
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.name)
@@ -32,28 +32,31 @@ def test_a_layer_as_a_constant_of_a_transformation(cls, training):
 
 
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.name)
-@pytest.mark.parametrize("plan", ["fast", "dense"])
-def test_a_frozen_layer_whose_first_call_is_transformed(cls, plan):
-    """What is computed inside a transformation belongs to it, and must not be kept."""
+@pytest.mark.parametrize("product", ["fast", "dense"])
+def test_jacobians_of_a_layer_and_of_its_weight(cls, product):
     layer = StructuredLinear(6, 5, structure=cls, rank=2 if cls.ranked else None, dtype=torch.float64)
-    layer.eval().requires_grad_(False).plan = plan
+    layer.eval().requires_grad_(False).product = product
     W, x = layer.matrix().to_dense(), torch.randn(3, 6, dtype=torch.float64)
-    for warm in (False, True):
-        for found in (
-            lambda: torch.func.jacrev(layer)(x[0]),
-            lambda: torch.func.jacfwd(layer)(x[0]),
-            lambda: torch.func.grad(lambda a: (a * layer.weight).sum())(torch.ones_like(W)),
-        ):
-            layer.drop_plan()
-            if warm:
-                layer(x)
-            torch.testing.assert_close(found(), W)
-            for vectors in (x, x[0]):
-                torch.testing.assert_close(layer(vectors), vectors @ W.mT + layer.bias)
+    for found in (
+        torch.func.jacrev(layer)(x[0]),
+        torch.func.jacfwd(layer)(x[0]),
+        torch.func.grad(lambda a: (a * layer.weight).sum())(torch.ones_like(W)),
+    ):
+        torch.testing.assert_close(found, W)
 
 
-def test_torch_func_by_the_single_convolution():
-    testing.TRANSFORMATIONS["func"](torchldr.LDRSubdiagonal, testing.SHAPES, product="convolution")
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.name)
+@pytest.mark.parametrize("product", ["fast", "dense"])
+@pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node")  # torch, of constants that it folds
+def test_recorded_operations_are_the_product(cls, product):
+    layer = StructuredLinear(12, 10, structure=cls, rank=2 if cls.ranked else None, dtype=torch.float64)
+    layer.requires_grad_(False).product = product
+    x, other = torch.randn(2, 3, 12, dtype=torch.float64)
+    for early in (False, True):
+        torch.testing.assert_close(make_fx(layer, pre_dispatch=early)(x)(other), layer(other))
+    y, tangent = torch.func.linearize(layer, x)
+    torch.testing.assert_close(y, layer(x))
+    torch.testing.assert_close(tangent(other), layer(other) - layer.bias)
 
 
 @pytest.mark.slow

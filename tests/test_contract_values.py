@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 import torchldr
 from torchldr import testing
-from torchldr.core.routes import Route
 
 CLASSES = list(torchldr.structures().values())
 OPERATORS = [cls for cls in CLASSES if testing.has_operators(cls)]
@@ -69,7 +68,7 @@ def test_large_members_without_operators(cls):
 @pytest.mark.parametrize("name", ["ldr_sd", "toeplitz_like", "hankel_like"])
 @pytest.mark.parametrize("n", [64, 97])
 def test_generators_of_uneven_size(name, n):
-    """Where x meets small entries of H alone, FFTs are exact to norms, other routes to |factors| |x|."""
+    """Where x meets small entries of H alone, FFTs are exact to norms, the dense matrix to |factors| |x|."""
     M = testing.member(torchldr.get_structure(name), 64, n, 1, dtype=torch.float32)
     if name == "ldr_sd":
         for side in "AC":
@@ -79,9 +78,9 @@ def test_generators_of_uneven_size(name, n):
     x, D = torch.eye(1, n), M.double()
     size = sum(left.norm(dim=0).max() * right.norm(dim=1).max() for left, right in D.factors())
     exact, first = x.double() @ D.to_dense().mT, (D.magnitude() @ x[0].double()).max()
-    for route in (row.route for row in M.routes() if row.why_not is None):
-        error = (M.matmul(x, route=route) - exact).abs().max()
-        bound = first if route in ("dense", "stencil") else size
+    for product in testing.checks.forced(M):
+        error = (M.matmul(x, product=product) - exact).abs().max()
+        bound = first if product == "dense" else size
         assert error <= testing.tolerance(torch.float32, n) * bound
 
 
@@ -126,18 +125,18 @@ def test_the_definition_in_low_precision(cls, dtype):
     torch.testing.assert_close(M.to_dense().double(), M.double().to_dense(), rtol=0.02, atol=0.02)
 
 
-@pytest.mark.parametrize("cls", [cls for cls in CLASSES if cls.ROUTES[0].any_dtype], ids=lambda cls: cls.name)
+@pytest.mark.parametrize("cls", [cls for cls in CLASSES if cls.own_dtype], ids=lambda cls: cls.name)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_low_precision_in_the_dtype_itself(cls, dtype, monkeypatch):
+def test_low_precision_in_the_dtype_itself(cls, dtype):
     """As on a GPU, where factors are multiplied in a narrow dtype: at most twice as wrong, in the mean."""
-    monkeypatch.setattr(Route, "in_own_dtype", lambda route, call: route.any_dtype)
     for m, n in ((64, 64), (129, 784), (784, 129)):
         for rank in (1, 16) if cls.ranked else (None,):
             M, x = testing.member(cls, m, n, rank).to(dtype), torch.randn(16, n).to(dtype)
             W = M.double().to_dense()
             exact = x.double() @ W.mT
             dense, ours = (
-                (y.double() - exact).norm() for y in (torch.nn.functional.linear(x, W.to(dtype)), M.matmul(x))
+                (y.double() - exact).norm()
+                for y in (torch.nn.functional.linear(x, W.to(dtype)), M._matmul(x))
             )
             assert ours <= 2 * dense
 

@@ -17,6 +17,7 @@ ARGUMENTS = {
     "gpt.py": ["--quick"],
     "serve.py": ["--steps", "40"],
 }  # what makes an example quick
+OTHERS = {"trainer.py": "transformers", "accelerated.py": "accelerate"}  # run where these are installed
 SAYS = {
     "gpt.py": "98,304 -> 9,216 of the linear layers' parameters",
     "displacement.py": "by its own operators   2",
@@ -63,12 +64,22 @@ def case(name: str, *arguments: str | Path) -> Case:
 
 def test_examples(tmp_path: Path):
     names = sorted(path.name for path in FOLDER.glob("*.py"))
-    assert names == sorted([*SAYS, "distributed.py"])
+    assert names == sorted([*SAYS, *OTHERS, "distributed.py"])
     assert all(len((FOLDER / name).read_text().splitlines()) < 150 for name in names)
     cases = [case(name, *ARGUMENTS.get(name, ()))._replace(cwd=str(tmp_path)) for name in SAYS]
     for name, ran in zip(SAYS, in_forks(cases), strict=True):
         assert ran.code == 0, ran.err
         assert SAYS[name] in ran.out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_trainers(name: str, tmp_path: Path) -> None:
+    pytest.importorskip(OTHERS[name])
+    (ran,) = in_forks([Case(RUN, ["", str(FOLDER / name)], cwd=str(tmp_path))])
+    assert ran.code == 0, ran.err
+    before, _, after = map(float, re.findall(r"^(?:dense|compressed|fine-tuned) +([0-9.]+)%", ran.out, re.M))
+    assert after > before - 5
 
 
 def losses(output: str) -> list[tuple[int, float]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 
@@ -12,6 +11,7 @@ import torch
 
 import torchldr
 from torchldr import cli
+from torchldr.nn.description import split_rounding
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("torchldr.hf")
@@ -123,6 +123,29 @@ def test_dense_layers_again_are_saved_as_such(tmp_path):
     assert "quantization_config" not in json.loads((tmp_path / "config.json").read_text())
     again = transformers.AutoModel.from_pretrained(tmp_path)
     assert same(model, again)
+
+
+@pytest.mark.parametrize("plan", [None, PLAN])
+def test_folders_of_format_2_are_read(tmp_path, plan):
+    """They had what was rounded beside the layers."""
+    model = bert()
+    if plan:
+        torchldr.compress_(model, plan)
+    torchldr.quantize_(model)
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    said = config["quantization_config"]
+    assert said["version"] == 3
+    layers, said["rounded"] = split_rounding(said["layers"])
+    config["quantization_config"] = {**said, "layers": layers, "version": 2}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    again = transformers.AutoModel.from_pretrained(tmp_path)
+    assert same(model, again)
+    again.save_pretrained(tmp_path / "second")
+    assert (
+        json.loads((tmp_path / "second" / "config.json").read_text())["quantization_config"]["version"] == 3
+    )
+    assert same(model, transformers.AutoModel.from_pretrained(tmp_path / "second"))
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -343,7 +366,6 @@ def test_the_command_line_compresses_a_folder(tmp_path, capsys):
     assert transformers.AutoTokenizer.from_pretrained(out)("w3 w4")["input_ids"] == [5, 6]
 
 
-@pytest.mark.filterwarnings("ignore:compress_. no batch of the loader")  # a BERT has a pooler, unused here
 @pytest.mark.parametrize("make", [bert, llama])
 def test_a_folder_is_compressed_as_the_model_would_be(tmp_path, make):
     """Names, ties, a dtype that the config does not have, buffers that are not saved, and generation."""
@@ -353,7 +375,7 @@ def test_a_folder_is_compressed_as_the_model_would_be(tmp_path, make):
     save(tmp_path / "in", model, max_shard_size="60KB")
     config = json.loads((tmp_path / "in" / "config.json").read_text())
     (tmp_path / "in" / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16"}))
-    options = {"structures": ["low_rank"], "progress": False}
+    options = {"structures": ["low_rank"]}
     report = torchldr.hf.compress_folder(tmp_path / "in", tmp_path / "out", 0.5, text=LINES, **options)
     batches = torchldr.hf.text_batches(tmp_path / "in", LINES)
     model = type(model).from_pretrained(tmp_path / "in", dtype=torch.float32)
@@ -362,104 +384,8 @@ def test_a_folder_is_compressed_as_the_model_would_be(tmp_path, make):
     assert again.dtype == torch.float32
     assert same(model, again)
     assert report.distance == expected.distance
-    assert not (tmp_path / "out.partial").exists()
     if make is llama:
         assert again.generation_config.max_length == 17
         assert again.lm_head.weight is again.model.embed_tokens.weight
     with pytest.raises(ValueError, match="already"):
         torchldr.hf.compress_folder(tmp_path / "out", tmp_path / "more", 0.5)
-
-
-def test_an_interrupted_folder_goes_on(tmp_path, capsys, monkeypatch):
-    source, text = tmp_path / "in", tmp_path / "text.txt"
-    save(source, llama())
-    text.write_text("\n".join(LINES))
-    calls = []
-    real = torchldr.compress.looks.projections
-
-    def counted(*args):
-        calls.append(args)
-        if len(calls) == 5:
-            raise KeyboardInterrupt
-        return real(*args)
-
-    def command(out, *more):
-        given = [
-            source,
-            "--budget",
-            ".5",
-            "--out",
-            tmp_path / out,
-            "--text",
-            text,
-            "--structures",
-            "low_rank",
-        ]
-        with pytest.raises(SystemExit) as found:
-            cli.main(["compress", *map(str, [*given, *more])])
-        return found.value.code, capsys.readouterr()
-
-    assert command("whole")[0] == 0
-    monkeypatch.setattr("torchldr.compress.looks.projections", counted)
-    code, said = command("out")
-    assert code == 130
-    assert f"what is finished is in {tmp_path / 'out.partial'}; the same command goes on" in said.err
-    assert not (tmp_path / "out").exists()
-    code, said = command("out")
-    assert code == 0
-    assert "anew" not in said.err
-    whole, resumed = (_tensors(tmp_path / name) for name in ("whole", "out"))
-    assert all(torch.equal(*pair) for pair in zip(whole, resumed, strict=True))
-    assert not (tmp_path / "out.partial").exists()
-    assert len({repr(args[1:3]) + str(args[0].matrices[0].data_ptr()) for args in calls[5:]}) == len(
-        calls[5:]
-    )
-    assert len(calls[5:]) < 2 * 14  # those that were done are not done again
-    calls[:] = []
-    assert command("third")[0] == 130
-    monkeypatch.setattr("torchldr.compress.looks.projections", real)
-    code, said = command("third", "--seed", "1")
-    assert code == 0
-    assert "starting anew" in said.err
-
-
-def _tensors(folder):
-    from safetensors.torch import load_file
-
-    return [t for file in sorted(folder.glob("*.safetensors")) for _, t in sorted(load_file(file).items())]
-
-
-LIMITED = """
-import resource, sys
-import torchldr.hf
-lines, folder = sys.argv[2].split("|"), sys.argv[1]
-def compress(name):
-    options = {"text": lines, "structures": ["low_rank"], "progress": False}
-    return torchldr.hf.compress_folder(f"{folder}/{name}", f"{folder}/{name}-out", 0.5, **options)
-compress("small")  # what is needed once, whatever the size
-used = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmData"))
-limit = 1024 * used + int(sys.argv[3])
-resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-print(compress("large").distance)
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="the limit is Linux's")
-def test_memory_does_not_grow_with_the_model(tmp_path):
-    """108 MB of weights and some 20 MB of moments, within 32 MB more than a model of 1 MB takes."""
-    for name, layers, words in (("small", 1, 50), ("large", 4, 200_000)):
-        config = transformers.BertConfig(
-            vocab_size=50, hidden_size=128, num_hidden_layers=layers, num_attention_heads=2,
-            intermediate_size=512, max_position_embeddings=32,
-        )  # fmt: skip
-        torch.manual_seed(0)
-        model = transformers.BertModel(config).eval()
-        model.embeddings.word_embeddings = torch.nn.Embedding.from_pretrained(torch.ones(words, 128))
-        config.vocab_size = words
-        save(tmp_path / name, model, max_shard_size="30MB")
-    found = subprocess.run(
-        [sys.executable, "-c", LIMITED, str(tmp_path), "|".join(LINES), str(32 << 20)],
-        capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert found.returncode == 0, found.stderr
-    assert 0 < float(found.stdout) < 1

@@ -49,7 +49,12 @@ def test_there_are_no_circles(package):
 
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = {"tests": "src/torchldr", "tests/scripts": "scripts", "paper/tests": "paper/src/torchldr_paper"}
+FOLDERS = {
+    "tests": "src/torchldr",
+    "tests/gpu": "src/torchldr",
+    "tests/scripts": "scripts",
+    "paper/tests": "paper/src/torchldr_paper",
+}
 
 
 def without_source(tests: Path, source: Path) -> list[str]:

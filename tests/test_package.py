@@ -51,7 +51,7 @@ def test_import():
     assert packages - sys.stdlib_module_names == {"torch", "torchldr"}
     for heavy in ("torch._dynamo", "torch._inductor", "torch.export", "torch.onnx"):
         assert heavy not in loaded
-    for later in ("bench", "cli", "compress", "export", "info", "testing"):  # what few use
+    for later in ("cli", "compress", "export", "info", "testing"):  # what few use
         assert importlib.util.find_spec(f"torchldr.{later}") is not None
         assert f"torchldr.{later}" not in loaded
 

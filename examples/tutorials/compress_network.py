@@ -74,7 +74,7 @@ print(f"without training: {accuracy(model):.0%} right")
 # `finetune` trains the compressed network further, in the way that suits structured layers.
 
 # %%
-torchldr.finetune(model, loader, epochs=3, lr=2e-3, progress=False)
+torchldr.finetune(model, loader, epochs=3, lr=2e-3)
 print(f"after three epochs: {accuracy(model):.0%} right; {before:.0%} before compression")
 
 # %% [markdown]

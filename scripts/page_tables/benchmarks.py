@@ -89,44 +89,6 @@ def _speedups(ranks: Sequence[int] = (), least: int = 0) -> Callable[[Results], 
     )  # fmt: skip
 
 
-def _recovered(model: str, measure: str) -> Callable[[Results], str]:
-    """A model compressed by every method: quality before and after training, and rounded to int8."""
-
-    def table(results: Results) -> str:
-        rows = [row for row in results["rows"] if row["model"] == model]
-        best = min if measure == "perplexity" else max
-        order = sorted(rows, key=lambda row: -row["budget"])
-        body = []
-        for budget in dict.fromkeys(row["budget"] for row in order):
-            some = [row for row in order if row["budget"] == budget]
-            trained = [row["after"][measure] for row in some if "after" in row]
-            top = best(trained)
-            for row in sorted(some, key=lambda row: _trained(row, measure), reverse=best is max):
-                cells = [_quality(row.get(key), measure) for key in ("before", "after", "int8")]
-                cells[1] = f"**{cells[1]}**" if row.get("after", {}).get(measure) == top else cells[1]
-                sizes = [f"{row[key] / 1e6:.1f}" if key in row else "-" for key in ("bytes", "int8_bytes")]
-                name = row["method"] if row["method"] in _METHODS else f"`{row['method']}`"
-                body.append([f"{budget:.0%}", name, *cells, *sizes])
-        header = ["parameters", "method", "as projected", "after training", "then int8", "MB", "MB in int8"]
-        return markdown(header, body, left=2)
-
-    return table
-
-
-_METHODS = "dense", "SVD", "whitened SVD", "pruning"
-
-
-def _trained(row: Row, measure: str) -> float:
-    return float(row.get("after", row["before"])[measure])
-
-
-def _quality(found: Row | None, measure: str) -> str:
-    if found is None:
-        return "-"
-    value = found[measure]
-    return f"{value:.2f}" if measure == "spearman" else f"{value:.1f}" if value < 1e3 else f"{value:.0e}"
-
-
 def _exported(n: int) -> Callable[[Results], str]:
     """ONNX files of layers of this size, a line for each class: size, speed against dense, time to load."""
 
@@ -180,8 +142,6 @@ def _text(value: Any) -> str:
 TABLES: dict[str, tuple[str, Callable[[Results], str]]] = {
     "speed": ("ldr_sd_speed", _speedups((1, 4, 16), least=2048)),
     "ldr_sd": ("ldr_sd_speed", _speedups()),
-    "recovery_minilm": ("recovery", _recovered("minilm", "spearman")),
-    "recovery_smollm2": ("recovery", _recovered("smollm2", "perplexity")),
     "td_range": ("tridiagonal_range", _listed("rows", {
         "n": "n", "kind": "entries", "corners": "corners", "seeds": "operators", "within": "within float32",
         "least": "log10 of the largest entry, from", "largest": "to",

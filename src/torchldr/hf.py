@@ -24,13 +24,13 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from .compress import CompressionReport, compress_, materialize_
-from .compress.checkpoint.files import PICKLES, TensorFiles
-from .compress.checkpoint.storage import check_target, new_folder, unfinished
-from .compress.manifest import Entry, build
-from .compress.pieces import Pieces
+from .compress.checkpoint.files import PICKLES, read_tensors
+from .compress.checkpoint.storage import check_target, new_folder
+from .compress.replacing import build
 from .compress.selection import Spec
 from .core.pretrained import METHOD, VERSIONS
 from .nn import StructuredLinear
+from .nn.description import Entry, split_rounding
 from .nn.parameters import StructuredParameters
 from .nn.quantize import Quantized, quantize_, unquantize_
 from .nn.replace import replace_modules
@@ -63,7 +63,10 @@ class TorchldrConfig(QuantizationConfigMixin):  # type: ignore[misc, unused-igno
                 f"config.json: a torchldr format of version {version!r}, this torchldr reads {VERSIONS}."
             )
         self.quant_method = METHOD
-        self.version, self.layers, self.rounded = version, dict(layers), dict(rounded or {})
+        entries = {name: dict(entry) for name, entry in layers.items()}
+        for name, how in (rounded or {}).items():  # version 2
+            entries.setdefault(name, {})["rounded"] = how
+        self.version, self.layers = VERSIONS[-1] if rounded else version, entries
 
 
 @register_quantizer(METHOD)
@@ -80,14 +83,15 @@ class TorchldrQuantizer(HfQuantizer):  # type: ignore[misc, unused-ignore]
 
     def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> Any:
         made: dict[nn.Module, nn.Module] = {}
-        for name, (old, entry) in _found(model, self.quantization_config.layers).items():
+        layers, rounded = split_rounding(self.quantization_config.layers)
+        for name, (old, entry) in _found(model, layers).items():
             with torch.device("meta"):
                 try:
                     made[old] = build(old, entry)
                 except (KeyError, TypeError, ValueError) as error:
                     raise ValueError(f"config.json does not fit the model at {name}: {error}") from None
         replace_modules(model, made)
-        kinds = dict(_found(model, self.quantization_config.rounded).values())
+        kinds = dict(_found(model, rounded).values())
         quantize_(model, where=lambda _, module: kinds.get(module) == "integers")
         quantize_(model, training=True, where=lambda _, module: kinds.get(module) == "training")
         for key in list(tied := model.all_tied_weights_keys):
@@ -175,10 +179,6 @@ def compress_folder(
 ) -> CompressionReport:
     """Compress the model in one folder of Hugging Face's into another: what `torchldr compress FOLDER` does.
 
-    The model is never in memory as a whole: its tensors are mapped from the files, and what is finished lies
-    in a folder beside, `out` with ".partial" behind its name, until all is written. An interrupted call that
-    is made again goes on there, to the same numbers; with other arguments it starts anew, and warns.
-
     Args:
         folder: with config.json and .safetensors files, in one or in shards.
         out: a new folder. It gets the compressed model and all other files, such as the tokenizer's.
@@ -193,32 +193,25 @@ def compress_folder(
     """
     source = Path(folder)
     check_target(Path(out), force)
-    pieces = Pieces(unfinished(out), lends=True)
-    try:
-        model = _mapped_model(source)
-        loader = None if text is None else text_batches(source, text)
+    model = _loaded(source)
+    loader = None if text is None else text_batches(source, text)
 
-        def wanted(module: nn.Module, name: str) -> bool:
-            return not any(fnmatchcase(name, pattern) for pattern in skip)
+    def wanted(module: nn.Module, name: str) -> bool:
+        return not any(fnmatchcase(name, pattern) for pattern in skip)
 
-        chosen = wanted if skip else None
-        report = compress_(model, spec, loader=loader, filter_fn=chosen, checkpoint=pieces, **options)
-        with new_folder(out, force=force) as made:
-            model.save_pretrained(made)
-            report.save(made / "report.json")
-            for file in source.iterdir():
-                weights = file.suffix in (".safetensors", *PICKLES) or file.name.endswith(".index.json")
-                if file.is_file() and not weights and not (made / file.name).exists():
-                    shutil.copyfile(file, made / file.name)
-    except BaseException:
-        pieces.close()
-        raise
-    pieces.close(done=True)
+    report = compress_(model, spec, loader=loader, filter_fn=wanted if skip else None, **options)
+    with new_folder(out, force=force) as made:
+        model.save_pretrained(made)
+        report.save(made / "report.json")
+        for file in source.iterdir():
+            weights = file.suffix in (".safetensors", *PICKLES) or file.name.endswith(".index.json")
+            if file.is_file() and not weights and not (made / file.name).exists():
+                shutil.copyfile(file, made / file.name)
     return report
 
 
-def _mapped_model(folder: Path) -> Any:
-    """The model that a folder's config names, its parameters mapped from the files: none can be written."""
+def _loaded(folder: Path) -> Any:
+    """The model that a folder's config names, in the dtype of its files."""
     import transformers
 
     config = transformers.AutoConfig.from_pretrained(folder)
@@ -228,11 +221,11 @@ def _mapped_model(folder: Path) -> Any:
         raise ValueError(f"{folder}/config.json: transformers has no {names[0]}.")
     if getattr(config, "quantization_config", None) is not None:
         raise ValueError(f"{folder}: the model is quantized or compressed already.")
-    state = TensorFiles(folder).mapped()
+    state = read_tensors(folder)
     sizes: Counter[torch.dtype] = Counter()
     for tensor in state.values():
         sizes[tensor.dtype] += tensor.numel() if tensor.is_floating_point() else 0
-    dtype = max(sizes, key=lambda kind: sizes[kind])  # whatever the config says: others are copied
+    dtype = max(sizes, key=lambda kind: sizes[kind])  # whatever the config says
     model = cls.from_pretrained(None, config=config, state_dict=state, dtype=dtype).eval()
     if (folder / "generation_config.json").is_file():
         model.generation_config = transformers.GenerationConfig.from_pretrained(folder)

@@ -1,6 +1,6 @@
 """What is installed and switched on here: the facts behind `torchldr info`.
 
-Everything is found out without importing an optional package; numba is imported and its smallest loops run.
+Everything is found out without importing an optional package.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from typing import Any
 import torch
 
 import torchldr
-from torchldr.functional import stencil
 from torchldr.kernels import cuda
-from torchldr.kernels.cpu import compiled
+from torchldr.kernels.cpu import library
 from torchldr.matrices import get_structure, structures
 from torchldr.nn import StructuredLinear
 
@@ -26,7 +25,7 @@ EXTRAS = {
     "hf": ("transformers", "safetensors", "accelerate"),
 }
 
-# The classes with products of their own by compiled loops on a CPU, and by kernels on a GPU.
+# The classes with products of their own by kernels on a GPU, and those by kernels on a CPU.
 KERNELS = "ldr_sd, ldr_td, toeplitz_like, hankel_like"
 LOOPED = f"{KERNELS}, circulant, block_circulant"
 
@@ -54,7 +53,6 @@ def info() -> dict[str, Any]:
             "python": platform.python_version(),
             "torch": torch.__version__,
             "numpy": _version("numpy"),
-            "numba": _version("numba"),
         },
         "platform": {
             "system": platform.system(),
@@ -101,6 +99,7 @@ def describe_structures(out_features: int = 784, in_features: int = 784) -> list
         shapes = cls.check_shapes(out_features, in_features, 1 if cls.ranked else None, options)
         count = sum(torch.Size(shape).numel() for shape in shapes.values())
         row = {"name": cls.name, "class": cls.__name__, "parameters": count, "ranked": cls.ranked}
+        row["first_rank"] = cls.first_rank if cls.ranked else None
         rows.append({**row, "options": options, "summary": (cls.__doc__ or "").strip().partition("\n")[0]})
     return rows
 
@@ -127,32 +126,11 @@ def _fast_paths() -> list[dict[str, Any]]:
     no_cuda = None
     if not torch.cuda.is_available():
         no_cuda = "torch was built without CUDA" if torch.version.cuda is None else "no CUDA device was found"
-    no_stencil = _why_not_compiled()
     return [
-        _path("compiled loops", f"products of {LOOPED} on a CPU, by numba", no_stencil),
+        _path("C kernels", f"products of {LOOPED} on a CPU", library.why_not()),
         _path("cuda", "every product on a GPU, by the same torch operations", no_cuda),
         _path("cuda kernels", f"{KERNELS} on a GPU, compiled by NVRTC", no_cuda or cuda.unavailable()),
-        _path("compiled loops on disk", *_kept_on_disk()),
     ]
-
-
-def _why_not_compiled() -> str | None:
-    """Tries the import and the smallest loops; of the others it says what this process has found."""
-    if reason := compiled.why_not():
-        return f"{reason}; the forms in torch serve (pip install numba)"
-    stencil.COLUMNS.why_not(torch.float32)
-    reasons = [f"{name}: {reason}" for name, reason in compiled.found().items()]
-    return "; ".join([*reasons, "the forms in torch serve there"]) if reasons else None
-
-
-def _kept_on_disk() -> tuple[str, str | None]:
-    if compiled.why_not():
-        return "", "nothing is compiled"
-    from torchldr.kernels.cpu import jit as compiled_jit
-
-    reason = compiled_jit.why_not_kept()
-    again = "every process compiles anew; NUMBA_CACHE_DIR may name a folder that can be written"
-    return f"machine code is kept in {compiled_jit.kept_in()}", f"{reason}; {again}" if reason else None
 
 
 def _path(name: str, does: str, why_not: str | None) -> dict[str, Any]:

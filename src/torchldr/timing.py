@@ -11,6 +11,8 @@ import torch
 
 from .version import __version__
 
+__all__ = ["captured", "machine", "minimum_seconds", "replay_seconds"]
+
 
 def minimum_seconds(
     candidates: Mapping[str, Callable[[], object]], repeats: int = 20, seconds: float = 0.5

@@ -1,4 +1,5 @@
-"""Everything of torch that has no public name, in one place: what is being traced, transformed or recorded."""
+"""Everything of torch that has no public name, in one place: what is being traced, transformed or
+recorded."""
 
 from __future__ import annotations
 
@@ -19,6 +20,11 @@ _get_tracing_state = torch._C._get_tracing_state
 _early_mode = torch._ops.mode_stack_state_for_pre_dispatch().get  # 0: of proxies. One object, asked directly
 
 has_transforms = torch._C._are_functorch_transforms_active
+
+
+def is_exporting() -> bool:
+    """Whether torch.export is at work. Under torch.compile the public function says yes up to torch 2.12."""
+    return torch.compiler._is_exporting_flag
 
 
 def are_recorded() -> bool:

@@ -16,9 +16,9 @@ import typer
 from typer.main import get_command
 
 from torchldr import cli
-from torchldr.cli import options, steps
+from torchldr.cli import bar, options, steps
 
-HEAVY = {"torch", "numpy", "scipy", "numba", "matplotlib"}
+HEAVY = {"torch", "numpy", "scipy", "matplotlib"}
 
 
 def commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -147,3 +147,20 @@ def test_progress_on_a_terminal_is_a_bar_with_the_time_left(monkeypatch):
     assert "two" in shown  # the first may be gone before the bar is drawn
     assert "2/2" in shown
     assert "left" in shown
+
+
+def test_a_bar_shows_stages_on_a_terminal_and_nothing_in_a_pipe(monkeypatch, capsys):
+    with bar() as report:
+        report("projecting", 1, 2)
+    assert capsys.readouterr().err == ""
+    reading, writing = pty.openpty()
+    with os.fdopen(writing, "w") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        monkeypatch.setenv("TERM", "xterm")
+        with bar() as report:
+            for done in range(3):
+                report("looking at [0]", done, 3)
+            report("projecting 0", 1, 2)
+    shown = all_of(reading)
+    assert "projecting 0" in shown
+    assert "1/2" in shown

@@ -16,9 +16,9 @@ from torch import nn
 
 import torchldr
 from torchldr import cli
-from torchldr.compress.workers import Workers
+from torchldr.compress import looks
 
-LOW = ("--structures", "low_rank", "--jobs", "1")
+LOW = ("--structures", "low_rank")
 
 
 @pytest.fixture
@@ -63,23 +63,20 @@ def test_analyze_as_json_with_a_picture_and_a_plan_that_compress_takes(run, file
     assert found["left"]["table"] == "skipped"
     assert {t["rank"] for t in found["weights"][0]["trials"]} == {1, 2, 3, 5, None}
     assert torchldr.compress.read_plan(plan)["body.2.weight"] == torchldr.Structure("low_rank", rank=2)
-    code, out, _ = run("compress", file, "--plan", plan, "-o", out_folder, "--json", "--jobs", 1)
+    code, out, _ = run("compress", file, "--plan", plan, "-o", out_folder, "--json")
     assert code == 0
     report = json.loads(out)
     assert report == json.loads((out_folder / "report.json").read_text())
     assert {row["name"]: row["rank"] for row in report["layers"]}["body.2.weight"] == 2
 
 
-def test_compress_writes_a_folder_that_loads(run, file, tmp_path, monkeypatch):
+def test_compress_writes_a_folder_that_loads(run, file, tmp_path):
     """Also the dense file beside it, for programs that know nothing of us."""
-    begin, jobs = Workers.__init__, []
-    patched = lambda self, n, **more: jobs.append(n) or begin(self, 1, **more)
-    monkeypatch.setattr(Workers, "__init__", patched)
     code, out, err = run(
         "compress", file, "--budget", "40%", "-o", tmp_path / "out", "--skip", "ta*",
-        "--dense", tmp_path / "dense.safetensors", "--structures", "low_rank", "--jobs", 2,
+        "--dense", tmp_path / "dense.safetensors", "--structures", "low_rank",
     )  # fmt: skip
-    assert (code, err, jobs) == (0, f"written: {tmp_path / 'out'}\n", [2])
+    assert (code, err) == (0, f"written: {tmp_path / 'out'}\n")
     assert "weights: 3,840 -> 1," in out
     before, dense = load_file(file), load_file(tmp_path / "dense.safetensors")
     weights = torchldr.compress.load_weights(tmp_path / "out")
@@ -120,7 +117,7 @@ def test_structures_by_commas_as_in_train(run, file, tmp_path):
     texts = []
     for index, names in enumerate((["low_rank,toeplitz_like"], ["low_rank", "toeplitz_like"])):
         out = tmp_path / f"out{index}"
-        options = ("--budget", 0.3, "--structures", *names, "--jobs", 1, "--json")
+        options = ("--budget", 0.3, "--structures", *names, "--json")
         code, printed, _ = run("compress", file, "-o", out, *options)
         assert code == 0
         texts.append(json.loads(printed)["layers"])
@@ -277,7 +274,7 @@ def test_bad_plans_are_one_line_and_nothing_is_written(run, file, tmp_path, text
     if text is not None:
         plan.write_text(text)
     before = listing(tmp_path)
-    code, out, err = run("compress", file, "--plan", plan, "-o", tmp_path / "out", "--jobs", 1)
+    code, out, err = run("compress", file, "--plan", plan, "-o", tmp_path / "out")
     assert (code, out) == (1, "")
     assert err.startswith("torchldr: ")
     assert err.count("\n") == 1
@@ -289,7 +286,7 @@ def test_a_budget_that_cannot_be_met(run, file, tmp_path):
     code, out, err = run("compress", file, "--budget", 10, "-o", tmp_path / "out", *LOW)
     assert (code, out) == (1, "")
     assert err.startswith("torchldr: compress_weights: a budget of 10 parameters is too small")
-    assert err.endswith("the smallest candidates have 280.\n")
+    assert err.endswith("the smallest candidates have 280; for 10 % write 0.1.\n")
     assert not (tmp_path / "out").exists()
 
 
@@ -300,7 +297,7 @@ USES = [
     ("compress", "--budget", "0.1"),
     ("compress", "-o", "out", "--budget", "much"),
     ("compress", "-o", "out", "--budget", "0.1", "--structures", "lowrank"),
-    ("compress", "-o", "out", "--budget", "0.1", "--jobs", "0"),
+    ("compress", "-o", "out", "--budget", "0.1", "--time-limit", "0"),
     ("analyze", "--budget", "1.5"),
     ("analyze", "--plot", "picture.txt"),
     ("analyze", "--save-plan", "plan.json"),
@@ -358,17 +355,14 @@ def test_without_matplotlib_one_line_says_what_to_install(run, file, tmp_path, m
 @pytest.fixture
 def interrupted(interruptible, monkeypatch):
     """Somebody presses Ctrl-C in the second piece of work."""
-    work, pieces = Workers.run, itertools.count()
+    work, calls = looks.looks_of, itertools.count()
 
-    def run(self, stages, function, *rest, **named):
-        def then(*given):
-            if next(pieces):
-                signal.raise_signal(signal.SIGINT)
-            return function(*given)
+    def then(*given):
+        if next(calls):
+            signal.raise_signal(signal.SIGINT)
+        return work(*given)
 
-        return work(self, stages, then, *rest, **named)
-
-    monkeypatch.setattr(Workers, "run", run)
+    monkeypatch.setattr(looks, "looks_of", then)
 
 
 @pytest.mark.usefixtures("interrupted")

@@ -26,7 +26,7 @@ def test_the_commands_of_the_paper_are_found_by_the_entry_point_and_without():
         assert commands() == set(plugins.OF_PAPER)
 
 
-def test_all_six_have_a_placeholder(monkeypatch, capsys):
+def test_all_have_a_placeholder(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "torchldr_paper.cli", None)
     app = typer.Typer()
     app.callback()(lambda: None)

@@ -56,7 +56,7 @@ def make() -> tuple[Model, Tensor]:
     """The compressed model and an input."""
     torch.manual_seed(0)
     model = Model().eval()
-    torchldr.compress_(model, PLAN, min_features=4, effort=0.2)
+    torchldr.compress_(model, PLAN, min_features=4, time_limit=12.0)
     return model, torch.randn(2, 8, 6, 4)
 
 

@@ -78,7 +78,7 @@ def test_any_class_serves(name):
     model = nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 8))
     first, x = model[0].weight.detach(), torch.randn(4, 8)
     plan = torchldr.Structure(name, rank=1 if ranked else None)
-    torchldr.compress_(model, plan, min_features=4, effort=1e-6)
+    torchldr.compress_(model, plan, min_features=4, time_limit=1e-6)
     found = torchldr.from_dense(first, name, plan.rank, effort=0.1).matrix
     y = torch.tanh(x @ found.to_dense().T + model[0].bias) @ model[2].matrix().to_dense().T + model[2].bias
     assert close(model(x), y)
@@ -213,7 +213,7 @@ def test_recurrent_weights_under_a_budget_show_their_effect():
         def forward(self, x: Tensor) -> Tensor:
             return self.rnn(x)[0][:, -1]
 
-    given = {"structures": ["low_rank"], "loader": list(torch.randn(8, 4, 9, 40)), "progress": False}
+    given = {"structures": ["low_rank"], "loader": list(torch.randn(8, 4, 9, 40))}
     inputs = torchldr.compress_(Last(), 0.5, **given)
     both = torchldr.compress_(Last(), 0.5, recurrent=True, **given)
     assert [row.name for row in inputs.layers] == ["rnn.weight_ih_l0"]
@@ -615,7 +615,7 @@ def test_classes_of_blocks_are_chosen_where_they_fit_and_come_back(name: str, tm
     W = cls.random(24, 36, 1, **cls.variants(24, 24)[-1]).to_dense()
     model = nn.Sequential(nn.Linear(36, 24, bias=False))
     model[0].weight = nn.Parameter(W.detach().clone())
-    torchldr.compress_(model, 0.4, structures=["low_rank", name], min_features=8, effort=0.5)
+    torchldr.compress_(model, 0.4, structures=["low_rank", name], min_features=8)
     assert model[0].structure.name == name
     torch.testing.assert_close(model[0].weight, W, rtol=1e-4, atol=1e-4)
     torchldr.save_compressed(model, tmp_path / "model")
@@ -630,7 +630,7 @@ VERBS = {
     "save_compressed": lambda folder: torchldr.save_compressed(folder, nn.Linear(2, 2)),
     "load_compressed": lambda folder: torchldr.load_compressed(folder, nn.Linear(2, 2)),
     "quantize_": torchldr.quantize_,
-    "tune": lambda folder: torchldr.tune(folder, torch.randn(2)),
+    "freeze": torchldr.freeze,
 }
 
 
@@ -638,3 +638,28 @@ VERBS = {
 def test_a_folder_is_no_model(verb):
     with pytest.raises(TypeError, match=f"{verb}: model must be an nn.Module, got str"):
         VERBS[verb]("folder")
+
+
+class _Tagger(nn.Module):
+    """Most of it is a table of words; logits for each of them."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.words, self.layer, self.name = nn.Embedding(500, 40), nn.Linear(40, 40), name
+
+    def forward(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {self.name: self.layer(self.words(ids))}
+
+
+@pytest.mark.parametrize("name", ["logits", "sentence_embedding"])
+def test_a_report_says_in_words_what_it_comes_to(name):
+    model = _Tagger(name)
+    batches = [torch.randint(500, (9, 7)) for _ in range(6)]
+    report = torchldr.compress_(model, 0.5, loader=batches, structures=["low_rank"])
+    assert "shrank to 50 % of their parameters, the model to 96.3 %" in report.summary
+    assert "because 0.08 MB of it are in Embedding modules. On batches held out" in report.summary
+    assert ("nats" in report.summary) == (name == "logits")
+    assert ("of their size" in report.summary) == (name != "logits")
+    assert str(report).endswith(report.summary.replace(". ", ".\n"))
+    nothing = torchldr.compress_(_Tagger(name), torchldr.Structure("dense"), loader=batches)
+    assert "shrank to 100 % of their parameters, the model to 100 %. On" in nothing.summary

@@ -17,8 +17,7 @@ from torchldr.compress.candidates import Candidate, Search, charged
 from torchldr.compress.checkpoint.files import TensorWeight
 from torchldr.compress.looks import looks_of
 from torchldr.compress.metric import Metric
-from torchldr.compress.selection import share_out
-from torchldr.compress.workers import Parcel
+from torchldr.compress.sharing import share_out
 
 QUICK = ("low_rank", "block_circulant")
 
@@ -39,7 +38,7 @@ def test_bytes_are_kept_and_used(amount):
 
 def test_bytes_count_drawn_constants():
     model = nn.Sequential(nn.Linear(64, 64))
-    report = torchldr.compress_(model, Bytes(1500), structures=["fastfood"], effort=1e-6)
+    report = torchldr.compress_(model, Bytes(1500), structures=["fastfood"], time_limit=1e-6)
     assert report.layers[0].structure == "fastfood"
     assert (
         stored(model)
@@ -189,14 +188,14 @@ def test_errors_are_those_of_the_projections():
         torchldr.Structure("toeplitz_like", 2),
         torchldr.Structure("dense"),
     ]
-    found = looks_of(Parcel([W], Metric().relative(1, [W])), some, 0, 0.1)
+    found = looks_of([W], Metric().relative(1, [W]), some, 0, 0.1)
     for structure, error in zip(some[:2], found, strict=False):
         expected = torchldr.from_dense(W, structure.name, structure.rank, effort=0.1).residual
         assert error**0.5 == pytest.approx(expected, rel=1e-9)
     assert found[2] == 0
     low = torchldr.LowRank.random(40, 36, rank=3).to_dense()
     ranks = [torchldr.Structure("low_rank", r) for r in (3, 4)]
-    assert looks_of(Parcel([low], Metric()), ranks, 0, 0.1) == [0, 0]  # not rounding errors
+    assert looks_of([low], Metric(), ranks, 0, 0.1) == [0, 0]  # not rounding errors
 
 
 GOOD = [
@@ -249,12 +248,12 @@ def test_of_large_weights_two_of_a_shape_decide_for_the_others(monkeypatch, near
     tried: list[str] = []
     real = torchldr.compress.looks.looks_of
 
-    def counted(parcel, structures, *more):
+    def counted(matrices, metric, structures, *more):
         tried.extend(structure.name for structure in structures if structure.name != "low_rank")
-        return real(parcel, structures, *more)
+        return real(matrices, metric, structures, *more)
 
     monkeypatch.setattr("torchldr.compress.looks.looks_of", counted)
-    report = torchldr.compress_(model, 0.15, structures=("low_rank", "toeplitz_like"), effort=10.0)
+    report = torchldr.compress_(model, 0.15, structures=("low_rank", "toeplitz_like"))
     if near:
         assert {row.structure for row in report.layers} == {"toeplitz_like"}
         assert report.residual < 1e-5
@@ -266,5 +265,5 @@ def test_of_large_weights_two_of_a_shape_decide_for_the_others(monkeypatch, near
 def test_a_class_whose_projections_take_long_still_serves_where_it_is_the_only_one(monkeypatch):
     monkeypatch.setattr(torchldr.LDRSubdiagonal, "projection_work", 1e9)
     model = nn.Sequential(nn.Linear(32, 32))
-    report = torchldr.compress_(model, 0.5, structures=["ldr_sd"], progress=False)
+    report = torchldr.compress_(model, 0.5, structures=["ldr_sd"])
     assert [(row.structure, row.rank) for row in report.layers] == [("ldr_sd", 1)]

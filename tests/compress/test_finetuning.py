@@ -1,12 +1,8 @@
-"""finetune: groups, distillation, resuming after a kill, early stop; each against a plain loop or by hand."""
+"""finetune: groups, distillation, accumulation, a callback; each against a plain loop or by hand."""
 
 from __future__ import annotations
 
 import copy
-import multiprocessing
-import signal
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import torchldr
 from torchldr.compress.finetuning.groups import even_factors, operator_names, parameter_groups
-from torchldr.compress.finetuning.run import FinetuneResult, finetune
+from torchldr.compress.finetuning.loop import Step, finetune
 from torchldr.compress.finetuning.teacher import Distillation, replaced_layers
 
 
@@ -103,25 +99,6 @@ def test_groups_take_options_that_need_room(options: dict):
     }
 
 
-def test_a_model_that_training_makes_worse_is_kept_as_it_was_and_a_warning_says_so():
-    model = small("ldr_sd")
-    before = copy.deepcopy(model.state_dict())
-    scores = iter([3.0, 2.0, 1.0])
-    batches = [(torch.randn(4, 16), torch.randn(4, 4))]
-    with pytest.warns(UserWarning, match="no pass was better than the start"):
-        result = finetune(
-            model,
-            batches,
-            epochs=2,
-            loss=nn.functional.mse_loss,
-            validate=lambda _: next(scores),
-            progress=False,
-        )
-    assert result.best == (3.0, -1)
-    assert len(result.history) == 2
-    assert all(torch.equal(t, before[key]) for key, t in model.state_dict().items())
-
-
 @pytest.mark.parametrize("name", torchldr.structures())
 def test_even_rates_move_every_class_as_far(name: str):
     """A step of all rates with random signs, on the dense matrix: as far as it moves a dense one."""
@@ -204,33 +181,64 @@ def test_it_is_the_plain_loop():
         nn.utils.clip_grad_norm_(plain.parameters(), 0.5)
         optimizer.step()
         losses.append(loss.item())
-    result = finetune(
-        model, batches, epochs=2, lr=0.01, weight_decay=0.1, clip=0.5, warmup=0.1, progress=None
-    )
+    result = finetune(model, batches, epochs=2, lr=0.01, weight_decay=0.1, max_grad_norm=0.5, warmup=0.1)
     for p, q in zip(model.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(p, q)
-    assert [entry["step"] for entry in result.history] == [6, 12]
-    assert result.history[1]["loss"] == pytest.approx(sum(losses[6:]) / 6, rel=1e-5)
+    assert result.losses == pytest.approx((sum(losses[:6]) / 6, sum(losses[6:]) / 6), rel=1e-5)
     assert not model.training
-    assert result.steps == 12
-    assert result.best is None
+    assert (result.steps, result.stopped) == (12, False)
 
 
-def test_torchs_random_numbers_are_left_alone_and_the_seed_decides():
-    results = []
-    for seed in (0, 0, 1):
-        torch.manual_seed(7)
-        before = torch.get_rng_state()
-        model = small()
-        torch.set_rng_state(before)
-        finetune(model, loader(), epochs=2, progress=None, seed=seed)
-        assert torch.equal(torch.get_rng_state(), before)
-        results.append(model)
-    assert same(results[0], results[1])
-    assert not same(results[0], results[2])
+def test_accumulated_batches_are_one_larger_batch():
+    """Five batches in twos: the last step has one alone."""
+    batches = [(x, y) for x, y in DataLoader(data(50), batch_size=10)]
+    joint = [tuple(map(torch.cat, zip(*batches[i : i + 2], strict=True))) for i in (0, 2, 4)]
+    one, other = small().eval(), small().eval()
+    one[2].p = other[2].p = 0.0
+    results = (
+        finetune(one, batches, epochs=2, lr=0.01, accumulate=2),
+        finetune(other, joint, epochs=2, lr=0.01),
+    )
+    assert [result.steps for result in results] == [6, 6]
+    for p, q in zip(one.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(p, q)
 
 
-def test_mappings_and_steps():
+def test_an_optimizer_of_the_users():
+    model, plain = small(), small()
+    model[2].p = plain[2].p = 0.0
+    batches = [(x, y) for x, y in DataLoader(data(20), batch_size=10)]
+    sgd = torch.optim.SGD(model.parameters(), 0.1)
+    finetune(model, batches, optimizer=sgd, warmup=0.0, max_grad_norm=None)
+    for (x, y), rate in zip(batches, (0.1, 0.05), strict=True):
+        learned = [*plain.parameters()]
+        for p, g in zip(learned, torch.autograd.grad(cross_entropy(plain(x), y), learned), strict=True):
+            p.data -= rate * g
+    for p, q in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(p, q)
+
+
+def test_a_callback_sees_every_step_and_stops():
+    """Early stop as one writes it: the best of what was validated is put back."""
+    model, seen, best = small(), [], {}
+
+    def callback(step: Step) -> bool:
+        seen.append((step.step, step.steps, step.epoch, float(step.loss)))
+        assert model.training
+        model.eval()  # to validate it
+        if step.step == 2:
+            best.update(copy.deepcopy(model.state_dict()))
+        return step.step == 8
+
+    result = finetune(model, loader(), epochs=5, lr=0.01, callback=callback)
+    assert result.stopped
+    assert result.steps == 8
+    assert [entry[:3] for entry in seen] == [(i, 30, (i - 1) // 6) for i in range(1, 9)]
+    assert sum(entry[3] for entry in seen[:6]) / 6 == pytest.approx(result.losses[0], rel=1e-5)
+    assert not all(torch.equal(best[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_mappings():
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -240,9 +248,8 @@ def test_mappings_and_steps():
             return {"loss": cross_entropy(self.layer(x), labels)}
 
     batches = [{"x": x, "labels": y} for x, y in DataLoader(data(), batch_size=10)]
-    result = finetune(Model(), IterTwice(batches), steps=9, lr=0.03, progress=None)
-    assert [entry["step"] for entry in result.history] == [6, 9]
-    assert result.history[1]["loss"] < result.history[0]["loss"]
+    losses = finetune(Model(), batches, epochs=2, lr=0.03).losses
+    assert losses[1] < losses[0]
 
 
 class IterTwice:
@@ -257,11 +264,12 @@ class IterTwice:
 
 def test_bf16_trains_float32_weights_to_nearly_the_same():
     losses = []
-    for amp in (None, "bf16"):
+    for amp in (None, torch.bfloat16):
+        torch.manual_seed(3)
         model = small("low_rank")
-        result = finetune(model, loader(), epochs=6, lr=0.02, amp=amp, progress=None)
+        result = finetune(model, loader(), epochs=6, lr=0.02, amp=amp)
         assert all(p.dtype == torch.float32 for p in model.parameters())
-        losses.append([entry["loss"] for entry in result.history])
+        losses.append(result.losses)
     assert losses[0] != losses[1]
     assert losses[0] == pytest.approx(losses[1], rel=0.03)
     assert losses[1][-1] < losses[1][0]
@@ -287,8 +295,8 @@ def test_distillation_is_what_it_says():
         expected = 0.7 * cross_entropy(ours, y) + 0.5 * 9 * soft + 0.3 * relative
     teacher.train()
     before = copy.deepcopy(teacher.state_dict())
-    result = finetune(model, [(x, y)], steps=1, lr=0.0, teacher=teacher, distillation=how, progress=None)
-    assert result.history[0]["loss"] == pytest.approx(float(expected), rel=1e-5)
+    result = finetune(model, [(x, y)], lr=0.0, teacher=teacher, distillation=how)
+    assert result.losses[0] == pytest.approx(float(expected), rel=1e-5)
     assert teacher.training
     assert all(torch.equal(before[k], v) for k, v in teacher.state_dict().items())
     assert not teacher[0]._forward_hooks
@@ -304,7 +312,7 @@ def test_distillation_brings_the_student_to_the_teacher():
     gap = (model(x) - teacher(x)).square().mean().item()
     batches = [(part, torch.zeros(20, dtype=torch.long)) for part in x.split(20)]
     how = Distillation(task=0.0)
-    finetune(model, batches, epochs=10, lr=5e-3, teacher=teacher, distillation=how, progress=None)
+    finetune(model, batches, epochs=10, lr=5e-3, teacher=teacher, distillation=how)
     with torch.no_grad():
         assert (model(x) - teacher(x)).square().mean().item() < 0.5 * gap
 
@@ -315,7 +323,7 @@ def test_a_teacher_of_other_outputs_is_refused():
     torchldr.compress_(model, torchldr.Structure("low_rank", rank=4))
     batches = [(torch.randn(3, 32), torch.zeros(3, dtype=torch.long))]
     with pytest.raises(ValueError, match=r"logits of shape \(3, 4\), the teacher of shape \(3, 5\)"):
-        finetune(model, batches, epochs=1, lr=1e-3, teacher=teacher, progress=None)
+        finetune(model, batches, epochs=1, lr=1e-3, teacher=teacher)
 
 
 class Reader(nn.Module):
@@ -342,130 +350,49 @@ def test_attention_and_recurrent_outputs_are_matched():
             outputs.append((attended, one.lstm(attended)[0]))
         errors = [(a - b).square().mean() / b.square().mean() for a, b in zip(*outputs, strict=True)]
     batch = [(x, torch.zeros(10, dtype=torch.long))]
-    result = finetune(model, batch, steps=1, lr=0.0, teacher=teacher, distillation=how, progress=None)
-    assert result.history[0]["loss"] == pytest.approx(float(sum(errors)) / 2, rel=1e-4)
+    result = finetune(model, batch, lr=0.0, teacher=teacher, distillation=how)
+    assert result.losses[0] == pytest.approx(float(sum(errors)) / 2, rel=1e-4)
 
 
-# Early stop.
-
-
-def test_early_stop_puts_the_best_back():
-    scores, seen = iter([0.0, 1.0, 3.0, 2.0, 2.5, 9.0]), []  # the first of the start
-
-    def validate(model: nn.Module) -> float:
-        assert not model.training
-        assert not torch.is_grad_enabled()
-        seen.append(copy.deepcopy(model.state_dict()))
-        return next(scores)
-
-    model = small()
-    result = finetune(model, loader(), epochs=5, lr=0.01, validate=validate, patience=2, progress=None)
-    assert result.stopped_early
-    assert result.best == (3.0, 1)
-    assert [entry["validation"] for entry in result.history] == [1.0, 3.0, 2.0, 2.5]
-    assert all(torch.equal(seen[2][name], t) for name, t in model.state_dict().items())
-    assert not all(torch.equal(seen[4][name], t) for name, t in model.state_dict().items())
-
-
-# Interruptions.
-
-SCRIPT = """
-import sys
-sys.path.insert(0, here)
-from test_finetuning import long_run, small
-def pace(stage, done, total):
-    pipe.send(done)
-    pipe.recv()
-long_run(small(), folder, pace)
-"""
-
-
-def long_run(model: nn.Module, folder: str, progress: object = None) -> FinetuneResult:
-    return finetune(
-        model,
-        loader(),
-        epochs=4,
-        lr=0.01,
-        checkpoint=folder,
-        every=4,
-        validate=lambda m: -float(m[0].G.norm()),
-        progress=progress,  # type: ignore[arg-type]
-    )
-
-
-def test_a_killed_run_goes_on_with_the_same_numbers(started: Any, tmp_path: Path):
-    mine, theirs = multiprocessing.Pipe()
-    names = {"pipe": theirs, "folder": str(tmp_path / "killed"), "here": str(Path(__file__).parent)}
-    with started(SCRIPT, **names) as child:
-        theirs.close()
-        while mine.recv() < 11:  # in the second pass, three steps after a checkpoint
-            mine.send(None)  # it waits after each step
-        child.kill()
-        child.join()
-        assert child.exitcode == -signal.SIGKILL
-    seen: list[int] = []
-    killed, whole = small(), small()
-    second = long_run(killed, str(tmp_path / "killed"), lambda stage, done, total: seen.append(done))
-    assert seen[0] == 9  # after the checkpoint of step 8, not from the start
-    first = long_run(whole, str(tmp_path / "whole"))
-    assert same(killed, whole)
-    assert second.best == first.best
-    for a, b in zip(second.history, first.history, strict=True):
-        assert {**a, "seconds": 0} == {**b, "seconds": 0}
-
-
-def test_a_finished_run_is_not_run_again_and_another_is_refused(tmp_path: Path):
-    model = small()
-    first = finetune(model, loader(), epochs=1, checkpoint=tmp_path, progress=None)
-    fresh = small()
-    fresh.register_forward_hook(lambda *_: pytest.fail("it was run again"))
-    second = finetune(fresh, loader(), epochs=1, checkpoint=tmp_path, progress=None)
-    assert second.history == first.history
-    assert same(model, fresh)
-    with pytest.raises(ValueError, match=r"is of another fine-tuning: lr was 0\.001 there and is 0\.1 here"):
-        finetune(small(), loader(), epochs=1, lr=0.1, checkpoint=tmp_path, progress=None)
-    file = next(tmp_path.iterdir())
-    file.write_bytes(file.read_bytes()[:100])
-    with pytest.raises(ValueError, match="is no checkpoint that can be read"):
-        finetune(small(), loader(), epochs=1, checkpoint=tmp_path, progress=None)
-
-
-def test_a_loss_that_is_not_finite_is_an_error_and_no_checkpoint(tmp_path: Path):
+def test_a_loss_that_is_not_finite_is_an_error():
     def broken(output: Tensor, target: Tensor) -> Tensor:
         return cross_entropy(output, target) * float("inf")
 
-    with pytest.raises(FloatingPointError, match="not finite any more at step 2"):
-        finetune(small(), loader(), epochs=1, loss=broken, checkpoint=tmp_path, every=2, progress=None)
-    assert not list(tmp_path.iterdir())
+    with pytest.raises(FloatingPointError, match="the loss is not finite in pass 1"):
+        finetune(small(), loader(), loss=broken)
 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({}, "give one of epochs and steps"),
         ({"epochs": 0}, "epochs must be an int of at least 1, got 0"),
-        ({"steps": 1, "schedule": "cosin"}, "schedule must be one of cosine, linear, constant, got 'cosin'"),
-        ({"steps": 1, "amp": "fp16"}, "amp must be 'bf16' or None, got 'fp16'"),
-        ({"steps": 1, "patience": 1}, "patience needs validate"),
-        ({"steps": 1, "lr": -1}, "lr must be a number of at least 0, got -1"),
-        ({"steps": 1, "clip": 0}, "clip must be positive or None, got 0"),
-        ({"steps": 1, "distillation": Distillation()}, "distillation needs a teacher"),
+        ({"accumulate": 0}, "accumulate must be an int of at least 1, got 0"),
+        ({"warmup": 1.0}, r"warmup must lie in \[0, 1\), got 1.0"),
+        ({"amp": "bf16"}, "amp must be torch.bfloat16, torch.float16 or None, got 'bf16'"),
+        ({"lr": -1}, "lr must be a number of at least 0, got -1"),
+        ({"max_grad_norm": 0}, "max_grad_norm must be positive or None, got 0"),
+        ({"distillation": Distillation()}, "distillation needs a teacher"),
     ],
 )
 def test_wrong_arguments(wrong: dict[str, object], message: str):
     with pytest.raises((TypeError, ValueError), match=message):
-        finetune(small(), loader(), progress=None, **wrong)  # type: ignore[arg-type]
+        finetune(small(), loader(), **wrong)  # type: ignore[arg-type]
 
 
 def test_loaders_that_do_not_serve():
     with pytest.raises(TypeError, match="a batch must be a mapping, or a tuple or list"):
-        finetune(small(), [torch.randn(3, 16)], steps=1, progress=None)
-    with pytest.raises(ValueError, match="needs a loader with a length"):
-        finetune(small(), IterTwice([]), epochs=1, progress=None)
+        finetune(small(), [torch.randn(3, 16)])
+    with pytest.raises(ValueError, match="the loader needs a length"):
+        finetune(small(), IterTwice([]))
     with pytest.raises(ValueError, match="the loader gave no batch"):
-        finetune(
-            small(), iter([(torch.randn(2, 16), torch.zeros(2, dtype=torch.long))]), steps=3, progress=None
-        )
+        finetune(small(), [])
+
+    class Once(IterTwice):
+        def __len__(self) -> int:
+            return 1
+
+    with pytest.raises(ValueError, match="an iterator can be used only once"):
+        finetune(small(), Once(iter([(torch.randn(2, 16), torch.zeros(2, dtype=torch.long))])), epochs=2)
 
 
 class _Embedder(nn.Module):
@@ -493,7 +420,7 @@ def test_an_encoder_distils_without_a_task(output, logits):
             return (student(x)["tokens"] - teacher(x)["tokens"]).norm().item()
 
     how, before = torchldr.compress.Distillation(task=0, logits=logits, layers=1.0, output=output), error()
-    torchldr.finetune(student, batches, steps=40, lr=3e-3, teacher=teacher, distillation=how, progress=None)
+    torchldr.finetune(student, batches, epochs=10, lr=3e-3, teacher=teacher, distillation=how)
     assert error() < 0.95 * before
 
 
@@ -503,4 +430,4 @@ def test_outputs_that_are_not_there_are_named():
     torchldr.compress_(student, torchldr.Structure("low_rank", rank=16))
     how = torchldr.compress.Distillation(task=0, output="nothing")
     with pytest.raises(TypeError, match="has no entry 'nothing': it has 'tokens', 'sentence_embedding'"):
-        torchldr.finetune(student, [{"x": torch.randn(2, 4, 32)}], steps=1, teacher=teacher, distillation=how)
+        torchldr.finetune(student, [{"x": torch.randn(2, 4, 32)}], teacher=teacher, distillation=how)

@@ -12,15 +12,13 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import torchldr
-from torchldr.compress.calibration import Calibration, calibrate
+from torchldr.compress.calibration import calibrate
 from torchldr.compress.metric import Metric
-from torchldr.compress.pieces import Pieces
-from torchldr.compress.progress import Clock
-from torchldr.compress.refit import SHARE, Cost, Moments, Refit
+from torchldr.compress.refit import SHARE, STAGES, WORK, Cost, Moments, Refit
+from torchldr.compress.session import Session
 from torchldr.compress.structure import Structure
 from torchldr.compress.targets import find_units
-from torchldr.compress.watch import moments_of
-from torchldr.compress.workers import Workers
+from torchldr.compress.watch import CALL, moments_of
 
 
 def deep(depth: int = 5, size: int = 32) -> nn.Sequential:
@@ -42,9 +40,9 @@ def batches(count: int = 8, rows: int = 300) -> list[Tensor]:
 
 def fit(model: nn.Module, structure: Structure, loader: Any) -> Refit:
     units, _ = find_units(model, None, 8)
-    workers = Workers(1)
-    data = calibrate(model, units, loader, None, None, workers)
-    return Refit(model, units, [structure] * len(units), data, workers)
+    session = Session()
+    data = calibrate(model, units, loader, None, None, session)
+    return Refit(model, units, [structure] * len(units), data, session)
 
 
 def off(model: nn.Module, dense: nn.Module) -> float:
@@ -90,7 +88,7 @@ def test_the_first_weight_stays_where_its_inputs_are_as_they_were() -> None:
     """x' = x for it: the projection of W itself, by these inputs."""
     refit = fit(deep(2), Structure("low_rank", rank=4), batches())
     plain = [[m] for m in [_alone(refit, i) for i in range(2)]]
-    made = refit.fitted(plain, 0.0)
+    made = refit.fitted(plain)
     assert made is not None
     X = torch.cat([batch for i, batch in enumerate(batches()) if i % 4 != 3])
     (W,) = refit.units[0].matrices
@@ -164,25 +162,8 @@ def test_batches_are_kept_whatever_the_loader_gives_next(name: str) -> None:
     assert all(map(torch.equal, found, right))
 
 
-def test_a_run_that_goes_on_has_the_batches_of_the_first(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the loader gives others then."""
-    right, _ = _found(batches())
-
-    def stop(*given: Any) -> None:
-        raise KeyboardInterrupt
-
-    loader, given = _loaders()["turning"], {"checkpoint": tmp_path / "work"}
-    with monkeypatch.context() as patch:
-        patch.setattr(Refit, "fitted", stop)
-        with pytest.raises(KeyboardInterrupt):
-            _found(loader, **given)
-    found, report = _found(loader, **given)
-    assert any("in the order" in note for note in report.notes)
-    assert all(map(torch.equal, found, right))
-
-
-def test_a_model_may_work_in_the_memory_of_its_batches(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each run has the batch as the loader gave it; those of a checkpoint cannot be written at all."""
+def test_a_model_may_work_in_the_memory_of_its_batches() -> None:
+    """Each run has the batch as the loader gave it."""
 
     class Centred(nn.Module):
         def __init__(self, *, in_place: bool) -> None:
@@ -192,22 +173,14 @@ def test_a_model_may_work_in_the_memory_of_its_batches(tmp_path, monkeypatch: py
         def forward(self, x: Tensor) -> Tensor:
             return self.net(x.sub_(0.3) if self.in_place else x - 0.3)
 
-    def found(*, in_place: bool, **given: Any) -> list[Tensor]:
+    def found(*, in_place: bool) -> list[Tensor]:
         model = Centred(in_place=in_place)
         loader = (x for x in batches())
-        torchldr.compress_(model, Structure("low_rank", rank=6), loader=loader, batches=8, **given)
+        torchldr.compress_(model, Structure("low_rank", rank=6), loader=loader, batches=8)
         return [p.detach() for p in model.parameters()]
-
-    def stop(*given: Any) -> None:
-        raise KeyboardInterrupt
 
     right = found(in_place=False)
     assert all(map(torch.equal, found(in_place=True), right))
-    with monkeypatch.context() as patch:
-        patch.setattr(Refit, "fitted", stop)
-        with pytest.raises(KeyboardInterrupt):
-            found(in_place=True, checkpoint=tmp_path / "work")
-    assert all(map(torch.equal, found(in_place=True, checkpoint=tmp_path / "work"), right))
 
 
 def test_a_model_may_change_its_buffers():
@@ -249,9 +222,7 @@ def test_modules_that_run_in_two_places_stay_as_they_were(monkeypatch: pytest.Mo
     assert [t is old for t, old in zip(after, before, strict=True)] == [True] * len(before)
 
 
-def test_batches_may_hold_what_files_cannot(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then calibration is done once more where a run goes on."""
-
+def test_batches_may_hold_anything() -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -259,9 +230,6 @@ def test_batches_may_hold_what_files_cannot(tmp_path, monkeypatch: pytest.Monkey
 
         def forward(self, x: Tensor, **others: Any) -> Tensor:
             return self.net(x)
-
-    def stop(*given: Any) -> None:
-        raise KeyboardInterrupt
 
     right, _ = _found(batches())
     others = {
@@ -273,53 +241,9 @@ def test_batches_may_hold_what_files_cannot(tmp_path, monkeypatch: pytest.Monkey
     }
     for name, other in others.items():
         loader: Any = DataLoader([{"x": x, f"{name} one": other} for x in batches()], batch_size=None)
-        given: dict[str, Any] = {"structures": ["low_rank"], "checkpoint": tmp_path / name}
-        with monkeypatch.context() as patch:
-            patch.setattr(Refit, "fitted", stop)
-            with pytest.raises(KeyboardInterrupt):
-                torchldr.compress_(Model(), 0.5, loader=loader, **given)
         model = Model()
-        torchldr.compress_(model, 0.5, loader=loader, **given)
+        torchldr.compress_(model, 0.5, loader=loader, structures=["low_rank"])
         assert all(map(torch.equal, [p.detach() for p in model.parameters()], right)), name
-
-
-def test_a_checkpoint_gives_batches_back(tmp_path) -> None:
-    """As they were, and where the model lies then."""
-
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = deep(2)
-
-        def forward(self, x: Tensor, **others: Any) -> Tensor:
-            return self.net(x)
-
-    def found(model: nn.Module) -> Calibration:
-        pieces = Pieces(tmp_path / "work")
-        pieces.begin({})
-        with Workers(1, None, pieces) as workers:
-            data = calibrate(model, find_units(model, None, 8)[0], loader, None, None, workers)
-        pieces.close()
-        return data
-
-    others = {
-        "ids": torch.arange(5), "of rows": torch.ones(2, 3).mT > 0, "none at all": torch.zeros(0, 2),
-        "one": torch.tensor(3, dtype=torch.int8), "flag": True, "f": 0.1, "n": None, "text": "a b",
-    }  # fmt: skip
-    loader: Any = [{"x": x, **others} for x in batches(5)]
-    first = found(Model())
-    loader = None  # not asked again
-    again, elsewhere = found(Model()), found(Model().to("meta"))
-    assert [one.place for one in again.seen] == [0, 1, 2, 4]
-    assert [one.place for one in again.held] == [3]
-    for one, other in zip([*first.seen, *first.held], [*again.seen, *again.held], strict=True):
-        assert one.batch.keys() == other.batch.keys()
-        for key, x in one.batch.items():
-            y = other.batch[key]
-            assert x.dtype == y.dtype and torch.equal(x, y) if isinstance(x, Tensor) else x == y, key
-    for one, other in zip(first.seen, again.seen, strict=True):
-        torch.testing.assert_close(one.weights, other.weights, rtol=0, atol=0)
-    assert {one.batch["x"].device.type for one in elsewhere.seen} == {"meta"}
 
 
 def test_batches_that_take_too_much_memory_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -349,7 +273,7 @@ def test_moments_of_narrow_numbers_are_summed_in_wide_ones(dtype: torch.dtype) -
     found = []
     for net, given in ((model, loader), (copy.deepcopy(model).double(), [x.double() for x in loader])):
         refit = fit(net, Structure("low_rank", rank=4), given)
-        made = refit.fitted([[_alone(refit, i)] for i in range(2)], 0.0)
+        made = refit.fitted([[_alone(refit, i)] for i in range(2)])
         assert made is not None
         found.append([projection.weighted_residual for (projection,) in made])
     assert found[0] == pytest.approx(found[1], rel=0.02)
@@ -383,47 +307,27 @@ def test_padding_does_not_count() -> None:
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-8)
 
 
-def test_time_decides_how_many_stages() -> None:
+def test_work_decides_how_many_stages() -> None:
     refit = fit(deep(3), Structure("low_rank", rank=4), batches(40))
     _, cost = refit._order({0, 1, 2})
-    assert cost.rows == 300 / 32
-    assert cost.run > 0
-    assert cost.sums > 0
-    cost = Cost(run=1.0, sums=0.5, rows=0.5)  # 16 batches for 8 rows an entry
-    assert refit._affordable(20, cost, 0.0) == (32, 20)  # no limit
-    refit.clock = Clock(1.0)
-    batches_, stages = refit._affordable(20, cost, 5.0)
-    assert stages == 4  # and as many batches as that leaves time for
-    assert batches_ * (4 * 0.5 + 0.5) <= 0.95 * 60 - 7.5 < (batches_ + 1) * (4 * 0.5 + 0.5)
-    assert refit._affordable(20, Cost(2.0, 0.5, 0.5), 5.0) == (16, 2)  # no fewer than are needed
-    assert refit._affordable(2, Cost(1e-3, 1e-3, 100.0), 0.0) == (32, 2)
-    assert refit._affordable(20, cost, 60.0)[1] == 0
-    assert refit.fitted([[_alone(refit, i)] for i in range(3)], 60.0) is None
+    assert cost == Cost(run=3 * (CALL + 300 * 32 * 32), sums=2 * 3 * 300 * 32 * 32, rows=300 / 32)
+    most, whole = len(refit.data.seen), WORK
+    some = Cost(run=int(whole / 100), sums=0, rows=0.5)  # 16 batches for 8 rows an entry
+    assert refit._affordable(20, some) == (25, 4)  # as many batches as leave work for so many stages
+    assert refit._affordable(3, some) == (most, 3)
+    assert refit._affordable(20, some._replace(run=int(whole / 10))) == (16, STAGES)  # no fewer
+    assert refit._affordable(20, some._replace(run=1)) == (most, 20)
 
 
-def test_where_time_is_up_what_was_fitted_is_kept(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And a second call with the same pieces goes no further."""
+def test_where_time_is_up_what_was_fitted_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     refit = fit(deep(4), Structure("low_rank", rank=4), batches())
-    refit.pieces = Pieces(tmp_path / "work")
-    refit.pieces.begin({})
     made = [[_alone(refit, i)] for i in range(4)]
-    monkeypatch.setattr(Clock, "lacks", lambda self, seconds: True)
-    found = refit.fitted(made, 0.0)
-    monkeypatch.undo()
-    again = refit.fitted(made, 0.0)
+    refit.session.time_limit = 60.0
+    times = iter([1.0, 30.0, 50.0])
+    monkeypatch.setattr(Session, "spent", property(lambda self: next(times)))
+    found = refit.fitted(made)
     assert found is not None
-    assert again is not None
-    for i in range(4):
-        assert (found[i][0] is made[i][0]) == (i > 0)
-        assert torch.equal(found[i][0].matrix.to_dense(), again[i][0].matrix.to_dense())
-
-
-def test_a_stage_that_would_end_too_late_is_not_begun() -> None:
-    clock = Clock(1.0)
-    clock.start -= 40
-    assert not clock.lacks(19)
-    assert clock.lacks(21)
-    assert not Clock(None).lacks(1e9)
+    assert [found[i][0] is made[i][0] for i in range(4)] == [False, True, True, True]
 
 
 def test_weights_whose_rows_depend_on_values_stay() -> None:
@@ -442,7 +346,7 @@ def test_weights_whose_rows_depend_on_values_stay() -> None:
     torch.manual_seed(7)
     refit = fit(Experts(), Structure("low_rank", rank=2), batches())
     made = [[_alone(refit, i)] for i in range(3)]
-    found = refit.fitted(made, 0.0)
+    found = refit.fitted(made)
     assert found is not None
     names = [unit.name for unit in refit.units]
     assert [name for i, name in enumerate(names) if found[i][0] is not made[i][0]] == ["first", "last"]
@@ -461,5 +365,5 @@ def test_layers_that_are_not_called_as_such_stay() -> None:
 
     model = Model()
     report = torchldr.compress_(model, 0.5, structures=["low_rank"], loader=batches())
-    assert report.parameters_after < report.parameters_before
-    assert not any("in the order" in note for note in report.notes)
+    assert list(report.left) == ["layer"]
+    assert isinstance(model.layer, nn.Linear)

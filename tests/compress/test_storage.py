@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import torchldr
+from torchldr.nn.description import split_rounding
 
 HERE = Path(__file__).parent
 
@@ -85,9 +86,18 @@ def test_a_parametrization_that_the_model_lacks_is_named(tmp_path):
     assert torch.equal(other(x), model(x))
 
 
-def test_integers_are_read_again(saved, tmp_path):
+@pytest.mark.parametrize("version", [1, 2])
+def test_integers_are_read_again(saved, tmp_path, version):
     model, x = copy.deepcopy(saved[0]), saved[1]
     torchldr.save_compressed(torchldr.quantize_(model), tmp_path)
+    if version == 1:  # it had no word of rounding
+        path = tmp_path / "manifest.json"
+        manifest = json.loads(path.read_text())
+        assert manifest.pop("version") == 2
+        layers, rounded = split_rounding(manifest.pop("layers"))
+        assert rounded
+        del manifest["sha256"]
+        path.write_text(json.dumps({**manifest, "version": 1, "layers": layers}))
     fresh = torchldr.load_compressed(maker.Model().eval(), tmp_path)
     assert torch.equal(fresh(x), model(x))
     assert torchldr.load_compressed(fresh, tmp_path) is fresh  # which holds integers already
@@ -219,7 +229,7 @@ def edit(folder: Path, change) -> None:
 
 
 DAMAGES = [
-    (lambda m: m.update(version=2), "format version 2, this torchldr reads 1"),
+    (lambda m: m.update(version=3), "format version 3, this torchldr reads"),
     (lambda m: m.update(format="x"), "not the manifest of a compressed model"),
     (lambda m: m.pop("aliases"), "lacks tensors, shapes, aliases or layers"),
     (lambda m: m["tensors"].update(file="../x.safetensors"), "must lie in the folder itself"),

@@ -12,7 +12,6 @@ from torch import nn
 
 import torchldr
 from torchldr.compress import read_plan
-from torchldr.compress.finetuning.state import StateFile
 
 HUGE = 10**12
 
@@ -31,7 +30,7 @@ def equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory) -> Path:
     model, folder = make(), tmp_path_factory.mktemp("saved") / "model"
-    torchldr.compress_(model, torchldr.Structure("ldr_sd", rank=2), effort=1e-6)  # quick
+    torchldr.compress_(model, torchldr.Structure("ldr_sd", rank=2), time_limit=1e-6)  # quick
     torchldr.save_compressed(model, folder)
     return folder
 
@@ -152,40 +151,3 @@ def test_a_full_disk_keeps_the_old_folder(copied: Path, full_disk):
         torchldr.save_compressed(model, copied)
     assert sorted(path.name for path in copied.iterdir()) == before
     assert equal(torchldr.load_compressed(make(), copied).state_dict(), whole)
-
-
-STATE = {"model": {"a": torch.arange(600.0)}, "progress": {"step": 3, "history": [{"loss": 0.5}]}}
-
-
-def test_every_damage_of_a_fine_tuning_is_noticed_or_harmless(tmp_path: Path, mutations):
-    file = StateFile(tmp_path, {"lr": 0.001})
-    file.save(STATE)
-    content, noticed = file.path.read_bytes(), 0
-    for damaged in mutations(content, 200):
-        file.path.write_bytes(damaged)
-        found, message = outcome(lambda: file.load() or {})
-        noticed += not found
-        if found:
-            assert found["progress"] == STATE["progress"]
-            assert equal(found["model"], STATE["model"])
-        else:
-            assert str(file.path) in message
-            assert "Remove it to start anew" in message
-    assert noticed > 170
-
-
-def test_fine_tunings_of_version_0_1_have_no_checksum(tmp_path: Path):
-    file = StateFile(tmp_path, {"lr": 0.001})
-    torch.save({**STATE, "settings": file.settings}, file.path)
-    found = file.load()
-    assert found is not None
-    assert equal(found["model"], STATE["model"])
-
-
-def test_a_full_disk_keeps_the_old_fine_tuning(tmp_path: Path, full_disk):
-    file = StateFile(tmp_path, {"lr": 0.001})
-    file.save(STATE)
-    with full_disk(2000), pytest.raises(OSError, match=r"finetune\.pt cannot be written .*File too large"):
-        file.save({**STATE, "more": torch.zeros(5000)})
-    assert len(list(tmp_path.iterdir())) == 1
-    assert file.load() is not None

@@ -5,11 +5,10 @@ import torch
 
 import torchldr
 from torchldr.core import stacks
-from torchldr.core.routes import Call, why_not
 from torchldr.testing import has_operators, member
 
 CLASSES = list(torchldr.structures().values())
-ROUTES = ("dense", "mapped", "one_by_one")
+every_product = pytest.mark.parametrize("product", ["fast", "dense"])
 
 
 def stack_of(cls, *leading, shape=(7, 5), dtype=torch.float64, regime="near one"):
@@ -33,29 +32,26 @@ def test_a_stack_is_its_matrices(cls):
     want = torch.stack([one.to_dense() for one in alone]).unflatten(0, (2, 3))
     torch.testing.assert_close(M.to_dense(), want, rtol=0, atol=0)
     torch.testing.assert_close(M.materialize(), want)
-    torch.testing.assert_close(M.dense_weight(), want)
     torch.testing.assert_close(M[1].to_dense(), want[1])
     torch.testing.assert_close(M[1, 2].to_dense(), want[1, 2])
     torch.testing.assert_close(M[:, -1].to_dense(), want[:, -1])
     torch.testing.assert_close(torch.stack([part.to_dense() for part in M]), want)
 
 
-@pytest.mark.parametrize("route", [None, *ROUTES])
+@pytest.mark.parametrize("product", ["auto", "fast", "dense"])
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.name)
-def test_products_broadcast_as_matmul(cls, route):
+def test_products_broadcast_as_matmul(cls, product):
     M, _alone = stack_of(cls, 2, 3)
-    if route is not None and M.routes(4)[[r.route for r in M.routes(4)].index(route)].why_not is not None:
-        pytest.skip("the route does not serve")
     W = M.to_dense()
     for lead in ((), (4,), (1, 4), (3, 4), (2, 1, 4), (2, 3, 4), (5, 2, 3, 4), (5, 1, 1, 4), (2, 3, 0)):
         x = torch.randn(*lead, 5, dtype=W.dtype)
         want = x @ W.mT if x.ndim > 1 else W @ x
-        got = M.matmul(x, route=route)
+        got = M.matmul(x, product=product)
         assert got.shape == want.shape
         torch.testing.assert_close(got, want)
         y = torch.randn(*lead, 7, dtype=W.dtype)
         want = y @ W if y.ndim > 1 else W.mT @ y
-        torch.testing.assert_close(M.rmatmul(y, route=route), want)
+        torch.testing.assert_close(M.rmatmul(y, product=product), want)
 
 
 @pytest.mark.parametrize("regime", ["uniform", "tiny", "zeros", "1.05"])
@@ -63,30 +59,28 @@ def test_products_broadcast_as_matmul(cls, route):
 def test_operators_of_every_regime(name, regime):
     M, _ = stack_of(torchldr.get_structure(name), 3, shape=(40, 33), regime=regime)
     x = torch.randn(3, 6, 33, dtype=torch.float64)
-    for route in (r for r in M.all_routes() if why_not(r, M, Call(6)) is None):
-        got = M.matmul(x, route=route.name)
+    for product in ("fast", "dense"):
+        got = M.matmul(x, product=product)
         bound = 1e-12 * (x.abs() @ M.magnitude().mT).amax((-2, -1), keepdim=True)
-        assert ((got - x @ M.to_dense().mT).abs() <= bound).all(), route.name
+        assert ((got - x @ M.to_dense().mT).abs() <= bound).all(), product
 
 
-@pytest.mark.parametrize("route", ROUTES)
+@every_product
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.name)
-def test_gradients_are_those_of_the_matrices(cls, route):
+def test_gradients_are_those_of_the_matrices(cls, product):
     M, _ = stack_of(cls, 3)
-    if next(row for row in M.routes(4, needs_grad=True) if row.route == route).why_not is not None:
-        pytest.skip("the route does not serve")
     x = torch.randn(3, 4, 5, dtype=torch.float64)
     u = torch.randn(3, 4, 7, dtype=torch.float64)
 
-    def gradients(product):
+    def gradients(multiply):
         leaves = {k: t.clone().requires_grad_(t.is_floating_point()) for k, t in M.tensors.items()}
         vectors = x.clone().requires_grad_()
-        y = product(M.with_tensors(leaves), vectors)
+        y = multiply(M.with_tensors(leaves), vectors)
         wanted = [t for t in (*leaves.values(), vectors) if t.requires_grad]
         return torch.autograd.grad(y, wanted, u, materialize_grads=True, allow_unused=True)
 
     want = gradients(lambda M, x: x @ M.to_dense().mT)
-    for got, right in zip(gradients(lambda M, x: M.matmul(x, route=route)), want, strict=True):
+    for got, right in zip(gradients(lambda M, x: M.matmul(x, product=product)), want, strict=True):
         torch.testing.assert_close(got, right)
 
 
@@ -139,20 +133,13 @@ def test_stack_says_what_does_not_fit():
         torchldr.stack([torchldr.Circulant.random(4, 3), torchldr.Circulant.random(3, 4)])
 
 
-def test_routes_of_a_stack_are_listed():
-    M, _ = stack_of(torchldr.LDRSubdiagonal, 3, dtype=torch.float32)
-    assert {row.route for row in M.routes(8)} == set(ROUTES)
-    with pytest.raises(ValueError, match="no route"):
-        M.matmul(torch.randn(3, 2, 5), route="nosuch")
-
-
-@pytest.mark.parametrize("route", ROUTES)
-def test_a_stack_of_one_takes_the_route_that_is_named(route):
-    M, alone = stack_of(torchldr.ToeplitzLike, 1, dtype=torch.float64)
-    x = torch.randn(2, M.in_features, dtype=torch.float64)
-    torch.testing.assert_close(M.matmul(x, route=route), alone[0].matmul(x).unsqueeze(0))
-    with pytest.raises(ValueError, match="no route"):
-        M.matmul(x, route="nosuch")
+def test_products_of_a_stack_in_words():
+    M, _alone = stack_of(torchldr.LDRSubdiagonal, 3, dtype=torch.float32)
+    assert [row.product for row in M.products(8)] == ["fast", "dense"]
+    with pytest.raises(ValueError, match=r"LDRSubdiagonal\.matmul: product must be one of auto, fast, dense"):
+        M.matmul(torch.randn(3, 2, 5), product="nosuch")
+    large = torchldr.stack([torchldr.LowRank.random(6000, 6000)] * 2)  # each alone could be dense
+    assert [row.why_not for row in large.products(4096)] == ["", "the matrix is too large to be made"]
 
 
 def test_a_stack_holds_a_matrix():

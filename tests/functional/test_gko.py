@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torchldr.functional import gmres, modes, triangular
 from torchldr.functional.gko import elimination as gko
 from torchldr.functional.reference import krylov_reference, shift_reference
-from torchldr.kernels.cpu import compiled
+from torchldr.kernels.cpu import library
 
 EPS = torch.finfo(torch.float64).eps
 DTYPES = [torch.float64, torch.complex128]
@@ -20,7 +20,7 @@ DTYPES = [torch.float64, torch.complex128]
 def loops(request, monkeypatch):
     """Both forms of the loops."""
     if request.param == "plain":
-        monkeypatch.setattr(compiled, "why_not", lambda: "switched off")
+        monkeypatch.setattr(library, "_loaded", lambda: (None, "switched off"))
 
 
 def draw(seed: int, *shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:

@@ -16,12 +16,19 @@ from torchldr.kernels import cuda
 def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     def adjoint(rings: Tensor, K: Tensor, dK: Tensor) -> Tensor:
         assert dK.data_ptr()  # which tensors of vmap have not
-        pull = torch.func.vjp(lambda t: tridiagonal.plain_krylov(t, K.shape[2]), rings)[1]
+        pull = torch.func.vjp(lambda t: columns(t, K.shape[2]), rings)[1]
         return pull(dK)[0]
 
-    monkeypatch.setattr(cuda, "krylov_columns", tridiagonal.plain_krylov)
+    monkeypatch.setattr(cuda, "krylov_columns", columns)
     monkeypatch.setattr(cuda, "krylov_adjoint", adjoint)
-    monkeypatch.setattr(krylov_dense, "serves", lambda t: True)
+    monkeypatch.setattr(krylov_dense.KRYLOV_DENSE, "_serves", lambda *given: True)
+    monkeypatch.setattr(krylov_dense, "takes", lambda G: True)
+
+
+def columns(rings: Tensor, k: int) -> Tensor:
+    """What a GPU's kernels make of rings (R, 3 + r, m): upper, lower, diagonal and start vectors."""
+    upper, lower, diagonal = rings[:, :3].unbind(1)
+    return tridiagonal.krylov_of_ring(lower, diagonal, upper, rings[:, 3:], k).contiguous()
 
 
 def dense(rings: Tensor) -> Tensor:
@@ -89,16 +96,6 @@ def test_hooks_may_give_other_strides_back() -> None:
     assert torch.allclose(torch.autograd.grad(W.sum(), rings)[0], right)
 
 
-def test_batches_of_gradients_of_columns() -> None:
-    """Of the Krylov matrices themselves, whose kernels take no tensors of vmap."""
-    rings = some_rings()
-    K = tridiagonal._CudaKrylov.apply(rings, 5)
-    dK = torch.randn(3, *K.shape, dtype=K.dtype)
-    together = torch.autograd.grad(K, rings, dK, is_grads_batched=True, retain_graph=True)[0]
-    for found, one in zip(together, dK, strict=True):
-        assert torch.allclose(found, torch.autograd.grad(K, rings, one, retain_graph=True)[0])
-
-
 def test_gradients_have_the_dtype_of_the_rings() -> None:
     rings = some_rings().detach().bfloat16().requires_grad_()
     W = krylov_dense.krylov_dense(rings, torch.bfloat16, rough=False)
@@ -121,7 +118,7 @@ def test_powers_that_grow_run_in_float64(monkeypatch: pytest.MonkeyPatch) -> Non
     W = krylov_dense.krylov_dense(given, torch.float32, rough=False)
     right = dense(wide)
     assert not tridiagonal.lost(given, 16)
-    assert tridiagonal.lost(given, 96, [tridiagonal.sizes(tridiagonal.plain_krylov(given, 96))])
+    assert tridiagonal.lost(given, 96, [tridiagonal.sizes(columns(given, 96))])
     D = torch.randn(96, 96, generator=g)
     got, exact = torch.autograd.grad(W, given, D)[0], torch.autograd.grad(right, wide, D.double())[0]
     assert (W - right).abs().max() <= 1e-6 * right.abs().max()

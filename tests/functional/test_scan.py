@@ -1,6 +1,6 @@
 """Matrices by recurrences along diagonals and their gradients, against the definition.
 
-By the kernels of a GPU, which run as C++, and by the compiled loops of a CPU.
+By the kernels of a GPU, which run as C++, and by C on a CPU; its own tests are those of `kernels/cpu`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Callable
 from functools import partial
 from itertools import product
-from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -18,10 +18,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from torchldr.functional import row_scan, scan, stein_scan
+from torchldr.functional import columns, scan, stein
+from torchldr.functional.columns import column_scan
 from torchldr.functional.reference import subdiagonal_reference
-from torchldr.functional.stein_scan import column_scan, stein_matrix
-from torchldr.kernels.cpu import threads as shared
+from torchldr.functional.stein import stein_matrix
+from torchldr.kernels.cpu import library
 from torchldr.kernels.cuda import scan as scan_kernels
 
 from ..cuda_as_cpp import compiler
@@ -46,28 +47,24 @@ def operators(a: Tensor, c: Tensor) -> scan.Operators:
     return scan.Operators(a[:, :1], a[:, 1:], c[:, :1], c[:, 1:])
 
 
-def way(t: Tensor) -> ModuleType:
-    """`scan` where a test asked for its kernels, else `row_scan`."""
-    return stein_scan._way(t)
-
-
 def factors(e: Tensor) -> tuple[Tensor, Tensor]:
     """G and H with E = G^T H, exactly."""
     return torch.eye(e.shape[-2], dtype=e.dtype).expand(len(e), -1, -1), e
 
 
 def scanned(a: Tensor, c: Tensor, e: Tensor) -> Tensor:
-    return way(a).stein_scan(operators(a, c), *factors(e))
+    return matrix(a, c, *factors(e))
 
 
 def adjoint_scanned(a: Tensor, c: Tensor, D: Tensor) -> Tensor:
-    return way(a).stein_scan_adjoint(operators(a, c), D)
+    e = torch.zeros_like(D).requires_grad_()
+    return torch.autograd.grad(scanned(a.detach(), c.detach(), e), e, D)[0]
 
 
 def scan_gradients(a: Tensor, c: Tensor, e: Tensor, D: Tensor) -> tuple[Tensor, ...]:
     """In a, c and e."""
-    of, dE = way(a).stein_scan_gradients(operators(a, c), *factors(e), D)
-    return torch.cat(of[:2], -1), torch.cat(of[2:], -1), dE
+    leaves = [t.detach().clone().requires_grad_() for t in (a, c, e)]
+    return torch.autograd.grad(scanned(*leaves), leaves, D)
 
 
 def matrix(a: Tensor, c: Tensor, G: Tensor, H: Tensor) -> Tensor:
@@ -147,6 +144,17 @@ def kernels(compiled: Callable[[str], ctypes.CDLL], monkeypatch: pytest.MonkeyPa
             for name, grid, threads in self._launches:
                 getattr(compiled(self._source), f"run_{name}")(*grid, threads, *values)
 
+    def kernel(G: Tensor, H: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+        *operators, f_A, f_C, dtype = rest
+        return (scan.stein_scan(stein._operators(operators, f_A, f_C), G, H, dtype),)
+
+    def gradient(D: Tensor, arguments: Any, saved: Any, wanted: Any) -> list[Tensor | None]:
+        G, H, *operators, f_A, f_C, _ = arguments
+        return stein._gradient_on_gpu(D, G, H, stein._operators(operators, f_A, f_C), wanted)
+
+    monkeypatch.setattr(stein.STEIN, "_serves", lambda *given: True)
+    monkeypatch.setattr(stein.STEIN, "_kernel", kernel)
+    monkeypatch.setattr(stein.STEIN, "_gradient_kernel", gradient)
     monkeypatch.setattr(scan, "serves", lambda *tensors: True)
     monkeypatch.setattr(scan, "passes", scan_kernels.passes.__wrapped__)
     monkeypatch.setattr(scan_kernels, "THREADS", 32)
@@ -156,23 +164,15 @@ def kernels(compiled: Callable[[str], ctypes.CDLL], monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(scan_kernels.nvrtc, "Kernels", Kernels)
 
 
-@pytest.fixture(params=["kernels", "loops", "bands"])
+@pytest.fixture(params=["kernels", "loops", "plain"])
 def each_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "kernels":
         request.getfixturevalue("kernels")
-        return
-    assert way(torch.ones(1)) is row_scan
-    if request.param == "bands":  # of some diagonals each, shared by threads
-        monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
-        monkeypatch.setattr(shared, "WORTHWHILE", 1)
-        monkeypatch.setattr(row_scan, "NARROWEST", 1)
-
-
-def test_threads_share_the_diagonals_of_square_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
-    shapes = (1, 1024, 1024), (1, 1000, 1000), (1, 1009, 1009), (3, 1024, 1024), (9, 1024, 1024)
-    assert [row_scan._bands(torch.empty(shape)) for shape in shapes] == [8, 5, 1, 2, 1]
-    assert [row_scan._bands(torch.empty(shape)) for shape in ((1, 512, 1024), (1, 64, 64))] == [1, 1]
+    elif request.param == "plain":
+        monkeypatch.setattr(stein.STEIN, "_serves", lambda *given: False)
+        monkeypatch.setattr(columns.COLUMNS, "_serves", lambda *given: False)
+    elif library.why_not():
+        pytest.skip(library.why_not())
 
 
 SHAPES = [(1, 1), (1, 5), (2, 2), (3, 7), (9, 9), (16, 16), (17, 33), (33, 33), (20, 50)]

@@ -1,4 +1,4 @@
-"""StructuredLinear: torch's conventions, plans, initial scale, errors."""
+"""StructuredLinear: torch's conventions, products, initial scale, errors."""
 
 import copy
 import math
@@ -12,7 +12,7 @@ from torch.nn.utils import prune
 
 import torchldr
 from torchldr import StructuredLinear, testing
-from torchldr.compress.layers import StructuredPointwise
+from torchldr.nn.pointwise import StructuredPointwise
 
 CLASSES = list(torchldr.structures().values())
 every_class = pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.name)
@@ -115,14 +115,13 @@ def test_meta_device(cls):
 
 
 @every_class
-def test_copies_and_pickles_without_the_plan(cls):
+def test_copies_and_pickles(cls):
     layer = layer_of(cls).eval()
     x = torch.randn(3, 12)
     with torch.no_grad():
         y = layer(x)
         assert torch.equal(copy.deepcopy(layer)(x), y)
         assert torch.equal(pickle.loads(pickle.dumps(layer))(x), y)
-        assert not any("plan" in key for key in layer.state_dict())
 
 
 def test_state_dict_keys_never_change():
@@ -145,68 +144,31 @@ def test_state_dict_keys_never_change():
         assert set(layer_of(cls).state_dict()) == expected.get(name, {"G", "H", "bias"})
 
 
-# Plans.
+# Products.
 
 
 @every_class
-@pytest.mark.parametrize("plan", ["auto", "fast", "dense"])
-def test_plan_follows_the_parameters(cls, plan):
-    layer = layer_of(cls).eval()
-    layer.plan = plan
-    x = torch.randn(3, 12)
-    with torch.no_grad():
-        y = layer(x)
-        kept = layer._plan
-        assert kept is not None
-        assert layer(x).equal(y)
-        assert layer._plan is kept
-        next(layer.parameters()).mul_(2)
-        assert not layer(x).equal(y)
-        name, p = next(layer.named_parameters())
-        layer._parameters[name] = nn.Parameter(p / 2)
-        assert torch.allclose(layer(x), y, atol=1e-6)
-        layer.load_state_dict(
-            {k: v * 0 if v.is_floating_point() else v for k, v in layer.state_dict().items()}
-        )
-        assert layer(x).abs().max() == 0
-    assert layer.train()._plan is None
+def test_the_fast_product_makes_no_dense_matrix(cls, monkeypatch):
+    if not cls.structured:
+        return
+    layer = layer_of(cls)
+    layer.product = "fast"
+    for name in ("materialize", "to_dense", "dense_in"):
+        monkeypatch.setattr(cls, name, None)
+    layer(torch.randn(3, 12))
 
 
-def test_plan_is_dropped_on_request_and_by_conversion():
-    layer = StructuredLinear(12, 9).eval()
-    x = torch.randn(3, 12)
-    with torch.inference_mode():
-        y = layer(x)
-        layer.G.data.zero_()
-        layer.drop_plan()
-        assert not layer(x).equal(y)
-    with torch.no_grad():
-        assert layer.double()(x.double()).dtype == torch.float64
-    x = x.double().requires_grad_()
-    with torch.inference_mode():
-        layer(x)
-    layer.requires_grad_(False)
-    layer(x).sum().backward()  # a plan made in inference mode serves autograd too
-    assert x.grad is not None
-
-
-def test_plan_fast_never_makes_a_dense_matrix(monkeypatch):
-    layer = StructuredLinear(12, 9).eval()
-    layer.plan = "fast"
-    monkeypatch.setattr(torchldr.LDRSubdiagonal, "materialize", None)
-    monkeypatch.setattr(torchldr.LDRSubdiagonal, "to_dense", None)
-    with torch.no_grad():
-        layer(torch.randn(3, 12))
-    assert "dense" not in layer._plan.prepared()
-
-
-def test_a_layer_that_trains_looks_for_its_route_once(monkeypatch):
-    layer, x = StructuredLinear(12, 9, structure="toeplitz_like"), torch.randn(3, 12)
-    layer(x)
-    monkeypatch.setattr(torchldr.ToeplitzLike, "call", None)
-    layer(x)
-    with pytest.raises(TypeError):
-        layer(x[:2])  # another number of rows may take another route
+@every_class
+@pytest.mark.parametrize("training", [True, False])
+def test_products_in_words(cls, training):
+    layer, x = layer_of(cls, 64, 48).train(training), torch.randn(2, 3, 64)
+    table = layer.products(x)
+    assert [row.product for row in table] == (["fast", "dense"] if cls.structured else ["dense"])
+    assert [row.product for row in table if row.taken] == [table.taken]
+    assert all(row.taken == (row.why_not == "") for row in table)
+    assert table.to_dicts() == layer.products(6).to_dicts() == layer.matrix().products(6).to_dicts()
+    assert layer.matrix().product_for(x) == table.taken
+    assert repr(table).count("->") == 1
 
 
 def test_a_subclass_may_start_in_its_own_way():
@@ -219,9 +181,11 @@ def test_a_subclass_may_start_in_its_own_way():
 
 
 @every_class
-def test_what_is_remembered_in_training_depends_on_the_call(cls):
-    """The same layer and input in turns: autocast, other dtypes, frozen parameters, wrong inputs, plans."""
+@pytest.mark.parametrize("product", ["auto", "fast", "dense"])
+def test_calls_of_all_kinds_one_after_the_other(cls, product):
+    """The same layer and input: autocast, other dtypes, frozen parameters, wrong inputs."""
     layer, x = layer_of(cls, 16, 12), torch.randn(3, 16)
+    layer.product = product
     W = layer.matrix().double().to_dense().detach()
     exact = x.double() @ W.mT + layer.bias.double()
 
@@ -250,18 +214,6 @@ def test_what_is_remembered_in_training_depends_on_the_call(cls):
             layer(x[:, 1:])
         check(layer.double()(x.double()), torch.float64)
         layer.float()
-    for name in [route.name for route in layer.structure.ROUTES if route.apply is not None]:
-        layer.route = None
-        layer(x)
-        layer.route = name
-        row = next(row for row in layer.matrix().routes(len(x), needs_grad=True) if row.route == name)
-        if row.why_not is None:
-            check(layer(x))
-        else:
-            with pytest.raises(ValueError, match="no route serves"):
-                layer(x)
-    layer.route = None
-    layer(x)
     check(pickle.loads(pickle.dumps(layer))(x))
 
 
@@ -270,15 +222,6 @@ def test_gradients_in_eval_mode(cls):
     layer = layer_of(cls).eval()
     layer(torch.randn(3, 12)).sum().backward()
     assert all(p.grad is not None for p in layer.parameters())
-
-
-def test_training_with_the_dense_plan():
-    layer = StructuredLinear(12, 9, dtype=torch.float64)
-    x = torch.randn(3, 12, dtype=torch.float64)
-    want = torch.autograd.grad(layer(x).square().sum(), list(layer.parameters()))
-    layer.plan = "dense"
-    got = torch.autograd.grad(layer(x).square().sum(), list(layer.parameters()))
-    assert all(torch.allclose(a, b) for a, b in zip(got, want, strict=True))
 
 
 @every_class
@@ -374,7 +317,6 @@ def test_a_transformer_encoder_gives_nested_tensors_to_layers_with_hooks():
         for layer in encoder.layers:
             layer.linear1.register_forward_hook(lambda *_: None)
         torch.testing.assert_close(encoder(x, src_key_padding_mask=mask), y)
-    assert not torchldr.tune(encoder, (x, None, mask), quiet=True)
 
 
 # Dtypes.
@@ -397,18 +339,6 @@ def test_autocast(cls, dtype):
             assert layer(x.to(dtype)).dtype == dtype
         assert ours.dtype == theirs.dtype == dtype
         assert (ours - exact).abs().max() <= 2 * (theirs - exact).abs().max()
-
-
-@every_class
-def test_a_plan_made_under_autocast_serves_outside(cls):
-    """With all digits of the parameters: it was prepared as if there was no autocast."""
-    layer = layer_of(cls, 64, 48).eval()
-    x = torch.randn(3, 64)
-    with torch.no_grad():
-        expected = layer.matrix().matmul(x) + layer.bias
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            layer(x)
-        torch.testing.assert_close(layer(x), expected)
 
 
 @every_class
@@ -456,7 +386,11 @@ def test_conversion_keeps_constants_precise(cls):
             "block_size must be between 1 and 784 .*got 785",
         ),
         ({"structure": "block_circulant", "block_siz": 8}, TypeError, "Did you mean 'block_size'"),
-        ({"product": "fft"}, ValueError, "product must be one of auto, convolution, exact, got 'fft'"),
+        (
+            {"product": "fft"},
+            ValueError,
+            "LDRSubdiagonal: product must be one of auto, convolution, exact, got 'fft'",
+        ),
         ({"init": "xavier"}, ValueError, "init must be one of linear, paper, got 'xavier'"),
         ({"bias": 3}, TypeError, "bias must be True or False, got 3"),
         ({"dtype": torch.int32}, TypeError, "dtype must be real floating point, got torch.int32"),
@@ -485,7 +419,7 @@ def test_integers_of_numpy(cls):
         assert M.shape == (100, 100)
     assert layer.rank in (2, None)
     assert type(layer.rank) is not np.int8
-    assert layer.routes(np.int64(7)).call.batch == 7
+    assert layer.products(np.int64(7)).to_dicts() == layer.products(7).to_dicts()
     block = StructuredLinear(8, 8, structure="block_circulant", block_size=np.int64(4))
     assert type(block.options["block_size"]) is int
 
@@ -540,10 +474,12 @@ def test_errors_for_parameters_of_other_shapes(cls, mode):
                 layer(torch.zeros(3, 12))
 
 
-def test_error_for_a_wrong_plan():
+def test_error_for_a_wrong_product():
     layer = StructuredLinear(4, 4)
-    with pytest.raises(ValueError, match="plan must be one of auto, fast, dense, got 'slow'"):
-        layer.plan = "slow"
+    with pytest.raises(
+        ValueError, match="StructuredLinear: product must be one of auto, fast, dense, got 'slow'"
+    ):
+        layer.product = "slow"
 
 
 def test_matrix_errors():
@@ -575,18 +511,16 @@ def test_repr():
     )
     assert "rank=4" in repr(StructuredLinear(784, 512, structure="ldr_sd", rank=4))
     assert repr(torchldr.LowRank.random(3, 4, rank=2)) == "LowRank(3, 4, rank=2, dtype=torch.float32)"
-    layer = StructuredLinear(4, 4, structure="low_rank", bias=False).eval()
-    layer.plan = "fast"
-    with torch.no_grad():
-        layer(torch.ones(1, 4))
-    assert repr(layer).endswith("structure='low_rank', rank=1, plan='fast' (keeps two_products))")
+    layer = StructuredLinear(4, 4, structure="low_rank", bias=False)
+    layer.product = "fast"
+    assert repr(layer).endswith("structure='low_rank', rank=1, product='fast')")
 
 
 @every_class
 @pytest.mark.filterwarnings("error")
 def test_numbers_that_are_not_finite_go_through(cls):
     layer = StructuredLinear(64, 64, structure=cls, rank=2 if cls.ranked else None).eval()
-    layer.plan = "fast"
+    layer.product = "fast"
     with torch.no_grad():
         next(layer.parameters()).view(-1)[0] = torch.inf
         assert not layer(torch.randn(1, 64)).isfinite().all()

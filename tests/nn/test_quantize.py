@@ -98,10 +98,7 @@ def test_a_layer_holds_integers_and_saves_them(cls):
     other.load_state_dict(layer.state_dict())
     assert torch.equal(other(x), y)
     with torch.no_grad():
-        planned = layer(x)
-        other = copy.deepcopy(layer)  # which makes a plan of its own
-        assert torch.equal(other(x), planned)
-    assert getattr(other, "_number", 1) != getattr(layer, "_number", 0)  # what compilers find it by
+        assert torch.equal(copy.deepcopy(layer)(x), layer(x))
     assert torch.equal(quantize_(layer)(x), y)  # twice is once
     # The values are those of the function that the C export rounds with.
     fresh = StructuredLinear(12, 10, structure=cls.name)
@@ -231,10 +228,8 @@ def test_finetuning_with_rounded_weights_knows_the_operators():
     assert [[g["name"], len(g["params"])] for g in torchldr.compress.parameter_groups(model, 1e-3)] == names
     x = torch.randn(64, 16)
     data = [(x, x[:, :3].argmax(-1))]
-    result = torchldr.finetune(
-        model, data, loss=nn.functional.cross_entropy, epochs=20, lr=1e-2, progress=False
-    )
-    assert result.history[-1]["loss"] < 0.8 * result.history[0]["loss"]
+    losses = torchldr.finetune(model, data, epochs=20, lr=1e-2).losses
+    assert losses[-1] < 0.8 * losses[0]
     before = model(x).detach()
     assert torch.equal(quantize_(model)(x), before)
 

@@ -373,15 +373,6 @@ def test_progress_calls_back():
     assert any("rank 2" in stage for stage, _, _ in calls)
 
 
-def test_progress_is_on_stderr(capfd: pytest.CaptureFixture[str]):
-    from_dense(normal(6, 6, seed=1), "toeplitz_like", 2, progress=True)
-    out, err = capfd.readouterr()
-    assert out == ""
-    assert "toeplitz_like" in err
-    from_dense(normal(6, 6, seed=1), "toeplitz_like", 2)
-    assert capfd.readouterr().err == ""
-
-
 @pytest.mark.parametrize("name", torchldr.structures())
 @pytest.mark.parametrize("shape", [(16, 16), (9, 20)])
 def test_float16_near_the_end_of_its_range(name: str, shape: tuple[int, int]):

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import hashlib
 import http.server
-import sys
 import threading
 from pathlib import Path
 
@@ -107,23 +106,23 @@ def test_whole(server, rectangles, tmp_path):
 
 
 def test_what_is_there_is_left_alone_unless_forced(server, rectangles, tmp_path):
-    data.fetch("rectangles", tmp_path, rectangles, progress=False)
-    data.fetch("rectangles", tmp_path, rectangles, progress=False)
+    data.fetch("rectangles", tmp_path, rectangles)
+    data.fetch("rectangles", tmp_path, rectangles)
     assert len(server.requests) == 1
-    data.fetch("rectangles", tmp_path, rectangles, progress=False, force=True)
+    data.fetch("rectangles", tmp_path, rectangles, force=True)
     assert len(server.requests) == 2
 
 
 def test_a_damaged_file_is_fetched_again(server, rectangles, tmp_path):
     (tmp_path / "rectangles").mkdir()
     (tmp_path / "rectangles" / "rectangles.zip").write_bytes(b"damaged")
-    (path,) = data.fetch("rectangles", tmp_path, rectangles, progress=False)
+    (path,) = data.fetch("rectangles", tmp_path, rectangles)
     assert path.read_bytes() == CONTENT
 
 
 def test_interrupted_and_resumed_by_itself(server, rectangles, tmp_path):
     server.drops = [300_000, 200_000]
-    (path,) = data.fetch("rectangles", tmp_path, rectangles, progress=False)
+    (path,) = data.fetch("rectangles", tmp_path, rectangles)
     assert path.read_bytes() == CONTENT
     ranges = [asked for _, asked in server.requests]
     assert ranges == [None, "bytes=300000-", "bytes=500000-"]
@@ -139,7 +138,7 @@ def test_interrupted_and_resumed_by_the_next_call(server, rectangles, tmp_path):
     assert left_behind(tmp_path) == ["rectangles.zip.part"]
     arrived = (tmp_path / "rectangles" / "rectangles.zip.part").stat().st_size
     assert 400_000 < arrived < len(CONTENT)
-    (path,) = data.fetch("rectangles", tmp_path, rectangles, progress=False)
+    (path,) = data.fetch("rectangles", tmp_path, rectangles)
     assert path.read_bytes() == CONTENT
     assert server.requests[-1][1] == f"bytes={arrived}-"
     assert left_behind(tmp_path) == ["rectangles.zip"]
@@ -148,22 +147,22 @@ def test_interrupted_and_resumed_by_the_next_call(server, rectangles, tmp_path):
 def test_given_up_keeps_what_arrived(server, rectangles, tmp_path):
     server.drops = [300_000] + [0] * 9
     with pytest.raises(data.DownloadError, match="300,000 bytes are kept; fetch again"):
-        data.fetch("rectangles", tmp_path, rectangles, progress=False, retries=3)
+        data.fetch("rectangles", tmp_path, rectangles, retries=3)
     assert len(server.requests) == 4
     server.drops = []
-    assert data.fetch("rectangles", tmp_path, rectangles, progress=False)[0].is_file()
+    assert data.fetch("rectangles", tmp_path, rectangles)[0].is_file()
 
 
 def test_a_server_without_range_sends_it_all_again(server, rectangles, tmp_path):
     server.ranges, server.drops = False, [300_000]
-    (path,) = data.fetch("rectangles", tmp_path, rectangles, progress=False)
+    (path,) = data.fetch("rectangles", tmp_path, rectangles)
     assert path.read_bytes() == CONTENT
 
 
 def test_all_had_arrived_but_for_the_last_step(server, rectangles, tmp_path):
     (tmp_path / "rectangles").mkdir()
     (tmp_path / "rectangles" / "rectangles.zip.part").write_bytes(CONTENT)
-    (path,) = data.fetch("rectangles", tmp_path, rectangles, progress=False)
+    (path,) = data.fetch("rectangles", tmp_path, rectangles)
     assert path.read_bytes() == CONTENT
     assert left_behind(tmp_path) == ["rectangles.zip"]
 
@@ -171,7 +170,7 @@ def test_all_had_arrived_but_for_the_last_step(server, rectangles, tmp_path):
 def test_a_part_that_is_too_long_is_thrown_away(server, rectangles, tmp_path):
     (tmp_path / "rectangles").mkdir()
     (tmp_path / "rectangles" / "rectangles.zip.part").write_bytes(CONTENT + b"more")
-    (path,) = data.fetch("rectangles", tmp_path, rectangles, progress=False)
+    (path,) = data.fetch("rectangles", tmp_path, rectangles)
     assert path.read_bytes() == CONTENT
 
 
@@ -182,16 +181,16 @@ def test_a_wrong_checksum_is_refused_and_leaves_nothing(server, rectangles, tmp_
         (tmp_path / "rectangles").mkdir()
         (tmp_path / "rectangles" / "rectangles.zip.part").write_bytes(part)
     with pytest.raises(data.DataFileError, match=r"rectangles\.zip: sha1 of what came is .* removed"):
-        data.fetch("rectangles", tmp_path, rectangles, progress=False)
+        data.fetch("rectangles", tmp_path, rectangles)
     assert left_behind(tmp_path) == []
 
 
 def test_passing_errors_are_tried_again_and_final_ones_are_not(server, rectangles, tmp_path):
     server.errors = [503, 429]
-    assert data.fetch("rectangles", tmp_path / "a", rectangles, progress=False)[0].is_file()
+    assert data.fetch("rectangles", tmp_path / "a", rectangles)[0].is_file()
     server.requests.clear()
     with pytest.raises(data.DownloadError, match="the server says 404"):
-        data.fetch("rectangles", tmp_path / "b", server.url + "/nowhere", progress=False)
+        data.fetch("rectangles", tmp_path / "b", server.url + "/nowhere")
     assert len(server.requests) == 1
     assert left_behind(tmp_path / "b") == []
 
@@ -201,7 +200,7 @@ def test_more_than_the_file_can_have_is_not_taken(server, rectangles, tmp_path, 
     monkeypatch.setattr(download, "largest_download", lambda file: 600_000)
     server.length = length
     with pytest.raises(data.DownloadError, match="sends more than the 600,000 bytes"):
-        data.fetch("rectangles", tmp_path, rectangles, progress=False)
+        data.fetch("rectangles", tmp_path, rectangles)
     assert len(server.requests) == 1
     assert left_behind(tmp_path) == []
 
@@ -209,22 +208,22 @@ def test_more_than_the_file_can_have_is_not_taken(server, rectangles, tmp_path, 
 @pytest.mark.parametrize("length", ["hello", "-5", "1.5"])
 def test_a_length_that_is_no_number(server, rectangles, tmp_path, length):
     server.length = length
-    (path,) = data.fetch("rectangles", tmp_path, rectangles, progress=False)
+    (path,) = data.fetch("rectangles", tmp_path, rectangles)
     assert path.read_bytes() == CONTENT
 
 
 def test_a_server_that_sends_a_byte_a_connection(server, rectangles, tmp_path):
     server.drops = [1] * 1000
     with pytest.raises(data.DownloadError, match="4 bytes are kept; fetch again to go on"):
-        data.fetch("rectangles", tmp_path, rectangles, progress=False)
+        data.fetch("rectangles", tmp_path, rectangles)
     assert len(server.requests) == 4
     server.drops = []
-    assert data.fetch("rectangles", tmp_path, rectangles, progress=False)[0].read_bytes() == CONTENT
+    assert data.fetch("rectangles", tmp_path, rectangles)[0].read_bytes() == CONTENT
 
 
 def test_nobody_answers(small, tmp_path):
     with pytest.raises(data.DownloadError, match="the download failed"):
-        data.fetch("rectangles", tmp_path, "http://127.0.0.1:9/", progress=False, retries=2)
+        data.fetch("rectangles", tmp_path, "http://127.0.0.1:9/", retries=2)
 
 
 def test_a_copy_serves_where_the_owner_does_not(small, server, tmp_path):
@@ -233,16 +232,16 @@ def test_a_copy_serves_where_the_owner_does_not(small, server, tmp_path):
     small["mnist"] = dataclasses.replace(spec, addresses=addresses)
     for file in spec.downloads:
         server.files[f"/copy/{file}"] = file.encode()
-    paths = data.fetch("mnist", tmp_path, progress=False)
+    paths = data.fetch("mnist", tmp_path)
     assert [path.name for path in paths] == list(spec.downloads)
     assert paths[0].read_bytes() == spec.downloads[0].encode()
     small["mnist"] = dataclasses.replace(spec, addresses=(addresses[0], server.url + "/too/"))
     with pytest.raises(data.DownloadError, match=r"gone.*404.*too.*404"):
-        data.fetch("mnist", tmp_path / "b", progress=False)
+        data.fetch("mnist", tmp_path / "b")
 
 
 def test_the_address_of_the_file_itself(server, rectangles, tmp_path):
-    (path,) = data.fetch("rectangles", tmp_path, rectangles + "/rectangles.zip", progress=False)
+    (path,) = data.fetch("rectangles", tmp_path, rectangles + "/rectangles.zip")
     assert path.read_bytes() == CONTENT
 
 
@@ -255,9 +254,9 @@ def test_other_addresses_are_refused(small, tmp_path):
 
 
 def test_into_the_variables_folder_or_the_users_cache(server, rectangles, tmp_path, monkeypatch, user_cache):
-    assert data.fetch("rectangles", url=rectangles, progress=False)[0].is_relative_to(user_cache)
+    assert data.fetch("rectangles", url=rectangles)[0].is_relative_to(user_cache)
     monkeypatch.setenv("TORCHLDR_DATA", str(tmp_path / "variable"))
-    (path,) = data.fetch("rectangles", url=rectangles, progress=False)
+    (path,) = data.fetch("rectangles", url=rectangles)
     assert path.is_relative_to(tmp_path / "variable")
 
 
@@ -266,24 +265,6 @@ def test_fetched_is_loaded(small, maker, put, server, tmp_path):
     put(maker.files(spec)[1], tmp_path / "owner", ".gz")
     for path in (tmp_path / "owner").iterdir():
         server.files[f"/{path.name}"] = path.read_bytes()
-    data.fetch("mnist", tmp_path / "mine", server.url, progress=False)
+    data.fetch("mnist", tmp_path / "mine", server.url)
     loaded = data.load("mnist", tmp_path / "mine")
     assert loaded.fingerprint == data.load("mnist", tmp_path / "owner").fingerprint
-
-
-def test_progress_is_a_line_on_a_terminal_and_some_lines_elsewhere(
-    server, rectangles, tmp_path, capsys, monkeypatch
-):
-    with monkeypatch.context() as patch:
-        patch.setattr(sys.stderr, "isatty", lambda: True)
-        data.fetch("rectangles", tmp_path / "a", rectangles)
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("\rrectangles.zip: ")
-    assert "\n" not in err
-    data.fetch("rectangles", tmp_path / "b", rectangles)
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert "rectangles.zip: 100 % of 1.0 MB" in err
-    assert len(err.splitlines()) <= 11
-    assert "\r" not in err

@@ -19,16 +19,15 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from ..version import __version__
-from . import bench, compress, export, plugins
+from . import compress, export, plugins
 from .options import LOOK, MODELS, AsJson, command, wrong_use
-from .printing import say, show, steps
+from .printing import say, show
 
 
 class _Commands(TyperGroup):
@@ -81,7 +80,6 @@ app = typer.Typer(
 
 # Those of modules beside this file: the panel, an example, and the function.
 _COMMANDS = {
-    "bench": (LOOK, "--structure ldr_sd --n 1024 8192 --rank 1 16 --plot speed.png", bench.bench_command),
     "analyze": (MODELS, "model.safetensors --budget 0.1 --save-plan plan.json", compress.analyze_command),
     "compress": (MODELS, "model.safetensors --budget 0.1 --out small", compress.compress_command),
     "export": (MODELS, "net.py:model --to c --input 1 784 --out firmware", export.export_command),
@@ -175,36 +173,14 @@ def _lines(facts: dict[str, Any]) -> Iterator[dict[str, str]]:
 def structures_command(as_json: AsJson = False) -> None:
     """The structured classes and what they cost.
 
-    Parameters are those of a layer from 784 to 784 features, at rank 1.
+    Parameters are those of a layer from 784 to 784 features, at rank 1. The rank is
+    one to begin with, for classes that have one.
     """
     from ..info import describe_structures
 
     rows = describe_structures()
+    columns = ("name", "class", "parameters", "first_rank", "options", "summary")
     if not as_json:
         for row in rows:
-            row["rank"] = row["ranked"]
             row["options"] = row["options"] or None
-    show(rows, as_json, columns=("name", "class", "parameters", "rank", "options", "summary"))
-
-
-@command(app, "demo", LOOK, "--steps 100 --out demo.png")
-def demo_command(
-    out: Annotated[Path, typer.Option(help="Where to save the picture.")] = Path("out/demo.png"),
-    adam: Annotated[int, typer.Option("--steps", min=1, help="Steps of Adam for each class.")] = 300,
-    seed: Annotated[int, typer.Option(min=0, help="What the target and the starts are drawn from.")] = 0,
-    as_json: AsJson = False,
-) -> None:
-    """Fit one matrix by every class, with a picture (a minute).
-
-    The matrix is a sum of shifts with varying gains. The table has the
-    parameters, the error and the speed of each class.
-    """
-    from .. import demo
-    from ..matrices import structures
-
-    with steps(len(structures())) as step:
-        result = demo.run(steps=adam, seed=seed, progress=step)
-    show(result.rows, as_json, title=None if as_json else demo.TITLE)
-    say(demo.NOTE)
-    saved = demo.save_picture(result, out)
-    say(f"picture: {out}" if saved else "no picture: pip install matplotlib")
+    show(rows, as_json, columns=columns, headings={"first_rank": "rank"})

@@ -1,13 +1,12 @@
 """`torchldr analyze` and `torchldr compress`.
 
 Results go to stdout, progress and messages to stderr. Exit codes: 0 done; 1 failed, with one line that says
-why, and nothing written; 2 wrong use; 130 interrupted: `compress` has then written nothing but what it goes
-on with, and `analyze` shows what it found so far.
+why, and nothing written; 2 wrong use; 130 interrupted: `compress` has then written nothing, and `analyze`
+shows what it found so far.
 """
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .options import AsJson, wrong_use
-from .printing import say
+from .printing import bar, say
 
 if TYPE_CHECKING:
     from ..compress.budget import Budget
@@ -35,9 +34,10 @@ Structures = Annotated[
 Skip = Annotated[list[str] | None, typer.Option(help="Names or patterns (quoted) of tensors to leave alone.")]
 MinFeatures = Annotated[int, typer.Option(min=1, help="Leave matrices with fewer rows or columns alone.")]
 Batch = Annotated[int, typer.Option(min=1, help="Vectors at a time, for a budget of time.")]
-Effort = Annotated[float | None, typer.Option(min=1e-3, help="Minutes that it may take; default 10.")]
-Seed = Annotated[int, typer.Option(min=0, help="What the starts of projections are drawn from.")]
-Jobs = Annotated[int | None, typer.Option(min=1, help="Processes; by default one for each core.")]
+TimeLimit = Annotated[
+    float | None, typer.Option(min=1e-3, help="Seconds that it may take; with a short limit it does less.")
+]
+Seed = Annotated[int, typer.Option(min=0, help="Random seed.")]
 
 
 def analyze_command(
@@ -53,9 +53,8 @@ def analyze_command(
     skip: Skip = None,
     min_features: MinFeatures = 32,
     batch: Batch = 1,
-    effort: Effort = None,
+    time_limit: TimeLimit = None,
     seed: Seed = 0,
-    jobs: Jobs = None,
     plot: Annotated[Path | None, typer.Option(help="Draw residual against size to this file.")] = None,
     save_plan: Annotated[
         Path | None, typer.Option(help="Write the plan for the one --budget, for `compress --plan`.")
@@ -79,10 +78,10 @@ def analyze_command(
     if plot is not None:
         with wrong_use("--plot"):
             check_picture(plot)
-    with _interrupts():
+    with _interrupts(), bar() as report:
         found = analyze(
             file, budget=budgets or BUDGETS, structures=structures, ranks=ranks, skip=skip or (),
-            min_features=min_features, effort=effort, seed=seed, jobs=_jobs(jobs),
+            min_features=min_features, time_limit=time_limit, seed=seed, progress=report,
         )  # fmt: skip
         plan = found.plan() if save_plan is not None else {}
     print(found.to_json() if as_json else found)
@@ -108,9 +107,8 @@ def compress_command(
     skip: Skip = None,
     min_features: MinFeatures = 32,
     batch: Batch = 1,
-    effort: Effort = None,
+    time_limit: TimeLimit = None,
     seed: Seed = 0,
-    jobs: Jobs = None,
     dense: Annotated[
         Path | None, typer.Option(help="Also write a plain .safetensors file, each matrix its approximation.")
     ] = None,
@@ -142,17 +140,17 @@ def compress_command(
     model = file.is_dir() and (file / "config.json").is_file()
     if text is not None and not model:
         raise typer.BadParameter("--text goes with a folder that has a config.json.")
-    search: dict[str, Any] = {"structures": structures or CANDIDATES, "effort": effort, "seed": seed}
+    search: dict[str, Any] = {"structures": structures or CANDIDATES, "time_limit": time_limit, "seed": seed}
     search |= {"skip": skip or (), "min_features": min_features}
     if model:
         _spare(file, out, "--out")
         if dense is not None:
             raise typer.BadParameter("--dense goes with .safetensors files, not with the folder of a model.")
-        with _interrupts(out):
-            report = _compress_model(file, out, spec, text, force, search)
+        with _interrupts(), bar() as shown:
+            report = _compress_model(file, out, spec, text, force, {**search, "progress": shown})
     else:
-        with _interrupts():
-            weights, report = compress_weights(file, spec, jobs=_jobs(jobs), **search)
+        with _interrupts(), bar() as shown:
+            weights, report = compress_weights(file, spec, progress=shown, **search)
             with dense_beside(weights, dense):
                 save_weights(weights, out, report, force=force)
     print(report.to_json() if as_json else report)
@@ -211,21 +209,11 @@ def _check_structures(names: list[str] | None) -> list[str] | None:
     return parts or None
 
 
-def _jobs(jobs: int | None) -> int:
-    return jobs or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-
-
 @contextmanager
-def _interrupts(out: Path | None = None) -> Iterator[None]:
-    """Say what is left of work that was interrupted; `out` where it is a model's."""
-    from ..compress.checkpoint.storage import unfinished
-
+def _interrupts() -> Iterator[None]:
+    """Say that nothing was written by what was interrupted."""
     try:
         yield
     except KeyboardInterrupt:
-        kept = None if out is None else unfinished(out)
-        if kept is not None and kept.is_dir():
-            say(f"interrupted: what is finished is in {kept}; the same command goes on from there")
-        else:
-            say("interrupted: nothing was written")
+        say("interrupted: nothing was written")
         raise typer.Exit(INTERRUPTED) from None

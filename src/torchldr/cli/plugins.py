@@ -18,7 +18,7 @@ from .printing import say
 
 GROUP = "torchldr.commands"
 PAPER = EntryPoint("paper", "torchldr_paper.cli:register", GROUP)
-OF_PAPER = ("paper", "train", "data", "report", "figures", "theory")
+OF_PAPER = ("paper", "train", "data", "report", "figures", "theory", "bench", "demo")
 
 
 def register(app: typer.Typer) -> None:

@@ -6,10 +6,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 from ..json_text import json_text
-from ..progress import Line, minutes
+from ..progress import Report, silent
 
 
 def say(message: str) -> None:
@@ -17,11 +18,39 @@ def say(message: str) -> None:
     print(message, file=sys.stderr, flush=True)
 
 
+class Line:
+    """A last line on stderr that is written over, on a terminal; elsewhere it is not shown."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._console = Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
+        self.terminal = self._console.is_terminal
+        self._live = Live("", console=self._console, transient=True, refresh_per_second=5)
+
+    def show(self, text: str) -> None:
+        """Write a text over the one before."""
+        self._live.update(text)
+
+    def say(self, text: str) -> None:
+        """Print a text that stays, above the line."""
+        self._console.print(text)
+
+    def __enter__(self) -> Line:
+        if self.terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+
 @contextmanager
 def steps(total: int) -> Iterator[Callable[[str], None]]:
     """Progress of a long command on stderr: a function to call with a line when a step is done.
 
-    Each line has its number. On a terminal the time left stands below; elsewhere in the lines.
+    Each line has its number, and the time left.
 
     Args:
         total: how many steps there are.
@@ -32,12 +61,41 @@ def steps(total: int) -> Iterator[Callable[[str], None]]:
         def step(text: str) -> None:
             nonlocal done
             done += 1
-            spent = time.monotonic() - start
-            left = f"about {minutes(spent / done * (total - done))} left"
+            spent = int(time.monotonic() - start)
+            left = f"about {timedelta(seconds=spent * (total - done) // done)} left"
             last.say(f"[{done}/{total}] {text}" + (f", {left}" if done < total and not last.terminal else ""))
-            last.show(f"{done}/{total}, {minutes(spent)}, {left}")
+            last.show(f"{done}/{total}, {timedelta(seconds=spent)}, {left}")
 
         yield step
+
+
+@contextmanager
+def bar(*, size: bool = False) -> Iterator[Report]:
+    """A callback for `progress=` that shows a bar on stderr, on a terminal; elsewhere it shows nothing.
+
+    Args:
+        size: whether steps are bytes.
+    """
+    from rich import progress
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield silent
+        return
+    count = progress.DownloadColumn() if size else progress.MofNCompleteColumn()
+    time_columns = progress.TimeElapsedColumn(), progress.TimeRemainingColumn()
+    columns = progress.TextColumn("{task.description}", markup=False), progress.BarColumn(), count
+    with progress.Progress(*columns, *time_columns, console=console, transient=True) as shown:
+        task, kind = shown.add_task("", total=None), ""
+
+        def report(stage: str, done: int, total: int | None) -> None:
+            nonlocal kind
+            if kind != (kind := stage.partition(" ")[0]):
+                shown.reset(task)
+            shown.update(task, description=stage, completed=done, total=total)
+
+        yield report
 
 
 def show(

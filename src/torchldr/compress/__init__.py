@@ -7,9 +7,9 @@ from .budget import Bytes, Latency, parse_budget
 from .checkpoint.files import compress_weights
 from .checkpoint.storage import load_weights, save_weights
 from .finetuning.groups import OPERATOR_RATE, even_factors, parameter_groups
-from .finetuning.run import FinetuneResult, finetune
+from .finetuning.loop import FinetuneResult, Step, finetune
 from .finetuning.teacher import Distillation
-from .manifest import materialize_
+from .replacing import materialize_
 from .report import CompressionReport, LayerReport
 from .storage import load_compressed, save_compressed
 from .structure import Structure, read_plan, write_plan
@@ -24,6 +24,7 @@ __all__ = [
     "Latency",
     "LayerReport",
     "Plan",
+    "Step",
     "Structure",
     "Trial",
     "WeightAnalysis",

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Executor
 from dataclasses import replace
 from typing import Any
 
@@ -14,24 +13,23 @@ from torch import Tensor, nn
 
 from ..core.pretrained import check_unclaimed
 from ..matrices import Projection
-from ..progress import Report
+from ..progress import Report, silent
 from .budget import Budget
 from .calibration import Calibration, calibrate, given_metrics
 from .candidates import CANDIDATES, check_finite, exact
 from .looks import DEADLINE, project_all
-from .manifest import install
-from .pieces import Pieces, opened
-from .progress import CHECKING, Clock, check_count, check_effort
+from .outputs import LOGITS
 from .refit import Refit
+from .replacing import REPLACED, install
 from .report import CompressionReport, described
-from .selection import Choices, Spec, check_spec, chosen
+from .selection import Choices, Spec, check_room, check_spec, chosen
+from .session import Session, check_count, check_time
 from .structure import Structure
 from .targets import FilterFn, Unit, check_unwrapped, find_units
-from .workers import Workers
 
-EFFORT = 2.0  # minutes, for a budget
+CHECKING = "checking"  # the stage
 DOUBTFUL = 0.1  # a residual above which a compression without data is not to be trusted
-IDLE = "no batch of the loader showed that the output depends on"
+IDLE = "no batch reached it, or the output did not depend on it"
 
 
 def compress_(
@@ -47,17 +45,16 @@ def compress_(
     batches: int | None = None,
     output: str | None = None,
     recurrent: bool = False,
-    effort: float | None = None,
+    time_limit: float | None = None,
     seed: int = 0,
-    executor: Executor | None = None,
-    checkpoint: str | os.PathLike[str] | Pieces | None = None,
-    progress: bool | Report | None = None,
+    progress: Report | None = None,
 ) -> CompressionReport:
     """Replace the dense layers of a trained model by structured ones, in place.
 
     Give a `loader` with a few hundred or more of the model's usual inputs: errors then count by what they
-    do to the model's outputs, and the report has the measured distance of the outputs. Nothing in the model
-    is changed before all is done, so an error or an interrupt leaves it as it was.
+    do to the model's outputs, and the report has the measured distance of the outputs. The same model, data
+    and seed give the same result on any machine, as far as its floating point does. Nothing in the model is
+    changed before all is done, so an error or an interrupt leaves it as it was.
 
     Args:
         model: any module that contains nn.Linear, 1 x 1 nn.Conv2d, nn.MultiheadAttention, nn.LSTM or
@@ -72,24 +69,18 @@ def compress_(
         structures: names of the classes that a budget may choose from.
         activations: inputs (..., in_features) by the name of a weight; errors count by them.
         loader: batches of inputs: a mapping is passed as keywords, of a tuple or list the first entry,
-            anything else as it is. One batch in four, four at most, is held out to compare plans on; the
-            first 32 of the others (256 MiB at most) are kept to fit weights a second time.
-        batches: how many of them, at most; by default as many as somewhat less than half of the time allows.
+            anything else as it is. One batch in four, four at most, is held out to compare plans on; of the
+            others up to 256 MiB are kept to fit weights a second time.
+        batches: how many of them, at most; by default all, until they have cost some minutes' work
+            (counted, not timed) or say little more.
         output: the name of the entry of the model's output that counts; by default its logits, sentence
             embeddings or hidden states, else its first tensor.
         recurrent: take the weights too that multiply the state of an LSTM or GRU. They are often the larger
             half, but their errors grow from step to step: give a loader, and look at the report's `distance`.
-        effort: minutes that it may take, by default 2 for a budget and no limit for a plan. Where they are
-            short, fewer batches and candidates are looked at and projections are quick ones.
+        time_limit: seconds that it may take; None for no limit, and then no clock decides anything. A limit
+            that is short leaves out batches and candidates, and takes quick projections.
         seed: of the projections and of random directions.
-        executor: where weights are projected, any of concurrent.futures, such as threads, processes or
-            `torchldr.executors.RayExecutor`; it stays open, and the result does not depend on it.
-        checkpoint: a folder for what is finished: calibration, errors of candidates, projected weights. The
-            same call goes on there after an interrupt, and ends with the same numbers; for another model,
-            loader (where it is a list) or other arguments it starts anew, and warns. Moments and projections
-            lie in its files and not in memory, which takes several times the disk space of the model.
-        progress: None for a line on stderr where that is a terminal, True for one in any case, False for
-            none, or a function that is called with (stage, done, total).
+        progress: called with (stage, done, total); `print` will do.
 
     Returns:
         What was done, weight by weight.
@@ -110,41 +101,41 @@ def compress_(
     check_unclaimed("compress_", model)
     check_spec("compress_", spec)
     check_count("compress_", min_features=min_features, batches=1 if batches is None else batches)
+    check_time("compress_", time_limit)
     planned = isinstance(spec, Structure | Mapping)
-    clock = Clock(check_effort("compress_", effort, None if planned else EFFORT))
     units, left = find_units(model, filter_fn, min_features, recurrent)
     check_finite("compress_", units, "the weight of ")
+    check_room("compress_", spec, units, structures)
     before = _count(model)
-    arguments = [[unit.name for unit in units], repr(spec), list(structures), batches, output, seed]
-    content = [model, activations, loader if isinstance(loader, list | tuple) else None]
-    with (
-        torch.inference_mode(False),  # or there are no derivatives, of the outputs and in training later
-        opened("compress_", checkpoint, arguments, content) as pieces,
-        Workers(1, executor, pieces, clock=clock, progress=progress, seed=seed) as workers,
-    ):
-        data = None if loader is None else calibrate(model, units, loader, batches, output, workers)
-        workers.metrics = given_metrics(units, activations or {}, {} if data is None else data.metrics)
-        found = chosen("compress_", spec, units, left, structures, workers)
-        begun = clock.spent
-        made = project_all(workers, units, found.structures)
-        projecting = clock.spent - begun
+    session = Session(seed, time_limit, progress or silent)
+    with torch.inference_mode(False):  # or there are no derivatives, of the outputs and in training later
+        data = None if loader is None else calibrate(model, units, loader, batches, output, session)
+        session.metrics = given_metrics(units, activations or {}, {} if data is None else data.metrics)
+        if data is not None and not planned:
+            idle = [unit for unit in units if session.metrics[unit.name].scale == 0]
+            left |= {unit.name: IDLE for unit in idle}
+            units = [unit for unit in units if unit.name not in left]
+        found = chosen("compress_", spec, units, left, structures, session)
+        made = project_all(session, units, found.structures)
         distance, notes = None, []
         if data is not None and units:
             notes += data.notes
-            found, made, distance = _compared(model, units, found, made, data, workers)
-            better = Refit(model, units, found.structures, data, workers).fitted(made, projecting)
-            other = distance if better is None else data.distance(model, units, better, pieces)
+            found, made, distance = _compared(model, units, found, made, data, session)
+            better = Refit(model, units, found.structures, data, session).fitted(made)
+            other = distance if better is None else data.distance(model, units, better)
             if better is not None and other < distance:
                 made, distance = better, other
                 notes.append("weights were fitted again in the order in which they run")
             if found.structures in found.uniform:
                 notes.append("every weight has the same share: outputs were nearer so on batches held out")
-            if idle := [unit.name for unit in units if workers.metrics[unit.name].scale == 0]:
-                notes.append(f"{IDLE} {', '.join(idle)}")
-        install(model, zip(units, found.structures, made, strict=True), copy=not pieces.lends)
+        install(model, zip(units, found.structures, made, strict=True), copy=True)
     left |= found.stays
     vectors, rows = described(units, found.structures, made, found.watch)
-    result = CompressionReport(rows, left, before, _count(model), distance, (*found.notes, *notes), vectors)
+    notes = [*found.notes, *notes]
+    logits = data is not None and bool(data.held) and data.held[0].name == LOGITS
+    result = CompressionReport(
+        rows, left, before, _count(model), distance, tuple(notes), vectors, logits, _elsewhere(model, units)
+    )
     _warn(result, known=loader is not None or bool(activations), planned=planned)
     return result
 
@@ -155,7 +146,7 @@ def _compared(
     found: Choices,
     made: list[list[Projection]],
     data: Calibration,
-    workers: Workers,
+    session: Session,
 ) -> tuple[Choices, list[list[Projection]], float]:
     """The plan or, where that is measured to be better, one class for all; and the outputs' distance.
 
@@ -164,18 +155,18 @@ def _compared(
     """
 
     def off(some: Sequence[list[Projection]], step: int) -> float:
-        workers.report(CHECKING, step, 1 + len(rivals))
-        return data.distance(model, units, some, workers.pieces)
+        session.report(CHECKING, step, 1 + len(rivals))
+        return data.distance(model, units, some)
 
     plans = [plan for plan in (*found.alone, *found.uniform) if plan != found.structures]
     rivals = [plan for plan in plans if all(exact(s.name) for s in plan)]
     distance = off(made, 0)
     for i, plan in enumerate(rivals):
-        if i and workers.clock.past(DEADLINE):
+        if i and session.past(DEADLINE):
             left = ", ".join(rival[0].name for rival in rivals[i:])
-            found = replace(found, notes=(*found.notes, f"for want of time not compared as a whole: {left}"))
+            found = replace(found, notes=(*found.notes, f"the time limit left out plans as a whole: {left}"))
             break
-        rival = project_all(workers, units, plan)
+        rival = project_all(session, units, plan)
         other = off(rival, i + 1)
         if other < distance:
             found, made, distance = replace(found, structures=plan), rival, other
@@ -187,12 +178,6 @@ def _warn(report: CompressionReport, *, known: bool, planned: bool) -> None:
         reasons = [f"{name} {reason}" for name, reason in list(report.left.items())[:3]]
         why = "; ".join(reasons) or "the model has no layer of a kind that can be"
         warnings.warn(f"compress_: nothing was replaced: {why}.", stacklevel=3)
-    elif idle := [note for note in report.notes if note.startswith(IDLE) and not planned]:
-        warnings.warn(
-            f"compress_: {idle[0]}, so the budget leaves next to nothing of it. Give batches that use it, "
-            "or leave it out by filter_fn.",
-            stacklevel=3,
-        )
     elif not known and not planned and report.residual > DOUBTFUL:
         warnings.warn(
             f"compress_: the new weights are off by {report.residual:.0%} of the old ones, and nothing is "
@@ -204,3 +189,16 @@ def _warn(report: CompressionReport, *, known: bool, planned: bool) -> None:
 
 def _count(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
+
+
+def _elsewhere(model: nn.Module, units: Sequence[Unit]) -> tuple[str, int] | None:
+    """The kind of module that holds most of the parameters which could not be replaced, and their bytes."""
+    taken = {id(part.parameter) for unit in units for part in unit.places}
+    found: Counter[str] = Counter()
+    for module in model.modules():
+        if not isinstance(module, REPLACED):
+            for p in module.parameters(recurse=False):
+                if id(p) not in taken:
+                    taken.add(id(p))
+                    found[type(module).__name__] += p.nbytes
+    return found.most_common(1)[0] if found else None

@@ -16,7 +16,7 @@ from ..nn import MatrixStack
 from ..timing import minimum_seconds
 from .candidates import Weight
 from .layers import quiet_linear
-from .progress import check_count
+from .session import check_count
 from .structure import Structure
 
 REPEATS, SECONDS = 10, 0.02  # to time each layer

@@ -1,7 +1,4 @@
-"""What calibration data say of a model: second moments of inputs and of sensitivities, in constant memory.
-
-The moments are larger than the weights: with a checkpoint they lie in its files, where they are added up.
-"""
+"""What calibration data say of a model: second moments of inputs and of sensitivities, in constant memory."""
 
 from __future__ import annotations
 
@@ -20,17 +17,15 @@ from ..matrices import Projection
 from ..nn.evaluating import evaluating
 from .metric import Metric
 from .outputs import LOGITS, called, copied, distance, kept, main_output
-from .pieces import Pieces
-from .progress import CALIBRATING
 from .report import FITTED
+from .session import Session
 from .targets import RECURRENT, Unit, dense_parameters
 from .watch import Watch, ridged_
-from .workers import Workers
 
-SHARE = 0.45  # of the time, at most
+CALIBRATING = "calibrating"  # the stage
+SHARE = 0.45  # of a time limit, at most
 HELD, EVERY = 4, 4  # one batch in four is held out to compare plans on, four at most
-SEEN, _BYTES = 32, 1 << 28  # batches that are kept for a second fit, at most, and the memory that they take
-_KEY = "calibration, its moments, batches and notes"  # named anew where its form is another
+_BYTES = 1 << 28  # that the batches take which are kept for a second fit
 
 
 class Held(NamedTuple):
@@ -64,14 +59,14 @@ class Calibration:
     notes: list[str] = field(default_factory=list)  # what was not looked at
 
     def distance(
-        self, model: nn.Module, units: Sequence[Unit], made: Sequence[Sequence[Projection]], pieces: Pieces
+        self, model: nn.Module, units: Sequence[Unit], made: Sequence[Sequence[Projection]]
     ) -> float:
         """The distance of the outputs on the held batches, with projections in place of its weights."""
-        weights, over, size = dense_parameters(units, made, pieces), 0.0, 0.0
+        weights, over, size = dense_parameters(units, made), 0.0, 0.0
         with evaluating(model), torch.no_grad():
             for _, batch, name, theirs in self.held:
                 output = kept(batch, main_output(called(model, weights, batch), name)[1])
-                one, scale = distance(name, output, theirs.to(output.device))  # which may lie in a file
+                one, scale = distance(name, output, theirs)
                 over, size = over + one, size + scale
         ratio = over / size if size > 0 else 0.0
         return ratio if self.held[0].name == LOGITS else ratio**0.5
@@ -83,51 +78,50 @@ def calibrate(
     loader: Iterable[Any],
     batches: int | None,
     output: str | None,
-    workers: Workers,
+    session: Session,
 ) -> Calibration:
     """See a model at work on some batches, in `eval()`; modes and `requires_grad` are put back.
 
     Gradients are those of random combinations of the output (of logits, of the log-likelihood of labels that
     the model draws itself), so that their second moments are those of the output's derivatives. Without a
-    number of batches they are as many as `SHARE` of the time allows; for `output` see `main_output`.
+    number of batches the `Watch` says when it has seen enough; for `output` see `main_output`.
     """
-    pieces, report = workers.pieces, workers.report
-    known = _recalled(pieces, units)
-    if known is not None:
-        return known
-    found = Calibration()
+    report, found = session.report, Calibration()
     total = length_hint(loader, batches or 0)
     total = total if batches is None else min(total, batches)
     report(CALIBRATING, 0, total)
-    watch = Watch(units, torch.Generator().manual_seed(workers.seed), pieces)
+    watch = Watch(units, torch.Generator().manual_seed(session.seed))
     with evaluating(model), _gradients(units), watch.hooked():
         last: tuple[int, Any] | None = None
         room, stream = _BYTES, enumerate(islice(loader, batches))
         for last in stream:
             i, batch = last
             if i % EVERY == EVERY - 1 and len(found.held) < HELD:
-                found.held.append(_hold(i, batch, model, output, pieces))
+                found.held.append(_hold(i, batch, model, output))
             else:
                 one = Seen(i, copied(batch), watch.see(model, batch, output))
                 room -= sum(t.nbytes for t in pytree.tree_leaves(one[1:]) if _is_strided(t))
-                if not found.seen or (len(found.seen) < SEEN and room >= 0):
+                if not found.seen or room >= 0:
                     found.seen.append(one)
             report(CALIBRATING, i + 1, total)
-            if batches is None and workers.clock.past(SHARE) and i + 1 != total:
+            if batches is not None or i + 1 == total:
+                continue
+            if session.past(SHARE):
                 of = f" of {total}" if total else ""
-                found.notes.append(f"{i + 1}{of} batches were looked at for want of time")
+                found.notes.append(f"the time limit left out batches: {i + 1}{of} were looked at")
+                break
+            if watch.enough():
                 break
         if last is None:
             raise ValueError("compress_: the loader gave no batch (a generator gives its batches once).")
         if not found.held:
-            spare = next(stream, None)  # where time was short
+            spare = next(stream, None)  # where few were enough
             found.notes += [FITTED] * (spare is None)
-            found.held.append(_hold(*(spare or last), model, output, pieces))
+            found.held.append(_hold(*(spare or last), model, output))
     for name, seen in watch.moments.items():
         if any(not t.isfinite().all() for t in (seen.inputs, seen.outputs) if t is not None):
             raise ValueError(f"compress_: the inputs of {name} on the loader's batches are not all finite.")
     found.metrics = {unit.name: watch.metric(unit) for unit in units}
-    _keep(pieces, units, found)
     return found
 
 
@@ -162,60 +156,15 @@ def given_metrics(
     return metrics
 
 
-def _keep(pieces: Pieces, units: Sequence[Unit], found: Calibration) -> None:
-    """Keep what was found, batches too: a loader may give others next time."""
-    home, fits = _home(units), list[bool]()
-
-    def placed(named: Mapping[Any, Any]) -> dict[Any, Any]:
-        """What a checkpoint can hold, tensors with their device, where that is not the model's."""
-        kinds = bool | int | float | str | None
-        fits.extend(_is_strided(x) or isinstance(x, kinds) for x in named.values())
-        where = {key: x.device for key, x in named.items() if isinstance(x, Tensor)}
-        own = {key: [named[key], None if device == home else str(device)] for key, device in where.items()}
-        return {**named, **own}
-
-    value = {
-        "metrics": {name: [m.inputs, m.outputs, m.scale] for name, m in found.metrics.items()},
-        "held": [[place, placed(batch), name, y] for place, batch, name, y in found.held],
-        "seen": [[place, placed(batch), placed(weights)] for place, batch, weights in found.seen],
-        "notes": found.notes,
-    }
-    if all(fits):
-        pieces.put(_KEY, value)  # else it is found anew
-
-
-def _recalled(pieces: Pieces, units: Sequence[Unit]) -> Calibration | None:
-    value, home = pieces.get(_KEY), _home(units)
-    if value is None:
-        return None
-
-    def moved(named: Mapping[str, Any]) -> dict[str, Any]:
-        return {key: x[0].to(x[1] or home) if isinstance(x, list) else x for key, x in named.items()}
-
-    found = Calibration({name: Metric(*parts) for name, parts in value["metrics"].items()})
-    found.held = [Held(place, moved(batch), name, y) for place, batch, name, y in value["held"]]
-    for place, batch, weights in value["seen"]:
-        found.seen.append(Seen(place, moved(batch), {int(rows): x for rows, x in moved(weights).items()}))
-    found.notes = value["notes"]
-    return found
-
-
-def _home(units: Sequence[Unit]) -> torch.device:
-    """Where the model lies; it may be elsewhere when a run goes on."""
-    return units[0].matrices[0].device if units else torch.device("cpu")
-
-
 def _is_strided(x: Any) -> bool:
     return isinstance(x, Tensor) and x.layout == torch.strided
 
 
-def _hold(place: int, batch: Any, model: nn.Module, output: str | None, pieces: Pieces) -> Held:
+def _hold(place: int, batch: Any, model: nn.Module, output: str | None) -> Held:
     batch = copied(batch)
     with torch.no_grad():
         name, value = main_output(called(model, {}, batch), output)
-        value = kept(batch, value)
-        output_ = pieces.zeros(f"held-{place}", value.shape, value).copy_(value)
-    return Held(place, batch, name, output_)
+    return Held(place, batch, name, kept(batch, value).clone())
 
 
 @contextmanager

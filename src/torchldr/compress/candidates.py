@@ -35,11 +35,6 @@ class Weight(Protocol):
     def matrices(self) -> list[Tensor]: ...
 
     @property
-    def luggage(self) -> Weight | list[Tensor]:
-        """What goes to another process of this machine: its matrices, or where these can be found."""
-        return self.matrices
-
-    @property
     def name(self) -> str:
         return self.names[0]
 
@@ -115,8 +110,18 @@ class Search:
         return self.usual
 
     def _affordable(self, structure: Structure, entries: int) -> bool:
-        work, rank = structure.cls.projection_work, structure.rank or 1
-        return self.work is None or max(entries, _LEAST) * work * rank * (rank + 3) / 4 <= self.work
+        return self.work is None or _work(structure, entries) <= self.work
+
+
+def _work(structure: Structure, entries: int) -> float:
+    """Of a quick projection of a matrix with so many entries: microseconds or so on a usual core."""
+    rank = structure.rank or 1
+    return max(entries, _LEAST) * structure.cls.projection_work * rank * (rank + 3) / 4
+
+
+def work_of(structure: Structure, weight: Weight) -> float:
+    """Of a quick projection of a weight, all its matrices."""
+    return sum(_work(structure, W.numel()) for W in weight.matrices)
 
 
 def class_names(who: str, structures: Iterable[str]) -> list[str]:

@@ -1,61 +1,51 @@
-"""How far weights are from what they may become, and what they are projected on: work for `Workers`."""
+"""How far weights are from what they may become, and their projections."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from ..matrices import Projection, get_structure
-from .candidates import Weight, at_once, exact
+from .candidates import Weight, at_once, exact, work_of
 from .finetuning.groups import operator_names
-from .metric import PLAIN, QUICK, TimeUpError, project, widened
-from .progress import CHOOSING, PROJECTING
+from .metric import PLAIN, QUICK, Metric, TimeUpError, project, widened
+from .session import Session
 from .structure import Structure
-from .workers import Parcel, Workers
 
-DEADLINE = 0.9  # of the time: then projections are quick ones
+CHOOSING, PROJECTING = "looking at", "projecting"  # stages
+DEADLINE = 0.9  # of a time limit: then projections are quick ones
 _LARGE = 1 << 16
 Errors = list[dict[Structure, float]]  # of each weight
+Task = tuple[int, Sequence[Structure]]  # structures to look at of a weight, by its place
 
 
 def first_looks(
-    workers: Workers,
+    session: Session,
     weights: Sequence[Weight],
     low: Sequence[Sequence[Structure]],
     others: Sequence[Sequence[Structure]],
 ) -> tuple[Errors, Errors, Errors]:
     """Errors of low rank, in the metric and in the plain norm (by entries), and bounds of others in that."""
-    stages = [f"{CHOOSING} {weight.name}" for weight in weights]
-    tasks = [(workers.parcel(w), *some, workers.seed) for w, *some in zip(weights, low, others, strict=True)]
-    keys = [f"first look at {weight.name}" for weight in weights]
     errors, plain, bounds = Errors(), Errors(), Errors()
-    for i, (first, same, least) in workers.run(stages, first_look, tasks, keys=keys).items():
-        errors.append(dict(zip(low[i], first, strict=True)))
-        plain.append(dict(zip(low[i], same, strict=True)))
-        bounds.append(dict(zip(others[i], least, strict=True)))
+    for i, weight in enumerate(weights):
+        session.report(f"{CHOOSING} {weight.name}", i, len(weights))
+        matrices, seed = weight.matrices, session.seed
+        curve = plain_curve(matrices)
+        scale = weight.size / (curve[0] or 1.0)
+        least: dict[Structure, float] = {}
+        for name in dict.fromkeys(s.name for s in others[i]):
+            some = [s for s in others[i] if s.name == name]
+            parts = [_bounds(W, some, seed) for W in matrices]
+            least |= {s: scale * sum(part) for s, part in zip(some, zip(*parts, strict=True), strict=True)}
+        found = looks_of(matrices, session.metric(weight), low[i], seed, QUICK)
+        errors.append(dict(zip(low[i], found, strict=True)))
+        plain.append({s: scale * curve[min(s.rank or 1, len(curve) - 1)] for s in low[i]})
+        bounds.append(least)
     return errors, plain, bounds
-
-
-def first_look(
-    parcel: Parcel, low: Sequence[Structure], others: Sequence[Structure], seed: int
-) -> list[list[float]]:
-    """What is known of a weight without slow projections, as `first_looks` has it."""
-    matrices = parcel.matrices
-    curve = plain_curve(matrices)
-    scale = sum(W.numel() for W in matrices) / (curve[0] or 1.0)
-    bounds: dict[Structure, float] = {}
-    for name in dict.fromkeys(s.name for s in others):
-        some = [s for s in others if s.name == name]
-        parts = [_bounds(W, some, seed) for W in matrices]
-        bounds |= {s: scale * sum(part) for s, part in zip(some, zip(*parts, strict=True), strict=True)}
-    errors = looks_of(parcel, low, seed, QUICK)
-    plain = [scale * curve[min(s.rank or 1, len(curve) - 1)] for s in low]
-    return [errors, plain, [bounds[s] for s in others]]
 
 
 def _bounds(W: Tensor, some: Sequence[Structure], seed: int) -> list[float]:
@@ -109,47 +99,65 @@ def _norm(A: Tensor) -> float:
     return float(A.abs().sum(0).max() * A.abs().sum(1).max()) ** 0.5
 
 
+def within(
+    tasks: Sequence[Task], weights: Sequence[Weight], work: float, effort: float = QUICK
+) -> tuple[list[Task], float]:
+    """The tasks that this much work allows, in order, and the work that is left: counted, not timed."""
+    kept = []
+    for w, structures in tasks:
+        needed = effort / QUICK * sum(work_of(structure, weights[w]) for structure in structures)
+        if needed <= work:
+            kept.append((w, structures))
+            work -= needed
+    return kept, work
+
+
 def errors_of(
-    workers: Workers,
+    session: Session,
     stage: str,
     weights: Sequence[Weight],
-    tasks: Sequence[tuple[int, list[Structure]]],
-    effort: float,
-    share: float | None,
+    tasks: Sequence[Task],
+    *,
+    effort: float = QUICK,
+    share: float | None = None,
     plain: bool = False,
 ) -> Errors:
     """`looks_of` some structures of some weights, which the tasks give by their places: errors by weight.
 
-    As far as this share of the time goes, None for all; in the workers' metrics or in the plain norm.
+    In the weights' metrics or in the plain norm. Of a time limit this share may be used; None for any time.
     """
-    clock, look = workers.clock, "plain look" if plain else "look"
-    parcels = {w: workers.parcel(weights[w], plain=plain) for w, _ in tasks}
-    until = None if share is None else clock.deadline(share)
-    arguments = [(parcels[w], structures, workers.seed, effort, until) for w, structures in tasks]
-    named = [(weights[w].name, ", ".join(map(str, structures))) for w, structures in tasks]
-    found = workers.run(
-        [f"{stage} {name}" for name, _ in named],
-        looks_of,
-        arguments,
-        lambda: share is not None and clock.past(share),
-        keys=[f"{look} at {name} as {what}" for name, what in named],
-        keep=lambda errors: all(map(math.isfinite, errors)),  # what was given up is looked at again
-    )
+    until = None if share is None else session.deadline(share)
     known: Errors = [{} for _ in weights]
-    for i, errors in found.items():
-        w, structures = tasks[i]
-        known[w] |= {s: error for s, error in zip(structures, errors, strict=True) if math.isfinite(error)}
+    try:
+        for done, (w, structures) in enumerate(tasks):
+            if session.interrupted or (share is not None and session.past(share)):
+                break
+            weight = weights[w]
+            session.report(f"{stage} {weight.name}", done, len(tasks))
+            metric = PLAIN.relative(weight.size, weight.matrices) if plain else session.metric(weight)
+            errors = looks_of(weight.matrices, metric, structures, session.seed, effort, until)
+            known[w] |= {
+                s: error for s, error in zip(structures, errors, strict=True) if math.isfinite(error)
+            }
+    except KeyboardInterrupt:
+        if not (session.partial and any(known)):
+            raise
+        session.interrupted = True
     return known
 
 
 def looks_of(
-    parcel: Parcel, structures: Sequence[Structure], seed: int, effort: float, deadline: float | None = None
+    matrices: Sequence[Tensor],
+    metric: Metric,
+    structures: Sequence[Structure],
+    seed: int,
+    effort: float,
+    deadline: float | None = None,
 ) -> list[float]:
     """The errors of structures in a metric, by projections; of all ranks by one decomposition where it can.
 
-    Infinite where the deadline (by `time.time()`) came first.
+    Infinite where the deadline (by `time.monotonic()`) came first.
     """
-    matrices, metric = parcel.matrices, parcel.metric()
     fits = {
         name: [metric.fit(W, Structure(name)) for W in matrices]
         for name in dict.fromkeys(s.name for s in structures)
@@ -174,34 +182,16 @@ def looks_of(
     return found
 
 
-def projections(parcel: Parcel, structure: Structure, seed: int, deadline: float | None) -> list[Any]:
-    """The projections of a parcel, packed; none where it stays dense. `deadline` as for `project`."""
-    if structure.is_dense:
-        return []
-    metric = parcel.metric()
-    return packed([project(W, structure, metric, seed, 1.0, deadline) for W in parcel.matrices])
-
-
-def packed(made: Sequence[Projection]) -> list[Any]:
-    """Projections as a piece."""
-    return [[p.matrix.name, tuple(p.matrix.shape), p.matrix.options, p.matrix.tensors, *p[1:]] for p in made]
-
-
-def unpacked(piece: Sequence[Any], device: torch.device) -> list[Projection]:
-    """Projections again, on a device: files and processes give back the CPU's."""
-    return [
-        Projection(get_structure(name).unchecked(m, n, tensors, options).to(device), *residuals)
-        for name, (m, n), options, tensors, *residuals in piece
-    ]
-
-
 def project_all(
-    workers: Workers, weights: Sequence[Weight], structures: Sequence[Structure]
+    session: Session, weights: Sequence[Weight], structures: Sequence[Structure]
 ) -> list[list[Projection]]:
-    """`projections` of each of the weights, wherever the workers are; quick ones where time is short."""
-    pairs, deadline = list(zip(weights, structures, strict=True)), workers.clock.deadline(DEADLINE)
-    stages = [f"{PROJECTING} {weight.name}" for weight in weights]
-    arguments = [(workers.parcel(w), s, workers.seed, deadline) for w, s in pairs]
-    keys = [f"{weight.name} projected as {structure}" for weight, structure in pairs]
-    made = workers.run(stages, projections, arguments, keys=keys).values()
-    return [unpacked(some, w.matrices[0].device) for w, some in zip(weights, made, strict=True)]
+    """Projections of the matrices of every weight, none if it stays dense; quick ones past the deadline."""
+    deadline, made = session.deadline(DEADLINE), list[list[Projection]]()
+    for done, (weight, structure) in enumerate(zip(weights, structures, strict=True)):
+        session.report(f"{PROJECTING} {weight.name}", done, len(weights))
+        if structure.is_dense:
+            made.append([])
+            continue
+        metric = session.metric(weight)
+        made.append([project(W, structure, metric, session.seed, 1.0, deadline) for W in weight.matrices])
+    return made

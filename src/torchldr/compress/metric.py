@@ -94,7 +94,7 @@ def project(
     """The nearest member of a class that we find, in a metric.
 
     Classes with `all_ranks` are solved in the metric itself, others by the inputs' part of it. Past the
-    deadline, by `time.time()`, a projection is given up: for a quick one, or else for good.
+    deadline, by `time.monotonic()`, a projection is given up: for a quick one, or else for good.
 
     Raises:
         TimeUpError: where it was given up for good.
@@ -102,8 +102,8 @@ def project(
     fit = None if metric.outputs is None else metric.fit(W, structure)
     if fit is None:
 
-        def watch(stage: str, done: int, total: int) -> None:
-            if deadline is not None and time.time() > deadline:
+        def watch(stage: str, done: int, total: int | None) -> None:
+            if deadline is not None and time.monotonic() > deadline:
                 raise TimeUpError
 
         settings = {"activations": metric.root, "seed": seed, **structure.options}

@@ -14,7 +14,6 @@ the original's on batches that were held out.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -27,20 +26,18 @@ from ..matrices import Projection
 from ..nn.evaluating import evaluating
 from .calibration import Calibration, Seen
 from .candidates import exact
-from .looks import packed, unpacked
 from .metric import Metric, measured, project, widened
 from .outputs import called
-from .pieces import Pieces
-from .progress import FITTING
+from .session import Session
 from .structure import Structure
 from .targets import Unit, dense_parameters
-from .watch import input_rows, moments_of, ridged_
-from .workers import Workers
+from .watch import CALL, input_rows, moments_of, ridged_
 
+FITTING = "fitting in order"  # the stage
 SHARE = 0.5  # b
-_STAGES = 4  # before more batches are taken than are needed:
-_ROWS = 8  # rows for each entry of the longest input; fewer say too little of it
-_DEADLINE = 0.95  # of the time
+WORK = 3e12  # multiply-adds, a minute or so on two cores: for so many batches and stages, but at least for
+ROWS, STAGES = 8, 4  # so many rows for each entry of the longest input, and so many stages
+_DEADLINE = 0.95  # of a time limit
 _KINDS = ("linear", "conv1d", "conv2d")  # whose inputs are seen
 
 Made = list[list[Projection]]
@@ -54,16 +51,10 @@ class Refit:
     units: Sequence[Unit]
     structures: Sequence[Structure]
     data: Calibration
-    workers: Workers
+    session: Session
 
-    def __post_init__(self) -> None:
-        self.pieces, self.clock = self.workers.pieces, self.workers.clock
-
-    def fitted(self, made: Made, projecting: float) -> Made | None:
-        """Other projections of the same structures, or None where there is no time or nothing to fit.
-
-        It took `projecting` seconds to make those that there are.
-        """
+    def fitted(self, made: Made) -> Made | None:
+        """Other projections of the same structures, or None where there is no time or nothing to fit."""
         wanted = {
             i
             for i, unit in enumerate(self.units)
@@ -71,29 +62,19 @@ class Refit:
         }
         if not wanted or not self.data.seen:
             return None
-        plan = self.pieces.get(FITTING)
-        if plan is None:
-            order, cost = self._order(wanted)
-            batches, stages = self._affordable(len(order), cost, projecting)
-            plan = self.pieces.put(FITTING, [order, batches, stages, stages])
-        order, batches, stages, last = plan
-        took = 0.0
-        for stage in range(last):
-            key = f"{FITTING}, {stage + 1} of {stages}"
-            piece = self.pieces.get(key)
-            if piece is None and stage and self.clock.lacks(1.5 * took):  # each runs more of the model
-                self.pieces.put(FITTING, [order, batches, stages, stage])
-                break
-            if piece is None:
-                self.workers.report(FITTING, stage, stages)
-                begun = self.clock.spent
-                part = order[len(order) * stage // stages : len(order) * (stage + 1) // stages]
-                new = dict(self._stage([i for group in part for i in group], made, batches))
-                piece = self.pieces.put(key, [[*new], packed([*new.values()])])
-                took = self.clock.spent - begun
-            made, (places, found) = list(made), piece
-            for i, one in zip(places, found, strict=True):
-                made[i] = unpacked([one], self.units[i].matrices[0].device)
+        order, cost = self._order(wanted)
+        batches, stages = self._affordable(len(order), cost)
+        made, took = list(made), 0.0
+        for stage in range(stages):
+            begun, limit = self.session.spent, self.session.time_limit
+            if limit is not None and begun + 1.5 * took > _DEADLINE * limit:  # each runs more of the model
+                return made if stage else None
+            self.session.report(FITTING, stage, stages)
+            part = order[len(order) * stage // stages : len(order) * (stage + 1) // stages]
+            new = dict(self._stage([i for group in part for i in group], made, batches))
+            for i, projection in new.items():
+                made[i] = [projection]
+            took = self.session.spent - begun
         return made if stages else None
 
     def _order(self, wanted: set[int]) -> tuple[list[list[int]], Cost]:
@@ -106,13 +87,9 @@ class Refit:
             order.append((i, x))
             shapes[i] = input_rows(module, x).shape
 
-        begun = time.perf_counter()
         self._run({}, seen.batch, wanted, look)
         if not order:  # the model uses their weights without calling them
-            return [], Cost(0.0, 0.0, 1.0)
-        last = order[-1][1]
-        _wait_for(last)
-        run = 2 * (time.perf_counter() - begun)
+            return [], Cost(0, 0, 1)
         groups: list[list[int]] = []
         before = None
         for i, x in order:
@@ -126,31 +103,24 @@ class Refit:
         count, n = max(shapes.values(), key=lambda shape: shape[1])
         weight = seen.weights.get(count)
         rows = count if weight is None else int(weight.count_nonzero())
-        some = torch.ones(rows, n, device=last.device)
-        begun = time.perf_counter()
-        _wait_for(some.mT @ some)
-        products = rows * n * n
-        share = (time.perf_counter() - begun) / max(products, 1) * rows / max(count, 1)
-        sums = 2 * share * sum(shape[0] * shape[1] ** 2 for shape in shapes.values())
+        run = sum(CALL + shape[0] * self.units[i].size for i, shape in shapes.items())
+        sums = 2 * sum(shape[0] * shape[1] ** 2 for shape in shapes.values())
         return groups, Cost(run, sums, rows / n)
 
-    def _affordable(self, groups: int, cost: Cost, projecting: float) -> tuple[int, int]:
+    def _affordable(self, groups: int, cost: Cost) -> tuple[int, int]:
         """How many batches to take, and in how many stages; on average a stage runs half of either model."""
         most = len(self.data.seen)
-        if self.clock.seconds is None:
-            return most, groups
-        least = min(most, math.ceil(_ROWS / max(cost.rows, 1e-9)))
-        rest = _DEADLINE * self.clock.seconds - self.clock.spent - 1.5 * projecting
+        least = min(most, math.ceil(ROWS / max(cost.rows, 1e-9)))
         for batches in range(most, least - 1, -1):
-            stages = max(0, min(groups, int((rest / batches - cost.sums) / max(cost.run / 2, 1e-9))))
-            if stages >= min(groups, _STAGES):
-                break
-        return batches, stages
+            stages = min(groups, int((WORK / batches - cost.sums) / max(cost.run, 1)))
+            if stages >= min(groups, STAGES):
+                return batches, stages
+        return least, min(groups, STAGES)
 
     def _stage(self, part: Sequence[int], made: Made, batches: int) -> Iterator[tuple[int, Projection]]:
         """New projections of some weights, by the inputs that all before them give as they are now."""
-        weights = dense_parameters(self.units, made, self.pieces)
-        pairs = _Pairs(self.pieces, part)
+        weights = dense_parameters(self.units, made)
+        pairs = _Pairs(part)
         for seen in self.data.seen[:batches]:
             pairs.begin(seen)
             self._run(weights, seen.batch, set(part), pairs.keep)
@@ -194,23 +164,18 @@ class Refit:
         T = torch.linalg.solve(lifted, D.mT).mT.mul_(SHARE)
         T.diagonal().add_(1 - SHARE)
         target = widened(W).to(T.device) @ T
-        M = project(target, self.structures[i], Metric(lifted, old.outputs), self.workers.seed).matrix
+        M = project(target, self.structures[i], Metric(lifted, old.outputs), self.session.seed).matrix
         return measured(W, M.to(W.dtype), old)
 
 
-def _wait_for(x: Tensor) -> None:
-    """Until a GPU has it."""
-    x.flatten()[:1].tolist()
-
-
 class Cost(NamedTuple):
-    """Of a batch: seconds to run both models and to sum up the moments of all weights.
+    """Of a batch: multiply-adds to run the model, and to sum up the moments of all weights.
 
     And its rows that count, for each entry of the longest input.
     """
 
-    run: float
-    sums: float
+    run: int
+    sums: int
     rows: float
 
 
@@ -225,8 +190,8 @@ class Moments(NamedTuple):
 class _Pairs:
     """The inputs of some weights as they have become and as they were, in pairs, summed up."""
 
-    def __init__(self, pieces: Pieces, part: Sequence[int]) -> None:
-        self._pieces, self._part = pieces, part
+    def __init__(self, part: Sequence[int]) -> None:
+        self._part = part
         self._weights: dict[int, Tensor] = {}
         self._inputs: dict[int, list[Tensor]] = {}
         self.moments: dict[int, Moments] = {}
@@ -256,7 +221,7 @@ class _Pairs:
             weighted = Y * weight.unsqueeze(-1)
         count, n = Y.shape
         if i not in self.moments:
-            C, D = (self._pieces.zeros(f"refit-{i}-{k}", (n, n), widened(Y[:0])) for k in "CD")
+            C, D = (widened(Y[:0]).new_zeros(n, n) for _ in "CD")
             self.moments[i] = Moments(C, D, 0)
         C, D, rows = self.moments[i]
         C.add_(moments_of(Y, weighted).to(C))

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 
 from .budget import Budget, Bytes, Costs, Latency, Stopwatch, allowance, check_budget
 from .candidates import Candidate, Search, Weight, at_once, charged, class_names, priced
-from .looks import Errors, errors_of, first_looks
-from .metric import QUICK
-from .progress import CHOOSING
+from .looks import CHOOSING, Errors, Task, errors_of, first_looks, within
+from .session import Session
+from .sharing import price_of, share_out, whole_plans
 from .structure import DENSE, Structure, matching
-from .workers import Workers
 
 Spec = Budget | Structure | Mapping[str, Structure]
-SHARE = 0.7  # of the time after which no further class is looked at
+SHARE = 0.7  # of a time limit, after which no further class is looked at
+WORK = 6e7  # of quick projections that are tried, as `work_of` counts it: a minute or so
 PILOTS = 2  # weights of one shape that a slow class is tried on before all others are
 _CHEAP = 1 << 16  # entries up to which a class is tried without pilots
 _MANY = 1 << 24  # entries of all weights up to which each has bounds
@@ -55,13 +55,38 @@ def check_spec(who: str, spec: object) -> None:
         check_budget(who, spec)
 
 
+def check_room(who: str, spec: Spec, weights: Sequence[Weight], names: Sequence[str]) -> None:
+    """Raise for a budget of parameters or bytes that no candidates fit, before anything slow is done."""
+    if isinstance(spec, Structure | Mapping | Latency) or not weights:
+        return
+    limit, unit, costs = allowance(spec, weights)
+    names = class_names(who, names)
+    least = sum(min(costs(weight, [*_candidates(names, weight), DENSE])) for weight in weights)
+    if limit < least:
+        share = f"; for {spec} % write {spec / 100:g}" if isinstance(spec, int) and spec < 100 else ""
+        raise ValueError(
+            f"{who}: a budget of {round(limit)} {unit} is too small, the smallest candidates have "
+            f"{round(least)}{share}."
+        )
+
+
+def _candidates(names: Sequence[str], weight: Weight) -> list[Structure]:
+    """What a weight may become, of these classes."""
+    search = Search(names)
+    structures = [s for name in names for s in search.structures(name, weight)]
+    if not structures:  # all of them would take long: the smallest then, rather than none
+        least = Search(names, usual=(1,), work=None)
+        structures = [s for name in names for s in least.structures(name, weight)]
+    return structures
+
+
 def chosen(
     who: str,
     spec: Spec,
     weights: Sequence[Weight],
     left: Mapping[str, str],
     names: Sequence[str],
-    workers: Workers,
+    session: Session,
 ) -> Choices:
     """The structure of every weight."""
     if isinstance(spec, Structure | Mapping):
@@ -72,7 +97,7 @@ def chosen(
     if not weights:
         return Choices([])
     limit, unit, costs = allowance(spec, weights)
-    look = _Look(names, weights, costs, limit, workers)
+    look = _Look(names, weights, costs, limit, session)
     rows = look.rows()
     taken = share_out(rows, limit, unit, who)
     structures, notes = [c.structure for c in taken], tuple(look.notes)
@@ -96,27 +121,25 @@ class _Look:
     weights: Sequence[Weight]
     costs: Costs
     limit: float
-    workers: Workers
+    session: Session
 
     def __post_init__(self) -> None:
         self.notes: list[str] = []
+        self.work = WORK
         self.shapes = [(int(m), int(n)) for m, n in (weight.matrices[0].shape for weight in self.weights)]
         self.low: list[list[Structure]] = []  # of low rank, of each weight
 
     def rows(self) -> list[list[Candidate]]:
         """The candidates of every weight, the weight itself among them, by growing cost."""
-        search, quick = Search(self.names), {name for name in self.names if at_once(name)}
+        quick = {name for name in self.names if at_once(name)}
         others: list[list[Structure]] = []
         for weight in self.weights:
-            structures = [s for name in self.names for s in search.structures(name, weight)]
-            if not structures:  # all of them would take long: the smallest then, rather than none
-                least = Search(self.names, usual=(1,), work=None)
-                structures = [s for name in self.names for s in least.structures(name, weight)]
+            structures = _candidates(self.names, weight)
             self.low.append([s for s in structures if s.name in quick])
             others.append([s for s in structures if s.name not in quick])
         some = self._bounded()
         bounded = [each if place in some else [] for place, each in enumerate(others)]
-        self.errors, self.plain, bounds = first_looks(self.workers, self.weights, self.low, bounded)
+        self.errors, self.plain, bounds = first_looks(self.session, self.weights, self.low, bounded)
         small, large = self._hopeful(bounds)
         pilots = {key: _pilots(tasks) for key, tasks in large.items()}
         self._try([task for tasks in pilots.values() for task in tasks], plain=True)
@@ -149,7 +172,7 @@ class _Look:
         whose error is at least its bound is not chosen where low rank has a lower sum of error and price.
         """
         rows = [self._row(i, errors) for i, errors in enumerate(self.plain)]
-        price = _price(rows, self.limit) if all(self.low) else 0.0
+        price = price_of(rows, self.limit) if all(self.low) else 0.0
         found = []
         for i, (row, least) in enumerate(zip(rows, bounds, strict=True)):
             best = min(candidate.error + price * candidate.cost for candidate in row)
@@ -179,15 +202,18 @@ class _Look:
         return {*first.values(), *last.values(), *cheap}
 
     def _try(self, tasks: Tasks, plain: bool = False, hurry: bool = True) -> None:
-        """Errors of these, as far as the time goes if in a hurry, in the metric or in the plain norm."""
-        tasks = sorted(tasks, key=lambda task: (task[1].rank or 0, task[0]))
-        given = [(i, [structure]) for i, structure in tasks]
+        """Errors of these in the metric or the plain norm; in a hurry as far as work and a time limit go."""
+        given: list[Task] = [
+            (i, [s]) for i, s in sorted(tasks, key=lambda task: (task[1].rank or 0, task[0]))
+        ]
+        if hurry:
+            given, self.work = within(given, self.weights, self.work)
         share = SHARE if hurry else None
-        found = errors_of(self.workers, CHOOSING, self.weights, given, QUICK, share, plain)
+        found = errors_of(self.session, CHOOSING, self.weights, given, share=share, plain=plain)
         for known, new in zip(self.plain if plain else self.errors, found, strict=True):
             known |= new
         if missed := len(tasks) - sum(map(len, found)):
-            self.notes.append(f"{missed} candidates were not looked at for want of time")
+            self.notes.append(f"{missed} candidates were not looked at: they would take long")
 
     def _wins(self, i: int, structure: Structure) -> bool:
         """Whether a structure is better than low rank with no more parameters, in the plain norm."""
@@ -204,84 +230,6 @@ def _pilots(tasks: Tasks) -> Tasks:
     places = list(dict.fromkeys(i for i, _ in tasks))[:PILOTS]
     lowest = {i: min((s.rank or 0) for j, s in tasks if j == i) for i in places}
     return [(i, s) for i, s in tasks if i in lowest and (s.rank or 0) == lowest[i]]
-
-
-def _price(rows: Sequence[Sequence[Candidate]], limit: float) -> float:
-    """The error that a unit of cost is worth where the budget is spent, by bisection."""
-    low, high = 0.0, max((c.error for row in rows for c in row), default=0.0) + 1.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        spent = sum(min(row, key=lambda c: (c.error + middle * c.cost, c.cost)).cost for row in rows)
-        low, high = (middle, high) if spent > limit else (low, middle)
-    return high
-
-
-def whole_plans(rows: Sequence[Sequence[Candidate]], limit: float) -> list[list[list[Structure]]]:
-    """Plans of one class for all weights, for every class that can, by growing error.
-
-    First what `share_out` makes of the class and dense weights, then the same share for every weight.
-    """
-    dense = [next(c for c in row if c.structure.is_dense) for row in rows]
-    share = limit / (sum(c.cost for c in dense) or 1.0)
-    alone, uniform = [], []
-    for name in dict.fromkeys(c.structure.name for row in rows for c in row if not c.structure.is_dense):
-        some = [[c for c in row if c.structure.is_dense or c.structure.name == name] for row in rows]
-        if sum(row[0].cost for row in some) <= limit:
-            alone.append(share_out(some, limit))
-        pairs = zip(some, dense, strict=True)
-        fits = [[c for c in row if c is not whole and c.cost <= share * whole.cost] for row, whole in pairs]
-        if all(fits):
-            uniform.append([min(row, key=lambda c: c.error) for row in fits])
-    return [
-        [[c.structure for c in plan] for plan in sorted(plans, key=lambda plan: sum(c.error for c in plan))]
-        for plans in (alone, uniform)
-    ]
-
-
-def share_out(
-    choices: Sequence[Sequence[Candidate]], limit: float, unit: str = "parameters", who: str = "compress_"
-) -> list[Candidate]:
-    """One candidate for each weight, with costs of at most `limit` together.
-
-    Every weight starts at its cheapest candidate. Then, again and again, the step that lowers the sum of
-    errors most for what it costs is taken, among those that still fit. Choices come by growing cost.
-
-    Raises:
-        ValueError: where even the cheapest candidates do not fit.
-    """
-    taken = [row[0] for row in choices]
-    rest = limit - sum(candidate.cost for candidate in taken)
-    if rest < 0:
-        raise ValueError(
-            f"{who}: a budget of {_amount(limit, unit)} {unit} is too small, the smallest candidates have "
-            f"{_amount(limit - rest, unit)}."
-        )
-    best = [_step(row, now, rest) for row, now in zip(choices, taken, strict=True)]
-    while True:
-        for i, step in enumerate(best):
-            if step is not None and step.cost - taken[i].cost > rest:
-                best[i] = _step(choices[i], taken[i], rest)
-        open_ones = [(i, step) for i, step in enumerate(best) if step is not None]
-        if not open_ones:
-            return taken
-        i, step = max(open_ones, key=lambda pair: _slope(taken[pair[0]], pair[1]))
-        rest -= step.cost - taken[i].cost
-        taken[i] = step
-        best[i] = _step(choices[i], step, rest)
-
-
-def _amount(value: float, unit: str) -> str:
-    return f"{value:.4g}" if unit == "ms" else f"{round(value)}"
-
-
-def _slope(now: Candidate, then: Candidate) -> float:
-    return (now.error - then.error) / max(then.cost - now.cost, 1e-9)
-
-
-def _step(row: Sequence[Candidate], now: Candidate, rest: float) -> Candidate | None:
-    """The best step from here that fits, if any lowers the error."""
-    fits = [c for c in row if 0 <= c.cost - now.cost <= rest and c.error < now.error]
-    return max(fits, key=lambda c: _slope(now, c), default=None)
 
 
 def planned(

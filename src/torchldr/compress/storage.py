@@ -16,15 +16,17 @@ from torch import Tensor, nn
 
 from ..core.checks import check_model
 from ..core.pretrained import check_unclaimed
+from ..nn.description import declare, describe, descriptions, split_rounding
 from ..nn.quantize import quantize_
 from ..nn.replace import replace_modules
 from ..nn.tensors import add_axes
 from ..version import __version__
 from ..whole_file import whole_file
-from .manifest import build, declare_all, record, records
+from .replacing import build
 
 _WHO = "load_compressed"
-FORMAT, VERSION, MANIFEST = "torchldr.compressed", 1, "manifest.json"
+FORMAT, MANIFEST = "torchldr.compressed", "manifest.json"
+VERSIONS = (1, 2)  # 2 says in the layers' entries which are rounded
 _CHECKSUM = "sha256"
 
 
@@ -39,7 +41,7 @@ def save_compressed(model: nn.Module, folder: str | os.PathLike[str]) -> None:
         folder: made where it does not exist.
     """
     check_model("save_compressed", model)
-    write_folder("save_compressed", Path(folder), model.state_dict(keep_vars=True), records(model))
+    write_folder("save_compressed", Path(folder), model.state_dict(keep_vars=True), descriptions(model))
 
 
 def write_folder(
@@ -64,7 +66,7 @@ def write_folder(
     file = f"model-{checksum[:16]}.safetensors"
     manifest = {
         "format": FORMAT,
-        "version": VERSION,
+        "version": VERSIONS[any("rounded" in entry for entry in layers.values())],
         "torchldr": __version__,
         "tensors": {"file": file, "sha256": checksum},
         "shapes": {key: list(value.shape) for key, value in tensors.items()},
@@ -107,14 +109,15 @@ def load_compressed(model: nn.Module, folder: str | os.PathLike[str]) -> nn.Modu
     modules = dict(model.named_modules(remove_duplicate=False))
     made: dict[nn.Module, nn.Module] = {}
     entries: dict[nn.Module, tuple[str, Any]] = {}
-    for name, entry in manifest["layers"].items():
+    layers, _ = split_rounding(manifest["layers"])
+    for name, entry in layers.items():
         if name not in modules:
             raise _misfit(f"the model has no layer {name}")
         old = modules[name]
         first, known = entries.setdefault(old, (name, entry))
         if known != entry:
             raise _misfit(f"{name} and {first} are one layer here and were two")
-        if first != name or record(old) == entry:
+        if first != name or describe(old) == entry:
             continue
         if name == "":
             raise _misfit("the model is itself a layer, which cannot be replaced in place")
@@ -142,7 +145,7 @@ def load_compressed(model: nn.Module, folder: str | os.PathLike[str]) -> nn.Modu
     if rounded:
         quantize_(model, where=lambda name, module: name in rounded)
         model.load_state_dict(_without_extras(model, state))
-    declare_all(model)
+    declare(model)
     return model
 
 
@@ -192,9 +195,9 @@ def read_manifest(who: str, path: Path) -> dict[str, Any]:
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise _misfit(f"{file} is not the manifest of a compressed model", who)
     version = manifest.get("version")
-    if version != VERSION:
+    if version not in VERSIONS:
         raise _misfit(
-            f"{file} has format version {version!r}, this torchldr reads {VERSION}; update torchldr", who
+            f"{file} has format version {version!r}, this torchldr reads {VERSIONS}; update torchldr", who
         )
     if manifest.get(_CHECKSUM, checksum) != checksum:
         raise _misfit(f"{file} is damaged or was edited: its checksum is not that of its content", who)

@@ -17,7 +17,6 @@ from torch.nn.utils import parametrize, prune
 from ..core.checks import check_model
 from ..nn.attention import PROJECTIONS
 from .candidates import Weight
-from .pieces import Pieces
 
 FilterFn = Callable[[nn.Module, str], bool]
 KINDS = {
@@ -255,22 +254,13 @@ def _drop_shared(
             return
 
 
-def dense_parameters(
-    units: Sequence[Unit], made: Sequence[Sequence[Any]], pieces: Pieces
-) -> dict[str, Tensor]:
-    """The parameters of a model with the dense matrices of projections in place of its weights, by name.
-
-    They are as large as the model: on a CPU they lie in the files of `pieces`, where it has some.
-    """
+def dense_parameters(units: Sequence[Unit], made: Sequence[Sequence[Any]]) -> dict[str, Tensor]:
+    """The parameters of a model with the dense matrices of projections in place of its weights, by name."""
     values: dict[str, Tensor] = {}
-    for i, (unit, found) in enumerate(zip(units, made, strict=True)):
-        matrices = []
-        for j, projection in enumerate(found):
-            M = projection.matrix.to_dense()
-            filed = pieces.folder is not None and M.device.type == "cpu"
-            matrices.append(pieces.zeros(f"dense-{i}-{j}", M.shape, M).copy_(M) if filed else M)
+    for unit, found in zip(units, made, strict=True):
         if not found:
             continue
+        matrices = [projection.matrix.to_dense() for projection in found]
         part = unit.places[0]  # what is tied to it follows
         key, W = f"{part.names[0]}.{part.path}", torch.cat(matrices) if matrices[1:] else matrices[0]
         if part.third is None:

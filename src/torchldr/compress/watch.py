@@ -14,10 +14,13 @@ from torch import Tensor, nn
 from ..core.products import without_autocast
 from .metric import Metric, widened
 from .outputs import LOGITS, called, counted, main_output
-from .pieces import Pieces
 from .targets import Part, Unit
 
-_ENOUGH = 8  # rows for each entry of a vector that are all taken; after that, as many as a product costs
+ENOUGH = 256  # rows for each entry of a vector, after which more say little
+WORK = 3e12  # multiply-adds, after which no further batch is looked at: a minute or so on two cores
+CALL = 10**7  # multiply-adds that calling a layer takes as long as
+_PASSES = 5  # products that a row costs, with second moments
+_ALL = 8  # rows for each entry of a vector that are all taken; after that, as many as a product costs
 _INPUTS = {"q_proj": 0, "k_proj": 1, "v_proj": 2}
 _ARGUMENTS = ("query", "key", "value")
 
@@ -36,9 +39,10 @@ class Moments:
 class Watch:
     """The hooks that collect moments, and the runs of the model that they see."""
 
-    def __init__(self, units: Sequence[Unit], generator: torch.Generator, pieces: Pieces) -> None:
-        self.units, self.generator, self.pieces = units, generator, pieces
+    def __init__(self, units: Sequence[Unit], generator: torch.Generator) -> None:
+        self.units, self.generator = units, generator
         self.moments: dict[str, Moments] = {}
+        self.batches = 0  # seen
         self.differentiable: bool | None = None  # whether gradients are seen; None: not tried yet
         self.seeing = False  # not while a held batch runs
         self.weights: dict[int, Tensor] = {}  # of the batch's rows
@@ -48,6 +52,7 @@ class Watch:
     def see(self, model: nn.Module, batch: Any, output: str | None) -> dict[int, Tensor]:
         """One batch; how much its rows count. Without derivatives a model is seen by its inputs alone."""
         self.seeing, self.weights = True, {}
+        self.batches += 1
         first = self.differentiable is None
         known = self._differentiate(model, batch, output) if first or self.differentiable else False
         if first:
@@ -144,7 +149,7 @@ class Watch:
         (m, n), seen = (g.shape[1], X.shape[1]), self.moments.setdefault(name, Moments())
         rows = self._rows(len(g), seen.rows, m, n / m)
         part = g[rows] if rows is not None else g
-        seen.outputs = self._added(name, "outputs", seen.outputs, moments_of(part, part))
+        seen.outputs = _added(seen.outputs, moments_of(part, part))
         seen.total += float(widened(weight).sum())
         if weight.any():
             mean, before = weight / weight.mean(), self.weights.get(len(weight))
@@ -161,13 +166,17 @@ class Watch:
         X = X.float() if X.dtype != torch.float64 else X
         seen.counted += float(len(X) if weight is None else widened(weight).sum())
         weighted = X if weight is None else X * weight.to(X).unsqueeze(-1)
-        seen.inputs = self._added(name, "inputs", seen.inputs, moments_of(weighted, X))
+        seen.inputs = _added(seen.inputs, moments_of(weighted, X))
 
-    def _added(self, name: str, what: str, moments: Tensor | None, gram: Tensor) -> Tensor:
-        if moments is None:
-            place = [unit.name for unit in self.units].index(name)  # names may have any characters
-            moments = self.pieces.zeros(f"{what}-{place}", gram.shape, widened(gram.new_empty(())))
-        return moments.add_(gram.to(moments.device))
+    def enough(self) -> bool:
+        """Whether half of the weights have seen `ENOUGH` rows for each entry of a vector, or `WORK` is done.
+
+        By counts alone, so that the same data give the same result on any machine.
+        """
+        known = [(unit, self.moments[unit.name].rows) for unit in self.units if unit.name in self.moments]
+        work = sum(_PASSES * rows * unit.size + CALL * self.batches for unit, rows in known)
+        seen = sorted(rows / max(unit.matrices[0].shape) for unit, rows in known if rows)
+        return bool(seen) and (seen[len(seen) // 2] >= ENOUGH or work >= WORK)
 
     def metric(self, unit: Unit) -> Metric:
         """What errors of a unit count by; its moments are used up."""
@@ -176,6 +185,8 @@ class Watch:
         C, S = ridged_(found.inputs, found.rows), ridged_(found.outputs, found.rows, 1e-3)
         C, S = (None if t is None else t.cpu() for t in (C, S))  # together they are larger than the model
         if not self.differentiable:
+            if found.rows == 0 and unit.places[0].name == "":
+                return Metric(scale=0.0)  # its module was never called
             return Metric(C).relative(unit.size, unit.matrices)
         if found.outputs is None or found.inputs is None:
             return Metric(C, None, found.total / (m * n))
@@ -185,7 +196,7 @@ class Watch:
 
     def _rows(self, rows: int, seen: int, length: int, ratio: float) -> Tensor | None:
         """Which rows to take: all at first, then so many that a Gram matrix costs what a product does."""
-        if seen < _ENOUGH * length or ratio >= 1:
+        if seen < _ALL * length or ratio >= 1:
             return None
         return torch.randperm(rows, generator=self.generator)[: max(1, int(ratio * rows))]
 
@@ -201,6 +212,11 @@ def ridged_(gram: Tensor | None, rows: int | None, least: float = 1e-6) -> Tenso
     lift = least + (0.0 if rows is None else 1e-2 * min(1.0, len(gram) / max(rows, 1)))
     gram.div_(mean).diagonal().add_(lift)
     return gram
+
+
+def _added(moments: Tensor | None, gram: Tensor) -> Tensor:
+    """Moments in float64 with a Gram matrix more."""
+    return widened(gram) if moments is None else moments.add_(gram.to(moments.device))
 
 
 def moments_of(X: Tensor, Y: Tensor) -> Tensor:

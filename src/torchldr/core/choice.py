@@ -60,7 +60,7 @@ class Use(NamedTuple):
 
 
 def _bfloat16() -> float:
-    """A multiply-add of bfloat16 on this CPU, over one of float32: by instructions of its own, or by way of that."""
+    """A multiply-add of bfloat16 on this CPU over one of float32, with or without instructions of its own."""
     known = (getattr(torch.cpu, f"_is_{name}_supported", bool)() for name in ("amx_tile", "avx512_bf16"))
     if any(known):
         return 0.25

@@ -73,6 +73,9 @@ class Contract(LinearMap):
     at_once: ClassVar[tuple[str, ...]] = ()  # which of these functions take the axes of a stack as they come
     _axes: ClassVar[int | None] = None  # of the first tensor of one matrix; found out when first needed
     structured: ClassVar[bool] = True  # False for the class that leaves a weight as it is
+    first_rank: ClassVar[int] = (
+        1  # to begin with, where the class has a rank: the default is the smallest one
+    )
     compresses: ClassVar[bool] = False  # whether a budget looks at it where no classes are named
     projection_work: ClassVar[float] = 12.0  # microseconds an entry that a quick projection of rank 1 takes
     # or 0 where the nearest member is found at once, at any effort
@@ -150,7 +153,7 @@ class Contract(LinearMap):
 
     def dense_in(self, dtype: torch.dtype) -> Tensor:
         """`materialize` in a dtype, rounded once."""
-        M = self.promoted()
+        M: Any = self.promoted()
         dense: Tensor = stacks.materialize(M) if M.leading else M._materialize()
         return dense.to(dtype)
 
@@ -160,12 +163,13 @@ class Contract(LinearMap):
 
     @classmethod
     def fast_pays(cls, use: Use) -> bool:
-        """Whether the class's own product takes less time than the dense matrix; a matrix that may be made."""
+        """Whether the class's own product takes less time than the dense matrix, where that may be made."""
         return False
 
     def fast_in_words(self) -> str:
         """What the class's own product does for a row."""
-        found = self.multiply_adds(self.out_features, self.in_features, self.rank or 1, **self.options)
+        M: Any = self
+        found = self.multiply_adds(self.out_features, self.in_features, M.rank or 1, **M.options)
         return "the class's own product" if found is None else f"about {found:,.0f} multiply-adds a row"
 
     def _made_in_words(self) -> str:

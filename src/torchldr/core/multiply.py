@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from ..torch_private import are_plain
+from ..torch_private import are_plain, is_exporting
 from . import stacks
 from .checks import check_choices
 from .choice import PRODUCTS, UNKNOWN_ROWS, Products, Row, Use
@@ -23,6 +23,11 @@ class Multiplies(Contract):
 
     tensors: dict[str, Tensor]
     leading: torch.Size
+    options: dict[str, Any]
+
+    @property
+    def rank(self) -> int | None:
+        raise NotImplementedError
 
     def promoted(self) -> Self:
         """The same matrix in the dtype that its own product runs in, float32 or wider."""
@@ -64,7 +69,7 @@ class Multiplies(Contract):
         """The product that "auto" takes for these vectors."""
         if not are_plain((x,)):
             return "dense"
-        if torch.compiler.is_exporting():  # other runtimes get the class's plain form
+        if is_exporting():  # other runtimes get the class's plain form
             return "fast"
         rows = UNKNOWN_ROWS if torch.compiler.is_compiling() else x.numel() // x.shape[-1]
         device, dtype = x.device.type, self.dtype
@@ -86,7 +91,7 @@ class Multiplies(Contract):
         use = self._use(batch, self.device.type, self.dtype, frozen=frozen)
         taken, (m, n) = self._taken(use), self.shape[-2:]
         made = "" if frozen else f"make the {m} x {n} matrix{self._made_in_words()}, then "
-        rows = [("dense", f"{made}one matrix product with {m * n:,} multiply-adds a row")]
+        rows = [("dense", f"{made}{m * n:,} multiply-adds a row")]
         if self.structured:
             rows.insert(0, ("fast", self.fast_in_words()))
         return Products(
@@ -139,5 +144,5 @@ def _why(use: Use, name: str) -> str:
     """Why a product is not taken."""
     if name == "dense" and use.too_large:
         return "the matrix is too large to be made"
-    what = "a frozen layer" if use.frozen else "a layer whose matrix is made at every call"
-    return f"the other is faster for {use.rows} rows of {what} on {use.device}, in {str(use.dtype)[6:]}"
+    rows = f"{use.rows} row{'s' * (use.rows != 1)}"
+    return f"slower for {rows} in {str(use.dtype).removeprefix('torch.')} on {use.device}"

@@ -13,26 +13,22 @@ from typing import Any
 from torch import nn
 
 METHOD = "torchldr"
-VERSIONS = (1, 2)  # of the format; the second has layers that are rounded, too
+VERSIONS = (1, 2, 3)  # of the format: 2 had roundings beside the layers, 3 has them in the entries
 _READ_AS_DENSE = "gguf"  # transformers keeps the name of this method, and forbids to save under it
 
 
-def declare(model: nn.Module, **parts: Callable[[nn.Module], Mapping[str, Any]]) -> None:
+def declare(model: nn.Module, describe: Callable[[nn.Module], Mapping[str, Any]]) -> None:
     """Say in the config which layers are changed; models of other libraries are left as they are.
 
     Args:
         model: one of Hugging Face's, or one that holds some.
-        **parts: functions that find the entries of a model by name: "layers" for structured ones, "rounded"
-            for what `quantize_` did. What the config said of the others stays.
+        describe: finds the entries of a model by name.
     """
     for owner in _owners(model):
         config, old = owner.config, _said(owner)
-        found = {name: dict(find(owner)) for name, find in parts.items()}
-        kept = {name: _get(old, name) for name in ("layers", "rounded")} if _method(old) == METHOD else {}
-        said = {name: entries for name, entries in {**kept, **found}.items() if entries}
-        if said:
-            version = VERSIONS["rounded" in said]
-            config.quantization_config = {"quant_method": METHOD, "version": version, "layers": {}, **said}
+        if layers := dict(describe(owner)):
+            version = VERSIONS[-1] if any("rounded" in entry for entry in layers.values()) else VERSIONS[0]
+            config.quantization_config = {"quant_method": METHOD, "version": version, "layers": layers}
             if getattr(getattr(owner, "quantization_method", None), "value", None) == _READ_AS_DENSE:
                 vars(owner)["hf_quantizer"] = None
         elif _method(old) == METHOD:
@@ -79,11 +75,7 @@ def _said(owner: Any) -> Any:
     return getattr(owner.config, "quantization_config", None)
 
 
-def _get(said: Any, name: str) -> Any:
-    """Of a mapping, as in a file, or of an object, as transformers has when it has read it."""
-    return said.get(name) if isinstance(said, Mapping) else getattr(said, name, None)
-
-
 def _method(said: Any) -> str | None:
-    method = _get(said, "quant_method")
+    # A mapping, as in a file, or an object, as transformers has when it has read it.
+    method = said.get("quant_method") if isinstance(said, Mapping) else getattr(said, "quant_method", None)
     return getattr(method, "value", method)

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..torch_private import is_exporting
+
 Matrix = Any  # a StructuredMatrix: that module stands above those that take one
 Product = Callable[[Tensor], Tensor]  # (b, in_features) to (b, out_features)
 
@@ -79,7 +81,7 @@ def run_product(
     flat = x.reshape(-1, x.shape[-1]) if flatten else x
     if flat.dtype != compute:
         flat = flat.to(compute)
-    if not torch.compiler.is_exporting() and flat.shape[-2] == 0:
+    if not is_exporting() and flat.shape[-2] == 0:
         product = _of_no_vectors(product)
     if autocasts(device):
         with torch.autocast(device, enabled=False):

@@ -85,7 +85,7 @@ def of_class(operation: str, cls: type) -> Callable[..., Any] | None:
     return RULES.get((operation, cls))
 
 
-_PRODUCT = "factors", "_matmul", "prepare"
+_PRODUCT = "factors", "_matmul"
 
 
 def of_product(operation: str, cls: type) -> Callable[..., Any] | None:

@@ -2,7 +2,6 @@
 
 from .c import CReport, to_c
 from .check import ExportError
-from .compare import Comparison, compare
 from .forms import MODES, product_module, register_form
 from .layers import ExportedLayer
 from .onnx import ExportReport, to_onnx
@@ -11,11 +10,9 @@ from .program import to_program
 __all__ = [
     "MODES",
     "CReport",
-    "Comparison",
     "ExportError",
     "ExportReport",
     "ExportedLayer",
-    "compare",
     "product_module",
     "register_form",
     "to_c",

@@ -16,6 +16,7 @@ from ..functional.exported.convolution import numbers
 from ..functional.exported.dense import DenseWeight
 from ..matrices import StructuredMatrix
 from ..nn import StructuredChannels, StructuredLinear
+from ..nn.freeze import thawed
 from ..nn.recurrent.base import StructuredRecurrent
 from ..nn.replace import plain_linear, replace_modules
 from ..nn.tensors import runs_as_made
@@ -187,7 +188,7 @@ def exportable(
         held: where to keep products that the exporter sees as placeholders, by the index of these; None
             shows it the products themselves, and then no graph computes a matrix from its parameters.
     """
-    model = copy.deepcopy(model).cpu().eval()
+    model = copy.deepcopy(thawed(model)).cpu().eval()
     made: dict[nn.Module, nn.Module] = {}
     maker = _Maker(mode, plan, held)
     for name, module in list(model.named_modules()):
@@ -213,8 +214,8 @@ def check_weights(who: str, model: nn.Module, *dtypes: torch.dtype) -> None:
             if isinstance(value, torch.Tensor) and not value.is_leaf:
                 shown = f"{path}.{leaf}".removeprefix(".")
                 raise ValueError(
-                    f"{who}: {shown} is no parameter but computed, as by torch.nn.utils.prune: its `remove`, or "
-                    "that of torch.nn.utils.weight_norm, makes it one."
+                    f"{who}: {shown} is no parameter but computed, as by torch.nn.utils.prune: its `remove`, "
+                    "or that of torch.nn.utils.weight_norm, makes it one."
                 )
     for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
         if (tensor.is_floating_point() or tensor.is_complex()) and tensor.dtype not in dtypes:

@@ -3,22 +3,27 @@
     matrix        block (p, q) is circulant with first column columns[p, q], M[i, j] = column[(i - j) mod b]
     convolution   y_p = sum_q columns[p, q] (*) x_q, cyclic convolutions of length b
 
-The last blocks of x and of y may be cropped. One column alone is a grid of one block: then M is the leading part
-of a circulant matrix.
+The last blocks of x and of y may be cropped. One column alone is a grid of one block: then M is the leading
+part of a circulant matrix.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ..kernels.cpu import circulant as by_c
+from ..kernels.cpu import library
 from . import scan
 from .operator import Operator
+from .prepared import Prepared
 from .ring import ring
+
+SMALLEST = 32  # entries of a block by C
 
 # The dense matrices.
 
@@ -74,7 +79,7 @@ CIRCULANTS = Operator(
 
 
 def product(columns: Tensor, x: Tensor, m: int) -> Tensor:
-    """M x for rows of x, differentiable in both.
+    """M x for rows of x, differentiable in both: by C where blocks have a power of two of entries.
 
     Args:
         columns: the first column of every block, (p, q, b), or of one block, (b,).
@@ -86,14 +91,119 @@ def product(columns: Tensor, x: Tensor, m: int) -> Tensor:
 
     The same, slowly: the dense blocks of `circulants`, put together.
     """
-    return _plain(columns, x, m)
+    columns = columns if columns.ndim == 3 else columns.reshape(1, 1, -1)
+    return BLOCKS(columns, x, m) if fits(columns) else _plain(columns, x, m)
+
+
+def fits(columns: Tensor) -> bool:
+    """Whether C multiplies by blocks of this size, on this device."""
+    b = columns.shape[-1]
+    return columns.device.type == "cpu" and b >= SMALLEST and b & (b - 1) == 0
 
 
 def _plain(columns: Tensor, x: Tensor, m: int) -> Tensor:
-    columns = columns if columns.ndim == 3 else columns.reshape(1, 1, -1)
-    q, b = columns.shape[1:]
+    """By torch's FFTs. Products of spectra are dense matrix products, one for each frequency."""
+    q, b = columns.shape[-2:]
     of = ring(b, b, 1)
     blocks = pad(x, (0, q * b - x.shape[-1])).unflatten(-1, (q, b))
-    spectra = of.analyse(columns).permute(2, 1, 0)  # (f, q, p)
-    y = torch.bmm(of.analyse(blocks).permute(2, 0, 1), spectra).permute(1, 2, 0)
+    spectra = of.analyse(columns).movedim(-1, -3).mT  # (f, q, p)
+    y = (of.analyse(blocks).movedim(-1, -3) @ spectra).movedim(-3, -1)
     return of.synthesise(y).flatten(-2)[..., :m].clone(memory_format=torch.contiguous_format)
+
+
+def _serves(columns: Tensor, x: Tensor, m: int) -> bool:
+    return fits(columns) and library.serves(columns, x) and x.ndim == columns.ndim - 1
+
+
+def _kernel(columns: Tensor, x: Tensor, m: int) -> tuple[Tensor, Tensor]:
+    spectra = by_c.spectra(columns.contiguous(), columns.shape[-1])
+    return by_c.product(spectra, x.contiguous(), m), spectra
+
+
+def _fake(columns: Tensor, x: Tensor, m: int) -> tuple[Tensor, Tensor]:
+    return x.new_empty(*x.shape[:-1], m), columns.new_empty(*columns.shape[:-1], 2, columns.shape[-1])
+
+
+def _gradient(
+    u: Tensor, arguments: Sequence[Any], saved: Sequence[Tensor], wanted: Sequence[bool]
+) -> list[Tensor | None]:
+    columns, x, _ = arguments
+    given = u.contiguous(), x.contiguous(), saved[0].contiguous(), columns.shape[-1]
+    return [*by_c.backward(*given, columns=wanted[0], vectors=wanted[1])]
+
+
+def _samples() -> Iterator[tuple[Any, ...]]:
+    yield torch.randn(1, 1, 32), torch.randn(3, 30), 32
+    yield torch.randn(2, 3, 64), torch.randn(2, 190), 100
+
+
+BLOCKS = Operator(
+    "blocks",
+    "Tensor columns, Tensor x, int m",
+    plain=_plain,
+    kernel=_kernel,
+    fake=_fake,
+    gradient=_gradient,
+    serves=_serves,
+    samples=_samples,
+)
+
+
+# Constant blocks.
+
+
+def frozen(columns: Tensor, m: int) -> Prepared | None:
+    """The product with constant blocks, or None where C does not serve."""
+    columns = columns if columns.ndim == 3 else columns.reshape(1, 1, -1)
+    if not fits(columns) or not library.serves(columns):
+        return None
+    p, q, b = columns.shape
+    spectra = by_c.spectra(columns.contiguous(), b)
+    words = f"{p + q} real FFTs of length {b} a row, spectra prepared"
+    return Prepared(words, _by_spectra, {"m": m}, columns=columns.clone(), spectra=spectra)
+
+
+def _by_spectra(x: Tensor, columns: Tensor, spectra: Tensor, m: int) -> Tensor:
+    return CONSTANT_BLOCKS(x.to(columns.dtype), columns, spectra, m).to(x.dtype)
+
+
+def _constant_kernel(x: Tensor, columns: Tensor, spectra: Tensor, m: int) -> Tensor:
+    return by_c.product(spectra, x.contiguous(), m)
+
+
+def _constant_gradient(
+    u: Tensor, arguments: Sequence[Any], saved: Sequence[Tensor], wanted: Sequence[bool]
+) -> list[Tensor | None]:
+    x, columns, spectra, m = arguments
+    if any(wanted[1:]):
+        dcolumns, dx = torch.func.vjp(lambda *t: _plain(*t, m), columns, x)[1](u)
+        return [dx, dcolumns, torch.zeros_like(spectra)]
+    return [by_c.product(spectra, u.contiguous(), x.shape[-1], transposed=True), None, None]
+
+
+def _constant_samples() -> Iterator[tuple[Any, ...]]:
+    for columns, x, m in _samples():
+        columns = columns.double()  # of which the spectra are right to all digits
+        yield x.double(), columns, by_c.spectra(columns, columns.shape[-1]), m
+
+
+def _rows(info: Any, dims: Sequence[int | None], apply: Any, arguments: Sequence[Any]) -> Any:
+    """Vectors alone join the rows."""
+    x, columns, _, m = arguments
+    if dims[0] is not None and dims[1] is None:
+        x = x.movedim(dims[0], 0)
+        return (apply(x.flatten(0, -2), *arguments[1:])[0].unflatten(0, x.shape[:-1]),), (0,)
+    return (torch.vmap(lambda c, x: _plain(c, x, m), in_dims=(dims[1], dims[0]))(columns, x),), (0,)
+
+
+CONSTANT_BLOCKS = Operator(
+    "constant_blocks",
+    "Tensor x, Tensor columns, Tensor spectra, int m",
+    plain=lambda x, columns, spectra, m: _plain(columns, x, m),
+    kernel=_constant_kernel,
+    fake=lambda x, columns, spectra, m: x.new_empty(*x.shape[:-1], m),
+    gradient=_constant_gradient,
+    serves=lambda x, columns, spectra, m: x.ndim == 2 and library.serves(x, columns, spectra),
+    samples=_constant_samples,
+    batched=_rows,
+)

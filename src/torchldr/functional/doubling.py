@@ -5,8 +5,8 @@
 
 with indices modulo m and n, so about log2 k passes over the m n entries give M = M_k, whatever the rank. W_i
 holds the products a_p c_q along diagonals. A and C are never raised to powers apart: those may overflow where
-every product is an ordinary number. Nothing is divided and no value is read: right for every operator, and fit
-for vmap, tracing and CUDA graphs.
+every product is an ordinary number. Nothing is divided and no value is read: right for every operator, and
+fit for vmap, tracing and CUDA graphs.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     K[.., i, j, :] = A^j v_i,  (A x)_i = lower_i x_{i-1} + diagonal_i x_i + upper_i x_{i+1}, indices modulo m
 
-By C on a CPU, by kernels on a GPU. Powers that grow and then fall leave rounding errors behind: such matrices are
-computed in float64 and rounded (`tridiagonal.lost`).
+By C on a CPU, by kernels on a GPU. Powers that grow and then fall leave rounding errors behind: such matrices
+are computed in float64 and rounded (`tridiagonal.lost`).
 """
 
 from __future__ import annotations
@@ -33,6 +33,14 @@ def krylov_matrices(lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, k
         Shape (..., r, k, m), in the dtype of V (float32 or float64). Differentiable.
     """
     return KRYLOV(lower, diagonal, upper, V, k)
+
+
+def _plain(*arguments: Any) -> Tensor:
+    """Without a look at values: in float64 where float32 might lose them."""
+    *tensors, k = arguments
+    dtype = tensors[-1].dtype
+    wide = torch.float64 if tridiagonal.lost(tensors[-1], k) else dtype
+    return tridiagonal.krylov_of_ring(*(t.to(wide) for t in tensors), k).to(dtype)
 
 
 def _fake(lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, k: int) -> Tensor:
@@ -112,7 +120,7 @@ def _samples() -> Iterator[tuple[Any, ...]]:
 KRYLOV = Operator(
     "krylov",
     "Tensor lower, Tensor diagonal, Tensor upper, Tensor V, int k",
-    plain=tridiagonal.krylov_of_ring,
+    plain=_plain,
     kernel=_kernel,
     fake=_fake,
     gradient=_gradient,

@@ -10,8 +10,9 @@ plain torch operations, for everything that kernels do not know:
     tensors of other classes    the plain form (DTensor, nested tensors)
     no kernel for the tensors   the plain form, inside of the operator
 
-`register_autograd` alone would not do: torch.func.grad raises with it and forward mode gives zeros. Nor would the
-autograd.Function alone: compilers look inside of it. Derivatives of the gradient go through the plain form.
+`register_autograd` alone would not do: torch.func.grad raises with it and forward mode gives zeros. Nor would
+the autograd.Function alone: compilers look inside of it. Derivatives of the gradient go through the plain
+form.
 """
 
 from __future__ import annotations
@@ -30,9 +31,11 @@ from ..torch_private import (
     are_plain,
     as_eager,
     forward_mode,
+    has_memory,
     has_modes,
     has_transforms,
     in_forward_mode,
+    is_exporting,
 )
 
 Arguments = Sequence[Any]
@@ -56,8 +59,8 @@ class Operator:
             arguments; None where it is not wanted, which `wanted` says for each. `saved` is what `kernel`
             returned beside the result, or the result alone where it returned nothing else.
         serves: whether the kernel takes these arguments; asked with values at hand, never by a compiler.
-        batched: for vmap, (info, dims, apply, arguments) to (results, dims). By default the axis goes in front
-            of every tensor: kernels take leading axes.
+        batched: for vmap, (info, dims, apply, arguments) to (results, dims). By default the axis goes in
+            front of every tensor: kernels take leading axes.
         samples: yields arguments for tests.
 
     Shapes, dtypes and devices are those of the arguments; conversion and autocast stay around the call.
@@ -88,14 +91,16 @@ class Operator:
 
     def __call__(self, *arguments: Any) -> Tensor:
         if torch.compiler.is_compiling():
-            if torch.compiler.is_exporting() or has_transforms():
+            if is_exporting() or has_transforms() or in_forward_mode():
                 return self.plain(*arguments)
             return _first(self._op(*arguments))
         tensors = self._present(arguments)
         if not are_plain(tensors):
             return self.plain(*arguments)
         if has_modes():
-            return self.plain(*arguments) if has_transforms() else _first(self._op(*arguments))
+            if has_transforms() or in_forward_mode():
+                return self.plain(*arguments)
+            return _first(self._op(*arguments))
         if has_transforms():
             return _first(self._function.apply(*arguments))
         if tensors[0].is_meta:
@@ -125,7 +130,7 @@ class Operator:
                 found = iter(_vjp(self._closed(arguments), given, grad))
                 found = [None if arguments[i] is None else next(found) for i in self._tensors]
         return [
-            grad.new_empty(0) if t is None or not wish else t.contiguous()
+            grad.new_empty(0) if t is None or not wish else _alone(t)
             for t, wish in zip(found, wanted, strict=True)
         ]
 
@@ -201,13 +206,14 @@ class Operator:
             return tuple(self._spread(found, wanted))
 
         def setup_again(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-            grad, *given, _, ctx.wanted = inputs
+            grad, *given, saved, ctx.wanted = inputs
+            ctx.count = len(saved)
             self._save(ctx, given, (grad,))
 
         def backward_again(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
             given, (grad,) = self._restored(ctx)
             dgrad, spread = self._second(grad, given, ctx.wanted, grads)
-            return dgrad, *spread, None, None
+            return dgrad, *spread, [None] * ctx.count, None
 
         for suffix, function, shapes in (("", run, fake), ("_gradient", run_gradient, fake_gradient)):
             lib.impl(name + suffix, "CompositeExplicitAutograd", function)
@@ -317,7 +323,8 @@ def _functions(operator: Operator) -> tuple[Any, Any]:
                 return (None,) * operator._count
             given, saved = operator._restored(ctx)
             wanted = tuple(operator._wanted(ctx.needs_input_grad))
-            if not are_plain((grad,)):
+            # Batched gradients and duals have no memory of their own.
+            if not are_plain((grad,)) or not (has_transforms() or has_memory(grad)):
                 found = iter(_vjp(operator._closed(given), operator._present(given), grad))
                 every = [next(found) if given[i] is not None else grad for i in operator._tensors]
                 return tuple(operator._spread(every, wanted))
@@ -329,7 +336,7 @@ def _functions(operator: Operator) -> tuple[Any, Any]:
 
         @staticmethod
         def jvp(ctx: Any, *tangents: Any) -> tuple[Any, ...]:
-            given, saved = operator._restored(ctx)
+            given, _ = operator._restored(ctx)
             there = [i for i in operator._tensors if given[i] is not None]
             moved = [tangents[i] for i in there]
             y = _jvp(operator._closed(given), [given[i] for i in there], moved)
@@ -371,7 +378,10 @@ def _jvp(plain: Callable[..., Any], inputs: Sequence[Tensor], tangents: Sequence
         zeros = (
             tuple(map(torch.zeros_like, output)) if isinstance(output, tuple) else torch.zeros_like(output)
         )
-        return torch.func.vjp(pullback, zeros)[1](filled)[0]
+        found = torch.func.vjp(pullback, zeros)[1](filled)[0]
+        if isinstance(found, tuple):
+            return tuple(t.contiguous() for t in found)
+        return found.contiguous()  # as the results of kernels are
 
 
 def _without_autocast(arguments: Arguments) -> AbstractContextManager[Any]:
@@ -379,6 +389,12 @@ def _without_autocast(arguments: Arguments) -> AbstractContextManager[Any]:
     if device in ("cpu", "cuda") and torch.is_autocast_enabled(device):
         return torch.autocast(device, enabled=False)
     return nullcontext()
+
+
+def _alone(t: Tensor) -> Tensor:
+    """Contiguous, in memory of its own: compilers want alignment, users gradients that share nothing."""
+    t = t.contiguous()
+    return t if t.untyped_storage().nbytes() == t.numel() * t.itemsize else t.clone()
 
 
 def _tuple(outputs: Any) -> tuple[Tensor, ...]:

@@ -17,8 +17,8 @@ class Prepared(nn.Module):
         settings: other arguments of the function.
         **constants: tensors, complex ones as pairs of real numbers.
 
-    `.to` of another device moves the constants; of another dtype it leaves them as they are, so that they keep
-    their digits and complex pairs stay pairs.
+    `.to` of another device moves the constants; of another dtype it leaves them as they are, so that they
+    keep their digits and complex pairs stay pairs.
     """
 
     def __init__(

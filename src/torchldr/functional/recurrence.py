@@ -112,8 +112,8 @@ def _backward(step: Step, inputs: Sequence[Tensor], start: State) -> tuple[Tenso
     return torch.cat(outputs[::-1]), state
 
 
-# A whole sequence as one operator, for compilers: torch's own function, which they do not take with weights that
-# are computed.
+# A whole sequence as one operator, for compilers: torch's own function, which they do not take with weights
+# that are computed.
 
 
 def sequence(

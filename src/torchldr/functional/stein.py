@@ -3,9 +3,9 @@
     matrix        M = sum_{t < m} A^t G^T H (C^t)^T,  A m x m, C n x n, both subdiagonal with corners
     recurrence    M[i, j] = a_i c_j M[i-1, j-1] + (G^T H)[i, j], indices modulo m and n with corners
 
-By C on a CPU and by kernels on a GPU, both along diagonals and in O(m n) work beside the product G^T H; in plain
-torch by doubling. All three are right for every operator whose products a_i c_j along diagonals the dtype can
-hold: nothing is divided, and A and C are never raised to powers apart.
+By C on a CPU and by kernels on a GPU, both along diagonals and in O(m n) work beside the product G^T H; in
+plain torch by doubling. All three are right for every operator whose products a_i c_j along diagonals the
+dtype can hold: nothing is divided, and A and C are never raised to powers apart.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def _serves(G: Tensor, H: Tensor, *rest: Any) -> bool:
     tensors = [t for t in (G, H, *operators) if t is not None]
     if G.is_cuda:
         return dtype in NAMES and scan.serves(*tensors)
-    return G.device.type == "cpu" and G.dtype.is_floating_point and library.why_not() is None
+    return G.device.type == "cpu" and G.dtype.is_floating_point and library.available()
 
 
 def _operators(operators: Sequence[Tensor | None], f_A: int, f_C: int) -> scan.Operators:
@@ -115,9 +115,7 @@ def _kernel(G: Tensor, H: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     return (M.to(dtype), M) if _keeps_both(G, dtype) else (M,)
 
 
-def _flat(
-    G: Tensor, H: Tensor, operators: Sequence[Tensor | None], f_A: int, f_C: int
-) -> tuple[Tensor | int | None, ...]:
+def _flat(G: Tensor, H: Tensor, operators: Sequence[Tensor | None], f_A: int, f_C: int) -> list[Any]:
     """The arguments in the dtype of the computation, with one axis in front."""
     wide, lead = _wide(G), G.ndim - 2
     count = G.shape[:lead].numel()
@@ -126,8 +124,8 @@ def _flat(
         return t.to(wide).reshape(count, *t.shape[lead:]).contiguous()
 
     if operators[0] is None:
-        return flat(G), flat(H), f_A, None, f_C, None
-    return flat(G), flat(H), *(flat(t) for t in operators if t is not None)
+        return [flat(G), flat(H), f_A, None, f_C, None]
+    return [flat(G), flat(H), *(flat(t) for t in operators if t is not None)]
 
 
 def _gradient(
@@ -138,9 +136,9 @@ def _gradient(
     if G.is_cuda:
         return _gradient_on_gpu(D, G, H, _operators(operators, f_A, f_C), wanted)
     wide, shape = _wide(G), (-1, *D.shape[-2:])
-    flat = _flat(G, H, operators, f_A, f_C)
+    flat: list[Any] = _flat(G, H, operators, f_A, f_C)
     D, M = (t.to(wide).reshape(shape).contiguous() for t in (D, saved[-1]))
-    found = stein.gradients(D, M, *flat, operators=graded)
+    found = stein.gradients(D, M, *flat, graded)  # type: ignore[call-arg]
     inputs = (G, H, *operators)
     return [
         None if t is None or like is None else t.reshape(like.shape).to(like.dtype)
@@ -171,8 +169,8 @@ def _samples() -> Iterator[tuple[Any, ...]]:
 
 STEIN = Operator(
     "stein",
-    "Tensor G, Tensor H, Tensor? corner_A, Tensor? lower_A, Tensor? corner_C, Tensor? lower_C, int f_A, int f_C, "
-    "ScalarType dtype",
+    "Tensor G, Tensor H, Tensor? corner_A, Tensor? lower_A, Tensor? corner_C, Tensor? lower_C, "
+    "int f_A, int f_C, ScalarType dtype",
     plain=_plain,
     kernel=_kernel,
     fake=_fake,

@@ -2,8 +2,9 @@
 
     y = sum_i K_k(A, g_i) K_k(C, h_i)^T x,  k = min(m, n)
 
-Both Krylov matrices are made in tiles of columns, which multiply with the rows and are forgotten; the gradient
-makes them again, from the states before each tile. Memory is O(r k b) beside a tile, never k (m + n).
+Both Krylov matrices are made in tiles of columns, which multiply with the rows and are forgotten; the
+gradient makes them again, from the states before each tile. Memory is O(r k b) beside a tile, never k (m +
+n).
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ def product(A: Side, C: Side, x: Tensor) -> Tensor:
 
 
 def _plain(x: Tensor, *parts: Tensor) -> Tensor:
-    return tridiagonal.plain_product(parts[:4], parts[4:], x)  # type: ignore[arg-type]
+    wide = torch.float64 if tridiagonal.lost(x, _sizes(parts)[-1]) else x.dtype
+    both = [t.to(wide) for t in parts]
+    return tridiagonal.plain_product(both[:4], both[4:], x.to(wide)).to(x.dtype)  # type: ignore[arg-type]
 
 
 def _sizes(parts: Sequence[Tensor]) -> tuple[int, int, int, int]:
@@ -55,11 +58,16 @@ def _fake(x: Tensor, *parts: Tensor) -> tuple[Tensor, ...]:
     tiles = -(-k // WIDTH)
     return (
         x.new_empty(x.shape[0], m),
-        x.new_empty(x.shape[0], r, k),
-        x.new_empty(tiles, r, m),
-        x.new_empty(tiles, r, n),
+        x.new_empty(x.shape[0], r, k, dtype=_kept(x, k)),
+        x.new_empty(tiles, r, m, dtype=_kept(x, k)),
+        x.new_empty(tiles, r, n, dtype=_kept(x, k)),
         x.new_empty(1),
     )
+
+
+def _kept(x: Tensor, k: int) -> torch.dtype:
+    """Of the states before tiles: rounded, they would bring back what float32 loses."""
+    return torch.float64 if tridiagonal.lost(x, k) else x.dtype
 
 
 def _serves(x: Tensor, *parts: Tensor) -> bool:
@@ -73,16 +81,18 @@ def _kernel(x: Tensor, *parts: Tensor) -> tuple[Tensor, ...]:
     made, seen = _tiles(x, parts)
     if tridiagonal.lost(x, k) and tridiagonal.lost(x, k, seen):
         return _rounded(_tiles(x.double(), [t.double() for t in parts])[0], x.dtype)
-    return *made, x.new_zeros(1)
+    y, *kept = made
+    return y, *(t.to(_kept(x, k)) for t in kept), x.new_zeros(1)
 
 
 def _rounded(made: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, ...]:
-    return *(t.to(dtype) for t in made), made[0].new_ones(1, dtype=dtype)
+    y, *kept = made
+    return y.to(dtype), *kept, y.new_ones(1, dtype=dtype)
 
 
 def _tiles(x: Tensor, parts: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
     """y, K(C, h_i)^T x and the states before every tile; and the sizes of columns."""
-    r, m, n, k = _sizes(parts)
+    r, m, _, k = _sizes(parts)
     (*A, left), (*C, right) = parts[:4], parts[4:]
     y, z, states, seen = x.new_zeros(x.shape[0], m), [], [], []
     for j in range(0, k, WIDTH):
@@ -105,8 +115,8 @@ def _gradient(
     carries them back to the state before it, collecting those of the operators on the way."""
     *kept, flag = saved
     given = [u, *arguments, *kept]
-    if u.dtype != torch.float64 and (not tridiagonal.has_values(flag) or bool(flag)):
-        given = [t.double() for t in given]
+    wide = u.dtype != torch.float64 and (not tridiagonal.has_values(flag) or bool(flag))
+    given = [t.to(torch.float64 if wide else u.dtype) for t in given]
     u, x, *rest = given
     parts, (z, lefts, rights) = rest[:8], rest[8:]
     r, _, _, k = _sizes(parts)

@@ -15,16 +15,18 @@ residuals). The residual is at hand after every step: from its decrease follows 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from ..kernels.cpu.arrays import as_array
-from ..kernels.cpu.compiled import Loops, numbers, wide
+from ..kernels.cpu import library
+from ..kernels.cpu.residuals import conjugate_residuals
+from ..kernels.cpu.tables import half_length
+from ..torch_private import are_recorded
 from .fft import fast_length
+from .ring import twist
 
 Map = Callable[[Tensor], Tensor]
 
@@ -141,52 +143,38 @@ class _Space:
 
 
 class Compiled:
-    """The same on a CPU, in float64."""
+    """The same in C, on a CPU and in float64."""
 
     def __init__(self, column: Tensor, row: Tensor) -> None:
-        from ..kernels.cpu import fft  # imports numba
-
-        c, r = column.numpy(), row.numpy()
-        n = len(c)
-        self.half = max(fft.SMALLEST, 1 << (n - 1).bit_length())
+        n = len(column)
+        self.half = half_length(2 * n)
         # As a part of a skew-circulant matrix: what wraps around changes its sign.
-        entries = np.zeros((2, 2 * self.half))
-        entries[0, :n] = c
-        entries[0, 2 * self.half - n + 1 :] = -r[:0:-1]
-        weights = 1 - np.arange(n) / n
-        entries[1, :n] = weights * c
-        entries[1, 2 * self.half - n + 1 :] = entries[0, 2 * self.half - n + 1 :] * weights[:0:-1]
-        spectra = fft.spectra(entries, self.half, "float64")
-        self.spectrum, self.smooth = spectra[:, : self.half] + 1j * spectra[:, self.half :]
+        weights = 1 - torch.arange(n, dtype=torch.float64) / n
+        middle = column.new_zeros(2 * self.half - 2 * n + 1)
+        self.spectrum, self.smooth = (
+            self._spectrum(torch.cat((w * column, middle, -(w * row)[1:].flip(0))))
+            for w in (torch.ones_like(weights), weights)
+        )
+
+    def _spectrum(self, v: Tensor) -> Tensor:
+        return torch.fft.fft(
+            torch.complex(v[: self.half], v[self.half :]) * twist(len(v), v.dtype, v.device, 1)
+        )
 
     def solve(self, b: Tensor, target: Tensor, most: int, *, transposed: bool) -> Tensor | None:
-        from ..kernels.cpu import fft, residuals
-
-        sizes = np.abs(self.smooth)
-        if not sizes.min() * RANGE > sizes.max():
+        sizes = self.smooth.abs()
+        if not float(sizes.min()) * RANGE > float(sizes.max()):
             return None
-        pair = np.stack((self.spectrum, 1 / self.smooth)) / self.half
-        spectra = np.concatenate((pair.real, pair.imag if transposed else -pair.imag), -1)
-        x, tables = b.new_empty(b.shape), fft.tables(self.half, "float64")
-        given, wanted, found = (as_array(t.contiguous()) for t in (b, target, x))
-        return x if residuals.conjugate_residuals(given, wanted, found, *spectra, *tables, most) else None
+        pair = torch.stack((self.spectrum, 1 / self.smooth)) / self.half
+        spectrum, inverse = torch.cat((pair.real, pair.imag if transposed else -pair.imag), -1)
+        return conjugate_residuals(b.contiguous(), target.contiguous(), spectrum, inverse, most)
+
+
+def compiles(column: Tensor, row: Tensor) -> bool:
+    """Whether `form` takes C for them."""
+    recorded = torch.compiler.is_compiling() or are_recorded()
+    return column.dtype is torch.float64 and library.serves(column, row) and not recorded
 
 
 def form(column: Tensor, row: Tensor) -> Form:
-    return Compiled(column, row) if LOOPS.serves(column, row, dtype=torch.float64) else Plain(column, row)
-
-
-def _check(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
-    n = 20
-    column, row = numbers(2, n, dtype=dtype)
-    column[0] = row[0] = 2 * n
-    lags = torch.arange(n).unsqueeze(-1) - torch.arange(n)
-    T = torch.where(lags >= 0, column[lags.clamp(min=0)], row[(-lags).clamp(min=0)])
-    b = numbers(2, n, dtype=dtype)
-    for transposed in (False, True):
-        x = Compiled(column, row).solve(b, torch.full((2,), 1e-13, dtype=dtype), 40, transposed=transposed)
-        assert x is not None
-        yield x @ (wide(T) if transposed else wide(T).mT), b
-
-
-LOOPS = Loops("conjugate residuals", _check)
+    return Compiled(column, row) if compiles(column, row) else Plain(column, row)

@@ -11,12 +11,12 @@ phi = f^{1/n} and D = diag(phi^j), F_f(w) = D^{-1} F_1(D w) D, two FFTs.
 from __future__ import annotations
 
 import cmath
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from ..kernels.cpu.compiled import Loops, numbers, wide
+from ..kernels.cpu import gko, library
+from ..torch_private import are_recorded
 
 
 def ring_solve(w: Tensor, f: float, b: Tensor, *, transposed: bool = False) -> Tensor:
@@ -46,14 +46,12 @@ def ring_solve(w: Tensor, f: float, b: Tensor, *, transposed: bool = False) -> T
 def lower_toeplitz_solve(w: Tensor, b: Tensor) -> Tensor:
     """Forward substitution with the lower triangular Toeplitz matrix of first column w, for rows of b."""
     y = b.clone(memory_format=torch.contiguous_format)
-    (_compiled if SUBSTITUTION.serves(w, y) else _plain)(w, y)
+    recorded = torch.compiler.is_compiling() or are_recorded()
+    if w.dtype is torch.float64 and library.serves(w, y) and not recorded:
+        gko.substitute(w.resolve_neg().contiguous(), y)
+    else:
+        _plain(w, y)
     return y
-
-
-def _compiled(w: Tensor, y: Tensor) -> None:
-    from ..kernels.cpu.gko import substitute
-
-    substitute(w.detach().contiguous().numpy(), y.detach().numpy())
 
 
 def _plain(w: Tensor, y: Tensor) -> None:
@@ -61,14 +59,3 @@ def _plain(w: Tensor, y: Tensor) -> None:
     for i in range(n):
         y[:, i] /= w[0]
         y[:, i + 1 :] -= y[:, i : i + 1] * w[1 : n - i]
-
-
-def _check(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
-    w, y = numbers(9, dtype=dtype), numbers(2, 9, dtype=dtype)
-    right = wide(y)
-    _compiled(w, y)
-    _plain(wide(w), right)
-    yield y, right
-
-
-SUBSTITUTION = Loops("forward substitution", _check)

@@ -9,8 +9,8 @@ so lower_0 is the top right corner and upper_{m-1} the bottom left one. Views of
     matrix      sum_j w_j A^j v
     stencil     a three-point stencil with fixed coefficients, run for k steps in time
 
-The stencil's kernels are those of `krylov` and `stream`. Here A^p has 2p + 1 diagonals, so blocks of p columns
-follow each other by one batched product of small dense matrices. The tests hold both to
+The stencil's kernels are those of `krylov` and `stream`. Here A^p has 2p + 1 diagonals, so blocks of p
+columns follow each other by one batched product of small dense matrices. The tests hold both to
 `krylov_reference(tridiagonal_reference(..), v, k)`.
 """
 
@@ -75,8 +75,8 @@ def sizes(K: Tensor) -> Tensor:
 def balanced(A: Ring, C: Ring) -> tuple[Ring, Ring]:
     """Both operators without a scale that A has and C takes back: A / f and f C for some f > 0.
 
-    Training drifts along such scales, and powers of A would overflow where products with those of C do not. The
-    gradient in f is zero.
+    Training drifts along such scales, and powers of A would overflow where products with those of C do not.
+    The gradient in f is zero.
     """
     f = (size(A[0]) / size(C[0])).sqrt().unsqueeze(-1)
     return (A[0] / f, A[1] / f, A[2] / f), (C[0] * f, C[1] * f, C[2] * f)

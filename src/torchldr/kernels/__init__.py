@@ -1,4 +1,4 @@
-"""Loops compiled at run time: by Numba for a CPU (`cpu`), by NVRTC for a GPU (`cuda`).
+"""Kernels: in C for a CPU (`cpu`), compiled at run time by NVRTC for a GPU (`cuda`).
 
-They know arrays and memory alone. `functional` has their formulas, their plain twins and their gradients.
+They know tensors and memory alone. `functional` has their formulas, their plain twins and their gradients.
 """

@@ -44,7 +44,7 @@ class ResidualIteration(Solver):
 
 def residual_iteration(column: Tensor, row: Tensor) -> list[Candidate]:
     """The iteration for a real Toeplitz matrix in float64, where it is the faster way."""
-    compiled = toeplitz_residuals.LOOPS.serves(column, row, dtype=torch.float64)
+    compiled = toeplitz_residuals.compiles(column, row)
     if len(column) < (FROM if compiled else CUDA_FROM if column.is_cuda else PLAIN_FROM):
         return []
     return [Candidate("conjugate residuals", lambda: ResidualIteration(column, row), largest=LARGEST)]

@@ -21,6 +21,7 @@ from ..core.owned import owned
 from ..core.rules import rule
 from ..functional import circulant_blocks
 from ..functional.circulant_blocks import circulants
+from ..functional.prepared import Prepared
 from ..linalg.solvers import Candidate, formula
 from ..operators import BlockDiagonal, Operator
 from ..project.problem import Problem, Tensors
@@ -92,8 +93,8 @@ class BlockCirculant(StructuredMatrix, name="block_circulant"):
 
     @classmethod
     def fast_pays(cls, use: Use) -> bool:
-        rows, columns, b = grid(use.m, use.n, **use.options)
         if use.gpu:
+            *_, b = grid(use.m, use.n, **use.options)
             return not use.frozen and b >= 256
         return 8 * cls.multiply_adds(use.m, use.n, 1, **use.options) < use.m * use.n
 
@@ -120,6 +121,14 @@ class BlockCirculant(StructuredMatrix, name="block_circulant"):
     def _rmatmul(self, y: Tensor) -> Tensor:
         column = reversed_column(self.column).transpose(-3, -2)
         return circulant_blocks.product(column, y, self.in_features)
+
+
+# Frozen.
+
+
+@rule("frozen", BlockCirculant)
+def _(M: BlockCirculant, bias: Tensor | None) -> Prepared | None:
+    return circulant_blocks.frozen(M.column, M.out_features)
 
 
 # Closure.

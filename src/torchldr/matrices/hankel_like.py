@@ -68,7 +68,7 @@ class HankelLike(ToeplitzLike, name="hankel_like"):
 
 
 @rule("frozen", HankelLike)
-def _(M: HankelLike) -> Prepared | None:
+def _(M: HankelLike, bias: Tensor | None) -> Prepared | None:
     return frozen(*M._sides(), reversed=True)
 
 

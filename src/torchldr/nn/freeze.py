@@ -54,6 +54,8 @@ class FreezeReport(list[Frozen]):
 class FrozenLinear(nn.Module):
     """y = product(x) + bias with any leading axes, by a prepared product."""
 
+    bias: Tensor | None
+
     def __init__(self, product: Prepared, layer: StructuredLinear) -> None:
         super().__init__()
         self.in_features, self.out_features = layer.in_features, layer.out_features
@@ -100,8 +102,8 @@ def freeze(model: nn.Module, example: Any = None, *, measure: bool = False) -> n
     """A copy of a model for inference, whose structured layers have everything prepared.
 
     Each becomes an `nn.Linear` where its dense matrix is faster, else a module with the constants of its fast
-    product; LSTM and GRU layers become those of torch. None of their parameters needs a gradient. The model itself
-    is untouched and trains on; freeze it again to serve what it has learned.
+    product; LSTM and GRU layers become those of torch. None of their parameters needs a gradient. The model
+    itself is untouched and trains on; freeze it again to serve what it has learned.
 
     Args:
         model: any module.
@@ -111,9 +113,11 @@ def freeze(model: nn.Module, example: Any = None, *, measure: bool = False) -> n
             faster one. By default a rule of sizes decides.
 
     Returns:
-        The copy, in `eval()`. Its attribute `report` says which product each layer got, why, and what it holds.
+        The copy, in `eval()`. Its attribute `report` says which product each layer got, why, and what it
+        holds.
 
-    The copy compiles, exports, pickles, moves and quantises as any other model, and gives gradients in its input.
+    The copy compiles, exports, pickles, moves and quantises as any other model, and gives gradients in its
+    input.
 
     Examples:
         >>> model = nn.Sequential(StructuredLinear(64, 64, structure="toeplitz_like"), nn.ReLU())
@@ -129,7 +133,7 @@ def freeze(model: nn.Module, example: Any = None, *, measure: bool = False) -> n
         raise ValueError(
             "freeze: measure=True needs an example, an input of the model to time products with."
         )
-    copied = copy.deepcopy(model).eval()
+    copied = copy.deepcopy(model, _made_by_pruning(model)).eval()
     given = (
         _inputs(copied, example if isinstance(example, tuple) else (example,)) if example is not None else {}
     )
@@ -146,8 +150,8 @@ def freeze(model: nn.Module, example: Any = None, *, measure: bool = False) -> n
 
 
 def thawed(model: nn.Module) -> nn.Module:
-    """A model with its structured layers again, where frozen modules still have the numbers that they were made
-    of: what exporters build on. The model itself where it has none."""
+    """A model with its structured layers again, where frozen modules still have the numbers that they were
+    made of: what exporters build on. The model itself where it has none."""
     made = {
         module: source
         for module in model.modules()
@@ -177,9 +181,15 @@ def _layers(model: nn.Module) -> Iterator[tuple[str, Layer]]:
         part for layer in model.modules() if isinstance(layer, StructuredChannels) for part in layer.modules()
     }
     for name, module in model.named_modules():
-        if isinstance(module, Layer) and runs_as_made(module):
-            if isinstance(module, StructuredChannels) or module not in inner:
-                yield name, module
+        own = isinstance(module, Layer) and runs_as_made(module)
+        if own and (isinstance(module, StructuredChannels) or module not in inner):
+            yield name, cast(Layer, module)
+
+
+def _made_by_pruning(model: nn.Module) -> dict[int, Any]:
+    """What a copy has for tensors that pruning computes before each call, which torch does not copy."""
+    held = (value for module in model.modules() for value in vars(module).values())
+    return {id(t): t.detach().clone() for t in held if isinstance(t, Tensor) and not t.is_leaf}
 
 
 def _inputs(model: nn.Module, arguments: tuple[Any, ...]) -> Inputs:
@@ -261,9 +271,9 @@ def _fast(layer: StructuredLinear | StructuredChannels, matrix: StructuredMatrix
     """With prepared constants where the class has some, else the layer itself, which needs no gradients."""
     prepare = rules.of_product("frozen", type(matrix))
     if isinstance(layer, StructuredLinear) and prepare is not None:
-        prepared = prepare(matrix.promoted())
-        if prepared is not None:
-            return FrozenLinear(prepared, layer)
+        made = prepare(matrix if matrix.own_dtype else matrix.promoted(), layer.bias)
+        if made is not None:
+            return FrozenLinear(made, layer) if isinstance(made, Prepared) else made
     layer.product = "fast"
     return layer
 

@@ -40,8 +40,8 @@ class StructuredLinear(ComputedWeight, StructuredParameters):
             takes the faster one by a rule of sizes. May be set at any time. `products(x)` explains it.
         G, H, ...: the structure's parameters, by the names of its class.
 
-    The layer keeps nothing between calls. For inference, `torchldr.freeze(model)` gives a copy with everything
-    prepared that does not depend on the input.
+    The layer keeps nothing between calls. For inference, `torchldr.freeze(model)` gives a copy with
+    everything prepared that does not depend on the input.
 
     Examples:
         >>> layer = StructuredLinear(784, 512, structure="ldr_sd", rank=4)
@@ -108,9 +108,7 @@ class StructuredLinear(ComputedWeight, StructuredParameters):
     def forward(self, x: Tensor) -> Tensor:
         matrix = self.matrix()
         if isinstance(x, Tensor) and (x.is_nested or x.layout is not torch.strided):
-            return linear(
-                x, matrix.materialize(), self.bias
-            )  # torch multiplies these by dense matrices alone
+            return linear(x, matrix.materialize(), self.bias)  # torch knows no other products of these
         check_input(matrix, x, self.in_features, "in_features", "StructuredLinear")
         return matrix.multiply(x, product=self.product, bias=self.bias)
 
@@ -121,8 +119,8 @@ class StructuredLinear(ComputedWeight, StructuredParameters):
 
         >>> print(StructuredLinear(4096, 4096, structure="toeplitz_like").products(1))
         -> fast   4 real FFTs of lengths 4096 and 4096 a row
-           dense  make the 4096 x 4096 matrix by a scan, then one matrix product with 16,777,216 multiply-adds a row
-                  not taken: the other is faster for 1 rows of a layer whose matrix is made at every call on cpu, in float32
+           dense  make the 4096 x 4096 matrix by a scan, then 16,777,216 multiply-adds a row
+                  not taken: slower for 1 row in float32 on cpu
         """
         rows = x.numel() // self.in_features if isinstance(x, Tensor) else as_int(x)
         return self.matrix().products(rows)

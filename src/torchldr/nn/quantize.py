@@ -11,14 +11,17 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils import parametrize
 
 from ..core.checks import check_model
-from ..core.pretrained import check_present, check_unclaimed, declare
+from ..core.pretrained import check_present, check_unclaimed
 from ..core.storage import FLOAT, INT8, Rounded, Storage, rounded, straight_through
+from .description import declare
 from .parameters import StructuredParameters
 from .recurrent.base import StructuredRecurrent
 
 
 class Quantized(nn.Module):
     """A parametrization by integers: `original0` is the scale and `original1` the integers."""
+
+    rounding = "integers"  # in the layer's description
 
     def __init__(self, storage: Storage, lead: int) -> None:
         super().__init__()
@@ -37,6 +40,8 @@ class Quantized(nn.Module):
 
 class RoundedInTraining(nn.Module):
     """A parametrization that rounds and lets gradients through to the float weights."""
+
+    rounding = "training"
 
     def __init__(self, storage: Storage, lead: int) -> None:
         super().__init__()
@@ -75,17 +80,6 @@ def weights_of(module: nn.Module) -> Iterator[Weight]:
 def _parametrizations(module: nn.Module) -> Any:
     """The parametrizations of a module by the names of their parameters."""
     return module.parametrizations if parametrize.is_parametrized(module) else {}
-
-
-def rounded_modules(model: nn.Module) -> dict[str, str]:
-    """What `quantize_` has rounded, by name: to "integers", or in "training"."""
-    kinds = {Quantized: "integers", RoundedInTraining: "training"}
-    return {
-        name: kinds[type(kept[-1])]
-        for name, module in model.named_modules()
-        for kept in _parametrizations(module).values()
-        if type(kept[-1]) in kinds
-    }
 
 
 def unquantize_(model: nn.Module) -> None:
@@ -149,7 +143,7 @@ def quantize_(
     first: dict[Any, Any] = {}
     for _, module, weight in todo:
         _quantize_weight_(module, weight, training, first)
-    declare(model, rounded=rounded_modules)
+    declare(model)
     return model
 
 

@@ -14,7 +14,7 @@ from ..core.registry import near
 from ..core.rules import rule
 from ..core.stacks import reshaped, stack
 from ..core.structures import get_structure
-from ..progress import Report, reporting
+from ..progress import Report, silent
 from .methods import solve
 from .problem import Problem, Tensors
 from .solving import balanced
@@ -29,7 +29,7 @@ def from_dense(
     activations: Tensor | None = None,
     seed: int = 0,
     effort: float = 1.0,
-    progress: bool | Report | None = None,
+    progress: Report | None = None,
     **options: Any,
 ) -> Projection:
     """The nearest member of a structured class that we can find.
@@ -48,7 +48,7 @@ def from_dense(
         activations: inputs of the layer, shape (..., n): errors count by how much they change its outputs.
         seed: of the starts that are drawn (and of Fastfood's permutation).
         effort: multiplies the number of refinement steps; 0.2 is a quick look.
-        progress: True for a line on stderr, or a function that is called with (stage, done, total).
+        progress: called with (stage, done, total); `print` will do.
         **options: the class's options, and its constants by name (a `permutation`, `nodes`, ..).
 
     Returns:
@@ -76,15 +76,16 @@ def from_dense(
     root = _root(who, activations, n)
     # New tensors are made on the CPU. A context is for other defaults alone: it slows every operation.
     on_the_cpu: Any = nullcontext() if torch.empty(0).device.type == "cpu" else torch.device("cpu")
-    with torch.no_grad(), on_the_cpu, reporting(progress or False) as report:
+    with torch.no_grad(), on_the_cpu:
         wide = W.detach().to("cpu", torch.float64)
         constants = _constants(cls, who, W, rank or 1, given, seed, chosen)
         # W is known to its own rounding errors, and they grow a little in a displacement.
         exact = min(max(1e-10, 8 * torch.finfo(W.dtype).eps), 1e-3)
+        told = progress or silent
 
         def nearest(one: Tensor) -> StructuredMatrix:
             scale = _root_mean_square(one)
-            problem = Problem(one / scale, root, cls, chosen, constants, seed, float(effort), exact, report)
+            problem = Problem(one / scale, root, cls, chosen, constants, seed, float(effort), exact, told)
             tensors = _scaled(cls, solve(problem, rank or 1), scale, torch.finfo(W.dtype).max)
             return cls.unchecked(m, n, {**constants, **tensors}, chosen).to(W.dtype)
 

@@ -214,13 +214,15 @@ def check_gradients(M: StructuredMatrix, batch: int = 3, seed: int = 0) -> None:
 
 
 def dot_test(M: StructuredMatrix, seed: int = 0) -> None:
-    """<M x, y> = <x, M^T y>: matmul and rmatmul are each other's transpose."""
+    """<M x, y> = <x, M^T y> by both products: matmul and rmatmul are each other's transpose."""
     g = torch.Generator().manual_seed(seed)
     x = torch.randn(M.in_features, dtype=torch.float64, generator=g).to(M.device, M.dtype)
     y = torch.randn(M.out_features, dtype=torch.float64, generator=g).to(M.device, M.dtype)
-    left, right = torch.dot(M.matmul(x).double(), y.double()), torch.dot(x.double(), M.rmatmul(y).double())
     size = y.double().abs() @ M.double().magnitude() @ x.double().abs()
-    _bounded((left - right).abs(), 2 * size, M.dtype, max(M.shape), f"dot test of {M!r}")
+    for name in forced(M):
+        left = torch.dot(M.matmul(x, product=name).double(), y.double())
+        right = torch.dot(x.double(), M.rmatmul(y, product=name).double())
+        _bounded((left - right).abs(), 2 * size, M.dtype, max(M.shape), f"dot test of {M!r}, {name}")
 
 
 def check_algebra(M: StructuredMatrix) -> None:

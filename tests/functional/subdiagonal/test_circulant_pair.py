@@ -5,11 +5,11 @@ import weakref
 
 import pytest
 import torch
+from torchldr.matrices.ldr_sd.routes import sides
 
 from torchldr import HankelLike, LDRSubdiagonal, StructuredLinear, ToeplitzLike, testing
 from torchldr.functional.subdiagonal import circulant_pair, compiled_pair
 from torchldr.kernels.cpu import library
-from torchldr.matrices.ldr_sd.routes import sides
 
 needs_library = pytest.mark.skipif(bool(library.why_not()), reason=str(library.why_not()))
 

@@ -5,12 +5,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
+from torchldr.matrices.ldr_sd.routes import sides
 
 from torchldr import LDRSubdiagonal, StructuredLinear, testing
 from torchldr.functional.subdiagonal import compiled_convolution
 from torchldr.functional.subdiagonal.guard import Scales, guard
 from torchldr.kernels.cpu import library
-from torchldr.matrices.ldr_sd.routes import sides
 
 if library.why_not():
     pytest.skip(library.why_not(), allow_module_level=True)

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from torchldr.core.routes import Call, RefusedError
+from torchldr.matrices.ldr_sd.routes import sides
 
 from torchldr import HankelLike, LDRSubdiagonal, ToeplitzLike
-from torchldr.core.routes import Call, RefusedError
 from torchldr.functional.subdiagonal import cuda_pair
 from torchldr.functional.subdiagonal.guard import RANGE, reach
 from torchldr.kernels.cuda import pair
-from torchldr.matrices.ldr_sd.routes import sides
 
 from ...cuda_as_cpp import compiler
 

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
+from torchldr.core.routes import Call
+from torchldr.matrices.ldr_sd.routes import sides
 
 import torchldr
 from torchldr import LDRSubdiagonal, testing
-from torchldr.core.routes import Call
 from torchldr.functional.subdiagonal.guard import Scales, guard
-from torchldr.matrices.ldr_sd.routes import sides
 
 
 def opposing(s, n, dtype=torch.float64, G=None, H=None):

@@ -1,56 +1,55 @@
-"""The compiled FFT and its ring: spectra multiply as polynomials modulo X^{2N} + 1 do."""
+"""The compiled FFT, by the spectra that products take of it, against torch's in float64."""
 
-import numpy as np
+from __future__ import annotations
+
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+import torch
 
-from torchldr.kernels.cpu import compiled
+from torchldr.kernels.cpu import convolution, library
+from torchldr.kernels.cpu.tables import half_length
 
-if compiled.why_not():
-    pytest.skip(compiled.why_not(), allow_module_level=True)
-from torchldr.kernels.cpu import fft
-
-sizes = st.integers(4, 11).map(lambda power: 1 << power)
-dtypes = st.sampled_from(["float32", "float64"])
+pytestmark = pytest.mark.skipif(library.why_not() is not None, reason=str(library.why_not()))
 
 
-def bound(dtype, n, *factors):
-    """50 eps (1 + log2 n) times the size of a product of the factors."""
-    eps = np.finfo(dtype).eps
-    return 50 * eps * (1 + np.log2(n)) * np.prod([np.linalg.norm(factor) for factor in factors])
+def spectra(v: torch.Tensor, N: int) -> torch.Tensor:
+    """Of real polynomials modulo X^2N + 1 in float64: real parts, then imaginary parts."""
+    padded = torch.nn.functional.pad(v.double(), (0, 2 * N - v.shape[-1]))
+    angle = torch.arange(N, dtype=torch.float64) * (torch.pi / (2 * N))
+    twisted = torch.complex(padded[..., :N], padded[..., N:]) * torch.polar(torch.ones_like(angle), angle)
+    found = torch.fft.fft(twisted)
+    return torch.cat((found.real, found.imag), -1)
 
 
-@settings(max_examples=30)
-@given(n=sizes, dtype=dtypes, seed=st.integers(0, 99))
-def test_transform(n, dtype, seed):
-    z = np.random.default_rng(seed).standard_normal((2, n))
-    exact = np.fft.fft(z[0] + 1j * z[1])
-    spare = np.empty(2 * n, dtype)
-    got = fft.transform(z.ravel().astype(dtype), spare, fft.tables(n, dtype)[1])[0]
-    assert np.abs(got[:n] + 1j * got[n:] - exact).max() <= bound(dtype, n, z)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("power", range(4, 15))
+def test_spectra_of_every_length(power: int, dtype: torch.dtype) -> None:
+    N = 1 << power
+    for m in (2 * N - 1, N, N // 2 + 1):
+        V = torch.randn(2, m, generator=torch.Generator().manual_seed(power), dtype=torch.float64).to(dtype)
+        found = convolution.hats(V, torch.ones(m + 2, dtype=dtype), 2 * N - m, m)
+        assert found.shape == (2, 2 * N)
+        bound = 10 * torch.finfo(dtype).eps * power * V.double().norm(dim=-1).max()
+        assert (found.double() - spectra(V, N)).abs().max() <= bound
 
 
-@settings(max_examples=30)
-@given(n=sizes, dtype=dtypes, seed=st.integers(0, 99))
-def test_spectra_multiply_modulo_x_to_the_2n_plus_1(n, dtype, seed):
-    v, w = np.random.default_rng(seed).standard_normal((2, 2 * n))
-    tables = fft.tables(n, dtype)
-    hats = [fft.analyse(x.astype(dtype), np.empty(2 * n, dtype), *tables)[0] for x in (v, w)]
-    assert np.abs(hats[0] - fft.spectra(v, n, "float64")).max() <= bound(dtype, n, v)
+def test_lengths() -> None:
+    for count in (1, 31, 32, 33, 2047, 2048, 2049):
+        N = half_length(count)
+        assert count <= 2 * N
+        assert N & (N - 1) == 0
+        assert N == 16 or count > N
 
-    def back(combine, out):
-        combine(*hats, out)
-        return fft.synthesise(out, np.empty(2 * n, dtype), *tables)[0] / n
 
-    full = np.convolve(v, w)
-    exact = full[: 2 * n] - np.append(full[2 * n :], 0)
-    assert np.abs(back(fft.add_product, np.zeros(2 * n, dtype)) - exact).max() <= bound(dtype, n, v, w)
-    # The transposed skew-circulant matrix of w: sum_i v_i w_{i-j}, with a sign where i < j.
-    full = np.convolve(v, w[::-1])
-    exact = full[2 * n - 1 :] - np.append(0, full[: 2 * n - 1])
-    for combine, out in (
-        (fft.multiply, np.empty(2 * n, dtype)),
-        (fft.add_correlation, np.zeros(2 * n, dtype)),
-    ):
-        assert np.abs(back(combine, out) - exact).max() <= bound(dtype, n, v, w)
+def test_what_is_not_a_number_stays_in_its_row() -> None:
+    V = torch.ones(3, 100)
+    V[1, 50] = torch.nan
+    found = convolution.hats(V, torch.ones(102), 100, 100)
+    assert found[1].isnan().all()
+    assert found[::2].isfinite().all()
+
+
+def test_denormal_numbers_are_zero_inside_and_stay_outside() -> None:
+    tiny = torch.full((1, 64), 1e-310, dtype=torch.float64)
+    profile = torch.ones(66, dtype=torch.float64)
+    assert convolution.hats(tiny, profile, 64, 64).count_nonzero() == 0
+    assert (tiny * 1.0).count_nonzero() == 64

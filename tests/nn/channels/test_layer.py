@@ -106,7 +106,7 @@ def test_values_and_gradients_are_those_of_the_block_matrix(data):
         inputs, outputs, features, out, bias, structure=cls, form=form, dtype=torch.float64
     )
     layer = moved(layer) if form == "grid" else layer
-    layer.plan = draw(st.sampled_from(["auto", "fast", "dense"]))
+    layer.product = draw(st.sampled_from(["auto", "fast", "dense"]))
     layer.train(draw(st.booleans()))
     lead = draw(st.sampled_from([(), (2,), (2, 3), (0,)]))
     x = torch.randn(*lead, inputs, *layer.features, dtype=torch.float64, requires_grad=True)
@@ -202,69 +202,37 @@ def test_torch_exports_grids(name):
     torch.testing.assert_close(torch.export.export(layer, (x,)).module()(x), layer(x))
 
 
-def test_plans():
+def test_products():
     layer = StructuredChannels(2, 2, 256, structure="toeplitz_like", rank=2)
-    for batch in (1, 4096):
-        chosen = layer.grid.matrix().routes(batch, needs_grad=True).chosen
-        assert layer.uses(batch) == ("dense" if chosen == "dense" else "fast")
-    assert StructuredChannels(2, 2, 256, structure="low_rank", rank=2).uses() == "fast"
-    assert StructuredChannels(2, 2, 256, structure="dense").uses() == "dense"
     wide = StructuredChannels(2, 2, 256, structure="toeplitz_like", form="wide")
     for made in (layer, wide):
-        for plan in ("fast", "dense"):
-            made.plan = plan
-            assert made.uses() == plan
-    with pytest.raises(ValueError, match="plan must be one of auto, fast, dense, got 'slow'"):
-        layer.plan = "slow"
+        for product in ("fast", "dense"):
+            made.product = product
+            assert {part.product for part in made.children()} == {product}
+    with pytest.raises(
+        ValueError, match="StructuredChannels: product must be one of auto, fast, dense, got 'slow'"
+    ):
+        layer.product = "slow"
 
 
-def test_what_is_kept_is_the_block_matrix_itself():
-    """No copy of it is made in a call."""
+def test_the_block_matrix_is_not_copied():
+    """It lies in memory as the product reads it."""
     for structure in ("circulant", "ldr_sd"):
-        layer = StructuredChannels(2, 3, 6, structure=structure).eval().requires_grad_(False)
-        layer.plan = "dense"
+        layer = StructuredChannels(2, 3, 6, structure=structure)
+        layer.product = "dense"
         with patch("torchldr.nn.channels.layer.linear", wraps=linear) as used:
             layer(torch.randn(4, 2, 6))
         W = used.call_args.args[1]
         assert W.is_contiguous()
-        assert W.data_ptr() == layer.grid._plan.weight().data_ptr()
         blocks = [[layer.matrix(o, i).to_dense() for i in range(2)] for o in range(3)]
         torch.testing.assert_close(W, torch.cat([torch.cat(row, 1) for row in blocks]))
 
 
-def test_dense_matrices_made_inside_a_transformation_are_not_kept():
-    """They are tensors of the transformation, without memory once it is over."""
-    stack = MatrixStack((2,), 8, 8, structure="toeplitz_like").eval().requires_grad_(False)
-    stack.reset_parameters()
-    stack.takes_dense()  # makes the plan
-    torch.func.grad(lambda x: (stack.dense() @ x).sum())(torch.ones(8))
-    W = stack._dense(copy=False)
-    assert W is stack._dense(copy=False)
-    assert W.data_ptr()
-    torch.testing.assert_close(W, stack.matrix().to_dense())
-
-
-def test_inference_keeps_the_dense_matrix_until_a_parameter_changes():
-    layer = StructuredChannels(2, 2, 6, structure="ldr_sd").eval()
-    x = torch.randn(3, 2, 6)
-    with torch.no_grad():
-        y = layer(x)
-        assert layer.grid._plan is not None
-        layer.grid.G.mul_(2)
-        assert torch.allclose(
-            layer(x) - layer.bias.unsqueeze(-1), 2 * (y - layer.bias.unsqueeze(-1)), atol=1e-6
-        )
-        layer.grid.G.data.zero_()
-        layer.drop_plan()
-        assert torch.equal(layer(x), layer.bias.unsqueeze(-1).expand(3, 2, 6))
-    assert layer.train().grid._plan is None
-
-
 @pytest.mark.parametrize("form", ["grid", "wide"])
-@pytest.mark.parametrize("plan", ["fast", "dense"])
-def test_low_precision(form, plan):
+@pytest.mark.parametrize("product", ["fast", "dense"])
+def test_low_precision(form, product):
     layer = StructuredChannels(2, 2, 24, structure="ldr_sd", rank=2, form=form, dtype=torch.bfloat16)
-    layer.plan = plan
+    layer.product = product
     x = torch.randn(16, 2, 24, dtype=torch.bfloat16)
     W = block_matrix(copy.deepcopy(layer).double())[0]
     exact = (x.double().flatten(1) @ W.mT).reshape(16, 2, 24) + layer.bias.double().unsqueeze(-1)

@@ -1,4 +1,4 @@
-"""StructuredLSTM and StructuredGRU as modules: names, copies, starting values, plans, export, errors."""
+"""StructuredLSTM and StructuredGRU as modules: names, copies, starting values, products, export, errors."""
 
 import copy
 import io
@@ -11,7 +11,6 @@ from torch.nn.utils.rnn import pack_sequence
 
 import torchldr
 from torchldr import StructuredGRU, StructuredLSTM
-from torchldr.core import costs
 from torchldr.nn.recurrent.inputs import Given
 
 every_layer = pytest.mark.parametrize("layer_class", [StructuredLSTM, StructuredGRU])
@@ -116,87 +115,39 @@ def test_meta_device(layer_class, cls):
     assert torch.equal(layer(x)[0], real(x)[0])
 
 
-# Plans.
+# Products.
 
 
-def test_auto_plan_goes_by_cost():
-    """Few vectors go by FFTs, many by a small matrix, and by a large one never."""
-    both = {"weight_ih_l0": "dense", "weight_hh_l0": "dense"}
-    assert StructuredLSTM(16, 16, which="both").uses(32, 16) == both
-    layer = StructuredLSTM(2048, 256, structure="toeplitz_like", rank=16, which="both", device="meta")
-    assert layer.uses(1, 1)["weight_ih_l0"] == "fast"
-    assert layer.uses(4096, 64) == both
-    large = StructuredLSTM(4096, 4096, structure="toeplitz_like", which="both", device="meta")
-    assert large.uses(32, 16) == {"weight_ih_l0": "fast", "weight_hh_l0": "fast"}
-    layer.plan = "fast"
-    assert layer.uses() == {"weight_ih_l0": "fast", "weight_hh_l0": "fast"}
-    assert StructuredLSTM(4096, 512, structure="dense", device="meta").uses() == {"weight_ih_l0": "dense"}
-    with pytest.raises(ValueError, match="StructuredLSTM: plan must be one of auto, fast, dense, got 'slow'"):
-        layer.plan = "slow"
-
-
-@pytest.mark.parametrize("slow", [False, True])
-def test_steps_replace_an_lstm_of_torch_that_is_slow(slow, monkeypatch):
-    """By the cost on this machine alone; outputs and states are those of torch's own function."""
-    # torch itself turns oneDNN off at the first bfloat16 product of a CPU without instructions for it.
-    monkeypatch.setattr(torch.backends.mkldnn, "enabled", True)
-    monkeypatch.setitem(
-        costs.MACHINES, "cpu", costs.MACHINES["cpu"]._replace(lstm=1e3 if slow else 1.0, call=1e-9)
-    )
-    stepped, run = [], StructuredLSTM._run_steps
-    monkeypatch.setattr(StructuredLSTM, "_run_steps", lambda *some: stepped.append(1) or run(*some))
-    layer = StructuredLSTM(5, 6, 2, bidirectional=True, structure="low_rank", which="both")
+@every_layer
+@pytest.mark.parametrize("product", ["auto", "fast", "dense"])
+def test_torch_runs_small_weights(layer_class, product, monkeypatch):
+    """Dense weights go to torch's own function at once, others step by step; large ones stay."""
+    stepped, run = [], layer_class._run_steps
+    monkeypatch.setattr(layer_class, "_run_steps", lambda *some: stepped.append(1) or run(*some))
+    layer = layer_class(5, 6, 2, bidirectional=True, structure="low_rank", which="both")
+    layer.product = product
     x = pack_sequence([torch.randn(steps, 5) for steps in (4, 3, 1)])
-    output, state = layer(x)
-    expected, after = layer.to_torch().double()(x.double())
-    assert len(stepped) == slow
-    for found, wanted in zip((output.data, *state), (expected.data, *after), strict=True):
+    (output, state), (expected, after) = layer(x), layer.to_torch().double()(x.double())
+    assert bool(stepped) == (product == "fast")
+    states = [(s if isinstance(s, tuple) else (s,)) for s in (state, after)]
+    for found, wanted in zip((output.data, *states[0]), (expected.data, *states[1]), strict=True):
         assert torch.allclose(found.double(), wanted, atol=1e-6)
     output.data.sum().backward()
     assert all(p.grad is not None for p in layer.parameters())
-    layer.plan = "dense"
-    layer(x)
-    dense = nn.LSTM(5, 6)
-    assert torch.equal(StructuredLSTM.from_torch(dense)(x)[0].data, dense(x)[0].data)
-    StructuredLSTM(5, 6, proj_size=2)(x)
-    StructuredGRU(5, 6)(x)
-    StructuredLSTM(5, 6, dtype=torch.float64)(x.double())
-    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
-    layer.plan = "auto"
-    layer(x)
-    assert len(stepped) == slow
+    large = layer_class(4096, 4097, structure="low_rank", device="meta")
+    assert not large._takes_dense("weight_ih_l0")
+    with pytest.raises(
+        ValueError, match=f"{layer_class.__name__}: product must be one of auto, fast, dense, got 'slow'"
+    ):
+        layer.product = "slow"
 
 
 @every_layer
-def test_plan_fast_makes_no_dense_matrix(layer_class, monkeypatch):
+def test_the_fast_product_makes_no_dense_matrix(layer_class, monkeypatch):
     layer = layer_class(5, 6, which="both")
-    layer.plan = "fast"
+    layer.product = "fast"
     monkeypatch.setattr(torchldr.nn.MatrixStack, "dense", None)
     layer(torch.randn(3, 2, 5))[0].sum().backward()
-
-
-@every_layer
-def test_inference_keeps_weights_until_a_parameter_changes(layer_class):
-    layer = layer_class(5, 6, which="both").eval()
-    x = torch.randn(3, 2, 5)
-    with torch.inference_mode():
-        y = layer(x)[0]
-    with torch.no_grad():
-        kept = layer.weight_ih_l0._plan
-        assert kept is not None
-        assert torch.equal(layer(x)[0], y)
-        assert layer.weight_ih_l0._plan is kept
-        layer.weight_ih_l0.G.mul_(2)
-        z = layer(x)[0]
-        assert not torch.equal(z, y)
-        layer.weight_ih_l0.G = nn.Parameter(layer.weight_ih_l0.G / 2)
-        assert torch.equal(layer(x)[0], y)
-        layer.weight_hh_l0.H.data.zero_()
-        layer.drop_plan()
-        assert not torch.equal(layer(x)[0], y)
-    layer(x)[0].sum().backward()  # with gradients nothing kept is used
-    assert layer.weight_ih_l0.G.grad.abs().sum() > 0
-    assert layer.train().weight_ih_l0._plan is None
 
 
 def test_every_parameter_gets_a_gradient():
@@ -352,5 +303,5 @@ def test_repr():
     head = "12, 16, num_layers=2, batch_first=True, proj_size=4, structure='block_circulant', block_size=4"
     assert head + ", which='input'" in repr(layer)
     assert "(weight_ih_l0): MatrixStack(4 of in_features=12, out_features=16" in repr(layer)
-    layer.plan = "fast"
-    assert "plan='fast'" in repr(layer)
+    layer.product = "fast"
+    assert "product='fast'" in repr(layer)

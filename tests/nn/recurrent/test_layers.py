@@ -88,7 +88,7 @@ def test_dense_weights_give_the_same_numbers(ours, theirs):
 @settings(max_examples=40)
 @given(data=st.data())
 def test_values_are_those_of_torch_on_the_dense_matrices(data):
-    """Every structure, side, plan, layout, with a state given or not, packed or not."""
+    """Every structure, side, product, layout, with a state given or not, packed or not."""
     draw = data.draw
     ours, _ = draw(st.sampled_from(LAYERS))
     cls = draw(st.sampled_from(CLASSES))
@@ -107,7 +107,7 @@ def test_values_are_those_of_torch_on_the_dense_matrices(data):
         which=draw(st.sampled_from(["input", "hidden", "both"])),
         **({"proj_size": proj} if proj else {}),
     )
-    layer.plan = draw(st.sampled_from(["auto", "fast", "dense"]))
+    layer.product = draw(st.sampled_from(["auto", "fast", "dense"]))
     layer = moved(layer).train(draw(st.booleans()))
     count = layer.num_layers * (2 if layer.bidirectional else 1)
     kind = draw(st.sampled_from(["padded", "alone", "packed", "packed, not sorted"]))
@@ -134,7 +134,7 @@ def test_values_are_those_of_torch_on_the_dense_matrices(data):
 @every_class
 @every_layer
 def test_gradients_are_those_of_the_dense_oracle(ours, theirs, cls):
-    """Of the input, the state and every parameter, by both plans; each within 50 eps (1 + log2 n) of the
+    """Of the input, the state and every parameter, by both products; each within 50 eps (1 + log2 n) of the
     largest entry for each of the steps and hidden entries that it is a sum over."""
     steps, n, h = 4, 6, 5
     layer = moved(
@@ -152,8 +152,8 @@ def test_gradients_are_those_of_the_dense_oracle(ours, theirs, cls):
 
     want = gradients(run_oracle(layer, x, hx))
     limit = testing.tolerance(torch.float64, n) * steps * h * max(g.abs().max() for g in want)
-    for plan in ("dense", "fast"):
-        layer.plan = plan
+    for product in ("dense", "fast"):
+        layer.product = product
         for leaf, got, exact in zip(leaves, gradients(layer(x, hx)), want, strict=True):
             assert got.shape == leaf.shape
             assert (got - exact).abs().max() <= limit
@@ -170,7 +170,7 @@ def test_packed_gradients():
         return torch.autograd.grad(loss, list(layer.parameters()))
 
     want = gradients(run_oracle(layer, packed))
-    layer.plan = "fast"
+    layer.product = "fast"
     got = gradients(layer(packed))
     limit = testing.tolerance(torch.float64, 6) * 10 * 6 * max(g.abs().max() for g in want)
     assert all((a - b).abs().max() <= limit for a, b in zip(got, want, strict=True))
@@ -201,25 +201,25 @@ def test_the_update_equations(ours, theirs):
 
 
 @every_layer
-@pytest.mark.parametrize("plan", ["dense", "fast"])
-def test_dropout_acts_between_layers_in_training(ours, theirs, plan):
+@pytest.mark.parametrize("product", ["dense", "fast"])
+def test_dropout_acts_between_layers_in_training(ours, theirs, product):
     layer = ours(4, 5, 2, dropout=1.0, structure="low_rank", dtype=torch.float64)
-    layer.plan = plan
+    layer.product = product
     x = torch.randn(3, 2, 4, dtype=torch.float64)
     limit = bound(layer, x, 3)
     assert_close(layer(x), run_oracle(layer, x), limit)
     assert_close(layer.eval()(x), run_oracle(layer, x), limit)
     assert (layer.train()(x)[0] - layer.eval()(x)[0]).abs().max() > 100 * limit
     some = ours(4, 5, 2, dropout=0.5, structure="low_rank")
-    some.plan = plan
+    some.product = product
     assert not torch.equal(some(x.float())[0], some(x.float())[0])
 
 
 @every_layer
 def test_float32_and_large_inputs(ours, theirs):
-    """Sizes where "auto" takes fast input products, held to float64 with the tolerance of float32."""
+    """The fast product of long inputs, held to float64 with the tolerance of float32."""
     layer = ours(900, 120, structure="toeplitz_like")
-    assert layer.uses(6, 3) == {"weight_ih_l0": "fast"}
+    layer.product = "fast"
     x = torch.randn(6, 3, 900)
     limit = bound(layer, x, 6, torch.float32)
     want = run_oracle(layer.double(), x.double())
@@ -228,10 +228,10 @@ def test_float32_and_large_inputs(ours, theirs):
 
 
 @every_layer
-@pytest.mark.parametrize("plan", ["dense", "fast"])
-def test_bfloat16_is_no_worse_than_torch(ours, theirs, plan):
+@pytest.mark.parametrize("product", ["dense", "fast"])
+def test_bfloat16_is_no_worse_than_torch(ours, theirs, product):
     layer = ours(24, 16, structure="ldr_sd", rank=2, which="both", dtype=torch.bfloat16)
-    layer.plan = plan
+    layer.product = product
     x = torch.randn(5, 8, 24, dtype=torch.bfloat16)
     got = parts(layer(x))
     assert all(t.dtype == torch.bfloat16 for t in got)
@@ -243,10 +243,10 @@ def test_bfloat16_is_no_worse_than_torch(ours, theirs, plan):
 
 
 @every_layer
-@pytest.mark.parametrize("plan", ["dense", "fast"])
-def test_autocast(ours, theirs, plan):
+@pytest.mark.parametrize("product", ["dense", "fast"])
+def test_autocast(ours, theirs, product):
     layer = ours(24, 16, structure="ldr_sd", which="both")
-    layer.plan = plan
+    layer.product = product
     x = torch.randn(5, 8, 24)
     want = parts(layer(x))[0]
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 import torchldr
-from torchldr.bench.paper_values import RANKS, SIZES, acceleration
+from torchldr_paper.bench.paper_values import RANKS, SIZES, acceleration
 
 ROOT = Path(__file__).resolve().parents[3]
 MACHINE = {"machine": "arm", "threads": 2, "torch": "2.0", "device": "cpu"}

@@ -1,4 +1,4 @@
-"""The commands that this package adds to `torchldr`: paper, train, data, report, figures, theory."""
+"""The commands that this package adds to `torchldr`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import typer
 
 from torchldr.cli import Many
 
+from .bench import bench_command
 from .commands import data, figures_command, report_command, theory_command
+from .demo import demo_command
 from .paper import Sweeping, paper_command, train_command
 
 __all__ = ["register"]
@@ -21,6 +23,8 @@ COMMANDS: dict[str, tuple[Callable[..., None], Any, str]] = {
     "report": (report_command, None, "--out report.html"),
     "figures": (figures_command, Many, "--format png --out pictures"),
     "theory": (theory_command, None, "--model shl --epsilon 0.05"),
+    "bench": (bench_command, Many, "--structure ldr_sd --n 1024 8192 --rank 1 16 --plot speed.png"),
+    "demo": (demo_command, None, "--steps 100 --out demo.png"),
 }
 
 

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from torchldr.cli import AsJson, say, show, steps
+from torchldr.cli import AsJson, bar, say, show, steps
 
 from ..messages import unknown
 from .options import DataDir, Results
@@ -44,7 +44,8 @@ def data_fetch(
     from torchldr_paper.data import DataFileError, fetch
 
     try:
-        paths = fetch(name, data_dir, url, force=force)
+        with bar(size=True) as shown:
+            paths = fetch(name, data_dir, url, progress=shown, force=force)
     except DataFileError:  # what came is damaged: not the user's arguments
         raise
     except ValueError as error:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 import typer
 
-from torchldr.cli import say, show
+from torchldr.cli import Line, say, show
 from torchldr.matrices import get_structure
 
 from ..language.sweep import SideBySide, train_language
@@ -25,7 +25,7 @@ from ..tables.cells import Cell, Table
 from ..tables.paper import get_table
 from ..tables.rows import Row, heading, tells
 from ..trainer.parallel import Backend, Processes, train_images
-from ..trainer.progress import no_log, progress_on_stderr, tensorboard_log
+from ..trainer.progress import Progress, no_log, tensorboard_log
 from ..trainer.sweep import Library, Report, missing, sweep
 from .options import HERE, Sweep
 
@@ -149,7 +149,8 @@ def exit_where_incomplete(report: Report | None) -> None:
 
 def _sweep(runs: Sequence[Run], ledger: Ledger, library: Library, chosen: Sweep, language: bool) -> Report:
     todo = runs if chosen.force or chosen.save_weights else missing(runs, ledger, library)
-    with progress_on_stderr(len(todo)) as progress:
+    with Line() as line:
+        progress = Progress(len(todo), line.say, line.show if line.terminal else None)
         return sweep(
             runs,
             ledger,

@@ -12,10 +12,10 @@ from pathlib import Path
 import torch
 
 from torchldr.cli import say
-from torchldr.executors import RayExecutor
 
 from ..cli.options import HERE
 from ..data import DatasetNotFoundError
+from ..executors import RayExecutor
 from ..ledger.ledger import default_results
 from .images import IMAGE_TABLES, ImageTable
 from .language import LANGUAGE_TABLES, LanguageTable

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchldr.progress import Report, reporting, silent
+from torchldr.progress import Report, silent
 from torchldr_paper.data.dataset import DataFileError, DownloadError
 from torchldr_paper.data.places import search_path
 from torchldr_paper.data.registry import algorithm, file_digest, largest_download, lookup
@@ -31,7 +31,7 @@ def fetch(
     data_dir: str | os.PathLike[str] | None = None,
     url: str | None = None,
     *,
-    progress: bool | Report = True,
+    progress: Report = silent,
     force: bool = False,
     retries: int = 4,
     timeout: float = 30.0,
@@ -47,8 +47,7 @@ def fetch(
         data_dir: the data folder to download into, made if need be; else `$TORCHLDR_DATA`, else the
             user's cache folder. Files go into the dataset's own folder in it.
         url: another address than the owner's, of a folder with the same files or of one of them.
-        progress: True for a line on stderr, False for none, or a function of (file name, bytes here,
-            bytes in all or None).
+        progress: called with (file name, bytes here, bytes in all or None).
         force: download again what is there.
         retries: attempts in a row that bring nothing, or next to nothing, before giving up.
         timeout: seconds to wait for the server at any one time.
@@ -71,18 +70,13 @@ def fetch(
             raise ValueError(f"url must begin with http:// or https://, got {address!r}.")
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
-    with reporting(progress, count=_share) as report:
-        for file in spec.downloads:
-            path, digest = folder / file, spec.checksums.get(file)
-            if force or not _is_whole(path, digest):
-                sources = [address.rstrip("/") + "/" + file for address in addresses]
-                Download(path, digest, largest_download(file), report, retries, timeout).from_any(sources)
-            paths.append(path)
+    for file in spec.downloads:
+        path, digest = folder / file, spec.checksums.get(file)
+        if force or not _is_whole(path, digest):
+            sources = [address.rstrip("/") + "/" + file for address in addresses]
+            Download(path, digest, largest_download(file), progress, retries, timeout).from_any(sources)
+        paths.append(path)
     return paths
-
-
-def _share(done: int, total: int | None) -> str:
-    return f": {100 * done // total} % of {total / 1e6:.1f} MB" if total else f": {done / 1e6:.1f} MB"
 
 
 @dataclass(frozen=True)

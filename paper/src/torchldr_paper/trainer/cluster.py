@@ -10,11 +10,10 @@ from typing import Any
 
 import torch
 
-from torchldr.executors import RayExecutor
-
 from .. import __version__
 from ..data import Dataset
 from ..data.text import Corpus
+from ..executors import RayExecutor
 from .library import Library
 from .parallel import Backend, Done, Task, Update, Work, reporter
 from .progress import Event

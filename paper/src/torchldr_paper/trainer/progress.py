@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
-
-from torchldr.progress import Line
 
 from ..protocol import Run
 from .fleet import Scores
@@ -84,13 +81,6 @@ class Progress:
             f"{' ..' if len(nodes) > 4 else ''}; {least.label} at epoch {least.epoch} of {least.total}"
             + ("" if left is None else f"; about {left:.0f} s left")
         )
-
-
-@contextlib.contextmanager
-def progress_on_stderr(runs: int) -> Iterator[Progress]:
-    """What is at work in a line that is written over on a terminal, else in one now and then."""
-    with Line() as line:
-        yield Progress(runs, line.say, line.show if line.terminal else None)
 
 
 Log = Callable[[Run, int, Scores], None]

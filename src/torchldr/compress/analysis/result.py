@@ -13,9 +13,9 @@ from ...json_text import json_text
 from ...pictures import Style, look, new_figure
 from ...version import __version__
 from ..budget import Budget, Bytes, Latency, budget_text, check_budget
-from ..candidates import Candidate, charged
+from ..candidates import Candidate
 from ..report import table_lines, words
-from ..selection import share_out
+from ..sharing import share_residuals
 from ..structure import Structure, plan_to_dict, structure_to_dict
 
 FORMATS = (".png", ".svg", ".pdf")
@@ -124,13 +124,10 @@ class Analysis:
             raise ValueError(f"plan: {budget} was not analysed, this analysis has {self._known()}.")
         whole = sum(weight.parameters for weight in self.weights)
         limit = int(budget * whole) if isinstance(budget, float) else budget
-        rows = []
-        for weight in self.weights:
-            # A residual of a large weight counts for more: by its number of entries.
-            size, trials = weight.parameters, weight.trials
-            row = [Candidate(t.structure, t.parameters, size * t.residual**2) for t in trials]
-            rows.append(charged(row, [t.parameters for t in trials]))
-        taken = share_out(rows, limit, who="plan")
+        rows = [[Candidate(t.structure, t.parameters, t.residual**2) for t in w.trials] for w in self.weights]
+        costs = [{t.structure: float(t.parameters) for t in w.trials} for w in self.weights]
+        sizes = [weight.parameters for weight in self.weights]
+        taken = share_residuals(rows, sizes, costs, limit, "parameters", "plan")
         return {w.name: c.structure for w, c in zip(self.weights, taken, strict=True)}
 
     def to_dict(self) -> dict[str, Any]:

@@ -4,32 +4,30 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Executor
 from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
 from ...matrices import structures as known_structures
-from ...progress import Report
+from ...progress import Report, silent
 from ..budget import Budget, allowance, check_budget
 from ..calibration import calibrate
-from ..candidates import WORK, Candidate, Search, Weight, charged, check_finite, class_names, exact, priced
+from ..candidates import WORK, Candidate, Search, Weight, check_finite, class_names, exact, priced
 from ..checkpoint.files import Source, find_tensors, open_tensors
-from ..looks import Errors, errors_of
-from ..metric import QUICK, Metric
-from ..progress import CHOOSING, Clock, check_count, check_effort
-from ..selection import share_out
+from ..looks import CHOOSING, Errors, Task, errors_of, within
+from ..metric import Metric
+from ..session import Session, check_count, check_time
+from ..sharing import share_residuals
 from ..structure import Structure
 from ..targets import FilterFn, Unit, find_units, parts_of
-from ..workers import Workers
 from .result import Analysis, Plan, Trial, WeightAnalysis
 
 BUDGETS = (1 / 2, 1 / 5, 1 / 10, 1 / 20)
 USUAL_RANKS = (1, 2, 4, 8, 16)
 REFINED = 3
-EFFORT = 10.0  # minutes
-_SCREENING = 0.6  # of the time, for quick looks
+SCREENING, REFINING = 3e8, 3e8  # work of quick and of full projections, as `work_of` counts it: some minutes
+_SCREENING = 0.6  # of a time limit, for quick looks
 Rows = Sequence[Sequence[Candidate]]
 
 
@@ -44,11 +42,9 @@ def analyze(
     min_features: int = 32,
     loader: Iterable[Any] | None = None,
     batches: int | None = 8,
-    effort: float | None = None,
+    time_limit: float | None = None,
     seed: int = 0,
-    jobs: int = 1,
-    executor: Executor | None = None,
-    progress: bool | Report | None = None,
+    progress: Report | None = None,
 ) -> Analysis:
     """Try every structured class at several ranks on every weight: residual against size.
 
@@ -68,12 +64,10 @@ def analyze(
         filter_fn: called with (module, name) for a module; False leaves a layer alone.
         min_features: weights with fewer rows or columns are left alone.
         loader, batches: as for `compress_`: residuals count by the inputs that a module's layers get.
-        effort: minutes that it may take, by default 10. Where they are short, or at an interrupt, what was
-            found so far is the result, low rank first.
+        time_limit: seconds that it may take. Where they are short, or at an interrupt, what was found so far
+            is the result, low rank first.
         seed: of the projections.
-        jobs: how many processes project; with more than one, a script needs the usual
-            `if __name__ == "__main__":`.
-        executor, progress: as for `compress_`.
+        progress: as for `compress_`.
 
     Returns:
         An `Analysis`: print it, `.plan(budget)`, `.to_json()`, `.save(path)`, `.plot(path)`.
@@ -97,21 +91,21 @@ def analyze(
     search = Search(names, ranks, USUAL_RANKS, WORK if ranks is None else None, fractions)
     check_count("analyze", min_features=min_features, batches=1 if batches is None else batches)
     weights, left = _weights(source, skip, filter_fn, min_features, loader)
-    clock = Clock(check_effort("analyze", effort, EFFORT))
+    check_time("analyze", time_limit)
     if not weights:
         raise ValueError(f"analyze: no weight with two axes of {min_features} or more was found.")
     check_finite("analyze", weights)
-    with Workers(jobs, executor, clock=clock, progress=progress, seed=seed, partial=True) as workers:
-        inputs: dict[str, Metric] = {}
-        if loader is not None and isinstance(source, nn.Module):
-            units = [weight for weight in weights if isinstance(weight, Unit)]
-            inputs = calibrate(source, units, loader, batches, None, workers).metrics
-        for weight in weights:  # squares of relative residuals, by the inputs of a module's layers if known
-            metric = Metric(inputs[weight.name].inputs if inputs else None)
-            workers.metrics[weight.name] = metric.relative(1, weight.matrices)
-        rows = _screen(search, weights, workers)
-        shares = [Share(budget, weights, rows) for budget in budgets]
-        refined = _refine(shares, weights, rows, workers)
+    session = Session(seed, time_limit, progress or silent, partial=True)
+    inputs: dict[str, Metric] = {}
+    if loader is not None and isinstance(source, nn.Module):
+        units = [weight for weight in weights if isinstance(weight, Unit)]
+        inputs = calibrate(source, units, loader, batches, None, session).metrics
+    for weight in weights:  # squares of relative residuals, by the inputs of a module's layers if known
+        metric = Metric(inputs[weight.name].inputs if inputs else None)
+        session.metrics[weight.name] = metric.relative(1, weight.matrices)
+    rows = _screen(search, weights, session)
+    shares = [Share(budget, weights, rows) for budget in budgets]
+    refined = _refine(shares, weights, rows, session)
     rows = [
         [replace(c, error=known.get(c.structure, c.error)) for c in row]
         for known, row in zip(refined, rows, strict=True)
@@ -128,7 +122,7 @@ def analyze(
         parts = weight.name, weight.kind, (m, n), len(weight.matrices), weight.size
         analysed.append(WeightAnalysis(*parts, tuple(trials.values()), tuple(best)))
     name = str(os.fspath(source)) if isinstance(source, str | os.PathLike) else None
-    return Analysis(budgets, tuple(analysed), tuple(plans), left, name, workers.interrupted)
+    return Analysis(budgets, tuple(analysed), tuple(plans), left, name, session.interrupted)
 
 
 class Share:
@@ -172,13 +166,9 @@ class Share:
 
     def plan(self, weights: Sequence[Weight], rows: Rows) -> Plan:
         """The budget shared out over all weights, with the errors that are known now."""
-        # A residual of a large weight counts for more: by its number of entries.
-        choices = [
-            charged([replace(c, error=weight.size * c.error) for c in row], [cost[c.structure] for c in row])
-            for weight, row, cost in zip(weights, rows, self.costs, strict=True)
-        ]
+        sizes = [weight.size for weight in weights]
         try:
-            taken = share_out(choices, self.limit, self.unit, "analyze")
+            taken = share_residuals(rows, sizes, self.costs, self.limit, self.unit, "analyze")
         except ValueError as error:
             return Plan(self.budget, {}, 0, 0.0, self.unit, float("nan"), str(error))
         return Plan(
@@ -191,23 +181,26 @@ class Share:
         )
 
 
-def _screen(search: Search, weights: Sequence[Weight], workers: Workers) -> list[list[Candidate]]:
+def _screen(search: Search, weights: Sequence[Weight], session: Session) -> list[list[Candidate]]:
     """What each weight may become, with errors by quick projections; a piece of work for every class.
 
     Classes whose members are found at once come first, so that there is something to show at any time.
     """
     names = sorted(search.names, key=lambda name: not exact(name))
     tried = [(w, search.structures(name, weight)) for name in names for w, weight in enumerate(weights)]
-    tasks = [(w, structures) for w, structures in tried if structures]
-    known = errors_of(workers, CHOOSING, weights, tasks, QUICK, _SCREENING)
+    tasks: list[Task] = [(w, structures) for w, structures in tried if structures]
+    if search.work is not None:
+        tasks, _ = within(tasks, weights, SCREENING)
+    known = errors_of(session, CHOOSING, weights, tasks, share=_SCREENING)
     return [priced(weight, row) for weight, row in zip(weights, known, strict=True)]
 
 
-def _refine(shares: Sequence[Share], weights: Sequence[Weight], rows: Rows, workers: Workers) -> Errors:
+def _refine(shares: Sequence[Share], weights: Sequence[Weight], rows: Rows, session: Session) -> Errors:
     """The errors of the best candidates of each weight by full projections."""
     leaders = [(w, s) for w, row in enumerate(rows) for share in shares for s in share.leaders(w, row)]
-    tasks = [(w, [s]) for w, s in dict.fromkeys(leaders) if not exact(s.name)]
-    return errors_of(workers, "refining", weights, tasks, 1.0, 1.0)
+    tasks: list[Task] = [(w, [s]) for w, s in dict.fromkeys(leaders) if not exact(s.name)]
+    tasks, _ = within(tasks, weights, REFINING, 1.0)
+    return errors_of(session, "refining", weights, tasks, effort=1.0, share=1.0)
 
 
 def _best(

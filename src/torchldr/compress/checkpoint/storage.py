@@ -16,6 +16,7 @@ from torch import Tensor
 from ...core.pretrained import METHOD
 from ...core.stacks import own_names
 from ...matrices import StructuredMatrix, get_structure
+from ...nn.description import linear_entry, split_rounding
 from ..report import CompressionReport
 from ..storage import MANIFEST, read_manifest, read_tensors, safetensors_torch, write_folder
 from ..structure import Structure, structure_to_dict
@@ -61,7 +62,7 @@ def save_weights(
         bias = weights.get(f"{layer}.bias") if layer != name else None
         biased = isinstance(bias, Tensor) and bias.shape == (m,) and bias.is_floating_point()
         chosen = structure_to_dict(Structure(W.name, W.rank, **W.options))
-        layers[layer] = {"kind": "linear", **chosen, "shape": [m, n], "bias": biased}
+        layers[layer] = linear_entry(chosen, (m, n), biased)
         origins[layer] = name
     with new_folder(folder, force=force) as partial:
         write_folder("save_weights", partial, state, layers, weights=origins)
@@ -119,12 +120,6 @@ def _declares(config: Path) -> bool:
         return False
 
 
-def unfinished(out: str | os.PathLike[str]) -> Path:
-    """Where what is finished is kept, until a folder is whole."""
-    path = Path(out)
-    return path.with_name(f"{path.name}.partial")
-
-
 @contextmanager
 def new_folder(folder: str | os.PathLike[str], *, force: bool = False) -> Iterator[Path]:
     """A folder to write a compressed model into, which gets its name if the context ends well."""
@@ -156,7 +151,8 @@ def load_weights(
     state = read_tensors("load_weights", path, manifest)
     origins = manifest.get("weights", {})
     weights: dict[str, Tensor | StructuredMatrix] = dict(state)
-    for name, entry in manifest["layers"].items():
+    layers, _ = split_rounding(manifest["layers"])
+    for name, entry in layers.items():
         if entry.get("kind") != "linear":
             raise ValueError(
                 f"load_weights: {name} is of kind {entry.get('kind')}, which needs its model: use "

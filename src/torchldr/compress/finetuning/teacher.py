@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import kl_div, mse_loss
 
+from ...nn.description import describe
 from ...nn.evaluating import evaluating
-from ..manifest import record
 from ..outputs import LOGITS, main_output
 
 
@@ -57,7 +57,7 @@ def replaced_layers(student: nn.Module, teacher: nn.Module) -> list[str]:
     return [
         name
         for name, module in student.named_modules()
-        if name in known and record(module) is not None and record(known[name]) is None
+        if name in known and describe(module) is not None and describe(known[name]) is None
     ]
 
 

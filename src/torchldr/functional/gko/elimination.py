@@ -27,16 +27,16 @@ GKO algorithm", 2010.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ...kernels.cpu.compiled import Loops, numbers
-from . import plain as gko_plain
+from ...kernels.cpu import gko, library
+from . import plain
+
+DTYPES = (torch.float64, torch.complex128)  # that C serves
 
 
 def cauchy_like_reference(s: Tensor, t: Tensor, G: Tensor, H: Tensor) -> Tensor:
@@ -145,54 +145,8 @@ def same_node(nodes: Tensor) -> Tensor:
 
 
 def _run(loop: str, *arguments: Any) -> Any:
-    """One of the loops, compiled where that can be."""
+    """One of the loops, in C where that can be."""
     nodes = arguments[0]
-    if nodes.device.type != "cpu" or LOOPS[loop].why_not(nodes.dtype):
-        return getattr(gko_plain, loop)(*arguments)
-    return _compiled(loop, *arguments)
-
-
-def _compiled(loop: str, *arguments: Any) -> Any:
-    from ...kernels.cpu import gko as gko_kernels  # imports numba
-
-    return getattr(gko_kernels, loop)(*(_array(argument) for argument in arguments))
-
-
-def _array(argument: Tensor | tuple[Tensor, ...]) -> Any:
-    if isinstance(argument, tuple):
-        return tuple(part.detach().numpy() for part in argument)
-    return argument.detach().numpy()
-
-
-def _example(dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """Nodes, two of them alike, generators, pivots and a right-hand side."""
-    n = 6
-    t = torch.tensor([0.0, 0, 2, 3, 4, 5], dtype=dtype)
-    s = torch.arange(n).to(dtype) + 0.5
-    G, H = numbers(2, n, dtype=dtype), numbers(2, n, dtype=dtype).flip(-1)
-    return s, t, G, H, numbers(n, dtype=dtype), numbers(1, n, dtype=dtype)
-
-
-def _check_elimination(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
-    s, t, G, H, d, b = _example(dtype)
-    right = torch.linalg.solve(cauchy_like_reference(s, t, G, H), b.mT).mT
-    ties, kept = (same_node(s), same_node(t)), (b.new_zeros(len(t), 0), b.new_zeros(len(t), 1))
-    _compiled("eliminate", s, t, G, H, b, torch.arange(len(t)), d, ties, kept, torch.arange(len(t)))
-    gko_plain.backward(t, G, H, d, ties[1], kept[1], b)
-    yield b, right
-
-
-def _check_substitution(loop: str, dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
-    s, t, G, H, d, b = _example(dtype)
-    given = (s, t, G, H, d, b) if loop == "forward" else (t, G, H, d, same_node(t), b.clone().mT, b)
-    right = [x.clone() for x in given]
-    _compiled(loop, *given)
-    getattr(gko_plain, loop)(*right)
-    yield from zip(given, right, strict=True)
-
-
-LOOPS = {
-    "eliminate": Loops("elimination on generators", _check_elimination),
-    "forward": Loops("elimination on generators: L", partial(_check_substitution, "forward")),
-    "backward": Loops("elimination on generators: U", partial(_check_substitution, "backward")),
-}
+    compiled = nodes.device.type == "cpu" and nodes.dtype in DTYPES and library.why_not() is None
+    with torch.no_grad():
+        return getattr(gko if compiled else plain, loop)(*arguments)

@@ -1,4 +1,4 @@
-"""The loops of `gko` in torch, one step a column: for every device, and where Numba is missing.
+"""The loops of `gko` in torch, one step a column: for every device, and where C was not compiled.
 
 Names, arguments and results are those of `kernels.cpu.gko`.
 """

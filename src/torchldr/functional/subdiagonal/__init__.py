@@ -17,6 +17,6 @@ digits:
     trained_pair    the same for training on a GPU
     frozen          which of these a frozen layer takes
 
-Operators that the guard refuses are served by the dense matrix (`stein`), a sum of products without a division, right
-for every operator.
+Operators that the guard refuses are served by the dense matrix (`stein`), a sum of products without a
+division, right for every operator.
 """

@@ -2,8 +2,9 @@
 
     (K(A, v) w)_i = P_i (t_i + f t_{m+i}),  t = (v / P) * w,  f = c P_{m-1}
 
-for both operators, modulo X^{2N} + 1 with 2N >= m + k - 1 of either: 2r + 2 complex FFTs of length N a row, everything
-between them while it is in cache. See the package for the notation and `guard` for when this is right.
+for both operators, modulo X^{2N} + 1 with 2N >= m + k - 1 of either: 2r + 2 complex FFTs of length N a row,
+everything between them while it is in cache. See the package for the notation and `guard` for when this is
+right.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ and, as K(Z_a, e_0) and K(Z_b, e_0) are the identity, for any a and b with a b !
 
     (1 - a b) M' = (1 - f e) sum_i K(Z_a, g_i) K(Z_b, h_i)^T + K(Z_b, p)^T + K(Z_a, q).
 
-That is 2r + 4 FFTs of length n a vector instead of 2r + 2 of length 2n: a quarter less work at rank one, nearly
-half at high rank. All of this is computed in float64.
+That is 2r + 4 FFTs of length n a vector instead of 2r + 2 of length 2n: a quarter less work at rank one,
+nearly half at high rank. All of this is computed in float64.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ dtype of the layer: five bits are lost at most. For a float32 layer it may be 2^
 float64.
 
 A times f and C over f have the same product, and training drifts along that direction. So the common scale is
-taken out first: f shares the growth between both, logarithms of geometric means as n^2 to m^2. Square matrices
-have two alike then, and the shorter operator of others may grow faster.
+taken out first: f shares the growth between both, logarithms of geometric means as n^2 to m^2. Square
+matrices have two alike then, and the shorter operator of others may grow faster.
 """
 
 from __future__ import annotations
@@ -69,12 +69,16 @@ def _mean_log(s: Tensor) -> Tensor:
 
 
 def balanced(A: Side, C: Side, factor: Tensor | float | None = None) -> tuple[Side, Side]:
-    """The same product without the common scale of its operators; differentiable."""
+    """The same product without the common scale of its operators, which are in float64 then; differentiable.
+
+    Rounded to float32 they would have other products: errors of n entries add up.
+    """
     (a, corner_A, G), (c, corner_C, H) = A, C
+    a, corner_A, c, corner_C = (t.double() for t in (a, corner_A, c, corner_C))
     factor = common_scale(a, c) if factor is None else factor
     if isinstance(factor, Tensor):
-        f, of_corner = factor.to(a.dtype), factor.reshape(corner_A.shape).to(a.dtype)
-        return (a * f, corner_A * of_corner, G), (c / f, corner_C / of_corner, H)
+        of_corner = factor.reshape(corner_A.shape)
+        return (a * factor, corner_A * of_corner, G), (c / factor, corner_C / of_corner, H)
     return (a * factor, corner_A * factor, G), (c / factor, corner_C / factor, H)
 
 

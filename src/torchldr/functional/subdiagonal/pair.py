@@ -2,11 +2,11 @@
 
     M = leave (sum_{i < r} T(left_i) between T(right_i)^T enter + T(left_r) beside) + aside T(right_r)^T enter
 
-for diagonal scalings and T(v) the skew-circulant matrix of size n that has the spectrum v; M^T is of the same form,
-with left and right, enter and leave, beside and aside exchanged. `generators` has the vectors, for a = -1 and
-b = -1/2: Z_{-1} takes complex FFTs of length n / 2, and so does Z_{-1/2} after a scaling D = diag(2^{j/n}). That is
-2r + 4 of them a row, by C on a CPU where n is a power of two, and in a kernel or two on a GPU for even n without large
-factors. The scaling costs a bit of precision at most.
+for diagonal scalings and T(v) the skew-circulant matrix of size n that has the spectrum v; M^T is of the same
+form, with left and right, enter and leave, beside and aside exchanged. `generators` has the vectors, for
+a = -1 and b = -1/2: Z_{-1} takes complex FFTs of length n / 2, and so does Z_{-1/2} after a scaling
+D = diag(2^{j/n}). That is 2r + 4 of them a row: by C on a CPU where n is a power of two, and in a kernel or
+two on a GPU for even n without large factors. The scaling costs a bit of precision at most.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def joined(v: Tensor) -> Tensor:
 
 def _exchanged(
     scalings: Tensor, left: Tensor, right: Tensor, transposed: bool
-) -> tuple[Sequence[Tensor], Tensor, Tensor]:
+) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
     enter, beside, between, leave, aside = scalings.unbind(-2)
     if transposed:
         return (leave, aside, between, enter, beside), right, left
@@ -115,7 +115,7 @@ def _plain(x: Tensor, scalings: Tensor, left: Tensor, right: Tensor, transposed:
 def _kernel(x: Tensor, scalings: Tensor, left: Tensor, right: Tensor, transposed: bool) -> Tensor:
     if not x.is_cuda:
         return by_c.product(scalings, left, right, x.contiguous(), transposed=transposed)
-    (parts), left, right = _exchanged(scalings, left, right, transposed)
+    parts, left, right = _exchanged(scalings, left, right, transposed)
     n, y = x.shape[-1], torch.empty_like(x, memory_format=torch.contiguous_format)
     turn, root = twist(n, torch.float32, x.device, 1), roots(n, x.device)
     constants = by_cuda.Constants(*parts, turn, joined(right), joined(left), root)
@@ -163,7 +163,7 @@ def _batched(info: Any, dims: Sequence[int | None], apply: Any, arguments: Seque
 
 def _samples() -> Iterator[tuple[Any, ...]]:
     n, r = 64, 2
-    A, C = ((torch.rand(n - 1) + 0.5, torch.rand(()), torch.randn(r, n)) for _ in range(2))
+    A, C = ((1 + 0.01 * torch.randn(n - 1), torch.rand(()), torch.randn(r, n)) for _ in range(2))
     constants = [t.float() for t in prepare(A, C)]
     for transposed in (False, True):
         yield torch.randn(3, n), *(t.clone() for t in constants), transposed

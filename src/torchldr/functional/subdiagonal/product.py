@@ -1,8 +1,8 @@
 """Products with M = sum_i K_k(A, g_i) K_k(C, h_i)^T, A and C subdiagonal with a corner, as one operator.
 
-On a CPU the operator looks at the operators' values: where they allow convolutions (`guard`) C takes those, with all
-gradients; else it makes the dense matrix by a scan. The plain form is the dense matrix too: right for every operator.
-A GPU takes `trained_pair` where values can be looked at and allow it.
+On a CPU the operator looks at the operators' values: where they allow convolutions (`guard`) C takes those,
+with all gradients; else it makes the dense matrix by a scan. The plain form is the dense matrix too: right
+for every operator. A GPU takes `trained_pair` where values can be looked at and allow it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def product(A: Side, C: Side, x: Tensor) -> Tensor:
     Returns:
         Shape (b, m), in the dtype of `x` (float32 or float64). Differentiable.
     """
-    if trained_pair.serves(A[2].shape[-1], C[2].shape[-1], x) and trained_pair.may_look(x):
+    if trained_pair.may_look(x) and trained_pair.serves(A[2].shape[-1], C[2].shape[-1], x):
         y = trained_pair.product(A, C, x, RANGE)
         if y is not None:
             return y

@@ -1,10 +1,11 @@
 """Products with square LDR matrices that are trained on a GPU, with all gradients, as one operator.
 
 The formula is that of `pair`. Gradients take 4r + 6 transforms more: every step is linear and T^{-1} F^{-1}
-(unscaled) is adjoint to F T, so dQ = F T (P_A dy) goes back through the same steps. Those of left_i are sums of dQ
-times the conjugate of F T z_i over all rows, those of right_i likewise; P_A and P_C multiply y and x entry by entry,
-so theirs are sums of dy y and x dx over P. From there on, to the vectors and operators that all this was made from,
-autograd goes on. No row meets another, so one that is not finite, or much larger, does not harm the others.
+(unscaled) is adjoint to F T, so dQ = F T (P_A dy) goes back through the same steps. Those of left_i are sums
+of dQ times the conjugate of F T z_i over all rows, those of right_i likewise; P_A and P_C multiply y and x
+entry by entry, so theirs are sums of dy y and x dx over P. From there on, to the vectors and operators that
+all this was made from, autograd goes on. No row meets another, so one that is not finite, or much larger,
+does not harm the others.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ def serves(m: int, n: int, x: Tensor) -> bool:
 def product(A: Side, C: Side, x: Tensor, limit: float | None = None) -> Tensor | None:
     """sum_i K(A, g_i) K(C, h_i)^T x, (b, n) to (b, n) in the dtype of x; differentiable in every tensor.
 
-    None where the range of both operators, which `guard` explains, is above a limit. That is looked at when all is
-    queued, so a graph that is captured or compiled must come without a limit.
+    None where the range of both operators, which `guard` explains, is above a limit. That is looked at when
+    all is queued, so a graph that is captured or compiled must come without a limit.
     """
     A, C = balanced(A, C)
     P, made = generators(A, C, -1.0, -0.5)

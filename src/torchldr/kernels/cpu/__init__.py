@@ -1,4 +1,1 @@
-"""Loops that Numba compiles: lanes and FFT (`fft`), convolution, stencil, elimination (`gko`).
-
-`loops` says whether they serve in this process.
-"""
+"""The CPU's kernels in C, and the functions of tensors that call them; `library` loads them."""

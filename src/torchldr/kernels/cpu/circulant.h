@@ -52,12 +52,15 @@ LDR_INLINE void NAMED(leave)(const REAL *restrict v, REAL *restrict row, int64_t
     do {                                                                      \
         REAL vr = V[k], vi = V[N + k], ur = U[k], ui = U[N + k];              \
         REAL qr = Q[k], qi = Q[N + k], dr = vr - V[at], di = vi + V[N + at];  \
-        out[k] += (ur * vi + ui * vr) + (qr * di + qi * dr);                  \
-        out[N + k] += (ur * vr - ui * vi) + (qr * dr - qi * di);              \
+        REAL re = (ur * vr - ui * vi) + (qr * dr - qi * di);                  \
+        REAL im = (ur * vi + ui * vr) + (qr * di + qi * dr);                  \
+        out[k] = begins ? im : out[k] + im;                                   \
+        out[N + k] = begins ? re : out[N + k] + re;                           \
     } while (0)
 
 /* out += U V + Q (V - R V), its imaginary parts first. */
-LDR_INLINE void NAMED(add_block)(const REAL *restrict V, const REAL *restrict U, REAL *restrict out, int64_t N)
+LDR_INLINE void NAMED(add_block)(const REAL *restrict V, const REAL *restrict U, REAL *restrict out, int64_t N,
+                              const int begins)
 {
     const REAL *restrict Q = U + 2 * N;
     PRODUCT(0, 0);
@@ -70,12 +73,15 @@ LDR_INLINE void NAMED(add_block)(const REAL *restrict V, const REAL *restrict U,
     do {                                                                          \
         REAL wr = W[k], wi = W[N + k], ur = U[k], ui = U[N + k];                  \
         REAL qr = Q[k], qi = Q[N + k], er = wr + W[at], ei = wi - W[N + at];      \
-        out[k] += (ur * wi - ui * wr) + (qr * ei - qi * er);                      \
-        out[N + k] += (ur * wr + ui * wi) + (qr * er + qi * ei);                  \
+        REAL re = (ur * wr + ui * wi) + (qr * er + qi * ei);                      \
+        REAL im = (ur * wi - ui * wr) + (qr * ei - qi * er);                      \
+        out[k] = begins ? im : out[k] + im;                                       \
+        out[N + k] = begins ? re : out[N + k] + re;                               \
     } while (0)
 
 /* out += conj(U) W + conj(Q) (W + R W), likewise. */
-LDR_INLINE void NAMED(add_transposed)(const REAL *restrict W, const REAL *restrict U, REAL *restrict out, int64_t N)
+LDR_INLINE void NAMED(add_transposed)(const REAL *restrict W, const REAL *restrict U, REAL *restrict out, int64_t N,
+                              const int begins)
 {
     const REAL *restrict Q = U + 2 * N;
     TRANSPOSED(0, 0);
@@ -138,13 +144,15 @@ LDR_API LDR_CLONES void NAMED(ldr_block_spectra)(const REAL *columns, REAL *spec
 }
 
 /* The spectra of the blocks of a row of `count` numbers. */
-LDR_INLINE void NAMED(blocks)(const REAL *row, int64_t count, int64_t blocks, REAL *found, REAL *a, REAL *b,
-                              int64_t N, const REAL *tables)
+LDR_INLINE void NAMED(blocks)(const REAL *row, int64_t count, int64_t blocks, REAL *found, REAL *a, int64_t N,
+                              const REAL *tables)
 {
-    for (int64_t i = 0; i < blocks; i++) {
+    int64_t moves = NAMED(ldr_moves)(N);
+    for (int64_t i = 0; i < blocks; i++, found += 2 * N) {
         int64_t left = count - i * 2 * N;
-        NAMED(enter)(row + i * 2 * N, left < 2 * N ? left : 2 * N, a, N);
-        NAMED(copy)(NAMED(ldr_transform)(a, b, N, tables), found + i * 2 * N, 2 * N);
+        REAL *from = moves ? a : found;
+        NAMED(enter)(row + i * 2 * N, left < 2 * N ? left : 2 * N, from, N);
+        NAMED(ldr_transform)(from, moves ? found : a, N, tables);
     }
 }
 
@@ -154,13 +162,15 @@ LDR_INLINE void NAMED(multiplied)(const REAL *V, REAL *row, int64_t count, const
 {
     for (int64_t i = 0; i < (transposed ? q : p); i++) {
         int64_t left = count - i * 2 * N;
-        NAMED(clear)(a, 0, 2 * N);
-        if (transposed)
-            for (int64_t j = 0; j < p; j++)
-                NAMED(add_transposed)(V + j * 2 * N, spectra + (j * q + i) * 4 * N, a, N);
-        else
-            for (int64_t j = 0; j < q; j++)
-                NAMED(add_block)(V + j * 2 * N, spectra + (i * q + j) * 4 * N, a, N);
+        if (transposed) {
+            NAMED(add_transposed)(V, spectra + i * 4 * N, a, N, 1);
+            for (int64_t j = 1; j < p; j++)
+                NAMED(add_transposed)(V + j * 2 * N, spectra + (j * q + i) * 4 * N, a, N, 0);
+        } else {
+            NAMED(add_block)(V, spectra + i * q * 4 * N, a, N, 1);
+            for (int64_t j = 1; j < q; j++)
+                NAMED(add_block)(V + j * 2 * N, spectra + (i * q + j) * 4 * N, a, N, 0);
+        }
         if (left > 0)
             NAMED(leave)(NAMED(ldr_transform)(a, b, N, tables), row + i * 2 * N, left < 2 * N ? left : 2 * N, N);
     }
@@ -177,7 +187,7 @@ LDR_API LDR_CLONES void NAMED(ldr_blocks)(const REAL *x, REAL *y, const REAL *sp
     REAL *a = scratch, *b = a + 2 * N, *V = b + 2 * N;
     for (int64_t row = start; row < stop; row++) {
         const REAL *of = spectra + row / each * p * q * 4 * N;
-        NAMED(blocks)(x + row * n, n, transposed ? p : q, V, a, b, N, tables);
+        NAMED(blocks)(x + row * n, n, transposed ? p : q, V, a, N, tables);
         NAMED(multiplied)(V, y + row * m, m, of, p, q, transposed, a, b, N, tables);
     }
     ldr_restore(before);
@@ -196,9 +206,9 @@ LDR_API LDR_CLONES void NAMED(ldr_blocks_backward)(const REAL *u, const REAL *x,
     REAL *a = scratch, *b = a + 2 * N, *W = b + 2 * N, *V = W + p * 2 * N;
     for (int64_t row = start; row < stop; row++) {
         int64_t of = row / each, size = p * q * 4 * N;
-        NAMED(blocks)(u + row * m, m, p, W, a, b, N, tables);
+        NAMED(blocks)(u + row * m, m, p, W, a, N, tables);
         if (sums) {
-            NAMED(blocks)(x + row * n, n, q, V, a, b, N, tables);
+            NAMED(blocks)(x + row * n, n, q, V, a, N, tables);
             for (int64_t i = 0; i < p; i++)
                 for (int64_t j = 0; j < q; j++)
                     NAMED(add_gradient)(W + i * 2 * N, V + j * 2 * N,

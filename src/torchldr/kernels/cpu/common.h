@@ -17,14 +17,13 @@
 #if defined(_MSC_VER)
 #define LDR_API __declspec(dllexport)
 #define LDR_INLINE static __forceinline
-#define restrict __restrict
 #else
 #define LDR_API __attribute__((visibility("default")))
 #define LDR_INLINE static inline __attribute__((always_inline))
 #endif
 
 /* One function compiled for several instruction sets, chosen when the library is loaded. */
-#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__) && !defined(LDR_NO_CLONES)
+#if defined(__x86_64__) && defined(__GLIBC__) && __GNUC__ >= 12 && !defined(__clang__) && !defined(LDR_NO_CLONES)
 #define LDR_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
 #define LDR_CLONES

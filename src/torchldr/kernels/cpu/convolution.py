@@ -2,7 +2,8 @@
 
     y = sum_i K_k(A, g_i) K_k(C, h_i)^T x,    k = min(m, n),
 
-for one matrix or a stack; `convolution.h` has the formulas. All tensors are contiguous, on the CPU and of one dtype:
+for one matrix or a stack; `convolution.h` has the formulas. All tensors are contiguous, on the CPU and of one
+dtype:
 
     G (.., r, m), H (.., r, n)     start vectors, with the axes of a stack in front
     corner_a, corner_c (.., 1)     top right entries; () will do for one matrix
@@ -23,7 +24,7 @@ import torch
 from torch import Tensor
 
 from .library import Kernel
-from .tables import half_length, tables
+from .tables import half_length, scratch, tables
 from .threads import in_parts, joined
 
 _profiles = Kernel("ldr_profiles", "ppppppppiii")
@@ -44,24 +45,24 @@ class Saved(NamedTuple):
 def profiles(
     corner_a: Tensor, lower_a: Tensor | None, corner_c: Tensor, lower_c: Tensor | None, m: int, n: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Profiles of A and of C in float64, the product of their ranges, max|P| / min|P| max(1, |f|), and factors.
+    """Profiles of A and C in float64, the product of their ranges max|P| / min|P| max(1, |f|), and factors.
 
-    A times f and C over f have the same product, so their common scale is taken out: factors are what A was multiplied
-    by, and C divided. Ranges and factors have a number for each matrix. A range is not finite where the product of a subdiagonal is 0 or leaves
-    float64.
+    A times f and C over f have the same product, so their common scale is taken out: factors are what A was
+    multiplied by, and C divided. Ranges and factors have a number for each matrix. A range is not finite
+    where the product of a subdiagonal is 0 or leaves float64.
     """
-    lead, wide = corner_a.shape[:-1], {"dtype": torch.float64}
-    A, C = corner_a.new_empty(*lead, m + 2, **wide), corner_a.new_empty(*lead, n + 2, **wide)
-    ranges, factors = corner_a.new_empty(lead, **wide), corner_a.new_empty(lead, **wide)
+    lead, wide = corner_a.shape[:-1], torch.float64
+    A, C = (corner_a.new_empty(*lead, size + 2, dtype=wide) for size in (m, n))
+    ranges, factors = (corner_a.new_empty(lead, dtype=wide) for _ in range(2))
     _profiles(corner_a.dtype, lower_a, corner_a, lower_c, corner_c, A, C, ranges, factors, lead.numel(), m, n)
     return A, C, ranges, factors
 
 
 def hats(V: Tensor, profile: Tensor, k: int, length: int) -> Tensor:
-    """The spectra of start vectors over their profile, (.., r, 2N), for k columns and at most `length` rows."""
-    (*lead, r, m), N = V.shape, half_length(length + k - 1)
-    found, scratch = V.new_empty(*lead, r, 2 * N), V.new_empty(4 * N)
-    _hats(V.dtype, V, profile, found, tables(N, V.dtype), scratch, math.prod(lead), r, m, N)
+    """The spectra of start vectors over P, (.., r, 2N), for k columns and at most `length` rows."""
+    (*lead, r, m), N, dtype = V.shape, half_length(length + k - 1), V.dtype
+    found, room = V.new_empty((*lead, r, 2 * N)), scratch(4 * N, dtype)
+    _hats(dtype, V, profile, found, tables(N, dtype), room, math.prod(lead), r, m, N)
     return found
 
 
@@ -84,13 +85,13 @@ def forward(
 def _product(
     A: Tensor, C: Tensor, left: Tensor, right: Tensor, x: Tensor, saved: tuple[Tensor | None, ...]
 ) -> Tensor:
-    (*lead, r, size), m, n, dtype = left.shape, A.shape[-1] - 2, C.shape[-1] - 2, x.dtype
-    stack, total, N = math.prod(lead), x.shape[:-1].numel(), size // 2
-    y, turns, b = x.new_empty(*x.shape[:-1], m), tables(N, dtype), total // stack
+    (r, size), (*rows_of_x, n), m, dtype = left.shape[-2:], x.shape, A.shape[-1] - 2, x.dtype
+    N, total = size // 2, x.numel() // n
+    y, turns, b = x.new_empty((*rows_of_x, m)), tables(N, dtype), total * r * size // left.numel()
 
     def rows(start: int, stop: int) -> None:
-        scratch = torch.empty(10 * N, dtype=dtype, device="cpu")
-        _convolve(dtype, x, y, A, C, left, right, *saved, turns, scratch, b, m, n, r, N, start, stop)
+        room = scratch(10 * N, dtype)
+        _convolve(dtype, x, y, A, C, left, right, *saved, turns, room, b, m, n, r, N, start, stop)
 
     in_parts(total, r * size, rows)
     return y
@@ -115,8 +116,8 @@ def backward(
 
     As many FFTs as `forward`, and 2r for each matrix.
     """
-    (*lead, r, size), m, n, dtype = left.shape, A.shape[-1] - 2, C.shape[-1] - 2, x.dtype
-    stack, total, N = math.prod(lead), x.shape[:-1].numel(), size // 2
+    (r, size), m, n, dtype = left.shape[-2:], A.shape[-1] - 2, C.shape[-1] - 2, x.dtype
+    stack, total, N = left.numel() // (r * size), x.numel() // n, size // 2
     b = total // stack
     k, dx, turns = min(m, n), torch.empty_like(x), tables(N, dtype)
     each = 2 * r * size + m + n + 2 * k
@@ -124,16 +125,16 @@ def backward(
     ends = None if lower_a is None else saved.ends
 
     def rows(start: int, stop: int) -> None:
-        scratch = torch.empty(10 * N, dtype=dtype, device="cpu")
+        room = scratch(10 * N, dtype)
         count = (stop - 1) // b - start // b + 1
-        sums = parts[start] = torch.zeros(count, each, dtype=dtype, device="cpu")
-        tensors = u, x, dx, A, C, left, right, saved.x_hat, saved.z_hat, ends, sums, turns, scratch
+        sums = parts[start] = x.new_zeros((count, each))
+        tensors = u, x, dx, A, C, left, right, saved.x_hat, saved.z_hat, ends, sums, turns, room
         _backward(dtype, *tensors, b, m, n, r, N, start, stop)
 
     if total:
         in_parts(total, r * size, rows)
     sums = joined(parts, b, (stack, each), x)
-    scratch, found = x.new_empty(size), []
+    room, found = scratch(size, dtype), []
     places = (0, 2 * r * size, 2 * r * size + m + n), (r * size, 2 * r * size + m, 2 * r * size + m + n + k)
     for lower, corner, V, profile, place in (
         (lower_a, corner_a, G, A, places[0]),
@@ -144,7 +145,7 @@ def backward(
         if lower is None:
             dcorner = None
         _sides(
-            dtype, lower, corner, V, profile, sums, dlower, dcorner, dV, turns, scratch,
+            dtype, lower, corner, V, profile, sums, dlower, dcorner, dV, turns, room,
             stack, V.shape[-1], k, r, N, each, *place,
         )  # fmt: skip
         found.append((dV, dcorner, dlower))

@@ -88,17 +88,18 @@ LDR_INLINE void NAMED(transpose)(const REAL *restrict x, int64_t width, REAL *re
 #endif
 }
 
-/* The stages of stride 1 and 4, for n >= 256. */
-LDR_INLINE void NAMED(first)(const REAL *restrict x, REAL *restrict y, int64_t n, const REAL *restrict turns)
+/* The stages of stride 1 and 4, for n >= 16 tile. */
+LDR_INLINE void NAMED(first)(const REAL *restrict x, REAL *restrict y, int64_t n, const REAL *restrict turns,
+                             const int tile)
 {
     int64_t q = n / 16;
     const REAL *restrict later = turns + 24 * q;
     REAL ur[16][TILE], ui[16][TILE], vr[16][TILE], vi[16][TILE];
-    for (int64_t p = 0; p < q; p += TILE) {
+    for (int64_t p = 0; p < q; p += tile) {
         for (int64_t b = 0; b < 4; b++) {
             const REAL *restrict in = x + p + b * q, *restrict t = turns + p + b * q;
 #pragma omp simd
-            for (int l = 0; l < TILE; l++) {
+            for (int l = 0; l < tile; l++) {
                 REAL ar = in[l], br = in[4 * q + l], cr = in[8 * q + l], dr = in[12 * q + l];
                 REAL ai = in[n + l], bi = in[n + 4 * q + l], ci = in[n + 8 * q + l], di = in[n + 12 * q + l];
                 BUTTERFLY(ar, ai, br, bi, cr, ci, dr, di);
@@ -112,7 +113,7 @@ LDR_INLINE void NAMED(first)(const REAL *restrict x, REAL *restrict y, int64_t n
         for (int k = 0; k < 4; k++) {
             const REAL *restrict t = later + p;
 #pragma omp simd
-            for (int l = 0; l < TILE; l++) {
+            for (int l = 0; l < tile; l++) {
                 REAL ar = ur[4 * k][l], br = ur[4 * k + 1][l], cr = ur[4 * k + 2][l], dr = ur[4 * k + 3][l];
                 REAL ai = ui[4 * k][l], bi = ui[4 * k + 1][l], ci = ui[4 * k + 2][l], di = ui[4 * k + 3][l];
                 BUTTERFLY(ar, ai, br, bi, cr, ci, dr, di);
@@ -123,7 +124,7 @@ LDR_INLINE void NAMED(first)(const REAL *restrict x, REAL *restrict y, int64_t n
                 vi[k][l] = ai, vi[k + 4][l] = bi, vi[k + 8][l] = ci, vi[k + 12][l] = di;
             }
         }
-        for (int l = 0; l < TILE; l += 4)
+        for (int l = 0; l < tile; l += 4)
             for (int k = 0; k < 16; k += 4) {
                 NAMED(transpose)(&vr[k][l], TILE, y + 16 * (p + l) + k, 16);
                 NAMED(transpose)(&vi[k][l], TILE, y + n + 16 * (p + l) + k, 16);
@@ -194,6 +195,15 @@ LDR_INLINE void NAMED(last)(const REAL *restrict x, REAL *restrict y, int64_t n,
     }
 }
 
+/* Whether the FFT of n numbers ends in the other array. */
+int64_t NAMED(ldr_moves)(int64_t n)
+{
+    int64_t stages = 1, s = n >= 64 ? 16 : 4;
+    for (; 4 * s < n; s *= 4)
+        stages++;
+    return (stages + (s < n)) % 2;
+}
+
 /* The FFT of x; returns where it is, x or y. The other array is overwritten. n is a power of two from 16 on.
  *
  * With real and imaginary parts swapped before and after it is n times the inverse. */
@@ -201,13 +211,19 @@ LDR_CLONES REAL *NAMED(ldr_transform)(REAL *x, REAL *y, int64_t n, const REAL *t
 {
     const REAL *turns = tables + 2 * n, *later = turns + 6 * (n / 4) + 6 * (n / 16);
     REAL *spare;
-    int64_t s = 4;
-    if (n >= 256) {
-        NAMED(first)(x, y, n, turns);
-        later += 6 * (n / 16);
-        s = 16;
-    } else
+    int64_t s = 16;
+    if (n >= 256)
+        NAMED(first)(x, y, n, turns, TILE);
+    else if (n == 128)
+        NAMED(first)(x, y, n, turns, 8);
+    else if (n == 64)
+        NAMED(first)(x, y, n, turns, 4);
+    else {
         NAMED(first_small)(x, y, n, turns);
+        s = 4;
+    }
+    if (s == 16)
+        later += 6 * (n / 16);
     spare = x, x = y, y = spare;
     for (; 4 * s < n; s *= 4) {
         if (s == 4)

@@ -1,14 +1,12 @@
-"""Products with constant square matrices by a pair of circulant ones: tensors in, tensors out; see `pair.h`."""
+"""Constant square matrices by pairs of circulant ones: tensors in, tensors out; `pair.h` has the formula."""
 
 from __future__ import annotations
-
-import math
 
 import torch
 from torch import Tensor
 
 from .library import Kernel
-from .tables import tables
+from .tables import scratch, tables
 from .threads import in_parts
 
 _pair = Kernel("ldr_pair", "ppppppp" + "iiiiii")
@@ -25,13 +23,14 @@ def product(scalings: Tensor, left: Tensor, right: Tensor, x: Tensor, *, transpo
     Returns:
         Shape (.., b, n). 2r + 4 complex FFTs of length n / 2 a vector.
     """
-    (*lead, r, n), dtype, total = left.shape, x.dtype, x.shape[:-1].numel()
-    b = total // math.prod(lead)
+    (r, n), dtype = left.shape[-2:], x.dtype
+    total = x.numel() // n
+    b = total * r * n // left.numel()
     y, turns = torch.empty_like(x), tables(n // 2, dtype)
 
     def rows(start: int, stop: int) -> None:
-        scratch = torch.empty(5 * n, dtype=dtype, device="cpu")
-        _pair(dtype, x, y, scalings, left, right, turns, scratch, b, n, r - 1, transposed, start, stop)
+        room = scratch(5 * n, dtype)
+        _pair(dtype, x, y, scalings, left, right, turns, room, b, n, r - 1, int(transposed), start, stop)
 
     in_parts(total, r * n, rows)
     return y

@@ -5,25 +5,27 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define LANES 16   /* diagonals that loops take at a time at least */
-#define ROWS 4     /* rows of a tile */
-#define STRIP 1024 /* diagonals of a tile */
-#define WIDTH (STRIP + 2 * LANES)
-#define PAD (4 * LANES)
-#define MOST 4.0      /* weight of a whole round that may cancel: two bits are lost */
-#define GROWTH 256.0  /* the same where it is multiplied by the growth within a round */
-#define SHRINKS 0.5   /* rounds that sum to a geometric series */
-#define KEPT 16       /* rows between two checkpoints of the general form */
+#define LANES 16     /* columns that a loop takes at once, at least */
+#define MOST 4.0     /* weight of a path once around that may cancel: two bits are lost */
+#define GROWTH 256.0 /* the same for gradients, multiplied by the growth on the way */
+#define SHRINKS 0.5  /* weight of a path around that may be summed as a geometric series */
+#define KEPT 16      /* rows between two checkpoints of the general form */
 
-enum { PREPARE, AROUND, TURN, MAIN, FINISH, PHASES, ALL = PHASES };
-enum { PLAIN, ROUND, GENERAL };
+enum { PREPARE, AROUND, TURN, MAIN, FINISH, ALL }; /* phases */
+enum { PLAIN, ROUND, GENERAL };                    /* regimes: A's corner is 0, some paths go around, heavy ones do */
 
 #define REAL float
 #define NAMED(name) name##_f32
+#include "scan_weights.h"
+#include "scan_rows.h"
+#include "scan_general.h"
 #include "scan.h"
 #undef REAL
 #undef NAMED
 
 #define REAL double
 #define NAMED(name) name##_f64
+#include "scan_weights.h"
+#include "scan_rows.h"
+#include "scan_general.h"
 #include "scan.h"

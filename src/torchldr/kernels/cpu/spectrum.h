@@ -10,6 +10,7 @@
  * the result is, and the array that they were given beside it is the spare one afterwards: see SWAPPED.
  */
 
+int64_t NAMED(ldr_moves)(int64_t n); /* whether transforms of n numbers end in the other array */
 REAL *NAMED(ldr_transform)(REAL *x, REAL *y, int64_t n, const REAL *tables);
 
 /* Call f(a, b, ...), and name its result a, the other array b. */

@@ -43,14 +43,19 @@ def fill(G: Tensor, H: Tensor, corner_a: Corner, lower_a: Lower, corner_c: Corne
 
     Rows follow from each other in the dtype of G. O(R r m n) work.
     """
-    R, r, m, n = *G.shape, H.shape[2]
+    (R, r, m), n = G.shape, H.shape[2]
     M = G.new_empty(R, m, n)
     operators = _arguments(corner_a, lower_a, corner_c, lower_c)
+    bands = _bands(R, n, (2 + r) * m * n)
+    if bands == 1:
+        room = torch.empty(_room(G.dtype, 1, r, m, n), dtype=torch.uint8, device="cpu")
+        _FILL(G.dtype, _ALL, 0, R, 1, r, m, n, G, H, *operators, room, M)
+        return M
 
     def call(phase: int, start: int, stop: int, bands: int, room: Tensor) -> None:
         _FILL(G.dtype, phase, start, stop, bands, r, m, n, G, H, *operators, room, M)
 
-    _run(call, G.dtype, R, r, m, n, (2 + r) * m * n)
+    _phases(call, R, bands, _room(G.dtype, max(bands, 1), r, m, n), m * n)
     return M
 
 
@@ -64,7 +69,7 @@ def gradients(
     corner_c: Corner,
     lower_c: Lower,
     operators: bool,
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+) -> tuple[Tensor | None, ...]:
     """Gradients of sum(D * M) in all arguments of `fill`.
 
     Args:
@@ -75,19 +80,24 @@ def gradients(
     Returns:
         Those of G, H, corner_a, lower_a, corner_c, lower_c; the last four None without `operators`.
     """
-    R, r, m, n = *G.shape, H.shape[2]
+    (R, r, m), n = G.shape, H.shape[2]
     dG, dH = torch.empty_like(G), torch.empty_like(H)
     found: tuple[Tensor | None, ...] = (None,) * 4
-    if operators and lower_a is not None:
-        found = tuple(G.new_empty(R, size) for size in (1, m - 1, 1, n - 1))
+    if operators and isinstance(corner_a, Tensor):
+        found = tuple(torch.empty_like(t) for t in (corner_a, lower_a, corner_c, lower_c))  # type: ignore[arg-type]
     given = _arguments(corner_a, lower_a, corner_c, lower_c)
+    bands = _bands(R, n, (8 + 4 * r) * m * n)
+    if bands == 1:
+        room = torch.empty(_room(G.dtype, 1, r, m, n), dtype=torch.uint8, device="cpu")
+        _GRADIENTS(G.dtype, _ALL, 0, R, 1, r, m, n, D, M, G, H, *given, room, dG, dH, *found)
+        return dG, dH, *found
 
     def call(phase: int, start: int, stop: int, bands: int, room: Tensor) -> None:
         _GRADIENTS(
             G.dtype, phase, start, stop, bands, r, m, n, D, M, G, H, *given, room, dG, dH, *found
         )  # fmt: skip
 
-    _run(call, G.dtype, R, r, m, n, (8 + 4 * r) * m * n, finish=True)
+    _phases(call, R, bands, _room(G.dtype, max(bands, 1), r, m, n), m * n, finish=True)
     return dG, dH, *found
 
 
@@ -99,35 +109,37 @@ def _arguments(
     return None, None, None, None, corner_a, corner_c
 
 
-def _run(
+def _bands(R: int, n: int, work: int) -> int:
+    """How many bands of diagonals: 1 for a single thread, 0 where threads share whole matrices."""
+    threads = torch.get_num_threads()
+    if threads == 1 or R * work < 2 * _WORTHWHILE:
+        return 1
+    return 0 if threads <= R else max(1, min(-(-threads // R), n // NARROWEST, work // _WORTHWHILE))
+
+
+def _phases(
     call: Callable[[int, int, int, int, Tensor], None],
-    dtype: torch.dtype,
     R: int,
-    r: int,
-    m: int,
-    n: int,
-    work: int,
+    bands: int,
+    room: int,
+    size: int,
     finish: bool = False,
 ) -> None:
-    """All phases: a matrix at a time, or with bands of diagonals for as many threads as there are."""
-    bands = max(1, min(-(-torch.get_num_threads() // max(R, 1)), n // NARROWEST, work // _WORTHWHILE))
-    room = _room(dtype, bands, r, m, n)
+    """All matrices by several threads."""
+    if bands == 0:
 
-    def some(start: int, stop: int) -> None:
-        call(_ALL, start, stop, 1, torch.empty(room, dtype=torch.uint8))
+        def some(start: int, stop: int) -> None:
+            call(_ALL, start, stop, 1, torch.empty(room, dtype=torch.uint8, device="cpu"))
 
-    if bands == 1:
-        in_parts(R, work // _STEPS, some)
+        in_parts(R, size, some)
         return
-    memory = torch.empty(R * room, dtype=torch.uint8)
+    memory = torch.empty(R * room, dtype=torch.uint8, device="cpu")
 
     def phase(name: int) -> None:
-        in_parts(
-            R * bands, work // bands // _STEPS, lambda start, stop: call(name, start, stop, bands, memory)
-        )
+        in_parts(R * bands, size, lambda start, stop: call(name, start, stop, bands, memory))
 
     call(_PREPARE, 0, R, bands, memory)
-    if (memory.view(R, room)[:, :8].view(dtype)[:, 0] == _ROUND).any():
+    if (memory.view(R, room)[:, :8].view(torch.float64) == _ROUND).any():
         phase(_AROUND)
         call(_TURN, 0, R, bands, memory)
     phase(_MAIN)
@@ -135,13 +147,12 @@ def _run(
         call(_FINISH, 0, R, bands, memory)
 
 
-_STEPS = 8  # multiplications that vectors take in a step of a loop without
-_WORTHWHILE = 1 << 20  # multiplications that pay for a thread
+_WORTHWHILE = 1 << 22  # multiplications that pay for a thread
 
 
 @cache
 def _room(dtype: torch.dtype, bands: int, r: int, m: int, n: int) -> int:
     """Bytes that one matrix takes beside its tensors."""
-    size = torch.zeros(1, dtype=torch.int64)
+    size = torch.zeros(1, dtype=torch.int64, device="cpu")
     _ROOM(dtype, bands, r, m, n, size)
     return int(size)

@@ -1,15 +1,20 @@
-"""Tables of the compiled FFT: cosines and sines, made once for a length and a dtype."""
+"""Memory of the CPU's kernels that is no tensor: tables of the FFT, and scratch that threads use again.
+
+Neither depends on a mode of torch that may be on when it is first needed.
+"""
 
 from __future__ import annotations
 
 import ctypes
-from functools import lru_cache
+import threading
+from functools import cache
 from typing import Any
 
 import torch
 
 from .library import Kernel
 
+_LINE = 64  # bytes of a line of the cache
 SMALLEST = 16  # complex numbers: the first stages of the FFT take sixteen
 
 _TYPES: dict[torch.dtype, Any] = {torch.float32: ctypes.c_float, torch.float64: ctypes.c_double}
@@ -25,15 +30,37 @@ def half_length(count: int) -> int:
     return max(SMALLEST, 1 << ((count - 1) // 2).bit_length())
 
 
-def memory(count: int, dtype: torch.dtype) -> ctypes.Array[Any]:
-    """Room for a table. No tensor: it must last whatever mode of torch is on when it is first needed."""
-    made: ctypes.Array[Any] = (_TYPES[dtype] * count)()
-    return made
+_kept: list[Any] = []  # all tables, for as long as the process lives: there are few lengths
 
 
-@lru_cache(maxsize=64)
-def tables(N: int, dtype: torch.dtype) -> ctypes.Array[Any]:
-    """The tables of `fft.h`."""
-    made = memory(5 * N + 64, dtype)
-    _fill(dtype, ctypes.addressof(made), N)
-    return made
+def table(fill: Kernel, count: int, N: int, dtype: torch.dtype) -> int:
+    """The address of `count` numbers that a kernel fills for a length."""
+    made = (_TYPES[dtype] * count)()
+    fill(dtype, ctypes.addressof(made), N)
+    _kept.append(made)
+    return ctypes.addressof(made)
+
+
+@cache
+def tables(N: int, dtype: torch.dtype) -> int:
+    """The address of the tables of `fft.h`."""
+    return table(_fill, 5 * N + 64, N, dtype)
+
+
+class _Scratch(threading.local):
+    size = 0
+    address = 0
+    held: ctypes.Array[Any]
+
+
+_scratch = _Scratch()
+
+
+def scratch(count: int, dtype: torch.dtype) -> int:
+    """The address of room for so many numbers; this thread's next call gives it away again."""
+    size = count * dtype.itemsize
+    if size > _scratch.size:
+        _scratch.held = (ctypes.c_char * (size + _LINE))()
+        _scratch.address = -(-ctypes.addressof(_scratch.held) // _LINE) * _LINE
+        _scratch.size = size
+    return _scratch.address

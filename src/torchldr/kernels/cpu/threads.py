@@ -1,4 +1,4 @@
-"""As many threads as torch uses, for compiled loops that release the GIL."""
+"""As many threads as torch uses, for kernels that release the GIL."""
 
 from __future__ import annotations
 

@@ -18,9 +18,11 @@ from ...algebra.structure import DisplacementStructure, Generators
 from ...core.linear_map import LinearMap
 from ...core.matrix import StructuredMatrix
 from ...core.rules import apply, rule
+from ...functional import circulant_blocks
 from ...functional.exported.convolution import numbers, toeplitz
 from ...functional.exported.dense import FormulaProduct
 from ...functional.exported.transforms import Array
+from ...functional.prepared import Prepared
 from ...linalg.solvers import Candidate, formula
 from ...operators import same
 from ..classical.families import Toeplitz
@@ -264,3 +266,11 @@ def circulant_grid(M: Any, c: Any, rows: int, columns: int, b: int) -> str:
     c.call(f"circulant({column}, {scale}, {columns}, {b}, {m}, {n}, x, y);")
     c.multiplications = m * n
     return "sums"
+
+
+# Frozen.
+
+
+@rule("frozen", Circulant)
+def _(M: Circulant, bias: Tensor | None) -> Prepared | None:
+    return circulant_blocks.frozen(M.column, M.out_features)

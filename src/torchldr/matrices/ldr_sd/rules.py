@@ -168,5 +168,5 @@ rule("capture_options", LDRSubdiagonal)(lambda: {"product": "convolution"})
 
 
 @rule("frozen", LDRSubdiagonal)
-def _(M: LDRSubdiagonal) -> Prepared | None:
+def _(M: LDRSubdiagonal, bias: Tensor | None) -> Prepared | None:
     return frozen(*M._sides())

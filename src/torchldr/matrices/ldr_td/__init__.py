@@ -150,7 +150,8 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
     def fast_in_words(self) -> str:
         (m, n), r = self.shape[-2:], self.G.shape[-2]
         columns = r * min(m, n)
-        return f"make {columns} Krylov columns of either operator, then {columns * (m + n):,} multiply-adds a row"
+        products = f"{columns * (m + n):,} multiply-adds a row"
+        return f"make {columns} Krylov columns of either operator, then {products}"
 
     def _made_in_words(self) -> str:
         return " of Krylov columns"

@@ -54,7 +54,8 @@ class LowRankFit:
 class LowRank(StructuredMatrix, name="low_rank"):
     """A matrix of rank r, M = G^T H.
 
-    Parameters: `G` (r, m), `H` (r, n). Cost: 2 r (m + n) operations a vector.
+    Parameters: `G` (r, m), `H` (r, n). Cost: 2 r (m + n) operations a vector. Begin with rank 16: at the
+    default of 1 a layer passes a single number on.
     """
 
     look = "#E69F00", "P"
@@ -63,6 +64,7 @@ class LowRank(StructuredMatrix, name="low_rank"):
     own_dtype = True
     projection_work = 0
     compresses = True
+    first_rank = 16  # the output lies in so many dimensions
 
     @classmethod
     def multiply_adds(cls, out_features: int, in_features: int, rank: int, **options: Any) -> float:

@@ -166,3 +166,19 @@ def _(M: LowRank, c: Any) -> str:
     c.call(f"low_rank({G}, {g_scale}, {H}, {h_scale}, {r}, {m}, {n}, x, y);")
     c.multiplications = r * (m + n)
     return "two products"
+
+
+# Frozen.
+
+
+@rule("frozen", LowRank)
+def _(M: LowRank, bias: Tensor | None) -> nn.Module:
+    """Two layers of torch."""
+    m, n = M.shape
+    first = nn.utils.skip_init(nn.Linear, n, M.G.shape[0], False, device=M.device, dtype=M.dtype)
+    second = nn.utils.skip_init(nn.Linear, M.G.shape[0], m, bias is not None, device=M.device, dtype=M.dtype)
+    first.weight.copy_(M.H)
+    second.weight.copy_(M.G.mT)
+    if bias is not None:
+        second.bias.copy_(bias)
+    return nn.Sequential(first, second).requires_grad_(False)

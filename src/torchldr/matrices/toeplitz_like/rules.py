@@ -193,5 +193,5 @@ def product_in_c(M: ToeplitzLike, c: Any) -> str:
 
 
 @rule("frozen", ToeplitzLike)
-def _(M: ToeplitzLike) -> Prepared | None:
+def _(M: ToeplitzLike, bias: Tensor | None) -> Prepared | None:
     return frozen(*M._sides())

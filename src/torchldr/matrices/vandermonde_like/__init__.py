@@ -15,7 +15,6 @@ from ...functional.columns import column_scan
 from ...functional.reference import krylov_of_shift_reference, shift_reference
 from ...functional.ring import shift_krylov_matmul, shift_krylov_rmatmul
 from ...functional.vandermonde import (
-    TILE,
     chebyshev_points,
     vandermonde_matmul,
     vandermonde_reference,
@@ -76,7 +75,8 @@ class VandermondeLike(StructuredMatrix, name="vandermonde_like"):
 
     def fast_in_words(self) -> str:
         m, n = self.shape[-2:]
-        return f"{2 * self.G.shape[-2]} real FFTs of length {2 * n} and {self.rank} polynomials of {n} terms at {m} nodes a row"
+        r = self.G.shape[-2]
+        return f"{2 * r} real FFTs of length {2 * n} and {r} polynomials of {n} terms at {m} nodes a row"
 
     def factors(self) -> list[tuple[Tensor, ...]]:
         n = self.in_features

@@ -6,13 +6,11 @@ of G is a small least-squares problem; for given G the best H is found by conjug
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from ...core.rules import rule
-from ...kernels.cpu.loop import Loop
+from ...kernels.cpu.decay import decay
 from ...project.climbing import State, climb, repeated
 from ...project.methods import learn_nodes, solve, start_for
 from ...project.pointwise import with_one_more
@@ -28,30 +26,13 @@ _SWEEPS, _SWEEPS_LARGE, _TOLERANCE, _CG_STEPS = 30, 12, 1e-5, 15
 def columns(nodes: Tensor, E: Tensor) -> Tensor:
     """X with X_j = nodes o X_{j-1} + E_j: (..., m, n), from E of that shape."""
     X = E.clone(memory_format=torch.contiguous_format)
-    _FORWARD(nodes, X.view(-1, *X.shape[-2:]))
+    decay(nodes, X)
     return X
 
 
 def columns_transposed(nodes: Tensor, Y: Tensor) -> Tensor:
     """The adjoint of `columns`: L_j = Y_j + nodes o L_{j+1}."""
     return columns(nodes, Y.flip(-1)).flip(-1)
-
-
-def _forward(nodes: Any, X: Any) -> None:
-    stack, m, n = X.shape
-    for s in range(stack):
-        for i in range(m):
-            node, row = nodes[i], X[s, i]
-            for j in range(1, n):
-                row[j] += node * row[j - 1]
-
-
-def _plain_forward(nodes: Tensor, X: Tensor) -> None:
-    for j in range(1, X.shape[-1]):
-        X[..., j] += nodes * X[..., j - 1]
-
-
-_FORWARD = Loop(_forward, _plain_forward, (4,), (2, 4, 5))
 
 
 @rule("project", VandermondeLike)

@@ -140,7 +140,7 @@ class StructuredChannels(ComputedWeight, Multiplying):
         self._check_weight_is_learned()
 
     def products(self, x: Tensor | int = 64) -> Products:
-        """Both products of one matrix for these inputs, or for so many: costs in words, and which is taken."""
+        """Both products of one matrix for these inputs, or for so many, in words, and which is taken."""
         if isinstance(x, Tensor):
             x = x.numel() // (self.in_channels * math.prod(self.features))
         return self._wide().products(x) if self.grid is None else self.grid.matrix().products(as_int(x))

@@ -137,7 +137,7 @@ class StructuredRecurrent(Multiplying):
     # How products are done.
 
     def _takes_dense(self, name: str) -> bool:
-        """Whether a weight multiplies as dense matrices, made once a call; torch's own recurrence runs on them."""
+        """Whether a weight multiplies as dense matrices, made once a call, for torch's own recurrence."""
         stack = getattr(self, name)
         if not isinstance(stack, MatrixStack) or not stack.structure.structured:
             return True
@@ -184,10 +184,14 @@ class StructuredRecurrent(Multiplying):
         steps, cell = given.data.shape[:2], self.torch_class.__name__.lower()
 
         def run(suffix: str, x: Tensor, start: State) -> tuple[Tensor, State]:
-            biases = [getattr(self, f"bias_{side}{suffix}") if self.bias else None for side in ("ih", "hh")]
-            weights = [self.dense_weight(f"weight_{side}{suffix}") for side in ("ih", "hh")]
+            b_ih, b_hh = (
+                getattr(self, f"bias_{side}{suffix}") if self.bias else None for side in ("ih", "hh")
+            )
+            W_ih, W_hh = (self.dense_weight(f"weight_{side}{suffix}") for side in ("ih", "hh"))
             reverse = suffix.endswith("reverse")
-            y, last = sequence(x.unflatten(0, steps), start, (*weights, *biases), cell=cell, reverse=reverse)
+            y, last = sequence(
+                x.unflatten(0, steps), start, (W_ih, W_hh, b_ih, b_hh), cell=cell, reverse=reverse
+            )
             return y.flatten(0, 1), last
 
         return run

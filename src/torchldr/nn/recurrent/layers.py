@@ -38,7 +38,8 @@ class StructuredLSTM(StructuredRecurrent):
             as `weight_ih_l0.G`, each with an axis for the gates i, f, g, o in front. The others are
             parameters as in nn.LSTM.
         bias_ih_l[k], bias_hh_l[k], weight_hr_l[k]: parameters, as in nn.LSTM.
-        product: "dense" makes dense matrices once a call, "fast" multiplies by each class's own product, "auto"
+        product: "dense" makes dense matrices once a call, "fast" multiplies by each class's own product,
+        "auto"
             makes them where they are not too large.
 
     Dense weights are made once a call, by fast products, and torch's own recurrence runs on them; where

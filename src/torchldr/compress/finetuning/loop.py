@@ -1,0 +1,220 @@
+"""`finetune`: a plain training loop with what structured layers want; for more, the trainers in examples/."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from ...core.checks import check_model
+from ..session import check_count
+from .groups import parameter_groups
+from .teacher import Distillation, Teacher
+
+Loss = Callable[[Any, Any], Tensor]
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a callback sees after a step of the optimizer: `step` of `steps`, from 1; the pass, from 0."""
+
+    step: int
+    steps: int
+    epoch: int
+    loss: Tensor  # mean over the batches of the step; a tensor, since reading it waits for a GPU
+    lr: float  # of the first group
+
+
+@dataclass(frozen=True)
+class FinetuneResult:
+    """What a fine-tuning did: the mean loss of every pass, the optimizer's steps, and seconds."""
+
+    losses: tuple[float, ...]
+    steps: int
+    seconds: float
+    stopped: bool  # by the callback
+
+
+def finetune(
+    model: nn.Module,
+    loader: Iterable[Any],
+    *,
+    epochs: int = 1,
+    loss: Loss | None = None,
+    lr: float = 1e-3,
+    weight_decay: float = 0.0,
+    optimizer: torch.optim.Optimizer | None = None,
+    warmup: float = 0.05,
+    accumulate: int = 1,
+    max_grad_norm: float | None = 1.0,
+    amp: torch.dtype | None = None,
+    teacher: nn.Module | None = None,
+    distillation: Distillation | None = None,
+    callback: Callable[[Step], object] | None = None,
+) -> FinetuneResult:
+    """Train a model further, in place: AdamW with rates that suit structured layers, and a cosine schedule.
+
+    Args:
+        model: any module, on its device; after `compress_`, say. It ends in `eval()`.
+        loader: batches, with a length; iterated over once a pass and moved to the model's device. Of a tuple
+            or list the last entry is the target and the others are the inputs; a mapping is passed as
+            keywords and is its own target.
+        epochs: passes over the loader.
+        loss: of (output, target). By default cross entropy, and for a mapping the output's own `loss`.
+        lr, weight_decay: as in `parameter_groups`.
+        optimizer: instead of these; give it `parameter_groups(model, ...)`.
+        warmup: share of the steps over which the rate rises from 0; then it falls to 0 by a cosine.
+        accumulate: batches whose gradients make one step.
+        max_grad_norm: of the gradient over all parameters; None for no limit.
+        amp: torch.bfloat16 or torch.float16: forward passes run under autocast, the latter with scaled
+            gradients.
+        teacher: the model as it was before `compress_` (a copy: compress_ works in place), to learn from.
+        distillation: how much of what; by default `Distillation()`.
+        callback: called with a `Step` after each step; a true result stops the training.
+
+    Raises:
+        FloatingPointError: if the loss of a pass is not finite.
+
+    Examples:
+        >>> model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 3))
+        >>> batches = [(torch.randn(4, 8), torch.randint(3, (4,))) for _ in range(5)]
+        >>> finetune(model, batches, epochs=2, callback=lambda step: step.step == 7).steps
+        7
+    """
+    check_model("finetune", model)
+    check_count("finetune", epochs=epochs, accumulate=accumulate)
+    _check("finetune", warmup, max_grad_norm, amp, teacher, distillation)
+    last = _length(loader)
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    if optimizer is None:
+        groups = parameter_groups(model, lr, weight_decay=weight_decay)
+        if not groups:
+            raise ValueError("finetune: no parameter of the model requires a gradient.")
+        optimizer = torch.optim.AdamW(groups)
+    learned = [p for group in optimizer.param_groups for p in group["params"]]
+    steps = epochs * math.ceil(last / accumulate)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, _factors(steps, warmup))
+    scaler = torch.amp.GradScaler(device.type, enabled=amp == torch.float16)
+    learn = None if teacher is None else Teacher(model, teacher.to(device), distillation or Distillation())
+    optimizer.zero_grad(set_to_none=True)
+    begun, losses, step, stopped = time.perf_counter(), [], 0, False
+    with nullcontext() if learn is None else learn.watching():
+        for epoch in range(epochs):
+            total, batches, part = torch.zeros((), device=device), 0, torch.zeros((), device=device)
+            for batch in loader:
+                model.train()  # a callback may have validated it
+                inputs, keywords, target = _unpack(batch, device)
+                with torch.autocast(device.type, amp, enabled=amp is not None):
+                    output = model(*inputs, **keywords)
+                    value = _loss(loss, output, target, learn, inputs, keywords)
+                first = batches - batches % accumulate
+                scaler.scale(value / min(accumulate, last - first)).backward()
+                total, part, batches = total + value.detach(), part + value.detach(), batches + 1
+                if batches % accumulate and batches < last:
+                    continue
+                if max_grad_norm is not None:
+                    scaler.unscale_(optimizer)
+                    nn.utils.clip_grad_norm_(learned, max_grad_norm)
+                scaler.step(optimizer)
+                scaler.update()
+                optimizer.zero_grad(set_to_none=True)
+                schedule.step()
+                step += 1
+                done = Step(step, steps, epoch, part / (batches - first), float(schedule.get_last_lr()[0]))
+                part = torch.zeros_like(part)
+                if callback is not None and callback(done):
+                    stopped = True
+                    break
+            if not batches:
+                raise ValueError("finetune: the loader gave no batch; an iterator can be used only once.")
+            losses.append(float(total) / batches)
+            if not math.isfinite(losses[-1]):
+                raise FloatingPointError(
+                    f"finetune: the loss is not finite in pass {epoch + 1}; lower lr={lr:g}."
+                )
+            if stopped:
+                break
+    model.eval()
+    return FinetuneResult(tuple(losses), step, time.perf_counter() - begun, stopped)
+
+
+def _check(who: str, warmup: float, norm: float | None, amp: Any, teacher: Any, distillation: Any) -> None:
+    if not 0 <= warmup < 1:
+        raise ValueError(f"{who}: warmup must lie in [0, 1), got {warmup!r}.")
+    if amp not in (None, torch.bfloat16, torch.float16):
+        raise ValueError(f"{who}: amp must be torch.bfloat16, torch.float16 or None, got {amp!r}.")
+    if norm is not None and not norm > 0:
+        raise ValueError(f"{who}: max_grad_norm must be positive or None, got {norm!r}.")
+    if distillation is not None and teacher is None:
+        raise ValueError(f"{who}: distillation needs a teacher.")
+
+
+def _length(loader: Iterable[Any]) -> int:
+    try:
+        found = len(loader)  # type: ignore[arg-type]
+    except TypeError:  # a generator, or a DataLoader of one
+        raise ValueError("finetune: the loader needs a length; list(loader) has one.") from None
+    if not found:
+        raise ValueError("finetune: the loader gave no batch.")
+    return found
+
+
+def _factors(steps: int, warmup: float) -> Callable[[int], float]:
+    """What the learning rates are multiplied by at each step."""
+    rising = math.ceil(warmup * steps)
+
+    def factor(step: int) -> float:
+        if step < rising:
+            return (step + 1) / (rising + 1)
+        return 0.5 * (1 + math.cos(math.pi * (step - rising) / max(1, steps - rising)))
+
+    return factor
+
+
+def _unpack(batch: Any, device: torch.device) -> tuple[list[Any], dict[str, Any], Any]:
+    """Inputs, keywords and target of a batch, on the device."""
+
+    def moved(value: Any) -> Any:
+        return value.to(device, non_blocking=True) if isinstance(value, Tensor) else value
+
+    if isinstance(batch, Mapping):
+        named = {key: moved(value) for key, value in batch.items()}
+        return [], named, named
+    if isinstance(batch, tuple | list) and len(batch) >= 2:
+        *inputs, target = map(moved, batch)
+        return inputs, {}, target
+    raise TypeError(
+        "finetune: a batch must be a mapping, or a tuple or list of inputs and a target, got "
+        f"{type(batch).__name__}."
+    )
+
+
+def _loss(
+    loss: Loss | None, output: Any, target: Any, learn: Teacher | None, inputs: Any, keywords: Any
+) -> Tensor:
+    """The task's loss, and what the teacher adds to it."""
+    if learn is None:
+        return _task_loss(loss, output, target)
+    told = learn.loss(inputs, keywords, output)
+    task = learn.how.task
+    return told + task * _task_loss(loss, output, target) if task else told
+
+
+def _task_loss(loss: Loss | None, output: Any, target: Any) -> Tensor:
+    if loss is not None:
+        return loss(output, target)
+    if isinstance(target, Mapping):
+        found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+        if not isinstance(found, Tensor):
+            raise TypeError("finetune: the batches are mappings and the output has no `loss`: give loss=.")
+        return found
+    if not isinstance(output, Tensor):
+        raise TypeError(f"finetune: the output is a {type(output).__name__}, not a tensor: give loss=.")
+    return cross_entropy(output, target)

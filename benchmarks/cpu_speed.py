@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torchldr_paper.bench.paper_values import RANKS, SIZES, acceleration, in_paper
 
 from torchldr import StructuredLinear, freeze
 from torchldr.timing import machine, minimum_seconds
+from torchldr_paper.bench.paper_values import RANKS, SIZES, acceleration, in_paper
 
 OUT = Path(__file__).resolve().parents[1] / "results" / "bench" / "ldr_sd_speed.json"
 SPREAD = 0.001  # of the subdiagonals around 1

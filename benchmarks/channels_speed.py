@@ -4,8 +4,8 @@
 
 Square grids of channels; a step of training is forward and backward, the gradient of the input included.
 Each number is the least time of a call, a ratio the time of fast products / that of dense ones: above 1 the
-dense matrix, which training makes anew every time and inference once, is faster. "auto" is what the layer
-takes by itself. On a GPU the largest memory of each is noted too.
+dense matrix is faster. Training makes it at every call; in inference layers are frozen (`torchldr.freeze`).
+"auto" is the product that the layer takes by itself. On a GPU the largest memory of each is noted too.
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ BATCHES = {
 }
 
 
-def call_ms(layer: StructuredChannels, x: torch.Tensor, rounds: int, calls: int) -> float:
-    """The least time of a call over rounds of several; with gradients where the layer is in training."""
+def call_ms(layer: torch.nn.Module, x: torch.Tensor, rounds: int, calls: int) -> float:
+    """The least time of a call over rounds of several, with gradients for a layer in training."""
 
     def wait() -> None:
         if x.is_cuda:
             torch.cuda.synchronize()
 
     best = float("inf")
-    for _ in range(rounds + 1):  # the first compiles, and makes what inference keeps
+    for _ in range(rounds + 1):  # the first is slower
         wait()
         begun = time.perf_counter()
         for _ in range(calls):
@@ -87,15 +87,16 @@ def rows(device: str, what: str) -> Iterator[dict[str, object]]:
             layer.train(what == "training")
             x = torch.randn(batch, channels, n, device=device, requires_grad=layer.training)
             row: dict[str, object] = {"what": what, "structure": structure, "channels": channels}
-            row |= {"features": n, "rank": rank, "batch": batch, "auto": layer.uses()}
+            row |= {"features": n, "rank": rank, "batch": batch, "auto": layer.products(x).taken}
             times = {}
-            for plan in ("fast", "dense"):
-                layer.plan = plan
+            for way in ("fast", "dense"):
+                layer.product = way
+                module = layer if layer.training else torchldr.freeze(layer, x)
                 if device == "cuda":
                     torch.cuda.reset_peak_memory_stats()
-                row[f"{plan}_ms"] = times[plan] = call_ms(layer, x, rounds, calls)
+                row[f"{way}_ms"] = times[way] = call_ms(module, x, rounds, calls)
                 if device == "cuda":
-                    row[f"{plan}_mib"] = torch.cuda.max_memory_allocated() / 2**20
+                    row[f"{way}_mib"] = torch.cuda.max_memory_allocated() / 2**20
             yield {**row, "ratio": times["fast"] / times["dense"]}
 
 

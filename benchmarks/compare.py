@@ -75,12 +75,19 @@ def build(cell: str, device: str) -> Callable[[], Any]:
     return BUILDERS[kind](structure, int(rank) or None, int(n), int(batch), mode, device)
 
 
+def _prepared(module: Any) -> Any:
+    """The module frozen, or in `eval()` by a checkout older than `freeze`."""
+    import torchldr
+
+    return torchldr.freeze(module) if hasattr(torchldr, "freeze") else module.eval()
+
+
 def _step(module: Any, x: Any, mode: str) -> Callable[[], Any]:
     import torch
 
     first = lambda y: y[0] if isinstance(y, tuple) else y
     if mode == "infer":
-        module.eval()
+        module = _prepared(module)
 
         def infer() -> None:
             with torch.no_grad():

@@ -3,7 +3,7 @@
     python benchmarks/compiled.py [--n 1024] [--out results/bench/compiled.json]
 
 Microseconds of a call with one thread, the least of several repeats: nn.Linear and a structured layer, eager
-and under torch.compile; the layer by torch.export.export and by `to_program`. One run holds all of them.
+and under torch.compile, the structured one frozen too; the layer by torch.export.export and by `to_program`.
 """
 
 from __future__ import annotations
@@ -33,12 +33,15 @@ def microseconds(run: Callable[[], Any]) -> float:
 def row(structure: str, n: int, batch: int) -> dict[str, Any]:
     layer, dense = torchldr.StructuredLinear(n, n, structure=structure).eval(), torch.nn.Linear(n, n).eval()
     x = torch.randn(batch, n)
+    served = torchldr.freeze(layer, x)
     torch._dynamo.reset()
     programs: dict[str, Callable[[torch.Tensor], Any]] = {
         "linear": dense,
         "linear_compiled": torch.compile(dense),
         "eager": layer,
         "compiled": torch.compile(layer),
+        "frozen": served,
+        "frozen_compiled": torch.compile(served),
         "export": torch.export.export(layer, (x,)).module(),
         "to_program": to_program(layer, x).module(),
         "to_program_dense": to_program(layer, x, mode="dense").module(),

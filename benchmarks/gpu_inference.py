@@ -2,9 +2,9 @@
 
     python benchmarks/gpu_inference.py [--out results/bench/gpu_inference.json] [--classes ldr_sd] [--n 16384]
 
-Layers have a bias and are in `eval()` under `no_grad`; float32 where products may take TF32, and bfloat16
-parameters. Ratio is dense / ours, from minima over rounds in which the two take turns. Eager calls use the
-layer's plan. A captured graph reads the parameters at each replay, so that it keeps no plan.
+Layers have a bias, are frozen for their rows (`torchldr.freeze`) and run under `no_grad`; float32 where
+products may take TF32, and bfloat16 parameters. Ratio is dense / ours, from minima over rounds in which the
+two take turns.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ def cells(n: int, batch: int, mode: str, names: list[str], rounds: int) -> Itera
             continue
         row = {"structure": name, "rank": options.get("rank"), "n": n, "batch": batch, "mode": mode}
         with torch.no_grad():
-            row["route"] = layer.routes(x).chosen
+            row["product"] = layer.matrix().products(batch, frozen=True).taken
         for how, change in (("eager", lambda call: call), ("captured", replays)):
             try:
                 own, theirs = ratio(change(ours), change(dense), rounds, "cuda")
-            except torch.cuda.OutOfMemoryError:  # without a plan LDR-TD needs more than there is
+            except torch.cuda.OutOfMemoryError:
                 continue
             finally:
                 torch.cuda.empty_cache()

@@ -141,7 +141,7 @@ def cell(
             layer = StructuredLinear(n, n, structure=name, rank=rank, **options, **factory)
             ours = Step(layer, x, target, mode)
             with autocast(mode):
-                row["route"] = layer.routes(x).chosen
+                row["product"] = layer.products(x).taken
             try:
                 memory = ours.peak()
                 mine = graph_of(ours).replay if captured else ours

@@ -9,7 +9,6 @@ number is the minimum over rounds, a ratio torch's time / ours. cuDNN may use TF
     stage         convolution, ReLU and pooling of twelve CNNs, both stages of the LeNet-like network
     recurrence    35 steps of small LSTMs; beside it torch's nn.LSTM (cuDNN), one model after the other
     decoder       loss and gradients of 33,278 words in bfloat16, and the step of descent
-    weights       the dense matrices of LDR-SD layers, by scans against doubling
 """
 
 from __future__ import annotations
@@ -24,9 +23,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor, nn
-from torchldr.functional.stein_scan import stein_matrix
 
-from torchldr.functional.doubling import shifted_sum
 from torchldr.timing import captured, machine
 from torchldr_paper.language import decoder, recurrence
 from torchldr_paper.models.stage import plain_stage, stage
@@ -117,19 +114,6 @@ def decoders(R: int) -> dict[str, Call]:
     return {"torch": without(decoder, ours), "ours": ours}
 
 
-def weights(count: int, n: int) -> dict[str, Call]:
-    a, c = (randn(count, n).clamp(-1, 1) for _ in range(2))
-    G, H = (randn(count, 1, n) for _ in range(2))
-
-    def ours(a: Tensor, c: Tensor, G: Tensor, H: Tensor) -> Tensor:
-        return stein_matrix((a[:, :1], a[:, 1:]), (c[:, :1], c[:, 1:]), G, H)
-
-    return {
-        "torch": differentiated(lambda a, c, G, H: shifted_sum(G.mT @ H, a, c, n), a, c, G, H),
-        "ours": differentiated(ours, a, c, G, H),
-    }
-
-
 CASES: dict[str, Callable[[], dict[str, Call]]] = {
     "stage, first, 12 CNNs": lambda: stages(3, 6, 32, images=True),
     "stage, second, 12 CNNs": lambda: stages(6, 16, 16, images=False),
@@ -137,9 +121,6 @@ CASES: dict[str, Callable[[], dict[str, Call]]] = {
     "recurrence, 19 LSTMs": lambda: recurrences(19),
     "decoder, 1 model": lambda: decoders(1),
     "decoder, 6 models": lambda: decoders(6),
-    "weights, 76 of 128 x 128": lambda: weights(76, 128),
-    "weights, 9 of 1024 x 1024": lambda: weights(9, 1024),
-    "weights, 12 of 3072 x 3072": lambda: weights(12, 3072),
 }
 
 

@@ -35,7 +35,7 @@ def encoder() -> nn.Module:
 
 
 def one_after_the_other(model: nn.Module, batch: int) -> Callable[[], object]:
-    layers = [(layer.eval(), torch.randn(batch, layer.in_features)) for layer in model]
+    layers = [(torchldr.freeze(layer), torch.randn(batch, layer.in_features)) for layer in model]
 
     @torch.inference_mode()
     def call() -> None:

@@ -4,10 +4,10 @@
     python benchmarks/peers.py [--device cpu] [--sizes 512 1024] [--only solve]
                                [--out results/bench/peers_cpu.json]
 
-Each side is called as its user calls it, eager, in float32 (solving: float64). Inference is in `eval()` and
-under `no_grad`, training forward and backward with gradients of the input and of all parameters. Times are
-minima over rounds in which the sides take turns; ratio is theirs / ours. Where both sides have the same
-numbers, the results are compared as well.
+Each side is called as its user calls it, eager, in float32 (solving: float64). Inference is by the frozen
+layer and under `no_grad`, training forward and backward with gradients of the input and of all parameters.
+Times are minima over rounds in which the sides take turns; ratio is theirs / ours. Where both sides have the
+same numbers, the results are compared as well.
 """
 
 from __future__ import annotations
@@ -87,11 +87,10 @@ def step(layer: Callable[[Tensor], Tensor], x: Tensor, parameters: list[Tensor] 
 def both(what: str, name: str, ours: nn.Module, theirs: Any, weights: list[Tensor], x: Tensor, *, same: bool
          ) -> Iterator[Job]:  # fmt: skip
     """Inference and training of our layer beside a function of x and of other weights."""
-    yield Job(f"{what}, inference", name, step(ours.eval(), x, None), step(theirs, x, None), same)
-    trained = ours.__class__.__new__(ours.__class__)
-    trained.__dict__.update(ours.__dict__)  # the same parameters in train()
-    trained.training = True
-    yield Job(f"{what}, training", name, step(trained, x, [*ours.parameters()]), step(theirs, x, weights))
+    yield Job(
+        f"{what}, inference", name, step(torchldr.freeze(ours, x), x, None), step(theirs, x, None), same
+    )
+    yield Job(f"{what}, training", name, step(ours, x, [*ours.parameters()]), step(theirs, x, weights))
 
 
 def circulants(n: int, x: Tensor) -> Iterator[Job]:
@@ -102,7 +101,7 @@ def circulants(n: int, x: Tensor) -> Iterator[Job]:
     yield from both("circulant", "torch.fft", layer, formula, [column], x, same=True)
     spectrum = fft.rfft(column.detach())
     kept = lambda x: fft.irfft(fft.rfft(x) * spectrum, n=n)  # of a column that never changes
-    infer = step(layer.eval(), x, None), step(kept, x, None)
+    infer = step(torchldr.freeze(layer, x), x, None), step(kept, x, None)
     yield Job("circulant, inference", "torch.fft, spectrum kept", *infer, same=True)
     size = n // 4
     blocks = StructuredLinear(n, n, bias=False, structure="block_circulant", block_size=size, device=x.device)

@@ -62,32 +62,30 @@ def compare(
     *,
     rank: int = 1,
     which: str = "input",
-    plans: tuple[str, ...] = ("auto",),
+    products: tuple[str, ...] = ("auto",),
     rounds: int,
 ) -> list[dict[str, object]]:
     """Rows of results: each structure against torch's layer of the same size."""
     ours, theirs = {"lstm": (torchldr.StructuredLSTM, nn.LSTM), "gru": (torchldr.StructuredGRU, nn.GRU)}[cell]
     x = torch.randn(STEPS, BATCH, inputs, requires_grad=True)
-    candidates, uses = {"torch": training_step(theirs(inputs, hidden), x)}, {}
-    for name, plan in itertools.product(structures, plans):
+    candidates = {"torch": training_step(theirs(inputs, hidden), x)}
+    for name, product in itertools.product(structures, products):
         ranked = torchldr.get_structure(name).ranked
         layer = ours(inputs, hidden, structure=name, rank=rank if ranked else None, which=which)
-        layer.plan = plan
-        uses[name, plan] = layer.uses()
-        candidates[f"{name} {plan}"] = training_step(layer, x)
+        layer.product = product
+        candidates[f"{name} {product}"] = training_step(layer, x)
     best = seconds(candidates, rounds)
     common = {"cell": cell, "input_size": inputs, "hidden_size": hidden, "rank": rank, "which": which}
     return [
         {
             **common,
             "structure": name,
-            "plan": plan,
-            "uses": uses[name, plan],
+            "product": product,
             "torch_ms": best["torch"] * 1e3,
-            "ours_ms": best[f"{name} {plan}"] * 1e3,
-            "ratio": best[f"{name} {plan}"] / best["torch"],
+            "ours_ms": best[f"{name} {product}"] * 1e3,
+            "ratio": best[f"{name} {product}"] / best["torch"],
         }
-        for plan, name in itertools.product(plans, structures)
+        for product, name in itertools.product(products, structures)
     ]
 
 
@@ -100,7 +98,7 @@ def measure(quick: bool) -> list[dict[str, object]]:
     rows += compare("lstm", 128, 128, list(PAPER), which="both", rounds=rounds)
     rows += compare("gru", 128, 128, list(PAPER), rounds=rounds)
     for inputs in (256, 1024, 2048):
-        rows += compare("lstm", inputs, 256, list(PAPER), plans=("dense", "fast"), rounds=3)
+        rows += compare("lstm", inputs, 256, list(PAPER), products=("dense", "fast"), rounds=3)
     return rows
 
 
@@ -120,7 +118,7 @@ def main() -> int:
         late = floor and float(str(row["ratio"])) > LARGEST_RATIO
         missed |= late
         where = f"{row['cell']} {row['input_size']:5} -> {row['hidden_size']} {row['which']:6}"
-        what = f"{row['structure']:17} rank {row['rank']:2} {row['plan']:5}"
+        what = f"{row['structure']:17} rank {row['rank']:2} {row['product']:5}"
         times = f"torch {row['torch_ms']:8.1f} ms   ours {row['ours_ms']:8.1f} ms   ratio {row['ratio']:5.2f}"
         verdict = "   MISSED" if late else f"   at most {LARGEST_RATIO}" if floor else ""
         print(f"{where}   {what}   {times}{verdict}")

@@ -19,6 +19,7 @@ ARGUMENTS = {
     "swap_linear.py": ["--epochs", "1"],
     "gpt.py": ["--quick"],
     "forecast.py": ["--quick"],
+    "serve.py": ["--steps", "40"],
 }  # what makes an example quick
 OTHERS = {"trainer.py": "transformers", "accelerated.py": "accelerate"}  # run where these are installed
 SAYS = {
@@ -26,6 +27,7 @@ SAYS = {
     "displacement.py": "by its own operators   2",
     "forecast.py": "rank 24, displacement rank 6",
     "own_structure.py": "it satisfies the contract",
+    "serve.py": "as the model in eval(): 100%",
     "swap_linear.py": "ldr_sd, rank 3",
 }
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torchldr_paper.tables.markdown import markdown
 
-from .learning import learned, movements
+from .learning import learned
 
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
@@ -80,10 +79,6 @@ def _order(label: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple((value is not None, value) for value in label)
 
 
-def _sized(n: int) -> str:
-    return f"n = {n:,}"
-
-
 def _speedups(ranks: Sequence[int] = (), least: int = 0) -> Callable[[Results], str]:
     """LDR-SD's speed-ups by size and rank, the paper's in brackets, from the size `least` on."""
     return _crossed(
@@ -92,39 +87,6 @@ def _speedups(ranks: Sequence[int] = (), least: int = 0) -> Callable[[Results], 
         where=lambda row: row["n"] >= least and (not ranks or row["rank"] in ranks),
         ordered=True,
     )  # fmt: skip
-
-
-def _times_more(ratio: float) -> str:
-    return f"{ratio:.2g}" if ratio < 100 else f"{ratio:,.0f}"
-
-
-_PEERS = _crossed(
-    "rows", {"what": "what", "peer": "beside", "batch": "rows"}, lambda row: row["n"], _sized,
-    lambda row: _times_more(row["ratio"]), ordered=True,
-)  # fmt: skip
-
-
-def _gpu_steps(where: Callable[[Row], bool]) -> Callable[[Results], str]:
-    """Steps of training by size and rows."""
-    return _crossed(
-        "rows", {"structure": "structure", "rank": "rank", "mode": "numbers"},
-        lambda row: (row["n"], row["rows"]), lambda size: f"{size[0]:,}, {size[1]:,} rows",
-        lambda row: f"{row['ratio']:.2f}", where=where,
-    )  # fmt: skip
-
-
-_METHODS = "dense", "SVD", "whitened SVD", "pruning"
-
-
-def _trained(row: Row, measure: str) -> float:
-    return float(row.get("after", row["before"])[measure])
-
-
-def _quality(found: Row | None, measure: str) -> str:
-    if found is None:
-        return "-"
-    value = found[measure]
-    return f"{value:.2f}" if measure == "spearman" else f"{value:.1f}" if value < 1e3 else f"{value:.0e}"
 
 
 def _exported(n: int) -> Callable[[Results], str]:
@@ -150,39 +112,6 @@ def _exported(n: int) -> Callable[[Results], str]:
         return markdown(header, body)
 
     return table
-
-
-_PAPER = ("ldr_sd", "toeplitz_like", "low_rank")  # the classes that the paper compares
-
-
-def _ratios(results: Results, **wanted: Any) -> dict[str, str]:
-    """Ratios by class, of the rows that have these values."""
-    rows = [row for row in results["rows"] if all(row[key] == value for key, value in wanted.items())]
-    return {row["structure"]: f"{row['ratio']:.2f}" for row in rows}
-
-
-def _recurrent(results: Results) -> str:
-    """Training steps of recurrent layers of 128 units over those of torch's, by class."""
-    of = partial(_ratios, results, input_size=128, plan="auto")
-    columns = {
-        "LSTM, rank 1": of(cell="lstm", rank=1, which="input"),
-        "LSTM, rank 16": of(cell="lstm", rank=16, which="input"),
-        'LSTM, rank 1, `which="both"`': of(cell="lstm", rank=1, which="both"),
-        "GRU, rank 1": of(cell="gru", rank=1, which="input"),
-    }
-    names = dict.fromkeys((*_PAPER, *columns["LSTM, rank 1"]))
-    body = [[f"`{name}`", *(column.get(name, "") for column in columns.values())] for name in names]
-    return markdown(["structure", *columns], body)
-
-
-def _recurrent_plans(results: Results) -> str:
-    """The same for larger inputs, with dense weights and with fast products."""
-    pairs = [(name, plan) for name in _PAPER for plan in ("dense", "fast")]
-    body = []
-    for inputs in (256, 1024, 2048):
-        found = {plan: _ratios(results, input_size=inputs, plan=plan) for plan in ("dense", "fast")}
-        body.append([str(inputs), *(found[plan][name] for name, plan in pairs)])
-    return markdown(["inputs", *(f"`{name}` {plan}" for name, plan in pairs)], body)
 
 
 def _instructions(results: Results) -> str:
@@ -234,64 +163,19 @@ def _text(value: Any) -> str:
     return number(value) if isinstance(value, float) or value is None else str(value)
 
 
-def _is(what: str) -> Callable[[Row], bool]:
-    return lambda row: row.get("what") == what
-
-
-_CHANNELS = {
-    "structure": "structure", "channels": "channels", "features": "n", "rank": "rank", "batch": "batch",
-    "fast_ms": "fast ms", "dense_ms": "dense ms", "ratio": "ratio", "auto": "auto",
-}  # fmt: skip
-
 # By name: the file (JSON under results/bench, or JSON lines under results) and what is made of its sections.
 TABLES: dict[str, tuple[str, Callable[[Results], str]]] = {
     "speed": ("ldr_sd_speed", _speedups((1, 4, 16), least=2048)),
     "ldr_sd": ("ldr_sd_speed", _speedups()),
-    "growth": ("ldr_sd_speed", _listed("growth", {
-        "n": "n", "ours_ms": "ms", "ours_ms_growth": "times before",
-        "peak_mb_batch_256": "peak MB at batch 256", "peak_mb_batch_256_growth": "times before"})),
-    "memory": ("cpu_speed", _listed("memory", {
-        "structure": "structure", "n": "n", "seconds": "s", "mb_above_import": "peak MB above the import"})),
-    "million": ("ldr_sd_speed", _listed("million", {
-        "structure": "structure", "n": "n", "seconds": "s", "mb_above_import": "peak MB above the import"})),
-    "gpu_training": ("gpu_training", _gpu_steps(lambda row: row["n"] >= 2048)),
-    "gpu_training_small": ("gpu_training", _gpu_steps(lambda row: row["n"] == 1024)),
-    "gpu_training_captured": ("gpu_training_captured", _gpu_steps(bool)),
-    "gpu_inference": ("gpu_inference", _crossed(
-        "rows", {"structure": "structure", "rank": "rank", "mode": "numbers", "batch": "rows"},
-        lambda row: row["n"], _sized,
-        lambda row: f"{row['eager']:.2g} / " + (f"{row['captured']:.2g}" if "captured" in row else "-"),
-        where=lambda row: row["batch"] in (1, 64, 4096), ordered=True)),
-    "peers": ("peers_cpu", _PEERS),
-    "gpu_peers": ("peers_cuda", _PEERS),
-    "gpu_kernels": ("kernel_speed", _listed("rows", {
-        "what": "what", "torch_ms": "torch ms", "cudnn_ms": "cuDNN ms", "ours_ms": "ours ms",
-        "ratio": "ratio"})),
-    "dense_scans": ("dense_scans", _listed("rows", {
-        "structure": "structure", "n": "n", "threads": "threads", "what": "what", "scan_ms": "scan ms",
-        "doubling_ms": "doubling ms", "ratio": "ratio"}, lambda row: row["structure"] != "hankel_like")),
-    "channels": ("channels_speed", _listed("rows", _CHANNELS, _is("training"))),
-    "channels_inference": ("channels_speed", _listed("rows", _CHANNELS,
-        lambda row: row["what"] == "inference" and row["features"] == 1024 and row["rank"] != 4)),
-    "gpu_channels": ("channels_speed_cuda", _listed("rows", {
-        **_CHANNELS, "fast_mib": "fast MiB", "dense_mib": "dense MiB"},
-        lambda row: row["channels"] > 1 and row["rank"] != 4)),
-    "port_layer": ("port_speed", _listed("rows", {
-        "n": "n", "kind": "entries", "port_ms": "ports ms", "over_stencil": "over stencil",
-        "over_dense": "over dense", "error_2": "error, c = 2", "error_4": "c = 4", "error_8": "c = 8"})),
     "td_range": ("tridiagonal_range", _listed("rows", {
         "n": "n", "kind": "entries", "corners": "corners", "seeds": "operators", "within": "within float32",
         "least": "log10 of the largest entry, from", "largest": "to",
         "least_error": "error in float32, from", "largest_error": "to"})),
     "export_1024": ("export", _exported(1024)),
-    "export_4096": ("export", _exported(4096)),
-    "recurrent": ("recurrent_speed", _recurrent),
-    "recurrent_plans": ("recurrent_speed", _recurrent_plans),
     "instructions": ("microcontroller", _instructions),
     "integer": ("integer", _integer),
     "integer_peers": ("integer_peers", _integer_peers),
     "td_learning": ("tridiagonal_learning", lambda results: learned(results["rows"])),
-    "td_operators": ("tridiagonal_learning", lambda results: movements(results["rows"])),
 }  # fmt: skip
 
 

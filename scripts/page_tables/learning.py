@@ -49,15 +49,3 @@ def _protocol(runs: Runs) -> str:
 def _counted(values: Collection[int], what: str) -> str:
     least, most = min(values), max(values)
     return f"{least if least == most else f'{least} to {most}'} {what}{'s' * (most > 1)}"
-
-
-def movements(runs: Runs) -> str:
-    """The operators of LDR-TD by task and epoch, the worst of A and C and all runs; epoch 0 is the start."""
-    body = []
-    for task in dict.fromkeys(run["task"] for run in runs if run["kind"] == "ldr_td"):
-        of = [run["epochs"] for run in runs if (run["task"], run["kind"]) == (task, "ldr_td")]
-        for epoch in range(max(map(len, of))):
-            seen = [row for epochs in of if epoch < len(epochs) for row in epochs[epoch]["operators"]]
-            growth, row_sum = [row["growth"] for row in seen], max(row["row_sum"] for row in seen)
-            body.append([task, str(epoch), f"{min(growth):.4f} to {max(growth):.4f}", f"{row_sum:.3f}"])
-    return markdown(["task", "epoch", "growth", "row sum"], body)

@@ -25,6 +25,7 @@ are mapped over the stack or called for one matrix after the other, but for thos
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, ClassVar, Protocol, Self
@@ -69,6 +70,8 @@ class Contract(LinearMap):
     drawn: ClassVar[tuple[str, ...]] = ()  # constants that are random; they are kept in the state_dict
     own_dtype: ClassVar[bool] = False  # whether its product is made of matrix products, as good in any dtype
     retired: ClassVar[Mapping[str, Sequence[Any]]] = {}  # options that saved layers carry and nothing reads
+    cpu_frozen: ClassVar[float] = math.inf  # c of `pays_on_a_cpu`, by benchmarks/products.py
+    cpu_training: ClassVar[tuple[float, float]] = math.inf, 0.0  # c and s
     stored: ClassVar[Mapping[str, Storage]] = {}  # tensors that quantisation does not make int8
     at_once: ClassVar[tuple[str, ...]] = ()  # which of these functions take the axes of a stack as they come
     _axes: ClassVar[int | None] = None  # of the first tensor of one matrix; found out when first needed
@@ -90,6 +93,8 @@ class Contract(LinearMap):
             cls.dense_in = Contract.dense_in  # type: ignore[method-assign]
         if product < _depth(cls, "fast_pays"):
             cls.fast_pays = Contract.fast_pays  # type: ignore[method-assign]
+        if product < min(_depth(cls, "cpu_frozen"), _depth(cls, "cpu_training")):
+            cls.cpu_frozen, cls.cpu_training = Contract.cpu_frozen, Contract.cpu_training
         cls.at_once = tuple(name for name in cls.at_once if _depth(cls, name) >= _depth(cls, "at_once"))
         cls._axes = None
         cls.name = name or f"{cls.__module__}.{cls.__qualname__}"
@@ -164,7 +169,24 @@ class Contract(LinearMap):
     @classmethod
     def fast_pays(cls, use: Use) -> bool:
         """Whether the class's own product takes less time than the dense matrix, where that may be made."""
-        return False
+        return not use.gpu and cls.pays_on_a_cpu(use)
+
+    @classmethod
+    def pays_on_a_cpu(cls, use: Use) -> bool:
+        """The comparison on a CPU, in multiply-adds of a dense product of float32.
+
+        The class's own are `c` times as slow and start late. A frozen dense matrix is read for each row, or for
+        four; in training it is made too, which takes as long as `s` more rows.
+        """
+        own = cls.multiply_adds(use.m, use.n, use.rank, **use.options)
+        if own is None:
+            return False
+        if use.frozen:
+            c, rows, late = cls.cpu_frozen, max(use.cost * use.rows, 4.0), 2e6
+        else:
+            (c, s), late = cls.cpu_training, 5e5
+            rows = use.cost * use.rows + s
+        return c * use.rows * own + late < use.m * use.n * rows
 
     def fast_in_words(self) -> str:
         """What the class's own product does for a row."""

@@ -44,6 +44,8 @@ class ACDC(StructuredMatrix, name="acdc"):
     2016.
     """
 
+    cpu_frozen = 11.0
+    cpu_training = 22.0, 16.0
     projection_work = 1
 
     ranked = False
@@ -69,11 +71,9 @@ class ACDC(StructuredMatrix, name="acdc"):
 
     @classmethod
     def fast_pays(cls, use: Use) -> bool:
-        if use.gpu:
-            return not use.frozen and use.size >= 2048
-        if use.frozen:
-            return 200 * use.rows < use.size * max(use.cost * use.rows, 4)
-        return 40 * use.rows * math.log2(use.size + 1) < use.size * (use.rows + use.size)
+        if not use.gpu:
+            return cls.pays_on_a_cpu(use)
+        return not use.frozen and use.size >= 2048
 
     def fast_in_words(self) -> str:
         return f"2 cosine transforms of length {max(self.shape)} a row"

@@ -52,6 +52,8 @@ class BlockCirculant(StructuredMatrix, name="block_circulant"):
 
     at_once = ("_materialize",)
 
+    cpu_frozen = 16.0
+    cpu_training = 4.0, 64.0
     projection_work = 0
     compresses = True
 
@@ -93,10 +95,10 @@ class BlockCirculant(StructuredMatrix, name="block_circulant"):
 
     @classmethod
     def fast_pays(cls, use: Use) -> bool:
-        if use.gpu:
-            *_, b = grid(use.m, use.n, **use.options)
-            return not use.frozen and b >= 256
-        return 8 * cls.multiply_adds(use.m, use.n, 1, **use.options) < use.m * use.n
+        if not use.gpu:
+            return cls.pays_on_a_cpu(use)
+        *_, b = grid(use.m, use.n, **use.options)
+        return not use.frozen and b >= 256
 
     def fast_in_words(self) -> str:
         rows, columns, b = self.column.shape[-3:]

@@ -36,6 +36,8 @@ class Fastfood(StructuredMatrix, name="fastfood"):
 
     look = "#888888", "*"
 
+    cpu_frozen = 22.0
+    cpu_training = 32.0, 16.0
     projection_work = 4
 
     ranked = False
@@ -71,11 +73,9 @@ class Fastfood(StructuredMatrix, name="fastfood"):
 
     @classmethod
     def fast_pays(cls, use: Use) -> bool:
-        if use.gpu:
-            return not use.frozen and use.size >= 2048
-        if use.frozen:
-            return 200 * use.rows < use.size * max(use.cost * use.rows, 4)
-        return 40 * use.rows * math.log2(use.size + 1) < use.size * (use.rows + use.size)
+        if not use.gpu:
+            return cls.pays_on_a_cpu(use)
+        return not use.frozen and use.size >= 2048
 
     def fast_in_words(self) -> str:
         return f"2 Hadamard transforms of length {_power_of_two(max(self.shape))} a row"

@@ -41,6 +41,8 @@ class HankelLike(ToeplitzLike, name="hankel_like"):
     look = "#CC79A7", "v"
     at_once = ("_materialize",)
 
+    cpu_frozen = 5.7
+    cpu_training = 5.7, 1.0
     compresses = False
 
     def factors(self) -> list[tuple[Tensor, ...]]:

@@ -2,10 +2,7 @@
 
 import pytest
 import torch
-from torchldr.core.routes import Call
-from torchldr.matrices.ldr_sd.routes import sides
 
-import torchldr
 from torchldr import LDRSubdiagonal, testing
 from torchldr.functional.subdiagonal.guard import Scales, guard
 
@@ -52,7 +49,7 @@ def profiles(n):
 
 
 def check_gradients(M):
-    """Gradients by every route, with errors relative to the whole gradient: some of its parts may be zero."""
+    """Gradients by both products, with errors relative to the whole gradient: some of its parts may be zero."""
     towards, x = torch.randn(2, 2, M.in_features, dtype=M.dtype)
 
     def gradients(N, towards, product):
@@ -64,8 +61,8 @@ def check_gradients(M):
     positive = M.double().with_tensors({name: t.abs() for name, t in M.double().tensors.items()})
     sizes = gradients(positive, towards.abs(), lambda N: x.double().abs() @ N.to_dense().mT)
     size = max(g.max() for g in sizes)
-    for route in testing.forced(M, Call(2, dtype=M.dtype, needs_grad=True)):
-        found = gradients(M, towards, lambda N, route=route: N.matmul(x, route=route.name))
+    for name in testing.forced(M):
+        found = gradients(M, towards, lambda N, name=name: N.matmul(x, product=name))
         for a, b in zip(found, exact, strict=True):
             assert (a - b).abs().max() <= testing.tolerance(M.dtype, M.in_features) * size
 
@@ -76,7 +73,7 @@ PROFILES = dict(profiles(SIZE))
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("profile", PROFILES)
-def test_every_route_meets_its_bound_for_every_profile(profile, dtype):
+def test_both_products_meet_its_bound_for_every_profile(profile, dtype):
     g = torch.Generator().manual_seed(1)
     dense = torch.randn(2, 2, SIZE, dtype=torch.float64, generator=g).to(dtype)
     sparse = dense * (torch.rand(2, 2, SIZE, generator=g) < 0.04)
@@ -92,9 +89,8 @@ def test_only_the_product_of_both_ranges_counts():
         M.tensors[name].zero_()
 
     def found(**tensors):
-        return guard(
-            *sides(M.with_tensors({**M.tensors, "subdiagonal_A": flat, "subdiagonal_C": flat, **tensors}))
-        )
+        given = {**M.tensors, "subdiagonal_A": flat, "subdiagonal_C": flat, **tensors}
+        return guard(*M.with_tensors(given)._sides())
 
     assert found().dtype == torch.float32
     assert found(subdiagonal_A=steep).dtype == torch.float32
@@ -104,21 +100,3 @@ def test_only_the_product_of_both_ranges_counts():
     assert "range over a factor of" in found(subdiagonal_A=torch.full((63,), 1.5))
     assert "over all bounds" in found(subdiagonal_C=torch.where(torch.arange(63) == 9, 0.0, 1.0))
     assert "range over a factor of" in found(corner_A=torch.tensor(1e12))
-
-
-def test_what_the_options_ask_for():
-    M = LDRSubdiagonal.random(64, 64, 1, product="exact")
-    assert M.routes(batch=4).chosen in ("dense", "stencil")
-    M = LDRSubdiagonal.random(64, 64, 1, product="convolution")
-    assert "convolution" in {row.route for row in M.routes(batch=4) if row.why_not is None}
-
-
-def test_the_plan_follows_the_operators():
-    layer = torchldr.StructuredLinear(256, 256).eval()
-    with torch.no_grad():
-        before = layer.routes(4)
-        layer.subdiagonal_A.fill_(1.5)
-        after = layer.routes(4)
-    served = lambda table: {row.route for row in table if row.why_not is None}
-    assert "circulant_pair" in served(before)
-    assert served(after) == {"dense", "stencil"}

@@ -35,7 +35,7 @@ def test_tables_are_filled_in_and_checked(fill_pages, tmp_path):
     (tmp_path / "docs").mkdir()
     page, readme = tmp_path / "docs" / "performance.md", tmp_path / "README.md"
     page.write_text(
-        "a\n\n<!-- table: ldr_sd -->\n<!-- end -->\n\nb\n<!-- table: gpu_kernels -->\nold\n<!-- end -->\nc\n"
+        "a\n\n<!-- table: ldr_sd -->\n<!-- end -->\n\nb\n<!-- table: td_range -->\nold\n<!-- end -->\nc\n"
     )
     readme.write_text("x\n\n<!-- table: speed -->\n<!-- end -->\n\ny\n")
     result = {"machine": MACHINE, "sections": {"ldr_sd": cells()}}
@@ -44,7 +44,7 @@ def test_tables_are_filled_in_and_checked(fill_pages, tmp_path):
     assert fill_pages.main([*root, "--check"]) == 1
     assert fill_pages.main(root) == 0
     assert "| 4,096 | 2 (3.34) | 2 (2.57) |" in page.read_text()
-    assert "Not measured yet: `python benchmarks/kernel_speed.py`." in page.read_text()
+    assert "Not measured yet: `python benchmarks/tridiagonal_range.py`." in page.read_text()
     assert "old" not in page.read_text()
     assert "| 32,768 | 2 (46.1) | 2 (16) | 2 (5.7) |" in readme.read_text()
     assert "Measured on arm, 2 threads, torch 2.0." in readme.read_text()
@@ -98,20 +98,6 @@ def test_what_was_learned_is_shown_by_rate_with_the_best_in_validation(tables, t
     )
 
 
-def test_operators_are_shown_by_their_worst(tables, tmp_path):
-    lines = shown(tables, tmp_path, "td_operators", RUNS)
-    assert lines[0] == "| task | epoch | growth | row sum |"
-    assert lines[2:6] == [
-        "| far | 0 | 1.0000 to 1.0000 | 1.000 |",
-        "| far | 1 | 0.9000 to 1.0250 | 1.250 |",
-        "| near | 0 | 1.0000 to 1.0000 | 1.000 |",
-        "| near | 1 | 0.9000 to 1.0000 | 1.250 |",
-    ]
-    (tmp_path / "tridiagonal_learning.jsonl").write_text("")
-    missing = "Not measured yet: `python benchmarks/tridiagonal_learning.py`.\n"
-    assert tables.table("td_operators", tmp_path / "bench") == missing
-
-
 def test_numbers_have_three_digits_and_no_exponents(tables):
     numbers = [tables.number(x) for x in (0.0256, 46.13, 17900.0, None)]
     assert numbers == ["0.0256", "46.1", "17,900", "-"]
@@ -143,12 +129,3 @@ def test_every_class_is_measured_on_a_microcontroller(load_script):
     script = load_script("benchmarks/microcontroller.py")
     rows = json.loads(script.RESULTS.read_text())["rows"]
     assert {row["structure"] for row in rows} == {name for name, *_ in script.cases()}
-
-
-def test_recurrent_layers_hold_the_promise():
-    """At most 1.3 times torch's training time for 128 hidden units at rank 1."""
-    rows = json.loads((ROOT / "results" / "bench" / "recurrent_speed.json").read_text())["rows"]
-    wanted = {"cell": "lstm", "input_size": 128, "hidden_size": 128, "rank": 1, "which": "input"}
-    found = [row for row in rows if all(row[key] == value for key, value in wanted.items())]
-    ratios = {row["structure"]: row["ratio"] for row in found}
-    assert all(ratios[name] <= 1.3 for name in ("ldr_sd", "toeplitz_like", "low_rank"))

@@ -47,6 +47,8 @@ class Blast(StructuredMatrix, name="blast"):
 
     own_dtype = True
     scaled = ("G", "S", "H")
+    cpu_frozen = 16.0
+    cpu_training = 16.0, 128.0
     projection_work = 6
 
     @classmethod
@@ -73,10 +75,10 @@ class Blast(StructuredMatrix, name="blast"):
 
     @classmethod
     def fast_pays(cls, use: Use) -> bool:
+        if not use.gpu:
+            return cls.pays_on_a_cpu(use)
         work = cls.multiply_adds(use.m, use.n, use.rank, **use.options)
-        if use.gpu:
-            return not use.frozen and use.size >= 2048 and 2 * work < use.m * use.n
-        return 3 * work < use.m * use.n
+        return not use.frozen and use.size >= 2048 and 2 * work < use.m * use.n
 
     @property
     def grid(self) -> tuple[tuple[int, int], tuple[int, int]]:

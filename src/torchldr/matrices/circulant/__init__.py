@@ -29,6 +29,8 @@ class Circulant(StructuredMatrix, name="circulant"):
     look = "#888888", "X"
     at_once = ("_materialize",)
 
+    cpu_frozen = 8.0
+    cpu_training = 22.0, 32.0
     projection_work = 0
 
     ranked = False
@@ -59,11 +61,9 @@ class Circulant(StructuredMatrix, name="circulant"):
 
     @classmethod
     def fast_pays(cls, use: Use) -> bool:
-        if use.gpu:
-            return not use.frozen and use.size >= 256
-        if use.frozen:
-            return 128 * use.rows < use.size * max(use.cost * use.rows, 4)
-        return 22.6 * use.rows * math.log2(use.size + 1) < use.size * max(use.cost * use.rows, 64)
+        if not use.gpu:
+            return cls.pays_on_a_cpu(use)
+        return not use.frozen and use.size >= 256
 
     def fast_in_words(self) -> str:
         return f"2 real FFTs of length {max(self.shape[-2:])} a row"

@@ -48,6 +48,8 @@ class Kronecker(StructuredMatrix, name="kronecker"):
     at_once = "_matmul", "_rmatmul", "_materialize"
 
     own_dtype = True
+    cpu_frozen = 2.8
+    cpu_training = 1.4, 8.0
     projection_work = 2
 
     @classmethod
@@ -74,10 +76,10 @@ class Kronecker(StructuredMatrix, name="kronecker"):
 
     @classmethod
     def fast_pays(cls, use: Use) -> bool:
+        if not use.gpu:
+            return cls.pays_on_a_cpu(use)
         work = cls.multiply_adds(use.m, use.n, use.rank, **use.options)
-        if use.gpu:
-            return not use.frozen and use.size >= 8192 and 2 * work < use.m * use.n
-        return 3 * work < use.m * use.n
+        return not use.frozen and use.size >= 8192 and 2 * work < use.m * use.n
 
     @property
     def sizes(self) -> Sizes:

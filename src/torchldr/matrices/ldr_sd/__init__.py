@@ -49,6 +49,8 @@ class LDRSubdiagonal(StructuredMatrix, name="ldr_sd"):
     stored: ClassVar[Mapping[str, Storage]] = {
         f"{part}_{side}": how for side in "AC" for part, how in _STORED.items()
     }
+    cpu_frozen = 1.4
+    cpu_training = 2.8, 16.0
     projection_work = 12
     compresses = True
 
@@ -96,14 +98,11 @@ class LDRSubdiagonal(StructuredMatrix, name="ldr_sd"):
 
     @classmethod
     def fast_pays(cls, use: Use) -> bool:
-        transforms = use.rank + 1
-        if use.gpu:
-            if use.frozen:
-                return use.exact and use.size >= 2048 and use.size > 256 * transforms
-            return use.size >= 16384
+        if not use.gpu:
+            return cls.pays_on_a_cpu(use)
         if use.frozen:
-            return 181 * transforms * use.rows < use.size * max(use.cost * use.rows, 4)
-        return 16 * transforms * use.rows * math.log2(use.size + 1) < use.size * max(use.cost * use.rows, 64)
+            return use.exact and use.size >= 2048 and use.size > 256 * (use.rank + 1)
+        return use.size >= 16384
 
     def fast_in_words(self) -> str:
         m, n = self.shape[-2:]

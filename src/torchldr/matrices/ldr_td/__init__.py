@@ -52,6 +52,7 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
     stored: ClassVar[Mapping[str, Storage]] = {
         f"{part}_{side}": how for side in "AC" for part, how in _STORED.items()
     }
+    cpu_training = 0.35, 256.0
     projection_work = 48
 
     @classmethod
@@ -141,11 +142,9 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
 
     @classmethod
     def fast_pays(cls, use: Use) -> bool:
-        if use.frozen:
-            return False
-        if use.gpu:
-            return use.size >= 2048 and 4 * use.rank * use.rows < use.size
-        return (2 * use.rank - 1) * use.rows < use.rank * use.size
+        if not use.gpu:
+            return cls.pays_on_a_cpu(use)
+        return not use.frozen and use.size >= 2048 and 4 * use.rank * use.rows < use.size
 
     def fast_in_words(self) -> str:
         (m, n), r = self.shape[-2:], self.G.shape[-2]

@@ -62,6 +62,8 @@ class LowRank(StructuredMatrix, name="low_rank"):
     at_once = "_matmul", "_rmatmul", "_materialize"
 
     own_dtype = True
+    cpu_frozen = 2.8
+    cpu_training = 2.8, 128.0
     projection_work = 0
     compresses = True
     first_rank = 16  # the output lies in so many dimensions
@@ -72,10 +74,10 @@ class LowRank(StructuredMatrix, name="low_rank"):
 
     @classmethod
     def fast_pays(cls, use: Use) -> bool:
-        work = use.rank * (use.m + use.n)
-        if use.gpu and not use.frozen:
-            return use.size >= 256 and 2 * work < use.m * use.n
-        return 2 * work < use.m * use.n
+        if not use.gpu:
+            return cls.pays_on_a_cpu(use)
+        work = cls.multiply_adds(use.m, use.n, use.rank, **use.options)
+        return (use.frozen or use.size >= 256) and 2 * work < use.m * use.n
 
     def fast_in_words(self) -> str:
         r = self.G.shape[-2]

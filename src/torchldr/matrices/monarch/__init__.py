@@ -42,6 +42,8 @@ class Monarch(StructuredMatrix, name="monarch"):
     at_once = "_matmul", "_rmatmul", "_materialize"
 
     own_dtype = True
+    cpu_frozen = 11.0
+    cpu_training = 11.0, 256.0
     projection_work = 4
 
     @classmethod
@@ -64,10 +66,10 @@ class Monarch(StructuredMatrix, name="monarch"):
 
     @classmethod
     def fast_pays(cls, use: Use) -> bool:
+        if not use.gpu:
+            return cls.pays_on_a_cpu(use)
         work = cls.multiply_adds(use.m, use.n, use.rank, **use.options)
-        if use.gpu:
-            return not use.frozen and use.size >= 256 and 2 * work < use.m * use.n
-        return 3 * work < use.m * use.n
+        return not use.frozen and use.size >= 256 and 2 * work < use.m * use.n
 
     @property
     def grid(self) -> tuple[tuple[int, int], tuple[int, int]]:

@@ -44,6 +44,8 @@ class ToeplitzLike(StructuredMatrix, name="toeplitz_like"):
     look = "#009E73", "^"
     at_once = ("_materialize",)
 
+    cpu_frozen = 4.0
+    cpu_training = 8.0, 4.0
     projection_work = 1
     compresses = True
 
@@ -66,15 +68,11 @@ class ToeplitzLike(StructuredMatrix, name="toeplitz_like"):
 
     @classmethod
     def fast_pays(cls, use: Use) -> bool:
-        transforms = use.rank + 1
-        if use.gpu:
-            if use.frozen:
-                return use.exact and use.size >= 2048 and use.size > 256 * transforms
-            return use.size >= 16384
+        if not use.gpu:
+            return cls.pays_on_a_cpu(use)
         if use.frozen:
-            return 256 * transforms * use.rows < use.size * max(use.cost * use.rows, 4)
-        work = 22.6 * transforms * use.rows * math.log2(use.size + 1)
-        return work < use.size * max(use.cost * use.rows, 64)
+            return use.exact and use.size >= 2048 and use.size > 256 * (use.rank + 1)
+        return use.size >= 16384
 
     def fast_in_words(self) -> str:
         m, n = self.shape[-2:]

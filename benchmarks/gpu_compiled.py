@@ -2,9 +2,10 @@
 
     python benchmarks/gpu_compiled.py [--quick] [--out results/bench/gpu_compiled.json]
 
-Three blocks x + layer(relu(x)) in bfloat16, AdamW, one run for both sides: ratios are nn.Linear's time over ours, so
-above 1 ours is faster. Compiled by `torch.compile` and with mode="reduce-overhead" (CUDA graphs); the first step of a
-compiled model counts apart. Inference is that of `torchldr.freeze(model)`.
+Three blocks x + layer(relu(x)) in bfloat16, AdamW, one run for both sides: ratios are nn.Linear's time over
+ours, so above 1 ours is faster. Compiled by `torch.compile` and with mode="reduce-overhead" (CUDA graphs);
+the first step of a compiled model counts apart.
+Inference is that of `torchldr.freeze(model)`.
 """
 
 from __future__ import annotations
@@ -110,7 +111,8 @@ def main() -> None:
                     }
                     first, best = seconds(calls, 10)
                     row = {
-                        "rows": b, "features": n, "what": what, "mode": mode, "structure": structure, "rank": rank,
+                        "rows": b, "features": n, "what": what, "mode": mode,
+                        "structure": structure, "rank": rank,
                         "ratio": best["dense"] / best["ours"], "ours_ms": best["ours"] * 1e3,
                         "first_s": first["ours"], "dense_first_s": first["dense"],
                     }  # fmt: skip

@@ -175,8 +175,8 @@ class Contract(LinearMap):
     def pays_on_a_cpu(cls, use: Use) -> bool:
         """The comparison on a CPU, in multiply-adds of a dense product of float32.
 
-        The class's own are `c` times as slow and start late. A frozen dense matrix is read for each row, or for
-        four; in training it is made too, which takes as long as `s` more rows.
+        The class's own are `c` times as slow and start late. A frozen dense matrix is read for each row, or
+        for four; in training it is made too, which takes as long as `s` more rows.
         """
         own = cls.multiply_adds(use.m, use.n, use.rank, **use.options)
         if own is None:

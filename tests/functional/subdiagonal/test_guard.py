@@ -49,7 +49,7 @@ def profiles(n):
 
 
 def check_gradients(M):
-    """Gradients by both products, with errors relative to the whole gradient: some of its parts may be zero."""
+    """Gradients by both products, with errors relative to the whole gradient: parts may be zero."""
     towards, x = torch.randn(2, 2, M.in_features, dtype=M.dtype)
 
     def gradients(N, towards, product):

@@ -42,7 +42,7 @@ class HankelLike(ToeplitzLike, name="hankel_like"):
     at_once = ("_materialize",)
 
     cpu_frozen = 5.7
-    cpu_training = 5.7, 1.0
+    cpu_training = 16.0, 100.0
     compresses = False
 
     def factors(self) -> list[tuple[Tensor, ...]]:

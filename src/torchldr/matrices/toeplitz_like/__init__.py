@@ -44,7 +44,7 @@ class ToeplitzLike(StructuredMatrix, name="toeplitz_like"):
     at_once = ("_materialize",)
 
     cpu_frozen = 4.0
-    cpu_training = 8.0, 4.0
+    cpu_training = 16.0, 100.0
     projection_work = 1
     compresses = True
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from torchldr_paper.ledger.ledger import Ledger
+from torchldr_paper.tables.check import SEEDS, VERDICTS, check
+from torchldr_paper.tables.claims import claims
+from torchldr_paper.tables.explained import GAPS
 from torchldr_paper.tables.flash import BUDGETS, flash_rows
 from torchldr_paper.tables.markdown import markdown
 from torchldr_paper.tables.paper import get_table
@@ -16,6 +20,7 @@ _COLUMNS = (
     "dataset", "model", "structure", "rank", "fraction", "init", "parameters", "test", "deviation", "paper",
     "lr", "seconds",
 )  # fmt: skip
+BENCHMARKS = Path(__file__).resolve().parents[2] / "results" / "bench"
 _LABELS = ("dataset", "model", "structure")
 _ALWAYS = ("structure", "parameters", "test", "paper")
 
@@ -59,6 +64,37 @@ def render_overview(tables: Sequence[Row]) -> str:
         for row in tables
     ]
     return markdown(["table", "what", "runs", "there", "seeds", "seconds"], body, left=2)
+
+
+def render_check(ledger: Ledger) -> str:
+    """The verdicts on every table, counted."""
+    rows = check(ledger)["rows"]
+    columns = ("cells", f"{SEEDS} seeds", *VERDICTS, "largest gap")
+    lines = []
+    for name in dict.fromkeys(row["table"] for row in rows):
+        own = [row for row in rows if row["table"] == name]
+        counts = [sum(row["verdict"] == verdict for row in own) for verdict in VERDICTS]
+        enough = sum(row["seeds"] >= SEEDS for row in own)
+        worse = [abs(row["difference"]) for row in own if row["verdict"] != VERDICTS[0]]
+        gap = f"{max(worse):.2f}" if worse else "-"
+        lines.append([f"`{name}`", str(len(own)), str(enough), *map(str, counts), gap])
+    return markdown(["table", *columns], lines)
+
+
+def render_claims(ledger: Ledger) -> str:
+    """The paper's claims with what our runs say."""
+    words = {True: "true", False: "**false**", None: "not run"}
+    rows = claims(ledger, BENCHMARKS)
+    body = [
+        [row["claim"], row["data"], row["source"] or "-", words[row["holds"]], row["numbers"]] for row in rows
+    ]
+    return markdown(["claim", "data", "source", "holds", "ours against the best of the others"], body, left=5)
+
+
+def render_explained() -> str:
+    """The gaps that are explained."""
+    body = [[f"`{gap.table}`", gap.cells.replace("_", "\\_"), f"{gap.tried} {gap.remains}"] for gap in GAPS]
+    return markdown(["table", "cells", "what was tried, and what remains"], body, left=3)
 
 
 def _result(row: Row) -> str:
@@ -123,7 +159,7 @@ def table(name: str, keys: Mapping[str, str], ledger: Ledger | None = None) -> s
     """Rows of the paper's table of this name, those for which the keys have these values.
 
     Args:
-        name: of the table; "list" is what every table took.
+        name: of the table; "list" is what every table took, "check", "claims" and "explained" the verdicts.
         keys: values by column, commas between several; `across` is "rank" or "fraction" where these make
             one line of the rows of a dataset, model and structure.
         ledger: the published one by default.
@@ -131,6 +167,10 @@ def table(name: str, keys: Mapping[str, str], ledger: Ledger | None = None) -> s
     ledger = ledger or _published()
     if name == "list":
         return render_overview(overview(ledger))
+    if name in ("check", "claims"):
+        return (render_check if name == "check" else render_claims)(ledger)
+    if name == "explained":
+        return render_explained()
     wanted = {key: value for key, value in keys.items() if key != "across"}
     find = flash_rows if name == "flash" else table_rows
     rows = [row for row in find(get_table(name), ledger) if _matches(row, wanted)]

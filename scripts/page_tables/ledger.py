@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -82,13 +83,24 @@ def render_check(ledger: Ledger) -> str:
 
 
 def render_claims(ledger: Ledger) -> str:
-    """The paper's claims with what our runs say."""
-    words = {True: "true", False: "**false**", None: "not run"}
-    rows = claims(ledger, BENCHMARKS)
-    body = [
-        [row["claim"], row["data"], row["source"] or "-", words[row["holds"]], row["numbers"]] for row in rows
-    ]
-    return markdown(["claim", "data", "source", "holds", "ours against the best of the others"], body, left=5)
+    """The paper's claims: a line each, with what our runs say on every set of data."""
+    found: dict[str, list[Row]] = {}
+    for row in claims(ledger, BENCHMARKS):
+        found.setdefault(row["claim"], []).append(row)
+    body = []
+    for claim, rows in found.items():
+        true = sum(row["holds"] is True for row in rows)
+        told = "true" if true == len(rows) else f"{true} of {len(rows)}" if true else "**false**"
+        body.append([claim, told, "; ".join(map(_claimed, rows))])
+    return markdown(["claim", "holds", "ours / the best of the others; * stand-in data"], body, left=3)
+
+
+def _claimed(row: Row) -> str:
+    """`MNIST-noise* 85.35 / 79.90 (Hankel-like)`: a star for stand-in data."""
+    data = "" if row["data"] == "-" else row["data"] + ("*" if row["source"] == "stand-in" else "")
+    numbers = re.sub(r" \(unstructured\)| of rank \d+", "", row["numbers"]).replace(" against ", " / ")
+    text = f"{data} {numbers}".strip()
+    return text if row["holds"] else f"**no**: {text}"
 
 
 def render_explained() -> str:

@@ -2,8 +2,9 @@
 
 The paper gives one number a cell, from one run of the whole protocol. We assume that it varies as our runs
 of that cell do: with a deviation s over n seeds, the difference between our mean and one such number has the
-standard error s sqrt(1 + 1 / n). A cell is "at or above" where ours is as good or better, "within noise" where
-it is worse by less than two standard errors, else "below". A single seed has no deviation: worse is "below".
+standard error s sqrt(1 + 1 / n). A cell is "at or above" where ours is as good or better, "within noise"
+where it is worse by less than two standard errors, else "below". A single seed has no deviation: if worse,
+it is "below".
 
 Tables on stand-in data have no cells here: their numbers compare with each other alone. The check counts how
 many pairs of classes come in the paper's order.

@@ -1,7 +1,7 @@
 """Gaps to the paper that we could not close: what was tried, and what remains.
 
-`docs/deviations.md` shows this list, and `scripts/fill_pages.py --check` holds the page to it. `torchldr paper
-check` fails where a cell is below the paper and not listed here.
+`docs/deviations.md` shows this list, and `scripts/fill_pages.py --check` holds the page to it. `torchldr
+paper check` fails where a cell is below the paper and not listed here.
 """
 
 from __future__ import annotations

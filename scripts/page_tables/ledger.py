@@ -19,7 +19,6 @@ from torchldr_paper.tables.rows import Row, heading, overview, table_rows, tells
 
 _COLUMNS = (
     "dataset", "model", "structure", "rank", "fraction", "init", "parameters", "test", "deviation", "paper",
-    "lr", "seconds",
 )  # fmt: skip
 BENCHMARKS = Path(__file__).resolve().parents[2] / "results" / "bench"
 _LABELS = ("dataset", "model", "structure")
@@ -29,9 +28,7 @@ _ALWAYS = ("structure", "parameters", "test", "paper")
 def render(rows: Sequence[Row]) -> str:
     """Rows that have been run, as Markdown; columns that say the same in every row are left out."""
     rows = [row for row in rows if row["state"] in ("done", "partial")]
-    shown = [
-        key for key in _COLUMNS if key in _ALWAYS or tells(key, (row[key] for row in rows)) or key == "lr"
-    ]
+    shown = [key for key in _COLUMNS if key in _ALWAYS or tells(key, (row[key] for row in rows))]
     head = [heading(rows) if key == "test" else key for key in shown]
     return markdown(head, [[_cell(key, row) for key in shown] for row in rows], len({*shown} & {*_LABELS}))
 
@@ -120,15 +117,13 @@ def _cell(key: str, row: Row) -> str:
         return "-"
     if key == "structure":
         return f"`{value}`"
-    if key == "lr":
-        return ", ".join(f"{rate:g}" for rate in value)
     if key == "fraction":
         return f"{value:.0%}"
     if key == "parameters":
         return f"{value:,}"
     if key in ("test", "deviation", "paper"):
         return f"{value:.2f}"
-    return f"{value:.0f}" if key == "seconds" else str(value)
+    return str(value)
 
 
 def render_flash(rows: list[dict[str, Any]]) -> str:

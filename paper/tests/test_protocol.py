@@ -33,7 +33,7 @@ def test_hash_tells_runs_apart_and_equal_ones_together() -> None:
         replace(run, model="cnn"),
         replace(run, structure="ldr_td"),
         replace(run, rank=2),
-        replace(run, options=(("product", "split"),)),
+        replace(run, options=(("product", "exact"),)),
         replace(run, init="paper"),
         replace(run, init_std=0.1),
         replace(run, output_std=0.1),

@@ -30,6 +30,7 @@ def test_sizes() -> None:
         "generalization": 20, "rank": 76, "noise": 18, "scales": 57, "lstm": 19, "lstm_starts": 30,
         "lstm_gain": 19, "lstm_authors": 19, "conv": 7, "conv_square": 4, "conv_starts": 13, "conv_gain": 5,
         "conv_authors": 4, "conv_trials": 5, "lstm_dense": 15, "lstm_even": 19, "flash": 324,
+        "lstm_bias": 7, "shl_open": 2,
     }  # fmt: skip
     assert len({run.hash for table in TABLES.values() for run in table.runs()}) < sum(sizes.values())
 

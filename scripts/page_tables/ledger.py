@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from torchldr_paper.ledger.ledger import Ledger
+from torchldr_paper.tables.check import SEEDS, VERDICTS, check
+from torchldr_paper.tables.claims import claims
+from torchldr_paper.tables.explained import GAPS
 from torchldr_paper.tables.flash import BUDGETS, flash_rows
 from torchldr_paper.tables.markdown import markdown
 from torchldr_paper.tables.paper import get_table
@@ -14,8 +19,8 @@ from torchldr_paper.tables.rows import Row, heading, overview, table_rows, tells
 
 _COLUMNS = (
     "dataset", "model", "structure", "rank", "fraction", "init", "parameters", "test", "deviation", "paper",
-    "lr", "seconds",
 )  # fmt: skip
+BENCHMARKS = Path(__file__).resolve().parents[2] / "results" / "bench"
 _LABELS = ("dataset", "model", "structure")
 _ALWAYS = ("structure", "parameters", "test", "paper")
 
@@ -23,9 +28,7 @@ _ALWAYS = ("structure", "parameters", "test", "paper")
 def render(rows: Sequence[Row]) -> str:
     """Rows that have been run, as Markdown; columns that say the same in every row are left out."""
     rows = [row for row in rows if row["state"] in ("done", "partial")]
-    shown = [
-        key for key in _COLUMNS if key in _ALWAYS or tells(key, (row[key] for row in rows)) or key == "lr"
-    ]
+    shown = [key for key in _COLUMNS if key in _ALWAYS or tells(key, (row[key] for row in rows))]
     head = [heading(rows) if key == "test" else key for key in shown]
     return markdown(head, [[_cell(key, row) for key in shown] for row in rows], len({*shown} & {*_LABELS}))
 
@@ -61,6 +64,48 @@ def render_overview(tables: Sequence[Row]) -> str:
     return markdown(["table", "what", "runs", "there", "seeds", "seconds"], body, left=2)
 
 
+def render_check(ledger: Ledger) -> str:
+    """The verdicts on every table, counted."""
+    rows = check(ledger)["rows"]
+    columns = ("cells", f"{SEEDS} seeds", *VERDICTS, "largest gap")
+    lines = []
+    for name in dict.fromkeys(row["table"] for row in rows):
+        own = [row for row in rows if row["table"] == name]
+        counts = [sum(row["verdict"] == verdict for row in own) for verdict in VERDICTS]
+        enough = sum(row["seeds"] >= SEEDS for row in own)
+        worse = [abs(row["difference"]) for row in own if row["verdict"] != VERDICTS[0]]
+        gap = f"{max(worse):.2f}" if worse else "-"
+        lines.append([f"`{name}`", str(len(own)), str(enough), *map(str, counts), gap])
+    return markdown(["table", *columns], lines)
+
+
+def render_claims(ledger: Ledger) -> str:
+    """The paper's claims: a line each, with what our runs say on every set of data."""
+    found: dict[str, list[Row]] = {}
+    for row in claims(ledger, BENCHMARKS):
+        found.setdefault(row["claim"], []).append(row)
+    body = []
+    for claim, rows in found.items():
+        true = sum(row["holds"] is True for row in rows)
+        told = "true" if true == len(rows) else f"{true} of {len(rows)}" if true else "**false**"
+        body.append([claim, told, "; ".join(map(_claimed, rows))])
+    return markdown(["claim", "holds", "ours / the best of the others; * stand-in data"], body, left=3)
+
+
+def _claimed(row: Row) -> str:
+    """`MNIST-noise* 85.35 / 79.90 (Hankel-like)`: a star for stand-in data."""
+    data = "" if row["data"] == "-" else row["data"] + ("*" if row["source"] == "stand-in" else "")
+    numbers = re.sub(r" \(unstructured\)| of rank \d+", "", row["numbers"]).replace(" against ", " / ")
+    text = f"{data} {numbers}".strip()
+    return text if row["holds"] else f"**no**: {text}"
+
+
+def render_explained() -> str:
+    """The gaps that are explained."""
+    body = [[f"`{gap.table}`", gap.cells.replace("_", "\\_"), f"{gap.tried} {gap.remains}"] for gap in GAPS]
+    return markdown(["table", "cells", "what was tried, and what remains"], body, left=3)
+
+
 def _result(row: Row) -> str:
     spread = "" if row["deviation"] is None else f" ± {row['deviation']:.2f}"
     return _cell("test", row) + spread + ("" if row["paper"] is None else f" ({row['paper']:.2f})")
@@ -72,15 +117,13 @@ def _cell(key: str, row: Row) -> str:
         return "-"
     if key == "structure":
         return f"`{value}`"
-    if key == "lr":
-        return ", ".join(f"{rate:g}" for rate in value)
     if key == "fraction":
         return f"{value:.0%}"
     if key == "parameters":
         return f"{value:,}"
     if key in ("test", "deviation", "paper"):
         return f"{value:.2f}"
-    return f"{value:.0f}" if key == "seconds" else str(value)
+    return str(value)
 
 
 def render_flash(rows: list[dict[str, Any]]) -> str:
@@ -123,7 +166,7 @@ def table(name: str, keys: Mapping[str, str], ledger: Ledger | None = None) -> s
     """Rows of the paper's table of this name, those for which the keys have these values.
 
     Args:
-        name: of the table; "list" is what every table took.
+        name: of the table; "list" is what every table took, "check", "claims" and "explained" the verdicts.
         keys: values by column, commas between several; `across` is "rank" or "fraction" where these make
             one line of the rows of a dataset, model and structure.
         ledger: the published one by default.
@@ -131,6 +174,10 @@ def table(name: str, keys: Mapping[str, str], ledger: Ledger | None = None) -> s
     ledger = ledger or _published()
     if name == "list":
         return render_overview(overview(ledger))
+    if name in ("check", "claims"):
+        return (render_check if name == "check" else render_claims)(ledger)
+    if name == "explained":
+        return render_explained()
     wanted = {key: value for key, value in keys.items() if key != "across"}
     find = flash_rows if name == "flash" else table_rows
     rows = [row for row in find(get_table(name), ledger) if _matches(row, wanted)]

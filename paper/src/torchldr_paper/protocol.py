@@ -192,6 +192,8 @@ class Run:
         bias: True gives convolutions, or the layer that replaces them, and the hidden layer behind it biases,
             as the authors' code has them: with convolutions both start as torch's own, else at 0. Parameters
             are counted without, as in the paper.
+        one_bias: True gives the gates of a language model one bias, as the authors' code has it; `nn.LSTM`
+            has two with the same gradient, so their sum learns twice as fast.
         hidden: number of hidden units; None is the size of the layer's input. Fewer is RHU.
         keep: where given, magnitude pruning of a dense hidden layer down to so many weights.
         weights: "int8" also scores the networks with weights rounded as `torchldr.quantize_` rounds them.
@@ -213,6 +215,7 @@ class Run:
     l1: float | None = None
     fixed: bool | None = None
     bias: bool | None = None
+    one_bias: bool | None = None
     hidden: int | None = None
     keep: int | None = None
     weights: str | None = None
@@ -255,6 +258,8 @@ class Run:
         self._check("fixed", fixes, "is True or None and for the structure 'ldr_sd'")
         biases = self.bias is True and self.model in biased
         self._check("bias", biases, f"is True or None and for the models {', '.join(biased)}")
+        single = self.one_bias is True and self.model == "lstm"
+        self._check("one_bias", single, "is True or None and for the model lstm")
         counts = self.model in REPLACEMENTS and structure.ranked
         self._check("l1", counts, f"is for the models {', '.join(REPLACEMENTS)} and classes with a rank")
 
@@ -297,6 +302,7 @@ class Run:
             "even steps": self.even,
             "open": self.fixed,
             "bias": self.bias,
+            "one bias": self.one_bias,
             "full precision": precise,
             "int8": self.weights,
         }

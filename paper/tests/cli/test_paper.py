@@ -49,6 +49,42 @@ def test_list(tmp_path: Path) -> None:
     assert "rectangles" in call("paper", "list", "--results", str(tmp_path)).stdout
 
 
+def test_check_says_of_each_cell_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = call("paper", "check", "--table", "rectangles", "shl", "--results", str(tmp_path), "--json")
+    found = json.loads(result.stdout)
+    assert len(found["rows"]) == found["counts"]["cells"] == 9 + 14
+    assert {row["table"] for row in found["rows"]} == {"rectangles", "shl"}
+    assert all(type(row["seeds"]) is int for row in found["rows"])
+    assert result.exit_code == 0, result.output
+    assert "claims" not in found
+    monkeypatch.setattr("torchldr_paper.tables.explained.GAPS", ())
+    result = call("paper", "check", "--table", "shl", "--results", str(tmp_path))
+    assert result.exit_code == 1
+    assert "not explained" in result.stderr
+    assert "14 cells on official data" in result.stdout
+
+
+def test_check_of_everything_ends_with_claims(tmp_path: Path) -> None:
+    found = json.loads(call("paper", "check", "--results", str(tmp_path), "--json").stdout)
+    assert {row["verdict"] for row in found["rows"]} == {"at or above", "within noise", "below"}
+    assert all(row["data"] == "stand-in" for row in found["stand_ins"])
+    assert {row["holds"] for row in found["claims"]} <= {True, False, None}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["check", "--table", "rectangle"], "Did you mean 'rectangles'"),
+        (["check", "--only", "rank=1"], "--only is for one table"),
+        (["shl", "--show", "--table", "cnn"], "--table is for `check`"),
+    ],
+)
+def test_check_used_wrongly(arguments: list[str], said: str) -> None:
+    result = call("paper", *arguments)
+    assert result.exit_code == 2
+    assert said in " ".join(result.output.replace("│", " ").split())
+
+
 def test_show_runs_nothing(tmp_path: Path) -> None:
     shown = rows("paper", "shl", "--show", "--results", str(tmp_path))
     assert len(shown) == 56 + 9

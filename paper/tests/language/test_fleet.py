@@ -86,7 +86,8 @@ class Plain:
             for name, t in tensors.items()
             if not run.fixed or name in ("G", "H")
         ]
-        kept = [p for name, p in self.lstm.named_parameters() if name != "weight_ih_l0"]
+        left = {"weight_ih_l0", *(["bias_hh_l0"] if run.one_bias else [])}
+        kept = [p for name, p in self.lstm.named_parameters() if name not in left]
         self.parameters = [*self.embedding.parameters(), *self.decoder.parameters(), *kept, *learned]
         self.optimizer = torch.optim.SGD(self.parameters, lr=protocol.lrs[0])
 
@@ -149,10 +150,12 @@ def epoch(fleet: LanguageFleet, number: int) -> None:
             fleet.advance(min(fleet.protocol.bptt, rows - 1 - start), training=training)
 
 
-def test_the_authors_start_with_fixed_operators() -> None:
-    """Recurrent matrices are the identity and biases 0; operators that are fixed stay shifts."""
+@pytest.mark.parametrize("one_bias", [None, True])
+def test_the_authors_start_with_fixed_operators(one_bias: bool | None) -> None:
+    """Recurrent matrices are the identity, biases 0; fixed operators stay shifts, and one bias may stay."""
     protocol = dataclasses.replace(SMALL, clip=0.25)
-    run = Run("wikitext2", "lstm", "ldr_sd", 3, init="paper", fixed=True, protocol=protocol)
+    fields = {"init": "paper", "fixed": True, "one_bias": one_bias, "protocol": protocol}
+    run = Run("wikitext2", "lstm", "ldr_sd", 3, **fields)  # type: ignore[arg-type]
     source = corpus()
     text = Text.of(source, protocol)
     masks = Masks(text, protocol, seed=0)
@@ -166,6 +169,8 @@ def test_the_authors_start_with_fixed_operators() -> None:
     loss = plain.train(text, masks)
     epoch(fleet, 0)
     assert fleet.scores().train == pytest.approx([loss], rel=1e-8)
+    assert fleet.bias_input.any()
+    assert fleet.bias_hidden.any() == (not one_bias)
     for side in "AC":
         assert (fleet.structured[f"subdiagonal_{side}"] == 1).all()
         assert not fleet.structured[f"corner_{side}"].any()

@@ -28,48 +28,60 @@ class Sweeping(Many):
 
 @takes_sweep
 def paper_command(
-    name: Annotated[str, typer.Argument(help="A table or figure; `list` shows all with their state.")],
+    name: Annotated[
+        str,
+        typer.Argument(help="A table or figure; `list` shows all, `check` compares all with the paper."),
+    ],
     show: Annotated[bool, typer.Option("--show", help="Show what the ledger holds, run nothing.")] = False,
     only: Annotated[
         list[str] | None,
         typer.Option(help="Rows to take: dataset=, model=, structure=, rank=, fraction=; commas mean or."),
+    ] = None,
+    table: Annotated[
+        list[str] | None, typer.Option("--table", help="With `check`: tables to compare; all by default.")
     ] = None,
     *,
     sweep: Sweep,
 ) -> None:
     """Run one table or figure of the paper, or resume it.
 
-    It is printed beside the paper's values. What the ledger has is not run again.
+    It is printed beside the paper's values. What the ledger has is not run again. `check` runs nothing: it
+    says of each cell whether ours is at or above the paper's, within noise or below.
     """
     from ..ledger.ledger import Ledger
     from ..tables.flash import flash_rows
     from ..tables.paper import TABLES
     from ..tables.rows import overview, table_rows
-    from . import sweeps
+    from . import checking, sweeps
 
-    nothing_runs = show or name == "list"
+    nothing_runs = show or name in ("list", "check")
     ledger = sweeps.ledger_to_read(sweep.results) if nothing_runs else Ledger(sweep.results, curves=False)
+    if name in ("list", "check") and only:
+        raise typer.BadParameter(f"--only is for one table; `{name}` shows all.")
+    if table and name != "check":
+        raise typer.BadParameter("--table is for `check`.")
+    if name == "check":
+        checking.show_check(ledger, table or [], sweep.as_json)
+        return
     if name == "list":
-        if only:
-            raise typer.BadParameter("--only is for one table; `list` shows all.")
-        tables = {key: table.quick if sweep.quick else table for key, table in TABLES.items()}
+        tables = {key: part.quick if sweep.quick else part for key, part in TABLES.items()}
         sweeps.show_rows(overview(ledger, tables), sweep.as_json)
         return
-    table = sweeps.well_used(
+    chosen = sweeps.well_used(
         lambda: sweeps.keep_table(sweeps.find_table(name), sweeps.parse_filters(only or []))
     )
-    table = table.quick if sweep.quick else table
+    chosen = chosen.quick if sweep.quick else chosen
     report = None
     if not show:
-        runs = [run.with_seed(seed) for seed in range(sweep.seeds) for run in table.runs()]
+        runs = [run.with_seed(seed) for seed in range(sweep.seeds) for run in chosen.runs()]
         library = sweeps.library_of(sweep)
-        sweeps.say_what_data(table, ledger, library)
+        sweeps.say_what_data(chosen, ledger, library)
         report = sweeps.train_missing(runs, ledger, library, sweep)
-    title = f"{table.title} (quick: not comparable with the paper)" if sweep.quick else table.title
+    title = f"{chosen.title} (quick: not comparable with the paper)" if sweep.quick else chosen.title
     if name == "flash":
-        sweeps.show_rows(flash_rows(table, ledger), sweep.as_json, title=title)
+        sweeps.show_rows(flash_rows(chosen, ledger), sweep.as_json, title=title)
     else:
-        rows = table_rows(table, ledger, sweep.seeds)
+        rows = table_rows(chosen, ledger, sweep.seeds)
         columns = sweeps.columns_of(rows, sweeps.PAPER_COLUMNS, sweeps.ONLY_IF_VARIED)
         sweeps.show_rows(rows, sweep.as_json, title=title, columns=columns)
     sweeps.exit_where_incomplete(report)

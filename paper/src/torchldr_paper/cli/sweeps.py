@@ -225,8 +225,8 @@ def keep_table(table: Table, filters: Filters) -> Table:
 def parse_options(texts: Sequence[str]) -> tuple[tuple[str, Any], ...]:
     """A class's options from `name=value`; values are JSON where they can be, else text.
 
-    >>> parse_options(["block_size=8", "product=split"])
-    (('block_size', 8), ('product', 'split'))
+    >>> parse_options(["block_size=8", "normalise=false"])
+    (('block_size', 8), ('normalise', False))
     """
     pairs = []
     for text in texts:

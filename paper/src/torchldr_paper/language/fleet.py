@@ -126,11 +126,9 @@ class LanguageFleet:
         da = recurrence.backward(trace, self.hidden, (dh * keep_h).view(R, size, -1, n)).flatten(1, 2)
         dx = torch.bmm(da, W) * keep_x
         d_bias = da.sum(1)
-        gradients = {
-            "hidden": torch.bmm(da.mT, trace.h[:, :-1].flatten(1, 2)),
-            "bias_input": d_bias,
-            "bias_hidden": d_bias,
-        }
+        gradients = {"hidden": torch.bmm(da.mT, trace.h[:, :-1].flatten(1, 2)), "bias_input": d_bias}
+        if not self.runs[0].one_bias:  # else the second stays as it is
+            gradients["bias_hidden"] = d_bias
         names = [name for name in self.structured if name not in self._fixed]
         found = torch.autograd.grad(built, [self.structured[name] for name in names], torch.bmm(da.mT, x))
         gradients |= {f"structured.{name}": d for name, d in zip(names, found, strict=True)}

@@ -299,7 +299,7 @@ def begin(runs: Sequence[Run], library: Library, results: Path) -> tuple[list[Fl
         raise TypeError(f"{first.label}: no language model.")
     classes: dict[object, list[Run]] = {}
     for run in runs:
-        alike = run.structure, run.init, run.init_std, run.gain, run.even, run.fixed
+        alike = run.structure, run.init, run.init_std, run.gain, run.even, run.fixed, run.one_bias
         classes.setdefault(alike, []).append(run)
     text = Text.of(corpus, first.protocol, library.device)
     masks = Masks(text, first.protocol, first.seed)

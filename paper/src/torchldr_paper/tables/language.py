@@ -36,6 +36,7 @@ def language_tables() -> tuple[Table, ...]:
         Table("lstm_even", f"{perplexity} with even steps", _of_each_class(_even)),
         Table("lstm_dense", f"{perplexity}, the unstructured layer by start, gain and precision", _dense()),
         Table("lstm_authors", f"{perplexity} from the authors' start", _of_each_class(_authors)),
+        Table("lstm_bias", f"{perplexity} from the authors' start with one bias", _one_bias()),
         Table("lstm_starts", f"{perplexity} after three epochs, by start", _starts()),
         Table("conv", conv, _of_each_row(_native)),
         Table("conv_square", f"{conv}, hidden layer cut out of a square one", _of_each_row(_square)),
@@ -86,6 +87,12 @@ def _even(structure: str, rank: int | None) -> Run:
 def _authors(structure: str, rank: int | None) -> Run:
     """The start of the authors' own code, whose Toeplitz-like class has no corners."""
     return _as_the_authors("wikitext2", "lstm", structure, rank, protocol=LanguageProtocol())
+
+
+def _one_bias() -> Cells:
+    """What is worse than the paper from the authors' start, with the one bias of their code."""
+    cells = (cell for cell in _of_each_class(_authors) if cell.run.method in ("dense", "toeplitz_like"))
+    return tuple(replace(cell, run=replace(cell.run, one_bias=True)) for cell in cells)
 
 
 def _dense() -> Cells:

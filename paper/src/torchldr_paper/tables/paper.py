@@ -117,6 +117,14 @@ def _scales() -> Iterator[Cell]:
         yield Cell(paper_run("rectangles", "shl", "fastfood", gain=gain), value, "Table 13")
 
 
+def _shl_open() -> Iterator[Cell]:
+    """Toeplitz-like as the authors' code has it, where both operators are shifts without a corner."""
+    for rank in (2, 4):
+        value = values.SHL["toeplitz_like", rank][SHL_DATA.index("cifar10_grey")]
+        run = paper_run("cifar10_grey", "shl", "ldr_sd", rank, fixed=True)
+        yield Cell(run, value, "Tables 1 and 6")
+
+
 def _one(structure: str) -> int | None:
     return None if structure == "dense" else 1
 
@@ -133,6 +141,7 @@ _TABLES = (
     Table("noise", "Six levels of noise, rank one", tuple(_noise())),
     *language_tables(),
     flash_table(),
+    Table("shl_open", "Toeplitz-like single hidden layers without corners", tuple(_shl_open())),
     Table("scales", "Low rank and Fastfood on Rectangles by initial scale", tuple(_scales())),
 )
 TABLES: Mapping[str, Table] = MappingProxyType({table.name: table for table in _TABLES})

@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 
 from torchldr import StructuredLinear, get_structure, quantize_
 from torchldr.compress import parameter_groups
-from torchldr.export import to_c
+from torchldr.export import CReport, IntegerReport, to_c
 
 SIDE = 28
 
@@ -98,8 +98,10 @@ def main() -> None:
     x, y = rectangles(2000, seed=1)
     before = accuracy(model, x, y)
     if chosen.arithmetic == "integer":
-        report = to_c(model, x[:1], chosen.folder, arithmetic="integer", calibration=images[0][:200])
-        answers = report.dequantize(report.reference(report.quantize(x)))
+        made = to_c(model, x[:1], chosen.folder, arithmetic="integer", calibration=images[0][:200])
+        assert isinstance(made, IntegerReport)
+        report: CReport = made
+        answers = made.dequantize(made.reference(made.quantize(x)))
         after = 100 * (answers.argmax(-1) == y).double().mean().item()
     else:
         report = to_c(model, x[:1], chosen.folder, weights=chosen.weights)

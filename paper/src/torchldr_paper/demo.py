@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from torchldr.matrices import StructuredMatrix, structures
-from torchldr.nn import StructuredLinear
+from torchldr.nn import StructuredLinear, freeze
 from torchldr.pictures import SIGNED, bare, new_figure
 from torchldr.timing import minimum_seconds
 
@@ -108,8 +108,9 @@ def fit(
 def speed(cls: type[StructuredMatrix], n: int, options: dict[str, Any]) -> float:
     """Time of nn.Linear over that of this class, for one vector of size n: minima, the two in turn."""
     x = torch.randn(1, n)
-    ours = StructuredLinear(n, n, bias=False, structure=cls, **options).eval()
-    ours.plan = "fast"
+    layer = StructuredLinear(n, n, bias=False, structure=cls, **options)
+    layer.product = "fast"
+    ours = freeze(layer)
     dense = torch.nn.Linear(n, n, bias=False).eval()
     found = minimum_seconds({"dense": lambda: dense(x), "ours": lambda: ours(x)}, seconds=0.1)
     return found["dense"] / found["ours"]

@@ -152,7 +152,7 @@ def test_a_deadline_ends_the_run(capsys):
     [
         ("--structure", "ldr_s"),
         ("--what", "x"),
-        ("--plan", "x"),
+        ("--product", "x"),
         ("--device", "tpu"),
         ("--n", "0"),
         ("--plot", "a.gif"),

@@ -1,7 +1,7 @@
 """Time one case: a structured layer against its dense counterpart, in turn in one run.
 
-    inference    one vector: torch.mv; a batch: nn.functional.linear; under the plan "auto", whose promise
-                 is about layers, nn.Linear
+    inference    frozen layers; one vector: torch.mv; a batch: nn.functional.linear; with the product "auto",
+                 whose promise is about layers, nn.Linear
     training     forward and backward, gradients of input and parameters: nn.Linear
 
 Subdiagonals are 1 + 0.001 N(0, 1), near where training starts. Layers have no bias.
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from torchldr.nn import StructuredLinear
+from torchldr.nn import StructuredLinear, freeze
 from torchldr.timing import minimum_seconds, replay_seconds
 
 from .grid import INFERENCE, TRAINING, Case
@@ -29,14 +29,14 @@ SPREAD = 0.001  # of the subdiagonals around 1
 
 
 class Setting(NamedTuple):
-    """How cases are timed: the device, the layer's plan, the clock, and what a dense side may take.
+    """How cases are timed: the device, the layer's product, the clock, and what a dense side may take.
 
     `dense_bytes` is the largest dense side, `dense_work` the most multiplications of one dense call: above
     either it is measured at half the size, or a quarter, .., and extrapolated by n^2.
     """
 
     device: str = "cpu"
-    plan: str = "fast"
+    product: str = "fast"
     repeats: int = 20
     seconds: float = 0.2
     dense_bytes: float = float("inf")
@@ -89,20 +89,19 @@ def structured_side(case: Case, setting: Setting) -> tuple[Call, str]:
     """A call of our side, and the path that it takes."""
     layer = structured_layer(case.structure, case.n, case.rank, setting.device)
     if case.what == TRAINING:
-        return _step(layer, case, setting), layer.routes(case.batch).chosen
-    layer.eval()
-    layer.plan = setting.plan
+        return _step(layer, case, setting), layer.products(case.batch).taken
+    layer.product = setting.product
     x = _input(case, setting)
-    call = torch.no_grad()(partial(layer, x))
+    served = freeze(layer, x)
+    call = torch.no_grad()(partial(served, x))
     call()
-    with torch.no_grad():
-        return call, layer.routes(x).chosen
+    return call, served.report[0].product  # type: ignore[index, union-attr]
 
 
 def dense_side(case: Case, setting: Setting) -> Call:
     """A call of the dense side."""
     n, device = case.n, setting.device
-    if case.what == TRAINING or setting.plan == "auto":
+    if case.what == TRAINING or setting.product == "auto":
         dense = nn.Linear(n, n, bias=False, device="meta").to_empty(device=device)
         nn.init.constant_(dense.weight, n**-0.5)  # drawing 2^30 numbers takes longer than timing them
         if case.what == TRAINING:

@@ -36,7 +36,7 @@ def bench_command(
     ] = None,
     what: Annotated[str, typer.Option(help="inference, training or both.")] = "both",
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    plan: Annotated[str, typer.Option(help="The layer's plan in inference: fast, auto or dense.")] = "fast",
+    product: Annotated[str, typer.Option(help="The product in inference: fast, auto or dense.")] = "fast",
     quick: Annotated[bool, typer.Option("--quick", help="Fewer sizes and repeats: within a minute.")] = False,
     repeats: Annotated[int | None, typer.Option(min=1, help="Rounds of each case, at least.")] = None,
     dense_limit: Annotated[
@@ -59,7 +59,7 @@ def bench_command(
     from ..bench.grid import KINDS, QUICK, Grid
     from ..bench.measure import Setting, available_bytes
 
-    _check(structure, what, device, plan, plot)
+    _check(structure, what, device, product, plot)
     grid = QUICK if quick else Grid()
     grid = grid._replace(
         structures=structure or grid.structures, sizes=n or grid.sizes, ranks=rank or grid.ranks,
@@ -69,10 +69,10 @@ def bench_command(
     if next(grid.cases(), None) is None:
         raise typer.BadParameter("a rank is at most the size of the layer.", param_hint="--rank")
     limit = available_bytes(device) / 2 if dense_limit is None else dense_limit * 2**30
-    setting = Setting(device, plan, grid.repeats, grid.seconds, dense_bytes=limit)
+    setting = Setting(device, product, grid.repeats, grid.seconds, dense_bytes=limit)
     rows, interrupted = run(grid, setting)
     precision = torch.get_float32_matmul_precision()
-    asked = {"device": device, "plan": plan, "matmul_precision": precision}
+    asked = {"device": device, "product": product, "matmul_precision": precision}
     result = {"machine": machine(), **asked, "rows": rows}
     if as_json:
         print(json_text(result))
@@ -127,7 +127,7 @@ def print_table(rows: Rows) -> None:
         print("* the dense matrix is too large here: its time is extrapolated by n^2 from a smaller one")
 
 
-def _check(structures: list[str] | None, what: str, device: str, plan: str, plot: Path | None) -> None:
+def _check(structures: list[str] | None, what: str, device: str, product: str, plot: Path | None) -> None:
     """Raise typer.BadParameter, exit code 2, for what no grid can be made of."""
     import torch
 
@@ -137,7 +137,7 @@ def _check(structures: list[str] | None, what: str, device: str, plan: str, plot
 
     for name, value, known in (
         ("what", what, (*KINDS, "both")),
-        ("plan", plan, PRODUCTS),
+        ("product", product, PRODUCTS),
         ("device", device, ("cpu", "cuda")),
     ):
         if value not in known:

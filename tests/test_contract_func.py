@@ -18,17 +18,6 @@ CLASSES = list(torchldr.structures().values())
 BACKENDS = ("aot_eager", "eager")
 
 
-# `torchldr::planned` has no autograd and no forward mode; LDR-TD's product in training has no forward mode.
-PLANNED = ("acdc", "block_circulant", "cauchy_like", "circulant", "hankel_like", "ldr_sd", "ldr_td")
-PLANNED += ("toeplitz_like", "vandermonde_like")
-FORWARD = ("jvp", "jvp of jvp", "jacfwd", "hessian")
-
-
-def fails(cls, name: str, mode: str) -> bool:
-    """Whether this is known to fail, at least by one product or one backend."""
-    return cls.name in PLANNED and (mode != "train" or cls.name == "ldr_td" or name in FORWARD)
-
-
 def cases():
     """(class, transformation, mode, product, backend), in all combinations of the first four."""
     numbered = (enumerate(each) for each in (CLASSES, func.TRANSFORMATIONS, func.MODES, func.PRODUCTS))
@@ -36,8 +25,6 @@ def cases():
         turn = (i + j) // 3
         in_suite = (i + j) % 3 == 0 and k == turn % 3 and p == (turn + i) % 2
         marks = [] if in_suite else [pytest.mark.exhaustive]
-        if fails(cls, name, mode):
-            marks.append(pytest.mark.xfail(strict=False, reason="plans"))
         backend = BACKENDS[(i // 2 + j + k + p) % 2]
         yield pytest.param(cls, name, mode, by, backend, marks=marks, id=f"{cls.name}-{name}-{mode}-{by}")
 

@@ -208,16 +208,7 @@ def test_not_contiguous(cls, name):
         assert_close((flat(module(*apart)), gradients(module, apart, spread)), wanted)
 
 
-LAYOUT = ("blast", "circulant", "dense", "ldr_sd", "ldr_td", "low_rank", "vandermonde_like")
-
-
-def laid_out(case):
-    """Some of the classes whose gradients are views or share memory do not pass yet."""
-    known = pytest.mark.xfail(strict=False, raises=AssertionError, reason="gradients that share memory")
-    return pytest.param(*case, marks=known) if case[1] in LAYOUT else case
-
-
-@pytest.mark.parametrize(("cls", "name"), [laid_out(case) for case in CASES])
+@each
 def test_gradients_are_contiguous(cls, name):
     """Each has memory of its own, so that `view(-1)` works and none keeps another alive."""
     for module, inputs in samples(cls, name):
@@ -264,9 +255,6 @@ def test_gradients_by_differences(cls, name):
         assert torch.autograd.gradgradcheck(product, every, fast_mode=fast)
 
 
-@pytest.mark.xfail(
-    strict=False, reason="the gradient is not channels_last, nor may parameters have five axes"
-)
 @every_module([(StructuredChannels, name) for name in NAMES])
 @pytest.mark.parametrize("whole", [False, True], ids=["input", "module"])
 def test_channels_last(cls, name, whole):

@@ -47,7 +47,6 @@ def leaves(given: list) -> list[Tensor]:
     return [a for a in given if isinstance(a, Tensor) and a.requires_grad]
 
 
-@pytest.mark.xfail(strict=False, reason="plans have operators of their own")
 def test_the_list_is_complete():
     """torch knows no other operator of ours; `dir(torch.ops.torchldr)` has those in use alone."""
     assert torchldr.__version__
@@ -70,7 +69,6 @@ def test_opcheck(name, index, device):
     opcheck(name, tuple(arguments(name, index, device)))
 
 
-@pytest.mark.xfail(strict=False, reason="operators of gradients do not pass yet")
 @every_sample
 @devices
 def test_opcheck_of_the_gradient(name, index, device):

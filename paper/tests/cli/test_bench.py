@@ -84,10 +84,10 @@ def test_the_paper_is_quoted_for_single_vectors_alone():
 
 
 @pytest.mark.parametrize(
-    ("plan", "path"), [("auto", "dense"), ("dense", "dense"), ("fast", "compiled_convolution")]
+    ("product", "path"), [("auto", "dense"), ("dense", "dense"), ("fast", "fast")]
 )
-def test_the_plan_that_was_taken(plan, path):
-    assert measure(Case("inference", "ldr_sd", 32, 1, 2), FAST._replace(plan=plan))["path"] == path
+def test_the_product_that_was_taken(product, path):
+    assert measure(Case("inference", "ldr_sd", 32, 1, 2), FAST._replace(product=product))["path"] == path
 
 
 def test_the_command_prints_a_table(run):

@@ -163,11 +163,9 @@ def _batched(info: Any, dims: Sequence[int | None], apply: Any, arguments: Seque
 
 
 def _samples() -> Iterator[tuple[Any, ...]]:
-    n, r = 64, 2
-    A, C = ((1 + 0.01 * torch.randn(n - 1), torch.rand(()), torch.randn(r, n)) for _ in range(2))
-    constants = [t.float() for t in prepare(A, C)]
-    for transposed in (False, True):
-        yield torch.randn(3, n), *(t.clone() for t in constants), transposed
+    for n, r, transposed in ((64, 2, False), (128, 1, True)):
+        A, C = ((1 + 0.01 * torch.randn(n - 1), torch.rand(()), torch.randn(r, n)) for _ in range(2))
+        yield torch.randn(3, n), *(t.float() for t in prepare(A, C)), transposed
 
 
 PAIR = Operator(

@@ -113,12 +113,9 @@ def _batched(info: Any, dims: Sequence[int | None], apply: Any, arguments: Seque
 
 
 def _samples() -> Iterator[tuple[Any, ...]]:
-    n = 8
-    yield (
-        torch.randn(3, n),
-        torch.rand(2, n, dtype=torch.float64) + 0.5,
-        torch.randn(2, 3, n, dtype=torch.float64),
-    )
+    for n, r in ((8, 2), (12, 1)):
+        made = torch.randn(2, r + 1, n, dtype=torch.float64)
+        yield torch.randn(3, n), torch.rand(2, n, dtype=torch.float64) + 0.5, made
 
 
 TRAINED_PAIR = Operator(

@@ -69,7 +69,7 @@ def test_opcheck(name, index, device):
     opcheck(name, tuple(arguments(name, index, device)))
 
 
-@every_sample
+@first_samples
 @devices
 def test_opcheck_of_the_gradient(name, index, device):
     """With all gradients wanted, and with one."""

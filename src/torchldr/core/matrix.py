@@ -278,7 +278,7 @@ class StructuredMatrix(Multiplies):
     def materialize(self) -> Tensor:
         """The dense matrix by way of a fast product; differentiable. `to_dense` is the oracle."""
         if torch.is_grad_enabled() or self.leading or not self._by_unit_vectors():
-            return self.dense_in(self.dtype)
+            return self.dense_in(self.dtype).contiguous()
         return by_columns(self)
 
     def _by_unit_vectors(self) -> bool:

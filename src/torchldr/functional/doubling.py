@@ -31,7 +31,7 @@ def shifted_sum(E: Tensor, lower_A: Tensor, lower_C: Tensor, k: int) -> Tensor:
     """
     step = lower_A.unsqueeze(-1) * lower_C.unsqueeze(-2)
     M, W, j = E, step, 1  # M holds the first j terms, W the weights of j steps
-    bits = f"{k:b}"[1:]
+    bits = f"{int(k):b}"[1:]  # a size that a compiler keeps open is fixed here
     for i, bit in enumerate(bits, 1):
         M, last = M + W * M.roll((j, j), (-2, -1)), i == len(bits)
         if not last:

@@ -122,6 +122,7 @@ class Operator:
         self, grad: Tensor, arguments: Arguments, saved: Sequence[Tensor], wanted: Sequence[bool]
     ) -> list[Tensor]:
         """Gradients of all tensors among the arguments; of no entries where none is wanted."""
+        saved = [t.contiguous() for t in saved]  # hooks may have given them back in another layout
         with _without_autocast(arguments):
             if self._serves(*arguments):
                 found = self._gradient_kernel(grad, arguments, saved, wanted)
@@ -130,7 +131,7 @@ class Operator:
                 each = iter(_vjp(self._closed(arguments), given, grad))
                 found = [None if arguments[i] is None else next(each) for i in self._tensors]
         return [
-            grad.new_empty(0) if t is None or not wish else _alone(t)
+            grad.new_empty(0) if t is None or not wish else _alone(t.detach())
             for t, wish in zip(found, wanted, strict=True)
         ]
 

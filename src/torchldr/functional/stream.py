@@ -21,7 +21,7 @@ from .operator import Operator
 from .tridiagonal import Operator as Side
 
 HELD = 1 << 26  # entries of both Krylov matrices that are held, to multiply by
-WIDTH = 256  # columns of a tile
+WIDTH = 128  # columns of a tile
 
 
 def product(A: Side, C: Side, x: Tensor) -> Tensor:

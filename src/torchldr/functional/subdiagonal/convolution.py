@@ -62,7 +62,8 @@ def _plain(x: Tensor, A: Tensor, C: Tensor, left: Tensor, right: Tensor, transpo
         A, C, left, right = C, A, right, left
     m, n, length = A.shape[-1] - 2, C.shape[-1] - 2, left.shape[-1]
     k, of = min(m, n), Ring(length, length, -1.0, "half", length)
-    A, C, left, right = A.unsqueeze(-2), C.unsqueeze(-2), left.unsqueeze(-3), right.unsqueeze(-3)  # of all rows
+    A, C = A.unsqueeze(-2), C.unsqueeze(-2)  # of all rows
+    left, right = left.unsqueeze(-3), right.unsqueeze(-3)
     u = x * C[..., :n]
     u = torch.cat((u, C[..., n, None] * u[..., : k - 1]), -1)
     z = of.synthesise(of.analyse(u).unsqueeze(-2) * joined(right).conj())[..., :k]

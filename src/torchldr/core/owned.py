@@ -35,7 +35,7 @@ class _Owned(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, t: Tensor) -> Tensor:
         ctx.format = format_of(t)
-        return t.view_as(t)
+        return t.detach()  # the same memory and version: edits before the backward pass are seen
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Tensor:

@@ -38,8 +38,27 @@ def product(A: Side, C: Side, x: Tensor) -> Tensor:
     k = min(m, n)
     if r * k * (m + n) > HELD:
         return STREAM(x, *A, *C)
-    K_A, K_C = krylov_matrices(*A, k), krylov_matrices(*C, k)
+    if torch.compiler.is_compiling() or not tridiagonal.lost(x, k):
+        return _by_matrices(*_matrices(A, C, k), x)
+    if all(map(tridiagonal.has_values, (*A, *C))):
+        both = _matrices(A, C, k)
+        if not tridiagonal.lost(x, k, [tridiagonal.sizes(K) for K in both]):
+            return _by_matrices(*both, x)
+    both = _matrices(_double(A), _double(C), k)  # rounded, they and their gradients would lose what they grew
+    return _by_matrices(*both, x.double()).to(x.dtype)
+
+
+def _matrices(A: Side, C: Side, k: int) -> tuple[Tensor, Tensor]:
+    return krylov_matrices(*A, k), krylov_matrices(*C, k)
+
+
+def _by_matrices(K_A: Tensor, K_C: Tensor, x: Tensor) -> Tensor:
     return (x @ K_C.flatten(0, 1).mT) @ K_A.flatten(0, 1)
+
+
+def _double(side: Side) -> Side:
+    lower, diagonal, upper, V = (t.double() for t in side)
+    return lower, diagonal, upper, V
 
 
 def _plain(x: Tensor, *parts: Tensor) -> Tensor:

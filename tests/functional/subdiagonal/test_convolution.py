@@ -1,4 +1,4 @@
-"""The convolutions of LDR-SD by torch's FFTs: values against the definition, and all derivatives."""
+"""Products of LDR-SD with prepared constants, by convolutions: values and derivatives."""
 
 from __future__ import annotations
 
@@ -7,25 +7,55 @@ import torch
 from torch import Tensor
 
 from torchldr.functional.reference import krylov_of_side_reference
-from torchldr.functional.subdiagonal import convolution
-from torchldr.functional.subdiagonal.guard import Scales, scales
+from torchldr.functional.subdiagonal.convolution import CONVOLVED, Constants, prepare, product
+from torchldr.kernels.cpu import library
+
+pytestmark = pytest.mark.skipif(library.why_not() is not None, reason="needs the C kernels")
+
+SHAPES = [(4, 4, 1), (5, 3, 2), (3, 5, 1), (1, 4, 1), (4, 1, 1), (40, 70, 2)]
 
 
-def product(*inputs: Tensor) -> Tensor:
-    A, C, x = inputs[:3], inputs[3:6], inputs[6]
-    return convolution.product(A, C, x, Scales(scales(A[0].detach()), scales(C[0].detach())))
-
-
-@pytest.mark.parametrize(("m", "n", "r"), [(4, 4, 1), (5, 3, 2), (3, 5, 1), (1, 4, 1), (4, 1, 1)])
-def test_first_and_second_derivatives_in_both_modes(m: int, n: int, r: int):
-    sides = [
-        part
+def problem(m: int, n: int, r: int) -> tuple[Constants, Tensor, Tensor]:
+    """Constants, rows and the dense matrix that these are multiplied by."""
+    A, C = (
+        (1 + 0.1 * torch.randn(size - 1).double(), torch.randn(()).double(), torch.randn(r, size).double())
         for size in (m, n)
-        for part in (1 + 0.1 * torch.randn(size - 1), torch.randn(()), torch.randn(r, size))
-    ]
-    inputs = [t.double().requires_grad_() for t in (*sides, torch.randn(2, n))]
-    K_A, K_C = (krylov_of_side_reference(side, min(m, n)) for side in (inputs[:3], inputs[3:6]))
-    wanted = torch.einsum("imk,ink,bn->bm", K_A, K_C, inputs[6])
-    torch.testing.assert_close(product(*inputs), wanted)
+    )
+    made = prepare(A, C, torch.float64)
+    assert isinstance(made, Constants)
+    K_A, K_C = (krylov_of_side_reference(side, min(m, n)) for side in (A, C))
+    return made, torch.randn(2, n).double(), torch.einsum("imk,ink->mn", K_A, K_C)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_products_by_c_and_by_torch_in_both_directions(shape):
+    constants, x, M = problem(*shape)
+    u = torch.randn(2, shape[0]).double()
+    for form in (CONVOLVED, CONVOLVED.plain):
+        torch.testing.assert_close(form(x, *constants, False), x @ M.mT)
+        torch.testing.assert_close(form(u, *constants, True), u @ M)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_first_and_second_derivatives_in_both_modes(shape):
+    constants, x, M = problem(*shape)
+    x.requires_grad_()
+    of_rows = lambda x: product(x, *constants)
+    torch.testing.assert_close(torch.autograd.grad(of_rows(x).sum(), x)[0], M.sum(0).expand_as(x))
+    assert torch.autograd.gradcheck(of_rows, x, check_forward_ad=True, check_batched_grad=True)
+    assert torch.autograd.gradgradcheck(of_rows, x)
+
+
+@pytest.mark.parametrize("shape", SHAPES[:-1])
+def test_derivatives_in_the_constants(shape):
+    constants, x, _ = problem(*shape)
+    inputs = [t.requires_grad_() for t in (x, *constants)]
     assert torch.autograd.gradcheck(product, inputs, check_forward_ad=True)
-    assert torch.autograd.gradgradcheck(product, inputs)
+
+
+def test_a_stack_of_matrices():
+    constants, x, M = zip(*(problem(5, 3, 2) for _ in range(3)), strict=True)
+    stacked = [torch.stack(parts) for parts in zip(*constants, strict=True)]
+    got = torch.vmap(product)(torch.stack(x), *stacked)
+    torch.testing.assert_close(got, torch.stack(x) @ torch.stack(M).mT)
+    torch.testing.assert_close(product(torch.stack(x), *stacked), got)

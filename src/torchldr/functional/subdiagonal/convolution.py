@@ -62,11 +62,13 @@ def _plain(x: Tensor, A: Tensor, C: Tensor, left: Tensor, right: Tensor, transpo
         A, C, left, right = C, A, right, left
     m, n, length = A.shape[-1] - 2, C.shape[-1] - 2, left.shape[-1]
     k, of = min(m, n), Ring(length, length, -1.0, "half", length)
-    u = x * C[:n]
-    u = torch.cat((u, C[n] * u[..., : k - 1]), -1)
+    A, C = A.unsqueeze(-2), C.unsqueeze(-2)  # of all rows
+    left, right = left.unsqueeze(-3), right.unsqueeze(-3)
+    u = x * C[..., :n]
+    u = torch.cat((u, C[..., n, None] * u[..., : k - 1]), -1)
     z = of.synthesise(of.analyse(u).unsqueeze(-2) * joined(right).conj())[..., :k]
     t = of.synthesise((of.analyse(z) * joined(left)).sum(-2))
-    return A[:m] * (t[..., :m] + pad(A[m] * t[..., m : m + k - 1], (0, m - k + 1)))
+    return A[..., :m] * (t[..., :m] + pad(A[..., m, None] * t[..., m : m + k - 1], (0, m - k + 1)))
 
 
 def _kernel(x: Tensor, A: Tensor, C: Tensor, left: Tensor, right: Tensor, transposed: bool) -> Tensor:

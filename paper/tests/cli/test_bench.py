@@ -83,9 +83,7 @@ def test_the_paper_is_quoted_for_single_vectors_alone():
     assert measure(Case("inference", "ldr_sd", 512, 4, 2), FAST)["paper"] is None
 
 
-@pytest.mark.parametrize(
-    ("product", "path"), [("auto", "dense"), ("dense", "dense"), ("fast", "fast")]
-)
+@pytest.mark.parametrize(("product", "path"), [("auto", "dense"), ("dense", "dense"), ("fast", "fast")])
 def test_the_product_that_was_taken(product, path):
     assert measure(Case("inference", "ldr_sd", 32, 1, 2), FAST._replace(product=product))["path"] == path
 

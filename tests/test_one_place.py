@@ -12,7 +12,7 @@ import torchldr
 
 ROOT = Path(torchldr.__file__).parent
 CLASSES = {cls.__name__ for cls in torchldr.structures().values() if cls.__module__.startswith("torchldr.")}
-# "dense" is also a route, a plan and a mode: of that word only comparisons of a structure count.
+# "dense" is also a product and a mode: of that word only comparisons of a structure count.
 NAMES = {cls.name for cls in torchldr.structures().values()} - {"dense"}
 
 # What may name classes: the package itself, which exports them. A default value may, too: a layer's class.

@@ -54,13 +54,13 @@ def test_evaluation_is_the_class(shape: tuple[int, int], loops: str):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_krylov_product_is_the_class(shape: tuple[int, int], loops: str):
+def test_materialize_is_the_class(shape: tuple[int, int], loops: str):
     M = torchldr.LDRTridiagonal.random(*shape, min(2, *shape), dtype=torch.float64, generator=drawn(2))
     inputs = [t.clone().requires_grad_() for t in M.tensors.values()]
 
     def dense(*tensors: Tensor) -> Tensor:
         named = dict(zip(M.tensors, tensors, strict=True))
-        return torchldr.LDRTridiagonal.unchecked(*shape, named, M.options).by_krylov_matrices()
+        return torchldr.LDRTridiagonal.unchecked(*shape, named, M.options).materialize()
 
     assert ((dense(*inputs) - M.to_dense()).abs() <= 16 * sum(shape) * EPS * M.magnitude()).all()
     assert torch.autograd.gradcheck(dense, inputs)

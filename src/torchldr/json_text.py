@@ -7,6 +7,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+__all__ = ["json_text"]
+
 
 def json_text(value: Any, *, indent: int = 2, default: Callable[[Any], Any] | None = None) -> str:
     """A value as JSON; `default` converts objects that JSON does not know, as in `json.dumps`.

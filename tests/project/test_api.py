@@ -289,7 +289,7 @@ def test_another_seed_draws_another_permutation():
 def test_options_are_those_of_the_class():
     W = normal(8, 8, seed=1)
     assert from_dense(W, "block_circulant", block_size=4).matrix.column.shape == (2, 2, 4)
-    assert from_dense(W, "ldr_sd", product="exact", effort=QUICK).matrix.options["product"] == "exact"
+    assert from_dense(W, "blast", blocks=2, effort=QUICK).matrix.options["blocks"] == 2
     M = from_dense(W, "ldr_td", normalize=True, effort=QUICK).matrix
     assert M.options["normalize"]
     nodes = torch.linspace(-0.5, 0.5, 8, dtype=torch.float64)

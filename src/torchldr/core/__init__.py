@@ -4,11 +4,12 @@ linear_map     a matrix known by its products, and the operations of its algebra
 contract       what a structured class says of itself: must, should, may
 matrix         what follows from that: `StructuredMatrix`
 stacks         matrices with leading axes
-routes         ways to multiply, and the one place that chooses; `dense_route` has those that classes share
-costs          what steps of a product cost, by which routes are compared
+choice         the choice between a class's two products, its own and the dense matrix
+multiply       a product by the choice
 products       what happens around every product: checks, axes, dtypes
-operator       a product as one operator, for compilers
+owned          gradients in the tensor's format, in memory of their own
 registry       classes by name, `structures` for users; `rules` by operation and class
 storage        weights in few bits
+pretrained     what the config of a Hugging Face model says of its layers
 checks         checks of arguments
 """

@@ -1,7 +1,7 @@
 """The structured classes, a file or a folder each, and the registry that finds them by name.
 
-A small class is one file. A folder holds the class itself, its routes, its rules for the algebra, for solving
-and for exporting (`rules`), and how to project onto it (`project`). Deleting a class is deleting that and its
+A small class is one file. A folder holds the class itself, its rules for the algebra, for solving and
+for exporting (`rules`), and how to project onto it (`project`). Deleting a class is deleting that and its
 line below; a class of one's own registers itself and its rules wherever it is written.
 """
 

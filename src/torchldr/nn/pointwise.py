@@ -22,6 +22,7 @@ class StructuredPointwise(ComputedWeight):
         Input (..., in_channels, height, width), output (..., out_channels, height', width') as nn.Conv2d.
 
     Examples:
+        >>> import torch
         >>> from torchldr import StructuredLinear
         >>> layer = StructuredPointwise(StructuredLinear(64, 32, structure="low_rank", rank=2))
         >>> layer(torch.randn(5, 64, 7, 7)).shape

@@ -23,7 +23,7 @@ from ..layers import check_weights
 from ..program import exported, quiet
 from .files import NAN, CReport, render
 from .graph import Tracer
-from .integer import integer_files
+from .integer.api import integer_files
 from .kernels import PRELUDES
 from .steps import plan
 from .writer import Source

@@ -1,6 +1,5 @@
 """Export to C99 in integers alone, with a reference in torch that gives the same bits."""
 
-from .api import integer_files
 from .files import IntegerReport
 
-__all__ = ["IntegerReport", "integer_files"]
+__all__ = ["IntegerReport"]

@@ -15,6 +15,11 @@ OPERATORS = operator.OPERATORS
 SAMPLES = [(name, i) for name, one in OPERATORS.items() for i, _ in enumerate(one.samples())]
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 every_sample = pytest.mark.parametrize(("name", "index"), SAMPLES, ids=[f"{n}-{i}" for n, i in SAMPLES])
+FIRST = [
+    pytest.param(*each, marks=[pytest.mark.exhaustive] if each[1] else [], id=f"{each[0]}-{each[1]}")
+    for each in SAMPLES
+]
+first_samples = pytest.mark.parametrize(("name", "index"), FIRST)
 devices = pytest.mark.parametrize("device", DEVICES)
 
 

@@ -71,14 +71,14 @@ def _flat(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [t.reshape(count, *t.shape[V.ndim - 2 :]).contiguous() for t in (*ring, V)]
 
 
-def _columns(*arguments: Any) -> Tensor:
+def _columns(*arguments: Any, out: Tensor | None = None) -> Tensor:
     *tensors, k = arguments
     V = tensors[-1]
     lower, diagonal, upper, starts = _flat(tensors)
     if V.is_cuda:
         K = cuda.krylov_columns(_rings(lower, diagonal, upper, starts), k)
     else:
-        K = loops.columns(lower, diagonal, upper, starts, k)
+        K = loops.columns(lower, diagonal, upper, starts, k, out)
     return K.view(*V.shape[:-1], k, V.shape[-1])
 
 

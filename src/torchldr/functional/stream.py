@@ -115,13 +115,18 @@ def _rounded(made: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, ...]:
 
 def _tiles(x: Tensor, parts: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
     """y, K(C, h_i)^T x and the states before every tile; and the sizes of columns."""
-    r, m, _, k = _sizes(parts)
+    r, m, n, k = _sizes(parts)
     (*A, left), (*C, right) = parts[:4], parts[4:]
     y, z, states, seen = x.new_zeros(x.shape[0], m), [], [], []
+    # One piece of memory for all tiles: the C library finds no place again for what was freed in between.
+    rooms = [x.new_empty(r * (WIDTH + 1) * size) for size in (m, n)]
     for j in range(0, k, WIDTH):
         width = min(WIDTH, k - j)
         states.append((left, right))
-        K_A, K_C = krylov._columns(*A, left, width + 1), krylov._columns(*C, right, width + 1)
+        K_A, K_C = (
+            krylov._columns(*ring, state, width + 1, out=_part(room, r, width + 1))
+            for ring, state, room in zip((A, C), states[-1], rooms, strict=True)
+        )
         left, right = K_A[:, width].clone(), K_C[:, width].clone()
         part = x @ K_C[:, :width].flatten(0, 1).mT
         y.addmm_(part, K_A[:, :width].flatten(0, 1))
@@ -129,6 +134,12 @@ def _tiles(x: Tensor, parts: Sequence[Tensor]) -> tuple[list[Tensor], list[Tenso
         seen.append((tridiagonal.sizes(K_A), tridiagonal.sizes(K_C)))
     lefts, rights = (torch.stack(each) for each in zip(*states, strict=True))
     return [y, torch.cat(z, -1), lefts, rights], [torch.cat(each, -1) for each in zip(*seen, strict=True)]
+
+
+def _part(room: Tensor, r: int, width: int) -> Tensor:
+    """The first part of it, as (1, r, width, m)."""
+    m = room.numel() // (r * (WIDTH + 1))
+    return room[: r * width * m].view(1, r, width, m)
 
 
 def _gradient(

@@ -24,19 +24,22 @@ _VECTOR = 8  # entries that a loop takes at once, as `in_parts` counts steps
 serves = library.serves
 
 
-def columns(lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, k: int) -> Tensor:
+def columns(
+    lower: Tensor, diagonal: Tensor, upper: Tensor, V: Tensor, k: int, out: Tensor | None = None
+) -> Tensor:
     """The Krylov matrices K_k(A, v), transposed: row j is A^j v.
 
     Args:
         lower, diagonal, upper: shape (R, m), contiguous like all tensors, float32 or float64.
         V: shape (R, r, m).
         k: how many columns, at least 1.
+        out: where to put them, contiguous.
 
     Returns:
         Shape (R, r, k, m). O(R r k m) work.
     """
     R, r, m = V.shape
-    K = V.new_empty(R, r, k, m)
+    K = V.new_empty(R, r, k, m) if out is None else out
 
     def some(start: int, stop: int) -> None:
         _COLUMNS(V.dtype, start, stop, r, k, m, lower, diagonal, upper, V, K, _room(V))

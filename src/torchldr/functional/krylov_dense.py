@@ -68,7 +68,7 @@ def _wide(rings: Tensor) -> torch.dtype:
 def _balance(rings: Tensor) -> Tensor:
     """What takes out a scale that A has and C takes back, (..., 2, 1, 1): see `tridiagonal.balanced`."""
     A, C = rings.unbind(-3)
-    f = (tridiagonal.size(A[..., 1, :]) / tridiagonal.size(C[..., 1, :])).sqrt()
+    f = tridiagonal.common_scale(A[..., 1, :], C[..., 1, :])
     return torch.stack((1 / f, f), -1)[..., None, None]
 
 
@@ -120,14 +120,14 @@ def _gradient(
 ) -> list[Tensor]:
     rings, _, rough = arguments
     (K,), m, given = saved, rings.shape[-1], rings.to(_wide(rings))
-    if tridiagonal.lost(K, m) and (
+    wide = tridiagonal.lost(K, m) and (
         not tridiagonal.has_values(K) or tridiagonal.lost(K, m, [tridiagonal.sizes(K)])
-    ):
-        K = K.double()
-    K = K.contiguous()  # hooks may have given another back
-    scale = _balance(given).to(K.dtype)
-    given = given.to(K.dtype)
+    )
+    given = given.to(torch.float64 if wide else K.dtype)
+    scale = _balance(given)
     given = torch.cat((given[..., :3, :] * scale, given[..., 3:, :]), -2)
+    if wide:  # those that were kept are rounded
+        K = cuda.krylov_columns(given.flatten(0, -3), m)
     rough, dK = rough and K.dtype == torch.float32, torch.empty_like(K)
     (A, C), ((dA,), (dC,)) = _sides(K, rough), _sides(dK, False)
     terms = _terms((D if rough else D.to(K.dtype)).reshape(-1, m, m), rough)

@@ -37,6 +37,7 @@ BLOCK = 32  # columns at a time in the plain form
 # float32, are run in float64; those whose values cannot be looked at, too.
 GROWTH, LOOK = 1e7, 32
 UNSEEN = 512
+SMALL = 40  # binary digits of a power that float32 has room for, and those of the other operator too
 TINY = torch.finfo(torch.float32).tiny
 
 
@@ -79,11 +80,18 @@ def balanced(A: Ring, C: Ring) -> tuple[Ring, Ring]:
     Training drifts along such scales, and powers of A would overflow where products with those of C do not.
     The gradient in f is zero.
     """
-    f = (size(A[0]) / size(C[0])).sqrt().unsqueeze(-1)
+    f = common_scale(A[0], C[0]).unsqueeze(-1)
     return (A[0] / f, A[1] / f, A[2] / f), (C[0] * f, C[1] * f, C[2] * f)
 
 
-def size(lower: Tensor) -> Tensor:
+def common_scale(lower_A: Tensor, lower_C: Tensor) -> Tensor:
+    """The f of `balanced`; exactly 1 where its powers stay small, as multiplying by it rounds every entry."""
+    f = (_size(lower_A) / _size(lower_C)).sqrt()
+    steps = min(lower_A.shape[-1], lower_C.shape[-1])
+    return torch.where(f.log2().abs() * steps < SMALL, torch.ones_like(f), f)
+
+
+def _size(lower: Tensor) -> Tensor:
     """The geometric mean of a subdiagonal's absolute entries other than 0."""
     size = lower.detach()[..., 1:].abs()
     there = size > 0

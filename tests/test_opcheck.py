@@ -57,6 +57,8 @@ def test_the_list_is_complete():
     assert torchldr.__version__
     known = {name.split(".")[0] for name in torch._C._dispatch_get_all_op_names()}
     ours = {name.removeprefix("torchldr::") for name in known if name.startswith("torchldr::")}
+    # Those of tests, and the exporter's nodes: they stand for a layer in a program that nothing runs.
+    ours = {name for name in ours if not name.startswith(("test_", "c_"))}
     assert ours == {name + suffix for name in OPERATORS for suffix in ("", "_gradient")}
 
 
@@ -68,7 +70,7 @@ def test_every_operator_has_samples_of_several_shapes(name):
     assert len(set(samples)) > 1
 
 
-@every_sample
+@first_samples
 @devices
 def test_opcheck(name, index, device):
     opcheck(name, tuple(arguments(name, index, device)))

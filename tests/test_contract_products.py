@@ -187,7 +187,6 @@ def test_exported(cls, product):
         assert_values(M, torch.export.export(layer, (vectors(M)[0],), dynamic_shapes=shapes).module())
 
 
-@pytest.mark.skipif(not hasattr(torchldr, "freeze"), reason="layers cannot be frozen")
 @by_product
 @every_class
 def test_frozen(cls, product):

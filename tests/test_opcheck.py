@@ -6,12 +6,10 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import torchldr
-
-operator = pytest.importorskip("torchldr.functional.operator")
+from torchldr.functional.operator import OPERATORS
 
 # Dynamic shapes are among them; by name, so that a version of torch with fewer defaults leaves none out.
 UTILITIES = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
-OPERATORS = operator.OPERATORS
 SAMPLES = [(name, i) for name, one in OPERATORS.items() for i, _ in enumerate(one.samples())]
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 every_sample = pytest.mark.parametrize(("name", "index"), SAMPLES, ids=[f"{n}-{i}" for n, i in SAMPLES])

@@ -85,7 +85,7 @@ class Operator:
         kinds = [argument.split()[0] for argument in arguments.split(", ")]
         self._tensors = [i for i, kind in enumerate(kinds) if kind.startswith("Tensor")]
         self._count = len(kinds)
-        self._function, self._gradient_function = _functions(self)
+        self._function = _function(self)
         self._op = self._define(arguments)
         OPERATORS[name] = self
 
@@ -263,8 +263,8 @@ class Operator:
         return dgrad, spread
 
 
-def _functions(operator: Operator) -> tuple[Any, Any]:
-    """The eager forms of an operator and of its gradient."""
+def _function(operator: Operator) -> Any:
+    """The eager form of an operator, whose backward is the eager form of its gradient."""
 
     class Gradient(torch.autograd.Function):
         """(grad, arguments, saved, number of arguments, wanted) to the gradients of the tensors."""
@@ -350,7 +350,7 @@ def _functions(operator: Operator) -> tuple[Any, Any]:
             found = Forward.apply(*_in_front(info.batch_size, dims, arguments))
             return found, tuple(0 for _ in found)
 
-    return Forward, Gradient
+    return Forward
 
 
 def _in_front(size: int, dims: Sequence[int | None], arguments: Arguments) -> list[Any]:

@@ -1,6 +1,6 @@
 """How good the choice between a class's two products is: both timed over a grid, and the regret of the rule.
 
-    python benchmarks/products.py [--device cuda] [--quick] [--out results/bench/products_cpu.json]
+    python benchmarks/products.py [--device cuda] [--dtype bfloat16] [--quick] [--out FILE]
 
 For each class, size, rank and number of rows, the `fast` and the `dense` product take turns, in training
 (forward and backward of a layer) and frozen (`torchldr.freeze`, no gradients). Regret is the time of the
@@ -46,6 +46,11 @@ class Group(NamedTuple):
     frozen: bool
 
 
+class Place(NamedTuple):
+    device: str
+    dtype: torch.dtype
+
+
 def groups(arguments: argparse.Namespace) -> list[Group]:
     sizes = arguments.n or (SIZES[:6:2] if arguments.quick else SIZES)
     ranks = arguments.rank or (RANKS[:1] if arguments.quick else RANKS)
@@ -61,13 +66,17 @@ def groups(arguments: argparse.Namespace) -> list[Group]:
     return found
 
 
-def modules(group: Group, device: str) -> dict[str, nn.Module]:
-    """The layer by either product, in training or frozen."""
+def layer_of(group: Group, place: Place) -> StructuredLinear:
+    torch.manual_seed(0)
     rank = group.rank if torchldr.get_structure(group.structure).ranked else None
+    return StructuredLinear(group.n, group.n, structure=group.structure, rank=rank, **place._asdict())
+
+
+def modules(group: Group, place: Place) -> dict[str, nn.Module]:
+    """The layer by either product, in training or frozen."""
     made: dict[str, nn.Module] = {}
     for product in PRODUCTS:
-        torch.manual_seed(0)
-        layer = StructuredLinear(group.n, group.n, structure=group.structure, rank=rank, device=device)
+        layer = layer_of(group, place)
         layer.product = product
         made[product] = torchldr.freeze(layer) if group.frozen else layer
     return made
@@ -104,21 +113,17 @@ def seconds_of(calls: dict[str, Callable[[], None]]) -> dict[str, float]:
     return minimum_seconds(calls, repeats=5, seconds=0.01)
 
 
-def cells(group: Group, rows: tuple[int, ...], device: str) -> Iterator[dict[str, Any]]:
-    made = modules(group, device)
-    layer = StructuredLinear(
-        group.n,
-        group.n,
-        structure=group.structure,
-        rank=group.rank if torchldr.get_structure(group.structure).ranked else None,
-        device=device,
-    )
+def cells(group: Group, rows: tuple[int, ...], place: Place) -> Iterator[dict[str, Any]]:
+    made = modules(group, place)
+    layer = layer_of(group, place)
     for b in rows:
-        if b > 1 and group.n**2 * b > WORK[device]:
+        if b > 1 and group.n**2 * b > WORK[place.device]:
             continue
-        x = torch.randn(b, group.n, device=device, requires_grad=not group.frozen)
+        x = torch.randn(b, group.n, **place._asdict(), requires_grad=not group.frozen)
         calls = {product: call_of(module, x, group.frozen) for product, module in made.items()}
         try:
+            for call in calls.values():
+                call()  # the first one may compile a kernel
             seconds = seconds_of(calls)
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
@@ -158,6 +163,7 @@ def high(numbers: list[float]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float64"), default="float32")
     parser.add_argument("--structures", nargs="*", help="classes; all by default")
     parser.add_argument("--n", nargs="*", type=int, help="sizes of the square layers")
     parser.add_argument("--rank", nargs="*", type=int)
@@ -168,13 +174,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="results/bench/products_DEVICE.json")
     arguments = parser.parse_args()
     out = arguments.out or Path(f"results/bench/products_{arguments.device}.json")
+    place = Place(arguments.device, getattr(torch, arguments.dtype))
     sizes = tuple(arguments.rows or ((1, 64) if arguments.quick else ROWS))
     start, rows = time.monotonic(), []
     for group in groups(arguments):
         if arguments.minutes and time.monotonic() - start > 60 * arguments.minutes:
             print(f"stopped after {arguments.minutes:g} minutes")
             break
-        rows += cells(group, sizes, arguments.device)
+        rows += cells(group, sizes, place)
     rows.sort(key=lambda row: (row["structure"], row["frozen"], row["n"], row["rank"], row["rows"]))
     print_regret(rows)
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -72,6 +72,8 @@ class Contract(LinearMap):
     retired: ClassVar[Mapping[str, Sequence[Any]]] = {}  # options that saved layers carry and nothing reads
     cpu_frozen: ClassVar[float] = math.inf  # c of `pays_on_a_cpu`, by benchmarks/products.py
     cpu_training: ClassVar[tuple[float, float]] = math.inf, 0.0  # c and s
+    gpu_frozen: ClassVar[tuple[float, float]] = math.inf, 0.0  # c and late of `pays_on_a_gpu`
+    gpu_training: ClassVar[tuple[float, float]] = math.inf, 0.0
     stored: ClassVar[Mapping[str, Storage]] = {}  # tensors that quantisation does not make int8
     at_once: ClassVar[tuple[str, ...]] = ()  # which of these functions take the axes of a stack as they come
     _axes: ClassVar[int | None] = None  # of the first tensor of one matrix; found out when first needed
@@ -93,8 +95,9 @@ class Contract(LinearMap):
             cls.dense_in = Contract.dense_in  # type: ignore[method-assign]
         if product < _depth(cls, "fast_pays"):
             cls.fast_pays = Contract.fast_pays  # type: ignore[method-assign]
-        if product < min(_depth(cls, "cpu_frozen"), _depth(cls, "cpu_training")):
-            cls.cpu_frozen, cls.cpu_training = Contract.cpu_frozen, Contract.cpu_training
+        for constant in ("cpu_frozen", "cpu_training", "gpu_frozen", "gpu_training"):
+            if product < _depth(cls, constant):
+                setattr(cls, constant, getattr(Contract, constant))
         cls.at_once = tuple(name for name in cls.at_once if _depth(cls, name) >= _depth(cls, "at_once"))
         cls._axes = None
         cls.name = name or f"{cls.__module__}.{cls.__qualname__}"
@@ -169,7 +172,7 @@ class Contract(LinearMap):
     @classmethod
     def fast_pays(cls, use: Use) -> bool:
         """Whether the class's own product takes less time than the dense matrix, where that may be made."""
-        return not use.gpu and cls.pays_on_a_cpu(use)
+        return cls.pays_on_a_gpu(use) if use.gpu else cls.pays_on_a_cpu(use)
 
     @classmethod
     def pays_on_a_cpu(cls, use: Use) -> bool:
@@ -187,6 +190,24 @@ class Contract(LinearMap):
             (c, s), late = cls.cpu_training, 5e5
             rows = use.cost * use.rows + s
         return c * use.rows * own + late < use.m * use.n * rows
+
+    @classmethod
+    def pays_on_a_gpu(cls, use: Use) -> bool:
+        """The comparison on a GPU, in multiply-adds of a dense product of float32 without TF32.
+
+        The class's own are `c` times as slow, or take `late` to launch, whichever is longer.
+        Units for few digits are sixteen times as fast. A frozen dense matrix is read from memory; in training
+        there are three dense products, and making the matrix takes as long as 143 more rows.
+        """
+        own = cls.multiply_adds(use.m, use.n, use.rank, **use.options)
+        if own is None:
+            return False
+        rows = use.rows if use.exact else use.rows / 16
+        if use.frozen:
+            (c, late), dense = cls.gpu_frozen, rows + 6 * use.dtype.itemsize
+        else:
+            (c, late), dense = cls.gpu_training, 3 * (rows + 143)
+        return max(c * use.rows * own, late) < use.m * use.n * dense
 
     def fast_in_words(self) -> str:
         """What the class's own product does for a row."""

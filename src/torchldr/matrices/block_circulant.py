@@ -13,7 +13,7 @@ from ..algebra.members import linear_in_its_tensor, opposite_shifts, shift, unit
 from ..algebra.multiply import rmultiply
 from ..algebra.structure import DisplacementStructure, Generators
 from ..core.checks import check_cut
-from ..core.choice import Use, fft_multiply_adds
+from ..core.choice import fft_multiply_adds
 from ..core.contract import Random, Weights
 from ..core.linear_map import LinearMap
 from ..core.matrix import StructuredMatrix, normal_
@@ -54,6 +54,8 @@ class BlockCirculant(StructuredMatrix, name="block_circulant"):
 
     cpu_frozen = 16.0
     cpu_training = 4.0, 64.0
+    gpu_frozen = 3.0, 2.5e9
+    gpu_training = 3.0, 5e9
     projection_work = 0
     compresses = True
 
@@ -92,13 +94,6 @@ class BlockCirculant(StructuredMatrix, name="block_circulant"):
     def variants(cls, out_features: int, in_features: int) -> list[dict[str, Any]]:
         largest = min(out_features, in_features)
         return [{"block_size": 2**i} for i in range(1, 12) if 2**i <= largest]
-
-    @classmethod
-    def fast_pays(cls, use: Use) -> bool:
-        if not use.gpu:
-            return cls.pays_on_a_cpu(use)
-        *_, b = grid(use.m, use.n, **use.options)
-        return not use.frozen and b >= 256
 
     def fast_in_words(self) -> str:
         rows, columns, b = self.column.shape[-3:]

@@ -52,7 +52,8 @@ def product(A: Side, C: Side, x: Tensor, limit: float | None = None) -> Tensor |
     y = TRAINED_PAIR(rows, P, made)
     if seen is not None and not float(seen.read()) <= (limit or 0):
         return None
-    return y[: len(x)]
+    y = y[: len(x)]
+    return y.clone() if y.requires_grad else y  # the gradient reads it; a layer's output may be overwritten
 
 
 def may_look(x: Tensor) -> bool:

@@ -144,7 +144,8 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
     def fast_pays(cls, use: Use) -> bool:
         if not use.gpu:
             return cls.pays_on_a_cpu(use)
-        return not use.frozen and use.size >= 2048 and 4 * use.rank * use.rows < use.size
+        made = use.rank * use.size**2  # the dense matrix takes n times as long, the columns n
+        return not use.frozen and use.rank * use.rows < use.size and made > (8e7 if use.exact else 4e8)
 
     def fast_in_words(self) -> str:
         (m, n), r = self.shape[-2:], self.G.shape[-2]

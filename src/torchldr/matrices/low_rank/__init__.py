@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...core.choice import Use
 from ...core.matrix import StructuredMatrix
 from ...project.solving import balanced
 
@@ -64,6 +63,8 @@ class LowRank(StructuredMatrix, name="low_rank"):
     own_dtype = True
     cpu_frozen = 2.8
     cpu_training = 2.8, 128.0
+    gpu_frozen = 3.0, 4e8
+    gpu_training = 15.0, 0.0
     projection_work = 0
     compresses = True
     first_rank = 16  # the output lies in so many dimensions
@@ -71,13 +72,6 @@ class LowRank(StructuredMatrix, name="low_rank"):
     @classmethod
     def multiply_adds(cls, out_features: int, in_features: int, rank: int, **options: Any) -> float:
         return rank * (out_features + in_features)
-
-    @classmethod
-    def fast_pays(cls, use: Use) -> bool:
-        if not use.gpu:
-            return cls.pays_on_a_cpu(use)
-        work = cls.multiply_adds(use.m, use.n, use.rank, **use.options)
-        return (use.frozen or use.size >= 256) and 2 * work < use.m * use.n
 
     def fast_in_words(self) -> str:
         r = self.G.shape[-2]

@@ -160,8 +160,8 @@ def _refuse_adapters() -> None:
 def _refuse_adapter(owner: nn.Module, name: str, module: nn.Module | None) -> None:
     if isinstance(module, nn.Linear | _ConvNd) and is_adapter(owner) and _is_rounded(module):
         raise ValueError(
-            "an adapter of peft could not be merged into a layer that torchldr.quantize_ has rounded: writes to "
-            "its weight are lost. Add and merge adapters first, then quantize."
+            "an adapter of peft could not be merged into a layer that torchldr.quantize_ has rounded: writes "
+            "to its weight are lost. Add and merge adapters first, then quantize."
         )
 
 

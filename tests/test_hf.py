@@ -328,6 +328,19 @@ def test_layers_with_adapters_are_not_changed():
         torchldr.quantize_(adapted)
 
 
+def test_rounded_layers_take_no_adapters():
+    """peft merged them into a copy of the weight."""
+    peft = pytest.importorskip("peft")
+    model = torchldr.quantize_(llama())
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"])
+    with pytest.raises(ValueError, match=r"adapter of peft could not be merged .*quantize_ has rounded"):
+        peft.get_peft_model(model, config)
+    torchldr.compress_(compressed := llama(), {"*q_proj": torchldr.Structure("low_rank", rank=4)})
+    adapted = peft.get_peft_model(torchldr.quantize_(compressed), torchldr.hf.lora_config(config))
+    with pytest.raises(ValueError, match="cannot be merged"):
+        adapted.merge_and_unload()
+
+
 def save(folder, model, **options):
     """A model in a folder, with a tokenizer of words."""
     from tokenizers import Tokenizer, models, pre_tokenizers

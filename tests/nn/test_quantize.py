@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -198,6 +200,26 @@ def test_where_says_which_modules():
     quantize_(model, where=lambda name, module: name == "1")
     assert "weight" in dict(model[0].named_parameters())
     assert "weight" not in dict(model[1].named_parameters())
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_rounded_layers_take_no_adapters(training, monkeypatch):
+    """Merging wrote to a copy of the weight, so that the adapter was lost without a word."""
+
+    class Adapter(nn.Module):
+        def __init__(self, base_layer):
+            super().__init__()
+            self.base_layer = base_layer
+
+    peft = "peft.tuners.tuners_utils"
+    monkeypatch.setitem(sys.modules, peft, SimpleNamespace(BaseTunerLayer=Adapter))
+    model = quantize_(nn.Sequential(nn.Linear(4, 4), nn.Conv2d(1, 1, 3), nn.Tanh()), training=training)
+    for layer in model[:2]:
+        with pytest.raises(ValueError, match=r"adapter of peft could not be merged .*quantize_ has rounded"):
+            Adapter(layer)
+        nn.Sequential(layer)
+    for layer in (model[2], nn.Linear(4, 4), quantize_(StructuredLinear(4, 4))):
+        assert Adapter(layer).base_layer is layer
 
 
 def test_training_with_rounded_weights():

@@ -37,9 +37,8 @@ def declare(model: nn.Module, describe: Callable[[nn.Module], Mapping[str, Any]]
 
 def check_unclaimed(who: str, model: nn.Module) -> None:
     """Errors for a model that another method has quantized, and for layers that have adapters of peft."""
-    tuners = sys.modules.get("peft.tuners.tuners_utils")  # where nobody has imported it, there are none
     for name, module in model.named_modules():
-        if tuners is not None and isinstance(module, tuners.BaseTunerLayer):
+        if is_adapter(module):
             raise ValueError(
                 f"{who}: {name} has an adapter of peft, which could not be merged into a changed layer. Call "
                 "merge_and_unload() first, or add adapters afterwards."
@@ -51,6 +50,12 @@ def check_unclaimed(who: str, model: nn.Module) -> None:
                 "without, or call its dequantize() first. One that is never saved can go on after `del "
                 "model.config.quantization_config`."
             )
+
+
+def is_adapter(module: nn.Module) -> bool:
+    """Whether peft has put this module around a layer."""
+    tuners = sys.modules.get("peft.tuners.tuners_utils")  # where nobody has imported it, there are none
+    return tuners is not None and isinstance(module, tuners.BaseTunerLayer)
 
 
 def check_present(who: str, model: nn.Module) -> None:

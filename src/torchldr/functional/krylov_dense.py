@@ -67,8 +67,8 @@ def _wide(rings: Tensor) -> torch.dtype:
 
 def _balance(rings: Tensor) -> Tensor:
     """What takes out a scale that A has and C takes back, (..., 2, 1, 1): see `tridiagonal.balanced`."""
-    A, C = rings.unbind(-3)
-    f = tridiagonal.common_scale(A[..., 1, :], C[..., 1, :])
+    A, C = ((side[..., 1, :], side[..., 2, :], side[..., 0, :]) for side in rings[..., :3, :].unbind(-3))
+    f = tridiagonal.common_scale(A, C)
     return torch.stack((1 / f, f), -1)[..., None, None]
 
 

@@ -80,22 +80,26 @@ def balanced(A: Ring, C: Ring) -> tuple[Ring, Ring]:
     Training drifts along such scales, and powers of A would overflow where products with those of C do not.
     The gradient in f is zero.
     """
-    f = common_scale(A[0], C[0]).unsqueeze(-1)
+    f = common_scale(A, C).unsqueeze(-1)
     return (A[0] / f, A[1] / f, A[2] / f), (C[0] * f, C[1] * f, C[2] * f)
 
 
-def common_scale(lower_A: Tensor, lower_C: Tensor) -> Tensor:
+def common_scale(A: Ring, C: Ring) -> Tensor:
     """The f of `balanced`; exactly 1 where its powers stay small, as multiplying by it rounds every entry."""
-    f = (_size(lower_A) / _size(lower_C)).sqrt()
-    steps = min(lower_A.shape[-1], lower_C.shape[-1])
+    f = (_size(A) / _size(C)).sqrt()
+    steps = min(A[0].shape[-1], C[0].shape[-1])
     return torch.where(f.log2().abs() * steps < SMALL, torch.ones_like(f), f)
 
 
-def _size(lower: Tensor) -> Tensor:
-    """The geometric mean of a subdiagonal's absolute entries other than 0."""
-    size = lower.detach()[..., 1:].abs()
-    there = size > 0
-    logs = torch.where(there, size, 1).log().sum(-1)
+def _size(ring: Ring) -> Tensor:
+    """The geometric mean of the sums of absolute values of rows, without rows of zeros.
+
+    The first row is left out: it has the corner, which is passed but rarely.
+    """
+    sums = sum(t.detach()[..., 1:].abs() for t in ring)
+    assert isinstance(sums, Tensor)
+    there = sums > 0
+    logs = torch.where(there, sums, 1).log().sum(-1)
     return (logs / there.sum(-1).clamp(min=1)).exp()
 
 

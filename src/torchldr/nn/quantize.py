@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.utils import parametrize
 
 from ..core.checks import check_model
-from ..core.pretrained import check_present, check_unclaimed
+from ..core.pretrained import check_present, check_unclaimed, is_adapter
 from ..core.storage import FLOAT, INT8, Rounded, Storage, rounded, straight_through
 from .description import declare
 from .parameters import StructuredParameters
@@ -102,7 +104,8 @@ def quantize_(
 
     The integers are what the model holds: they move, are saved by `state_dict` and loaded again into a model
     that `quantize_` has prepared, and take a quarter of the memory. Weights are multiplied out when used.
-    They are not trained any more, and what is written to them is lost, as when peft merges an adapter.
+    They are not trained any more, and what is written to them is lost. peft would merge adapters that way, so
+    a rounded `nn.Linear` or convolution takes none: add them first and merge them, then quantize.
 
     Args:
         model: changed in place. Rounding twice is rounding once.
@@ -140,11 +143,31 @@ def quantize_(
     ]
     for name, module, weight in todo:
         _check(module, weight.name, f"{name}.{weight.name}".removeprefix("."))
+    _refuse_adapters()
     first: dict[Any, Any] = {}
     for _, module, weight in todo:
         _quantize_weight_(module, weight, training, first)
     declare(model)
     return model
+
+
+@cache
+def _refuse_adapters() -> None:
+    """Once a process: an error where peft wraps a rounded layer. When it merges, no hook is called."""
+    register_module_module_registration_hook(_refuse_adapter)
+
+
+def _refuse_adapter(owner: nn.Module, name: str, module: nn.Module | None) -> None:
+    if isinstance(module, nn.Linear | _ConvNd) and is_adapter(owner) and _is_rounded(module):
+        raise ValueError(
+            "an adapter of peft could not be merged into a layer that torchldr.quantize_ has rounded: writes "
+            "to its weight are lost. Add and merge adapters first, then quantize."
+        )
+
+
+def _is_rounded(module: nn.Module) -> bool:
+    kept = _parametrizations(module)
+    return any(isinstance(one[-1], Quantized | RoundedInTraining) for one in kept.values())
 
 
 def _check(module: nn.Module, name: str, shown: str) -> None:

@@ -12,7 +12,7 @@ from ...core.choice import fft_multiply_adds
 from ...core.contract import Random, Weights
 from ...core.matrix import StructuredMatrix, generators_
 from ...core.storage import AROUND_ONE, FLOAT, Storage
-from ...functional.reference import krylov_of_cycle_reference, subdiagonal_reference
+from ...functional.reference import krylov_of_cycle_reference, rate_reference, subdiagonal_reference
 from ...functional.stein import Ring, stein_matrix
 from ...functional.subdiagonal.guard import Side
 from ...functional.subdiagonal.product import product
@@ -78,17 +78,16 @@ class LDRSubdiagonal(StructuredMatrix, name="ldr_sd"):
             tensors[f"subdiagonal_{side}"].uniform_(0.9, 1.1, generator=generator)
             tensors[f"corner_{side}"].uniform_(-1, 1, generator=generator)
 
-    def _krylov_reference(self, side: str, v: Tensor) -> Tensor:
-        s, corner = self.tensors[f"subdiagonal_{side}"], self.tensors[f"corner_{side}"]
-        return krylov_of_cycle_reference(torch.cat((corner.reshape(1), s)), v, min(self.shape))
-
     @classmethod
     def multiply_adds(cls, out_features: int, in_features: int, rank: int, **options: Any) -> float:
         m, n = out_features, in_features
         return (2 * rank + 2) * fft_multiply_adds(m + n) + 2 * rank * (m + n)
 
     def factors(self) -> list[tuple[Tensor, ...]]:
-        left, right = self._krylov_reference("A", self.G), self._krylov_reference("C", self.H)
+        k, rate = min(self.shape), rate_reference([self.subdiagonal_A], [self.subdiagonal_C])
+        A, C = (torch.cat(ring) for ring in self.rings())
+        left = krylov_of_cycle_reference(A, self.G, k, rate)
+        right = krylov_of_cycle_reference(C, self.H, k, -rate)
         return list(zip(left, right.mT, strict=True))
 
     def operators(self) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,7 @@ from ...core.products import allows_tf32
 from ...core.storage import AROUND_ONE, AROUND_ZERO, FLOAT, Storage
 from ...functional import krylov_dense, tridiagonal
 from ...functional.krylov import krylov_matrices
-from ...functional.reference import krylov_of_ring_reference, tridiagonal_reference
+from ...functional.reference import krylov_of_ring_reference, rate_reference, tridiagonal_reference
 from ...functional.stream import product
 from ..ldr_sd import shift_mean_square
 from .operators import operator_report
@@ -102,9 +102,10 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
         return rank * (out_features + in_features) * min(out_features, in_features)
 
     def factors(self) -> list[tuple[Tensor, ...]]:
-        k = min(self.shape)
-        left = krylov_of_ring_reference(*self._ring("A"), self.G, k)
-        right = krylov_of_ring_reference(*self._ring("C"), self.H, k)
+        k, A, C = min(self.shape), self._ring("A"), self._ring("C")
+        rate = rate_reference(*([t[1:] for t in ring] for ring in (A, C)))  # corners are passed but rarely
+        left = krylov_of_ring_reference(*A, self.G, k, rate)
+        right = krylov_of_ring_reference(*C, self.H, k, -rate)
         return list(zip(left, right.mT, strict=True))
 
     def operators(self) -> tuple[Tensor, Tensor]:

@@ -3,7 +3,7 @@ recorded."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import reduce
 from operator import or_
@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._library.autograd import Info, make_autograd_impl
 from torch.autograd import Function, forward_ad
 
 _KEYS = torch._C._TorchDispatchModeKey
@@ -90,6 +91,24 @@ def apply_alone(function: Any, *inputs: Any) -> Any:
     """
     return super(Function, function).apply(*inputs)
 
+
+def register_autograd(name: str, backward: Callable[..., Any], setup: Callable[..., None]) -> None:
+    """torch.library.register_autograd, whose classes are made by the first call: they take 5 ms an operator."""
+    namespace, _, short = name.partition("::")
+    made: list[Any] = []
+
+    def autograd(keyset: Any, *arguments: Any, **options: Any) -> Any:
+        if not made:
+            operator = getattr(getattr(torch.ops, namespace), short).default
+            made.append(make_autograd_impl(operator, Info(backward, setup)))
+        return made[0](keyset, *arguments, **options)
+
+    library = torch.library.Library(namespace, "FRAGMENT")
+    library.impl(short, autograd, "Autograd", with_keyset=True)
+    _LIBRARIES.append(library)
+
+
+_LIBRARIES: list[torch.library.Library] = []  # what is registered lives as long as they do
 
 _AUTOCAST = reduce(
     or_,

@@ -36,6 +36,7 @@ from ..torch_private import (
     has_transforms,
     in_forward_mode,
     is_exporting,
+    register_autograd,
 )
 
 Arguments = Sequence[Any]
@@ -219,8 +220,8 @@ class Operator:
         for suffix, function, shapes in (("", run, fake), ("_gradient", run_gradient, fake_gradient)):
             lib.impl(name + suffix, "CompositeExplicitAutograd", function)
             lib.register_fake(name + suffix, shapes)
-        lib.register_autograd(name, backward, setup_context=setup)
-        lib.register_autograd(f"{name}_gradient", backward_again, setup_context=setup_again)
+        register_autograd(name, backward, setup)
+        register_autograd(f"{name}_gradient", backward_again, setup_again)
         gradient = getattr(torch.ops.torchldr, f"{self.name}_gradient").default
         return getattr(torch.ops.torchldr, self.name).default
 

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from . import sequences
 from .operator import Operator
 
 State: TypeAlias = tuple[Tensor, ...]  # (h, c) of an LSTM, (h,) of a GRU, each (b, size)
@@ -112,8 +113,9 @@ def _backward(step: Step, inputs: Sequence[Tensor], start: State) -> tuple[Tenso
     return torch.cat(outputs[::-1]), state
 
 
-# A whole sequence as one operator, for compilers: torch's own function, which they do not take with weights
-# that are computed.
+# A whole sequence as one operator. Its gradient needs the gates of every step: on a CPU the loops of `sequences`
+# keep them. On a GPU the recurrence is cuDNN's; what that keeps has a shape that only cuDNN knows, so the
+# gradient runs it once more.
 
 
 def sequence(
@@ -129,7 +131,7 @@ def sequence(
     Args:
         x: shape (steps, b, features).
         state: (h, c) of an LSTM, (h,) of a GRU, shape (b, hidden) each.
-        weights: W_ih, W_hh, b_ih, b_hh as in torch.
+        weights: W_ih, W_hh and b_ih, b_hh, or None for both, as in torch.
         cell: "lstm" or "gru".
         reverse: whether to run from the last step to the first.
 
@@ -164,6 +166,12 @@ def _plain(
     return torch.stack(outputs if c is None else [*outputs, state[1]])
 
 
+def _kernel(x: Tensor, h: Tensor, c: Tensor | None, *rest: Any) -> Tensor | tuple[Tensor, ...]:
+    if x.device.type == "cpu":
+        return sequences.forward(x, h, c, *rest[:-1])
+    return _by_torch(x, h, c, *rest)
+
+
 def _by_torch(x: Tensor, h: Tensor, c: Tensor | None, W_ih: Tensor, W_hh: Tensor, *rest: Any) -> Tensor:
     b_ih, b_hh, _ = rest
     weights = [W_ih, W_hh] if b_ih is None else [W_ih, W_hh, b_ih, b_hh]
@@ -174,15 +182,17 @@ def _by_torch(x: Tensor, h: Tensor, c: Tensor | None, W_ih: Tensor, W_hh: Tensor
     return torch.cat((y, last))
 
 
-def _fake(x: Tensor, h: Tensor, c: Tensor | None, *rest: Any) -> Tensor:
-    return h.new_empty(x.shape[0] + (c is not None), *h.shape)
+def _fake(x: Tensor, h: Tensor, c: Tensor | None, *rest: Any) -> Tensor | tuple[Tensor, ...]:
+    every = h.new_empty(x.shape[0] + (c is not None), *h.shape)
+    return (every, *sequences.kept(x, h, c)) if x.device.type == "cpu" else every
 
 
 def _gradient(
     grad: Tensor, arguments: Sequence[Any], saved: Sequence[Tensor], wanted: Sequence[bool]
 ) -> list[Tensor | None]:
-    """By autograd through torch's function, which runs once more: what it saves is no tensor of ours."""
     *tensors, cell = arguments
+    if grad.device.type == "cpu":
+        return sequences.backward(grad, tensors, saved, wanted)
     with torch.enable_grad():
         leaves = [None if t is None else t.detach().requires_grad_() for t in tensors]
         given: Any = [*leaves, cell]
@@ -216,7 +226,7 @@ SEQUENCE = Operator(
     "sequence",
     "Tensor x, Tensor h, Tensor? c, Tensor W_ih, Tensor W_hh, Tensor? b_ih, Tensor? b_hh, str cell",
     plain=_plain,
-    kernel=_by_torch,
+    kernel=_kernel,
     fake=_fake,
     gradient=_gradient,
     serves=_serves,

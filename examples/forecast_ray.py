@@ -1,11 +1,11 @@
-"""Fit and serve the forecasters of many series on Ray: one task for each block of series.
+"""Fit and serve the forecasters of many series on Ray Data: a row for each block of series.
 
-    pip install torchldr ray
+    pip install torchldr 'ray[data]'
     python examples/forecast_ray.py --series 1000           # a cluster on this machine, started and stopped
     python examples/forecast_ray.py --address HEAD:6379     # one that runs
 
-Ray hands a block to another worker when one dies (`--die` kills one, to see it). A fitted forecaster is a few
-kilobytes: it stays in Ray's store, and answers from there.
+Ray hands a row to another worker when one dies (`--die` kills one, to see it). A fitted forecaster is a few
+kilobytes: the dataset of all of them stays in Ray's store, and answers from there.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import ray
+import ray.data
 
 from torchldr.forecast import LinearForecaster
 
@@ -33,21 +35,21 @@ def block(first: int, count: int, time: int) -> np.ndarray:
     return np.sin(2 * np.pi * t / DAY + phases) + 0.3 * noise
 
 
-def fit(first: int, count: int, time: int, sizes: dict[str, Any], die: str | None) -> tuple[Any, float]:
-    """The forecasters of a block, and their error on the last tenth."""
-    if die is not None and first == 0 and not Path(die).exists():
+def fit(row: dict[str, Any], time: int, sizes: dict[str, Any], die: str | None) -> dict[str, Any]:
+    """The row with the forecasters of its block, and their error on the last tenth."""
+    if die is not None and row["first"] == 0 and not Path(die).exists():
         Path(die).touch()
         os.kill(os.getpid(), signal.SIGKILL)
-    series = block(first, count, time)
-    cut = int(0.9 * time)
+    series, cut = block(row["first"], row["count"], time), int(0.9 * time)
     f = LinearForecaster(**sizes, per_channel=True).fit(series[:cut])
-    return f, f.error(series[cut - f.past :])
+    return {**row, "forecasters": f, "error": f.error(series[cut - f.past :])}
 
 
-def predict(fitted: tuple[LinearForecaster, float], recent: np.ndarray) -> np.ndarray:
-    """Forecasts (horizon, count) from recent values (past, count)."""
-    forecast: np.ndarray = fitted[0].predict(recent)
-    return forecast
+def predict(row: dict[str, Any], time: int) -> dict[str, Any]:
+    """Forecasts of a block from its recent values, one list for each series."""
+    f = row["forecasters"]
+    recent = block(row["first"], row["count"], time)[-f.past :]
+    return {"first": row["first"], "error": row["error"], "forecasts": f.predict(recent).T.tolist()}
 
 
 def main() -> None:
@@ -64,21 +66,18 @@ def main() -> None:
     )
     given = parser.parse_args()
     ray.init(address=given.address, include_dashboard=False, log_to_driver=False)
+    ray.data.DataContext.get_current().enable_progress_bars = False
     sizes = {"past": given.past, "horizon": given.horizon, "rank": given.rank}
-    blocks = [
-        (first, min(given.block, given.series - first)) for first in range(0, given.series, given.block)
+    rows = [
+        {"first": first, "count": min(given.block, given.series - first)}
+        for first in range(0, given.series, given.block)
     ]
-    fit_block, answer_block = ray.remote(max_retries=3)(fit), ray.remote(predict)
-    fitted = [fit_block.remote(*each, given.time, sizes, given.die) for each in blocks]
-    errors = [ray.get(each)[1] for each in fitted]
-    forecasts = [
-        answer_block.remote(found, block(*each, given.time)[-given.past :])
-        for found, each in zip(fitted, blocks, strict=True)
-    ]
-    answer = np.concatenate(ray.get(forecasts), 1)
-    print(
-        f"{answer.shape[1]} series, {answer.shape[0]} values ahead: mean squared error {np.mean(errors):.3f}"
-    )
+    blocks = ray.data.from_items(rows, override_num_blocks=len(rows))
+    fitted = blocks.map(partial(fit, time=given.time, sizes=sizes, die=given.die)).materialize()
+    answers = fitted.map(partial(predict, time=given.time)).take_all()
+    forecasts = [each for row in answers for each in row["forecasts"]]
+    error = np.mean([row["error"] for row in answers])
+    print(f"{len(forecasts)} series, {len(forecasts[0])} values ahead: mean squared error {error:.3f}")
     ray.shutdown()
 
 

@@ -88,7 +88,7 @@ def test_other_trainers(name: str, tmp_path: Path) -> None:
 
 
 def test_forecasters_on_ray_survive_a_killed_worker(tmp_path: Path) -> None:
-    pytest.importorskip("ray")
+    pytest.importorskip("ray.data")
     small = ["--series", "6", "--block", "2", "--time", "1200", "--past", "48", "--horizon", "12"]
     command = [sys.executable, str(FOLDER / "forecast_ray.py"), *small, "--die", str(tmp_path / "died")]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -1,4 +1,4 @@
-"""Tables of docs/forecast.md: results/forecast/compare.jsonl, ridge.json and microcontroller.json."""
+"""Tables of docs/forecast.md and forecast-results.md, from results/forecast."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Row = Mapping[str, Any]
 METHODS = (
     "ridge", "Toeplitz-like, exact", "Toeplitz-like, r = 8", "Toeplitz-like, r = 4", "Toeplitz-like, r = 3",
     "Toeplitz-like, r = 2", "low rank 16", "low rank 4", "iterated AR", "SparseTSF", "FITS", "DLinear",
-    "seasonal naive",
+    "DLinear, batches", "SparseTSF, batches", "FITS, batches", "seasonal naive",
 )  # fmt: skip
 
 
@@ -27,38 +27,59 @@ def table(name: str, keys: Mapping[str, str], folder: Path) -> str:
     return f"\n{make(path.read_text('utf-8'), keys)}"
 
 
-def _compare(text: str, keys: Mapping[str, str]) -> str:
-    """One series and past: methods by horizons, then weights and int8 of the first horizon."""
+def _rows(text: str, keys: Mapping[str, str]) -> Sequence[Row]:
+    """Of the series, past (and horizon) that the keys name."""
     rows: Sequence[Row] = [json.loads(line) for line in text.splitlines()]
-    rows = [row for row in rows if row["data"] == keys["data"] and str(row["past"]) == keys["past"]]
-    horizons = sorted({row["horizon"] for row in rows})
-    first = horizons[0] if horizons else 0
+    return [row for row in rows if all(str(row[key]) == value for key, value in keys.items())]
+
+
+def _one(text: str, keys: Mapping[str, str]) -> str:
+    """One series, past and horizon: all that was measured of each method but by batches."""
     body = []
     for method in METHODS:
-        found = {h: [r for r in rows if (r["method"], r["horizon"]) == (method, h)] for h in horizons}
-        if not any(found.values()):
+        found = [row for row in _rows(text, keys) if row["method"] == method]
+        if found and not method.endswith("batches"):
+            error, int8 = (_errors([row[key] for row in found]) for key in ("error", "int8_error"))
+            sizes = [f"{found[0][key]:,}" for key in ("weights", "int8_bytes")]
+            seconds = f"{mean(row['fit_seconds'] for row in found):.2g}"
+            body.append([method, error, *([*sizes, int8, seconds] if found[0]["weights"] else ["-"] * 4)])
+    return markdown(["method", "error", "weights", "bytes in int8", "error in int8", "fit, s"], body)
+
+
+def _compare(text: str, keys: Mapping[str, str]) -> str:
+    """One series and past: errors by horizon, in floats and in int8, and sizes from the first to the last."""
+    rows = _rows(text, keys)
+    horizons = sorted({row["horizon"] for row in rows})
+    body = []
+    for method in METHODS:
+        found = [[r for r in rows if (r["method"], r["horizon"]) == (method, h)] for h in horizons]
+        ends = [part[0] for part in found if part]
+        if not ends:
             continue
-        cells = [_errors([row["error"] for row in found[h]]) for h in horizons]
-        ours = found[first]
-        small = _errors([row["int8_error"] for row in ours]) if ours and ours[0]["weights"] else "-"
-        sizes = [
-            f"{ours[0][key]:,}" if ours and ours[0]["weights"] else "-" for key in ("weights", "int8_bytes")
-        ]
-        seconds = f"{mean(row['fit_seconds'] for row in ours):.2g}" if ours and ours[0]["weights"] else "-"
-        body.append([method, *cells, sizes[0], sizes[1], small, seconds])
-    ahead = [f"{h} ahead" for h in horizons]
-    return markdown(["method", *ahead, f"weights, {first} ahead", "bytes", "error in int8", "fit, s"], body)
+        errors = [_errors([row["error"] for row in part]) for part in found]
+        if not ends[0]["weights"]:
+            body.append([method, *errors, *["-"] * (len(horizons) + 3)])
+            continue
+        int8 = [_errors([row["int8_error"] for row in part]) for part in found]
+        sizes = [_range([row[key] for row in ends], ",") for key in ("weights", "int8_bytes")]
+        seconds = _range([mean(row["fit_seconds"] for row in part) for part in found if part], ".2g")
+        body.append([method, *errors, *int8, *sizes, seconds])
+    ahead = [str(h) for h in horizons]
+    names = [f"{ahead[0]} ahead", *ahead[1:], f"{ahead[0]} ahead, int8", *ahead[1:]] if ahead else []
+    return markdown(["method", *names, "weights", "bytes in int8", "fit, s"], body)
+
+
+def _range(values: Sequence[float], form: str) -> str:
+    ends = dict.fromkeys(format(value, form) for value in (values[0], values[-1]))
+    return " to ".join(ends)
 
 
 def _errors(values: Sequence[float]) -> str:
+    """The error, or the mean of several seeds and their deviation."""
     if not values:
         return "-"
-    spread = f" ± {stdev(values):.4f} ({len(values)} seeds)" if len(values) > 1 else ""
-    return (
-        f"{mean(values):.4f}{spread}".replace("0.", ".", 1)
-        if mean(values) < 1
-        else f"{mean(values):.3f}{spread}"
-    )
+    numbers = [mean(values), *([stdev(values)] if len(values) > 1 else [])]
+    return " ± ".join(f"{v:.4f}".removeprefix("0") if v < 1 else f"{v:.3f}" for v in numbers)
 
 
 def _ridge(text: str, keys: Mapping[str, str]) -> str:
@@ -66,20 +87,20 @@ def _ridge(text: str, keys: Mapping[str, str]) -> str:
     body = []
     for values, past in dict.fromkeys((row["values"], row["past"]) for row in rows):
         case = {(r["method"], r["rank"]): r for r in rows if (r["values"], r["past"]) == (values, past)}
-        ours, low, ridge = (case.get(key) for key in (("torchldr", None), ("torchldr", 4), ("Ridge", None)))
+        ours, low, ridge = (case.get(key) for key in (("torchldr", None), ("torchldr", 8), ("Ridge", None)))
         line = [f"{values:,}", f"{past:,}"]
         line += [f"{r['seconds']:.2g} s, {r['megabytes']:,} MB" if r else "-" for r in (ours, low, ridge)]
         body.append(line)
-    return markdown(["values", "past", "exact", "rank 4", "Ridge on windows"], body)
+    return markdown(["values", "past", "exact", "rank 8", "Ridge on windows"], body)
 
 
 def _microcontroller(text: str, keys: Mapping[str, str]) -> str:
     rows: Sequence[Row] = json.loads(text)["rows"]
-    columns = {"weights_bytes": "weights, bytes", "model_bytes": "weights and code", "arena_bytes": "RAM",
+    columns = {"weights_bytes": "weights, bytes", "model_bytes": "with code", "arena_bytes": "RAM",
                "instructions": "instructions"}  # fmt: skip
     body = [
         [
-            r["forecaster"],
+            f"{r['forecaster']}, {r['arithmetic']}s",
             *(f"{r[key]:,}" for key in columns),
             f"{r['error']:.4f}",
             f"{r['float32_error']:.4f}",
@@ -89,8 +110,17 @@ def _microcontroller(text: str, keys: Mapping[str, str]) -> str:
     return markdown(["forecaster", *columns.values(), "error", "error in PyTorch"], body)
 
 
+def _many(text: str, keys: Mapping[str, str]) -> str:
+    facts = json.loads(text)
+    names = {"series": "series", "values": "values of each", "threads": "threads", "wall_seconds": "seconds",
+             "cpu_seconds": "of processor time", "megabytes": "MB above the start"}  # fmt: skip
+    return markdown([*names.values()], [[f"{facts[key]:,}" for key in names]])
+
+
 TABLES: dict[str, tuple[str, Callable[[str, Mapping[str, str]], str]]] = {
     "forecasters": ("compare.jsonl", _compare),
+    "forecasters_at": ("compare.jsonl", _one),
+    "forecast_many": ("many.json", _many),
     "forecast_ridge": ("ridge.json", _ridge),
     "forecast_microcontroller": ("microcontroller.json", _microcontroller),
 }

@@ -23,6 +23,7 @@ from torchldr import StructuredGRU, StructuredLinear, StructuredLSTM, quantize_,
 from torchldr.core import rules
 from torchldr.export import CReport, ExportError, to_c
 from torchldr.export.c.writer import fft_factors, smooth_length
+from torchldr.forecast import LinearForecaster
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "microcontroller"
 STRICT = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic"]
@@ -323,16 +324,38 @@ def convolutions() -> nn.Module:
     )  # fmt: skip
 
 
+class Rows(nn.Module):
+    """Numbers of rows along the last axis, taken off and added, on either side."""
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        h = torch.tanh(x)
+        return [
+            h - h[..., :1],  # over what it reads
+            h.mean(-1, keepdim=True) + x,
+            x - h,
+            x - x.mean(-1, keepdim=True) - 0.5,
+            h[..., 1].sigmoid().unsqueeze(-1) - h[..., :1],
+        ]
+
+
+def forecast(center: str) -> nn.Module:
+    series = torch.randn(600).cumsum(0) / 5
+    return LinearForecaster(24, 9, rank=2, ridge=0.1, holdout=0, center=center).fit(series).module()
+
+
 MODELS = {
     "convolutions": (convolutions, (1, 2, 20, 18)),
     "residual": (Residual, (1, 32)),
     "lstm": (lambda: StructuredLSTM(6, 8, 3, bidirectional=True, which="both"), (5, 1, 6)),
     "gru": (lambda: StructuredGRU(6, 8, 2, which="hidden", bias=False, structure="low_rank"), (4, 6)),
     "last step": (lambda: Last(StructuredGRU(6, 8, batch_first=True, bidirectional=True)), (1, 5, 6)),
-    "rows": (lambda: nn.Sequential(StructuredLinear(6, 7, structure="circulant"), nn.ReLU()), (1, 4, 6)),
+    "steps": (lambda: nn.Sequential(StructuredLinear(6, 7, structure="circulant"), nn.ReLU()), (1, 4, 6)),
     "views": (Views, (1, 4)),
     "clamps": (Clamps, (1, 6)),
     "nothing": (nn.Flatten, (1, 2, 3)),
+    "rows": (Rows, (1, 6)),
+    "forecast by the last": (lambda: forecast("last"), (1, 24)),
+    "forecast by the mean": (lambda: forecast("mean"), (1, 24)),
 }
 
 
@@ -568,7 +591,10 @@ def test_a_model_that_changes_its_input(tmp_path: Path):
             "makes torch.int32",
         ),
         (OwnForward(lambda self, x: x / 0), torch.zeros(1, 4), ExportError, "not finite"),
-        (OwnForward(lambda self, x: x * x), torch.zeros(1, 4), ExportError, "two tensors .* that are added"),
+        (OwnForward(lambda self, x: x * x), torch.zeros(1, 4), ExportError, "two tensors that are added"),
+        (OwnForward(lambda self, x: x[:, :1] - x), torch.zeros(1, 4), ExportError, "number for each row"),
+        (OwnForward(lambda self, x: x.view(2, 2) + x[:, :2]), torch.zeros(1, 4), ExportError, "for each row"),
+        (OwnForward(lambda self, x: x.view(2, 2).mean(0)), torch.zeros(1, 4), ExportError, "the last axis"),
         (OwnForward(lambda self, x: x.view(2, 2).mT), torch.zeros(1, 4), ExportError, "moves entries"),
         (OwnForward(lambda self, x: x[:, ::2]), torch.zeros(1, 4), ExportError, "that are apart"),
         (OwnForward(lambda self, x: x.expand(2, 4)), torch.zeros(1, 4), ExportError, "the number of entries"),

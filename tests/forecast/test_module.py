@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from torchldr import quantize_
-from torchldr.export import to_c, to_onnx
+from torchldr.export import to_onnx
 from torchldr.forecast import LinearForecaster
 
 from .dense import series
@@ -22,13 +22,6 @@ def test_as_onnx(tmp_path):
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     to_onnx(fitted("mean").module(), torch.zeros(1, 24), tmp_path / "f.onnx")  # it compares with the module
-
-
-@pytest.mark.parametrize("weights", ["int8", "float32"])
-def test_as_c(tmp_path, weights):
-    """The product; the centre is a subtraction before it and an addition after it."""
-    report = to_c(fitted().module().linear, torch.zeros(1, 24), tmp_path / "c", weights=weights)
-    assert report.flash < 24 * 8 * (1 if weights == "int8" else 4)
 
 
 def test_training_lowers_the_error():

@@ -17,7 +17,9 @@ from torch.utils import _pytree as pytree
 from ...core import rules
 from ...core.storage import INT8, Rounded, rounded
 from ..check import ExportError
+from .nodes import layer_name, refused, shape_of
 from .products import Product, structured_product, write_product, write_recurrent
+from .rows import PAIRS, add_rows, mean, subtract
 from .steps import Buffer, LayerRow, Step, Steps, Value
 from .writer import Source, literal
 
@@ -104,24 +106,6 @@ class Tracer:
         size = math.prod(shape) + made.scratch
         self.row(node, kind, made.form, flash, size, rows * made.multiplications, name)
         return self.step("\n".join(lines), [x], shape, scratch=made.scratch)
-
-
-def refused(node: torch.fx.Node, why: str) -> ExportError:
-    return ExportError(f"to_c: the node {node.name!r} ({node.target}) {why}")
-
-
-def shape_of(node: torch.fx.Node) -> tuple[int, ...]:
-    found = node.meta.get("val")
-    if not isinstance(found, Tensor) or any(not isinstance(size, int) for size in found.shape):
-        raise refused(node, "has a shape that depends on data.")
-    return tuple(found.shape)
-
-
-def layer_name(node: torch.fx.Node) -> str:
-    """The module that a node comes from."""
-    stack = node.meta.get("nn_module_stack") or {}
-    found = [path for path, _ in stack.values()]
-    return str(found[-1]).removeprefix("L['self'].") if found else ""
 
 
 # Nodes.
@@ -304,12 +288,13 @@ def _affine(factor_of: Callable[[Any], Any], shift_of: Callable[[Any], Any]) -> 
         if isinstance(other, Tensor) and other.numel() == 1:
             other = other.item()
         plain = isinstance(other, int | float) and alpha == 1
-        if isinstance(other, Value) and factor_of(2.0) == 1.0 and alpha == 1 and x.shape == other.shape:
+        if isinstance(other, Value) and factor_of(2.0) == 1.0 and alpha == 1:
+            if x.shape != other.shape:
+                return add_rows(t, node, a, b)
             t.source.use("add")
             return t.step(f"add({{0}}, {{1}}, {{y}}, {x.size});", [x, other], x.shape, elementwise=True)
         if not plain or (x is b and factor_of is _reciprocal):
-            both = "two tensors of one shape that are added"
-            raise refused(node, f"has C for {both}, and for a tensor and a number.")
+            raise refused(node, f"{PAIRS}.")
         factor, shift = factor_of(other), shift_of(other)
         if not torch.tensor([factor, shift], dtype=torch.float32).isfinite().all():
             raise refused(node, "has a number that is not finite.")
@@ -382,6 +367,8 @@ Tracer.handlers = VIEWS | {
     "aten.softmax.int": _softmax,
     "aten._softmax": _softmax,
     "aten.add.Tensor": _affine(lambda b: 1.0, lambda b: b),
+    "aten.sub.Tensor": subtract,
+    "aten.mean.dim": mean,
     "aten.mul.Tensor": _affine(lambda b: b, lambda b: 0.0),
     "aten.div.Tensor": _affine(_reciprocal, lambda b: 0.0),
 }

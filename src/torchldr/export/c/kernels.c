@@ -427,6 +427,28 @@ static void add(const float *a, const float *b, float *y, int n)
         y[i] = a[i] + b[i];
 }
 
+//// add_rows
+/* One number of b for each row of a; y may be a. */
+static void add_rows(const float *a, const float *b, float sign, float *y, int rows, int n)
+{
+    for (int i = 0; i < rows; i++) {
+        float value = sign * b[i];
+        for (int j = i * n; j < i * n + n; j++)
+            y[j] = a[j] + value;
+    }
+}
+
+//// mean
+static void mean(const float *x, float *y, int rows, int n)
+{
+    for (int i = 0; i < rows; i++) {
+        float sum = 0.0f;
+        for (int j = 0; j < n; j++)
+            sum += x[i * n + j];
+        y[i] = sum / (float)n;
+    }
+}
+
 //// clip
 static void clip(const float *x, float *y, int n, float low, float high)
 {

@@ -14,10 +14,13 @@ from ....core import rules
 from ....core.matrix import StructuredMatrix
 from ....core.storage import INT8, rounded
 from ...check import ExportError
-from ..graph import CLAMPS, VIEWS, Tracer, bounds, image_of, layer_name, refused, shape_of, two, window_of
+from ..graph import CLAMPS, VIEWS, Tracer, bounds, image_of, two, window_of
+from ..nodes import layer_name, refused, shape_of
+from ..rows import PAIRS
 from ..steps import Buffer, Step, Value
 from .ranges import moved
 from .recurrent import write_recurrent
+from .rows import add_rows, mean, subtract, weighed
 from .scaling import Format, eight_bits, rescaling
 from .writer import IntegerSource, IntegerWriter, Target, chain
 
@@ -360,20 +363,11 @@ def _softmax(t: IntegerTracer, node: Any, x: Value, dim: int, *rest: Any) -> Val
 
 
 def _sum(t: IntegerTracer, node: Any, a: Value, b: Value) -> Value:
-    largest, out = max(a.format.scale, b.format.scale), t.format_of(node)
-    by = [round(x.format.scale / largest * 2**14) for x in (a, b)]
-    bias = torch.tensor([-sum(x.format.zero * f for x, f in zip((a, b), by, strict=True))])
-    q = torch.tensor([largest / 2**14 / out.scale], dtype=torch.float64)
-    try:
-        final = rescaling(q, bias, out, 512.0 * 2**14)
-    except OverflowError as error:
-        raise refused(node, f"has no C in integers: {error}.") from error
+    final, by, after = weighed(t, node, a, b, 1)
     t.source.use("add")
-    after, size = t.source.rescaling(t.source.new_name("sum"), final, bias)
-    t.source.shared += size
     text = f"add({after}, {{0}}, {by[0]}, {{1}}, {by[1]}, {{y}}, {a.size});"
     compute = lambda p, q: final(p * by[0] + q * by[1])
-    return t.add(text, [a, b], [(a.shape, out)], compute, elementwise=True)[0]
+    return t.add(text, [a, b], [(a.shape, final.format)], compute, elementwise=True)[0]
 
 
 def _affine(factor_of: Callable[[Any], Any], shift_of: Callable[[Any], Any]) -> Callable[..., Value]:
@@ -382,12 +376,10 @@ def _affine(factor_of: Callable[[Any], Any], shift_of: Callable[[Any], Any]) -> 
         if isinstance(other, Tensor) and other.numel() == 1:
             other = other.item()
         plain = isinstance(other, int | float) and alpha == 1
-        same = isinstance(other, Value) and x.shape == other.shape and alpha == 1
-        if same and factor_of(2.0) == 1.0:
-            return _sum(t, node, a, b)
+        if isinstance(other, Value) and factor_of(2.0) == 1.0 and alpha == 1:
+            return (_sum if x.shape == other.shape else add_rows)(t, node, a, b)
         if not plain or (x is b and factor_of(2.0) == 0.5):
-            both = "two tensors of one shape that are added"
-            raise refused(node, f"has C for {both}, and for a tensor and a number.")
+            raise refused(node, f"{PAIRS}.")
         factor, shift = float(factor_of(other)), float(shift_of(other))
         if not torch.tensor([factor, shift], dtype=torch.float32).isfinite().all():
             raise refused(node, "has a number that is not finite.")
@@ -412,6 +404,8 @@ IntegerTracer.handlers = VIEWS | {
     "aten.softmax.int": _softmax,
     "aten._softmax": _softmax,
     "aten.add.Tensor": _affine(lambda b: 1.0, lambda b: b),
+    "aten.sub.Tensor": subtract,
+    "aten.mean.dim": mean,
     "aten.mul.Tensor": _affine(lambda b: b, lambda b: 0.0),
     "aten.div.Tensor": _affine(lambda b: 1 / b if b else math.inf, lambda b: 0.0),
 }

@@ -114,6 +114,29 @@ static void add(const rescaling *f, const int8_t *a, int32_t a_factor, const int
         y[i] = (int8_t)rescale(f, 0, a[i] * a_factor + b[i] * b_factor);
 }
 
+//// add_rows: rescaling
+/* One number of b for each row of a; y may be a. */
+static void add_rows(const rescaling *f, const int8_t *a, int32_t a_factor, const int8_t *b, int32_t b_factor,
+                     int8_t *y, int32_t rows, int32_t n)
+{
+    for (int32_t i = 0; i < rows; i++) {
+        int32_t value = b[i] * b_factor;
+        for (int32_t j = i * n; j < i * n + n; j++)
+            y[j] = (int8_t)rescale(f, 0, a[j] * a_factor + value);
+    }
+}
+
+//// mean: rescaling
+static void mean(const rescaling *f, const int8_t *x, int8_t *y, int32_t rows, int32_t n)
+{
+    for (int32_t i = 0; i < rows; i++) {
+        int32_t sum = 0;
+        for (int32_t j = 0; j < n; j++)
+            sum += x[i * n + j];
+        y[i] = (int8_t)rescale(f, 0, sum);
+    }
+}
+
 //// softmax
 /* exponents: exp(-scale i) in 16 bits, i = 0 .. 255; y in steps of 1/256 from -128. */
 static void softmax(const uint16_t *exponents, const int8_t *x, int8_t *y, int32_t rows, int32_t n)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -51,6 +52,45 @@ def test_c(name: str, file: Path, tmp_path: Path):
     ran = invoke(f"{file}:{name}", "--to", "c", "--input", 1, 12, "-o", tmp_path / "d")
     assert ran.exit_code == 0
     assert "low_rank 12 x 12" in ran.stdout
+
+
+def test_c_in_integers(file: Path, tmp_path: Path):
+    x = torch.randn(50, 12)
+    np.save(tmp_path / "x.npy", x.numpy())
+    save_file({"x": x}, tmp_path / "x.safetensors")
+    texts = []
+    for name in ("x.npy", "x.safetensors"):
+        options = ["--input", 1, 12, "--arithmetic", "integer", "--calibration", tmp_path / name]
+        ran = invoke(f"{file}:build", *options, "--out", tmp_path / name[2:], "--json")
+        assert ran.exit_code == 0, ran.output
+        assert json.loads(ran.stdout)["input_size"] == 12
+        texts.append((tmp_path / name[2:] / "model.c").read_text())
+    assert texts[0] == texts[1]
+    assert "float" not in texts[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "says"),
+    [
+        (["--arithmetic", "integer"], 2, "goes with --arithmetic integer"),
+        (["--calibration", "x.npy"], 2, "goes with --arithmetic integer"),
+        (["--arithmetic", "fixed"], 2, "one of float, integer"),
+        (["--arithmetic", "integer", "--calibration", "x.npy", "--to", "onnx"], 2, "goes with --to c"),
+        (["--arithmetic", "integer", "--calibration", "none.npy"], 1, "there is no file none.npy"),
+        (["--arithmetic", "integer", "--calibration", "some_model.py"], 1, "is no .npy or .safetensors"),
+        (["--arithmetic", "integer", "--calibration", "x.npy"], 1, "batch of shape (50, 11)"),
+        (["--arithmetic", "integer", "--calibration", "two.safetensors"], 1, "it holds 2"),
+    ],
+)
+def test_wrong_calibration(options, code, says, file: Path, tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    np.save("x.npy", np.zeros((50, 11), np.float32))
+    save_file({"a": torch.zeros(1), "b": torch.zeros(1)}, "two.safetensors")
+    ran = invoke(f"{file}:build", "--input", 1, 12, *options)
+    assert ran.exit_code == code
+    assert says in " ".join(ran.output.replace("│", " ").split())
+    assert not Path("model").exists()
 
 
 def test_onnx_of_a_model_in_a_module(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -21,7 +21,8 @@ from torchldr import StructuredGRU, StructuredLinear, StructuredLSTM, quantize_,
 from torchldr.core import rules
 from torchldr.export import ExportError, to_c
 from torchldr.export.c import IntegerReport
-from torchldr.export.c.integer.scaling import Format, rescaling
+from torchldr.export.c.integer.scaling import Format, on_grid, rescaling
+from torchldr.export.c.integer.writer import FEW
 from torchldr.matrices.ldr_sd.integer import fixed_columns
 
 from .test_c import EXAMPLE, MODELS, STRICT, OwnForward, SideBySide, command, drawn, needs_gcc
@@ -136,6 +137,7 @@ def layers_of_every_class() -> list[StructuredLinear]:
         drawn(12, 10, "ldr_td", 2, normalize=True),
         drawn(12, 10, "cauchy_like", 2, learn_nodes=True),
         drawn(12, 10, "vandermonde_like", 2, learn_nodes=True),
+        drawn(40, 40, "dense"),
         StructuredLinear(40, 40, structure="ldr_sd", rank=1),  # no corner
     ]
     for factor in (0.8, -1.25, 0.0):  # ranges of the recurrence, or with signs and zeros
@@ -230,12 +232,14 @@ def test_no_floating_point_and_the_sizes_that_are_told(written: Written):
 def specified(q: torch.Tensor, layer: nn.Linear, report: IntegerReport) -> torch.Tensor:
     """A fully connected layer by the specification, in whole numbers of Python."""
     (out, _), taken = report.outputs[0], report.input
-    rows = []
+    ratio, rows = out.scale / taken.scale, []
     for w, b in zip(layer.weight.detach(), layer.bias.detach(), strict=True):
         scale = float(w.abs().max() / 127)
-        weights = [min(max(round(v / scale), -127), 127) for v in w.tolist()]
+        if layer.out_features >= FEW:  # a power of 2^(1/32), times the ratio
+            scale = 2.0 ** -((math.floor(-32 * math.log2(scale / ratio) - 1) + 1) / 32) * ratio
+        weights = [min(max(round(v / scale), -127), 127) for v in w.double().tolist()]
         bias = round(float(b) / (taken.scale * scale))
-        fraction, exponent = math.frexp(taken.scale * scale / out.scale)
+        fraction, exponent = math.frexp(scale / ratio)
         multiplier = Fraction(round(fraction * 2**31), 2**31) * Fraction(2) ** exponent
         row = []
         for x in q.tolist():
@@ -246,14 +250,39 @@ def specified(q: torch.Tensor, layer: nn.Linear, report: IntegerReport) -> torch
     return torch.tensor(rows).mT
 
 
-def test_dense_layers_are_those_of_the_specification(tmp_path: Path):
+@pytest.mark.parametrize("units", [17, FEW])
+def test_dense_layers_are_those_of_the_specification(units: int, tmp_path: Path):
     torch.manual_seed(1)
-    layer = nn.Linear(30, 17)
-    report = to_c(
-        layer, torch.zeros(1, 30), tmp_path / "c", arithmetic="integer", calibration=torch.randn(50, 30)
-    )
-    q = inputs(30)
+    layer = nn.Linear(30, units)
+    x = torch.randn(50, 30)
+    report = to_c(layer, x[:1], tmp_path / "c", arithmetic="integer", calibration=x)
+    q = inputs(30)[:200]
     assert torch.equal(report.reference(q).long(), specified(q, layer, report))
+    assert ("multiplier_table" in (tmp_path / "c" / "model.c").read_text()) == (units >= FEW)
+
+
+@pytest.mark.parametrize("spread", [1.0, 300.0, 1e6])
+def test_rows_of_few_multipliers_have_scales_that_reach(spread: float):
+    least = 0.3 * torch.rand(200).double() / torch.linspace(1, spread, 200)
+    made = on_grid(least, Format(1.0))
+    assert made is not None
+    q = made.multipliers / 2.0**made.shifts
+    assert (q >= least * (1 - 1e-9)).all()
+    near = least > least.max() / 100  # eight octaves are 256 times
+    assert (q[near] <= least[near] * 2 ** (1 / 32) * (1 + 1e-9)).all()
+    assert ((made.codes >= 0) & (made.codes < 256)).all()
+
+
+def test_rows_without_few_multipliers_have_their_own(tmp_path: Path):
+    layer, x = nn.Linear(20, FEW, bias=False), torch.randn(40, 20)
+    rounded = quantize_(copy.deepcopy(layer))  # its integers stay
+    shifted = nn.Linear(20, FEW)
+    nn.init.constant_(shifted.bias, 3e4)  # of more than 24 bits
+    for i, each in enumerate((rounded, shifted)):
+        report = to_c(each, x[:1], tmp_path / str(i), arithmetic="integer", calibration=x)
+        assert "multiplier_table" not in (tmp_path / str(i) / "model.c").read_text()
+        right = each(x)
+        assert (report.dequantize(report.reference(report.quantize(x))) - right).norm() <= 0.02 * right.norm()
 
 
 @pytest.mark.parametrize("q", [0.9, 0.3, 1e-3, 3e-8, -0.2])

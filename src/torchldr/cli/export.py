@@ -14,6 +14,7 @@ from .options import AsJson
 from .printing import say, show
 
 FORMATS = ("c", "onnx")
+KINDS = ("float", "integer")
 
 
 def export_command(
@@ -36,6 +37,16 @@ def export_command(
         Path | None, typer.Option("--state", help="A .safetensors file with the model's state_dict.")
     ] = None,
     weights: Annotated[str, typer.Option(help="Of C: int8 or float32.")] = "int8",
+    arithmetic: Annotated[
+        str, typer.Option(help="Of C: float, or integer, which takes and gives int8 and needs --calibration.")
+    ] = "float",
+    calibration: Annotated[
+        Path | None,
+        typer.Option(
+            help="For integers, a few hundred inputs of the training set: an array (count, ..) in .npy, "
+            "or the one tensor of a .safetensors file."
+        ),
+    ] = None,
     name: Annotated[str, typer.Option(help="Of the C files and of the function NAME_run.")] = "model",
     as_json: AsJson = False,
 ) -> None:
@@ -48,11 +59,19 @@ def export_command(
     from ..export import ExportError, to_c, to_onnx
     from ..export.c.kernels import PRELUDES
 
-    for option, value, known in (("--to", to, FORMATS), ("--weights", weights, PRELUDES)):
+    choices = (("--to", to, FORMATS), ("--weights", weights, PRELUDES), ("--arithmetic", arithmetic, KINDS))
+    for option, value, known in choices:
         if value not in known:
             raise typer.BadParameter(f"must be one of {', '.join(known)}, got {value!r}.", param_hint=option)
     if not shape:
         raise typer.BadParameter("give the shape of an input, such as --input 1 784.", param_hint="--input")
+    if (arithmetic == "integer") != (calibration is not None):
+        raise typer.BadParameter(
+            "goes with --arithmetic integer, and that with it.", param_hint="--calibration"
+        )
+    if arithmetic == "integer" and (to, weights) != ("c", "int8"):
+        raise typer.BadParameter("integer goes with --to c and --weights int8.", param_hint="--arithmetic")
+    inputs = None if calibration is None else load_inputs(calibration)
     made = load_model(model)
     if state is not None:
         if not state.is_file():
@@ -72,7 +91,15 @@ def export_command(
             found = to_onnx(made, example, out or Path(f"{name}.onnx"))
             print(found.to_json() if as_json else found)
             return
-        report = to_c(made, example, out or Path(name), weights=weights, name=name)
+        report = to_c(
+            made,
+            example,
+            out or Path(name),
+            weights=weights,
+            arithmetic=arithmetic,
+            calibration=inputs,
+            name=name,
+        )
     except ExportError as error:  # one line for a user, as other errors
         raise ValueError(str(error)) from error
     if as_json:
@@ -80,6 +107,28 @@ def export_command(
         return
     show(report.rows(), False)
     say(f"{report.folder}: {report.flash:,} bytes of flash for constants, {report.arena:,} bytes of RAM")
+
+
+def load_inputs(path: Path) -> Any:
+    """The inputs in a .npy or .safetensors file, as a tensor.
+
+    Raises:
+        ValueError: the file is neither, or holds something else.
+    """
+    import numpy as np
+    import torch
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}.")
+    try:
+        found = [np.load(path, allow_pickle=False)] if path.suffix == ".npy" else [*load_file(path).values()]
+    except (ValueError, EOFError, SafetensorError) as error:
+        raise ValueError(f"{path} is no .npy or .safetensors file: {error}.") from error
+    if len(found) != 1:
+        raise ValueError(f"{path} must hold one tensor, the inputs; it holds {len(found)}.")
+    return torch.as_tensor(found[0])
 
 
 def load_model(where: str) -> Any:

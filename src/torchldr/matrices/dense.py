@@ -130,8 +130,7 @@ def _(M: Dense, c: Any) -> str:
 @rule("c_integer", Dense)
 def _(M: Dense, c: Any) -> str:
     m, n = M.shape
-    weight, integers, scales = c.vectors("weight")
-    y = c.finish(integers, scales, fold=True, exact=True)
+    weight, y = c.finish_rows(M.weight)
     c.call(f"{c.kernel('dense')}({weight}, {m}, {n}, {y}, x, y);")
     c.multiplications = m * n
     return "rows"

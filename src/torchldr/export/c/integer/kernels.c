@@ -9,7 +9,8 @@
 #endif
 
 //// rescaling: separate
-/* Sums to few bits, by a multiplier and a shift with one rounding: one for all rows, or one a row. */
+/* Sums to few bits, by a multiplier and a shift with one rounding: one for all rows, or one a row. Multipliers
+   without shifts are a table of 32, and the 8 lowest bits of a row's bias say which, and what shift is added. */
 typedef struct {
     const int32_t *bias, *multipliers;
     const int8_t *shifts;
@@ -25,15 +26,18 @@ static int32_t clamp(int32_t value, int32_t low, int32_t high)
 
 static SEPARATE int32_t rescale(const rescaling *f, int32_t row, int32_t sum)
 {
-    int32_t multiplier = f->multiplier, shift = f->shift;
-    if (f->bias != 0)
-        sum += f->bias[row];
+    int32_t multiplier = f->multiplier, shift = f->shift, bias = f->bias != 0 ? f->bias[row] : 0;
     if (f->factors != 0) {
         multiplier = (int32_t)f->factors[row] * 65536;
-    } else if (f->multipliers != 0) {
+    } else if (f->shifts != 0) {
         multiplier = f->multipliers[row];
         shift = f->shifts[row];
+    } else if (f->multipliers != 0) {
+        multiplier = f->multipliers[(uint32_t)bias & 31u];
+        shift += (bias >> 5) & 7;
+        bias >>= 8;
     }
+    sum += bias;
     if (shift < 33) {
         sum *= (int32_t)1 << (33 - shift);
         shift = 33;

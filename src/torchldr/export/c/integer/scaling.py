@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 LARGEST = 2**31 - 1
+STEPS = 32  # multipliers in an octave
+GRID = (2.0 ** (31 - torch.arange(1, STEPS + 1).double() / STEPS)).round().long()
 ROOM = 2.0**28  # of rescaled sums: the C multiplies them by up to 8 in 32 bits
 
 
@@ -53,6 +55,7 @@ class Rescaling(NamedTuple):
     bias: Tensor | None
     format: Format
     factors: bool = False  # multipliers are of 16 bits, behind which the C adds 16 zeros
+    codes: Tensor | None = None  # of 8 bits, where multipliers are of the grid: steps behind the least shift
 
     def __call__(self, sums: Tensor) -> Tensor:
         sums = sums.long() + (0 if self.bias is None else self.bias)
@@ -66,6 +69,21 @@ def _multiplier(q: float) -> tuple[int, int]:
         return 0, 33
     shift = min(31 - math.frexp(q)[1], 62)
     return min(round(math.ldexp(q, shift)), LARGEST), shift
+
+
+def on_grid(least: Tensor, out: Format) -> Rescaling | None:
+    """A rescaling by the smallest powers of 2^(1/32) that are no less than these, float64, one a row.
+
+    Each is a code of 8 bits: a multiplier of `GRID`, and how far to shift. Rows that are smaller than 8 bits
+    tell get more than they need. None where the largest is no multiplier, or nothing.
+    """
+    largest = least.max().item()
+    if not 2.0**-24 < largest < 0.5:
+        return None
+    steps = (-STEPS * least.clamp(min=largest * 2.0**-9).log2()).floor().long() - 1  # 0 is 2^(-1/32)
+    first = int(steps.min()) // STEPS
+    codes = (steps - first * STEPS).clamp(max=255)
+    return Rescaling(GRID[codes % STEPS], 31 + first + codes // STEPS, None, out, codes=codes)
 
 
 def rescaling(q: Tensor, bias: Tensor | None, out: Format, bound: float, exact: bool = False) -> Rescaling:

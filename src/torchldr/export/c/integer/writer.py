@@ -33,7 +33,7 @@ from ....core.matrix import StructuredMatrix
 from ....core.storage import INT8, rounded
 from ..kernels import read_pieces
 from ..writer import Source, Writer
-from .scaling import Format, Rescaling, rescaling
+from .scaling import GRID, Format, Rescaling, on_grid, rescaling
 
 _TYPES = {
     "int8": "int8_t",
@@ -44,6 +44,8 @@ _TYPES = {
 }
 _BYTES = {"int8": 1, "int16": 2, "int32": 4, "uint16": 2, "uint32": 4}
 RESCALING_BYTES = 36  # of the struct, on a machine of 32 bits
+FEW = 32  # rows that need no grid of multipliers
+BIASES = 2**23  # beside 8 bits of a multiplier
 MARGIN = 2.0  # sums between stages may be so many times those of the calibration
 assert __package__ is not None
 _PIECES = read_pieces(__package__)
@@ -62,6 +64,8 @@ class IntegerSource(Source):
     def rescaling(self, name: str, made: Rescaling, bias: Tensor | None) -> tuple[str, int]:
         """A rescaling with the bias that the C adds: its address, and the bytes of flash it takes."""
         arrays: list[tuple[str, Tensor | None, str]] = [("bias", bias, "int32")]
+        if made.codes is not None:
+            return self._on_grid(name, made, bias)
         one = made.multipliers.numel() == 1
         by_rows, factors = not one and not made.factors, not one and made.factors
         arrays += [("multipliers", made.multipliers if by_rows else None, "int32")]
@@ -71,11 +75,26 @@ class IntegerSource(Source):
         for part, values, kind in arrays:
             parts.append("0" if values is None else self.constant(f"{name}_{part}", values.numpy(), kind))
             size += 0 if values is None else _BYTES[kind] * values.numel()
+        return self._object(name, parts, made, made.multipliers[0] if one else 0), size
+
+    def _on_grid(self, name: str, made: Rescaling, bias: Tensor | None) -> tuple[str, int]:
+        """Multipliers of one table, and 32 bits a row for the bias and which it is."""
+        assert made.codes is not None
+        if "multiplier_table" not in self.functions:
+            self.functions["multiplier_table"] = ""
+            self.shared += 4 * len(GRID)
+            self.constant("multiplier_table", GRID.numpy(), "int32")
+        rows = made.codes + (0 if bias is None else 256 * bias)
+        parts = [self.constant(f"{name}_rows", rows.numpy(), "int32"), "multiplier_table", "0", "0"]
+        least = made._replace(shifts=(made.shifts - made.codes // len(GRID))[:1])
+        return self._object(name, parts, least, 0), RESCALING_BYTES + 4 * rows.numel()
+
+    def _object(self, name: str, arrays: list[str], made: Rescaling, multiplier: Any) -> str:
         out = made.format
-        numbers = (made.multipliers[0] if one else 0, made.shifts[0], out.zero, out.low, out.high)
+        numbers = (multiplier, made.shifts[0], out.zero, out.low, out.high)
         self.use("rescaling")
-        fields = ", ".join((*parts, *(str(int(v)) for v in numbers)))
-        return f"&{self.object('rescaling', name, f'{{{fields}}}')}", size
+        fields = ", ".join((*arrays, *(str(int(v)) for v in numbers)))
+        return f"&{self.object('rescaling', name, f'{{{fields}}}')}"
 
     def use_for(self, bits: int, name: str) -> str:
         """A shared kernel that writes so many bits; the function's name."""
@@ -201,7 +220,13 @@ class IntegerWriter(Writer):
         return self._add(matrix, ratio.flatten(), out, None, repeat, fold)
 
     def finish(
-        self, matrix: Tensor | None, unit: Tensor | float, *, fold: bool = False, exact: bool = False
+        self,
+        matrix: Tensor | None,
+        unit: Tensor | float,
+        *,
+        fold: bool = False,
+        exact: bool = False,
+        grid: Rescaling | None = None,
     ) -> str:
         """The last stage, with the bias; the C name of its rescaling."""
         unit, bias = torch.as_tensor(unit, dtype=torch.float64).flatten(), None
@@ -209,7 +234,29 @@ class IntegerWriter(Writer):
             bias = (self.target.bias.double() / (self.scale * unit)).round()
             if not bool(bias.isfinite().all()):  # a row of zeros
                 raise OverflowError("a row of the matrix is zero and its bias is not")
-        return self._add(matrix, unit, self.target.format, bias, 1, fold, exact)
+        return self._add(matrix, unit, self.target.format, bias, 1, fold, exact, grid)
+
+    def finish_rows(self, weight: Tensor) -> tuple[str, str]:
+        """The last stage by a dense matrix with a scale for each row: C names of its integers and rescaling.
+
+        The scales are no smaller than rows need, and such that few multipliers serve for all rows. Integers
+        that the weight has already stay.
+        """
+        made = rounded(weight.detach().cpu(), INT8)
+        integers, scales, grid = made.integers.double(), made.scale.double().flatten(), None
+        if len(weight) >= FEW and not bool(((made.value() - weight).abs() <= 1e-4 * made.scale).all()):
+            grid = on_grid(scales * (self.scale / self.target.format.scale), self.target.format)
+        if grid is not None:
+            wider = grid.multipliers / 2.0**grid.shifts * (self.target.format.scale / self.scale)
+            fewer = (weight.double().cpu() / wider.unsqueeze(1)).round().clamp(-127, 127)
+            bias = torch.zeros(()) if self.target.bias is None else self.target.bias.double()
+            added = bias / (self.scale * wider) - self.taken.zero * fewer.sum(1)
+            if added.abs().max() < BIASES - 1:
+                integers, scales = fewer, wider
+            else:
+                grid = None
+        symbol = self.constant("weight", integers)
+        return symbol, self.finish(integers, scales, fold=True, exact=True, grid=grid)
 
     def _sums(self, matrix: Tensor | None) -> Tensor:
         return self.v.double() if matrix is None else self.v.double() @ matrix.mT
@@ -223,6 +270,7 @@ class IntegerWriter(Writer):
         repeat: int,
         fold: bool,
         exact: bool = False,
+        grid: Rescaling | None = None,
     ) -> str:
         bound = self.largest * (1.0 if matrix is None else matrix.abs().sum(1).max().item())
         added = bias
@@ -235,6 +283,8 @@ class IntegerWriter(Writer):
         q = unit * (self.scale / out.scale)
         whole = None if bias is None else bias.long()
         made = rescaling(q, whole, out, bound, exact)
+        if grid is not None:
+            made = grid._replace(bias=whole)
         whole = None if added is None else added.long()
         name, size = self.source.rescaling(f"{self.name}_scale_{len(self.stages)}", made, whole)
         self.flash += size

@@ -9,7 +9,8 @@ should write, where it applies,
     constants           tensors that are not learned (nodes, a permutation); `drawn` names the random ones
     _materialize        the dense matrix, differentiably, if there is a faster way than by all unit vectors
     dense_in            the same for parameters of any dtype, if there is a way without converting them
-    fast_pays           when its own product is faster than the dense matrix: one comparison (`choice`)
+    cpu_frozen, cpu_training, gpu_frozen, gpu_training
+                        how its own product compares with the dense matrix: see `fast_pays`
     fast_in_words       what its own product does for a row
 and may write
     operators           its displacement operators A and C, which brings the displacement tests
@@ -42,6 +43,7 @@ from .storage import Storage
 
 Weights = Mapping[str, Tensor]  # the tensors of a matrix, by name
 Random = torch.Generator | None  # where random numbers come from; None for torch's own
+PAYS = "fast_pays", "pays_on_a_gpu", "cpu_frozen", "cpu_training", "gpu_frozen", "gpu_training"
 
 
 class RankFit(Protocol):
@@ -72,6 +74,8 @@ class Contract(LinearMap):
     retired: ClassVar[Mapping[str, Sequence[Any]]] = {}  # options that saved layers carry and nothing reads
     cpu_frozen: ClassVar[float] = math.inf  # c of `pays_on_a_cpu`, by benchmarks/products.py
     cpu_training: ClassVar[tuple[float, float]] = math.inf, 0.0  # c and s
+    gpu_frozen: ClassVar[tuple[float, float]] = math.inf, 0.0  # sizes of `pays_on_a_gpu`: least, and a rank
+    gpu_training: ClassVar[float] = math.inf  # the least size
     stored: ClassVar[Mapping[str, Storage]] = {}  # tensors that quantisation does not make int8
     at_once: ClassVar[tuple[str, ...]] = ()  # which of these functions take the axes of a stack as they come
     _axes: ClassVar[int | None] = None  # of the first tensor of one matrix; found out when first needed
@@ -91,10 +95,9 @@ class Contract(LinearMap):
             cls._materialize = Contract._materialize  # type: ignore[method-assign]
         if min(product, _depth(cls, "_materialize")) < _depth(cls, "dense_in"):
             cls.dense_in = Contract.dense_in  # type: ignore[method-assign]
-        if product < _depth(cls, "fast_pays"):
-            cls.fast_pays = Contract.fast_pays  # type: ignore[method-assign]
-        if product < min(_depth(cls, "cpu_frozen"), _depth(cls, "cpu_training")):
-            cls.cpu_frozen, cls.cpu_training = Contract.cpu_frozen, Contract.cpu_training
+        for part in PAYS:
+            if product < _depth(cls, part):
+                setattr(cls, part, Contract.__dict__[part])
         cls.at_once = tuple(name for name in cls.at_once if _depth(cls, name) >= _depth(cls, "at_once"))
         cls._axes = None
         cls.name = name or f"{cls.__module__}.{cls.__qualname__}"
@@ -169,7 +172,7 @@ class Contract(LinearMap):
     @classmethod
     def fast_pays(cls, use: Use) -> bool:
         """Whether the class's own product takes less time than the dense matrix, where that may be made."""
-        return not use.gpu and cls.pays_on_a_cpu(use)
+        return cls.pays_on_a_gpu(use) if use.gpu else cls.pays_on_a_cpu(use)
 
     @classmethod
     def pays_on_a_cpu(cls, use: Use) -> bool:
@@ -187,6 +190,19 @@ class Contract(LinearMap):
             (c, s), late = cls.cpu_training, 5e5
             rows = use.cost * use.rows + s
         return c * use.rows * own + late < use.m * use.n * rows
+
+    @classmethod
+    def pays_on_a_gpu(cls, use: Use) -> bool:
+        """The comparison on a GPU: from a size on that is measured.
+
+        In training for half of the dense work at most. A frozen dense matrix is as fast as memory is read
+        where tensor cores multiply: only without them does another product pay.
+        """
+        if use.frozen:
+            least, per_rank = cls.gpu_frozen
+            return use.exact and use.size >= max(least, per_rank * (use.rank + 1) + 1)
+        own = cls.multiply_adds(use.m, use.n, use.rank, **use.options)
+        return own is not None and use.size >= cls.gpu_training and 2 * own < use.m * use.n
 
     def fast_in_words(self) -> str:
         """What the class's own product does for a row."""

@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 
 from ..algebra.known import KnownDisplacement, Operators
 from ..algebra.members import scales_rows
-from ..core.choice import Use, fft_multiply_adds
+from ..core.choice import fft_multiply_adds
 from ..core.contract import Random, Weights
 from ..core.matrix import StructuredMatrix, normal_
 from ..core.rules import rule
@@ -46,6 +46,7 @@ class ACDC(StructuredMatrix, name="acdc"):
 
     cpu_frozen = 11.0
     cpu_training = 22.0, 16.0
+    gpu_training = 2048
     projection_work = 1
 
     ranked = False
@@ -68,12 +69,6 @@ class ACDC(StructuredMatrix, name="acdc"):
     def multiply_adds(cls, out_features: int, in_features: int, rank: int, **options: Any) -> float:
         m, n = out_features, in_features
         return 2 * fft_multiply_adds(max(m, n)) + m + max(m, n)
-
-    @classmethod
-    def fast_pays(cls, use: Use) -> bool:
-        if not use.gpu:
-            return cls.pays_on_a_cpu(use)
-        return not use.frozen and use.size >= 2048
 
     def fast_in_words(self) -> str:
         return f"2 cosine transforms of length {max(self.shape)} a row"

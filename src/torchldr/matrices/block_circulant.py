@@ -94,9 +94,7 @@ class BlockCirculant(StructuredMatrix, name="block_circulant"):
         return [{"block_size": 2**i} for i in range(1, 12) if 2**i <= largest]
 
     @classmethod
-    def fast_pays(cls, use: Use) -> bool:
-        if not use.gpu:
-            return cls.pays_on_a_cpu(use)
+    def pays_on_a_gpu(cls, use: Use) -> bool:
         *_, b = grid(use.m, use.n, **use.options)
         return not use.frozen and b >= 256
 

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from ..algebra.members import scales_columns, scales_rows
-from ..core.choice import Use
 from ..core.contract import Random, Weights
 from ..core.matrix import StructuredMatrix, normal_
 from ..core.rules import rule
@@ -38,6 +37,7 @@ class Fastfood(StructuredMatrix, name="fastfood"):
 
     cpu_frozen = 22.0
     cpu_training = 32.0, 16.0
+    gpu_training = 2048
     projection_work = 4
 
     ranked = False
@@ -70,12 +70,6 @@ class Fastfood(StructuredMatrix, name="fastfood"):
     def multiply_adds(cls, out_features: int, in_features: int, rank: int, **options: Any) -> float:
         p = _power_of_two(max(out_features, in_features))
         return p * max(p.bit_length() - 1, 0) + 3 * p
-
-    @classmethod
-    def fast_pays(cls, use: Use) -> bool:
-        if not use.gpu:
-            return cls.pays_on_a_cpu(use)
-        return not use.frozen and use.size >= 2048
 
     def fast_in_words(self) -> str:
         return f"2 Hadamard transforms of length {_power_of_two(max(self.shape))} a row"

@@ -43,6 +43,8 @@ class HankelLike(ToeplitzLike, name="hankel_like"):
 
     cpu_frozen = 5.7
     cpu_training = 16.0, 100.0
+    gpu_frozen = 2048, 256
+    gpu_training = 16384
     compresses = False
 
     def factors(self) -> list[tuple[Tensor, ...]]:
@@ -51,8 +53,6 @@ class HankelLike(ToeplitzLike, name="hankel_like"):
     def operators(self) -> tuple[Tensor, Tensor]:
         A, C = super().operators()
         return A.flip(0, 1), C
-
-    fast_pays = ToeplitzLike.fast_pays
 
     def _materialize(self) -> Tensor:
         return self.dense_in(self.dtype)

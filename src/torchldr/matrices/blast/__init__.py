@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from ...core.checks import check_cut
-from ...core.choice import Use
 from ...core.contract import Random, Weights
 from ...core.matrix import StructuredMatrix, normal_
 from ...core.owned import owned
@@ -49,6 +48,7 @@ class Blast(StructuredMatrix, name="blast"):
     scaled = ("G", "S", "H")
     cpu_frozen = 16.0
     cpu_training = 16.0, 128.0
+    gpu_training = 2048
     projection_work = 6
 
     @classmethod
@@ -72,13 +72,6 @@ class Blast(StructuredMatrix, name="blast"):
     def multiply_adds(cls, out_features: int, in_features: int, rank: int, **options: Any) -> float:
         (u, _), (v, _) = grid(out_features, in_features, options.get("blocks"))
         return rank * (out_features + in_features + u * v)
-
-    @classmethod
-    def fast_pays(cls, use: Use) -> bool:
-        if not use.gpu:
-            return cls.pays_on_a_cpu(use)
-        work = cls.multiply_adds(use.m, use.n, use.rank, **use.options)
-        return not use.frozen and use.size >= 2048 and 2 * work < use.m * use.n
 
     @property
     def grid(self) -> tuple[tuple[int, int], tuple[int, int]]:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...core.choice import Use, fft_multiply_adds
+from ...core.choice import fft_multiply_adds
 from ...core.contract import Random, Weights
 from ...core.matrix import StructuredMatrix, normal_
 from ...core.owned import owned
@@ -30,6 +30,7 @@ class Circulant(StructuredMatrix, name="circulant"):
 
     cpu_frozen = 8.0
     cpu_training = 22.0, 32.0
+    gpu_training = 256
     projection_work = 0
 
     ranked = False
@@ -57,12 +58,6 @@ class Circulant(StructuredMatrix, name="circulant"):
     def multiply_adds(cls, out_features: int, in_features: int, rank: int, **options: Any) -> float:
         m, n = out_features, in_features
         return 2 * fft_multiply_adds(max(m, n)) + 2 * max(m, n)
-
-    @classmethod
-    def fast_pays(cls, use: Use) -> bool:
-        if not use.gpu:
-            return cls.pays_on_a_cpu(use)
-        return not use.frozen and use.size >= 256
 
     def fast_in_words(self) -> str:
         return f"2 real FFTs of length {max(self.shape[-2:])} a row"

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from ...core.checks import checked_int
-from ...core.choice import Use
 from ...core.matrix import StructuredMatrix
 from ...functional.grid import cut, joined, near_root, split
 
@@ -50,6 +49,7 @@ class Kronecker(StructuredMatrix, name="kronecker"):
     own_dtype = True
     cpu_frozen = 2.8
     cpu_training = 1.4, 8.0
+    gpu_training = 8192
     projection_work = 2
 
     @classmethod
@@ -73,13 +73,6 @@ class Kronecker(StructuredMatrix, name="kronecker"):
     def multiply_adds(cls, out_features: int, in_features: int, rank: int, **options: Any) -> float:
         a, b, c, d = sizes(out_features, in_features, options.get("out_blocks"), options.get("in_blocks"))
         return rank * b * c * (d + a)
-
-    @classmethod
-    def fast_pays(cls, use: Use) -> bool:
-        if not use.gpu:
-            return cls.pays_on_a_cpu(use)
-        work = cls.multiply_adds(use.m, use.n, use.rank, **use.options)
-        return not use.frozen and use.size >= 8192 and 2 * work < use.m * use.n
 
     @property
     def sizes(self) -> Sizes:

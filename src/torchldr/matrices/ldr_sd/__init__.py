@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ...core.choice import Use, fft_multiply_adds
+from ...core.choice import fft_multiply_adds
 from ...core.contract import Random, Weights
 from ...core.matrix import StructuredMatrix, generators_
 from ...core.storage import AROUND_ONE, FLOAT, Storage
@@ -50,6 +50,8 @@ class LDRSubdiagonal(StructuredMatrix, name="ldr_sd"):
     }
     cpu_frozen = 1.4
     cpu_training = 9.0, 100.0
+    gpu_frozen = 2048, 256
+    gpu_training = 16384
     projection_work = 12
     compresses = True
 
@@ -94,14 +96,6 @@ class LDRSubdiagonal(StructuredMatrix, name="ldr_sd"):
             subdiagonal_reference(self.subdiagonal_A, self.corner_A),
             subdiagonal_reference(self.subdiagonal_C, self.corner_C),
         )
-
-    @classmethod
-    def fast_pays(cls, use: Use) -> bool:
-        if not use.gpu:
-            return cls.pays_on_a_cpu(use)
-        if use.frozen:
-            return use.exact and use.size >= 2048 and use.size > 256 * (use.rank + 1)
-        return use.size >= 16384
 
     def fast_in_words(self) -> str:
         m, n = self.shape[-2:]

@@ -141,9 +141,7 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
         return (*A, self.tensors["G"]), (*C, self.tensors["H"])
 
     @classmethod
-    def fast_pays(cls, use: Use) -> bool:
-        if not use.gpu:
-            return cls.pays_on_a_cpu(use)
+    def pays_on_a_gpu(cls, use: Use) -> bool:
         return not use.frozen and use.size >= 2048 and 4 * use.rank * use.rows < use.size
 
     def fast_in_words(self) -> str:

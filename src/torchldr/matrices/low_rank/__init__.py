@@ -73,9 +73,7 @@ class LowRank(StructuredMatrix, name="low_rank"):
         return rank * (out_features + in_features)
 
     @classmethod
-    def fast_pays(cls, use: Use) -> bool:
-        if not use.gpu:
-            return cls.pays_on_a_cpu(use)
+    def pays_on_a_gpu(cls, use: Use) -> bool:
         work = cls.multiply_adds(use.m, use.n, use.rank, **use.options)
         return (use.frozen or use.size >= 256) and 2 * work < use.m * use.n
 

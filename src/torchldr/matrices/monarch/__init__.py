@@ -7,7 +7,6 @@ from typing import Any
 from torch import Tensor
 
 from ...core.checks import check_cut
-from ...core.choice import Use
 from ...core.matrix import StructuredMatrix
 from ...functional.grid import cut, joined, near_root, one_by_one, split, two_stages
 
@@ -44,6 +43,7 @@ class Monarch(StructuredMatrix, name="monarch"):
     own_dtype = True
     cpu_frozen = 11.0
     cpu_training = 11.0, 256.0
+    gpu_training = 256
     projection_work = 4
 
     @classmethod
@@ -63,13 +63,6 @@ class Monarch(StructuredMatrix, name="monarch"):
     def variants(cls, out_features: int, in_features: int) -> list[dict[str, Any]]:
         largest = min(out_features, in_features)
         return [{"blocks": 2**i} for i in range(1, 6) if 4**i <= largest]
-
-    @classmethod
-    def fast_pays(cls, use: Use) -> bool:
-        if not use.gpu:
-            return cls.pays_on_a_cpu(use)
-        work = cls.multiply_adds(use.m, use.n, use.rank, **use.options)
-        return not use.frozen and use.size >= 256 and 2 * work < use.m * use.n
 
     @property
     def grid(self) -> tuple[tuple[int, int], tuple[int, int]]:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...core.choice import Use, fft_multiply_adds
+from ...core.choice import fft_multiply_adds
 from ...core.contract import Random, Weights
 from ...core.matrix import StructuredMatrix, generators_
 from ...core.owned import owned
@@ -45,6 +45,8 @@ class ToeplitzLike(StructuredMatrix, name="toeplitz_like"):
 
     cpu_frozen = 4.0
     cpu_training = 16.0, 100.0
+    gpu_frozen = 2048, 256
+    gpu_training = 16384
     projection_work = 1
     compresses = True
 
@@ -64,14 +66,6 @@ class ToeplitzLike(StructuredMatrix, name="toeplitz_like"):
         m, n = out_features, in_features
         transforms = fft_multiply_adds(m) + fft_multiply_adds(n)
         return (rank + 1) * transforms + 2 * rank * (m + n)
-
-    @classmethod
-    def fast_pays(cls, use: Use) -> bool:
-        if not use.gpu:
-            return cls.pays_on_a_cpu(use)
-        if use.frozen:
-            return use.exact and use.size >= 2048 and use.size > 256 * (use.rank + 1)
-        return use.size >= 16384
 
     def fast_in_words(self) -> str:
         m, n = self.shape[-2:]

@@ -8,9 +8,16 @@ import torchldr
 from torchldr import StructuredLinear, testing
 
 CLASSES = list(torchldr.structures().values())
+# tests/test_contract_products.py compiles and exports every class, with more of its operators.
+TWICE = ("compile", "export")
+NAMES = [
+    pytest.param(name, marks=[pytest.mark.exhaustive] if name in TWICE else [])
+    for name in testing.TRANSFORMATIONS
+    if name not in testing.EAGER
+]
 
 
-@pytest.mark.parametrize("name", [name for name in testing.TRANSFORMATIONS if name not in testing.EAGER])
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.name)
 def test_contract(cls, name):
     testing.TRANSFORMATIONS[name](cls, testing.SHAPES)
@@ -57,26 +64,6 @@ def test_recorded_operations_are_the_product(cls, product):
     y, tangent = torch.func.linearize(layer, x)
     torch.testing.assert_close(y, layer(x))
     torch.testing.assert_close(tangent(other), layer(other) - layer.bias)
-
-
-@pytest.mark.slow
-def test_compiles_with_inductor():
-    """By doubling and by FFTs, in one program: to start the compilers takes longer than all else.
-
-    6 = 110 in binary: doubled, a step more, doubled. The larger n, the longer Inductor takes to simplify.
-    """
-    torch._dynamo.reset()
-    classes = [torchldr.get_structure(name) for name in ("ldr_sd", "toeplitz_like")]
-    layers = [testing.layer_of(cls, 6, 6, rank=1, dtype=torch.float32) for cls in classes]
-    parameters = [p for layer in layers for p in layer.parameters()]
-    both = lambda x: [layer(x) for layer in layers]
-    x = torch.randn(3, 6)
-    found, wanted = torch.compile(both, fullgraph=True)(x), both(x)
-    for y, right in zip(found, wanted, strict=True):
-        assert torch.allclose(y, right, atol=1e-4)
-    gradients = [torch.autograd.grad(sum(y.sum() for y in ys), parameters) for ys in (found, wanted)]
-    for y, right in zip(*gradients, strict=True):
-        assert torch.allclose(y, right, atol=1e-4)
 
 
 @pytest.mark.slow

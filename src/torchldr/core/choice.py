@@ -1,6 +1,6 @@
 """The choice between a class's two products: `fast`, its own, and `dense`, the matrix made and multiplied by.
 
-Each class says in one comparison when its own product pays (`Contract.fast_pays`); what is here is what these
+Each class says when its own product pays, by a few numbers (`Contract.fast_pays`); what is here is what these
 comparisons look at, and the table that shows a choice in words.
 """
 

@@ -9,7 +9,8 @@ should write, where it applies,
     constants           tensors that are not learned (nodes, a permutation); `drawn` names the random ones
     _materialize        the dense matrix, differentiably, if there is a faster way than by all unit vectors
     dense_in            the same for parameters of any dtype, if there is a way without converting them
-    fast_pays           when its own product is faster than the dense matrix: one comparison (`choice`)
+    cpu_frozen, cpu_training, gpu_frozen, gpu_training
+                        how its own product compares with the dense matrix: see `fast_pays`
     fast_in_words       what its own product does for a row
 and may write
     operators           its displacement operators A and C, which brings the displacement tests
@@ -93,11 +94,9 @@ class Contract(LinearMap):
             cls._materialize = Contract._materialize  # type: ignore[method-assign]
         if min(product, _depth(cls, "_materialize")) < _depth(cls, "dense_in"):
             cls.dense_in = Contract.dense_in  # type: ignore[method-assign]
-        if product < _depth(cls, "fast_pays"):
-            cls.fast_pays = Contract.fast_pays  # type: ignore[method-assign]
-        for constant in ("cpu_frozen", "cpu_training", "gpu_frozen", "gpu_training"):
-            if product < _depth(cls, constant):
-                setattr(cls, constant, getattr(Contract, constant))
+        for part in ("fast_pays", "cpu_frozen", "cpu_training", "gpu_frozen", "gpu_training"):
+            if product < _depth(cls, part):
+                setattr(cls, part, Contract.__dict__[part])
         cls.at_once = tuple(name for name in cls.at_once if _depth(cls, name) >= _depth(cls, "at_once"))
         cls._axes = None
         cls.name = name or f"{cls.__module__}.{cls.__qualname__}"

@@ -49,7 +49,6 @@ class CauchyLike(StructuredMatrix, name="cauchy_like"):
     """
 
     stored: ClassVar[Mapping[str, Storage]] = {"s": FLOAT, "t": FLOAT}
-    cpu_training = 0.25, 1.0
     projection_work = 1
 
     @classmethod

@@ -38,7 +38,6 @@ class VandermondeLike(StructuredMatrix, name="vandermonde_like"):
     look = "#56B4E9", "<"
 
     stored: ClassVar[Mapping[str, Storage]] = {"nodes": FLOAT}
-    cpu_training = 2.0, 128.0
     projection_work = 1
 
     @classmethod

@@ -93,7 +93,7 @@ def apply_alone(function: Any, *inputs: Any) -> Any:
 
 
 def register_autograd(name: str, backward: Callable[..., Any], setup: Callable[..., None]) -> None:
-    """torch.library.register_autograd, whose classes are made by the first call: they take 5 ms an operator."""
+    """torch.library.register_autograd, whose classes the first call makes: they take 5 ms an operator."""
     namespace, _, short = name.partition("::")
     made: list[Any] = []
 

@@ -113,9 +113,9 @@ def _backward(step: Step, inputs: Sequence[Tensor], start: State) -> tuple[Tenso
     return torch.cat(outputs[::-1]), state
 
 
-# A whole sequence as one operator. Its gradient needs the gates of every step: on a CPU the loops of `sequences`
-# keep them. On a GPU the recurrence is cuDNN's; what that keeps has a shape that only cuDNN knows, so the
-# gradient runs it once more.
+# A whole sequence as one operator. Its gradient needs the gates of every step: on a CPU the loops of
+# `sequences` keep them. On a GPU the recurrence is cuDNN's; what that keeps has a shape that only cuDNN
+# knows, so the gradient runs it once more.
 
 
 def sequence(

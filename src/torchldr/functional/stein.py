@@ -110,22 +110,21 @@ def _kernel(G: Tensor, H: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     *operators, f_A, f_C, dtype = rest
     if G.is_cuda:
         return (scan.stein_scan(_operators(operators, f_A, f_C), G, H, dtype),)
-    M = stein.fill(*_flat(G, H, operators, f_A, f_C))
-    M = M.view(*G.shape[:-2], G.shape[-1], H.shape[-1])
+    M = stein.fill(*_wide_arguments(G, H, operators, f_A, f_C))
     return (M.to(dtype), M) if _keeps_both(G, dtype) else (M,)
 
 
-def _flat(G: Tensor, H: Tensor, operators: Sequence[Tensor | None], f_A: int, f_C: int) -> list[Any]:
-    """The arguments in the dtype of the computation, with one axis in front."""
-    wide, lead = _wide(G), G.ndim - 2
-    count = G.shape[:lead].numel()
+def _wide_arguments(
+    G: Tensor, H: Tensor, operators: Sequence[Tensor | None], f_A: int, f_C: int
+) -> list[Any]:
+    """The arguments of the kernels, in the dtype of the computation."""
+    wide = _wide(G)
+    inputs = (G, H, f_A, None, f_C, None) if operators[0] is None else (G, H, *operators)
+    return [_as(t, wide).contiguous() if isinstance(t, Tensor) else t for t in inputs]
 
-    def flat(t: Tensor) -> Tensor:
-        return t.to(wide).reshape(count, *t.shape[lead:]).contiguous()
 
-    if operators[0] is None:
-        return [flat(G), flat(H), f_A, None, f_C, None]
-    return [flat(G), flat(H), *(flat(t) for t in operators if t is not None)]
+def _as(t: Tensor, dtype: torch.dtype) -> Tensor:
+    return t if t.dtype == dtype else t.to(dtype)
 
 
 def _gradient(
@@ -135,15 +134,9 @@ def _gradient(
     graded = any(wanted[2:])
     if G.is_cuda:
         return _gradient_on_gpu(D, G, H, _operators(operators, f_A, f_C), wanted)
-    wide, shape = _wide(G), (-1, *D.shape[-2:])
-    flat: list[Any] = _flat(G, H, operators, f_A, f_C)
-    D, M = (t.to(wide).reshape(shape).contiguous() for t in (D, saved[-1]))
-    found = stein.gradients(D, M, *flat, graded)  # type: ignore[call-arg]
-    inputs = (G, H, *operators)
-    return [
-        None if t is None or like is None else t.reshape(like.shape).to(like.dtype)
-        for t, like in zip(found, inputs, strict=True)
-    ]
+    D, M = (_as(t, _wide(G)).contiguous() for t in (D, saved[-1]))
+    found = stein.gradients(D, M, *_wide_arguments(G, H, operators, f_A, f_C), graded)  # type: ignore[call-arg]
+    return [None if t is None else _as(t, G.dtype) for t in found]
 
 
 def _gradient_on_gpu(

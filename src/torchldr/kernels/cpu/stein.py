@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import cache
 
@@ -33,18 +34,18 @@ def fill(G: Tensor, H: Tensor, corner_a: Corner, lower_a: Lower, corner_c: Corne
     """The matrices sum_{t < m} A^t G^T H (C^t)^T.
 
     Args:
-        G: shape (R, r, m), contiguous like all tensors, float32 or float64.
-        H: shape (R, r, n), n >= m.
-        corner_a, lower_a: of A, (R, 1) and (R, m - 1); for a shift an int and None.
-        corner_c, lower_c: of C, (R, 1) and (R, n - 1), in the same form as A.
+        G: shape (..., r, m), contiguous like all tensors, float32 or float64.
+        H: shape (..., r, n), n >= m.
+        corner_a, lower_a: of A, (..., 1) and (..., m - 1); for a shift an int and None.
+        corner_c, lower_c: of C, (..., 1) and (..., n - 1), in the same form as A.
 
     Returns:
-        Shape (R, m, n).
+        Shape (..., m, n).
 
-    Rows follow from each other in the dtype of G. O(R r m n) work.
+    Rows follow from each other in the dtype of G. O(r m n) work a matrix.
     """
-    (R, r, m), n = G.shape, H.shape[2]
-    M = G.new_empty(R, m, n)
+    (*lead, r, m), n = G.shape, H.shape[-1]
+    R, M = math.prod(lead), G.new_empty(*lead, m, n)
     operators = _arguments(corner_a, lower_a, corner_c, lower_c)
     bands = _bands(R, n, (2 + r) * m * n)
     if bands == 1:
@@ -73,14 +74,15 @@ def gradients(
     """Gradients of sum(D * M) in all arguments of `fill`.
 
     Args:
-        D: shape (R, m, n), contiguous.
+        D: shape (..., m, n), contiguous.
         M: what `fill` made of the other arguments.
         operators: whether A and C get gradients; shifts never do.
 
     Returns:
         Those of G, H, corner_a, lower_a, corner_c, lower_c; the last four None without `operators`.
     """
-    (R, r, m), n = G.shape, H.shape[2]
+    (*lead, r, m), n = G.shape, H.shape[-1]
+    R = math.prod(lead)
     dG, dH = torch.empty_like(G), torch.empty_like(H)
     found: tuple[Tensor | None, ...] = (None,) * 4
     if operators and isinstance(corner_a, Tensor):

@@ -38,7 +38,7 @@ def add_rows(t: Any, node: Any, a: Any, b: Any, *, alpha: float = 1, sign: int =
 def subtract(t: Any, node: Any, a: Any, b: Any, *, alpha: float = 1) -> Value:
     """Two tensors, or a number from a tensor."""
     if isinstance(a, Value) and isinstance(b, int | float):
-        return t.handlers["aten.add.Tensor"](t, node, a, -alpha * b)  # type: ignore[no-any-return]
+        return t.handlers["aten.add.Tensor"](t, node, a, -alpha * b)
     if not isinstance(a, Value):
         raise refused(node, f"{PAIRS}.")
     return add_rows(t, node, a, b, alpha=alpha, sign=-1)

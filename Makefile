@@ -66,7 +66,7 @@ demo: setup
 	@echo "Try    $(BIN)/torchldr demo            one matrix fitted by every class, with a picture"
 	@echo "       $(BIN)/torchldr paper list      the paper's other tables"
 	@echo "       $(BIN)/torchldr bench --quick   where each class beats a dense layer on this machine"
-	@echo "Read   docs/getting-started.md"
+	@echo "Read   docs/index.md"
 
 # Both packages built, checked and tried in a new environment, as a release does it.
 wheel:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 import torchldr
+from torchldr.timing import machine
 
 SIZES = ((4096, 4096), (4096, 1024), (1024, 2048))  # rows, features
 STRUCTURES = (("ldr_sd", 1), ("toeplitz_like", 4), ("ldr_sd", 8))
@@ -123,10 +124,7 @@ def main() -> None:
                         flush=True,
                     )
     if given.out:
-        device = torch.cuda.get_device_name()
-        given.out.write_text(
-            json.dumps({"device": device, "torch": torch.__version__, "rows": rows}, indent=1)
-        )
+        given.out.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

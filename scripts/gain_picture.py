@@ -1,4 +1,7 @@
-"""Draw what a structured layer gains over nn.Linear, from results/bench: `python scripts/gain_picture.py`."""
+"""Draw what a structured layer gains on a CPU, from results/bench/gain_cpu.json.
+
+python scripts/gain_picture.py [FOLDER]
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,8 @@ from torchldr import get_structure
 
 ROOT = Path(__file__).resolve().parent.parent
 AT = 4096  # features for which sizes are told
-CLASSES: dict[str, tuple[str, dict[str, Any]]] = {  # what is measured, but for `RANKS` in training on a GPU
+ACROSS = 2  # classes in a line
+CLASSES: dict[str, tuple[str, dict[str, Any]]] = {  # what is measured
     "ldr_sd": ("LDR-SD, rank 1", {"rank": 1}),
     "ldr_td": ("LDR-TD, rank 1", {"rank": 1}),
     "toeplitz_like": ("Toeplitz-like, rank 4", {"rank": 4}),
@@ -26,34 +30,16 @@ CLASSES: dict[str, tuple[str, dict[str, Any]]] = {  # what is measured, but for 
     "circulant": ("circulant", {}),
     "block_circulant": ("block-circulant, 16", {"block_size": 16}),
 }
-RANKS = {"ldr_sd": 1, "ldr_td": 1, "toeplitz_like": 16}
 Cells = dict[tuple[int, int], float]
 
 
-def cells(rows: list[dict[str, Any]], batch: str, ratio: str = "ratio", **wanted: Any) -> Cells:
-    """Ratios by (n, batch) of the rows that have these values."""
-    return {
-        (row["n"], row[batch]): row[ratio]
-        for row in rows
-        if all(row[key] == value for key, value in wanted.items()) and ratio in row
-    }
-
-
 def panels() -> dict[str, dict[str, Cells]]:
-    """By heading and class."""
-    cpu, inference, training = (
-        json.loads((ROOT / "results" / "bench" / f"{name}.json").read_text())["rows"]
-        for name in ("gain_cpu", "gpu_inference", "gpu_training")
-    )
-    found: dict[str, dict[str, Cells]] = {}
-    for name in CLASSES:
-        for heading, ratios in {
-            "CPU, inference": cells(cpu, "batch", structure=name, training=False),
-            "CPU, training": cells(cpu, "batch", structure=name, training=True),
-            "GPU, inference": cells(inference, "batch", "eager", structure=name, mode="tf32"),
-            "GPU, training": cells(training, "rows", structure=name, mode="tf32", rank=RANKS.get(name)),
-        }.items():
-            found.setdefault(heading, {})[name] = ratios
+    """By heading and class: ratios by (n, batch)."""
+    rows = json.loads((ROOT / "results" / "bench" / "gain_cpu.json").read_text())["rows"]
+    found: dict[str, dict[str, Cells]] = {"inference": {}, "training": {}}
+    for row in rows:
+        cells = found["training" if row["training"] else "inference"].setdefault(row["structure"], {})
+        cells[row["n"], row["batch"]] = row["ratio"]
     return found
 
 
@@ -86,22 +72,21 @@ def draw(axis: Any, ratios: Cells, sizes: list[int], batches: list[int], norm: L
 
 def main(folder: Path = ROOT / "docs" / "performance") -> Path:
     found, norm = panels(), LogNorm(1 / 32, 32)
-    figure, axes = plt.subplots(len(CLASSES), len(found), figsize=(9.5, 9.5), layout="constrained")
-    for column, (heading, classes) in enumerate(found.items()):
-        axes[0, column].set_title(heading, fontsize=10, fontweight="bold", pad=14)
-        sizes, batches = (sorted({key[i] for ratios in classes.values() for key in ratios}) for i in (0, 1))
-        for row, (name, (label, options)) in enumerate(CLASSES.items()):
-            axis = axes[row, column]
-            if classes[name]:
-                image = draw(axis, classes[name], sizes, batches, norm)
-            else:
-                axis.axis("off")
-                axis.text(0.5, 0.5, "not measured", ha="center", va="center", fontsize=8, color="grey")
-            if column == 0:
-                size = f"{smaller(name, **options):,.0f}x smaller\nat n = {AT:,}"
-                axis.set_ylabel(f"{label}\n{size}\n\nrows", fontsize=8)
-            if row == len(CLASSES) - 1:
+    keys = [key for classes in found.values() for ratios in classes.values() for key in ratios]
+    sizes, batches = (sorted({key[i] for key in keys}) for i in (0, 1))
+    lines = -(-len(CLASSES) // ACROSS)
+    figure, axes = plt.subplots(lines, 2 * ACROSS, figsize=(11, 6.4), layout="constrained")
+    for i, (name, (label, options)) in enumerate(CLASSES.items()):
+        line, first = divmod(i, ACROSS)
+        for j, (heading, classes) in enumerate(found.items()):
+            axis = axes[line, 2 * first + j]
+            image = draw(axis, classes[name], sizes, batches, norm)
+            if line == 0:
+                axis.set_title(heading, fontsize=10, fontweight="bold")
+            if line == lines - 1:
                 axis.set_xlabel("features n", fontsize=8)
+        size = f"{smaller(name, **options):,.0f}x smaller at n = {AT:,}"
+        axes[line, 2 * first].set_ylabel(f"{label}\n{size}\n\nrows", fontsize=8)
     bar = figure.colorbar(image, ax=axes, location="bottom", shrink=0.5, aspect=40, pad=0.02)
     bar.set_ticks(
         [1 / 32, 1 / 4, 1, 4, 32], labels=["32x slower", "4x slower", "as nn.Linear", "4x faster", "32x"]

@@ -127,46 +127,13 @@ def test_parameter_counts_are_those_of_the_classes(page: str):
         assert int(count.replace(",", "")) == counts[name], f"{page}: {name}"
 
 
-def table_rows(text: str, heading: str) -> dict[str, list[str]]:
-    """The cells of the first table behind a piece of text, by their first cell."""
-    table = re.search(r"(?:^\|.*\n)+", text[text.index(heading) :], re.MULTILINE)
-    assert table
-    rows = [[cell.strip(" *`") for cell in line.strip("|\n").split("|")] for line in table[0].splitlines()]
-    return {row[0]: row[1:] for row in rows}
-
-
-def test_the_first_page_repeats_numbers_of_others():
-    """Its tables of memory and accuracy are those of the pages that are filled from published results."""
-    readme, docs = (ROOT / "README.md").read_text(), ROOT / "docs"
-    names = {"fewer units": "rhu", "low rank": "low_rank", "pruning": "pruning", "LDR-SD": "ldr_sd"}
-    data = {"Rectangles": "rectangles", "MNIST": "mnist", "MNIST-bg-rot, a stand-in": "mnist_bg_rot"}
-    data["CIFAR-10, grey"] = "cifar10_grey"
-    flash, memory = (docs / "microcontroller.md").read_text(), table_rows(readme, "**Memory.**")
-    methods = memory.pop("data")
-    del memory["---"]
-    assert (set(methods), set(memory)) == (set(names), set(data))
-    for what, cells in memory.items():
-        for method, cell in zip(methods, cells, strict=True):
-            row = rf"^\| {data[what]} \| shl \| `{names[method]}` \| \**{cell} ±"
-            assert re.search(row, flash, re.MULTILINE), f"{what}, {method}: {cell}"
-    accuracy, experiments = table_rows(readme, "**Accuracy.**"), (docs / "experiments.md").read_text()
-    layers = [name.split(" r = ") for name in accuracy.pop("data")]
-    del accuracy["---"]
-    names |= {"dense": "dense", "LDR-TD": "ldr_td", "Toeplitz-like": "toeplitz_like"}
-    for cells in accuracy.values():
-        for (layer, *rank), cell in zip(layers, cells, strict=True):
-            ours, paper = cell.strip(")").split(" (")
-            row = rf"^\| `{names[layer]}` \| {(*rank, '-')[0]} \|.* {ours} \| [\d.]+ \| {paper} \|"
-            assert re.search(row, experiments, re.MULTILINE), f"{layer}: {cell}"
-
-
 def test_the_picture_of_what_a_layer_gains(tmp_path: Path, load_script):
     pytest.importorskip("matplotlib")
     script = load_script("scripts/gain_picture.py")
     assert script.main(tmp_path).stat().st_size > 20_000
     assert "performance/gain.png" in (ROOT / "docs" / "performance.md").read_text()
-    ratios = script.panels()["CPU, inference"]["ldr_sd"]
-    assert ratios[8192, 1] > 1 > ratios[256, 1]  # as the page says
+    ratios = script.panels()["inference"]["ldr_sd"]
+    assert ratios[4096, 1] > 4 * ratios[512, 1]  # as the page says
 
 
 def test_the_pictures_of_displacement(tmp_path: Path, load_script):

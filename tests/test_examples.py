@@ -25,6 +25,7 @@ OTHERS = {"trainer.py": "transformers", "accelerated.py": "accelerate"}  # run w
 SAYS = {
     "gpt.py": "98,304 -> 9,216 of the linear layers' parameters",
     "displacement.py": "by its own operators   2",
+    "hidden_transform.py": "ldr_sd, rank 1                256",
     "forecast.py": "rank 24, displacement rank 6",
     "own_structure.py": "it satisfies the contract",
     "serve.py": "as the model in eval(): 100%",

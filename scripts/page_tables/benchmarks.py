@@ -79,14 +79,40 @@ def _order(label: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple((value is not None, value) for value in label)
 
 
-def _speedups(ranks: Sequence[int] = (), least: int = 0) -> Callable[[Results], str]:
-    """LDR-SD's speed-ups by size and rank, the paper's in brackets, from the size `least` on."""
-    return _crossed(
-        "ldr_sd", {"n": "n"}, lambda row: row["rank"], lambda rank: f"r = {rank}",
-        lambda row: f"{number(row['ratio'])} ({number(row['paper'])})",
-        where=lambda row: row["n"] >= least and (not ranks or row["rank"] in ranks),
-        ordered=True,
-    )  # fmt: skip
+_speedups = _crossed(  # LDR-SD's by size and rank, the paper's in brackets
+    "ldr_sd", {"n": "n"}, lambda row: row["rank"], lambda rank: f"r = {rank}",
+    lambda row: f"{number(row['ratio'])} ({number(row['paper'])})",
+    ordered=True,
+)  # fmt: skip
+
+
+def _first_page(results: Results) -> str:
+    """LDR-SD of rank 1 in four lines: CPU and GPU, inference and training, by features."""
+    sizes = 1024, 2048, 4096
+    cpu, gpu = (
+        [row for row in results[name] if (row["structure"], row["rank"]) == ("ldr_sd", 1)]
+        for name in ("gain_cpu", "gpu_compiled")
+    )
+    lines = {
+        f"CPU, {what}, {batch} row{'s' * (batch > 1)}": {
+            row["n"]: row["ratio"] for row in cpu if (row["training"], row["batch"]) == (training, batch)
+        }
+        for what, training, batch in (("inference", False, 1), ("training", True, 64))
+    } | {
+        f"GPU, {what}, compiled": {
+            row["features"]: row["ratio"]
+            for row in gpu
+            if (row["what"], row["mode"]) == (what, "reduce-overhead")
+        }
+        for what in ("inference", "training")
+    }
+    header = ["times as fast as `nn.Linear`", *(f"{n:,} features" for n in sizes)]
+    return markdown(header, [[what, *(_short(found[n]) for n in sizes)] for what, found in lines.items()])
+
+
+def _short(ratio: float) -> str:
+    """Two digits."""
+    return f"{ratio:.1f}" if 0.95 <= ratio < 9.95 else f"{ratio:.2g}"
 
 
 def _exported(n: int) -> Callable[[Results], str]:
@@ -163,10 +189,15 @@ def _text(value: Any) -> str:
     return number(value) if isinstance(value, float) or value is None else str(value)
 
 
-# By name: the file (JSON under results/bench, or JSON lines under results) and what is made of its sections.
+# By name: files (JSON under results/bench, or JSON lines under results), and what is made of their sections.
+# Of several files, each is a section by its name.
 TABLES: dict[str, tuple[str, Callable[[Results], str]]] = {
-    "speed": ("ldr_sd_speed", _speedups((1, 4, 16), least=2048)),
-    "ldr_sd": ("ldr_sd_speed", _speedups()),
+    "speed": ("gain_cpu gpu_compiled", _first_page),
+    "ldr_sd": ("ldr_sd_speed", _speedups),
+    "gpu_compiled": ("gpu_compiled", _crossed(
+        "rows", {"structure": "layer", "rank": "rank", "features": "features", "rows": "rows"},
+        lambda row: row["mode"], str, lambda row: f"{row['ratio']:.2f}",
+        where=lambda row: row["what"] == "training")),
     "td_range": ("tridiagonal_range", _listed("rows", {
         "n": "n", "kind": "entries", "corners": "corners", "seeds": "operators", "within": "within float32",
         "least": "log10 of the largest entry, from", "largest": "to",
@@ -181,16 +212,22 @@ TABLES: dict[str, tuple[str, Callable[[Results], str]]] = {
 
 def table(name: str, folder: Path) -> str:
     """The table of this name from the results in a folder, or a line that says how to make them."""
-    file, make = TABLES[name]
-    missing = f"Not measured yet: `python benchmarks/{file}.py`.\n"
-    content = _content(file, folder)
-    if content is None:
+    files, make = TABLES[name]
+    found = {file: _content(file, folder) for file in files.split()}
+    missing = "".join(f"Not measured yet: `python benchmarks/{file}.py`.\n" for file in found)
+    contents = {file: content for file, content in found.items() if content is not None}
+    if len(contents) < len(found):
         return missing
+    sections: Results = {file: content.get("rows", []) for file, content in contents.items()}
+    if len(contents) == 1:
+        (content,) = contents.values()
+        sections = content.get("sections") or {"rows": content.get("rows", [])}
     try:
-        made = make(content.get("sections") or {"rows": content.get("rows", [])})
+        made = make(sections)
     except KeyError:
         return missing
-    return f"{made}\nMeasured on {_where(content['machine'], file)}.\n"
+    where = "; ".join(_where(content["machine"], file) for file, content in contents.items())
+    return f"{made}\nMeasured on {where}.\n"
 
 
 def _where(machine: Any, file: str) -> str:

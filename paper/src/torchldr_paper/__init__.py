@@ -37,7 +37,7 @@ if TYPE_CHECKING or "torch" in sys.modules:
     from .trainer.sweep import Library, choose_device, sweep
     from .trainer.training import Outcome, train_run
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = [
     "TABLES",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -29,6 +31,18 @@ def cells() -> list[dict[str, object]]:
     ]
 
 
+def on_a_cpu() -> Iterator[dict[str, object]]:
+    for n, batch, training in itertools.product((1024, 2048, 4096), (1, 64), (False, True)):
+        layer = {"structure": "ldr_sd", "rank": 1, "n": n, "batch": batch, "training": training}
+        yield {**layer, "ratio": n / 1000 if batch == 64 and training else 9.0}
+
+
+def on_a_gpu() -> Iterator[dict[str, object]]:
+    for n, what in itertools.product((1024, 2048, 4096), ("training", "inference")):
+        layer = {"structure": "ldr_sd", "rank": 1, "features": n, "what": what, "mode": "reduce-overhead"}
+        yield {**layer, "ratio": n / 10000}
+
+
 def test_tables_are_filled_in_and_checked(fill_pages, tmp_path):
     bench = tmp_path / "results" / "bench"
     bench.mkdir(parents=True)
@@ -38,6 +52,12 @@ def test_tables_are_filled_in_and_checked(fill_pages, tmp_path):
         "a\n\n<!-- table: ldr_sd -->\n<!-- end -->\n\nb\n<!-- table: td_range -->\nold\n<!-- end -->\nc\n"
     )
     readme.write_text("x\n\n<!-- table: speed -->\n<!-- end -->\n\ny\n")
+    cpu, gpu = (
+        {"machine": MACHINE, "rows": list(on_a_cpu())},
+        {"machine": "a GPU", "rows": list(on_a_gpu())},
+    )
+    (bench / "gain_cpu.json").write_text(json.dumps(cpu))
+    (bench / "gpu_compiled.json").write_text(json.dumps(gpu))
     result = {"machine": MACHINE, "sections": {"ldr_sd": cells()}}
     (bench / "ldr_sd_speed.json").write_text(json.dumps(result))
     root = ["--root", str(tmp_path)]
@@ -46,8 +66,9 @@ def test_tables_are_filled_in_and_checked(fill_pages, tmp_path):
     assert "| 4,096 | 2 (3.34) | 2 (2.57) |" in page.read_text()
     assert "Not measured yet: `python benchmarks/tridiagonal_range.py`." in page.read_text()
     assert "old" not in page.read_text()
-    assert "| 32,768 | 2 (46.1) | 2 (16) | 2 (5.7) |" in readme.read_text()
-    assert "Measured on arm, 2 threads, torch 2.0." in readme.read_text()
+    assert "| CPU, training, 64 rows | 1.0 | 2.0 | 4.1 |" in readme.read_text()
+    assert "| GPU, inference, compiled | 0.1 | 0.2 | 0.41 |" in readme.read_text()
+    assert "Measured on arm, 2 threads, torch 2.0; a GPU." in readme.read_text()
     filled = page.read_text(), readme.read_text()
     assert fill_pages.main(root) == 0
     assert (page.read_text(), readme.read_text()) == filled
